@@ -157,9 +157,9 @@ class Rows:
         for request, after_prompts in zip(joining, parts, strict=True):
             drawn = inverse_cdf(request.warp(after_prompts), request.uniforms[:, 0, Purpose.TARGET])
             for place, token in enumerate(drawn.tolist()):
-                self.check_exists(token, 0)
-                _, ended = request.cut([token], 0)
                 number = self.num_joined + len(begun)
+                self.check_exists(token, 0, number)
+                _, ended = request.cut([token], 0)
                 if request.keeps_logits:
                     kept_logits[number] = after_prompts[place : place + 1]
                 begun.append(
@@ -184,12 +184,12 @@ class Rows:
             logits=kept_logits,
         )
 
-    def check_exists(self, token: int, position: int) -> None:
+    def check_exists(self, token: int, position: int, row: int) -> None:
         """Raise a NonFiniteError for a token beyond the vocabulary, which `inverse_cdf` draws from
         nan.
         """
         if token >= self.vocabulary_size:
-            raise NonFiniteError("model", position)
+            raise NonFiniteError("model", position, row)
 
     def all_go_on_beyond(self, count: int) -> bool:
         """Return whether no row has ended, nor would by its length within `count` further tokens: a

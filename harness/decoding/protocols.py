@@ -206,12 +206,14 @@ class NonFiniteError(ArithmeticError):
     Attributes:
         role: `model` or `draft`.
         position: index of the token that they were for, among those generated.
+        row: the row's number, in the order in which rows joined. Other rows may be sound.
     """
 
-    def __init__(self, role: str, position: int) -> None:
+    def __init__(self, role: str, position: int, row: int) -> None:
         super().__init__(f"logits of the {role} are not finite at new token {position}")
         self.role = role
         self.position = position
+        self.row = row
 
 
 class Origin(StrEnum):

@@ -49,9 +49,10 @@ class TreeTurn(Turn):
 
     def _check_finite(self, rows: Rows, places: list[int]) -> None:
         for place in places:
-            position = rows.members[place].num_generated
+            row = rows.members[place]
             figures = self.figures[place]
-            rows.check_exists(figures.next_token, position + figures.num_accepted)
+            position = row.num_generated + figures.num_accepted
+            rows.check_exists(figures.next_token, position, row.number)
 
     def _is_rejection(self, place: int) -> bool:
         return self.figures[place].is_rejection

@@ -146,10 +146,12 @@ class ChainTurn(Turn):
             figures = self.figures[place]
             position = row.num_generated
             if figures.num_finite < width:
-                raise NonFiniteError("model", position + figures.num_finite)
+                raise NonFiniteError("model", position + figures.num_finite, row.number)
             if figures.num_finite_drafted < width:
-                raise NonFiniteError("draft", position + figures.num_finite_drafted)
-            rows.check_exists(figures.next_token, position + figures.num_accepted)
+                drafted = position + figures.num_finite_drafted
+                raise NonFiniteError("draft", drafted, row.number)
+            next_position = position + figures.num_accepted
+            rows.check_exists(figures.next_token, next_position, row.number)
 
     def _is_rejection(self, place: int) -> bool:
         return self.figures[place].num_accepted < self.lengths[place]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
@@ -71,7 +71,7 @@ class Answer:
         prompt_logprobs: one entry per token of the prompt but the first; set by `begin`.
         cancelled: whether nobody waits for it any more. The client's side sets it, and the
             scheduler then drops the row.
-        num_tokens: so far.
+        token_ids: so far.
         outcomes: (num_proposed, num_accepted) of each iteration that drafted something.
         asked: when the request came, by `time.monotonic`.
         seconds_to_first_token: since then; None before the first token.
@@ -87,7 +87,7 @@ class Answer:
     num_prompt_logprobs: int | None = None
     generates: bool = True
     cancelled: bool = False
-    num_tokens: int = 0
+    token_ids: list[int] = field(default_factory=list)
     outcomes: list[tuple[int, int]] = field(default_factory=list)
     asked: float = field(default_factory=time.monotonic)
     seconds_to_first_token: float | None = None
@@ -100,6 +100,29 @@ class Answer:
         self._num_characters = 0
         self.prompt_logprobs: Sequence[TokenLogprob] = ()
         self.awaits_prompt = self.echo or self.num_prompt_logprobs is not None
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def remaining(self) -> Question:
+        """The question for what is missing of the answer: its prompt ends with the tokens so far.
+
+        Its random numbers are new. Those of the question decided these tokens already.
+        """
+        question = self.question
+        if not self.token_ids:
+            return question
+        [prompt] = question.prompts
+        most_tokens = question.decoding.max_new_tokens - self.num_tokens
+        return replace(
+            question,
+            prompts=[[*prompt, *self.token_ids]],
+            decoding=replace(question.decoding, max_new_tokens=most_tokens),
+            # Above the seed of any request.
+            seed=question.seed + (self.num_tokens << 64),
+        )
 
     def begin(self, logprobs: Sequence[TokenLogprob]) -> bool:
         """Pass on the prompt, if it is echoed.
@@ -158,7 +181,7 @@ class Answer:
         outcome = outcome_of(num_proposed, num_accepted, len(tokens))
         if outcome[0]:
             self.outcomes.append(outcome)
-        self.num_tokens += len(tokens)
+        self.token_ids += tokens
         finish_reason = None
         if tokens[-1] in self.question.stop_tokens:
             finish_reason = "stop"

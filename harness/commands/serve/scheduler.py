@@ -17,7 +17,7 @@ from starlette.exceptions import HTTPException
 from harness.commands.serve.answers import Answer
 from harness.config.errors import in_one_line
 from harness.decoding.batch import Change, Records
-from harness.decoding.protocols import Iteration
+from harness.decoding.protocols import Iteration, NonFiniteError
 from harness.engines.local.engine import LocalArm
 from harness.engines.local.logprobs import TokenLogprob
 from harness.models.failures import as_run_error
@@ -28,6 +28,12 @@ _ENDING = "the service is ending"
 def reason_of(error: Exception) -> str:
     """Why an answer failed, in one line."""
     return str(as_run_error(error) or in_one_line(error))
+
+
+def _row_of(error: Exception) -> int | None:
+    """Return the number of the row whose numbers overflowed; None for any other error."""
+    cause = error.__cause__
+    return cause.row if isinstance(cause, NonFiniteError) else None
 
 
 class _Batch:
@@ -74,19 +80,37 @@ class _Batch:
         try:
             if self._records is None:
                 # A loop begins with one answer; the others join it at once.
-                self._records = arm.stream(joining[0].question)
+                self._records = arm.stream(joining[0].remaining)
                 self._deliver(arm, next(self._records))
                 joining = joining[1:]
             # The first answer may have ended with its first token.
             if joining or self.rows:
-                requests = [arm.request(answer.question) for answer in joining]
+                requests = [arm.request(answer.remaining) for answer in joining]
                 self._deliver(arm, self._records.send(Change(self._left, requests)))
         except Exception as error:
-            for answer in self.rows.values():
-                answer.fail(reason_of(error))
-            self.rows = {}
+            self._fail(error)
         if not self.rows:
             self.close()
+
+    def _fail(self, error: Exception) -> None:
+        """Fail the answer whose numbers overflowed, and begin the others again behind the tokens
+        that they have; fail all of them for any other error.
+        """
+        failed = list(self.rows.values())
+        going_on: list[Answer] = []
+        number = _row_of(error)
+        if number in self.rows:
+            failed = [self.rows[number]]
+            going_on = [answer for answer in self.rows.values() if answer not in failed]
+        for answer in failed:
+            answer.fail(reason_of(error))
+        # The loop has ended with its error.
+        self._records = None
+        self._left = []
+        self.rows = dict(enumerate(going_on))
+        self._num_joined = len(going_on)
+        if going_on:
+            self.step(going_on)
 
     def close(self) -> None:
         """Give back the caches."""

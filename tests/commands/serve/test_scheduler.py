@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
-from chains import RAGGED, chain, request, texts
+from chains import GREEDY, RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner
+from harness.config.errors import RunError
 from harness.decoding.batch import Records, Request
 from harness.decoding.loops import autoregressive, speculative
-from harness.decoding.protocols import Step
+from harness.decoding.protocols import NonFiniteError, Step
 from harness.decoding.warp import BatchWarp, Warp
 from harness.drafting.model import ModelDrafter
 
@@ -39,14 +41,21 @@ class JoinedRunner(MarkovRunner):
 class Arm:
     """Decodes requests, which are the questions, with as many draft tokens as given."""
 
-    def __init__(self, num_draft_tokens: int) -> None:
+    def __init__(self, num_draft_tokens: int, transitions: Tensor | None = None) -> None:
         self._number = num_draft_tokens
+        self._transitions = chain(0) if transitions is None else transitions
 
     def request(self, question: Request) -> Request:
         return question
 
     def stream(self, question: Request) -> Records:
-        target = JoinedRunner(chain(0))
+        try:
+            yield from self._records(question)
+        except NonFiniteError as error:
+            raise RunError(str(error)) from error
+
+    def _records(self, question: Request) -> Records:
+        target = JoinedRunner(self._transitions)
         if not self._number:
             return autoregressive(target, question, ahead=True)
         warp = BatchWarp()
@@ -69,6 +78,12 @@ class Taken:
     tokens: list[int] = field(default_factory=list)
     reason: str | None = None
     ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def remaining(self) -> Request:
+        prompt = [*self.question.prompts[0], *self.tokens]
+        most = self.question.max_new_tokens - len(self.tokens)
+        return replace(self.question, prompts=[prompt], max_new_tokens=most)
 
     def take(
         self, tokens: list[int], num_proposed: int, num_accepted: int, logprobs: list[Any]
@@ -111,7 +126,7 @@ class HeldArm(Arm):
     def stream(self, question: Request) -> Records:
         self.has_begun.set()
         assert self.may_go_on.wait()
-        return super().stream(question)
+        yield from super().stream(question)
 
 
 def asked(index: int, num_tokens: int = 12) -> Request:
@@ -137,6 +152,30 @@ def test_answers_that_join_and_leave_behind_queued_turns(num_draft_tokens: int) 
         (alone,) = texts(arm.stream(answer.question), 1)
         assert answer.tokens == alone[: len(answer.tokens)]
         assert len(answer.tokens) == len(alone) or len(answer.tokens) >= answer.most
+
+
+@pytest.mark.parametrize("num_draft_tokens", [0, 3])
+def test_an_answer_whose_numbers_overflow_fails_no_other(num_draft_tokens: int) -> None:
+    """Each token is followed by the next one; behind 3 the model has no numbers."""
+    transitions = torch.eye(SIZE).roll(1, dims=1)
+    transitions[3] = torch.nan
+    arm: Any = Arm(num_draft_tokens, transitions)
+    scheduler = Scheduler(max_rows=4, max_waiting=0)
+    # Two overflow, at different times; two go on from 4, and end before 3.
+    answers: list[Any] = []
+    for first in (0, 4, 2, 5):
+        question = request([[first]], GREEDY, SIZE - 3)
+        answers.append(Taken(arm, question, most=SIZE - 6))
+    scheduler.submit(answers)
+    for answer in answers:
+        assert answer.ended.wait(60)
+    scheduler.close()
+    broken = [answer.reason is not None for answer in answers]
+    assert broken == [True, False, True, False]
+    for answer in (answers[1], answers[3]):
+        first = answer.question.prompts[0][0]
+        expected = [(first + 1 + place) % SIZE for place in range(SIZE - 6)]
+        assert answer.tokens[: SIZE - 6] == expected
 
 
 def test_an_answer_left_between_two_looks_at_it_fails_no_other() -> None:
