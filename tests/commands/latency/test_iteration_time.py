@@ -124,6 +124,8 @@ def test_what_follows(per_token: float, changes: dict[str, Any], follows: str) -
         {"draft": "ngram-mod", "tokens_per_iteration": None},
         {"tokens_per_iteration": None, "mean_acceptance_length": None},
         {"draft_tree": "dynamic"},
+        # The first of two commands may draft too.
+        {"draft": "second command"},
     ],
 )
 def test_where_an_iteration_has_no_known_time_nothing_is_said(changes: dict[str, Any]) -> None:

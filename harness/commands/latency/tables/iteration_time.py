@@ -16,6 +16,7 @@ from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.commands.latency.tables.costs import proposed_per_iteration, tokens_per_iteration
 from harness.commands.latency.tables.doubts import mean_answer_length
 from harness.commands.read_runs import Run
+from harness.config.model_names import SECOND_COMMAND
 from harness.engines.registry import is_elsewhere
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval
 from harness.results.statistics.lines import FittedLine, line_of_ratios
@@ -29,7 +30,7 @@ _FREE = ("ngram", "lookup", "suffix")
 
 def share_of_iteration(regular: LatencyRow, row: LatencyRow) -> float | None:
     """A regular step as a share of an iteration's time; None where one of them is unknown."""
-    step_ms = _ms_per_token(regular)
+    step_ms = _step_ms(regular)
     iteration_ms = _iteration_ms(row)
     if not step_ms or not iteration_ms:
         return None
@@ -45,13 +46,12 @@ def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
     Returns:
         None where fewer than two K have a time.
     """
-    known = [run for run in runs if run.row("regular") and _iteration_ms(run.last)]
-    step_times = [_ms_per_token(run.rows[0]) for run in known]
+    known = [run for run in runs if _step_ms(run.rows[0]) and _iteration_ms(run.last)]
     drafted = [_drafted(run.last) for run in known]
-    if len(set(drafted)) < 2 or None in drafted or None in step_times:
+    if len(set(drafted)) < 2:
         return None
-    step_ms = float(np.mean([ms for ms in step_times if ms]))
-    fitted = _fitted(known, [number for number in drafted if number])
+    step_ms = float(np.mean([_step_ms(run.rows[0]) for run in known]))
+    fitted = _fitted(known, drafted)
     unit = f" (95 % intervals over {fitted.slope.covers})" if fitted.slope.has_bounds else ""
     costs = f"{_ms(fitted.intercept)} + {_ms(fitted.slope)} per draft token{unit}"
     row = known[0].last
@@ -131,6 +131,12 @@ def _iteration_ms(row: LatencyRow) -> float | None:
     return ms_per_token * tokens
 
 
+def _step_ms(regular: LatencyRow) -> float | None:
+    """The time of a regular step; None where it is unknown, and of a first command, which may draft too."""
+    is_regular = regular.arm == "regular" and regular.draft != SECOND_COMMAND
+    return _ms_per_token(regular) if is_regular and not regular.drafted else None
+
+
 def _ms_per_token(row: LatencyRow) -> float | None:
     """Milliseconds per token after the first; None where rows of a batch wait for each other."""
     if row.ms_per_token is None or ((row.batch_size or 1) > 1 and not row.was_served):
@@ -142,10 +148,10 @@ def _ms_per_token(row: LatencyRow) -> float | None:
     return (row.ms_per_token * length - first_ms) / (length - 1)
 
 
-def _drafted(row: LatencyRow) -> float | None:
-    """Draft tokens of an iteration: K, but for its end and for what a draft leaves out."""
+def _drafted(row: LatencyRow) -> float:
+    """Draft tokens of an iteration: K, less at the end of an answer and where a draft is not sure enough."""
     number = row.num_draft_tokens
-    return proposed_per_iteration(row) or (number if isinstance(number, int) else None)
+    return proposed_per_iteration(row) or (number if isinstance(number, int) else 0)
 
 
 def _is_free(row: LatencyRow) -> bool:
