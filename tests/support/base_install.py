@@ -49,7 +49,7 @@ def check_commands(
         assert "Traceback" not in done.stderr, done.stderr
         return done.stdout + done.stderr
 
-    assert "engine.url=" in harness("--help") == harness("help")
+    assert "-- llama-server" in harness("--help") == harness("help")
     assert harness("--version").count(".") == 2
     assert "num_prompts" in harness("latency", "--help")
     asked = harness("-sc", "query=bash", COMP_LINE="harness latency engine=se")
