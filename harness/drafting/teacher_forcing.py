@@ -14,7 +14,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from harness.decoding.protocols import Drafter, Runner, Step
+from harness.decoding.protocols import Drafter, NonFiniteError, Runner, Step
 from harness.decoding.warp import AnyWarp
 
 # Tokens of a text that are read in one pass: their logits and probabilities are in memory at once.
@@ -84,8 +84,22 @@ def own_probabilities(
     for begin, step in read_along(runner, prompt, [read], device):
         if begin >= 0:
             probabilities = warp(step.logits[0])
+            require_finite(probabilities, "draft", begin + 1)
             parts.append(chosen(probabilities, wanted[begin : begin + len(probabilities)]))
     return torch.cat(parts) if parts else torch.empty(0)
+
+
+def require_finite(probabilities: Tensor, role: str, first: int) -> None:
+    """Raise a NonFiniteError for distributions [n, V] that are nan: in figures it would stand for a token
+    that is not offered, or cannot be drawn.
+
+    Args:
+        role: as in the error.
+        first: the place in the text of the token that the first of them is for.
+    """
+    are_finite = probabilities.isfinite().all(-1).tolist()
+    if not all(are_finite):
+        raise NonFiniteError(role, first + are_finite.index(False), row=0)
 
 
 def chosen(probabilities: Tensor, tokens: Sequence[int]) -> Tensor:

@@ -90,6 +90,13 @@ class ModelReference:
             tokens = torch.tensor(padded(texts, longest), device=logits.device)
             following = self._runners.target.extend(tokens[:, :-1]).logits
             logits = torch.cat([logits, self._allowed(following)], dim=1)
+        finite = logits.amax(-1).isfinite().tolist()
+        for are_finite, prompt, text in zip(finite, prompts, texts, strict=True):
+            # What follows a shorter text only fills its row up.
+            if not all(are_finite[: len(text)]):
+                self._runners.clear()
+                length = len(prompt) + are_finite.index(False)
+                raise not_finite(self._pair, "model", f"token {length} of prompt and text")
         return logits.cpu().numpy()
 
     def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:

@@ -16,7 +16,14 @@ from torch import Tensor
 
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings
-from harness.drafting.teacher_forcing import chosen, probabilities_along, read_along
+from harness.decoding.protocols import NonFiniteError
+from harness.drafting.teacher_forcing import (
+    chosen,
+    probabilities_along,
+    read_along,
+    require_finite,
+)
+from harness.engines.checks.reference import not_finite
 from harness.engines.local.pair_runners import open_runners
 from harness.engines.local.rules import warp_of
 from harness.engines.pair import Pair
@@ -78,10 +85,15 @@ class TextReader:
 
         Raises:
             SettingError: for a draft that draws its tokens and gives no probabilities to a text.
+            RunError: logits that are nan or infinite.
         """
         for prompt, answered in itertools.groupby(texts, key=itemgetter(0)):
             for some in in_batches([text for _, text in answered], TOGETHER):
-                yield from self._read_after(prompt, some)
+                try:
+                    yield from self._read_after(prompt, some)
+                except NonFiniteError as error:
+                    place = f"token {error.position} of a text"
+                    raise not_finite(self._pair, error.role, place) from error
 
     @torch.inference_mode()
     def _read_after(self, prompt: Sequence[int], texts: Sequence[Sequence[int]]) -> list[ReadText]:
@@ -102,6 +114,7 @@ class TextReader:
                 if not wanted:
                     continue
                 probabilities = self._warp(logits[: len(wanted)])
+                require_finite(probabilities, "model", begin + 1)
                 logarithms = probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()
                 means = (probabilities * logarithms).sum(-1)
                 squares = (probabilities * logarithms.square()).sum(-1)
