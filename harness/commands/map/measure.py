@@ -18,8 +18,7 @@ from harness.commands.latency.figures.measured import MeasuredArm, MeasuredRun, 
 from harness.commands.latency.rows import LatencyRow
 from harness.commands.map.record import DRAFT_TOKENS, RECORD, MapSettings
 from harness.commands.map.rows import MapRow
-from harness.commands.map.schedules import for_vllm
-from harness.commands.map.tables import map_answer, map_details, schedule_of
+from harness.commands.map.tables import for_vllm, map_answer, map_details, schedule_of
 from harness.commands.optional_plots import drawn_files
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, require

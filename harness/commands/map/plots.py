@@ -18,14 +18,13 @@ from harness.commands.map.tables import (
     by_context,
     cell_text,
     cells_of,
-    heading_of,
     k_of,
     load_of,
+    map_names,
     size_of,
     speedup_of,
     word_of,
 )
-from harness.commands.names import named_runs
 from harness.commands.read_runs import Run
 from harness.tables.drawing import MOST_PLOTS, Plot, add_legend, new_axes
 
@@ -72,11 +71,11 @@ class Grid:
 def map_plots(runs: Sequence[Run[MapRow]]) -> dict[str, list[Plot]]:
     """A plot for each context of each map."""
     plots = []
-    for named in named_runs(runs):
-        for of_context in by_context(cells_of(named.run.rows)).values():
-            title = heading_of(of_context)
+    for name, run in zip(map_names(runs), runs, strict=True):
+        for context, of_context in by_context(cells_of(run.rows)).items():
+            title = f"Speed-up at a context of {context} tokens"
             if len(runs) > 1:
-                title = f"{named.name.label()} · {title}"
+                title = f"{name} · {title}"
             plots.append(Plot(title, _figure(Grid.of(of_context), load_of(of_context))))
     return {"map": plots[:MOST_PLOTS]}
 

@@ -116,13 +116,13 @@ class Map(Command):
         return map_documents(runs)
 
     def brief(self, runs: Sequence[Any]) -> Answer:
-        """The best cell of each map."""
+        """A line for each map."""
         from harness.commands.map.tables import map_sweep
 
         return map_sweep(runs)
 
     def headlines(self, runs: Sequence[Any]) -> list[Line]:
-        """At which batch sizes it pays."""
+        """At which batch sizes it pays, and what was measured."""
         from harness.commands.map.tables import map_headlines
 
         return map_headlines(runs)

@@ -6,6 +6,7 @@ is 0 where the server does not report its own.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,8 +16,7 @@ from typing import TypeGuard
 
 from harness.commands.answers import Step, answer, answer_of_sweep, heading
 from harness.commands.map.rows import MapRow
-from harness.commands.map.schedules import Schedule
-from harness.commands.names import Named, named_runs
+from harness.commands.names import distinct_names
 from harness.commands.read_runs import Run
 from harness.commands.words import device_of, settings_line, title, typed_again
 from harness.engines.registry import is_elsewhere
@@ -32,16 +32,19 @@ from harness.tables.table import (
     Table,
     TableRow,
     grouped,
-    in_brackets,
     interval,
     sentences,
-    times,
 )
+
+# First and last batch size of each range, and its K. The ranges adjoin, and the first begins at 1.
+Schedule = Sequence[tuple[int, int, int]]
 
 # What a cell says. With an interval on both sides of 1 it is CANNOT_TELL, too.
 PAYS = "pays"
 DOES_NOT_PAY = "does not pay"
 CANNOT_TELL = "cannot tell"
+# An answer of 80 characters has room for a table with this many columns.
+_NARROW = 4
 
 
 def map_answer(rows: Sequence[MapRow]) -> Answer:
@@ -50,13 +53,15 @@ def map_answer(rows: Sequence[MapRow]) -> Answer:
     if not cells:
         return []
     schedule, _ = schedule_of(cells)
+    table = _table(cells)
+    is_narrow = len(table.columns) <= _NARROW
     why = []
     if schedule and _is_whole(cells):
         why.append(("Use", f"by {load_of(cells)}: {_ranges(schedule)}"))
     return answer(
         heading(replace(cells[0], num_draft_tokens=None), _settings_of(cells)),
         finding(cells),
-        [_speedups(cells)],
+        [table.in_short() if is_narrow else replace(table, title="")],
         doubts=[] if _is_whole(cells) else [f"{_how_many(cells)}."],
         why=why,
         steps=_next_steps(cells),
@@ -64,26 +69,29 @@ def map_answer(rows: Sequence[MapRow]) -> Answer:
 
 
 def map_details(rows: Sequence[MapRow]) -> Document:
-    """Each cell with its interval, and the schedule of K."""
+    """The cells that cannot tell, and the schedule of K."""
     cells = cells_of(rows)
-    document: list[Table | Line] = [_table(of_context) for of_context in by_context(cells).values()]
-    document += sentences("warning", _undecided(cells))
+    # Where no cell can tell, the finding says why.
+    undecided = _undecided(cells) if best_of(cells) else None
+    document: list[Table | Line] = [*sentences("warning", undecided)]
     if _is_whole(cells):
-        document.append(Line(_schedule_in_words(cells)))
+        document.append(Line(f"{_how_many(cells)}. {_schedule_in_words(cells)}"))
     else:
         document.append(Line(f"{_how_many(cells)}.", "warning"))
     return document
 
 
 def map_document(rows: Sequence[MapRow]) -> Document:
-    """The map of a run among others: the answer in a sentence, and every cell."""
+    """The map of a run among others: the finding, and every cell."""
     cells = cells_of(rows)
     if not cells:
         return []
+    found = finding(cells)
     return [
         Line(title(cells[0]), "strong"),
         Line(_settings_of(cells), "dim"),
-        Line(_answer(cells, "Speculative decoding"), "strong"),
+        Line(f"{found.text}; {found.more}", found.style),
+        _table(cells),
         *map_details(rows),
     ]
 
@@ -100,6 +108,7 @@ def finding(cells: Sequence[MapRow]) -> Line:
         f"best {verdict.speedup.estimate:.2f}× ({interval(verdict.speedup)}): {place}{_place(best)}"
     )
     if len(by_context(cells)) > 1:
+        more += f", context of {best.context} tokens"
         words = [word_of(row) for row in cells]
         text = f"pays in {words.count(PAYS)} of {len(words)} measured cells"
         return Line(text, "good" if PAYS in words else "bad", more)
@@ -116,27 +125,6 @@ def _place(row: MapRow) -> str:
     if is_elsewhere(row.engine):
         return f"{counted(row.batch_size or 1, 'request')} in flight"
     return f"batch size {row.batch_size}"
-
-
-def _speedups(cells: Sequence[MapRow]) -> Table:
-    """A row for each batch size, a column for each K."""
-    by_k = dict(sorted(grouped(cells, k_of).items()))
-    rows = []
-    for context, of_context in by_context(cells).items():
-        for size, of_size in sorted(grouped(of_context, size_of).items()):
-            texts = {k_of(row): _in_short(row) for row in of_size}
-            rows.append(TableRow((context, str(size), *map(texts.get, by_k))))
-    several = len(by_context(cells)) > 1
-    columns = [
-        Column("context", lambda length: str(length) if several else "", optional=True, once=True),
-        Column(load_of(cells)),
-        *(Column(f"K={k}" if k else "its own K") for k in by_k),
-    ]
-    return Table("map", "", tuple(columns), tuple(rows), look="bare")
-
-
-def _in_short(row: MapRow) -> str:
-    return CANNOT_TELL if word_of(row) == CANNOT_TELL else cell_text(row)
 
 
 def _next_steps(cells: Sequence[MapRow]) -> Iterator[Step]:
@@ -169,98 +157,47 @@ def map_documents(runs: Sequence[Run[MapRow]]) -> Document:
 
 
 def map_sweep(runs: Sequence[Run[MapRow]]) -> Answer:
-    """The best cell of each map, and where it pays; empty where nothing was measured."""
-    highest: Named[MapRow] | None = None
-    best_of_all: MapRow | None = None
-    rows = []
-    maps = [named for named in named_runs(runs) if cells_of(named.run.rows)]
-    for named in maps:
-        cells = cells_of(named.run.rows)
-        texts = {word: ", ".join(map(str, sizes)) for word, sizes in reach(cells).items()}
-        reached = (texts[PAYS], texts[DOES_NOT_PAY], texts[CANNOT_TELL])
-        best = best_of(cells)
-        if best is None:
-            rows.append(TableRow((named.name.cell, None, None, None, *reached)))
-            continue
-        speedup = verdict_of(best).speedup
-        figures = (speedup.estimate, interval(speedup), k_of(best) or None)
-        rows.append(TableRow((named.name.cell, *figures, *reached)))
-        if best_of_all is None or speedup.estimate > verdict_of(best_of_all).speedup.estimate:
-            highest = named
-            best_of_all = best
-    if not rows:
+    """The finding of each map; empty where nothing was measured."""
+    maps = [run for run in runs if cells_of(run.rows)]
+    if not maps:
         return []
-    columns = (
-        Column("pair", text=True),
-        Column("best", times),
-        Column("95 %\ninterval"),
-        Column("K", optional=True),
-        Column(f"pays at\n{load_of([maps[0].row])}"),
-        Column("not at", optional=True),
-        Column("cannot\ntell at", optional=True),
-    )
-    findings = []
-    steps = []
-    if highest is not None and best_of_all is not None:
-        text = f"{highest.name.pair}: {cell_in_words(best_of_all)}."
-        if not verdict_of(best_of_all).pays:
-            text = f"No measured cell pays; the highest is {text}"
-        findings.append(Line(text, "strong"))
-        pair = f"model={best_of_all.model} draft={best_of_all.draft}"
-        place = f"batch_size={best_of_all.batch_size} K={k_of(best_of_all)}"
-        if not is_elsewhere(best_of_all.engine):
-            steps.append(Step("more prompts there", f"harness latency {pair} {place}"))
-    table = Table("maps", "", columns, tuple(rows), look="bare")
-    alike = [replace(named.row, num_draft_tokens=None, batch_size=None) for named in maps]
-    return answer_of_sweep(alike, findings, [table], steps=steps)
+    return answer_of_sweep(_without_sides(maps), _findings(maps), [])
 
 
 def map_headlines(runs: Sequence[Run[MapRow]]) -> list[Line]:
-    """The answer of each map, what it covers, and what would change it."""
+    """The finding of each map, and what it covers."""
+    maps = [run for run in runs if cells_of(run.rows)]
     lines = []
-    for named in named_runs(runs):
-        cells = cells_of(named.run.rows)
-        if not cells:
-            continue
-        subject = named.name.pair if len(runs) > 1 else "Speculative decoding"
+    for found, run in zip(_findings(maps), maps, strict=True):
+        cells = cells_of(run.rows)
         prompts = f"prompts of {cells[0].prompts}" if cells[0].prompts else ""
         settings = " · ".join(filter(None, [prompts, _settings_of(cells)]))
-        changes = ["other prompts"]
-        if len(by_context(cells)) == 1:
-            changes.append("other contexts (contexts=[512,4096])")
-        lines += [
-            Line(_answer(cells, subject), "strong"),
-            Line(f"Measured on {device_of(cells[0])}: {settings}. {_how_many(cells)}."),
-            *sentences("plain", _undecided(cells)),
-            Line(f"What would change it: {'; '.join(changes)}."),
-        ]
+        covers = f"Measured on {device_of(cells[0])}: {settings}. {_how_many(cells)}."
+        lines += [found, Line(covers)]
     return lines
+
+
+def _findings(runs: Sequence[Run[MapRow]]) -> list[Line]:
+    """`13B with 7B: pays at batch size 1 and 4, not at 16; best …`, a line for each map."""
+    lines = []
+    for name, run in zip(map_names(runs), runs, strict=True):
+        found = finding(cells_of(run.rows))
+        lines.append(Line(f"{name}: {found.text}; {found.more}", found.style))
+    return lines
+
+
+def map_names(runs: Sequence[Run[MapRow]]) -> list[str]:
+    """A name for each run, `13B with 7B · temperature 1`. Batch size and K are no part of it: a grid has several."""
+    return [name.label() for name in distinct_names(_without_sides(runs))]
+
+
+def _without_sides(runs: Sequence[Run[MapRow]]) -> list[MapRow]:
+    return [replace(run.last, num_draft_tokens=None, batch_size=None) for run in runs]
 
 
 def _settings_of(cells: Sequence[MapRow]) -> str:
     """The settings that all cells share."""
     return settings_line([replace(cells[0], num_draft_tokens=None, batch_size=None)])
-
-
-def _answer(cells: Sequence[MapRow], subject: str) -> str:
-    """`… pays at batch size 1 and 4 and does not pay at batch size 16, with the best K; …`."""
-    contexts = by_context(cells)
-    answers = []
-    for context, of_context in contexts.items():
-        sizes = reach(of_context)
-        parts = [
-            f"{word} {_at(cells, sizes[word])}" for word in (PAYS, DOES_NOT_PAY) if sizes[word]
-        ]
-        text = (
-            " and ".join(parts)
-            or f"may or may not pay {_at(cells, sizes[CANNOT_TELL])}: {CANNOT_TELL}"
-        )
-        place = f" at a context of {context} tokens" if len(contexts) > 1 else ""
-        answers.append(f"{text}{place}")
-    with_best = ", with the best K" if len(set(map(k_of, cells))) > 1 else ""
-    highest = best_of(cells)
-    top = f"; the highest speed-up is {cell_in_words(highest)}" if highest is not None else ""
-    return f"{subject} {', and '.join(answers)}{with_best}{top}."
 
 
 def _how_many(cells: Sequence[MapRow]) -> str:
@@ -316,11 +253,6 @@ def k_of(row: MapRow) -> int:
     return int(row.num_draft_tokens or 0)
 
 
-def heading_of(cells: Sequence[MapRow]) -> str:
-    """`Speed-up at a context of 512 tokens`."""
-    return f"Speed-up at a context of {cells[0].context or 0} tokens"
-
-
 def load_of(cells: Sequence[MapRow]) -> str:
     """`batch size`, or `requests in flight` of a server."""
     return "requests in flight" if is_elsewhere(cells[0].engine) else "batch size"
@@ -351,14 +283,6 @@ def best_of(rows: Sequence[MapRow]) -> MapRow | None:
     """The cell with the highest speed-up of those that can tell."""
     known = [row for row in rows if verdict_of(row).has_interval]
     return max(known, key=lambda row: verdict_of(row).speedup.estimate, default=None)
-
-
-def cell_in_words(row: MapRow) -> str:
-    """`2.31× (95 % interval 2.12 to 2.50) with K=3 at batch size 4 and a context of 128 tokens`."""
-    k = "" if is_elsewhere(row.engine) else f"K={row.num_draft_tokens} at "
-    speedup = verdict_of(row).speedup
-    certainty = in_brackets(speedup)
-    return f"{speedup.estimate:.2f}×{certainty} with {k}{_place(row)} and a context of {row.context} tokens"
 
 
 def schedule_of(rows: Sequence[MapRow]) -> tuple[Schedule, str]:
@@ -397,6 +321,15 @@ def schedule_of(rows: Sequence[MapRow]) -> tuple[Schedule, str]:
         for place, (first, last) in enumerate(zip(firsts, lasts, strict=True))
     ]
     return schedule, ""
+
+
+def for_vllm(schedule: Schedule) -> str:
+    """Entries of vLLM's `--speculative-config`, without the draft's: [first batch size, last, K] of each range."""
+    config = {
+        "num_speculative_tokens": max(k for _, _, k in schedule),
+        "num_speculative_tokens_per_batch_size": [list(entry) for entry in schedule],
+    }
+    return json.dumps(config, indent=2) + "\n"
 
 
 def _schedule_in_words(cells: Sequence[MapRow]) -> str:
@@ -448,17 +381,30 @@ def _ranges(schedule: Schedule) -> str:
 
 
 def _table(cells: Sequence[MapRow]) -> Table:
-    """The cells of one context: a row for each batch size, a column for each K."""
+    """A row for each context and batch size, a column for each K."""
     by_k = dict(sorted(grouped(cells, k_of).items()))
+    contexts = by_context(cells)
+    several = len(contexts) > 1
     rows = []
-    for size, of_size in sorted(grouped(cells, size_of).items()):
-        texts = {}
-        for row in of_size:
-            texts[k_of(row)] = f"{cell_text(row)}\n{interval(row.speedup) or CANNOT_TELL}"
-        rows.append(TableRow((str(size), *map(texts.get, by_k))))
-    columns = [Column(load_of(cells)), *(Column(f"K={k}" if k else "its own K") for k in by_k)]
-    notes = (f"{_how_many(cells)}.",) if _is_whole(cells) else ()
-    return Table("map", heading_of(cells), tuple(columns), tuple(rows), notes=notes)
+    for context, of_context in contexts.items():
+        for size, of_size in sorted(grouped(of_context, size_of).items()):
+            texts = {k_of(row): _with_interval(row) for row in of_size}
+            place = (str(context), str(size)) if several else (str(size),)
+            rows.append(TableRow((*place, *map(texts.get, by_k))))
+    columns = [
+        *([Column("context", once=True, identifies_row=True)] if several else []),
+        Column("in flight" if is_elsewhere(cells[0].engine) else "batch", identifies_row=True),
+        *(Column(f"K={k}" if k else "its own K") for k in by_k),
+    ]
+    title = f"Speed-up with 95 % intervals, by {load_of(cells)} and K"
+    return Table("map", title, tuple(columns), tuple(rows))
+
+
+def _with_interval(row: MapRow) -> str:
+    """`2.50× 2.40 to 2.60`, or `1.04× cannot tell` where no interval may be stated."""
+    verdict = verdict_of(row)
+    bounds = interval(verdict.speedup) if verdict.has_interval else CANNOT_TELL
+    return f"{cell_text(row)} {bounds}"
 
 
 def cell_text(row: MapRow) -> str:

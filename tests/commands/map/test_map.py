@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import sys
 from collections import Counter
 from contextlib import ExitStack
@@ -20,8 +21,11 @@ from harness.commands.map.tables import (
     CANNOT_TELL,
     DOES_NOT_PAY,
     PAYS,
+    for_vllm,
     map_answer,
     map_document,
+    map_headlines,
+    map_sweep,
     schedule_of,
     word_of,
 )
@@ -265,15 +269,17 @@ def table(rows: list[MapRow]) -> list[tuple[str, ...]]:
 
 def test_what_is_said_of_planted_rows() -> None:
     text = lines(ROWS)
-    assert mentions(text, "pays at batch size 1 and 4, with the best K")
-    assert mentions(text, "highest speed-up is 2.50×", "2.40 to 2.60", "K=5", "batch size 1")
+    assert mentions(
+        text, "pays at batch size 1 and 4", "best 2.50× (2.40 to 2.60): K=5, batch size 1"
+    )
+    assert "not at" not in text
     # K=1 cannot tell at 16: its interval, 0.95 to 1.15, ends on both sides of 1.
     assert mentions(text, "Next, by batch size: K=5 at 1 to 15, K=0 at 16")
     assert "measured cells cannot tell" not in text
     assert table(ROWS) == [
-        ("1", "1.50×\n1.40 to 1.60", "2.50×\n2.40 to 2.60"),
-        ("4", "1.20×\n1.10 to 1.30", "1.25×\n1.15 to 1.35"),
-        ("16", "1.05×\n0.95 to 1.15", "0.50×\n0.40 to 0.60"),
+        ("1", "1.50× 1.40 to 1.60", "2.50× 2.40 to 2.60"),
+        ("4", "1.20× 1.10 to 1.30", "1.25× 1.15 to 1.35"),
+        ("16", "1.05× 0.95 to 1.15", "0.50× 0.40 to 0.60"),
     ]
 
 
@@ -281,7 +287,7 @@ def test_a_k_that_pays_from_a_larger_batch_on() -> None:
     """It did not pay, according to the map: only the first crossing from above was known."""
     rows = [row(size, 3, speedup, 0.01) for size, speedup in ((1, 0.8), (2, 1.5), (16, 1.6))]
     text = lines(rows)
-    assert mentions(text, "pays at batch size 2 and 16 and does not pay at batch size 1")
+    assert mentions(text, "pays at batch size 2 and 16, not at 1")
     assert schedule_of(rows)[0] == [(1, 1, 0), (2, 16, 3)]
     assert mentions(text, "K=0 at 1, K=3 at 2 to 16")
 
@@ -290,10 +296,10 @@ def test_a_cell_without_an_interval_says_nothing() -> None:
     alone = [dataclasses.replace(row(1, 4, 1.04), speedup=Interval(1.04))]
     text = lines(alone)
     assert mentions(text, "1 of 1 measured cells cannot tell", "no interval from fewer than 8")
-    assert "may or may not pay at batch size 1: cannot tell" in text
-    assert "highest" not in text
+    assert text.count("measured cells cannot tell") == 1
+    assert "best" not in text
     assert mentions(text, "No schedule", "no cell can tell", "batch size 1")
-    assert table(alone)[0] == ("1", "1.04×\ncannot tell")
+    assert table(alone)[0] == ("1", "1.04× cannot tell")
     # Between cells that can it ends what is known, and gets the K of the size below.
     around = [row(2, 4, 1.5), dataclasses.replace(alone[0], batch_size=8), row(16, 4, 1.4)]
     assert mentions(lines(around), "pays at batch size 2 and 16")
@@ -308,7 +314,7 @@ def test_a_cell_whose_arms_did_other_work_has_no_figure() -> None:
         status=NO_VERDICT, error="the arms did not do the same work",
     )  # fmt: skip
     rows = [row(2, 4, 1.5), dataclasses.replace(refused, batch_size=16)]
-    assert table(rows)[1] == ("16", "–\ncannot tell")
+    assert table(rows)[1] == ("16", "– cannot tell")
     text = lines(rows)
     assert mentions(text, "1 of 2 measured cells", "the arms did not do the same work")
     # The schedule ends where it was measured.
@@ -347,6 +353,39 @@ def test_the_answer_is_short(rows_of: list[MapRow], finding: str, command: str) 
     assert "Next" in text or not command
 
 
+@pytest.mark.parametrize("contexts", [(512,), (512, 4096)])
+def test_the_answer_has_every_cell_with_its_interval(contexts: tuple[int, ...]) -> None:
+    """On 80 characters too, where a part of an answer loses the columns that have no room."""
+    all_k = (1, 2, 3, 5, 8)
+    cells = [
+        dataclasses.replace(row(size, k, 1.5 + size / 10 + k / 100, spread=0.01), context=context)
+        for context in contexts
+        for size in (1, 4)
+        for k in all_k
+    ]
+    text = as_text(map_answer(cells), 80)
+    for cell in cells:
+        assert cell.speedup is not None
+        low, high = cell.speedup.low, cell.speedup.high
+        shown = f"{cell.speedup.estimate:.2f}× {low:.2f} to {high:.2f}"
+        assert text.count(shown) == len(contexts)
+    assert all(f"K={k}" in text for k in all_k)
+    assert ("context of 512 tokens" in text) == (len(contexts) > 1)
+
+
+def test_a_sweep_of_maps_has_a_line_for_each() -> None:
+    warm = Run([dataclasses.replace(cell, temperature=1.0) for cell in ROWS[:1]])
+    cold = Run([dataclasses.replace(cell, temperature=0.0) for cell in ROWS])
+    words = " ".join(as_text(map_sweep([warm, cold, Run([MapRow()])])).split())
+    assert "greedy: pays at batch size 1 and 4; best 2.50× (2.40 to 2.60): K=5" in words
+    assert "temperature 1: pays at batch size 1; best 1.50× (1.40 to 1.60): K=1" in words
+    assert map_sweep([Run([MapRow()])]) == []
+    assert "batches of" not in words, "a grid has several"
+    found, covers, *_ = (line.text for line in map_headlines([warm, cold]))
+    assert "temperature 1: pays at batch size 1;" in found
+    assert "1 cell was measured." in covers
+
+
 @pytest.mark.parametrize("weights", ["stored", "random"])
 def test_the_drawing_says_what_the_text_says(weights: str) -> None:
     cells = [dataclasses.replace(cell, weights=weights) for cell in ROWS]
@@ -363,8 +402,8 @@ def test_the_drawing_says_what_the_text_says(weights: str) -> None:
 def test_what_is_said_of_planted_requests_in_flight() -> None:
     of_servers: dict[str, Any] = {"engine": "server", "num_draft_tokens": None}
     cells = [dataclasses.replace(row(size, 1, 3 / size), **of_servers) for size in (1, 4)]
-    assert "Speculative decoding pays with 1 request in flight;" in lines(cells[:1])
-    assert "is 3.00× (95 % interval 2.90 to 3.10) with 1 request in flight" in lines(cells)
+    assert " pays with 1 request in flight; " in lines(cells[:1])
+    assert "best 3.00× (2.90 to 3.10): 1 request in flight" in lines(cells)
     assert mentions(lines(cells), "No schedule", "does not report its K")
     told = [dataclasses.replace(cell, num_draft_tokens=4) for cell in cells]
     assert mentions(lines(told), "Next, by requests in flight: K=4 at 1 to 3, K=0 at 4")
@@ -392,9 +431,22 @@ def test_schedules_of_cells_that_can_tell() -> None:
     assert schedule_of(contexts)[0] == [(1, 1, 1)]
 
 
+def test_vllm_gets_the_ranges_and_the_largest_k() -> None:
+    """And nothing of the draft."""
+    written = for_vllm([(1, 3, 0), (4, 16, 5)])
+    assert json.loads(written) == {
+        "num_speculative_tokens": 5,
+        "num_speculative_tokens_per_batch_size": [[1, 3, 0], [4, 16, 5]],
+    }
+
+
 def test_a_sweep_of_maps(harness: Harness) -> None:
     asked = ["batch_sizes=[1]", "draft_tokens=[2]", "decoding.max_new_tokens=4"]
     outcome = harness("map", "-m", *QUICK[1:], *asked, "temperature=0,1")
     assert list(results("map")["temperature"]) == [0, 1]
     words = " ".join(outcome.stdout.split())
-    assert all(name in words for name in ("pays at", "greedy", "temperature 1"))
+    for name in ("greedy", "temperature 1"):
+        assert re.search(rf"· {name}: [a-z ]+ at batch size 1; best \d", words)
+    assert "│" not in words, "tables are in summary.txt"
+    of_sweep = min(Path().rglob("summary.txt"), key=lambda file: len(file.parts))
+    assert of_sweep.read_text().count("Speed-up with 95 % intervals") == 2

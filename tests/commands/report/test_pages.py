@@ -221,11 +221,12 @@ def test_a_map_is_drawn(tmp_path: Path) -> None:
     page = Page(html_page(report, drawn))
     assert page.opened.count("svg") == 2
     assert len(page.ids) == len(set(page.ids))
-    answer, covers, changes = (line.text for line in report.headlines)
-    assert "pays at batch size 1 and 4 at a context of 100 tokens" in answer
-    assert "2.50× (95 % interval 2.40 to 2.60) with K=5 at batch size 1" in answer
+    answer, covers = (line.text for line in report.headlines)
+    assert answer == (
+        "13B with 7B: pays in 8 of 12 measured cells;"
+        " best 2.50× (2.40 to 2.60): K=5, batch size 1, context of 100 tokens"
+    )
     assert "12 cells were measured" in covers
-    assert "other prompts" in changes
 
 
 @pytest.mark.parametrize(
