@@ -77,7 +77,12 @@ def _of_process(server: Sequence[str]) -> Sequence[str]:
     if not line:
         raise SettingError("-- pid", "the process has no command", server[1])
     of_servers = re.compile(r"(LLAMA_|VLLM_|SGLANG_|CUDA_VISIBLE|HIP_VISIBLE|GGML_|HF_HOME)")
-    variables = [f"{name}={value}" for name, value in environment.items() if of_servers.match(name)]
+    variables = [
+        f"{name}={value}"
+        for name, value in environment.items()
+        # A server of ours on this machine needs no key.
+        if of_servers.match(name) and not name.endswith(("_KEY", "_TOKEN"))
+    ]
     return ["env", f"--chdir={directory}", *variables, *line]
 
 

@@ -23,6 +23,8 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 _CONTAINERS = ("docker", "podman", "nerdctl")
 # `{K}`, and neither `{{name}}` of a format nor `${NAME}` of a shell.
 _PLACEHOLDER = re.compile(r"(?<![{$])\{[A-Za-z_]\w*\}(?!\})")
+# Variables whose values nobody else is to read.
+_SECRET = re.compile(r"_(TOKEN|KEY|SECRET|PASSWORD)$")
 _BOTH = "harness latency -- COMMAND -- COMMAND compares any two commands"
 SETTING = "the command behind --"
 
@@ -333,6 +335,11 @@ def read_command(
                 rule = f"{left} has no value: vary.{name}=VALUE sets one; {{port}} and {{K}} have theirs"
                 raise SettingError(SETTING, rule)
         filled.append(word)
+    for word in filled:
+        name = word.partition("=")[0]
+        if is_variable(word) and _SECRET.search(name):
+            rule = f"{name}: what is typed is written into files: set it in the environment"
+            raise SettingError(SETTING, rule)
     if filled and is_variable(filled[0]):
         filled = ["env", *filled]
     return _divided(filled, dialects)

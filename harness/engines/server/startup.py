@@ -83,6 +83,7 @@ _PREFIX = (
 )
 # What is typed is written into files.
 _KEY = "no one else reaches a server that the harness starts: leave the key out"
+_TOKEN = "what is typed is written into files: set HF_TOKEN in the environment"
 _SEVERAL = "starts more than one server, or a part of one: start it yourself and name url="
 _CONFIG = "may set how the server speculates: type these settings as flags"
 
@@ -145,6 +146,8 @@ LLAMA_CPP = Startup(
         "--api-prefix": _PREFIX,
         "--api-key": _KEY,
         "--api-key-file": _KEY,
+        "-hft": _TOKEN,
+        "--hf-token": _TOKEN,
     },
     for_all=("--metrics",),
     num_draft_tokens={
@@ -194,6 +197,7 @@ VLLM = Startup(
         "--config": _CONFIG,
         "--uds": "it would listen on no port",
         "--api-key": _KEY,
+        "--hf-token": _TOKEN,
         "--headless": _SEVERAL,
         "--ssl-keyfile": _TLS,
         "--root-path": _PREFIX,

@@ -119,6 +119,8 @@ def test_a_command_says_what_it_runs(
         ("llama-server -m X --spec-type ngram-mod,draft-simple", "draft-simple needs a draft model"),
         ("vllm serve A --spec-tokens {k}", "{k} has no value: vary.k=VALUE sets one"),
         ("llama-server --fim-qwen-14b-spec --spec-default", "no such preset without speculation"),
+        ("vllm serve A --hf-token secret -sc {}", "--hf-token: what is typed is written into files"),
+        ("HF_TOKEN=secret vllm serve A -sc {}", "HF_TOKEN: what is typed is written into files"),
         ("vllm serve A --api-key secret -sc {}", "--api-key: no one else reaches a server"),
         ("vllm serve A --uds /s -sc {}", "--uds: it would listen on no port"),
     ],
