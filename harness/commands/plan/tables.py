@@ -314,12 +314,6 @@ def _limits(row: PlanRow) -> list[Line | Table]:
         pays = f"Speculation pays from {row.break_even_tokens:.2f} tokens per iteration"
         gains = f"gains at most {times(row.highest_speedup)} at K={row.num_draft_tokens}"
         limits.append(Line(f"{pays}, and {gains}."))
-    if row.predicted_speedup is not None:
-        tokens = f"{row.predicted_tokens_per_iteration:.2f} tokens per iteration"
-        about = _of_acceptance(row.predicted_speedup)
-        limits.append(
-            Line(f"{_predicted(row)} is predicted at best, from {tokens}{about}.", "strong")
-        )
     if (row.verification_steps or 1) > _COSTLY_VERIFICATION:
         costs = f"A verification reads {row.verification_steps:.1f} times what a step reads"
         cause = "because the tokens that it checks take different experts"
