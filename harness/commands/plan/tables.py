@@ -74,8 +74,8 @@ def plan_answer(row: PlanRow) -> Answer:
 
 
 def plan_details(row: PlanRow) -> Document:
-    """The sizes of the models, what would fit, and the bytes that a token must read."""
-    document: list[Line | Table] = [_models(row)]
+    """The sizes of the models, what goes where, what would fit, and the bytes that a token must read."""
+    document: list[Line | Table] = [_models(row), _devices(row)]
     if row.status != "ok":
         remedies = (row.instead or "").splitlines()
         beginning = "What would fit instead:" if remedies else "A smaller model is needed."
@@ -269,6 +269,24 @@ def _sizes(row: PlanRow, prefix: str, name: str | None, weights: int | None) -> 
     return TableRow(
         (name, value("num_parameters"), held_in, weights, cached, value("rule_of_thumb_bytes"))
     )
+
+
+def _devices(row: PlanRow) -> Table:
+    """What goes where: the answer shows the fullest devices alone."""
+    rows = []
+    for name, sizes in (row.devices_bytes or {}).items():
+        draft = sizes["draft"] if row.draft else None
+        rows.append(
+            TableRow((_device(name), sizes["model"], draft, sizes["cache"], sizes["free"] or None))
+        )
+    columns = (
+        Column("GB", text=True),
+        Column("model", gigabytes),
+        Column("draft", gigabytes, optional=True),
+        Column("KV cache", gigabytes),
+        Column("free\nbefore", gigabytes),
+    )
+    return Table("devices", "", columns, tuple(rows), look="plain")
 
 
 def _used(row: PlanRow) -> dict[str, int]:

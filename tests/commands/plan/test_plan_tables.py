@@ -50,6 +50,8 @@ def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
     lines = printed(capsys, ROW)
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
+    words = " ".join(text.split())
+    assert "GPU 0 30.0 0.0 1.0 40.0 GPU 1 20.0 10.0 0.0 40.0" in words
     assert "unknown" in text
     assert text.index("40.0") < text.index("13.3"), "60 GB and 20 GB at 1500 GB/s"
     assert mentions(text, "1.67 tokens per iteration", "3.00×", "K=4")
