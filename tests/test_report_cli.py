@@ -35,7 +35,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("eval", *QUICKEST_PAIR, "num_prompts=8"), 0),
         (("recovery", *itself, "num_prompts=1", "num_draws=1000", "batch_size=500", *short), 3),
         (("compare", *QUICKEST_PAIR, "prompt=7 * 8 =", "json=true"), 0),
-        (("latency", "model=./nowhere", "draft=tiny_draft"), 2),
+        (("latency", "engine=server", "engine.url=http://127.0.0.1:9/v1"), 1),
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(directory)

@@ -57,22 +57,6 @@ def test_lenience_is_lossy_and_googles_alone() -> None:
         DecodingSettings(lenience=0.9)
 
 
-@pytest.mark.parametrize(
-    ("warp", "is_lossy"),
-    [
-        ({"temperature": 0.0}, False),
-        ({"temperature": 1.0}, False),
-        ({"temperature": 0.5}, True),
-        ({"temperature": 1.0, "top_k": 3}, True),
-        ({"temperature": 1.0, "top_p": 0.9}, True),
-    ],
-)
-def test_the_sampling_of_eagle_is_lossy_but_greedy_and_at_temperature_1(
-    warp: dict[str, Any], is_lossy: bool
-) -> None:
-    assert DecodingSettings(rule="eagle", **warp).lossy == is_lossy
-
-
 def test_errors_survive_pickling_between_processes() -> None:
     error = pickle.loads(pickle.dumps(SettingError("decoding.top_p", "must be in (0, 1]", 2)))
     assert str(error) == "decoding.top_p=2: must be in (0, 1]"

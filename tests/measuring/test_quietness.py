@@ -57,7 +57,7 @@ def test_what_a_run_has_started_computes_for_it() -> None:
 
 def test_a_run_that_waits_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([(10, 0), *[(30, 80)] * 5])
-    monkeypatch.setattr(quietness, "processor_time", lambda: next(times))
+    monkeypatch.setattr(quietness, "_time_of_run", lambda: next(times))
     clock = iter([0.0, 30.0, 61.0, 90.0])
     monkeypatch.setattr(quietness, "time", SimpleNamespace(monotonic=lambda: next(clock)))
     lines: list[str] = []

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 # Rules whose acceptance of a given text is known at any temperature, and those for greedy decoding alone.
 RULES = ("deepmind", "google", "block")
-GREEDY_RULES = ("typical", "eagle")
+GREEDY_RULES = ("typical",)
 EXIT_CODES = {"broken": 1, "other texts": 1, "cannot tell": 3}
 
 

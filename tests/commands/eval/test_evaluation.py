@@ -115,8 +115,9 @@ def test_rows_are_per_seed_and_merged(evaluate: Evaluate) -> None:
     assert (speculative["mcnemar_p_value"] == 1).all()
     assert (speculative["identical_prompts"] == speculative["num_prompts"]).all()
     assert arms[arms["arm"] == "regular"]["difference"].isna().all()
-    # The draft was taught other answers: it is often correct, and not always.
-    assert speculative["acceptance_rate"].between(0.3, 0.95).all()
+    # The draft was taught other answers: it is often correct, and not always. Answers are short, and what is drafted
+    # behind their ends counts as proposed.
+    assert speculative["acceptance_rate"].between(0.15, 0.95).all()
 
 
 @pytest.mark.parametrize(("temperature", "counted"), [(0, 9), (5.0, 18)])

@@ -39,7 +39,7 @@ def test_recovery_tests_generate_against_the_same_weights(harness: Harness) -> N
         (
             "spaced",
             "0",
-            "must have the model's tokenizer, or not its number of outputs, with engine=huggingface",
+            "has a tokenizer without a token of model=",
         ),
         ("tiny_draft", "0.5", "has 960 outputs against 320, with which generate() cannot sample"),
         ("padded", "0.5", "has 327 outputs against 320, with which generate() cannot sample"),
@@ -60,4 +60,4 @@ def test_vocabularies_that_generate_cannot_join_are_found_before_weights_load(
         draft = save_model(name="draft", vocab_size=VOCABULARY_SIZE + 7).name
     pair = f"model={save_model().name}", f"draft={draft}"
     outcome = harness("latency", *QUICK, *pair, f"decoding.temperature={temperature}", code=2)
-    assert outcome.complaint == f"draft={draft}: {says}"
+    assert outcome.complaint.startswith(f"draft={draft}: {says}")

@@ -72,4 +72,9 @@ def test_tables_of_servers_have_no_empty_columns() -> None:
     }
     assert "goodput" in headings["pairs"]
     assert "predicted" not in headings["pairs"]
-    assert headings["reasons"][1:] == ["accepted", "tokens per iteration", "of all iterations, %"]
+    assert headings["reasons"][1:] == [
+        "K",
+        "accepted",
+        "tokens per iteration",
+        "of all iterations, %",
+    ]
