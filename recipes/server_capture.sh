@@ -11,5 +11,5 @@ cd "$root"
 python -m recipes.tiny_gguf "$directory"
 cd "$directory"
 ln -sf "$(command -v "${LLAMA_SERVER:-llama-server}")" llama-server
-COLUMNS=100 PATH=$directory:$PATH harness latency prompts=tiny engine.chat=false temperature=0 \
+COLUMNS=100 PATH=$directory:$PATH harness latency prompts=tiny chat=false temperature=0 \
     -- llama-server -m tiny.gguf -md tiny_draft.gguf --spec-type draft-simple --spec-draft-n-max 4 -np 1 -c 512
