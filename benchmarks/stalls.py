@@ -13,7 +13,7 @@ import numpy as np
 
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import CONFIDENCE, Interval
-from harness.results.statistics.ratios import _bootstrapped, ratio_of_totals
+from harness.results.statistics.ratios import bootstrapped, ratio_of_totals
 
 NUM_RUNS = 2_000
 NUM_RESAMPLES = 1_000
@@ -90,7 +90,7 @@ def intervals(regular: Floats, speculative: Floats) -> tuple[Interval, Interval]
     def ratio(tops: Floats, bottoms: Floats, axis: int) -> Floats:
         return np.asarray(tops.sum(axis=axis) / bottoms.sum(axis=axis))
 
-    bounds = _bootstrapped((regular, speculative), ratio, NUM_RESAMPLES, 0, CONFIDENCE)
+    bounds = bootstrapped((regular, speculative), ratio, NUM_RESAMPLES, 0, CONFIDENCE)
     estimate = float(ratio(regular, speculative, 0))
     shown = ratio_of_totals(regular, speculative, NUM_RESAMPLES, 0)
     return Interval(estimate, *bounds), shown
