@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shlex
 import sys
@@ -149,6 +150,12 @@ def test_a_traceback_can_be_asked_for(tmp_path: Path) -> None:
     result = run("latency", "model=nowhere", cwd=tmp_path, code=1, HYDRA_FULL_ERROR="1")
     assert "Traceback" in result.stderr
     assert "stdout cannot be written" not in result.stderr
+
+
+def test_what_is_logged_after_a_wrong_setting_looks_for_no_file(harness: Harness) -> None:
+    """The handler of the run's log.txt outlived its directory, so that any later warning of a library was an error."""
+    harness.refused("latency", "model=./absent")
+    logging.getLogger("some.library").warning("later")
 
 
 def test_a_wrong_setting_is_found_without_importing_torch(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import shutil
 import sys
 from collections.abc import Sequence
@@ -59,6 +60,13 @@ def _remove_unused(directory: Path, typed: Path) -> None:
     found = {path for path in directory.rglob("*") if path.is_file()}
     if found - {directory / "log.txt", *directory.glob(".hydra/*")} or directory == Path.cwd():
         return
+    # What is logged later in this process must not look for the file there.
+    for logger in (logging.getLogger(), logging.getLogger("harness")):
+        for handler in list(logger.handlers):
+            file = getattr(handler, "baseFilename", None)
+            if file is not None and Path(file).is_relative_to(directory.absolute()):
+                logger.removeHandler(handler)
+                handler.close()
     shutil.rmtree(directory, ignore_errors=True)
     with suppress(OSError):
         for parent in [] if typed.is_absolute() else typed.parents[:-1]:

@@ -148,7 +148,7 @@ class EngineRecord(RecordWithSettings, Abilities):
     def check_installed(self) -> None:
         """Raise a SettingError if a package that it needs is not installed, without importing it."""
         if self.computes_here:
-            instead = "; servers need none of them: engine=server engine.url=http://ADDRESS/v1"
+            instead = "; servers need none of them: harness latency -- llama-server ..."
             require_local("engine", self.name, instead)
 
     def location(self, settings: Any) -> str | None:
