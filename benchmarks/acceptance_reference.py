@@ -37,13 +37,13 @@ from numpy.typing import NDArray
 import harness
 from harness.commands.acceptance.record import AcceptanceSettings
 from harness.config.settings import DecodingSettings
-from harness.engines.local.engine import LocalEngine
-from harness.engines.local.reading import TextReader
-from harness.engines.pair import Pair
 from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate
+from harness.local.engine.engine import LocalEngine
+from harness.local.engine.pair import Pair
+from harness.local.engine.reading import TextReader
 from harness.results.statistics.ratios import ratio_of_totals, skewed_ratio_of_totals
 
 NUMBERS = (2, 4, 8)

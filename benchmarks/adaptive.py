@@ -26,12 +26,12 @@ import torch
 from torch import nn
 
 from harness.config.settings import DecodingSettings, NumDraftTokens
-from harness.decoding.adaptive import Adaptive
-from harness.engines.local import engine as local
-from harness.engines.pair import Pair
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.engines.timing import without_garbage_collection
+from harness.local.decoding.adaptive import Adaptive
+from harness.local.engine import engine as local
+from harness.local.engine.pair import Pair
 from harness.results.acceptance import Acceptance
 
 NUMBERS = (1, 2, 4, 6, 8)

@@ -4,8 +4,8 @@
 
 Rows have different lengths, as in a batch that speculates, so every kernel gets a mask, or makes one from the lengths:
 
-- packed: torch's scaled_dot_product_attention over packed heads that share keys, as `runners/attention.py` does, with
-  the kernel that torch prefers (cuDNN's on Hopper and Blackwell);
+- packed: torch's scaled_dot_product_attention over packed heads that share keys, as `local/runners/attention.py` does,
+  with the kernel that torch prefers (cuDNN's on Hopper and Blackwell);
 - packed, without cuDNN: the same with torch's other kernels, on a GPU; runners take the faster of both;
 - enable_gqa: the same function, which shares keys between heads itself;
 - flex: torch's flex_attention, compiled for each shape, with a block mask from the lengths;
@@ -34,11 +34,11 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils.benchmark import Timer
 
-from harness.engines.roofline import copy_bandwidth
-from harness.models.devices import synchronize
-from harness.runners.attention import packed_attention, without_cudnn
-from harness.runners.graphs import GraphRecorder
-from harness.tables.table import Table
+from harness.local.engine.roofline import copy_bandwidth
+from harness.local.models.devices import synchronize
+from harness.local.runners.attention import packed_attention, without_cudnn
+from harness.local.runners.graphs import GraphRecorder
+from harness.reporting.table import Table
 
 # Query heads, key heads, width.
 HEADS = ((32, 32, 128), (32, 8, 128), (64, 8, 128))

@@ -14,25 +14,25 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+from harness.cli.menu import config_source, names
+from harness.cli.menu.conversion import from_config
 from harness.commands.latency.record import LatencySettings
 from harness.config.machine import cpu_name
 from harness.config.settings import DecodingSettings
 from harness.engines.keeper import PairKeeper
-from harness.engines.pair import Pair, PlacedPair
 from harness.engines.protocol import Question
 from harness.engines.timing import quick_garbage_collections, without_garbage_collection
-from harness.menu import config_source, names
-from harness.menu.conversion import from_config
-from harness.models.case import Demand
-from harness.models.devices import synchronize
-from harness.models.tokenizers import encode_prompts
-from harness.prompts.sets import load_prompts
+from harness.local.engine.pair import Pair, PlacedPair
+from harness.local.models.case import Demand
+from harness.local.models.devices import synchronize
+from harness.local.models.tokenizers import encode_prompts
+from harness.local.runners.attention import without_cudnn
+from harness.measuring.prompts.sets import load_prompts
+from harness.reporting.table import Column, Table, TableRow
+from harness.reporting.terminal import plain_console, print_document
 from harness.results.environment import environment_columns
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
-from harness.runners.attention import without_cudnn
-from harness.tables.table import Column, Table, TableRow
-from harness.tables.terminal import plain_console, print_document
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")

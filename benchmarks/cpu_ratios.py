@@ -29,10 +29,10 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from harness.engines.local.engine import LocalEngine
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.engines.timing import generate, without_garbage_collection
+from harness.local.engine.engine import LocalEngine
 
 # Model, tokens in its cache, new tokens: one forward pass.
 Call = tuple[PreTrainedModel, int, int]

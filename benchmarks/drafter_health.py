@@ -33,13 +33,13 @@ from acceptance_reference import answered
 
 import harness
 from harness.commands.acceptance.rows import AcceptanceRow
-from harness.drafting.heads.unread import UnreadFeatures
-from harness.engines.local.reading import TextReader, health_columns
-from harness.engines.pair import Pair
+from harness.local.drafting.heads.unread import UnreadFeatures
+from harness.local.engine.pair import Pair
+from harness.local.engine.reading import TextReader, health_columns
 from harness.results.files import read_rows
 
 K = 4
-SHIPPED = Path(__file__).parents[1] / "harness" / "models" / "shipped"
+SHIPPED = Path(__file__).parents[1] / "harness" / "local" / "models" / "shipped"
 
 
 def quantized(pair: Pair) -> Pair:

@@ -17,10 +17,10 @@ import torch
 from transformers import PreTrainedModel
 
 from harness.commands.eval.tasks import OPERATIONS, DrawnTask, tokens_with
-from harness.engines.local.engine import LocalEngine
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.engines.timing import generate
+from harness.local.engine.engine import LocalEngine
 
 # Seconds, and each prompt's tokens.
 Answers = tuple[float, list[list[int]]]

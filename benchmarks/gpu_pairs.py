@@ -26,19 +26,19 @@ from harness.commands.latency.profiling import profile_arms
 from harness.commands.latency.record import LatencySettings
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
-from harness.decoding.verify import Offer, verify
-from harness.decoding.warp import Warp
-from harness.engines.local.engine import LocalEngine
-from harness.engines.local.stopwatches import Phases
-from harness.engines.pair import Pair
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
-from harness.engines.roofline import roofs
 from harness.engines.timing import Generation, generate
+from harness.local.decoding.verify import Offer, verify
+from harness.local.decoding.warp import Warp
+from harness.local.engine.engine import LocalEngine
+from harness.local.engine.pair import Pair
+from harness.local.engine.roofline import roofs
+from harness.local.engine.stopwatches import Phases
+from harness.local.runners.attention import without_cudnn
+from harness.reporting.table import Table
 from harness.results.acceptance import Acceptance, predicted_speedup
 from harness.results.statistics.interval import Interval
-from harness.runners.attention import without_cudnn
-from harness.tables.table import Table
 
 AGREEMENT = 0.8
 PROMPT_TOKENS = 64

@@ -15,7 +15,7 @@ from gpu_pairs import table as pair_table
 
 from harness.commands.report.command import Report
 from harness.commands.report.pages import markdown
-from harness.tables.table import Line, Table
+from harness.reporting.table import Line, Table
 
 
 def _tests_table(about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Table:

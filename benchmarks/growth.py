@@ -37,17 +37,17 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from harness.decoding.protocols import Proposal, Step
-from harness.decoding.verify import Offer, verify
-from harness.decoding.warp import Warp
-from harness.drafting.model import ModelDrafter
+from harness.local.decoding.protocols import Proposal, Step
+from harness.local.decoding.verify import Offer, verify
+from harness.local.decoding.warp import Warp
+from harness.local.drafting.model import ModelDrafter
+from harness.local.runners.base import CacheRunner
+from harness.local.runners.compiled import PreparedRunner
+from harness.local.runners.eager import EagerRunner
+from harness.local.runners.prepared_calls import RunnerShapes
+from harness.local.runners.static import StaticRunner
+from harness.reporting.table import Table
 from harness.results.statistics.interval import Interval
-from harness.runners.base import CacheRunner
-from harness.runners.compiled import PreparedRunner
-from harness.runners.eager import EagerRunner
-from harness.runners.prepared_calls import RunnerShapes
-from harness.runners.static import StaticRunner
-from harness.tables.table import Table
 
 WARP = Warp(0.5, 0, 1.0)
 PARTS = ("regular", "verification", "drafting", "roll-back", "verdict", "iteration")

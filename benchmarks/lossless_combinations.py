@@ -26,8 +26,8 @@ import common
 import pandas as pd
 
 import harness
+from harness.cli.menu.names import PACKAGE
 from harness.config.errors import VerdictError
-from harness.menu.names import PACKAGE
 
 HEADS = ("tiny_eagle3", "tiny_medusa", "tiny_dflash")
 CHAIN_DRAFTS = ("tiny_draft", "lookup", "suffix", "early_exit", "pard")
@@ -72,7 +72,7 @@ def combinations(heads: Sequence[str], directory: Path) -> Iterator[Combination]
 def parallel_draft(directory: Path) -> str:
     """Write `tiny_draft` as a parallel draft."""
     copy = directory / "pard"
-    shutil.copytree(PACKAGE / "models" / "shipped" / "tiny_draft", copy)
+    shutil.copytree(PACKAGE / "local" / "models" / "shipped" / "tiny_draft", copy)
     file = copy / "config.json"
     config = json.loads(file.read_text(encoding="utf-8"))
     file.write_text(json.dumps(config | {"pard_token": 1}), encoding="utf-8")

@@ -20,8 +20,8 @@ from rich.console import Console
 from rich.text import Text
 
 from harness.cli import main as cli
+from harness.cli.menu.names import CONF
 from harness.commands.compare import measure as compare
-from harness.menu.names import CONF
 
 PROMPT = "Once upon a time there was a"
 WIDTH = 92

@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.drafting.heads.blocks import Head
-from harness.drafting.heads.slot_cache import SlotCache
-from harness.drafting.kinds.dflash import BlockHead
-from harness.drafting.kinds.eagle3 import EagleHead
-from harness.drafting.kinds.medusa import MedusaHead
+from harness.local.drafting.heads.blocks import Head
+from harness.local.drafting.heads.slot_cache import SlotCache
+from harness.local.drafting.kinds.dflash import BlockHead
+from harness.local.drafting.kinds.eagle3 import EagleHead
+from harness.local.drafting.kinds.medusa import MedusaHead
 
 # The weight of each further draft token, as a share of the one before: verification reaches it less often.
 DECAY = 0.8

@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 
 import harness
 
-SHIPPED = Path(harness.__file__).parent / "models" / "shipped"
+SHIPPED = Path(harness.__file__).parent / "local" / "models" / "shipped"
 PAIR = ("tiny", "tiny_draft")
 # The pair was not trained on chats. With this template a chat of one message is its text.
 CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"

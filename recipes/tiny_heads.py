@@ -23,18 +23,18 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
+from harness.cli.menu.names import PACKAGE
 from harness.config.settings import ModelSettings
-from harness.drafting.heads.blocks import Head
-from harness.drafting.heads.find import read_head
-from harness.drafting.kinds.medusa import MedusaHead
-from harness.drafting.registry import HEADS
-from harness.menu.names import PACKAGE
-from harness.models.checkpoints import read_checkpoint
-from harness.runners.base import run_model
+from harness.local.drafting.heads.blocks import Head
+from harness.local.drafting.heads.find import read_head
+from harness.local.drafting.kinds.medusa import MedusaHead
+from harness.local.drafting.registry import HEADS
+from harness.local.models.checkpoints import read_checkpoint
+from harness.local.runners.base import run_model
 from recipes.head_losses import Batch, loss_of
 from recipes.tiny_pair.language import END_OF_TEXT, documents
 
-SHIPPED = PACKAGE / "models" / "shipped"
+SHIPPED = PACKAGE / "local" / "models" / "shipped"
 EPOCHS = {"eagle3": 8, "dflash": 7, "medusa": 7}
 TEMPERATURES = (0.0, 0.6)
 ANSWER_TOKENS = 121

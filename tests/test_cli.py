@@ -12,7 +12,7 @@ import pytest
 
 from documented import ROOT
 from harness import __version__
-from harness.menu.commands import with_settings
+from harness.commands.registry import with_settings
 from in_process import Harness, only
 from processes import run
 

@@ -18,7 +18,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from forked import begin_program
-from harness.runners.graphs import GraphRecorder
+from harness.local.runners.graphs import GraphRecorder
 from pretended_gpus import pretended_gpus
 
 ROOT = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines.pair import PlacedPair
+from harness.local.engine.pair import PlacedPair
 from in_process import Harness
 
 URL = "engine=server engine.url=http://h/v1"
@@ -57,7 +57,7 @@ MISTAKES = {
     "sweep K=1,2 seed=1": "sweep: no such command; type: harness latency -m K=1,2 seed=1",
     "race": "race: no such command; type: harness compare view=race",
     "compare race": "race: is a value without its setting: harness compare view=race",
-    "columns": "columns: no such command; type: python -m harness.menu.columns",
+    "columns": "columns: no such command; type: python -m harness.cli.menu.columns",
     "models": "models: no such command; type: harness help presets",
     "latency server=http://h/v1 K=2":
         "server: no such setting; type: harness latency engine=server url=http://h/v1 K=2",
@@ -153,7 +153,7 @@ MISTAKES = {
     "latency model=[tiny]": "model=[tiny]: must be a preset",
     "latency draft=./mine.py": "draft=./mine.py: must name a class of the file too: ./mine.py:Mine",
     "latency draft=./absent.py": "draft=./absent.py: must name a class of the file too: ./absent.py:NAME",
-    "latency draft=./mine.py:Mine": "draft=./mine.py:Mine: must inherit from harness.drafting.method.Method or",
+    "latency draft=./mine.py:Mine": "draft=./mine.py:Mine: must inherit from harness.local.drafting.method.Method or",
     "latency model=./weights.bin": "model=./weights.bin: is a file; the model is named by its directory, .",
     "latency draft=./trained/config.json": "draft=./trained/config.json: is a file; the model is named by",
     "latency model=.": "model=.: the directory holds no config.json (did you mean ./trained?)",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.menu.names import PACKAGE
+from harness.cli.menu.names import PACKAGE
 from in_process import Harness
 
 ODD = "odd é=#(~) x"
@@ -18,7 +18,7 @@ def test_a_run_reads_and_writes_there(
 ) -> None:
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     model = tmp_path / ODD / "mödel=1"
-    shutil.copytree(PACKAGE / "models" / "shipped" / "tiny_draft", model)
+    shutil.copytree(PACKAGE / "local" / "models" / "shipped" / "tiny_draft", model)
     (tmp_path / ODD / "p.txt").write_text("Once\nTwice\n")
     pair = [f"model={ODD}/mödel=1", f"draft=./{ODD}/mödel=1", f"prompts={ODD}/p.txt"]
     quick = ["num_prompts=2", "decoding.max_new_tokens=4", "num_resamples=100"]
@@ -36,7 +36,9 @@ def test_a_run_reads_and_writes_there(
 
 def test_a_sweep_takes_several_of_them(harness: Harness, tmp_path: Path) -> None:
     for name in ("a=1", "b#2"):
-        shutil.copytree(PACKAGE / "models" / "shipped" / "tiny_draft", tmp_path / ODD / name)
+        shutil.copytree(
+            PACKAGE / "local" / "models" / "shipped" / "tiny_draft", tmp_path / ODD / name
+        )
     outcome = harness("plan", "-m", f"model={ODD}/a=1,{ODD}/b#2", f"hydra.sweep.dir={ODD}/sweep")
     assert "2 of 2 jobs" in outcome.stdout + outcome.stderr
     assert (tmp_path / ODD / "sweep" / "plan.csv").exists()

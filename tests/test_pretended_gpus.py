@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.decoding.transfer import to_device, to_host
-from harness.runners.graphs import FixedCall, GraphRecorder
+from harness.local.decoding.transfer import to_device, to_host
+from harness.local.runners.graphs import FixedCall, GraphRecorder
 from pretended_gpus import PretendedGpus, pretended_gpus
 
 FIRST, SECOND = torch.device("cuda", 0), torch.device("cuda", 1)

@@ -19,7 +19,7 @@ from hydra.core.global_hydra import GlobalHydra
 import harness
 from forked import fork_worker
 from harness.cli import worker
-from harness.menu.names import CONF, PACKAGE
+from harness.cli.menu.names import CONF, PACKAGE
 from in_process import QUICKEST_PAIR
 
 SHORT = ["num_prompts=2", "num_warmup=0", "num_resamples=100", "decoding.max_new_tokens=4"]
@@ -147,7 +147,7 @@ def test_a_mistake_is_raised(
 
 
 def test_a_failed_run_is_raised_and_keeps_its_row() -> None:
-    shutil.copytree(PACKAGE / "models" / "shipped" / "tiny_draft", "broken")
+    shutil.copytree(PACKAGE / "local" / "models" / "shipped" / "tiny_draft", "broken")
     Path("broken/model.safetensors").write_bytes(b"no weights")
     with pytest.raises(harness.RunError):
         harness.run("latency", *SHORT, "model=./broken", "draft=none")

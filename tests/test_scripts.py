@@ -553,8 +553,8 @@ def test_wheel_holds_the_package_and_its_data_and_nothing_else(wheel: Path) -> N
     assert inside == files("harness") | {f"harness/{name}" for name in files("conf")}
     for shipped in (
         "conf/latency.yaml",
-        "models/shipped/tiny/model.safetensors",
-        "prompts/prompt_sets/tiny.jsonl",
+        "local/models/shipped/tiny/model.safetensors",
+        "measuring/prompts/prompt_sets/tiny.jsonl",
     ):
         assert f"harness/{shipped}" in inside
 

@@ -18,19 +18,19 @@ from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 
 from harness.cli import signals
 from harness.cli.manifest import Manifest, SweepFile, collects_in
+from harness.cli.menu import conversion
+from harness.cli.menu.names import method_name
+from harness.commands.command import Command
+from harness.commands.registry import COMMANDS, settings_of
 from harness.config.errors import SettingError
 from harness.config.machine import gpu_names, share_cores
 from harness.config.model_names import SERVED
 from harness.config.packages import is_installed, require_local
 from harness.config.run import RunSettings
-from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES, engine_of
+from harness.local.drafting.registry import METHODS
 from harness.measuring.named_files import require_files
 from harness.measuring.progress import note, say
-from harness.menu import conversion
-from harness.menu.command import Command
-from harness.menu.commands import COMMANDS, settings_of
-from harness.menu.names import method_name
 
 
 def run(config: Any) -> Sequence[Any]:

@@ -18,6 +18,7 @@ from harness.cli.manifest import Manifest, SweepFile
 from harness.cli.tables import exit_code, job_line, print_sweep
 from harness.cli.worker import Job, Worker, row_kind
 from harness.commands.latency.rows import PROMPTS_FILE, LatencyRow
+from harness.commands.registry import COMMANDS
 from harness.config.errors import (
     HarnessError,
     RunError,
@@ -28,7 +29,6 @@ from harness.config.errors import (
 from harness.engines.registry import pair_of
 from harness.measuring.measurement import identify, measured_rows
 from harness.measuring.progress import show
-from harness.menu.commands import COMMANDS
 from harness.results.files import SUMMARY_FILE, read_rows, write_rows
 from harness.results.schema import RunRow
 

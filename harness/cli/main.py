@@ -21,12 +21,12 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from harness.cli import signals
+from harness.commands.registry import COMMANDS, commands, settings_of, with_settings
 from harness.config import machine
 from harness.config.errors import HarnessError, RunError, SettingError, in_one_line
 from harness.config.packages import missing_local
-from harness.menu.commands import COMMANDS, commands, settings_of, with_settings
-from harness.tables import terminal
-from harness.tables.table import visible
+from harness.reporting import terminal
+from harness.reporting.table import visible
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -148,7 +148,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
     global _outcome
     import pandas as pd
 
-    from harness.menu import typed
+    from harness.cli.menu import typed
 
     kind = settings_of(COMMANDS[_known(command, with_settings())])
     words = [*overrides, *typed.from_keywords(settings, typed.setting_hints(kind))]
@@ -192,7 +192,7 @@ def _dispatch(arguments: Sequence[str]) -> None:
         with _reporting(command):
             record = COMMANDS[_known(command, _names(), others)]
             if record.settings is None:
-                from harness.menu import typed
+                from harness.cli.menu import typed
 
                 signals.load(record.module).main(typed.without_dashes(others))
                 return
@@ -258,8 +258,8 @@ def _known(command: str, known: Collection[str], others: Sequence[str] = ()) -> 
     if command not in known and not COMMANDS.is_in_file(command):
         if command in _names():
             raise SettingError(command, f"is a command of the terminal: harness {command}")
-        from harness.menu import typed
-        from harness.menu.removed import refuse_removed_command
+        from harness.cli.menu import typed
+        from harness.cli.menu.removed import refuse_removed_command
 
         refuse_removed_command(command)
         raise typed.no_command(command, others, list(known))
@@ -274,7 +274,7 @@ def _run_hydra(command: str, words: Sequence[str]) -> None:
     from hydra.core.utils import env_override
 
     from harness.cli.manifest import round_overrides
-    from harness.menu import config_source, help, names, server_words, typed
+    from harness.cli.menu import config_source, help, names, server_words, typed
 
     config_source.register()
     # In a notebook there may be one.
@@ -378,7 +378,7 @@ def _explained(error: Exception, command: str) -> HarnessError | None:
     """The mistake that Hydra or OmegaConf found in the overrides; None for any other error."""
     if command not in with_settings() and not COMMANDS.is_in_file(command):
         return None
-    from harness.menu import hydra_errors
+    from harness.cli.menu import hydra_errors
 
     return hydra_errors.explained(error, command)
 

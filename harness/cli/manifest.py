@@ -19,8 +19,8 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, read_write
 
+from harness.commands.registry import COMMANDS, row_kinds
 from harness.config.errors import RunError
-from harness.menu.commands import COMMANDS, row_kinds
 from harness.results.files import append_rows, as_csv, read_kind, rows_in
 from harness.results.locked_files import locked, replace_file
 from harness.results.schema import RunRow

@@ -18,10 +18,10 @@ from pathlib import Path
 from harness.cli.manifest import Manifest, append_summaries
 from harness.commands.latency.pooling import pooled_rows
 from harness.commands.latency.rows import LatencyRow
-from harness.results.schema import RunRow
-from harness.tables.table import (
+from harness.reporting.table import (
     grouped,
 )
+from harness.results.schema import RunRow
 
 
 def pool(sweep: Path, rows: Sequence[RunRow]) -> list[list[LatencyRow]]:

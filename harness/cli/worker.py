@@ -35,11 +35,11 @@ import psutil
 
 from harness.cli import signals
 from harness.cli.manifest import Manifest
+from harness.commands.registry import COMMANDS
 from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.run import RunSettings
 from harness.engines.registry import engine_of
 from harness.measuring.progress import live_on
-from harness.menu.commands import COMMANDS
 from harness.results.environment import new_run_id
 from harness.results.files import read_rows
 from harness.results.schema import RunRow
@@ -93,7 +93,7 @@ class Job:
         signals.load(COMMANDS[self.command].module)
         if engine_of(self.settings).computes_here:
             # Now, with torch and transformers: an exception within their imports may abort the process.
-            signals.load("harness.engines.local.engine")
+            signals.load("harness.local.engine.engine")
         runner = signals.load("harness.commands.run", must_go_on=True)
         rows: Sequence[RunRow] = runner.run_command(
             self.command,

@@ -16,19 +16,19 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
+from harness.commands.command import Command
 from harness.commands.compare.rows import CompareRow
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow, read_prompts
+from harness.commands.registry import commands as menu_commands
+from harness.commands.registry import row_kinds
 from harness.config.errors import SettingError
-from harness.menu.command import Command
-from harness.menu.commands import commands as menu_commands
-from harness.menu.commands import row_kinds
+from harness.reporting.table import grouped
 from harness.results.files import Contents, read_file, read_kind
 from harness.results.result_file import NAME, read_result
 from harness.results.row import Row
 from harness.results.schema import RunRow
 from harness.results.statistics.interval import counted
 from harness.results.verdict import judged
-from harness.tables.table import grouped
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings

@@ -11,20 +11,20 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
+from harness.commands.command import Experiment
+from harness.commands.registry import COMMANDS
 from harness.config.errors import HarnessError, SettingError
 from harness.config.machine import command_line
 from harness.config.run import RunSettings
 from harness.engines.keeper import PairKeeper
 from harness.measuring.progress import say, show
 from harness.measuring.session import Session
-from harness.menu.command import Experiment
-from harness.menu.commands import COMMANDS
+from harness.reporting.table import Line
+from harness.reporting.terminal import as_text, print_document
 from harness.results.files import SUMMARY_FILE, check_appendable
 from harness.results.locked_files import remove_locks, replace_file
 from harness.results.result_file import write_result
 from harness.results.schema import REFUSED, RunRow
-from harness.tables.table import Line
-from harness.tables.terminal import as_text, print_document
 
 
 def run_command(

@@ -44,7 +44,7 @@ class AcceptanceRule(Record):
         return self.lossless
 
     def verify(self, offer: Any) -> Any:
-        """Return the `Verdict` over an `Offer` (`harness/decoding/verify.py`): a pure function."""
+        """Return the `Verdict` over an `Offer` (`harness/local/decoding/verify.py`): a pure function."""
         raise NotImplementedError
 
     def verification(self) -> Callable[[Any], Any]:
@@ -52,7 +52,7 @@ class AcceptanceRule(Record):
         return self.verify
 
     def tree_verification(self) -> Callable[[Any], Any]:
-        """The function that judges trees, a `TreeOffer` (`harness/decoding/tree_rules.py`)."""
+        """The function that judges trees, a `TreeOffer` (`harness/local/decoding/tree_rules.py`)."""
         raise NotImplementedError
 
 
@@ -63,8 +63,8 @@ class _Plain(AcceptanceRule):
     lossless_greedily = True
     tests_each_token = True
     of_trees = True
-    path = "harness.decoding.verify:verify"
-    path_for_trees = "harness.decoding.tree_rules:verify_rounds"
+    path = "harness.local.decoding.verify:verify"
+    path_for_trees = "harness.local.decoding.tree_rules:verify_rounds"
 
     def verification(self) -> Callable[[Any], Any]:
         function: Callable[[Any], Any] = pkgutil.resolve_name(self.path)
@@ -87,7 +87,7 @@ class _Block(_Plain):
     tests_each_token = False
     redraws = True
     of_trees = False
-    path = "harness.decoding.rules:verify_block"
+    path = "harness.local.decoding.rules:verify_block"
 
 
 class _Typical(_Plain):
@@ -96,7 +96,7 @@ class _Typical(_Plain):
     lossless = False
     lossless_greedily = False
     of_trees = False
-    path = "harness.decoding.rules:verify_typical"
+    path = "harness.local.decoding.rules:verify_typical"
 
 
 RULES = Registry(

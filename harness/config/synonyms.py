@@ -49,7 +49,7 @@ COMMANDS: Mapping[str, str] = {
     "diff": "harness regress",
     **dict.fromkeys(("models", "presets", "drafts", "engines"), "harness help presets"),
     "settings": "harness help all",
-    "columns": "python -m harness.menu.columns",
+    "columns": "python -m harness.cli.menu.columns",
 }
 
 # Words after a command that are no setting, as patterns, and what to type in their place.

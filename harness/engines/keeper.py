@@ -14,19 +14,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.config.run import RunSettings
-from harness.engines.pair import (
+from harness.engines.protocol import Engine
+from harness.engines.record import Opening, Preparation
+from harness.engines.registry import engine_of, pair_of
+from harness.local.engine.pair import (
     Pair,
     PlacedPair,
     PlannedPair,
     plan_pair,
     plan_tokenizer,
 )
-from harness.engines.protocol import Engine
-from harness.engines.record import Opening, Preparation
-from harness.engines.registry import engine_of, pair_of
 
 if TYPE_CHECKING:
-    from harness.models.case import Demand
+    from harness.local.models.case import Demand
 
 
 class PairKeeper:
@@ -67,7 +67,7 @@ class PairKeeper:
         A pair that is loaded stays, unless this run on its own would place it elsewhere, or not at
         all.
         """
-        from harness.engines.local.runner_choice import resolve
+        from harness.local.engine.runner_choice import resolve
 
         planned = self.plan(settings)
         if self._placed is None or self._pair is None:
@@ -93,7 +93,7 @@ class PairKeeper:
         devices = self._pair.devices if self._pair is not None else []
         self._placed = self._pair = None
         if devices:
-            from harness.runners.graphs import release_memory
+            from harness.local.runners.graphs import release_memory
 
             gc.collect()
             release_memory(devices)
@@ -129,7 +129,7 @@ class PairKeeper:
         """Whether the capture of a CUDA graph failed, after which this process should not go on."""
         if self._placed is None:
             return False  # as with an engine elsewhere, for which torch need not be imported
-        from harness.runners.graphs import GraphRecorder
+        from harness.local.runners.graphs import GraphRecorder
 
         return GraphRecorder.has_failed
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from harness.engines.checks.divergence import first_divergence
+from harness.engines.detokenizer import Detokenizer
+from harness.engines.divergence import first_divergence
 from harness.engines.protocol import Engine, Question
 from harness.engines.requests import acceptance_columns
 from harness.engines.timing import Generation
-from harness.models.detokenizer import Detokenizer
 from harness.results.acceptance import Rejection
 
 # A shorter text than this is too short to compare both arms' times up to its end.

@@ -21,9 +21,9 @@ from harness.config.settings import require
 if TYPE_CHECKING:
     from harness.config.run import RunnerName, RunSettings
     from harness.config.settings import DecodingSettings, DraftSettings
-    from harness.drafting.method import Method
-    from harness.engines.pair import Pair, PlannedPair, SketchedPair
     from harness.engines.protocol import Engine
+    from harness.local.drafting.method import Method
+    from harness.local.engine.pair import Pair, PlannedPair, SketchedPair
 
 
 # The numbers of draft tokens that `auto` chooses from where each takes time to prepare.

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from harness.decoding.protocols import Iteration, Origin
+from harness.local.decoding.protocols import Iteration, Origin
 from harness.results.acceptance import Acceptance
 
 # Arrivals are one burst if they are nearer to each other than this share of the request's mean time

@@ -12,12 +12,12 @@ from harness.config.errors import SettingError
 from harness.config.packages import INSTALL_LOCAL
 from harness.config.run import ChatTemplate, PromptedSettings, RunSettings
 from harness.config.settings import PromptSettings
-from harness.engines.pair import PlannedPair
+from harness.engines.text_tokenizer import TextTokenizer
+from harness.local.engine.pair import PlannedPair
+from harness.local.models.tokenizers import encode_prompts, uses_template
 from harness.measuring.progress import note, say
-from harness.models.text_tokenizer import TextTokenizer
-from harness.models.tokenizers import encode_prompts, uses_template
-from harness.prompts.prompt_files import fetched_commit
-from harness.prompts.sets import Prompt, PromptSet, listed
+from harness.measuring.prompts.prompt_files import fetched_commit
+from harness.measuring.prompts.sets import Prompt, PromptSet, listed
 from harness.results.statistics.interval import counted
 
 if TYPE_CHECKING:

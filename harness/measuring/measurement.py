@@ -22,13 +22,13 @@ from harness.config.acceptance_rules import RULES
 from harness.config.machine import cpu_name, gpu_names, num_usable_cores, other_gpus
 from harness.config.run import RunSettings
 from harness.config.settings import ModelSettings, PromptSettings
-from harness.drafting.registry import METHODS
 from harness.engines.registry import ENGINES, engine_of
-from harness.engines.server.identity import ServerReport, server_reports
+from harness.local.drafting.registry import METHODS
 from harness.results.environment import package_version
 from harness.results.files import read_rows
 from harness.results.schema import RunRow
 from harness.results.weights import hub_commit
+from harness.servers.identity import ServerReport, server_reports
 
 AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 
@@ -56,20 +56,18 @@ ONLY_SHOWING = frozenset(
         "files",
         "help",
         "locked_files",
-        "optional_plots",
-        "overview",
         "plots",
         "published",
         "ranking",
         "read_runs",
         "regress",
         "report",
+        "reporting",
         "row",
         "rows",
         "schema",
         "serve",
         "tables",
-        "words",
     }
 )
 _SOURCES = (".py", ".csv")

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.config.places import check_place
 from harness.config.run import RunSettings
 from harness.config.settings import require
 from harness.engines.registry import engine_of
-from harness.models.places import check_place
-from harness.prompts.sets import load_prompts
+from harness.measuring.prompts.sets import load_prompts
 
 
 def require_files(settings: RunSettings) -> None:

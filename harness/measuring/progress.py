@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import IO
 
-from harness.tables.table import visible
-from harness.tables.terminal import LastingConsole
+from harness.reporting.table import visible
+from harness.reporting.terminal import LastingConsole
 
 # Without a terminal only what takes longer is announced.
 _LONG_S = 60.0

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from harness.config.errors import HarnessError, SettingError
 from harness.config.packages import require_local
-from harness.engines.checks.divergence import Divergence, text_divergence
-from harness.engines.pair import plan_pair
+from harness.engines.divergence import Divergence, text_divergence
 from harness.engines.protocol import Engine, Reference
 from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
+from harness.local.engine.pair import plan_pair
 from harness.measuring.progress import say
 from harness.measuring.session import Session
 
@@ -69,12 +69,12 @@ class References:
             say(f"no exact distribution: {error}")
             return None
         # A run that only asks servers imports no torch.
-        from harness.engines.checks.reference import (
+        from harness.local.checks.reference import (
             REFERENCE_BATCH,
             REFERENCE_TOKENS,
             open_reference,
         )
-        from harness.models.case import Demand
+        from harness.local.models.case import Demand
 
         computes_here = engine_of(settings).computes_here
         demand = Demand(

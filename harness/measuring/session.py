@@ -16,16 +16,16 @@ from harness.config.model_names import SERVED
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.keeper import PairKeeper
-from harness.engines.pair import Pair, PlacedPair, PlannedPair
 from harness.engines.protocol import Engine, Question
 from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
+from harness.engines.text_tokenizer import TextTokenizer
+from harness.local.engine.pair import Pair, PlacedPair, PlannedPair
 from harness.measuring.encoding import Chat, Encoded, encode, encode_set, origin
 from harness.measuring.measurement import Measurement, further_settings, identify
 from harness.measuring.progress import note, say
-from harness.models.text_tokenizer import TextTokenizer
-from harness.prompts.sets import Prompt, PromptSet
+from harness.measuring.prompts.sets import Prompt, PromptSet
 from harness.results.acceptance import Acceptance
 from harness.results.environment import environment_columns, new_run_id, write_environment
 from harness.results.files import append_rows
@@ -95,7 +95,7 @@ class Session:
         except Exception as exception:
             # Before anything else can fail: a row without a reason must not look as if it had figures.
             self.status, self.error = "failed", _message(exception)
-            from harness.models.failures import as_run_error
+            from harness.config.failures import as_run_error
 
             explained = as_run_error(exception)
             self.error = _message(explained or exception)
@@ -226,7 +226,7 @@ class Session:
         if advice is not None:
             say(advice)
         if engine.loads_pair:
-            from harness.models.case import Demand
+            from harness.local.models.case import Demand
 
             demand = Demand(
                 batch_size,

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from harness.commands import words
 from harness.commands.eval.tables import eval_answer
 from harness.commands.latency.tables.answer import latency_answer
 from harness.config.errors import SettingError
 from harness.config.machine import note_command_line
+from harness.reporting import words
 from in_process import QUICKEST_PAIR, Harness
 from next_steps import Step, accepted, collected
 from report_files import eval_run, latency_run

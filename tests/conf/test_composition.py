@@ -18,11 +18,11 @@ from omegaconf import OmegaConf
 
 from documented import ROOT, typed_lines, words_of
 from harness.cli.manifest import Manifest, SweepCallback
+from harness.cli.menu import config_source, conversion, documentation, names, server_words, typed
+from harness.cli.menu.names import CONF
+from harness.commands.registry import COMMANDS, commands, settings_of, with_settings
 from harness.config.errors import SettingError
-from harness.drafting.registry import METHODS
-from harness.menu import config_source, conversion, documentation, names, server_words, typed
-from harness.menu.commands import COMMANDS, commands, settings_of, with_settings
-from harness.menu.names import CONF
+from harness.local.drafting.registry import METHODS
 from remembered_configs import remember
 
 remember()

@@ -14,9 +14,9 @@ from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
+from harness.cli.menu.conversion import from_config
 from harness.config.settings import ModelSettings
-from harness.menu.conversion import from_config
-from harness.models.checkpoints import Checkpoint
+from harness.local.models.checkpoints import Checkpoint
 from known_heads import read_head
 
 CONF = Path(__file__).parents[2] / "conf"

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from harness.cli.menu.conversion import from_config
 from harness.commands.eval.record import Task
 from harness.commands.eval.tasks import OPERATIONS
 from harness.commands.latency.record import LatencySettings
@@ -14,7 +15,6 @@ from harness.config.settings import (
     DecodingSettings,
     ModelSettings,
 )
-from harness.menu.conversion import from_config
 
 MODEL = {"name": "m", "repository": "a/b"}
 COMPLETE: dict[str, Any] = {

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fakes import MarkovRunner
-from harness.engines.checks.divergence import Divergence, first_divergence, text_divergence
+from harness.engines.divergence import Divergence, first_divergence, text_divergence
 from harness.engines.protocol import Margin
 from tiny_checkpoints import make_tokenizer
 

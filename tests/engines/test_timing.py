@@ -12,14 +12,14 @@ import torch
 from chains import SIZE, request
 from fakes import MarkovRunner
 from harness.config.settings import DecodingSettings
-from harness.decoding import turns
-from harness.decoding.loops import autoregressive, speculative
-from harness.decoding.protocols import Iteration, Origin, Step
-from harness.drafting.model import ModelDrafter
 from harness.engines import timing
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import as_records
 from harness.engines.timing import Generation, generate, without_garbage_collection
+from harness.local.decoding import turns
+from harness.local.decoding.loops import autoregressive, speculative
+from harness.local.decoding.protocols import Iteration, Origin, Step
+from harness.local.drafting.model import ModelDrafter
 
 QUESTION = Question([[1], [2]], DecodingSettings(max_new_tokens=3), seed=0, indices=(0, 1))
 

@@ -10,9 +10,9 @@ import pytest
 from harness.commands.latency.record import LatencySettings
 from harness.config.errors import SettingError
 from harness.config.settings import PromptSettings
-from harness.engines.pair import Excess
+from harness.local.engine.pair import Excess
 from harness.measuring import encoding
-from harness.prompts.sets import Prompt, PromptSet
+from harness.measuring.prompts.sets import Prompt, PromptSet
 from some_settings import settings_of
 
 ROOM = 10

@@ -20,9 +20,8 @@ from harness.config.settings import (
     PromptSettings,
     ResultSettings,
 )
-from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.records.server import ServerSettings
-from harness.engines.server.identity import server_report
+from harness.local.drafting.methods.model import ModelDraftSettings
 from harness.measuring import measurement
 from harness.measuring.measurement import (
     Measurement,
@@ -31,6 +30,7 @@ from harness.measuring.measurement import (
 )
 from harness.results.files import append_rows
 from harness.results.weights import weights_identity
+from harness.servers.identity import server_report
 from some_settings import settings_of
 
 

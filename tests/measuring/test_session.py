@@ -54,7 +54,7 @@ def test_a_failure_is_noted_even_where_explaining_it_fails(
     def no_module(exception: BaseException) -> None:
         raise ModuleNotFoundError("No module named 'torch'")
 
-    monkeypatch.setattr("harness.models.failures.as_run_error", no_module)
+    monkeypatch.setattr("harness.config.failures.as_run_error", no_module)
     with pytest.raises(ModuleNotFoundError), session.watch():
         raise ValueError("what  is\nwrong")
     assert (session.status, session.error) == ("failed", "what is wrong")

@@ -14,10 +14,10 @@ from transformers import PreTrainedModel
 from architectures import VOCABULARY
 from chains import request
 from harness.config.settings import ModelSettings
-from harness.decoding.loops import speculative
-from harness.decoding.warp import Warp
-from harness.models.checkpoints import Checkpoint
-from harness.runners.eager import EagerRunner
+from harness.local.decoding.loops import speculative
+from harness.local.decoding.warp import Warp
+from harness.local.models.checkpoints import Checkpoint
+from harness.local.runners.eager import EagerRunner
 from head_references import PROMPTS, Checked, Expected
 from known_heads import read_head
 from small_heads import layer_config, target_model

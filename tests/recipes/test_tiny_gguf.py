@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from chains import request, texts
-from harness.decoding.loops import autoregressive
-from harness.runners.eager import EagerRunner
+from harness.local.decoding.loops import autoregressive
+from harness.local.runners.eager import EagerRunner
 from real_servers import gguf_pair, llama_serving, post
 from recipes.tiny_gguf import PAIR, SHIPPED
 

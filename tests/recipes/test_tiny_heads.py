@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from harness.config.settings import ModelSettings
-from harness.drafting.heads.slot_cache import SlotCache
-from harness.drafting.kinds.dflash import BlockHead
-from harness.drafting.kinds.eagle3 import EagleHead
-from harness.drafting.kinds.medusa import MedusaHead
-from harness.models.checkpoints import read_checkpoint
+from harness.local.drafting.heads.slot_cache import SlotCache
+from harness.local.drafting.kinds.dflash import BlockHead
+from harness.local.drafting.kinds.eagle3 import EagleHead
+from harness.local.drafting.kinds.medusa import MedusaHead
+from harness.local.models.checkpoints import read_checkpoint
 from known_heads import read_head
 from recipes import head_losses
 from recipes.head_losses import CHAIN, DECAY, Batch, loss_of

@@ -28,11 +28,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from harness.cli.menu.columns import described
 from harness.commands.eval.rows import AnswerRow, read_answers
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
+from harness.commands.registry import row_kinds
 from harness.config.errors import RunError, SettingError
-from harness.menu.columns import described
-from harness.menu.commands import row_kinds
 from harness.results import files, locked_files
 from harness.results.files import (
     check_appendable,

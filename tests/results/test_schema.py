@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from harness.cli.menu.columns import described
 from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import EvalRow
 from harness.commands.latency.record import LatencySettings
@@ -16,9 +17,8 @@ from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
+from harness.commands.registry import row_kinds
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
-from harness.menu.columns import described
-from harness.menu.commands import row_kinds
 from harness.results.row import Row, kind_of
 from harness.results.schema import RunRow
 from harness.results.statistics.interval import Interval
@@ -39,7 +39,7 @@ def value_of(hint: Any) -> Any:
 
 
 def test_the_description_of_the_columns_is_current() -> None:
-    """`python -m harness.menu.columns > docs/columns.md` renews it."""
+    """`python -m harness.cli.menu.columns > docs/columns.md` renews it."""
     page = described()
     assert (ROOT / "docs" / "columns.md").read_text(encoding="utf-8") == page
     for kind in row_kinds():

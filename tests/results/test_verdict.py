@@ -17,6 +17,7 @@ from harness.commands.map.rows import MapRow
 from harness.commands.map.tables import finding, map_answer, map_headlines
 from harness.commands.read_runs import Run
 from harness.config.errors import VerdictError
+from harness.reporting.terminal import as_text
 from harness.results.statistics.interval import Interval
 from harness.results.verdict import (
     ArmEvidence,
@@ -27,7 +28,6 @@ from harness.results.verdict import (
     require_verdict,
     verdict_of,
 )
-from harness.tables.terminal import as_text
 
 PAYS = Interval(2.0, 1.9, 2.1, "200 prompts")
 

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.drafting.kinds.dflash import BlockHead
-from harness.drafting.kinds.dspark import SparkHead
+from harness.local.drafting.kinds.dflash import BlockHead
+from harness.local.drafting.kinds.dspark import SparkHead
 from head_references import Expected, attend, mlp, rms, spread
 
 

@@ -9,10 +9,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from harness.decoding.batch import Request
-from harness.decoding.protocols import Iteration
-from harness.decoding.randomness import uniforms
-from harness.decoding.warp import Warp
+from harness.local.decoding.batch import Request
+from harness.local.decoding.protocols import Iteration
+from harness.local.decoding.randomness import uniforms
+from harness.local.decoding.warp import Warp
 
 SIZE = 12
 GREEDY = Warp(temperature=0)

@@ -28,8 +28,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from transformers import AutoModelForCausalLM, LlamaConfig
 from triton.backends.compiler import GPUTarget
 
-from harness.runners import attention, regions
-from harness.runners.slots import SlotForward, Slots
+from harness.local.runners import attention, regions
+from harness.local.runners.slots import SlotForward, Slots
 
 NUM_SLOTS = 512
 OPTIONS = {

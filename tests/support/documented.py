@@ -6,7 +6,7 @@ import re
 import shlex
 from pathlib import Path
 
-from harness.menu.commands import commands
+from harness.commands.registry import commands
 
 ROOT = Path(__file__).parents[2]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]

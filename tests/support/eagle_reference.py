@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.drafting.kinds.eagle3 import EagleHead
-from harness.drafting.kinds.peagle import MaskHead
+from harness.local.drafting.kinds.eagle3 import EagleHead
+from harness.local.drafting.kinds.peagle import MaskHead
 from head_references import Expected, attend, mlp, rms, spread
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from harness.engines.server.dialects import Dialect
-from harness.engines.server.startup import Startup
+from harness.servers.dialects import Dialect
+from harness.servers.startup import Startup
 
 ECHO = Dialect(
     name="echo",

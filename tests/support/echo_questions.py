@@ -15,7 +15,7 @@ from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.protocol import Question
 from harness.engines.record import Opening
 from harness.engines.records import server
-from harness.engines.server.engine import ServerArm, ServerEngine
+from harness.servers.engine import ServerArm, ServerEngine
 from some_settings import settings_of
 from tiny_checkpoints import make_tokenizer
 
@@ -80,5 +80,5 @@ def time_is_up_when(
         return limit
 
     planted = SimpleNamespace(**vars(asyncio) | {"timeout": timeout})
-    monkeypatch.setattr("harness.engines.server.sending.asyncio", planted)
+    monkeypatch.setattr("harness.servers.sending.asyncio", planted)
     return asked

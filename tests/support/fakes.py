@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from harness.decoding.adaptive import DraftLength
-from harness.decoding.protocols import Drafter, Proposal, Step, TreeDrafter, TreeRunner
-from harness.decoding.trees import Parents, TreeProposal, TreeShape
-from harness.drafting.trees.growth import Predictor
+from harness.local.decoding.adaptive import DraftLength
+from harness.local.decoding.protocols import Drafter, Proposal, Step, TreeDrafter, TreeRunner
+from harness.local.decoding.trees import Parents, TreeProposal, TreeShape
+from harness.local.drafting.trees.growth import Predictor
 
 
 class MarkovRunner(TreeRunner):

@@ -36,7 +36,7 @@ _IMPORTED = (
     "harness.commands.recovery.measure",
     "harness.commands.serve.command",
     "harness.cli.jobs",
-    "harness.engines.local.engine",
+    "harness.local.engine.engine",
     "hydra.main",
     "kept_pairs",
     "pytest",

@@ -11,13 +11,13 @@ from transformers import PreTrainedModel
 
 from architectures import VOCABULARY, generated
 from chains import GREEDY, request, texts
-from harness.decoding.adaptive import DraftLength
-from harness.decoding.loops import speculative
-from harness.decoding.protocols import Drafter, Proposal, Step
-from harness.decoding.warp import Warp
-from harness.runners.compiled import PreparedRunner
-from harness.runners.eager import EagerRunner
-from harness.runners.prepared_calls import RunnerShapes
+from harness.local.decoding.adaptive import DraftLength
+from harness.local.decoding.loops import speculative
+from harness.local.decoding.protocols import Drafter, Proposal, Step
+from harness.local.decoding.warp import Warp
+from harness.local.runners.compiled import PreparedRunner
+from harness.local.runners.eager import EagerRunner
+from harness.local.runners.prepared_calls import RunnerShapes
 
 PROMPTS = [[5, 9, 3, 4, 7, 1, 8], [11, 3], [10, 1, 6, 3, 4, 5, 6, 7, 8, 9, 20]]
 

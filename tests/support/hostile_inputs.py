@@ -14,7 +14,7 @@ from typing import Any
 from echo_server import EchoServer
 from report_files import eval_run, latency_run, prompt_rows, write
 
-SHIPPED = Path(__file__).parents[2] / "harness/models/shipped"
+SHIPPED = Path(__file__).parents[2] / "harness/local/models/shipped"
 HEADS = ("tiny_eagle3", "tiny_medusa", "tiny_dflash")
 VALUES: list[Any] = [
     None, True, False, -1, 0, 1, 2, 7, 0.5, -7.5, 1e30, 1e308, float("nan"), float("inf"), 10**9, 10**30,

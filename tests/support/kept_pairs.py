@@ -13,15 +13,15 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
+from harness.cli.menu.names import PACKAGE
 from harness.config.run import RunSettings
-from harness.drafting.registry import METHODS
 from harness.engines import keeper
-from harness.engines.pair import PlannedPair
 from harness.engines.registry import engine_of, pair_of
-from harness.menu.names import PACKAGE
-from harness.models.loading import LoadedModel, PlacedModel
+from harness.local.drafting.registry import METHODS
+from harness.local.engine.pair import PlannedPair
+from harness.local.models.loading import LoadedModel, PlacedModel
 
-_SHIPPED = PACKAGE / "models" / "shipped"
+_SHIPPED = PACKAGE / "local" / "models" / "shipped"
 
 _plan = keeper._planned_pair
 _load = PlacedModel.load

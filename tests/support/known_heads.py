@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from harness.config.settings import ModelSettings
-from harness.drafting.heads import find as heads
-from harness.drafting.heads.find import HeadCheckpoint
-from harness.drafting.registry import HEADS
-from harness.models.checkpoints import Checkpoint
+from harness.local.drafting.heads import find as heads
+from harness.local.drafting.heads.find import HeadCheckpoint
+from harness.local.drafting.registry import HEADS
+from harness.local.models.checkpoints import Checkpoint
 
 
 def read_head(settings: ModelSettings, target: Checkpoint, **options: Any) -> HeadCheckpoint | None:

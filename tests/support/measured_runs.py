@@ -11,7 +11,7 @@ from harness.commands.latency.record import LatencySettings
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation
-from harness.prompts.sets import Prompt, PromptSet
+from harness.measuring.prompts.sets import Prompt, PromptSet
 from some_settings import settings_of
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.drafting.kinds.medusa import MedusaHead
+from harness.local.drafting.kinds.medusa import MedusaHead
 from head_references import Expected
 
 

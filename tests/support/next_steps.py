@@ -13,11 +13,11 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
-from harness.commands.answers import Step
-from harness.drafting.registry import METHODS
-from harness.menu import config_source, conversion, names, typed
-from harness.menu.commands import COMMANDS, settings_of, with_settings
-from harness.menu.names import CONF
+from harness.cli.menu import config_source, conversion, names, typed
+from harness.cli.menu.names import CONF
+from harness.commands.registry import COMMANDS, settings_of, with_settings
+from harness.local.drafting.registry import METHODS
+from harness.reporting.answers import Step
 from remembered_configs import remember
 
 remember()

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.commands.command import Command, Experiment
 from harness.config.run import PromptedSettings
 from harness.config.settings import require_at_least
-from harness.menu.command import Command, Experiment
 from harness.results.row import figure, setting
 from harness.results.schema import DecodedRow
 
@@ -52,7 +52,7 @@ class AnswerLengths(Experiment):
     def measure(self, session: Any) -> None:
         """See `Experiment.measure`."""
         from harness.measuring.interleaving import ask_all
-        from harness.prompts.sets import load_prompts
+        from harness.measuring.prompts.sets import load_prompts
 
         prompts = load_prompts(self.settings.prompts).take(self.settings.num_prompts)
         token_ids = session.encode(prompts)

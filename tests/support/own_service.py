@@ -15,9 +15,9 @@ from harness.commands.serve.record import ServeSettings
 from harness.commands.serve.service import Service
 from harness.config.run import RunnerName
 from harness.config.settings import ModelSettings
-from harness.drafting.methods.model import ModelDraftSettings
 from harness.engines.keeper import PairKeeper
-from harness.models.case import Demand
+from harness.local.drafting.methods.model import ModelDraftSettings
+from harness.local.models.case import Demand
 from some_settings import settings_of
 
 BATCH_SIZE = 6

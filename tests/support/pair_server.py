@@ -14,15 +14,15 @@ from typing import Any
 
 from echo_server import FIRST_LETTER, EchoServer, serving
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
-from harness.engines.local.engine import LocalEngine
-from harness.engines.pair import Pair, plan_pair
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.engines.timing import Generation
-from harness.models.case import Demand
+from harness.local.engine.engine import LocalEngine
+from harness.local.engine.pair import Pair, plan_pair
+from harness.local.models.case import Demand
 from tiny_checkpoints import as_draft
 
-SHIPPED = Path(__file__).parents[2] / "harness" / "models" / "shipped"
+SHIPPED = Path(__file__).parents[2] / "harness" / "local" / "models" / "shipped"
 _MOST = 64
 # The arms of an engine share its models, so that one works at a time.
 _THREAD = ThreadPoolExecutor(1)

@@ -8,13 +8,13 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from harness.decoding.protocols import Runner, Step
-from harness.decoding.verify import Offer, Verdict
-from harness.decoding.warp import BatchWarp, Warp
-from harness.engines.local.fault import Fault
-from harness.engines.local.faults.rollback_off_by_one import StaleRunner
-from harness.engines.local.logprobs import LEAST, Burst, TokenLogprob
-from harness.runners.wrapped import WrappedRunner
+from harness.local.decoding.protocols import Runner, Step
+from harness.local.decoding.verify import Offer, Verdict
+from harness.local.decoding.warp import BatchWarp, Warp
+from harness.local.engine.fault import Fault
+from harness.local.engine.faults.rollback_off_by_one import StaleRunner
+from harness.local.engine.logprobs import LEAST, Burst, TokenLogprob
+from harness.local.runners.wrapped import WrappedRunner
 
 # Prompts count as the same that share this many first tokens.
 _PREFIX_TOKENS = 4

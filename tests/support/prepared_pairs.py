@@ -9,14 +9,14 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures import random_pair
-from harness.decoding.decisions import Decision, Draw, Judge
-from harness.decoding.protocols import Drafter, Runner
-from harness.decoding.verify import verify
-from harness.decoding.warp import Warp
-from harness.drafting.model import ModelDrafter
-from harness.drafting.parallel import ParallelDrafter
-from harness.runners.compiled import PreparedRunner
-from harness.runners.prepared_calls import RunnerShapes
+from harness.local.decoding.decisions import Decision, Draw, Judge
+from harness.local.decoding.protocols import Drafter, Runner
+from harness.local.decoding.verify import verify
+from harness.local.decoding.warp import Warp
+from harness.local.drafting.model import ModelDrafter
+from harness.local.drafting.parallel import ParallelDrafter
+from harness.local.runners.compiled import PreparedRunner
+from harness.local.runners.prepared_calls import RunnerShapes
 from mtp_models import mtp_target
 from small_heads import block_head, eagle_head, layer_config, medusa_head, mtp_head, target_model
 

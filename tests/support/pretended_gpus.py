@@ -300,9 +300,9 @@ def pretended_gpus() -> Iterator[PretendedGpus]:
         patch.setattr(torch.Tensor, "cuda", lambda self, device=None: self.to(device or "cuda:0"))
         clear = functools.partial(setattr, gpus, "has_workspace", False)
         patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", clear, raising=False)
-        patch.setattr("harness.runners.graphs._NUM_WARMUPS", 1)
+        patch.setattr("harness.local.runners.graphs._NUM_WARMUPS", 1)
         # So that no kernel is chosen by chance, and only passes are captured.
-        choice = "harness.runners.compiled.is_faster_without_cudnn"
+        choice = "harness.local.runners.compiled.is_faster_without_cudnn"
         patch.setattr(choice, lambda caches, query_counts: False)
         # A module that moves gets other parameters, not other numbers in the same ones.
         patch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)

@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures import VOCABULARY
-from harness.drafting.kinds.dflash2 import SelectorHead
+from harness.local.drafting.kinds.dflash2 import SelectorHead
 from head_references import Expected, attend, mlp, rms
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import torch
 
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.models.case import Case, Demand, Misfit, Placement
-from harness.models.fit import fit
-from harness.models.sketch import Block, LayerCache, Sketch, TensorSketch
+from harness.local.models.case import Case, Demand, Misfit, Placement
+from harness.local.models.fit import fit
+from harness.local.models.sketch import Block, LayerCache, Sketch, TensorSketch
 
 GB = 10**9
 # No text: all room is for weights.

@@ -9,13 +9,13 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 from architectures import VOCABULARY, random_model
-from harness.drafting.heads.mtp import MtpHead
-from harness.drafting.kinds.dflash import BlockConfig, BlockHead
-from harness.drafting.kinds.dflash2 import SelectorConfig, SelectorHead
-from harness.drafting.kinds.dspark import SparkConfig, SparkHead
-from harness.drafting.kinds.eagle3 import EagleConfig, EagleHead
-from harness.drafting.kinds.medusa import MedusaConfig, MedusaHead
-from harness.drafting.kinds.peagle import MaskConfig, MaskHead
+from harness.local.drafting.heads.mtp import MtpHead
+from harness.local.drafting.kinds.dflash import BlockConfig, BlockHead
+from harness.local.drafting.kinds.dflash2 import SelectorConfig, SelectorHead
+from harness.local.drafting.kinds.dspark import SparkConfig, SparkHead
+from harness.local.drafting.kinds.eagle3 import EagleConfig, EagleHead
+from harness.local.drafting.kinds.medusa import MedusaConfig, MedusaHead
+from harness.local.drafting.kinds.peagle import MaskConfig, MaskHead
 
 WINDOW = {
     "layer_types": ["full_attention", "sliding_attention"],

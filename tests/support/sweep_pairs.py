@@ -44,7 +44,7 @@ class WickedForCausalLM(LlamaForCausalLM):
             if misbehaviour == "hang":
                 time.sleep(3600)
             if misbehaviour == "capture":
-                from harness.runners.graphs import GraphRecorder
+                from harness.local.runners.graphs import GraphRecorder
                 GraphRecorder.has_failed = True
                 print(f"in process {{os.getpid()}}.", flush=True)
         return super().forward(input_ids=input_ids, **others)

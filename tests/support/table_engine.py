@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from harness.config.settings import DecodingSettings
-from harness.decoding.warp import Warp
+from harness.local.decoding.warp import Warp
 
 
 class TableEngine:

@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from harness.drafting.methods.lookup import LookupSettings, LookupText
-from harness.drafting.methods.suffix import SuffixSettings, SuffixTexts
-from harness.drafting.text import TextDrafter
+from harness.local.drafting.methods.lookup import LookupSettings, LookupText
+from harness.local.drafting.methods.suffix import SuffixSettings, SuffixTexts
+from harness.local.drafting.text import TextDrafter
 
 
 def lookup_drafter(device: torch.device | str = "cpu", **settings: Any) -> TextDrafter:

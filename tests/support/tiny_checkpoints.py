@@ -11,10 +11,10 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from architectures import random_model
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
-from harness.drafting.methods.model import ModelDraftSettings
-from harness.engines.pair import Pair, plan_pair
-from harness.models.case import Demand
-from harness.models.checkpoints import Checkpoint
+from harness.local.drafting.methods.model import ModelDraftSettings
+from harness.local.engine.pair import Pair, plan_pair
+from harness.local.models.case import Demand
+from harness.local.models.checkpoints import Checkpoint
 
 VOCABULARY_SIZE = 320
 

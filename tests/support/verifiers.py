@@ -8,8 +8,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from harness.decoding.randomness import inverse_cdf
-from harness.decoding.verify import Offer, Verdict, verify
+from harness.local.decoding.randomness import inverse_cdf
+from harness.local.decoding.verify import Offer, Verdict, verify
 
 FALSE_ALARM_RATE = 1e-9
 

@@ -17,14 +17,19 @@ from harness.commands.acceptance.tables import (
     acceptance_details,
     health_in_words,
 )
+from harness.commands.command import Experiment
 from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.costs import costs_in_steps, iteration_steps
-from harness.commands.optional_plots import drawn_files
 from harness.commands.plan.measure import least_iteration_steps
 from harness.commands.read_runs import Run, newest_of_pair
 from harness.config.errors import SettingError, VerdictError
-from harness.drafting.methods.model import SampledDraftSettings
-from harness.engines.local.reading import (
+from harness.engines.protocol import in_batches
+from harness.engines.registry import engine_of
+from harness.engines.requests import RequestRecord
+from harness.engines.timing import generate
+from harness.local.drafting.methods.model import SampledDraftSettings
+from harness.local.engine.pair import Pair, PlacedPair, plan_pair
+from harness.local.engine.reading import (
     TOGETHER,
     ReadText,
     TextReader,
@@ -32,21 +37,16 @@ from harness.engines.local.reading import (
     likelihood_columns,
     most_drafted,
 )
-from harness.engines.pair import Pair, PlacedPair, plan_pair
-from harness.engines.protocol import in_batches
-from harness.engines.registry import engine_of
-from harness.engines.requests import RequestRecord
-from harness.engines.timing import generate
+from harness.local.models.case import Demand
 from harness.measuring.encoding import Encoded, completion_ids
 from harness.measuring.progress import progress, say
+from harness.measuring.prompts.sets import Occurrence, listed, load_prompts
 from harness.measuring.session import Session
-from harness.menu.command import Experiment
-from harness.models.case import Demand
-from harness.prompts.sets import Occurrence, listed, load_prompts
+from harness.reporting.optional_plots import drawn_files
+from harness.reporting.table import Answer, Document
 from harness.results.locked_files import replace_file
 from harness.results.statistics.interval import counted
 from harness.results.statistics.iterations import expected_acceptance, tokens_per_iteration
-from harness.tables.table import Answer, Document
 
 # Texts that are taken where nothing is said: written now, or those that a file has.
 WRITTEN = 15

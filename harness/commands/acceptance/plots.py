@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from harness.commands.acceptance.rows import AcceptanceRow
 from harness.commands.acceptance.tables import best_row, curve_names
 from harness.commands.read_runs import Run
+from harness.reporting.drawing import MOST_CURVES, Plot, Point, curve_plots
 from harness.results.statistics.interval import Interval
-from harness.tables.drawing import MOST_CURVES, Plot, Point, curve_plots
 
 # `./step_100`, `runs/a/checkpoint-200`: a directory whose name ends with a number.
 _CHECKPOINT = re.compile(r"(.*/\D*)(\d+)/?")

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.commands.acceptance.rows import AcceptanceRow, AcceptanceTextRow
+from harness.commands.command import Command
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import LARGEST_K, require, require_at_least
-from harness.menu.command import Command
 
 if TYPE_CHECKING:
-    from harness.tables.table import Answer, Document, Line
+    from harness.reporting.table import Answer, Document, Line
 
 
 # Rules whose acceptance of a given text is known at any temperature, and those for greedy decoding alone.

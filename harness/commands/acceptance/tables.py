@@ -9,16 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from harness.commands.acceptance.rows import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
-from harness.commands.answers import Step, answer, answer_of_sweep, heading
-from harness.commands.names import Named, named_runs
 from harness.commands.read_runs import Run
-from harness.commands.words import typed_for
-from harness.results.files import rows_in
-from harness.results.statistics.interval import Interval, counted
-from harness.results.statistics.iterations import Cut
-from harness.results.statistics.multiplicity import ranking
-from harness.results.verdict import MOST_DEVIATIONS, MOST_IMPOSSIBLE
-from harness.tables.table import (
+from harness.reporting.answers import Step, answer, answer_of_sweep, heading
+from harness.reporting.names import Named, named_runs
+from harness.reporting.table import (
     Answer,
     Column,
     Document,
@@ -30,6 +24,12 @@ from harness.tables.table import (
     number,
     times,
 )
+from harness.reporting.words import typed_for
+from harness.results.files import rows_in
+from harness.results.statistics.interval import Interval, counted
+from harness.results.statistics.iterations import Cut
+from harness.results.statistics.multiplicity import ranking
+from harness.results.verdict import MOST_DEVIATIONS, MOST_IMPOSSIBLE
 
 # The K of the printed table; the file has all.
 SHOWN = (1, 2, 3, 4, 6, 8, 16)

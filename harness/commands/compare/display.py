@@ -18,11 +18,11 @@ from rich.table import Table
 from rich.text import Text
 from transformers import PreTrainedTokenizerBase
 
-from harness.decoding.protocols import Origin
+from harness.engines.detokenizer import Detokenizer
 from harness.engines.timing import FRAME_S, Generation
-from harness.models.detokenizer import Detokenizer
-from harness.tables.table import visible
-from harness.tables.terminal import LastingConsole
+from harness.local.decoding.protocols import Origin
+from harness.reporting.table import visible
+from harness.reporting.terminal import LastingConsole
 
 # A replay is slowed down or sped up into this many seconds, both arms alike.
 _SHORTEST_REPLAY_S = 3.0

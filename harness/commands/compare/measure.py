@@ -14,28 +14,28 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
+from harness.cli.menu.conversion import setting_hints
+from harness.cli.menu.typed import changed
+from harness.commands.command import Experiment
 from harness.commands.compare.display import Lane, live, plain_console, show_race
 from harness.commands.compare.lines import piped_lines, typed_lines
 from harness.commands.compare.record import CompareSettings
 from harness.commands.compare.rows import CompareRow
 from harness.commands.compare.tables import rejections, verdict
-from harness.commands.words import pair_name, settings_line
 from harness.config.errors import HarnessError, RunError, SettingError, nearest
 from harness.config.settings import DecodingSettings
-from harness.decoding.protocols import Origin
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.race import figures, find_rejections, outcome, token_text
 from harness.engines.timing import Generation, generate, quick_garbage_collections, run_lap
+from harness.local.decoding.protocols import Origin
 from harness.measuring.measurement import identify
 from harness.measuring.progress import say, show
+from harness.measuring.prompts.sets import Prompt, load_prompts
 from harness.measuring.session import Session
-from harness.menu.command import Experiment
-from harness.menu.conversion import setting_hints
-from harness.menu.typed import changed
-from harness.prompts.sets import Prompt, load_prompts
+from harness.reporting.table import visible
+from harness.reporting.terminal import PLAIN_WIDTH, print_document
+from harness.reporting.words import pair_name, settings_line
 from harness.results.acceptance import Rejection
-from harness.tables.table import visible
-from harness.tables.terminal import PLAIN_WIDTH, print_document
 
 # New tokens of each arm before the first race, so that what a process does only once is not timed.
 _WARMUP_TOKENS = 8

@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from harness.commands.command import Command
 from harness.commands.compare.rows import CompareRow
 from harness.config.run import PromptedSettings
 from harness.config.settings import require
-from harness.menu.command import Command
 
 if TYPE_CHECKING:
-    from harness.tables.table import Document
+    from harness.reporting.table import Document
 
 View = Literal["text", "race", "log"]
 

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 
 from harness.commands.compare.rows import CompareRow
 from harness.commands.latency.tables.costs import tokens_per_iteration
-from harness.commands.names import distinct_names
-from harness.commands.words import common_settings, labels, lossy_warning
 from harness.engines.registry import is_elsewhere
-from harness.results.acceptance import Rejection
-from harness.tables.table import (
+from harness.reporting.names import distinct_names
+from harness.reporting.table import (
     Column,
     Document,
     Line,
@@ -22,6 +20,8 @@ from harness.tables.table import (
     times,
     visible,
 )
+from harness.reporting.words import common_settings, labels, lossy_warning
+from harness.results.acceptance import Rejection
 
 
 def verdict(row: CompareRow) -> Document:

@@ -22,7 +22,7 @@ import numpy as np
 from harness.commands.eval.record import LM_EVAL
 from harness.commands.eval.tasks import Judgement, Problem, Task
 from harness.config.errors import RunError, SettingError
-from harness.models.failures import first_line, is_unreachable
+from harness.config.failures import first_line, is_unreachable
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

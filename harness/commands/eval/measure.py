@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from harness.commands.command import Experiment
 from harness.commands.eval.lm_eval_tasks import LmEvalTask
 from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import AnswerRow, EvalRow, read_answers
@@ -22,9 +23,8 @@ from harness.engines.timing import Generation
 from harness.measuring.interleaving import ask_all
 from harness.measuring.measurement import Measurement, identify
 from harness.measuring.progress import say
+from harness.measuring.prompts.sets import Prompt
 from harness.measuring.session import Session
-from harness.menu.command import Experiment
-from harness.prompts.sets import Prompt
 from harness.results.acceptance import Acceptance
 from harness.results.files import append_rows
 from harness.results.statistics.proportions import (

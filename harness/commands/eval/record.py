@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from harness.commands.command import Command
 from harness.commands.eval.rows import AnswerRow, EvalRow
 from harness.config.errors import nearest
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
-from harness.menu.command import Command
 
 if TYPE_CHECKING:
-    from harness.tables.table import Answer, Document, Line
+    from harness.reporting.table import Answer, Document, Line
 
 # The last one is lm-evaluation-harness's, under its own name.
 Task = Literal["multiplication", "addition", "gsm8k"]

@@ -4,24 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.commands.answers import Step, answer, answer_of_sweep, heading, lossless_again
 from harness.commands.eval.rows import EvalRow
 from harness.commands.latency.tables.run import ACCEPTED, ARM
-from harness.commands.names import Name, Named, named_runs
 from harness.commands.published import MULTIPLICATION_NOTE
 from harness.commands.read_runs import Run
-from harness.commands.words import (
-    arm_name,
-    common_settings,
-    device_of,
-    lossy_warning,
-    pair_name,
-    settings_line,
-    smaller_batch,
-    typed_again,
-)
-from harness.results.statistics.interval import Interval
-from harness.tables.table import (
+from harness.reporting.answers import Step, answer, answer_of_sweep, heading, lossless_again
+from harness.reporting.names import Name, Named, named_runs
+from harness.reporting.table import (
     Answer,
     Bar,
     Bars,
@@ -33,6 +22,17 @@ from harness.tables.table import (
     number,
     sentences,
 )
+from harness.reporting.words import (
+    arm_name,
+    common_settings,
+    device_of,
+    lossy_warning,
+    pair_name,
+    settings_line,
+    smaller_batch,
+    typed_again,
+)
+from harness.results.statistics.interval import Interval
 
 # p-values below this count as a difference.
 _SIGNIFICANT = 0.05

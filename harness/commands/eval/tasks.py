@@ -18,7 +18,7 @@ from harness.commands.published import MULTIPLICATION_ACCURACY
 from harness.config.errors import SettingError
 from harness.config.model_names import without_suffixes
 from harness.config.settings import ModelSettings
-from harness.models.text_tokenizer import TextTokenizer
+from harness.engines.text_tokenizer import TextTokenizer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -34,8 +34,8 @@ from harness.commands.latency.record import OPEN_LOOP_LAP, LatencySettings
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Engine, Question
 from harness.measuring.encoding import Encoded, chats_of
+from harness.measuring.prompts.sets import Occurrence, PromptSet
 from harness.measuring.session import Session
-from harness.prompts.sets import Occurrence, PromptSet
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 # For a warm-up of n prompts, at most this many times n are encoded to find short ones.

@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 
+from harness.commands.command import Experiment
 from harness.commands.latency.asking import asks_again, questions_to_ask
 from harness.commands.latency.conversations import Conversations
 from harness.commands.latency.figures.experts import experts_read
@@ -24,17 +25,17 @@ from harness.config.acceptance_rules import tests_each_token
 from harness.config.errors import RunError, SettingError
 from harness.config.run import PromptedSettings
 from harness.config.settings import require
-from harness.engines.pair import PlannedPair
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
+from harness.local.engine.pair import PlannedPair
 from harness.measuring.encoding import decide_ignore_eos
 from harness.measuring.interleaving import Answers, ask_in_turns
 from harness.measuring.progress import say
+from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.quietness import Quietness
 from harness.measuring.session import Session
-from harness.menu.command import Experiment
-from harness.prompts.sets import load_prompts
+from harness.reporting.table import Answer, Document, Table
 from harness.results.acceptance import Acceptance
 from harness.results.statistics.stopping import (
     CONFIDENCE_OF_LOOKS,
@@ -48,7 +49,6 @@ from harness.results.verdict import (
     require_verdict,
     too_many_failures,
 )
-from harness.tables.table import Answer, Document, Table
 
 # `test=true`: enough to see that a pair works at all; of prompts at least one batch.
 TEST_PROMPTS = 2
@@ -148,7 +148,7 @@ class Latency(Experiment):
         self.run.pass_ms = engine.pass_ms(example)
         if placed is not None:
             from harness.commands.latency.profiling import profile_arms
-            from harness.engines.roofline import roofs
+            from harness.local.engine.roofline import roofs
 
             # An average step reads the prompt and half of the new tokens.
             context = encoded.mean_length + new_tokens / 2

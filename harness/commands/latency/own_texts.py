@@ -52,8 +52,8 @@ def tokens_by_k(
         RunError: for a draft that gives no probabilities to a text, or too little memory.
     """
     # torch, which a run that only sends requests needs not wait for.
-    from harness.engines.local.reading import TextReader
-    from harness.models.failures import as_run_error
+    from harness.config.failures import as_run_error
+    from harness.local.engine.reading import TextReader
     from harness.results.statistics.iterations import tokens_per_iteration
 
     asked: list[tuple[Sequence[int], Sequence[int]]] = []

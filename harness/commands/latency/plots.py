@@ -11,7 +11,7 @@ import pandas as pd
 from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.tables.predicted_curve import predicted_curve
 from harness.commands.read_runs import Run
-from harness.tables.drawing import (
+from harness.reporting.drawing import (
     AUTO,
     MEASURED,
     MOST_CURVES,

@@ -13,8 +13,8 @@ from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from harness.engines.protocol import Arm, Engine, Question
-from harness.models.devices import synchronize
-from harness.tables.table import Column, Table, TableRow, number, percent
+from harness.local.models.devices import synchronize
+from harness.reporting.table import Column, Table, TableRow, number, percent
 
 # Tokens that are decoded: a few iterations say it all, and a trace of more takes long to open.
 NUM_TOKENS = 8

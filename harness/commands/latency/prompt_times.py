@@ -9,8 +9,8 @@ import numpy as np
 
 from harness.commands.latency.figures.paired import share_prompts
 from harness.commands.latency.rows import LatencyPromptRow
+from harness.reporting.table import grouped
 from harness.results.statistics.arrays import Floats
-from harness.tables.table import grouped
 
 # What intervals count as independent: prompts that are always asked together, one, a batch, or a lap of requests
 # (`asking.Part`). It is named by their places in the prompt set, so that units of several runs can be matched; where

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from harness.commands.command import Command
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.config.amounts import SECONDS, quantity
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
-from harness.menu.command import Command
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 if TYPE_CHECKING:
-    from harness.tables.table import Answer, Document, Line
+    from harness.reporting.table import Answer, Document, Line
 
 # How many requests a lap has where they are sent at random times (`engine.rate`).
 OPEN_LOOP_LAP = 8

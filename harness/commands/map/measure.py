@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from harness.commands.command import Experiment
 from harness.commands.latency.asking import (
     batches_to_ask,
     first_turns,
@@ -19,7 +20,6 @@ from harness.commands.latency.rows import LatencyRow
 from harness.commands.map.record import DRAFT_TOKENS, RECORD, MapSettings
 from harness.commands.map.rows import MapRow
 from harness.commands.map.tables import for_vllm, map_answer, map_details, schedule_of
-from harness.commands.optional_plots import drawn_files
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, require
 from harness.engines.protocol import Engine
@@ -27,14 +27,14 @@ from harness.engines.registry import engine_of
 from harness.measuring.encoding import Encoded, decide_ignore_eos
 from harness.measuring.interleaving import ask_all
 from harness.measuring.progress import note
+from harness.measuring.prompts.sets import PromptSet, load_prompts
 from harness.measuring.session import Session
-from harness.menu.command import Experiment
-from harness.prompts.sets import PromptSet, load_prompts
+from harness.reporting.optional_plots import drawn_files
+from harness.reporting.table import Answer, Document
 from harness.results.locked_files import replace_file
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval, counted
 from harness.results.verdict import refusal, require_verdict
-from harness.tables.table import Answer, Document
 
 # Indices along the sides of the grid, which are batch size, context and K: (0, 2, 1) is the smallest batch, the third
 # context and the second K.

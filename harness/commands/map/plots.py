@@ -26,7 +26,7 @@ from harness.commands.map.tables import (
     word_of,
 )
 from harness.commands.read_runs import Run
-from harness.tables.drawing import MOST_PLOTS, Plot, add_legend, new_axes
+from harness.reporting.drawing import MOST_PLOTS, Plot, add_legend, new_axes
 
 # Inches of the plot for each K, and for the axis and the legend.
 _ROW_HEIGHT = 0.42

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness.commands.command import Command
 from harness.commands.map.rows import MapRow
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import LARGEST_K, require, require_at_least
-from harness.menu.command import Command
 
 if TYPE_CHECKING:
-    from harness.tables.table import Answer, Document, Line
+    from harness.reporting.table import Answer, Document, Line
 
 
 # The K of a grid whose settings name none, where the engine takes any.

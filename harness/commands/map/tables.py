@@ -14,16 +14,12 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TypeGuard
 
-from harness.commands.answers import Step, answer, answer_of_sweep, heading
 from harness.commands.map.rows import MapRow
-from harness.commands.names import distinct_names
 from harness.commands.read_runs import Run
-from harness.commands.words import device_of, settings_line, title, typed_again
 from harness.engines.registry import is_elsewhere
-from harness.results.schema import NO_VERDICT
-from harness.results.statistics.interval import counted
-from harness.results.verdict import verdict_of
-from harness.tables.table import (
+from harness.reporting.answers import Step, answer, answer_of_sweep, heading
+from harness.reporting.names import distinct_names
+from harness.reporting.table import (
     UNKNOWN,
     Answer,
     Column,
@@ -35,6 +31,10 @@ from harness.tables.table import (
     interval,
     sentences,
 )
+from harness.reporting.words import device_of, settings_line, title, typed_again
+from harness.results.schema import NO_VERDICT
+from harness.results.statistics.interval import counted
+from harness.results.verdict import verdict_of
 
 # First and last batch size of each range, and its K. The ranges adjoin, and the first begins at 1.
 Schedule = Sequence[tuple[int, int, int]]

@@ -16,6 +16,7 @@ import psutil
 import torch
 
 from harness.commands.acceptance.rows import AcceptanceRow
+from harness.commands.command import Experiment
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import least_ms, plan_answer, plan_details
@@ -23,22 +24,21 @@ from harness.commands.read_runs import newest_of_pair
 from harness.config.errors import SettingError, VerdictError
 from harness.config.machine import cpu_name
 from harness.config.settings import PlacementSettings
-from harness.drafting.translation import check_if_local
-from harness.engines.pair import sketch_pair
 from harness.engines.registry import engine_of
-from harness.engines.roofline import known_gpu, known_gpus
+from harness.local.drafting.translation import check_if_local
+from harness.local.engine.pair import sketch_pair
+from harness.local.engine.roofline import known_gpu, known_gpus
+from harness.local.models.case import Case, Demand, Memory, Misfit, Placement
+from harness.local.models.checkpoints import Checkpoint
+from harness.local.models.devices import free_memory, visible_gpus
+from harness.local.models.fit import fit
+from harness.local.models.quiet import quiet_libraries
+from harness.local.models.remedies import fit_regardless, remedies
+from harness.local.models.sketch import Sketch, device_name, offloads
+from harness.local.models.tokenizers import PADDING, check_sizes
 from harness.measuring.session import Session
-from harness.menu.command import Experiment
-from harness.models.case import Case, Demand, Memory, Misfit, Placement
-from harness.models.checkpoints import Checkpoint
-from harness.models.devices import free_memory, visible_gpus
-from harness.models.fit import fit
-from harness.models.quiet import quiet_libraries
-from harness.models.remedies import fit_regardless, remedies
-from harness.models.sketch import Sketch, device_name, offloads
-from harness.models.tokenizers import PADDING, check_sizes
+from harness.reporting.table import Answer, Document
 from harness.results.statistics.interval import Interval
-from harness.tables.table import Answer, Document
 
 # The largest K that is tried with a guessed chance of acceptance.
 _MOST_GUESSED = 16

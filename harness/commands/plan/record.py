@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from harness.commands.command import Command
 from harness.commands.plan.rows import PlanRow
 from harness.config.errors import SettingError
 from harness.config.machine import gpu_names
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
-from harness.menu.command import Command
 
 if TYPE_CHECKING:
-    from harness.tables.table import Answer
+    from harness.reporting.table import Answer
 
 
 @dataclass(frozen=True, kw_only=True)

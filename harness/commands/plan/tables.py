@@ -12,14 +12,12 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from harness.commands.answers import Step, answer, answer_of_sweep, heading
-from harness.commands.names import distinct_names
 from harness.commands.plan.rows import PlanRow
-from harness.commands.words import pair_name, typed_again
 from harness.config.amounts import amount
 from harness.config.settings import DecodingSettings
-from harness.results.statistics.interval import Interval
-from harness.tables.table import (
+from harness.reporting.answers import Step, answer, answer_of_sweep, heading
+from harness.reporting.names import distinct_names
+from harness.reporting.table import (
     Answer,
     Bar,
     Bars,
@@ -32,6 +30,8 @@ from harness.tables.table import (
     in_brackets,
     times,
 )
+from harness.reporting.words import pair_name, typed_again
+from harness.results.statistics.interval import Interval
 
 _NO_GPU = "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs."
 # Devices that an answer shows, and those below a doubt.

@@ -43,7 +43,7 @@ def choose_contexts(
     # A run that only asks servers imports no torch.
     import torch
 
-    from harness.engines.checks.reference import REFERENCE_BATCH
+    from harness.local.checks.reference import REFERENCE_BATCH
 
     contexts_by_prompt = []
     for index, prompt in enumerate(prompts):
@@ -88,7 +88,7 @@ def recovered_entropy(
     """
     import torch
 
-    from harness.decoding.warp import Warp
+    from harness.local.decoding.warp import Warp
 
     warp = Warp(decoding.temperature, decoding.top_k, decoding.top_p)
     first = warp(reference.logits(contexts)).max(-1)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from harness.config.errors import RunError
-from harness.engines.checks.divergence import Divergence, first_divergence
+from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.requests import RequestRecord
 from harness.measuring.references import References
 

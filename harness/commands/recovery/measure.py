@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from harness.commands.command import Experiment
 from harness.commands.recovery.load import checks_under_load
 from harness.commands.recovery.plain import checks_one_by_one, num_counted_tokens
 from harness.commands.recovery.record import EXIT_CODES, RecoverySettings
@@ -19,10 +20,9 @@ from harness.commands.recovery.tables import recovery_answer, recovery_details, 
 from harness.commands.recovery.workload import FOLLOW_UP
 from harness.config.errors import VerdictError
 from harness.engines.registry import engine_of
+from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.references import References
 from harness.measuring.session import Session
-from harness.menu.command import Experiment
-from harness.prompts.sets import load_prompts
 
 
 class Recovery(Experiment):

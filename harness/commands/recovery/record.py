@@ -7,15 +7,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from harness.commands.command import Command
 from harness.commands.recovery.rows import RecoveryRow
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
-from harness.engines.local.fault import FAULTS, fault_names, fault_of
-from harness.menu.command import Command
+from harness.local.engine.fault import FAULTS, fault_names, fault_of
 
 if TYPE_CHECKING:
-    from harness.tables.table import Answer, Document, Line
+    from harness.reporting.table import Answer, Document, Line
 
 # Sampling settings of requests under load. `sampling.py` has their values.
 SamplingName = Literal[

@@ -21,7 +21,7 @@ from harness.commands.recovery.returned_logprobs import TOLERANCE, ReturnedLogpr
 from harness.commands.recovery.sampling import Sampling
 from harness.config.errors import RunError
 from harness.config.settings import require
-from harness.engines.checks.divergence import check_known
+from harness.engines.divergence import check_known
 from harness.engines.protocol import Arm, Likeliest, Margin
 from harness.measuring.progress import say
 from harness.measuring.session import Session

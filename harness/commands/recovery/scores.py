@@ -11,7 +11,7 @@ from harness.commands.recovery.drawn import DrawnText, quantile_ranges
 from harness.commands.recovery.greedy import GreedyTexts, require_token_ids
 from harness.commands.recovery.returned_logprobs import ReturnedLogprobs
 from harness.commands.recovery.workload import PlannedRequest
-from harness.engines.checks.divergence import check_known, first_divergence
+from harness.engines.divergence import check_known, first_divergence
 from harness.engines.protocol import TextReference, in_batches
 from harness.engines.requests import RequestRecord
 from harness.measuring.progress import progress

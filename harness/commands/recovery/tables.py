@@ -14,11 +14,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from harness.commands.answers import Step, answer, answer_of_sweep, heading, lossless_again
-from harness.commands.names import named_runs
 from harness.commands.read_runs import Run
 from harness.commands.recovery.rows import RecoveryRow
-from harness.commands.words import (
+from harness.reporting.answers import Step, answer, answer_of_sweep, heading, lossless_again
+from harness.reporting.names import named_runs
+from harness.reporting.table import Answer, Column, Document, Line, Style, Table, sentences
+from harness.reporting.words import (
     common_settings,
     labels,
     lossy_rule,
@@ -30,7 +31,6 @@ from harness.commands.words import (
 )
 from harness.results.schema import RunnerNames
 from harness.results.statistics.interval import counted
-from harness.tables.table import Answer, Column, Document, Line, Style, Table, sentences
 
 # Checks that an answer shows.
 _MOST_CHECKS = 4

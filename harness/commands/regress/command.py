@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
 
-from harness.commands.answers import Step, answer, heading
 from harness.commands.read_runs import Run, every_run
+from harness.commands.registry import commands
 from harness.commands.regress.comparisons import (
     Compared,
     compared_runs,
@@ -16,13 +16,13 @@ from harness.commands.regress.comparisons import (
     noise_by_figure,
     settings_key,
 )
-from harness.commands.words import short_commit
 from harness.config.errors import SettingError, VerdictError, nearest
-from harness.menu.commands import commands
+from harness.reporting.answers import Step, answer, heading
+from harness.reporting.table import Answer, Column, Document, Line, Table, grouped, sentences
+from harness.reporting.terminal import WIDE, plain_console, print_document
+from harness.reporting.words import short_commit
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import counted
-from harness.tables.table import Answer, Column, Document, Line, Table, grouped, sentences
-from harness.tables.terminal import WIDE, plain_console, print_document
 
 # Settings that are named where no runs have the same ones, and characters of a value.
 _MOST_NAMED = 3

@@ -22,9 +22,10 @@ from harness.commands.eval.rows import read_answers
 from harness.commands.latency.prompt_times import Unit, ms_by_unit, ms_of_both_arms, rows_by_unit
 from harness.commands.latency.rows import LatencyPromptRow
 from harness.commands.latency.tables.costs import tokens_per_iteration
-from harness.commands.names import STARTS_SERVERS, Name, distinct_names, name_of
 from harness.commands.read_runs import Run
-from harness.menu.commands import COMMANDS
+from harness.commands.registry import COMMANDS
+from harness.reporting.names import STARTS_SERVERS, Name, distinct_names, name_of
+from harness.reporting.table import grouped
 from harness.results.schema import NO_VERDICT, RunRow
 from harness.results.statistics.comparisons import (
     Comparison,
@@ -38,7 +39,6 @@ from harness.results.statistics.comparisons import (
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 from harness.results.statistics.multiplicity import adjusted_p_values
 from harness.results.verdict import ArmEvidence, why_other_work
-from harness.tables.table import grouped
 
 # The chance to be wrong that an adjusted p-value has to stay below.
 _LEVEL = 0.05

@@ -10,21 +10,21 @@ from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.commands.command import Command
 from harness.commands.latency.rows import LatencyRow
-from harness.commands.optional_plots import INSTALL_PLOTS, optional_plots
-from harness.commands.overview import environment_table, failures_table, files_table
 from harness.commands.read_runs import measuring, read
+from harness.commands.registry import COMMANDS, commands
 from harness.commands.report.pages import Report, html_page, markdown
 from harness.commands.report.pull_request import last_runs, pull_request
 from harness.commands.report.table_row import table_rows
-from harness.commands.words import common_settings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import rule_of_paths
-from harness.menu.command import Command
-from harness.menu.commands import COMMANDS, commands
+from harness.reporting.optional_plots import INSTALL_PLOTS, optional_plots
+from harness.reporting.overview import environment_table, failures_table, files_table
+from harness.reporting.table import Line, Table, sentences, without_empty
+from harness.reporting.terminal import WIDE, plain_console, print_document
+from harness.reporting.words import common_settings
 from harness.results.statistics.interval import counted
-from harness.tables.table import Line, Table, sentences, without_empty
-from harness.tables.terminal import WIDE, plain_console, print_document
 
 _DEFAULT = Path("results")
 # How the ids of runs begin.

@@ -12,10 +12,10 @@ from typing import Any
 
 import jinja2
 
+from harness.commands.command import Command
 from harness.commands.read_runs import Run
-from harness.menu.command import Command
+from harness.reporting.table import Document, Line
 from harness.results.statistics.interval import Interval
-from harness.tables.table import Document, Line
 
 # Control characters but for tab and line feed.
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")

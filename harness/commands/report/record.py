@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.menu.command import Command
+from harness.commands.command import Command
 
 
 class Report(Command):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from harness.commands.latency.rows import LatencyRow
 from harness.commands.read_runs import Run
-from harness.engines.server.dialects import DIALECTS
+from harness.servers.dialects import DIALECTS
 
 _FLAGS_OF_SECRETS = ("--api-key", "--hf-token", "-hft")
 # `HF_TOKEN`

@@ -14,10 +14,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from harness.engines.local.engine import LocalArm
-from harness.engines.local.logprobs import TokenLogprob
+from harness.engines.detokenizer import Detokenizer
 from harness.engines.protocol import Question
-from harness.models.detokenizer import Detokenizer
+from harness.local.engine.engine import LocalArm
+from harness.local.engine.logprobs import TokenLogprob
 from harness.results.acceptance import Acceptance, outcome_of
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from harness.commands.command import Command
 from harness.config.engines import Abilities
 from harness.config.errors import SettingError
 from harness.config.machine import is_loopback
 from harness.config.packages import is_installed
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
-from harness.engines.local.fault import fault_names, fault_of
-from harness.menu.command import Command
+from harness.local.engine.fault import fault_names, fault_of
 
 
 @dataclass(frozen=True, kw_only=True)

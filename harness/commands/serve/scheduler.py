@@ -16,11 +16,11 @@ from starlette.exceptions import HTTPException
 
 from harness.commands.serve.answers import Answer
 from harness.config.errors import in_one_line
-from harness.decoding.batch import Change, Records
-from harness.decoding.protocols import Iteration, NonFiniteError
-from harness.engines.local.engine import LocalArm
-from harness.engines.local.logprobs import TokenLogprob
-from harness.models.failures import as_run_error
+from harness.config.failures import as_run_error
+from harness.local.decoding.batch import Change, Records
+from harness.local.decoding.protocols import Iteration, NonFiniteError
+from harness.local.engine.engine import LocalArm
+from harness.local.engine.logprobs import TokenLogprob
 
 _ENDING = "the service is ending"
 

@@ -25,14 +25,14 @@ from harness.commands.serve.record import ServeSettings
 from harness.commands.serve.scheduler import Scheduler
 from harness.commands.serve.threads import ThreadChoice
 from harness.config.machine import threads_are_set
+from harness.engines.detokenizer import BROKEN
 from harness.engines.keeper import PairKeeper
-from harness.engines.local.engine import LocalArm
 from harness.engines.protocol import Engine, Question
 from harness.engines.race import as_json, token_text
 from harness.engines.record import Preparation
 from harness.engines.timing import Generation, generate, run_lap
-from harness.models.detokenizer import BROKEN
-from harness.models.tokenizers import Chat, encode_prompts, max_context
+from harness.local.engine.engine import LocalArm
+from harness.local.models.tokenizers import Chat, encode_prompts, max_context
 from harness.results.schema import RunnerNames
 
 # How long other programs' use of the CPU is watched before the first choice of threads.

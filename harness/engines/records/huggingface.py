@@ -12,9 +12,9 @@ from harness.engines.record import EngineRecord, Opening
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
     from harness.config.settings import DraftSettings
-    from harness.drafting.method import Method
-    from harness.engines.pair import SketchedPair
     from harness.engines.protocol import Engine
+    from harness.local.drafting.method import Method
+    from harness.local.engine.pair import SketchedPair
 
 Schedule = Literal["constant", "adaptive"]
 
@@ -54,13 +54,13 @@ class HuggingFace(EngineRecord):
         method.check_huggingface(draft, settings.schedule)
 
     def check_pair(self, pair: SketchedPair, run: RunSettings) -> None:
-        from harness.engines.huggingface import check_pair
+        from harness.local.engine.huggingface import check_pair
 
         assert isinstance(run.engine, HuggingFaceSettings)
         check_pair(pair, run.decoding, run.engine.schedule)
 
     def open(self, opening: Opening) -> Engine:
-        from harness.engines.huggingface import HuggingFaceEngine, check_pair
+        from harness.local.engine.huggingface import HuggingFaceEngine, check_pair
 
         settings = opening.settings.engine
         assert isinstance(settings, HuggingFaceSettings)

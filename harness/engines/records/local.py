@@ -20,7 +20,7 @@ class Local(EngineRecord):
     takes_load = True
 
     def open(self, opening: Opening) -> Engine:
-        from harness.engines.local.engine import LocalEngine
+        from harness.local.engine.engine import LocalEngine
 
         return LocalEngine(opening.load(), opening)
 

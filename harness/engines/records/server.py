@@ -18,8 +18,8 @@ from harness.config.model_names import SECOND_COMMAND, SERVED
 from harness.config.settings import require, require_at_least
 from harness.config.synthetic import for_llama_cpp, for_vllm, marginal_rates
 from harness.engines.record import EngineRecord, Opening
-from harness.engines.server.command import ServerCommand, is_variable, read_command, removed_words
-from harness.engines.server.dialects import DIALECTS
+from harness.servers.command import ServerCommand, is_variable, read_command, removed_words
+from harness.servers.dialects import DIALECTS
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
@@ -270,8 +270,8 @@ class Server(EngineRecord):
 
     def open(self, opening: Opening) -> Engine:
         """Start the servers, or only connect them."""
-        from harness.engines.server.engine import ServerEngine
-        from harness.engines.server.launch import Served
+        from harness.servers.engine import ServerEngine
+        from harness.servers.launch import Served
 
         settings = opening.settings.engine
         assert isinstance(settings, ServerSettings)
@@ -332,8 +332,8 @@ def _labelled(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSetting
 def _started(opening: Opening, settings: ServerSettings) -> Engine:
     """Both servers, or the only one, by their commands."""
     from harness.config.machine import gpu_names
-    from harness.engines.server.engine import ServerEngine
-    from harness.engines.server.launch import Launch, Served
+    from harness.servers.engine import ServerEngine
+    from harness.servers.launch import Launch, Served
 
     run = opening.settings
     # `map` opens an engine for each K.

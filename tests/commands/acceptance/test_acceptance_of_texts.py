@@ -12,7 +12,7 @@ import pytest
 
 from in_process import QUICKEST_PAIR, Harness, only, results
 
-SHIPPED = Path(__file__).parents[3] / "harness" / "models" / "shipped"
+SHIPPED = Path(__file__).parents[3] / "harness" / "local" / "models" / "shipped"
 SHORT = ["decoding.max_new_tokens=20", "decoding.ignore_eos=true"]
 
 
@@ -246,7 +246,7 @@ def test_checkpoints_are_drawn_with_the_break_even(harness: Harness, tmp_path: P
 
 def test_a_draft_that_gives_no_probabilities_is_refused(harness: Harness, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        "from harness.drafting.methods.early_exit import EarlyExit\n"
+        "from harness.local.drafting.methods.early_exit import EarlyExit\n"
         "class Own(EarlyExit):\n"
         "    name = 'own'\n"
         "    def drafter(self, settings, pair, runner):\n"

@@ -16,12 +16,12 @@ import pytest
 import echo_server
 from echo_server import EchoServer
 from echo_server import serving as echoing
-from harness.drafting.heads.unread import UnreadFeatures
+from harness.local.drafting.heads.unread import UnreadFeatures
 from harness.results.verdict import drafter_health
 from in_process import Harness, results
 from served import serving
 
-SHIPPED = Path(__file__).parents[3] / "harness" / "models" / "shipped"
+SHIPPED = Path(__file__).parents[3] / "harness" / "local" / "models" / "shipped"
 ASKED = [
     *["num_prompts=10", "texts_per_prompt=1", "batch_size=10"],
     *["decoding.max_new_tokens=64", "up_to=4"],

@@ -7,8 +7,8 @@ from typing import Any
 from harness.commands.acceptance.rows import AcceptanceRow
 from harness.commands.acceptance.tables import acceptance_sweep, headlines
 from harness.commands.read_runs import Run
+from harness.reporting.terminal import as_text
 from harness.results.statistics.interval import Interval
-from harness.tables.terminal import as_text
 from report_files import run_id
 
 

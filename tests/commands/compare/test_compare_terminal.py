@@ -15,8 +15,8 @@ import pytest
 
 from chain_pair import MARKED, TEXT, save_chain_pair
 from harness.config.errors import RunError
-from harness.engines.local import engine as local
-from harness.engines.local.engine import LocalEngine
+from harness.local.engine import engine as local
+from harness.local.engine.engine import LocalEngine
 from in_process import QUICKEST_PAIR, Harness, Outcome
 from terminal import CTRL_C, CTRL_D, ENTER, UP, Terminal
 from wording import mentions

@@ -10,9 +10,9 @@ from rich.console import Console
 
 from harness.commands.compare.rows import CompareRow
 from harness.commands.compare.tables import races_table, rejections, verdict
+from harness.reporting.table import Line
+from harness.reporting.terminal import print_document
 from harness.results.acceptance import Rejection
-from harness.tables.table import Line
-from harness.tables.terminal import print_document
 
 ROW: dict[str, Any] = {
     "model": "13B", "draft": "7B", "num_draft_tokens": 4, "speedup": 2.0, "acceptance_rate": 0.75, "lossy": False,

@@ -11,8 +11,8 @@ from harness.commands.eval.rows import EvalRow
 from harness.commands.eval.tables import accuracy_table, eval_answer, eval_details
 from harness.commands.read_runs import Run
 from harness.config.machine import note_command_line
-from harness.tables.table import Table
-from harness.tables.terminal import as_text, print_document
+from harness.reporting.table import Table
+from harness.reporting.terminal import as_text, print_document
 from wording import mentions
 
 ARM = {

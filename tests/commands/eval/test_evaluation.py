@@ -13,11 +13,11 @@ import pytest
 
 from forked import run, start
 from halting import HALTED, halting
+from harness.cli.menu.conversion import from_config
 from harness.commands.eval.record import EvalSettings
 from harness.commands.run import record_failure, run_command
 from harness.config.errors import RunError
 from harness.measuring import interleaving
-from harness.menu.conversion import from_config
 from harness.results.statistics.proportions import wald_interval, wilson_interval
 from in_process import Harness
 from processes import end

@@ -13,8 +13,8 @@ from rich.console import Console
 from harness.commands.latency.tables.answer import latency_answer
 from harness.commands.latency.tables.doubts import notes
 from harness.config.machine import note_command_line
-from harness.tables.table import Bar, Bars
-from harness.tables.terminal import as_text, print_document
+from harness.reporting.table import Bar, Bars
+from harness.reporting.terminal import as_text, print_document
 from in_process import QUICKEST_PAIR, Harness
 from report_files import latency_run
 from wording import mentions

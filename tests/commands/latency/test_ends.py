@@ -12,8 +12,8 @@ from harness.commands.latency.figures.ends import Ends
 from harness.commands.latency.tables.doubts import notes
 from harness.config.settings import ModelSettings
 from harness.engines.requests import RequestRecord
-from harness.engines.server.events import note_drafts, read_event
 from harness.engines.timing import Generation
+from harness.servers.events import note_drafts, read_event
 from in_process import Harness, results
 from measured_runs import figures
 from report_files import latency_run

@@ -11,9 +11,9 @@ import torch
 from harness.commands.latency.figures.machine import Energy
 from harness.engines import energy
 from harness.engines.energy import GpuMeter, GpuUse, gpus_of
-from harness.engines.local.engine import LocalEngine
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
+from harness.local.engine.engine import LocalEngine
 from in_process import QUICKEST_PAIR, Harness, results
 from measured_runs import figures
 from wording import mentions

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from harness.config.settings import ModelSettings
-from harness.engines.pair import PlacedPair
+from harness.local.engine.pair import PlacedPair
 from in_process import Harness, results
 from tiny_checkpoints import VOCABULARY_SIZE, spaced_tokenizer
 from wording import mentions

@@ -11,9 +11,9 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from harness.commands.latency.figures.experts import Experts, experts_read
 from harness.commands.latency.rows import LatencyRow
-from harness.decoding.protocols import Iteration
 from harness.engines.protocol import Arm, Question
-from harness.models.experts import num_experts, watching_experts
+from harness.local.decoding.protocols import Iteration
+from harness.local.models.experts import num_experts, watching_experts
 from harness.results.files import read_rows
 from in_process import Harness
 from tiny_checkpoints import make_tokenizer

@@ -17,7 +17,7 @@ from harness.commands.latency.tables.answer import latency_answer
 from harness.commands.latency.tables.iteration_time import iteration_line
 from harness.commands.read_runs import Run
 from harness.config.machine import note_command_line
-from harness.tables.terminal import as_text
+from harness.reporting.terminal import as_text
 from report_files import latency_run
 from wording import mentions
 

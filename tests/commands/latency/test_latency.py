@@ -17,8 +17,8 @@ from architectures import RECURRENT
 from forked import run, start
 from halting import HALTED, halting
 from harness.config.settings import ModelSettings
-from harness.engines.local.engine import LocalArm
-from harness.engines.local.stopwatches import Phases
+from harness.local.engine.engine import LocalArm
+from harness.local.engine.stopwatches import Phases
 from in_process import Harness, only, results
 from processes import end, wait_for
 from tiny_checkpoints import make_tokenizer

@@ -9,10 +9,10 @@ from harness.commands.latency.plots import latency_plots
 from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.ranking.tables import pairs_table
 from harness.commands.read_runs import group
+from harness.commands.registry import COMMANDS
 from harness.commands.report.command import build
-from harness.menu.commands import COMMANDS
+from harness.reporting.table import Table
 from harness.results.statistics.interval import Interval
-from harness.tables.table import Table
 from report_files import latency_run, write
 from wording import mentions
 

@@ -10,6 +10,7 @@ import pytest
 
 from harness.commands.latency.tables.answer import latency_answer
 from harness.config.machine import note_command_line
+from harness.reporting.terminal import as_text
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
 from harness.results.statistics.stopping import (
@@ -18,7 +19,6 @@ from harness.results.statistics.stopping import (
     is_precise,
     looks,
 )
-from harness.tables.terminal import as_text
 from in_process import QUICKEST_PAIR, Harness, results
 from report_files import latency_run
 from wording import mentions

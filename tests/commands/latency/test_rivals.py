@@ -11,8 +11,8 @@ import numpy as np
 
 from harness.commands.latency.rows import LatencyRow
 from harness.commands.report.command import build
+from harness.reporting.table import Table
 from harness.results.files import append_rows
-from harness.tables.table import Table
 from report_files import latency_run, prompt_rows, write
 
 

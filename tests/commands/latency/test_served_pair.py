@@ -9,8 +9,8 @@ from contextlib import ExitStack
 import pytest
 
 from harness.config.settings import DecodingSettings
-from harness.engines.local.engine import LocalEngine
 from harness.engines.record import Preparation
+from harness.local.engine.engine import LocalEngine
 from in_process import Harness, results
 from pair_server import PairServer, addresses, pair_servers, shipped_pair
 from wording import mentions

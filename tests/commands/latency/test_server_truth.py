@@ -327,7 +327,7 @@ def test_compare_shows_an_acceptance_that_is_told_without_iterations(harness: Ha
 def test_a_kind_of_server_in_a_file_of_the_user(harness: Harness, tmp_path: Path) -> None:
     """Its requests have its own words and salt, and its counters are read."""
     (tmp_path / "my_server.py").write_text(
-        "from harness.engines.server.dialects import Dialect\n"
+        "from harness.servers.dialects import Dialect\n"
         "MINE = Dialect(\n"
         "    name='mine', title='MyServer', words={'repetition_penalty': 'repeat'},\n"
         "    salt={'partition': '{salt}'}, parameters={'plain': True},\n"

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from harness.drafting.heads.prepared import PreparedHead
-from harness.menu.names import PACKAGE
-from harness.runners import regions
-from harness.runners.compiled import PreparedRunner
-from harness.runners.prepared_calls import CompilationError
+from harness.cli.menu.names import PACKAGE
+from harness.local.drafting.heads.prepared import PreparedHead
+from harness.local.runners import regions
+from harness.local.runners.compiled import PreparedRunner
+from harness.local.runners.prepared_calls import CompilationError
 from in_process import Harness, results
 from wording import mentions
 
@@ -19,7 +19,7 @@ LEAST = {"tiny_eagle3": 3.5, "tiny_dflash": 2.5, "tiny_medusa": 2.5}
 
 @pytest.mark.parametrize("head", HEADS)
 def test_shipped_head_is_small_and_has_a_card(head: str) -> None:
-    shipped = PACKAGE / "models" / "shipped"
+    shipped = PACKAGE / "local" / "models" / "shipped"
     assert sum(file.stat().st_size for file in (shipped / head).iterdir()) < 2_000_000
     assert head in (shipped / "README.md").read_text(encoding="utf-8")
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from harness.config.settings import ModelSettings
-from harness.engines.roofline import copy_bandwidth
+from harness.local.engine.roofline import copy_bandwidth
 from in_process import Harness, results
 
 SaveModel = Callable[..., ModelSettings]

@@ -269,7 +269,7 @@ def test_a_cache_that_the_code_does_not_tell_is_estimated(
 def test_a_cache_of_unknown_size_is_not_said_to_fit(
     plan: Plan, save_model: Callable[..., ModelSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.models.meta.measured_caches", lambda model: [])
+    monkeypatch.setattr("harness.local.models.meta.measured_caches", lambda model: [])
     model = save_model("mamba", hidden_size=32, num_hidden_layers=2, state_size=8)
     planned = plan(f"model={model.name}", *LONG)
     assert "  the weights fit  " in planned.stdout

@@ -10,7 +10,7 @@ import pytest
 from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import plan_answer, plan_details, plans_answer
 from harness.config.machine import note_command_line
-from harness.tables.terminal import as_text, print_document
+from harness.reporting.terminal import as_text, print_document
 from wording import mentions
 
 GB = 10**9

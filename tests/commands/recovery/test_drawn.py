@@ -27,7 +27,7 @@ from harness.commands.recovery.drawn import (
 )
 from harness.commands.recovery.sampling import Sampling, exact_probabilities, samplings
 from harness.config.settings import DecodingSettings
-from harness.decoding.warp import Warp
+from harness.local.decoding.warp import Warp
 from harness.results.statistics.arrays import Floats
 
 VOCABULARY_SIZE = 12

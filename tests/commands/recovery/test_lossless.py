@@ -19,15 +19,15 @@ from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import PlannedRequest
 from harness.config.settings import DecodingSettings, ModelSettings
-from harness.engines.checks.divergence import Divergence, first_divergence
-from harness.engines.checks.reference import ModelReference, open_reference
-from harness.engines.local.engine import LocalEngine
-from harness.engines.local.fault import FAULTS as PLANTED
-from harness.engines.pair import Pair
+from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.engines.timing import generate
-from harness.models.loading import LoadedModel
+from harness.local.checks.reference import ModelReference, open_reference
+from harness.local.engine.engine import LocalEngine
+from harness.local.engine.fault import FAULTS as PLANTED
+from harness.local.engine.pair import Pair
+from harness.local.models.loading import LoadedModel
 from planted_faults import planted
 from tiny_checkpoints import as_draft
 

@@ -10,8 +10,8 @@ import pytest
 
 from echo_server import EchoServer, serving
 from harness.commands.recovery.greedy import GreedyTexts
-from harness.engines.pair import Pair
 from harness.engines.requests import RequestRecord
+from harness.local.engine.pair import Pair
 from in_process import Harness, results
 from pair_server import addresses, pair_servers, shipped_pair
 from wording import mentions

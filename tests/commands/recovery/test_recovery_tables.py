@@ -19,9 +19,9 @@ from harness.commands.recovery.tables import (
     summarise,
 )
 from harness.config.machine import note_command_line
+from harness.reporting.table import Line, Table
+from harness.reporting.terminal import as_text, print_document
 from harness.results.statistics.interval import Interval
-from harness.tables.table import Line, Table
-from harness.tables.terminal import as_text, print_document
 from wording import mentions
 
 RUN = {

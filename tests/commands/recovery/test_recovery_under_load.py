@@ -17,13 +17,13 @@ from harness.config.settings import (
     ModelSettings,
     PlacementSettings,
 )
-from harness.drafting.methods.model import ModelDraftSettings
-from harness.engines.local.engine import LocalArm, LocalEngine
-from harness.engines.pair import Pair
 from harness.engines.protocol import Arm
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate, quick_garbage_collections
+from harness.local.drafting.methods.model import ModelDraftSettings
+from harness.local.engine.engine import LocalArm, LocalEngine
+from harness.local.engine.pair import Pair
 from in_process import Harness, results
 from own_service import own_service
 from planted_faults import IN_BATCHES, planted

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from harness.commands.registry import row_kinds
 from harness.commands.report.command import build, write
-from harness.menu.commands import row_kinds
+from harness.reporting.table import Line
 from harness.results.files import read_kind
 from harness.results.row import ColumnDescription
-from harness.tables.table import Line
 from report_files import eval_run, latency_run
 from report_files import write as write_runs
 

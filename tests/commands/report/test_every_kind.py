@@ -9,9 +9,9 @@ import pytest
 
 from harness.cli.tables import exit_code, job_line, print_sweep
 from harness.commands.plan.rows import PlanRow
+from harness.commands.registry import commands
 from harness.commands.report.command import build, write
 from harness.config.errors import SettingError
-from harness.menu.commands import commands
 from harness.results.files import write_rows
 from harness.results.schema import RunRow
 

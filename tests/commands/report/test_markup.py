@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from harness.menu.names import PACKAGE
+from harness.cli.menu.names import PACKAGE
 from in_process import Harness
 
 MARKUP = "math [/no_think] <b>&amp;</b> *x*"
@@ -15,7 +15,7 @@ ESCAPE = "\x1b[31mred\x1b]0;title\x07 \x9b2J"
 
 def test_names_are_text_wherever_they_are_shown(harness: Harness, tmp_path: Path) -> None:
     model = "./[bold red]m <i>"
-    shutil.copytree(PACKAGE / "models" / "shipped" / "tiny_draft", tmp_path / model)
+    shutil.copytree(PACKAGE / "local" / "models" / "shipped" / "tiny_draft", tmp_path / model)
     prompts = [
         {"prompt": f"{MARKUP} {number} {ESCAPE}", "category": name}
         for name in (MARKUP, ESCAPE)

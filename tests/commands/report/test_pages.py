@@ -16,15 +16,15 @@ from browser import CHROMIUM, browser
 from harness.commands.latency.rows import LatencyRow
 from harness.commands.map.rows import MapRow
 from harness.commands.read_runs import group
+from harness.commands.registry import COMMANDS
 from harness.commands.report.command import build
 from harness.commands.report.pages import Report, escape, html_page, markdown
-from harness.menu.commands import COMMANDS
+from harness.reporting.table import Table
 from harness.results.statistics.interval import Interval
-from harness.tables.table import Table
 from report_files import eval_run, latency_run, prompt_rows, write
 
 pytest.importorskip("matplotlib", reason="specharness[report] is not installed")
-from harness.tables.drawing import as_svgs, wrapped  # after the skip
+from harness.reporting.drawing import as_svgs, wrapped  # after the skip
 
 Plots = Mapping[str, Sequence[tuple[str, str]]]
 Runs = Sequence[Sequence[LatencyRow]]

@@ -15,7 +15,7 @@ from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.predicted_curve import predicted_curve
 from harness.commands.report.command import build
 from harness.commands.report.pages import Report, markdown
-from harness.tables.table import Line, Table
+from harness.reporting.table import Line, Table
 from in_process import Harness
 from report_files import eval_run, latency_run, prompt_rows, write
 from wording import mentions

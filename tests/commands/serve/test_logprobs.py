@@ -13,14 +13,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from harness.menu.names import PACKAGE
+from harness.cli.menu.names import PACKAGE
 from planted_faults import planted
 from served import served
 
 pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
 httpx = pytest.importorskip("httpx2")
 
-TINY = PACKAGE / "models" / "shipped" / "tiny"
+TINY = PACKAGE / "local" / "models" / "shipped" / "tiny"
 PROMPTS = ["Once upon a time", "12 + 30 =", "The fox", "In a small village"]
 # Rounding of passes over one token, several, and a whole text.
 TOLERANCE = 1e-4

@@ -14,11 +14,11 @@ from torch import Tensor
 from chains import GREEDY, RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner
 from harness.config.errors import RunError
-from harness.decoding.batch import Records, Request
-from harness.decoding.loops import autoregressive, speculative
-from harness.decoding.protocols import NonFiniteError, Step
-from harness.decoding.warp import BatchWarp, Warp
-from harness.drafting.model import ModelDrafter
+from harness.local.decoding.batch import Records, Request
+from harness.local.decoding.loops import autoregressive, speculative
+from harness.local.decoding.protocols import NonFiniteError, Step
+from harness.local.decoding.warp import BatchWarp, Warp
+from harness.local.drafting.model import ModelDrafter
 
 pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
 

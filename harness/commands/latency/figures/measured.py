@@ -12,20 +12,20 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.engines.local.stopwatches import Phases
+from harness.local.engine.stopwatches import Phases
 from harness.results.acceptance import Acceptance
 from harness.results.statistics.interval import CONFIDENCE, Interval
 
 if TYPE_CHECKING:
     from harness.config.run import PromptedSettings
-    from harness.engines.checks.divergence import Divergence
+    from harness.engines.divergence import Divergence
     from harness.engines.requests import RequestRecord
-    from harness.engines.roofline import Roof
-    from harness.engines.server.counters import Counts
     from harness.engines.timing import Generation
+    from harness.local.engine.roofline import Roof
+    from harness.measuring.prompts.sets import PromptSet
     from harness.measuring.quietness import Quietness
-    from harness.prompts.sets import PromptSet
     from harness.results.verdict import ArmEvidence
+    from harness.servers.counters import Counts
 
 
 @dataclass
@@ -89,7 +89,7 @@ class MeasuredArm:
     @property
     def counted(self) -> Counts | None:
         """Growth of the server's counters meanwhile; None where it has none."""
-        from harness.engines.server.counters import added
+        from harness.servers.counters import added
 
         total: Counts | None = None
         for generation in self.generations:
@@ -100,7 +100,7 @@ class MeasuredArm:
     @property
     def counted_laps(self) -> list[Generation]:
         """The laps whose growth is known."""
-        from harness.engines.server.counters import is_known
+        from harness.servers.counters import is_known
 
         return [lap for lap in self.generations if lap.counted and is_known(lap.counted)]
 

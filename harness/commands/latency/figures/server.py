@@ -89,7 +89,7 @@ class Server(Group):
         if drafted:
             columns["drafted"] = any(drafted)
         if arm.counted is not None:
-            from harness.engines.server.counters import counter_columns, traffic_columns
+            from harness.servers.counters import counter_columns, traffic_columns
 
             columns["num_restarts"] = arm.num_restarts
             columns["num_uncounted"] = len(arm.generations) - len(arm.counted_laps)

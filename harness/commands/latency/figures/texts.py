@@ -65,7 +65,7 @@ def compare_texts(run: MeasuredRun, session: Session, answers: Mapping[str, Gene
     Args:
         answers: of both arms to a question, by the name of the arm.
     """
-    from harness.engines.checks.divergence import first_divergence
+    from harness.engines.divergence import first_divergence
 
     decoding = run.settings.decoding
     if decoding.temperature > 0 or decoding.synthetic_acceptance is not None:

@@ -11,11 +11,11 @@ from harness.commands.latency.prompt_times import common_times, ms_of_both_arms
 from harness.commands.latency.ranking.pairs import CONDITIONS
 from harness.commands.latency.tables.iteration_time import iteration_line
 from harness.commands.latency.tables.run import figure_in_words
+from harness.reporting.table import Line, interval
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 from harness.results.statistics.multiplicity import best_of_several, ranking
 from harness.results.verdict import verdict_of
-from harness.tables.table import Line, interval
 
 # Targets that get a sentence, and rivals that are named in one.
 _MOST_TARGETS = 6

@@ -10,7 +10,7 @@ from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.costs import tokens_per_iteration
 from harness.commands.latency.tables.run import BOUNDS, SPEEDUP
 from harness.commands.published import DIFFERENCES, FIGURES, Published, published_for
-from harness.tables.table import Column, Table, number
+from harness.reporting.table import Column, Table, number
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from harness.commands.answers import Step, answer_of_sweep
 from harness.commands.latency.ranking.answers import iteration_lines, latency_answers
 from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.ranking.tables import (
@@ -22,8 +21,9 @@ from harness.commands.latency.ranking.tables import (
 from harness.commands.latency.tables.doubts import not_quiet
 from harness.commands.latency.tables.run import ACCEPTED, BOUNDS
 from harness.commands.read_runs import Run
-from harness.commands.words import typed_again
-from harness.tables.table import Answer, Column, Table
+from harness.reporting.answers import Step, answer_of_sweep
+from harness.reporting.table import Answer, Column, Table
+from harness.reporting.words import typed_again
 
 # Settings that get a column, and pairs that are shown.
 _MOST_SETTINGS = 3

@@ -32,12 +32,12 @@ from harness.commands.latency.tables.run import (
     identical_texts,
     speedup_bounds,
 )
-from harness.commands.words import FIRST_SETTINGS, cell_of, common_settings
 from harness.config.amounts import amount
-from harness.drafting.registry import METHODS
+from harness.local.drafting.registry import METHODS
+from harness.reporting.table import UNKNOWN, Column, Table, interval, number, percent, times
+from harness.reporting.words import FIRST_SETTINGS, cell_of, common_settings
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import Interval, counted
-from harness.tables.table import UNKNOWN, Column, Table, interval, number, percent, times
 
 # Settings that get a column where pairs differ in them; further ones are in the last column.
 _MOST_SETTINGS = 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from harness.commands.answers import Step, answer, heading
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.commands.latency.tables.costs import (
     AUTO_GAVE_UP,
@@ -22,14 +21,15 @@ from harness.commands.latency.tables.doubts import doubts, percent
 from harness.commands.latency.tables.iteration_time import share_of_iteration
 from harness.commands.latency.tables.reason import choice_of_k, not_reported, rises
 from harness.commands.latency.tables.run import has_verdict, headline, was_measured
-from harness.commands.words import arm_name, settings_line, typed_again
 from harness.config.amounts import SECONDS, quantity
 from harness.config.model_names import SECOND_COMMAND
 from harness.engines.registry import is_elsewhere
+from harness.reporting.answers import Step, answer, heading
+from harness.reporting.table import Answer, Bar, Bars
+from harness.reporting.words import arm_name, settings_line, typed_again
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, counted
 from harness.results.statistics.stopping import half_width
 from harness.results.verdict import verdict_of
-from harness.tables.table import Answer, Bar, Bars
 
 # More prompts than this are not asked for: such a small difference is none that matters.
 _MOST_PROMPTS = 500

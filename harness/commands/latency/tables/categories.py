@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
+from harness.reporting.table import grouped
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals, totals_by_unit
-from harness.tables.table import grouped
 
 _NUM_RESAMPLES = 2000
 # The speed-up of fewer prompts is noise.

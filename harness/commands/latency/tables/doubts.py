@@ -9,10 +9,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import urlsplit
 
 from harness.commands.latency.rows import QUIET, LatencyPromptRow, LatencyRow
-from harness.commands.words import lossy_warning, smaller_batch, synthetic_value, too_long_warning
 from harness.config.errors import as_typed
 from harness.config.synthetic import is_length, length_deviation, mean_length, rates_of_row
 from harness.engines.registry import is_elsewhere
+from harness.reporting.table import interval
+from harness.reporting.words import lossy_warning, smaller_batch, synthetic_value, too_long_warning
 from harness.results.schema import NO_VERDICT, RunnerNames
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, counted
 from harness.results.verdict import (
@@ -20,7 +21,6 @@ from harness.results.verdict import (
     MOST_DIFFERENCE,
     MOST_READ_OTHERWISE,
 )
-from harness.tables.table import interval
 
 # Share of the tokens that may come after the end of their texts.
 _MOST_AFTER_END = 0.05

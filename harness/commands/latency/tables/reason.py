@@ -22,7 +22,7 @@ from harness.commands.latency.tables.costs import (
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import amount
 from harness.engines.registry import is_elsewhere
-from harness.tables.table import UNKNOWN, Table, in_brackets, interval
+from harness.reporting.table import UNKNOWN, Table, in_brackets, interval
 
 # So many predictions for other K fit a line.
 _MOST_K = 8

@@ -9,11 +9,7 @@ from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.commands.latency.tables.categories import Category, by_category, by_turn
 from harness.commands.latency.tables.doubts import doubts, mean_answer_length, notes
 from harness.commands.latency.tables.reason import costs_of_a_step, reason
-from harness.commands.words import arm_name, settings_line, title
-from harness.results.schema import NO_VERDICT, ComparedRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval, counted
-from harness.results.verdict import Verdict, verdict_of
-from harness.tables.table import (
+from harness.reporting.table import (
     UNKNOWN,
     Column,
     Document,
@@ -27,6 +23,10 @@ from harness.tables.table import (
     times,
     without_empty,
 )
+from harness.reporting.words import arm_name, settings_line, title
+from harness.results.schema import NO_VERDICT, ComparedRow
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval, counted
+from harness.results.verdict import Verdict, verdict_of
 
 # Share by which the requests in flight may differ from `batch_size` without a line.
 _MOST_OFF = 0.02

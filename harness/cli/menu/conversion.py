@@ -1,0 +1,184 @@
+"""From a composed configuration to settings: plain mappings in, dataclasses out.
+
+`from_config(LatencySettings, {"model": {"name": "tiny", ...}, "batch_size": 4, ...})` converts each
+value to the type of its field. No OmegaConf past this file.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+import types
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
+
+from harness.commands.registry import checked
+from harness.config.engines import EngineSettings
+from harness.config.errors import SettingError, nearest
+from harness.config.registry import SettingsRegistry
+from harness.config.run import RunSettings
+from harness.config.settings import DraftSettings
+from harness.engines.registry import ENGINES
+from harness.local.drafting.registry import METHODS
+
+SettingsType = TypeVar("SettingsType")
+
+# Groups whose class depends on the record that they name: `draft` is one of `LookupSettings` where
+# its method is `lookup`.
+_CHOSEN: Mapping[object, SettingsRegistry[Any]] = {DraftSettings: METHODS, EngineSettings: ENGINES}
+
+# The largest integer of torch and numpy. A float could not hold one of 400 digits.
+_LARGEST_INTEGER = 2**63 - 1
+# Types of values in the words of error messages.
+_IN_WORDS: Mapping[object, Sequence[str]] = {
+    int: ("a whole number",),
+    float: ("a number",),
+    str: ("text",),
+    bool: ("true", "false"),
+    tuple: ("a list",),
+    Mapping: ("a mapping",),
+}
+
+
+def from_config(
+    kind: type[SettingsType], config: Mapping[str, Any], prefix: str = ""
+) -> SettingsType:
+    """Build the dataclass `kind` from a plain mapping (a resolved OmegaConf container).
+
+    Raises:
+        SettingError: for an unknown key, a missing key, or a value of the wrong type or outside its rule.
+    """
+    hints = _hints(kind)
+    values: dict[str, Any] = {}
+    for key, value in config.items():
+        if key not in hints:
+            raise _unknown(kind, config, prefix, key)
+        values[key] = _convert(hints[key], value, prefix + key)
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        has_default = field.default is not dataclasses.MISSING
+        has_factory = field.default_factory is not dataclasses.MISSING
+        if field.name not in values and not has_default and not has_factory:
+            raise SettingError(prefix + field.name, "must be set")
+    try:
+        settings = kind(**values)
+    except SettingError as error:  # a class knows its own fields, not the group it is in
+        raise SettingError(prefix + error.setting, error.rule, error.value) from None
+    if isinstance(settings, RunSettings):
+        return typing.cast(SettingsType, checked(settings))
+    return settings
+
+
+def setting_hints(kind: type) -> dict[str, Any]:
+    """Every setting of `kind` as it is typed on the command line, `decoding.top_p` and the like, with its type."""
+    hints: dict[str, Any] = {}
+    for name, hint in _hints(kind).items():
+        hints[name] = hint
+        group = _group_of(hint)
+        if group in _CHOSEN:
+            for chosen in _CHOSEN[group].settings_classes():
+                hints |= {f"{name}.{key}": of_key for key, of_key in _hints(chosen).items()}
+        elif group is not None:
+            hints |= {f"{name}.{key}": of_key for key, of_key in _hints(group).items()}
+    return hints
+
+
+def value_types(kind: type) -> dict[str, Any]:
+    """The type of each setting of a class that is a value, and no group such as `decoding`."""
+    return {name: hint for name, hint in _hints(kind).items() if not _group_of(hint)}
+
+
+def fixed_groups(kind: type) -> dict[str, type]:
+    """The groups whose settings are the same whatever is chosen: `decoding`, but neither `draft` nor `engine`."""
+    groups = {name: _group_of(hint) for name, hint in _hints(kind).items()}
+    return {name: group for name, group in groups.items() if group and group not in _CHOSEN}
+
+
+def alternatives(hint: Any) -> tuple[Any, ...]:
+    """The types that a hint joins: `int | None` -> (int, NoneType)."""
+    is_union = typing.get_origin(hint) in (typing.Union, types.UnionType)
+    return typing.get_args(hint) if is_union else (hint,)
+
+
+# Strings are evaluated for it, which takes time.
+_annotations = functools.cache(typing.get_type_hints)
+
+
+def _hints(kind: Any) -> dict[str, Any]:
+    """The type of each field of a dataclass."""
+    hints = _annotations(kind)
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+
+
+def _group_of(hint: Any) -> type | None:
+    """The dataclass in a hint such as `DraftSettings | None`; None for a hint of values."""
+    for kind in alternatives(hint):
+        if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+            return kind
+    return None
+
+
+def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> SettingError:
+    """The error for a setting that the class does not have; it may be one of another way to draft."""
+    if issubclass(kind, EngineSettings):
+        owners = ENGINES.owners(key)
+        if owners:
+            return SettingError(prefix + key, f"needs engine={' or '.join(owners)}")
+    if issubclass(kind, DraftSettings):
+        owners = METHODS.owners(key)
+        if owners:
+            listed = ["models, heads" if owner == "model" else owner for owner in owners]
+            drafts = " and ".join(", ".join(listed).rsplit(", ", 1))
+            rule = f"is for {drafts}, not for draft={config.get('name')}"
+            return SettingError(prefix + key, rule, config[key])
+    return SettingError(prefix + key, f"no such setting{nearest(key, _hints(kind), prefix)}")
+
+
+def _convert(hint: Any, value: Any, setting: str) -> Any:
+    """`value` as the type `hint`, or a SettingError. Integers pass as numbers, numbers as text, a value as a list."""
+    kinds = alternatives(hint)
+    if value is None and type(None) in kinds:
+        return None
+    group = _group_of(hint)
+    if group is not None:
+        return _group(group, value, setting)
+    origins = [typing.get_origin(kind) or kind for kind in kinds]
+    words = [word for kind in kinds if typing.get_origin(kind) is Literal for word in kind.__args__]
+    if value in words:
+        return value
+    if Mapping in origins and isinstance(value, Mapping):
+        return dict(value)
+    if type(value) is int and abs(value) > _LARGEST_INTEGER and str not in kinds:
+        raise SettingError(setting, "must be below 2^63", value)
+    for kind in kinds:
+        is_number = kind in (float, str) and type(value) in (int, float)
+        converted = kind(value) if is_number else value
+        if type(converted) is kind and not (kind is float and not math.isfinite(converted)):
+            return converted
+    if tuple in origins and not isinstance(value, Mapping):
+        items = value if isinstance(value, list | tuple) else [value]
+        item_kind = typing.get_args(kinds[origins.index(tuple)])[0]
+        return tuple(_convert(item_kind, item, setting) for item in items)
+    plain = [text for origin in origins for text in _IN_WORDS.get(origin, ())]
+    if plain:
+        *others, last = plain + words
+        rule = " or ".join(filter(None, [", ".join(others), last]))
+    else:
+        rule = f"one of {', '.join(words)}{nearest(str(value), words)}"
+    raise SettingError(setting, f"must be {rule}", value)
+
+
+def _group(kind: type, value: Any, setting: str) -> Any:
+    """The dataclass of a group of settings; None for `draft=none`, which arrives as {"name": "none"}."""
+    if not isinstance(value, Mapping):
+        example = next(iter(_hints(kind)))
+        rule = f"must be a group of settings, such as {setting}.{example}=..."
+        raise SettingError(setting, rule, value)
+    if kind is DraftSettings and value.get("name") == "none":
+        for key in set(value) - {"name"}:
+            raise SettingError(f"{setting}.{key}", "needs a draft, but draft=none", value[key])
+        return None
+    if kind in _CHOSEN:
+        kind = _CHOSEN[kind].settings_class(value)
+    return from_config(kind, value, setting + ".")

@@ -1,0 +1,180 @@
+"""Settings as their own classes describe them: `docs/settings.md`, and what `--help` is made of."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import typing
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from harness.cli.menu import names
+from harness.cli.menu.conversion import fixed_groups, value_types
+from harness.commands.registry import COMMANDS, commands
+from harness.config.engines import EngineSettings
+from harness.config.errors import as_typed
+from harness.config.run import PromptedSettings, RunSettings
+from harness.config.settings import DraftSettings, ModelSettings
+from harness.engines.registry import ENGINES
+from harness.local.drafting.registry import METHODS
+
+# The groups of settings that every command has, apart from drafts and engines.
+GROUPS = dict(sorted(fixed_groups(PromptedSettings).items()))
+
+
+class Setting(NamedTuple):
+    """One setting, or a preset, a draft or an engine that can be typed.
+
+    Attributes:
+        name: as it is typed, `decoding.top_p`.
+        meaning: half a line or more.
+        choices: the words that it takes; none for numbers, texts and lists.
+        value: its default, or in `--help` the value that the typed settings give it; MISSING where there is none.
+    """
+
+    name: str
+    meaning: str
+    choices: tuple[str, ...] = ()
+    value: Any = dataclasses.MISSING
+
+
+def described(kind: type, prefix: str = "", without: Collection[str] = ()) -> list[Setting]:
+    """The settings of a class as its docstring describes them; groups of settings such as `decoding` are left out.
+
+    Args:
+        prefix: before each name, `draft.`.
+        without: fields that are left out too.
+    """
+    meanings = _meanings(kind)
+    types = value_types(kind)
+    settings = []
+    for field in dataclasses.fields(kind):
+        if field.name in without or field.name not in types:
+            continue
+        # The names of a registry, where a setting takes one of them.
+        names_of_choices = field.metadata.get("choices")
+        choices = tuple(names_of_choices()) if names_of_choices else _words(types[field.name])
+        meaning = meanings.get(field.name, "")
+        settings.append(Setting(prefix + field.name, meaning, choices, field.default))
+    return settings
+
+
+def _meanings(kind: type) -> dict[str, str]:
+    """The meanings of a dataclass's fields, from the `Attributes:` of its docstring and of its bases'."""
+    meanings: dict[str, str] = {}
+    for ancestor in reversed(kind.__mro__):
+        if not dataclasses.is_dataclass(ancestor):
+            continue
+        _, _, section = inspect.cleandoc(ancestor.__doc__ or "").partition("Attributes:\n")
+        # Up to the next section.
+        attributes = re.split(r"\n(?=\S)", section)[0]
+        for name, lines in re.findall(r"^ {4}(\w+): (.*(?:\n {5,}.*)*)", attributes, re.MULTILINE):
+            text = " ".join(lines.split())
+            for value in (None, True, False):
+                text = re.sub(rf"\b{value}\b", as_typed(value), text)
+            meanings[name] = text
+    return meanings
+
+
+def _words(hint: Any) -> tuple[str, ...]:
+    """The words that a value of this type may be."""
+    if hint is bool:
+        return ("true", "false")
+    if typing.get_origin(hint) is Literal:
+        return tuple(map(str, typing.get_args(hint)))
+    return tuple(word for part in typing.get_args(hint) for word in _words(part))
+
+
+def of_group(group: str) -> list[Setting]:
+    """The settings of a group that every command has, without those that `model=` and `prompts=` set themselves."""
+    chosen = ("name", "repository", "file") if group in ("model", "prompts") else ()
+    return described(GROUPS[group], f"{group}.", chosen)
+
+
+def of_command(kind: type[RunSettings]) -> tuple[list[Setting], list[Setting]]:
+    """The settings outside groups: those that every command has, in this one's words, and its own."""
+    settings = described(kind)
+    # The fields of a base class come first.
+    num_common = len(value_types(RunSettings))
+    return settings[:num_common], settings[num_common:]
+
+
+def of_method(kind: type[DraftSettings]) -> list[Setting]:
+    """The settings of a way to draft, without those that every draft or every model has."""
+    return described(kind, "draft.", value_types(DraftSettings) | value_types(ModelSettings))
+
+
+def of_engine(kind: type[EngineSettings]) -> list[Setting]:
+    """The settings of an engine."""
+    return described(kind, "engine.", {"name"})
+
+
+def departures(command: str) -> Mapping[str, Any]:
+    """The defaults that a command's file in `conf/` gives to settings of all commands, by name."""
+    departing: dict[str, Any] = {}
+    for name, value in names.written(command).items():
+        if name in GROUPS:
+            departing |= {f"{name}.{last}": of_last for last, of_last in value.items()}
+        elif name in value_types(RunSettings):
+            departing[name] = value
+    return departing
+
+
+def sentence(summary: str) -> str:
+    """A record's summary as a sentence."""
+    return f"{summary[:1].upper()}{summary[1:]}."
+
+
+def document() -> str:
+    """`docs/settings.md`, without the records of installed packages."""
+    parts = [
+        "# Settings",
+        "Generated by `python -m harness.cli.menu.documentation > docs/settings.md`; "
+        "`harness help COMMAND all` shows the same.",
+        "## Of all commands",
+        _table(described(RunSettings)),
+    ]
+    for group in GROUPS:
+        first_line = (GROUPS[group].__doc__ or "").partition("\n")[0]
+        parts += [f"### {group}", first_line, _table(of_group(group))]
+    for command in commands():
+        if command.settings is None or not COMMANDS.is_built_in(command.name):
+            continue
+        parts += [f"## {command.name}", sentence(command.summary)]
+        _, own = of_command(command.settings)
+        if own:
+            parts.append(_table(own))
+        if other := departures(command.name):
+            listed = ", ".join(f"`{name}={as_typed(value)}`" for name, value in other.items())
+            parts.append(f"Other defaults here: {listed}.")
+    parts.append("## What drafts")
+    for name, method in METHODS.built_in().items():
+        # `model` is no name to type.
+        title = f"draft={name}" if method.named else name
+        parts += [f"### {title}", sentence(method.summary)]
+        if own := of_method(method.settings):
+            parts.append(_table(own))
+    parts.append("## Engines")
+    for name, engine in ENGINES.built_in().items():
+        parts += [f"### engine={name}", sentence(engine.summary)]
+        parts.append(_table(of_engine(engine.settings)))
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(settings: Iterable[Setting]) -> str:
+    lines = ["| setting | default | choices | |", "|---|---|---|---|"]
+    for setting in settings:
+        default = "" if setting.value is dataclasses.MISSING else as_typed(setting.value)
+        cells = [
+            f"`{setting.name}`",
+            f"`{default}`" if default else "",
+            " ".join(f"`{choice}`" for choice in setting.choices),
+            setting.meaning.replace("|", "\\|"),
+        ]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    print(document(), end="")

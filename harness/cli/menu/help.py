@@ -1,0 +1,217 @@
+"""`--help` of a command, from its record, its settings and the configuration that was typed.
+
+`harness latency --help` is a page, `--help all` is everything, and `--help presets` one section of that.
+"""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import MISSING
+from pathlib import Path
+from typing import Any
+
+from hydra import compose
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.global_hydra import GlobalHydra
+from hydra.version import setbase
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from harness.cli.menu import documentation, names
+from harness.cli.menu.documentation import Setting
+from harness.commands.command import Command
+from harness.config.errors import SettingError, as_typed
+from harness.config.machine import terminal_width
+from harness.config.run import RunSettings
+from harness.engines.registry import ENGINES
+from harness.local.drafting.registry import METHODS
+
+_NAME_WIDTH = 28
+_EXAMPLE_WIDTH = 44
+# How many settings of a section the page shows.
+_MOST_SETTINGS = 8
+# Longer values are left out on the page, where a setting has one line.
+_LONGEST_VALUE = 20
+# The settings of all commands that the page shows.
+_USED_MOST = (
+    "decoding.num_draft_tokens",
+    "decoding.temperature",
+    "decoding.max_new_tokens",
+    "decoding.rule",
+    "batch_size",
+    "seed",
+    "dtype",
+    "runner",
+)
+
+
+def command_help(
+    command: Command, overrides: Sequence[str], topic: str, presets: str | None
+) -> str:
+    """The help of a command. Hydra's own `--help` looks through all presets twice.
+
+    Args:
+        overrides: the settings that were typed, which the values follow.
+        topic: a section, or `all` of them; "" for the page.
+        presets: a directory with the user's presets; None for none.
+
+    Raises:
+        SettingError: there is no such section.
+    """
+    searched = create_config_search_path(str(names.CONF))
+    if presets is not None:
+        searched.prepend("command-line", f"file://{Path(presets).resolve()}", "schema")
+    setbase("1.3")
+    Hydra.create_main_hydra2("harness", searched)
+    try:
+        sections = _sections(command, compose(names.primary(command.name), list(overrides)))
+    finally:
+        GlobalHydra.instance().clear()
+    if not topic:
+        return _page(command, sections, overrides)
+    if topic not in ("all", *sections):
+        rule = f"is not in the help of {command.name}, which has: all, {', '.join(sections)}"
+        raise SettingError(topic, rule)
+    chosen = sections if topic == "all" else {topic: sections[topic]}
+    parts = []
+    for title, entries in chosen.items():
+        lines = [_line(entry.name, entry.meaning, _in_brackets(entry.value)) for entry in entries]
+        parts.append("\n".join([title, *lines]))
+    return "\n\n".join(parts)
+
+
+def _sections(command: Command, config: DictConfig) -> dict[str, list[Setting]]:
+    """Everything that can be typed: presets, drafts, engines and settings, by the title of their section.
+
+    Settings have the values that the composed configuration gives them, and their choices in the meaning.
+    """
+    loader = GlobalHydra.instance().config_loader()
+    presets = []
+    # Those with a plus have no default in any command, and are typed with it.
+    for group in "model decoding placement prompts +experiment +launcher".split():
+        options = loader.get_group_options(group.lstrip("+"))
+        if options and (group.startswith("+") or group in config):
+            presets.append(Setting(f"{group}=", " ".join(options)))
+    drafts = {name: record.summary for name, record in METHODS.all().items() if record.named}
+    drafts = {"none": "the model alone", **drafts}
+    engines = {name: record.summary for name, record in ENGINES.all().items()}
+    common, own = documentation.of_command(command.settings or RunSettings)
+    sections = {
+        "presets": presets,
+        "drafts": [Setting(f"draft={name}", summary) for name, summary in drafts.items()],
+        "engines": [Setting(f"engine={name}", summary) for name, summary in engines.items()],
+        command.name: own,
+        "common": common,
+    }
+    for group in documentation.GROUPS:
+        if group in config:
+            sections[group] = documentation.of_group(group)
+    if config.draft.name != "none":
+        method = METHODS[str(config.draft.get("method", "model"))]
+        sections[f"draft={config.draft.name}"] = documentation.of_method(method.settings)
+    engine = ENGINES[str(config.engine.name)]
+    sections[f"engine={config.engine.name}"] = documentation.of_engine(engine.settings)
+    for title, settings in sections.items():
+        if title not in ("presets", "drafts", "engines"):
+            sections[title] = [_configured(setting, config) for setting in settings]
+    return {title: entries for title, entries in sections.items() if entries}
+
+
+def _configured(setting: Setting, config: DictConfig) -> Setting:
+    """A setting with the value that it has now, which a preset may have changed, and its choices in the meaning."""
+    meaning = setting.meaning.rstrip(".")
+    words = [word for word in setting.choices if f"`{word}`" not in meaning]
+    if words and set(words) != {"true", "false"}:
+        meaning = f"{meaning} ({', '.join(setting.choices)})"
+    try:
+        value = OmegaConf.select(config, setting.name, default=setting.value)
+        if OmegaConf.is_config(value):
+            value = OmegaConf.to_container(value, resolve=True)
+    except OmegaConfBaseException:
+        value = MISSING
+    return setting._replace(meaning=meaning, value=value)
+
+
+def _in_brackets(value: Any) -> str:
+    """A value in brackets; nothing for one that is MISSING, and dots for a mapping."""
+    if value is MISSING:
+        return ""
+    return "[...]" if isinstance(value, dict) else f"[{as_typed(value)}]"
+
+
+def _page(command: Command, sections: dict[str, list[Setting]], overrides: Sequence[str]) -> str:
+    """The help that most users need, in about forty lines, with the settings of a draft or engine that was typed."""
+    width = terminal_width()
+    parts = [textwrap.fill(documentation.sentence(command.summary), width), _examples(command)]
+    parts.append(command.notes if "\n" in command.notes else textwrap.fill(command.notes, width))
+    models = "a preset, with suffixes _8bit _4bit _NGPUs in any order, a directory, a GGUF file, a hub repository"
+    choices = [("model=, draft=", models)]
+    for topic in ("draft", "engine"):
+        values = [entry.name.partition("=")[2] for entry in sections[f"{topic}s"]]
+        choices.append((f"{topic}=", ", ".join(values)))
+    if "prompts" in sections:
+        choices.append(("prompts=", "a benchmark (mt_bench, gsm8k, ...) or your own file"))
+    parts.append("\n".join(_line(name, text) for name, text in choices))
+    # Settings that this command's class adds come before those of a class that it extends.
+    added = vars(command.settings).get("__annotations__", {})
+    own = sorted(sections.get(command.name, ()), key=lambda entry: entry.name not in added)
+    chosen = [entries for title, entries in sections.items() if title in overrides]
+    every = {entry.name: entry for entries in sections.values() for entry in entries}
+    for entries in (own, *chosen, [every[name] for name in _USED_MOST]):
+        lines = []
+        for entry in entries[:_MOST_SETTINGS]:
+            # The first clause of a meaning, which goes on with semicolons and further sentences.
+            clause = re.split("[;:.] ", entry.meaning)[0]
+            value = _in_brackets(entry.value)
+            value = value if len(value) <= _LONGEST_VALUE else "[...]"
+            space = width - _NAME_WIDTH - len(value) - 1
+            lines.append(_line(entry.name, textwrap.shorten(clause, space, placeholder="…"), value))
+        if len(entries) > _MOST_SETTINGS:
+            rest = f"{len(entries) - _MOST_SETTINGS} more: harness help {command.name} all"
+            lines.append(_line("...", rest))
+        parts.append("\n".join(lines))
+    parts.append(
+        textwrap.fill(
+            "K=8 is decoding.num_draft_tokens=8, a name may be typed without its group where only "
+            "one group has it, and --num-prompts 30 is num_prompts=30. -m sweeps over values with "
+            "commas between them, --cfg job prints the configuration, -cd DIR adds presets. "
+            f"harness help {command.name} all lists everything, and harness help {command.name} "
+            f"SECTION one of: {', '.join(sections)}.",
+            width,
+            break_on_hyphens=False,
+        )
+    )
+    return "\n\n".join(filter(None, parts))
+
+
+def _examples(command: Command) -> str:
+    """Command lines, each with its meaning beside it, or below it where it is long."""
+    width = terminal_width()
+    lines = []
+    for arguments, meaning in command.examples:
+        line = f"  harness {command.name} {arguments}".rstrip()
+        beside = f"{line:{_EXAMPLE_WIDTH}}  {meaning}"
+        if len(beside) <= width:
+            lines.append(beside)
+            continue
+        typed = textwrap.wrap(line, width - 2, break_on_hyphens=False, subsequent_indent="      ")
+        lines.append(" \\\n".join(typed))
+        lines.append(f"      {meaning}")
+    return "\n".join(lines)
+
+
+def _line(name: str, text: str, value: str = "") -> str:
+    """A name with a text and a value beside it; below it where the name is long."""
+    margin = " " * _NAME_WIDTH
+    beside = textwrap.fill(
+        f"{text} {value}",
+        terminal_width(),
+        initial_indent=margin,
+        subsequent_indent=margin,
+        break_on_hyphens=False,
+    )
+    name = f"  {name}"
+    return name + (beside[len(name) :] if len(name) < _NAME_WIDTH else f"\n{beside}")

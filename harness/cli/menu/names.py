@@ -1,0 +1,256 @@
+"""Configurations for names that have no file in `conf/`: `configuration("model/7B_8bit")`.
+
+Hydra looks up `latency`, `model/7B_8bit` or `draft/./my-model` when it reads overrides, sweeps,
+experiments or a word to complete, and asks here first (`config_source`). A configuration is what a
+YAML file of `conf/` would hold: settings, and under `defaults` the configurations it begins with,
+of which later ones win; `_self_` is the place of its own settings among them. For `7B_8bit` it is
+
+    {"defaults": ["7B", "_self_"], "name": "7B_8bit", "quantization": "8bit"}
+
+There are configurations for
+
+- commands, with the defaults of their settings from the classes: files of `conf/` hold only what
+  differs from these;
+- suffixes: `7B_8bit_4GPUs` is the preset `7B` with `quantization` and `gpus` set;
+- paths and hub repositories, which are names with a slash, and prompt files by their extension;
+- the group `draft`, which has every name of the group `model`, and further `none`, the methods
+  without weights, `early_exit_8` for the first 8 layers, and `tiny_eagle3_tree` for dynamic trees;
+- the group `engine`: engines of this project and of installed packages, and
+  `./my_engine.py:MyEngine`;
+- `command:./my_command.py:MyCommand`, a command that has no file in `conf/`;
+- `+pair=13B+7B`, a target and its draft in one word, for sweeps over chosen pairs.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import functools
+import typing
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+from omegaconf import OmegaConf
+
+from harness.cli.menu.conversion import fixed_groups, value_types
+from harness.commands.registry import COMMANDS
+from harness.config.model_names import SERVED, split_suffixes, without_suffixes
+from harness.config.run import PromptedSettings, RunSettings
+from harness.config.settings import PROMPT_FILES, PromptSettings
+from harness.engines.registry import ENGINES
+from harness.local.drafting.registry import METHODS
+
+PACKAGE = Path(__file__).resolve().parents[2]
+# A wheel has conf/ inside the package, a checkout next to it.
+CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
+
+
+# Ends the name of a draft that proposes dynamic trees.
+_TREE_SUFFIX = "_tree"
+# Begins the name of the configuration of a command that has no file in `conf/`.
+_COMMAND_PREFIX = "command:"
+
+
+# Lists of names -----------------------------------------------------------------------------------
+
+
+def drafts() -> list[str]:
+    """The values of `draft=` apart from models and files."""
+    return ["none", *(name for name, method in METHODS.all().items() if method.named)]
+
+
+def presets(group: str) -> list[str]:
+    """The names that have a file in a group of `conf/`."""
+    return sorted(file.stem for file in (CONF / group).glob("*.yaml"))
+
+
+# Names of models, drafts, engines and prompts -----------------------------------------------------
+
+
+def _model(name: str) -> dict[str, Any] | None:
+    """The configuration of a path, a GGUF file or a preset with suffixes; a preset is a file."""
+    if name == SERVED:
+        return {"name": name, "repository": name}
+    path = Path(name)
+    if path.suffix == ".gguf":
+        return {"name": name, "repository": str(path.parent), "gguf_file": path.name}
+    if "/" in name or name in (".", ".."):
+        return {"name": name, "repository": name}
+    parts = split_suffixes(name)
+    if parts.base == name:
+        return None
+    config: dict[str, Any] = {"defaults": [parts.base, "_self_"], "name": name}
+    if parts.quantization is not None:
+        config["quantization"] = parts.quantization
+    if parts.num_gpus is not None:
+        config["gpus"] = parts.num_gpus
+    return config
+
+
+def _draft(name: str) -> dict[str, Any] | None:
+    """The configuration of what `draft=` names, with the defaults of its method's settings.
+
+    A model or a head gets the settings of the group `model` under that name: Hydra's
+    `/model@_here_` means "a choice of the group `model`, put where this configuration is".
+    """
+    if name == "none":
+        return {"name": "none"}
+    METHODS.check_names_class(name)
+    if (drafter := _drafter_of_trees(name)) is not None:
+        return {"defaults": [drafter, "_self_"], "name": name, "tree": "dynamic"}
+    method, chosen = _method_and_choice(name)
+    if method != "model":
+        return _defaults(METHODS[method].settings) | {"name": name, "method": method} | chosen
+    if without_suffixes(name) != name:
+        # It begins with the draft of that name, as a model does.
+        return _model(name)
+    own_defaults = _defaults(METHODS["model"].settings)
+    return {"defaults": ["_self_", {"/model@_here_": name}], **own_defaults}
+
+
+def _drafter_of_trees(name: str) -> str | None:
+    """`tiny_eagle3_tree` -> `tiny_eagle3`, a head or a model; None for any other name."""
+    drafter = name.removesuffix(_TREE_SUFFIX)
+    is_suffixed = drafter not in (name, "", "none") and not drafter.endswith(_TREE_SUFFIX)
+    if not is_suffixed or "/" in name or name in presets("model"):
+        return None
+    return drafter if method_name(drafter) == "model" else None
+
+
+def method_name(draft: str) -> str:
+    """The method of what `draft=` names."""
+    return _method_and_choice(draft)[0]
+
+
+def _method_and_choice(name: str) -> tuple[str, dict[str, Any]]:
+    """The method that a name stands for, and the settings that the name implies.
+
+    `early_exit_8` -> ("early_exit", {"layers": [8]}), `lookup` -> ("lookup", {}), and any name that
+    no other method knows is one of a model or a head: `7B` -> ("model", {}).
+    """
+    if METHODS.is_in_file(name):
+        return name, {}
+    for method, record in METHODS.all().items():
+        chosen = record.choice(name)
+        if chosen is not None and method != "model":
+            return method, chosen
+    return "model", {}
+
+
+def _engine(name: str) -> dict[str, Any] | None:
+    """The configuration of an engine: the defaults of its settings."""
+    ENGINES.check_names_class(name)
+    if not ENGINES.is_in_file(name) and name not in ENGINES.names():
+        return None
+    return _defaults(ENGINES[name].settings) | {"name": name}
+
+
+def _prompts(name: str) -> dict[str, Any] | None:
+    """The configuration of a prompt set: a file or a preset, with the defaults of its settings."""
+    if name.endswith("/") or ("/" in name and Path(name).is_dir()):
+        # A run's directory: its texts, else its prompts with their answers.
+        files = [Path(name) / file for file in ("acceptance_texts.csv", "latency_prompts.csv")]
+        name = str(next(filter(Path.exists, files), files[0]))
+    if "/" in name or name.endswith(PROMPT_FILES):
+        own = {"name": Path(name).stem, "file": name}
+    else:
+        own = written(f"prompts/{name}")
+    return _defaults(PromptSettings) | own if own else None
+
+
+def _pair(name: str) -> dict[str, Any]:
+    """`13B+7B` sets `model=13B draft=7B`."""
+    model, _, draft = name.partition("+")
+    return {"defaults": [{"override /model": model}, {"override /draft": draft or "none"}]}
+
+
+# Commands -----------------------------------------------------------------------------------------
+
+
+def primary(command: str) -> str:
+    """The name of the configuration that a run of a command begins with."""
+    return command if COMMANDS.is_built_in(command) else _COMMAND_PREFIX + quote(command, safe="")
+
+
+def _command(name: str) -> dict[str, Any] | None:
+    """The configuration that a run of a command begins with; None without settings."""
+    record = COMMANDS[name]
+    kind = record.settings
+    if kind is None:
+        return None
+    defaults: list[Any] = ["common", "_self_"]
+    if issubclass(kind, PromptedSettings):
+        # `config_source` registers this resolver: the set `tiny` for our tiny models, else `english`.
+        defaults.insert(1, {"prompts": "${default_prompts:${model}}"})
+    defaults += [{f"override hydra/{part}_logging": "stderr"} for part in ("job", "hydra")]
+    # OmegaConf's mark of a value that must be set; those with a default follow.
+    must_be_set = dict.fromkeys(value_types(kind), "???")
+    config = {"defaults": defaults, "command": name} | must_be_set | _defaults(kind)
+    if COMMANDS.is_built_in(name):
+        return config | written(name)
+    # The name of another may be a path.
+    run = f"{record.stem}/${{now:%Y-%m-%d}}/${{now:%H-%M-%S-%f}}"
+    outputs = {"run": {"dir": f"outputs/{run}"}, "sweep": {"dir": f"multirun/{run}"}}
+    file = f"results/{record.stem}.csv" if record.measures else None
+    return config | {"results": {"file": file}, "hydra": outputs}
+
+
+# Defaults from classes and files ------------------------------------------------------------------
+
+
+def _defaults(kind: type) -> dict[str, Any]:
+    """The defaults of a class's settings that are values, and no groups; a setting that must be set has none."""
+    types = value_types(kind)
+    defaults: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):
+        default = field.default
+        if field.default_factory is not dataclasses.MISSING:
+            default = field.default_factory()
+        if field.name in types and default is not dataclasses.MISSING:
+            defaults[field.name] = list(default) if isinstance(default, tuple) else default
+    return defaults
+
+
+def written(path: str) -> dict[str, Any]:
+    """A file of `conf/`, with its interpolations as they are; empty where there is no file."""
+    return copy.deepcopy(_parsed(CONF / f"{path}.yaml"))
+
+
+@functools.cache
+def _parsed(file: Path) -> dict[str, Any]:
+    """A file of `conf/`. Hydra asks for each one several times."""
+    if not file.is_file():
+        return {}
+    return typing.cast(dict[str, Any], OmegaConf.to_container(OmegaConf.load(file)))
+
+
+# All of them --------------------------------------------------------------------------------------
+
+
+_GROUPS = {
+    "model": _model,
+    "draft": _draft,
+    "engine": _engine,
+    "prompts": _prompts,
+    "pair": _pair,
+}
+
+
+def configuration(path: str) -> dict[str, Any] | None:
+    """The configuration of a command or of a name in a group, `latency` or `draft/lookup`.
+
+    None where there is none: Hydra then looks for a file in `conf/`.
+    """
+    if path == "common":
+        # That of every command begins with it.
+        groups = {group: _defaults(kind) for group, kind in fixed_groups(RunSettings).items()}
+        common = written("common")
+        groups["results"] |= common.pop("results")
+        return _defaults(RunSettings) | groups | common
+    if path.startswith(_COMMAND_PREFIX):
+        return _command(unquote(path.removeprefix(_COMMAND_PREFIX)))
+    if COMMANDS.is_built_in(path):
+        return _command(path)
+    group, _, name = path.partition("/")
+    return _GROUPS[group](name) if name and group in _GROUPS else None

@@ -1,0 +1,91 @@
+"""What is typed behind `--`: commands that start servers, as settings of `engine=server`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import psutil
+
+from harness.cli.menu.typed import in_quotes, literal
+from harness.config.errors import SettingError
+
+
+def split_commands(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
+    """Divide what is typed for the harness from the commands of servers, each behind a `--`."""
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word == "--":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    typed = [f"engine.{word}" if word.startswith("vary.") else word for word in parts[0]]
+    return typed, parts[1:]
+
+
+def server_settings(
+    servers: Sequence[Sequence[str]], settings: Sequence[str], command: str
+) -> list[str]:
+    """The settings that commands behind `--` stand for; none without one.
+
+    Args:
+        settings: that are typed before them, as Hydra's overrides.
+        command: of the harness.
+
+    Raises:
+        SettingError: there is no command, or one that leaves a setting without effect.
+    """
+    if not servers:
+        return []
+    if len(servers) > 2 or not all(servers):
+        rule = "is followed by the command of a server, and a second -- by another one to compare"
+        raise SettingError("--", f"{rule}: harness {command} -- llama-server -m MODEL.gguf ...")
+    words = [word for server in servers for word in server]
+    typed = {setting.partition("=")[0].lstrip("+"): setting for setting in settings}
+    if typed.get("engine", "engine=server") != "engine=server":
+        raise SettingError("--", f"is for engine=server, and {typed['engine']} is typed")
+    names = {"decoding.num_draft_tokens": "K", "draft_tokens": "K"}
+    for name in typed:
+        if name.startswith("engine.vary."):
+            names[name] = name.removeprefix("engine.vary.")
+    for setting, name in names.items():
+        # `acceptance` drafts here too, with the weights that draft= names.
+        is_used = command == "acceptance" or any(f"{{{name}}}" in word for word in words)
+        if setting in typed and not is_used:
+            value = typed[setting].partition("=")[2]
+            rule = f"the command behind -- has no {{{name}}}, in the place of which it would be filled in"
+            raise SettingError(name, rule, value)
+    *first, measured = [_in_brackets(_of_process(server)) for server in servers]
+    added = ["engine=server", *(["model=served"] if "model" not in typed else [])]
+    added += [f"engine.first_command={one}" for one in first]
+    return [*added, f"engine.start_command={measured}"]
+
+
+def _of_process(server: Sequence[str]) -> Sequence[str]:
+    """The command of a server that runs, of `pid 4711`: in its directory, with what its environment sets of devices and
+    of the server; any other command as it is.
+    """
+    if len(server) != 2 or server[0] != "pid" or not server[1].isdigit():
+        return server
+    try:
+        process = psutil.Process(int(server[1]))
+        line = process.cmdline()
+        directory = process.cwd()
+        environment = process.environ()
+    except psutil.Error as error:
+        raise SettingError("-- pid", f"its command cannot be read: {error}", server[1]) from error
+    if not line:
+        raise SettingError("-- pid", "the process has no command", server[1])
+    of_servers = re.compile(r"(LLAMA_|VLLM_|SGLANG_|CUDA_VISIBLE|HIP_VISIBLE|GGML_|HF_HOME)")
+    variables = [
+        f"{name}={value}"
+        for name, value in environment.items()
+        # A server of ours on this machine needs no key.
+        if of_servers.match(name) and not name.endswith(("_KEY", "_TOKEN"))
+    ]
+    return ["env", f"--chdir={directory}", *variables, *line]
+
+
+def _in_brackets(words: Sequence[str]) -> str:
+    """A list of words in Hydra's grammar, in which OmegaConf looks nothing up."""
+    return "[" + ",".join(in_quotes(literal(word)) for word in words) + "]"

@@ -1,0 +1,467 @@
+"""The words that a user typed, made readable for Hydra: options with dashes, short names of settings, names, paths
+and free text.
+
+latency --num-prompts 30 K=8 draft=~/my head
+["num_prompts=30", "decoding.num_draft_tokens=8", "draft='/home/me/my head'"]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import operator
+import os
+import re
+import shlex
+import typing
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from numbers import Number
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from hydra._internal.utils import get_args_parser
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+
+from harness.cli.menu import names
+from harness.cli.menu.conversion import alternatives, from_config, setting_hints
+from harness.cli.menu.removed import refuse_removed
+from harness.commands.registry import COMMANDS, settings_of, with_settings
+from harness.config import synonyms
+from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
+from harness.config.run import RunSettings
+from harness.config.settings import require_possible_path
+from harness.engines.registry import ENGINES
+
+Settings = TypeVar("Settings", bound=RunSettings)
+
+# Settings that take the name of a preset, a method or an engine.
+GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
+# Groups of presets that a run has none of by default.
+_ADDED_GROUPS = ("experiment", "launcher", "pair")
+# Values that Hydra reads as a number, a boolean or a list, where a setting needs a name.
+_NO_NAME = re.compile(r"null|true|false|[-+]?\d+(\.\d*)?|\[.*\]", re.IGNORECASE)
+# Settings that take names, or paths of files.
+_NAMES = ("model", "draft", "engine", "prompts", "pair")
+# Settings that take one path, with any commas in it, and those of Hydra that take a directory.
+_PATHS = ("results.file", "hydra.run.dir", "hydra.sweep.dir")
+_DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
+# Programs whose commands are typed behind `--`.
+_SERVERS = ("llama-server", "vllm", "sglang", "docker")
+# Stands for a value that Hydra's grammar does not have.
+_UNREADABLE = object()
+
+
+def for_hydra(
+    words: Sequence[str], command: str, known: Mapping[str, Any], beginning: str = ""
+) -> tuple[list[str], list[str], str]:
+    """Divide the words that were typed after a command.
+
+    Args:
+        known: every setting of the command, with its type.
+        beginning: of the typed line, which errors repeat: `harness COMMAND` unless something else is given.
+
+    Returns:
+        Hydra's own options, the settings as its overrides, and the word that `--help` is about, "" for none.
+
+    Raises:
+        SettingError: for the first word that cannot be understood, with what to type instead.
+    """
+    options: list[str] = []
+    settings: list[str] = []
+    # The name under which each of these was typed.
+    names_typed: list[str] = []
+    topic = ""
+    of_hydra = get_args_parser()._option_string_actions
+    asks_for_help = not {"-h", "--help"}.isdisjoint(words)
+    remaining = list(words)
+    beginning = beginning or f"harness {command}"
+    while remaining:
+        before = words[: len(words) - len(remaining)]
+        word = remaining.pop(0)
+        name, equals, value = word.partition("=")
+        action = of_hydra.get(name)
+        if action is not None:
+            options.append(word)
+            if action.nargs == 0:
+                continue
+            if not equals and remaining:
+                value = remaining.pop(0)
+                options.append(value)
+            is_possible = value in action.choices if action.choices else bool(value)
+            # With "?" the value may be left out.
+            if not is_possible and (value or action.nargs != "?"):
+                rule = f"one of {', '.join(action.choices)}" if action.choices else "a value"
+                raise SettingError(name, f"is followed by {rule}", *filter(None, [value]))
+        elif word.startswith("-"):
+            settings.append(_from_option(word, remaining, command, known))
+            names_typed.append(name.lstrip("-"))
+        elif equals or word.startswith("~"):
+            setting = _setting_meant_by(name, known) if equals else None
+            meant = _phrase(word, known) if setting is None else []
+            if meant:
+                line = _line(beginning, *before, *meant, *remaining)
+                raise SettingError(name, f"no such setting; type: {line}")
+            settings.append(word if setting is None else f"{setting}={value}")
+            names_typed.append(name)
+        elif asks_for_help:
+            topic = word
+        else:
+            raise _no_setting(word, [beginning, *before], remaining, known)
+    _check(settings, command, known)
+    _refuse_other_names(names_typed, settings)
+    return options, [_readable(setting) for setting in settings], topic
+
+
+def literal(text: str) -> str:
+    """Text in which OmegaConf does not look up `${...}`. A backslash escapes only characters with a meaning."""
+    return re.sub(r"(\\*)\$\{", lambda match: 2 * match[1] + "\\${", text)
+
+
+def without_dashes(words: Iterable[str]) -> list[str]:
+    """`["output=paper"]` for `["--output", "paper"]`, of a command that takes paths; --help stays."""
+    plain: list[str] = []
+    for word in words:
+        previous = plain[-1] if plain else ""
+        if previous.startswith("--") and previous != "--help":
+            plain[-1] = f"{previous.lstrip('-')}={word}"
+        elif word.startswith("--") and "=" in word:
+            plain.append(word.lstrip("-"))
+        else:
+            plain.append(word)
+    return plain
+
+
+def _from_option(word: str, remaining: list[str], command: str, known: Mapping[str, Any]) -> str:
+    """`num_prompts=30` for `--num-prompts 30`; a value that follows is taken from what remains."""
+    option, equals, value = word.lstrip("-").partition("=")
+    name = option.replace("-", "_")
+    setting = _setting_meant_by(name, known)
+    if setting is None:
+        refuse_removed(name)
+        hint = nearest(name, known)
+        raise SettingError(word, f"no such option{hint}; harness help {command} all lists them")
+    if equals:
+        return f"{setting}={value}"
+    following = remaining[0] if remaining else "-"
+    if bool in alternatives(known[setting]) and following not in ("true", "false"):
+        return f"{setting}=true"
+    is_setting = "=" in following and settings_meant_by(following.partition("=")[0], known)
+    if is_setting or re.match(r"-(?!\d)", following):
+        raise SettingError(word, f"needs a value: {setting}=...")
+    return f"{setting}={remaining.pop(0)}"
+
+
+def settings_meant_by(name: str, known: Collection[str]) -> list[str]:
+    """The settings that a name may mean: `decoding.temperature` for `temperature` or `T`; [] for none."""
+    if name in known:
+        return [name]
+    last = name.rpartition(".")[2]
+    last = synonyms.SETTINGS.get(last, last)
+    return [last] if last in known else [full for full in known if full.endswith(f".{last}")]
+
+
+def _setting_meant_by(name: str, known: Collection[str]) -> str | None:
+    """The setting that a name means, of the group that it is typed with, if any; None where it means none.
+
+    Raises:
+        SettingError: it may mean several.
+    """
+    group, dot, _ = name.rpartition(".")
+    settings = [full for full in settings_meant_by(name, known) if full.startswith(group + dot)]
+    if len(settings) > 1:
+        raise SettingError(name, f"may be {' or '.join(settings)}: type one of them")
+    return settings[0] if settings else None
+
+
+def _no_setting(
+    word: str, before: Sequence[str], remaining: Sequence[str], known: Mapping[str, Any]
+) -> SettingError:
+    """The error for a word without an equals sign, with the line to type where one is known.
+
+    Args:
+        before, remaining: the line around the word, whose beginning is its first part.
+    """
+    if Path(word).name in _SERVERS:
+        line = _line(*before, "--", word, *remaining)
+        return SettingError(word, f"is the command of a server, which stands behind --: {line}")
+    if remaining and (setting := _setting_meant_by(word, known)):
+        value, *others = filter(None, (part.lstrip("=") for part in remaining))
+        line = _line(*before, f"{setting}={value}", *others)
+        return SettingError(word, f"is typed with an equals sign and no spaces: {line}")
+    meant = _phrase(word, known) or setting_with(word, known)
+    if meant:
+        rule = f"is a value without its setting: {_line(*before, *meant, *remaining)}"
+        return SettingError(word, rule)
+    return SettingError(word, "cannot be read as setting=value")
+
+
+def no_command(word: str, others: Sequence[str], listed: Sequence[str]) -> SettingError:
+    """The error for a first word that is no command, with the line to type where one is known.
+
+    Args:
+        others: the words after it.
+        listed: the commands that there are.
+    """
+    line = synonyms.COMMANDS.get(word.lower())
+    if line is not None:
+        program, command, *settings = line.split()
+        if command in with_settings():
+            given = {other.partition("=")[0] for other in others}
+            settings = [one for one in settings if one.partition("=")[0] not in given]
+            line = _line(program, command, *settings, *others)
+        return SettingError(word, f"no such command; type: {line}")
+    name = word.lstrip("-").partition("=")[0].replace("-", "_")
+    for command in with_settings():
+        known = setting_hints(settings_of(COMMANDS[command]))
+        meant = _phrase(word, known) or setting_with(word, known)
+        if meant:
+            rule = f"is a value without its setting: {_line(f'harness {command}', *meant, *others)}"
+            return SettingError(word, rule)
+        if word.startswith("-") or ("=" in word and settings_meant_by(name, known)):
+            rule = f"comes after a command: {_line(f'harness {command}', word, *others)}"
+            return SettingError(word, rule)
+    return SettingError(
+        word, f"no such command{nearest(word, listed)}; there are: {', '.join(listed)}"
+    )
+
+
+def _line(beginning: str, *words: str) -> str:
+    """A line to type."""
+    return f"{beginning} {shlex.join(words)}"
+
+
+def _phrase(word: str, known: Collection[str]) -> list[str]:
+    """The settings that a word stands for: `gpus=2` and `gpu_memory=80GB` for `2x80GB`; [] for none."""
+    for pattern, replacement in synonyms.PHRASES.items():
+        match = re.fullmatch(pattern, word, re.IGNORECASE)
+        if match is None:
+            continue
+        meant = match.expand(replacement).split()
+        if all(len(settings_meant_by(part.partition("=")[0], known)) == 1 for part in meant):
+            return meant
+    return []
+
+
+def setting_with(value: str, known: Mapping[str, Any]) -> list[str]:
+    """The setting with a value that is a name: `model=tiny` for `tiny`; [] for no name that is known."""
+    value = synonyms.NAMES.get(value.lower(), value)
+    values: dict[str, Collection[str]] = {
+        "model": names.presets("model"),
+        "draft": names.drafts(),
+        "engine": ENGINES.names(),
+    }
+    for group in ("decoding", "placement", "prompts"):
+        values[group] = names.presets(group)
+    for name, hint in known.items():
+        if "." not in name and name not in GROUPS:
+            values[name] = [
+                choice
+                for kind in alternatives(hint)
+                if typing.get_origin(kind) is Literal
+                for choice in typing.get_args(kind)
+            ]
+    return [f"{name}={value}" for name, choices in values.items() if value in choices][:1]
+
+
+def _refuse_other_names(names_typed: Sequence[str], settings: Sequence[str]) -> None:
+    """Raise a SettingError where two names of one setting have two values; of one name the last value counts."""
+    first: dict[str, tuple[str, str]] = {}
+    for name, setting in zip(names_typed, settings, strict=True):
+        key, _, value = setting.partition("=")
+        other, other_value = first.setdefault(key, (name, value))
+        if name != other and value != other_value:
+            rule = f"is another name for {other}={other_value}: type one of them"
+            raise SettingError(name, rule, value)
+
+
+def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> None:
+    """Raise a SettingError for what Hydra would accept in silence or refuse in many lines.
+
+    All names that are no settings, whatever draft and engine are chosen, are in one error. `conversion` refuses what
+    the chosen ones do not have.
+    """
+    takes_any_key = ["hydra", "draft.", "engine."]
+    for name, hint in known.items():
+        if any(typing.get_origin(kind) is Mapping for kind in alternatives(hint)):
+            takes_any_key.append(f"{name}.")
+    unknown: dict[str, str] = {}
+    for setting in settings:
+        key, _, value = setting.partition("=")
+        name = key.lstrip("+~")
+        if not name:
+            raise SettingError(setting, "is a value without its setting: setting=value")
+        if name == "command":
+            raise SettingError("command", "is the first word: harness COMMAND")
+        refuse_removed(name, value, known)
+        if key in _ADDED_GROUPS:
+            rule = f"is typed with a plus: +{key}=...; harness help {command} presets lists them"
+            raise SettingError(key, rule)
+        if key.startswith("~") and name in (*GROUPS, "results", "results.file"):
+            instead = {"draft": "draft=none", "results.file": "results.file=null"}
+            rule = f"cannot be left out, only changed: {instead.get(name, f'{name}=...')}"
+            raise SettingError(setting, rule)
+        if name in GROUPS and not value.startswith("{"):
+            # Hydra looks for a file of this name, and its error would be about another place.
+            for choice in value.split(","):
+                require_possible_path(name, choice)
+        if name in _DIRECTORIES and value == "null":
+            raise SettingError(name, "must name a directory", value)
+        if key in GROUPS and _NO_NAME.fullmatch(value):
+            rule = "must be a preset"
+            if name == "draft":
+                rule += "; draft=none measures the target alone"
+            if name == "prompts" and value.isdigit() and "num_prompts" in known:
+                rule += f" or a file{did_you_mean([f'num_prompts={value}'])}"
+            raise SettingError(name, rule, value)
+        is_added = key.startswith("+")
+        if name not in known and not is_added and not name.startswith(tuple(takes_any_key)):
+            suggestion = did_you_mean(settings_meant_by(name, known)[:3]) or nearest(name, known)
+            unknown[name] = f"no such setting{suggestion}"
+    if unknown:
+        first, *others = unknown
+        rules = [unknown[first], *(f"{name}: {unknown[name]}" for name in others)]
+        raise SettingError(first, f"{'; '.join(rules)}; harness help {command} all lists them")
+
+
+# Values in Hydra's grammar ------------------------------------------------------------------------
+
+
+def _readable(argument: str) -> str:
+    """An argument with quotes around what Hydra would misread.
+
+    prompt=Once, there           prompt='Once, there'
+    results.file=~/a,b.csv       results.file='/home/me/a,b.csv'
+    model=./mödel,7B             model='./mödel',7B
+    decoding.top_p=0.9           the same: what Hydra can read stays
+
+    A `~` at the beginning of a path becomes the home directory. `${...}` is looked up, except in a prompt.
+    """
+    key, equals, value = argument.partition("=")
+    name = key.lstrip("+")
+    is_quoted = len(value) > 1 and value[0] == value[-1] and value[0] in "\"'"
+    if not equals or is_quoted:
+        return argument
+    if name == "prompt":
+        return f"prompt={in_quotes(literal(value))}"
+    # A comma divides values, unless all of it is one path.
+    path = os.path.expanduser(value)
+    if "," in value and (name in _PATHS or os.path.exists(path)):
+        return f"{key}={in_quotes(path)}"
+    parsed = _parsed(argument)
+    is_name = name in _NAMES
+    if value.startswith(("[", "{")) and not is_name:
+        return argument
+    # A mapping would change some settings of a preset, and keep its name.
+    if parsed is not _UNREADABLE and not (is_name and isinstance(parsed, dict)):
+        return argument
+    parts = [os.path.expanduser(part) for part in value.split(",")]
+    quoted = [
+        part if isinstance(_parsed(f"{key}={part}"), str) else in_quotes(part) for part in parts
+    ]
+    return f"{key}={','.join(quoted)}"
+
+
+def _parsed(argument: str) -> Any:
+    """The value in `key=value` as Hydra parses it; `_UNREADABLE` where its grammar has no such value."""
+    try:
+        return OverridesParser.create().parse_override(argument).value()
+    except HydraException:
+        return _UNREADABLE
+    except (RecursionError, ValueError):
+        rule = "a number is too long, or brackets are nested too deeply"
+        raise SettingError(argument.partition("=")[0], rule) from None
+
+
+def in_quotes(value: str) -> str:
+    """A value in single quotes: Hydra takes `\\'` for a quote in it, and `\\\\` for a backslash before one."""
+    escaped = re.sub(r"(\\*)('|$)", lambda match: 2 * match[1] + ("\\'" if match[2] else ""), value)
+    return f"'{escaped}'"
+
+
+# Keywords from Python, and a session of `compare` --------------------------------------------------
+
+
+def from_keywords(settings: Mapping[str, Any], known: Collection[str]) -> list[str]:
+    """Keywords from Python as they are typed: `decoding={"top_p": 0.9}` is `decoding.top_p=0.9`.
+
+    Text stays as it is, so that it means what it means on the command line.
+
+    Args:
+        known: every setting of the command: `decoding` is a group and no mapping because `decoding.top_p` is one.
+
+    Raises:
+        SettingError: for a value of a type that no setting has.
+    """
+    words: list[str] = []
+    for name, value in settings.items():
+        is_group = name.startswith("hydra") or any(full.startswith(f"{name}.") for full in known)
+        if isinstance(value, Mapping) and is_group:
+            words += from_keywords({f"{name}.{key}": part for key, part in value.items()}, known)
+        elif name == "draft" and value is None:
+            words.append("draft=none")
+        else:
+            words.append(f"{name}={value if isinstance(value, str) else _in_grammar(name, value)}")
+    return words
+
+
+def _in_grammar(setting: str, value: Any) -> str:
+    """A Python value in Hydra's grammar: `[1,2]`, `{top_p:0.9}`.
+
+    Raises:
+        SettingError: for a value of a type that no setting has.
+    """
+    # NumPy's truth values and numbers.
+    if hasattr(value, "item") and not getattr(value, "shape", ()):
+        value = value.item()
+    if value is None or isinstance(value, Number):  # a bool is a number
+        try:
+            return as_typed(value)
+        except ValueError:  # Python writes integers of at most 4300 digits
+            raise SettingError(setting, "a number is too long") from None
+    if isinstance(value, str):
+        return in_quotes(value)
+    if isinstance(value, os.PathLike):
+        path = str(Path(value))
+        # With a slash it is a path and no preset.
+        return in_quotes(path if "/" in path else f"./{path}")
+    if isinstance(value, Mapping):
+        pairs = [f"{key}:{_in_grammar(setting, part)}" for key, part in value.items()]
+        return "{" + ",".join(pairs) + "}"
+    if isinstance(value, list | tuple | range):
+        return "[" + ",".join(_in_grammar(setting, item) for item in value) + "]"
+    rule = "must be text, a number, true or false, None, a path, a list or a mapping"
+    raise SettingError(setting, rule, f"<{type(value).__name__}>")
+
+
+def changed(settings: Settings, assignments: str, changeable: Collection[str]) -> Settings:
+    """A copy of settings with `key=value ...` applied, all of them or none.
+
+    Args:
+        assignments: as typed after `:set`; a key may be short, as on the command line.
+        changeable: full names of the settings that a session may change.
+
+    Raises:
+        SettingError: for a key that is unknown or fixed, and a value outside its rule.
+    """
+    hints = setting_hints(type(settings))
+    try:
+        words = shlex.split(assignments)
+    except ValueError:  # an unpaired quotation mark
+        words = assignments.split()
+    for word in words:
+        name = word.partition("=")[0]
+        if settings_meant_by(name, hints) and not settings_meant_by(name, changeable):
+            rule = f"cannot be changed in a session, only {', '.join(changeable)}"
+            raise SettingError(name, rule)
+    known = {name: hint for name, hint in hints.items() if name in changeable}
+    _, overrides, _ = for_hydra(words, "compare", known, ":set")
+    tree = dataclasses.asdict(settings)
+    for override in overrides:
+        name = override.partition("=")[0]
+        value = _parsed(override)
+        if value is _UNREADABLE:
+            raise SettingError(name, "has a value that cannot be read")
+        *groups, last = name.split(".")
+        functools.reduce(operator.getitem, groups, tree)[last] = value
+    return from_config(type(settings), tree)

@@ -1,0 +1,166 @@
+"""The record of a command, with its settings, its rows and how they are shown, and the interface of its measurement.
+
+A command is a subclass of `Command` in `commands/<name>/record.py`, in an installed package (entry point group
+`harness.commands`), or in a file of the user's (`harness ./my_command.py:MyCommand`). What needs torch is
+imported inside functions: names, settings and help are known without it.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from harness.config.registry import Record
+from harness.config.run import RunSettings
+
+if TYPE_CHECKING:
+    from harness.reporting.table import Answer, Document, Line
+    from harness.results.row import Row
+    from harness.results.schema import RunRow
+
+
+class Command(Record):
+    """A word after `harness`.
+
+    Attributes:
+        name: the word.
+        summary: what it answers, for the list of commands and as the first line of `--help`.
+        example: its arguments in the list of commands.
+        examples: what `--help` shows: arguments, and what they are for.
+        notes: further sentences for `--help`.
+        question: what its runs answer, in `report`.
+        help_order: where it stands in the list of commands, the smallest first.
+        settings: the dataclass of its settings; None for a command that takes paths, whose module has
+            `main(arguments)`.
+        experiment: the class of its measurement (see `Experiment` below), or the module whose
+            `EXPERIMENT` it is.
+        row: the kind of row that a run writes; None for a command that measures nothing, whose module has
+            `run(settings, leaving)`: `leaving()` is a context in which a signal ends the process at once.
+        further_rows: kinds of the other files that it writes.
+        measures: whether it measures: then its jobs in a sweep run in workers and reuse rows of an identical
+            measurement, and `report` shows them. Otherwise they run quietly in the sweep's own process.
+        sweeps: whether it may have several jobs.
+        repeats: whether `repeats=5` measures a job several times and pools its rows.
+        regresses: whether `regress` compares its runs, by `changes`.
+    """
+
+    summary: ClassVar[str] = ""
+    example: ClassVar[str] = ""
+    examples: ClassVar[Sequence[tuple[str, str]]] = ()
+    notes: ClassVar[str] = ""
+    question: ClassVar[str] = ""
+    help_order: ClassVar[int] = 100
+    settings: ClassVar[type[RunSettings] | None] = None
+    experiment: ClassVar[str | type]
+    row: ClassVar[type[RunRow] | None] = None
+    further_rows: ClassVar[Sequence[type[Row]]] = ()
+    measures: ClassVar[bool] = True
+    sweeps: ClassVar[bool] = True
+    repeats: ClassVar[bool] = False
+    regresses: ClassVar[bool] = False
+
+    @property
+    def module(self) -> str:
+        """The module with the experiment, which imports torch."""
+        return self.experiment if isinstance(self.experiment, str) else self.experiment.__module__
+
+    @property
+    def stem(self) -> str:
+        """The stem of its files' names."""
+        return re.sub(r"\W+", "_", self.name) if self.row is None else self.row.kind
+
+    def check_installed(self) -> None:
+        """Raise a SettingError if a package that it needs is not installed, without importing it."""
+
+    def begin(self, settings: Any) -> Any:
+        """The measurement with these settings."""
+        if isinstance(self.experiment, str):
+            return importlib.import_module(self.experiment).EXPERIMENT(settings)
+        return self.experiment(settings)
+
+    def needs_local(self, settings: Any) -> bool:
+        """Whether it needs models on this machine, whatever the engine."""
+        return False
+
+    def line(self, rows: Sequence[Any]) -> str:
+        """The result of a job that succeeded, in a few words."""
+        return ""
+
+    def failure(self, row: Any) -> str:
+        """Why a job has no full result, for its line."""
+        return f"{str(row.status).replace('_', ' ')}: {row.error}"
+
+    def exit_code(self, rows: Sequence[Any]) -> int:
+        """The exit code of a job that succeeded: 0, 1 for a bad answer, 3 where it cannot tell."""
+        return 0
+
+    def tables(self, runs: Sequence[Any]) -> Document:
+        """The tables of a sweep's runs.
+
+        Args:
+            runs: see `Run` in `commands/read_runs.py`.
+        """
+        from harness.reporting.figures import figures_table
+
+        return [figures_table(self.name, [row for run in runs for row in run.rows])]
+
+    def brief(self, runs: Sequence[Any]) -> Answer:
+        """What a sweep prints; its tables are then in its `summary.txt`. By default those."""
+        return self.tables(runs)
+
+    def pooled(self, rows: Sequence[Any]) -> Answer:
+        """The document of a job that was repeated, from its rows over all repetitions."""
+        return []
+
+    def report(self, runs: Sequence[Any]) -> Document:
+        """The tables and sentences of `report` about the runs in some files: by default the same."""
+        return self.tables(runs)
+
+    def headlines(self, runs: Sequence[Any]) -> list[Line]:
+        """Sentences that begin a report: the answer, what it covers, and what would change it."""
+        return []
+
+    def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
+        """Plots of a report, by name: figures of matplotlib, which only `report` needs."""
+        return {}
+
+    def changes(self, sides: Any) -> Sequence[Any]:
+        """Each figure of a measurement before and after a change, for `regress`, each as `Compared`.
+
+        Args:
+            sides: runs before and after, as `Sides`; both are in `commands/regress/comparisons.py`.
+        """
+        return []
+
+
+class Experiment(Protocol):
+    """A command's measurement, the class that its record names, without torch, so that a command can be one file.
+
+    Attributes:
+        settings: those given, with the command's own changes, checked early and without models.
+    """
+
+    settings: Any
+
+    def measure(self, session: Any) -> None:
+        """Measure, with the `Session` of `measuring/session.py`.
+
+        If anything ends this early, earlier measurements are kept.
+        """
+
+    def rows(self, session: Any) -> Sequence[RunRow]:
+        """The rows of all measurements so far; before the first, rows with settings alone (`session.row`)."""
+
+    def document(self, rows: Sequence[Any]) -> Answer:
+        """The answer to print; none by default, or where nothing was measured."""
+        return []
+
+    def details(self, rows: Sequence[Any]) -> Document:
+        """The figures behind the answer: in `summary.txt`, and printed with `details=true`."""
+        return []
+
+    def judge(self, rows: Sequence[Any]) -> None:
+        """Raise a VerdictError for a run that succeeded and whose answer is not the good one; by default any is."""
+        return

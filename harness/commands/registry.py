@@ -1,0 +1,82 @@
+"""The commands by name, and the rules that the records of a run have for it."""
+
+from __future__ import annotations
+
+from harness.commands.command import Command
+from harness.config.acceptance_rules import RULES
+from harness.config.registry import Registry
+from harness.config.run import RunSettings
+from harness.config.settings import require
+from harness.engines.registry import engine_of
+from harness.local.drafting.registry import method_of
+from harness.results.row import Row
+
+COMMANDS: Registry[Command] = Registry(
+    "command", Command, "harness.commands", "harness.commands", file="record"
+)
+
+
+def commands() -> list[Command]:
+    """Every command that needs no file, in the order in which they are listed."""
+    return sorted(COMMANDS.all().values(), key=lambda command: command.help_order)
+
+
+def with_settings() -> list[str]:
+    """The names of the commands that take settings, and not paths."""
+    return [command.name for command in commands() if command.settings is not None]
+
+
+def settings_of(command: Command) -> type[RunSettings]:
+    """The class of the settings of a command that has some."""
+    assert command.settings is not None
+    return command.settings
+
+
+def row_kinds() -> list[type[Row]]:
+    """Every kind of row that this project writes; a command from elsewhere brings its own."""
+    kinds: list[type[Row]] = []
+    built_in = COMMANDS.built_in().values()
+    for command in sorted(built_in, key=lambda command: command.help_order):
+        if command.row is not None:
+            kinds.append(command.row)
+        kinds += command.further_rows
+    return kinds
+
+
+def checked(settings: RunSettings) -> RunSettings:
+    """The settings, with what their records imply.
+
+    Raises:
+        SettingError: the run breaks a rule of what it names.
+    """
+    engine = engine_of(settings)
+    settings = engine.adapted(settings)
+    engine.check(settings)
+    settings.check_engine(engine)
+    _check_trees(settings, own_loop=engine.own_loop)
+    if settings.draft is not None:
+        method = method_of(settings.draft)
+        method.check(settings)
+        engine.check_draft(method, settings.draft, settings.engine)
+    return settings
+
+
+def _check_trees(run: RunSettings, *, own_loop: bool) -> None:
+    """Raise a SettingError for a run that cannot decode with trees, where its draft proposes them.
+
+    Args:
+        own_loop: whether its engine has this project's own loop.
+    """
+    draft = run.draft
+    decoding = run.decoding
+    if draft is None or not draft.most_nodes:
+        return
+    tree = getattr(draft, "tree", "chain")
+    of_trees = f"with draft.tree={tree}"
+    require(own_loop, "draft.tree", "must be chain unless engine=local", tree)
+    rules = [name for name, one in RULES.all().items() if one.of_trees]
+    rule = f"must be one of {', '.join(rules)} {of_trees}"
+    require(RULES[decoding.rule].of_trees, "decoding.rule", rule, decoding.rule)
+    require(decoding.lenience == 1, "decoding.lenience", f"must be 1 {of_trees}", decoding.lenience)
+    rates = decoding.synthetic_acceptance
+    require(rates is None, "decoding.synthetic_acceptance", f"must be null {of_trees}", rates)

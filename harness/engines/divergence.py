@@ -1,0 +1,188 @@
+"""Where two greedy texts part, and whether rounding explains it."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from harness.config.errors import RunError
+from harness.engines.detokenizer import BROKEN
+from harness.engines.protocol import Reference, TextReference
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+# The likeliest tokens that are tried for the one that a text goes on with.
+_MOST_TRIED = 1000
+
+
+@dataclass(frozen=True)
+class Divergence:
+    """The first position at which two continuations of a prompt differ.
+
+    Attributes:
+        expected, actual: the regular arm's token there, and the other's.
+        logit_margin: logit of `expected` minus logit of `actual`, after prompt and common prefix.
+            A margin within the rounding of the model means that the two tokens tied.
+        logit_tolerance: the largest margin there that rounding explains, as measured.
+    """
+
+    position: int
+    expected: int
+    actual: int
+    logit_margin: float | None = None
+    logit_tolerance: float | None = None
+
+    @property
+    def excess(self) -> float:
+        """The margin over its tolerance: rounding explains 1 at most.
+
+        Infinite without a margin: nothing shows that the tokens tied, nor that they did not.
+        """
+        if self.logit_margin is None or self.logit_tolerance is None:
+            return math.inf
+        return abs(self.logit_margin) / self.logit_tolerance
+
+
+def first_divergence(
+    reference: TextReference | None,
+    prompt: Sequence[int],
+    expected: Sequence[int],
+    actual: Sequence[int],
+) -> Divergence | None:
+    """The place where two continuations of a prompt part; None where they are the same tokens.
+
+    Where one ends earlier, its token is -1 there, and no margin is known.
+
+    Args:
+        reference: measures the margin with its target, where it begins a new batch: no arm may be
+            decoding with that target then. None for no margins.
+
+    Raises:
+        RunError: a token is not in the reference's vocabulary.
+    """
+    for position, (wanted, got) in enumerate(itertools.zip_longest(expected, actual, fillvalue=-1)):
+        if wanted != got:
+            if reference is None or -1 in (wanted, got):
+                return Divergence(position, wanted, got)
+            check_known([*expected[: position + 1], got], reference.vocabulary_size)
+            before = [*prompt, *expected[:position]]
+            return _with_margin(reference, before, position, wanted, got)
+    return None
+
+
+def _with_margin(
+    reference: TextReference, before: Sequence[int], position: int, expected: int, actual: int
+) -> Divergence:
+    """The divergence, with the difference of the two tokens' logits after those `before` them."""
+    margin = reference.margin(before, expected, actual)
+    return Divergence(position, expected, actual, margin.value, margin.tolerance)
+
+
+class _Written:
+    """The reference's tokens behind a prompt so far, and their text."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
+        self.tokens: list[int] = []
+        self._tokenizer = tokenizer
+        self._prompt = list(prompt)
+        self._num_before = len(self._shown(self._prompt))
+
+    @property
+    def after_prompt(self) -> list[int]:
+        """The prompt and the tokens."""
+        return [*self._prompt, *self.tokens]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether a token has no text even alone, as the one that ends a text.
+
+        Not every tokenizer lists all of these among its special tokens.
+        """
+        return any(not self._shown([token]) for token in self.tokens)
+
+    def text_with(self, *tokens: int) -> str:
+        """The text with these tokens added, without a last character that is incomplete."""
+        text = self._shown([*self.after_prompt, *tokens])
+        return text[self._num_before :].rstrip(BROKEN)
+
+    def _shown(self, ids: list[int]) -> str:
+        options = {"skip_special_tokens": True, "clean_up_tokenization_spaces": False}
+        return str(self._tokenizer.decode(ids, **options))
+
+
+def text_divergence(
+    reference: Reference,
+    tokenizer: PreTrainedTokenizerBase,
+    prompt: Sequence[int],
+    text: str,
+    num_tokens: int,
+) -> Divergence | None:
+    """The place where a text, whose tokens are not known, parts from the reference's greedy text.
+
+    The text is written with the reference's likeliest tokens as long as it goes on with them. At
+    the first one that it does not go on with, `expected`, the likeliest token that it does go on
+    with is taken to be the server's, `actual`. The text "a dog": the reference's likeliest token is
+    "a", then " c", and of those that the text goes on with " d". They part at position 1.
+
+    A text that ends although the reference goes on parts from it there. None where it may end there:
+    with its last token, or where the reference ends.
+
+    Args:
+        num_tokens: the number of tokens that the server was asked for. If the reference's tokens do
+            not write the text with as many, they part there, and neither token is known (-1).
+    """
+    # Servers differ in whether they show a last character that is incomplete.
+    text = text.rstrip(BROKEN)
+    written = _Written(tokenizer, prompt)
+    special = set(tokenizer.all_special_ids)
+
+    def begins_alike(token: int) -> bool:
+        longer = written.text_with(token)
+        return text.startswith(longer) or longer.startswith(text)
+
+    while len(so_far := written.text_with()) < len(text):
+        position = len(written.tokens)
+        before = written.after_prompt
+        if position == num_tokens:
+            return Divergence(position, -1, -1)
+        logits = reference.logits([before])[0]
+        likeliest = int(logits.argmax())
+        if begins_alike(likeliest):
+            written.tokens.append(likeliest)
+            continue
+        tried = logits.topk(min(_MOST_TRIED, len(logits))).indices.tolist()
+        others = [token for token in tried if token not in special and begins_alike(token)]
+        # A token that is part of a character adds no text yet, so that any text may go on with it.
+        adding = [token for token in others if len(written.text_with(token)) > len(so_far)]
+        other = next(iter(adding or others), -1)
+        # After the end of a text the server may continue in a way of its own.
+        if other == -1 or not special.isdisjoint(written.tokens):
+            return Divergence(position, likeliest, other)
+        return _with_margin(reference, before, position, likeliest, other)
+    return _missing_text(reference, written, num_tokens)
+
+
+def _missing_text(reference: Reference, written: _Written, num_tokens: int) -> Divergence | None:
+    """The place where the reference adds more text within the number of tokens; None without one.
+
+    Tokens may be left that add none: they are parts of a character, which the text need not show.
+    """
+    length = len(written.text_with())
+    while len(written.tokens) < num_tokens and not written.has_ended:
+        position = len(written.tokens)
+        likeliest = int(reference.logits([written.after_prompt])[0].argmax())
+        written.tokens.append(likeliest)
+        if len(written.text_with()) > length:
+            return Divergence(position, likeliest, -1)
+    return None
+
+
+def check_known(tokens: Sequence[int], vocabulary_size: int) -> None:
+    """Raise a RunError for a token that the reference lacks: a server may serve another model."""
+    if max(tokens) >= vocabulary_size:
+        size = f"vocabulary of {vocabulary_size} tokens: is another model served?"
+        raise RunError(f"token {max(tokens)} is not in the model's {size}")

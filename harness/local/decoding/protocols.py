@@ -1,0 +1,251 @@
+"""The two seams, Runner and Drafter, and the records that loops yield.
+
+A runner hides the KV cache, a drafter hides how tokens are proposed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from harness.local.decoding.trees import TreeProposal, TreeShape
+    from harness.local.decoding.verify import Verdict
+    from harness.local.decoding.warp import AnyWarp
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The outputs of a forward pass: logits [B, V] after prompts, or [B, n, V] after each new
+    token.
+
+    `hidden` has the states of the layers that the runner captures, None if it captures none: [B, n,
+    L, D], or for prompts [B, longest, L, D], right-aligned: a row's last token is at [:, -1], the
+    padding before its first undefined.
+    """
+
+    logits: Tensor
+    hidden: Tensor | None = None
+
+
+class Runner(Protocol):
+    """A batch of sequences that can be extended and rolled back, to inherit from."""
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        """Begin a new batch with the token ids of B prompts."""
+        ...
+
+    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+        """Add rows with these prompts behind the others -> the step of the new rows alone. Call
+        `keep` first after an extension.
+        """
+        ...
+
+    def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
+        """Append tokens [B, n] to every row.
+
+        Args:
+            tree: None where the tokens continue the text. For a `TreeRunner` also a shape: the
+                tokens are then the last ones of the root and the N nodes of a tree for each row. A
+                whole tree has N + 1 tokens; one that grows is appended in parts, each with the
+                shape of all that is appended by then.
+        """
+        ...
+
+    def read(self, tokens: Tensor, lengths: Sequence[int]) -> Step:
+        """Append the first lengths[b] of tokens [B, n] to row b, and keep them -> the step, with
+        logits [B, V] after the last of them alone.
+        """
+        from harness.local.decoding.transfer import to_device
+
+        step = self.extend(tokens)
+        self.keep(lengths)
+        device = step.logits.device
+        last_places = to_device(lengths, device) - 1
+        rows = to_device(range(len(lengths)), device)
+        return Step(step.logits[rows, last_places], step.hidden)
+
+    def keep(self, counts: Sequence[int]) -> None:
+        """Keep the first counts[b] tokens of row b that were extended since the last `keep` or
+        `start`, and forget the others. The counts may be `transfer.Arriving`.
+        """
+        ...
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Continue with these rows only, renumbered in this order. Call `keep` first after an
+        extension.
+        """
+        ...
+
+    def draw(self, tokens: Tensor, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
+        """Extend by tokens [B, n], draw K tokens per row with uniforms [B, K], and extend by all of
+        them but the last -> tokens [B, K], and the distributions [B, K, V] they were drawn from.
+        """
+        from harness.local.decoding.randomness import draw
+
+        return draw(lambda new: self.extend(new).logits, tokens, uniforms, warp)
+
+    def decide(
+        self,
+        tokens: Tensor,
+        decision: Callable[..., tuple[Tensor, ...]],
+        *inputs: Tensor,
+        tree: TreeShape | None = None,
+    ) -> tuple[Step, tuple[Tensor, ...]]:
+        """Extend as `extend` does -> the step, and what a decision (see `decisions`) makes of its
+        logits and of the inputs.
+        """
+        step = self.extend(tokens, tree)
+        return step, decision(step.logits, *inputs)
+
+    def clear(self) -> None:
+        """Forget the batch and its numbers, after a `NonFiniteError`. `start` follows.
+
+        Memory that further batches use again must not keep nan: a mask does not hide it.
+        """
+
+    def close(self) -> None:
+        """Give back the memory of the batch and of everything prepared. No other call follows."""
+
+
+class TreeRunner(Runner, Protocol):
+    """A runner that can also be extended by trees, and keep a path of each."""
+
+    def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
+        """Keep a path of each row's tree, and drop its other tokens.
+
+        Args:
+            paths: [B, n], numbers of the tree's tokens; 0 is the root.
+            counts: how many of them stay: the path (0, 2, 5) with the count 2 keeps the root and
+                node 2.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Proposal:
+    """Draft tokens for each row.
+
+    Attributes:
+        tokens: [B, K], K >= 0.
+        probabilities: [B, K, V] float32, what the tokens were drawn from; None if the drafter is
+            deterministic.
+        lengths: how many of the K tokens each row is offered, 0 to K; None for all.
+    """
+
+    tokens: Tensor
+    probabilities: Tensor | None = None
+    lengths: Sequence[int] | None = None
+
+
+class Drafter(Protocol):
+    """A way to propose tokens.
+
+    Attributes:
+        layers: the target's layers whose hidden states it reads; the target's runner captures them.
+        reads_verdicts: whether `observe` reads its numbers on the host. Working ahead of the host
+            then gains nothing.
+    """
+
+    layers: tuple[int, ...]
+    reads_verdicts: bool = False
+
+    def start(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
+        """Begin a new batch: B prompts, the token decided after each, the target's step."""
+        ...
+
+    def add(
+        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
+    ) -> None:
+        """Add rows behind the others, with the arguments of `start` for these alone."""
+        ...
+
+    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        """Propose up to K >= 1 tokens per row, drawn with the random numbers `uniforms` [B, K]."""
+        ...
+
+    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
+        """Learn that row b keeps the first num_accepted[b] proposed tokens, and next_tokens[b]
+        follows. There is no call after the last iteration.
+
+        `step` is the target's, over the token before the proposal and then the longest offer. Of
+        row b its first num_accepted[b] + 1 entries are of kept tokens; the others are to be
+        ignored. Both lists may be `transfer.Arriving`.
+        """
+        ...
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Continue with these rows only, renumbered in this order."""
+        ...
+
+
+class TreeDrafter(Drafter, Protocol):
+    """A drafter that proposes trees, of at most the number of nodes that it was made for."""
+
+    def propose_tree(self, depth: int) -> TreeProposal:
+        """Propose trees of at most `depth` levels, which follow from the rows' texts alone."""
+        ...
+
+    def follow(self, path: Tensor) -> None:
+        """Learn that the last proposal begins with the nodes path [B, n], numbered from 1.
+
+        `observe` follows, as if they had been a proposal of n tokens.
+        """
+        ...
+
+
+class NonFiniteError(ArithmeticError):
+    """A model gave logits that are nan or infinite.
+
+    Attributes:
+        role: `model` or `draft`.
+        position: index of the token that they were for, among those generated.
+        row: the row's number, in the order in which rows joined. Other rows may be sound.
+    """
+
+    def __init__(self, role: str, position: int, row: int) -> None:
+        super().__init__(f"logits of the {role} are not finite at new token {position}")
+        self.role = role
+        self.position = position
+        self.row = row
+
+
+class Origin(StrEnum):
+    """Where a token comes from."""
+
+    TARGET = "target"  # drawn from the target where no draft token was offered
+    DRAFT = "draft"  # proposed by the drafter and accepted
+    RECOVERED = "recovered"  # drawn from the residual after a rejection
+    BONUS = "bonus"  # drawn from the target after all offered draft tokens were accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """The tokens that one turn of a loop decided, in the rows that had not ended before it. All
+    lists are parallel to `rows`.
+
+    Attributes:
+        rows: their numbers, in the order in which rows joined the batch, from 0.
+        tokens: the tokens each row gained, at least one, cut after a stop token or at the length
+            limit.
+        origins: where each of `tokens` comes from.
+        proposed: the draft tokens verified; empty in regular decoding.
+        num_accepted: how many of `proposed` were accepted.
+        verdict: the verification itself, on the device; None where nothing was verified.
+        logits: by number, of the rows whose request keeps them: the target's [n, V], on the device.
+            The i-th decided the i-th of `tokens`, which may be fewer. For chains alone.
+    """
+
+    rows: list[int]
+    tokens: list[list[int]]
+    origins: list[list[Origin]]
+    proposed: list[list[int]]
+    num_accepted: list[int]
+    verdict: Verdict | None = None
+    logits: Mapping[int, Tensor] = field(default_factory=dict)

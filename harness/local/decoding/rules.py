@@ -1,0 +1,125 @@
+"""Other rules of verification, with the argument of `verify`: one lossless, one lossy, and a coin."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from harness.local.decoding.randomness import inverse_cdf
+from harness.local.decoding.verify import Offer, Verdict, accepted_prefix, prefix_length
+
+
+def verify_block(offer: Offer) -> Verdict:
+    """Block verification, Sun et al. 2024 (arXiv:2403.10444, algorithm 2): lossless, and no rule
+    keeps more tokens.
+
+    A token's surplus (target above draft) makes up for the deficit of later ones. With p_0 = 1 and
+    p_i = min(1, p_{i-1} target(x_i) / draft(x_i)), the prefix of i < K tokens passes with
+    probability s_i / (s_i + 1 - p_i), where s_i is the mass of max(0, p_i target - draft) after it,
+    and the whole block with p_K. The longest prefix that passes is kept, even if a shorter one did
+    not. The token after it is drawn from that residual. Deterministic proposals are accepted as
+    often as by `verify`. Lenience divides the ratios, and is lossy.
+    """
+    target_probability = offer.target_probability
+    draft_probability = offer.draft_probability
+    reach = _reach(target_probability, draft_probability, offer)
+    scaled_target = reach.unsqueeze(-1) * offer.target_probabilities
+    if offer.draft_probabilities is None:
+        residual_mass = reach[:, :-1] * (1 - target_probability)
+    else:
+        residual = (scaled_target[:, :-1] - offer.draft_probabilities).clamp(min=0)
+        residual_mass = residual.sum(-1)
+    passed = _passes(residual_mass, reach, offer)
+    # A token is accepted if any prefix that ends with it or later passes.
+    accepted = passed.flip(1).cumsum(1).flip(1) > 0
+    scaled_offer = dataclasses.replace(offer, target_probabilities=scaled_target)
+    num_accepted, next_token = accepted_prefix(accepted, scaled_offer)
+    return Verdict(num_accepted, next_token, target_probability, draft_probability)
+
+
+def _reach(target_probability: Tensor, draft_probability: Tensor, offer: Offer) -> Tensor:
+    """Return p_0 to p_K of each row [B, K + 1]."""
+    # Behind a row's own offer the draft probability may be zero.
+    smallest = torch.finfo(torch.float32).tiny
+    ratios = target_probability / (offer.lenience * draft_probability).clamp(min=smallest)
+    reach = torch.ones_like(offer.next_uniforms[:, 0])
+    prefixes = [reach]
+    for ratio in ratios.unbind(1):
+        reach = (reach * ratio).clamp(max=1)
+        prefixes.append(reach)
+    return torch.stack(prefixes, 1)
+
+
+def _passes(residual_mass: Tensor, reach: Tensor, offer: Offer) -> Tensor:
+    """Return which prefixes of 1 to K tokens [B, K] pass, none longer than the row's own offer.
+
+    Args:
+        residual_mass: s_0 to s_(K - 1), [B, K].
+        reach: p_0 to p_K, [B, K + 1].
+    """
+    reach = reach[:, 1:]
+    # A whole block passes with p. With p in place of s its test is that of the other prefixes.
+    mass = torch.cat([residual_mass[:, 1:], reach[:, -1:]], 1)
+    if offer.lengths is None:
+        return offer.accept_uniforms * (mass + 1 - reach) < mass
+    lengths = offer.lengths.unsqueeze(1)
+    prefix_lengths = torch.arange(1, reach.shape[1] + 1, device=reach.device)
+    mass = torch.where(prefix_lengths == lengths, reach, mass)
+    passed = offer.accept_uniforms * (mass + 1 - reach) < mass
+    return passed & (prefix_lengths <= lengths)
+
+
+def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -> Verdict:
+    """Typical acceptance, Cai et al. 2024 (Medusa, arXiv:2401.10774, section 2.3.1): lossy unless
+    decoding is greedy.
+
+    Keeps draft tokens while target(x) > min(epsilon, delta exp(-entropy of the target)), by default
+    with the values of Medusa's own code. The token after them is the target's likeliest at any
+    temperature, as in that code (`generate_candidates` begins with the argmax). A row that is
+    offered nothing draws from the target, as it would in a batch of its own, where no rule is asked.
+    Lenience is ignored.
+    """
+    target = offer.target_probabilities
+    target_probability = offer.target_probability
+    entropy = torch.special.entr(target[:, :-1]).sum(-1)
+    threshold = (delta * (-entropy).exp()).clamp(max=epsilon)
+    is_typical = target_probability > threshold
+    num_accepted = prefix_length(is_typical, offer.lengths)
+    rows = torch.arange(len(num_accepted), device=num_accepted.device)
+    following = target[rows, num_accepted]
+    # Behind the vocabulary for nan, as a draw would be.
+    is_finite = following.sum(-1).isfinite()
+    next_token = following.argmax(-1).where(is_finite, following.shape[-1])
+    lengths = offer.lengths
+    if not offer.draft_tokens.shape[1]:
+        lengths = torch.zeros_like(num_accepted)
+    if lengths is not None:
+        drawn = inverse_cdf(following, offer.next_uniforms[:, 0])
+        next_token = next_token.where(lengths > 0, drawn)
+    return Verdict(num_accepted, next_token, target_probability, offer.draft_probability)
+
+
+@dataclass(frozen=True)
+class AcceptByCoin:
+    """Accepts the draft token at each position with the probability that `rates` have for it: how
+    fast would a pair be if its draft agreed this often?
+
+    Takes the place of `verify` where `decoding.synthetic_acceptance` is set. The output follows no
+    model. The rates, in [0, 1], become the conditional acceptance rates by position; the last one holds
+    for all later positions. Lenience is ignored. It does as much work as `verify`, so that times
+    can be measured with it.
+    """
+
+    rates: tuple[float, ...]
+
+    def __call__(self, offer: Offer) -> Verdict:
+        uniforms = offer.accept_uniforms
+        accepted = uniforms < self.rates[-1]
+        num_draft_tokens = uniforms.shape[1]
+        for place, rate in enumerate(self.rates[:-1][:num_draft_tokens]):
+            accepted[:, place] = uniforms[:, place] < rate
+        num_accepted, next_token = accepted_prefix(accepted, offer)
+        return Verdict(num_accepted, next_token, offer.target_probability, offer.draft_probability)

@@ -1,0 +1,124 @@
+"""Turns logits into probabilities, for the target and for every drafter alike, and nowhere else."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from harness.local.decoding.transfer import to_device
+
+
+@dataclass(frozen=True)
+class Warp:
+    """Temperature, then top-k, then top-p, in the order transformers applies them.
+
+    `temperature=0` is greedy: the distribution is one-hot on the likeliest token, the first one on
+    a tie. `top_k=0` and `top_p=1` change nothing.
+    """
+
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        """Turn logits [..., V] of any type into float32 probabilities [..., V]; nan where a logit
+        is nan or inf.
+        """
+        logits = logits.float()
+        if self.temperature == 0:
+            largest, likeliest = logits.max(-1, keepdim=True)
+            # 0, or nan like the softmax of logits that are not finite.
+            zero = 0 * largest
+            return zero.expand_as(logits).clone().scatter_(-1, likeliest, zero + 1)
+        if self.temperature != 1:
+            logits = logits / self.temperature
+        if 0 < self.top_k < logits.shape[-1]:
+            smallest_kept = logits.topk(self.top_k, dim=-1).values[..., -1:]
+            logits = logits.masked_fill(logits < smallest_kept, -torch.inf)
+        probabilities = logits.softmax(-1)
+        if self.top_p < 1:
+            descending, order = probabilities.sort(dim=-1, descending=True, stable=True)
+            top_p = max(self.top_p, 1e-30)  # less is 0 in float32
+            # A token stays if the mass of all likelier ones has not reached top_p yet; so the
+            # likeliest always stays.
+            likelier_mass = descending.cumsum(-1) - descending
+            kept = torch.empty_like(likelier_mass, dtype=torch.bool).scatter_(
+                -1, order, likelier_mass < top_p
+            )
+            probabilities = probabilities * kept
+            probabilities = probabilities / probabilities.sum(-1, keepdim=True)
+        return probabilities
+
+
+@dataclass(frozen=True)
+class RowWarp:
+    """A warp for each row of logits [B, ..., V]."""
+
+    rows: tuple[Warp, ...]
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        members: dict[Warp, list[int]] = {}
+        for row, warp in enumerate(self.rows):
+            members.setdefault(warp, []).append(row)
+        probabilities = torch.empty_like(logits, dtype=torch.float32)
+        for warp, rows in members.items():
+            index = to_device(rows, logits.device)
+            probabilities[index] = warp(logits[index])
+        return probabilities
+
+
+class BatchWarp:
+    """The warp of a running batch. A loop replaces `current` as rows join and leave, and its
+    drafter shares it.
+    """
+
+    current: Warp | RowWarp = Warp()
+
+    def set_rows(self, rows: Sequence[Warp]) -> None:
+        """Take a warp for each row: a plain `Warp` where they are all equal, which runners may have
+        prepared.
+        """
+        self.current = rows[0] if len(set(rows)) == 1 else RowWarp(tuple(rows))
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        return self.current(logits)
+
+
+@dataclass(frozen=True, eq=False)
+class TokenIds:
+    """Many token ids, a large part of a vocabulary. A tensor of them stays on each device: copying takes milliseconds,
+    and a prepared call cannot. Equal to itself alone, so that they are never compared one by one.
+    """
+
+    ids: tuple[int, ...]
+    _on_devices: dict[torch.device, Tensor] = field(default_factory=dict, init=False, repr=False)
+
+    def on(self, device: torch.device | str) -> Tensor:
+        device = torch.device(device)
+        if device not in self._on_devices:
+            self._on_devices[device] = to_device(self.ids, device)
+        return self._on_devices[device]
+
+
+@dataclass(frozen=True)
+class CommonWarp:
+    """Another warp over some of the tokens; all others have no probability."""
+
+    warp: Warp | RowWarp
+    tokens: TokenIds
+
+    def __call__(self, logits: Tensor) -> Tensor:
+        tokens = self.tokens.on(logits.device)
+        probabilities = self.warp(logits[..., tokens])
+        return probabilities.new_zeros(logits.shape).index_copy_(-1, tokens, probabilities)
+
+
+AnyWarp = Warp | RowWarp | BatchWarp | CommonWarp
+
+
+def current_warp(warp: AnyWarp) -> Warp | RowWarp | CommonWarp:
+    """Return a warp that does not change: that of a running batch as it is now, or the same one."""
+    return warp.current if isinstance(warp, BatchWarp) else warp

@@ -1,0 +1,247 @@
+"""Draft heads before and after their weights load: which repositories are heads, of which kind, and
+for which target.
+
+`read_head` decides that from a repository's config.json and the names and shapes of its tensors;
+its `HeadCheckpoint` is planned with (`sketch`), and later loads the module (`load`). A head must
+match its target exactly, down to the shape of every tensor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from transformers import PreTrainedModel
+
+from harness.config.errors import RunError, SettingError
+from harness.config.failures import first_line
+from harness.config.settings import DraftSettings, ModelSettings
+from harness.local.drafting.head_kind import HeadKind
+from harness.local.drafting.heads.blocks import Head, HeadConfig, LayeredHead
+from harness.local.drafting.heads.formats import StoredHead, check_types
+from harness.local.drafting.heads.head_files import (
+    find_weights,
+    read_configuration,
+    read_tensors,
+)
+from harness.local.drafting.heads.slot_cache import SPARE_SLOTS
+from harness.local.models.checkpoints import Checkpoint
+from harness.local.models.random_weights import RandomTensor
+from harness.local.models.sketch import Block, LayerCache, Sketch, TensorSketch
+
+# Tables of which a pass reads one row per token, so that they do not count as weights it reads.
+_LOOKED_UP = (
+    "embed_tokens.weight",
+    "markov_head.markov_w1.weight",
+    "candidate_selector.predecessor_codebook",
+    "candidate_selector.successor_codebook",
+    "d2t",
+)
+
+
+@dataclass(frozen=True)
+class HeadCheckpoint:
+    """A head before its weights load.
+
+    Attributes:
+        kind: the record of its kind.
+        settings: the draft's, as the user gave them.
+        config: its sizes and options, checked against the target.
+        files: the files with its tensors; empty for random weights.
+    """
+
+    kind: HeadKind
+    settings: ModelSettings
+    config: HeadConfig
+    files: tuple[Path, ...] = ()
+
+    def build(self) -> Head:
+        """Build the module, without memory for its weights.
+
+        Raises:
+            SettingError: no module can have the configuration's sizes.
+        """
+        try:
+            with torch.device("meta"):
+                return self.kind.build(self.config)
+        # Whatever the layers of transformers raise for such a configuration.
+        except Exception as error:
+            cause = f"{type(error).__name__}: {first_line(error)}"[:200]
+            rule = f"has a config.json from which no {self.kind.name} head can be built ({cause})"
+            raise SettingError("draft", rule, self.settings.name) from error
+
+    def sketch(self, dtype: torch.dtype) -> Sketch:
+        """Return its sizes.
+
+        The target's output matrix, if the head uses it, counts as bytes that a pass reads, and not
+        as memory.
+        """
+        state = self.build().state_dict()
+        tensors = [
+            TensorSketch(
+                name,
+                count=tensor.numel(),
+                itemsize=None if tensor.is_floating_point() else tensor.itemsize,
+                read_per_token=0.0 if name in _LOOKED_UP else 1.0,
+            )
+            for name, tensor in state.items()
+        ]
+        cached_numbers = 0  # of each token: the keys and values of all layers of the head
+        own = self.config.transformer
+        if own is not None:
+            cached_numbers = 2 * own.num_hidden_layers * own.num_key_value_heads * own.head_dim
+        cache = LayerCache("", cached_numbers)
+        # One block without a name: a head is never split over devices.
+        block = Block(("",), tuple(tensors), (cache,))
+        return Sketch(
+            role="draft",
+            settings=self.settings,
+            dtype=dtype,
+            blocks=(block,),
+            num_parameters=sum(tensor.count for tensor in tensors if tensor.name != "d2t"),
+            vocabulary_size=self.config.vocabulary_size,
+            class_name=self.kind.name,
+            spare_slots=SPARE_SLOTS,
+            borrowed_bytes=dtype.itemsize * self.config.borrowed_outputs,
+            drafts_in_one_pass=self.kind.one_pass,
+        )
+
+    def load(
+        self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None
+    ) -> Head:
+        """Return the head on a device.
+
+        Args:
+            dtype: of the target's hidden states.
+            target: the loaded target. It is not used here; `MtpCheckpoint` needs it, whose layers
+                are in the target's own checkpoint.
+
+        Raises:
+            RunError: a file that cannot be read; a d2t (see `blocks.Head`) that names a token twice,
+                or one that does not exist.
+        """
+        module = self.build()
+        if self.files:
+            state = read_tensors(self.settings, self.files, "cpu")
+        else:
+            # The same random weights in every run and process.
+            state = {}
+            for name, tensor in module.state_dict().items():
+                if tensor.is_floating_point():
+                    seeded = f"{self.settings.repository} {self.kind.name} {name}"
+                    state[name] = RandomTensor(seeded, tensor.shape, torch.float32, "cpu")[...]
+                else:
+                    state[name] = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        if module.d2t is not None:
+            state["d2t"] = state["d2t"].long()
+            tokens = state["d2t"] + torch.arange(len(state["d2t"]))
+            is_injective = len(tokens.unique()) == len(tokens)
+            exist = 0 <= tokens.min() <= tokens.max() < self.config.vocabulary_size
+            if not is_injective or not exist:
+                place = self.settings.repository
+                raise RunError(f"draft: d2t of {place} is no map into the target's vocabulary")
+        placed = {}
+        for name in module.state_dict():
+            tensor = state[name]
+            placed[name] = tensor.to(device, dtype if tensor.is_floating_point() else None)
+        module.load_state_dict(placed, assign=True)
+        if isinstance(module, LayeredHead):
+            module.rotary_emb.to(device)
+        return module.eval().requires_grad_(False)
+
+
+def read_head(
+    settings: ModelSettings,
+    target: Checkpoint,
+    kinds: Iterable[HeadKind],
+    *,
+    layers: Sequence[int] | None = None,
+    weights: bool = True,
+) -> HeadCheckpoint | None:
+    """Return the head that a repository holds; None where it holds no head, or nothing that can be
+    read.
+
+    Args:
+        target: the model that the head must match.
+        kinds: the kinds of heads that are known.
+        layers: `draft.layers`, as `StoredHead.layers`.
+        weights: False for random weights: the configuration alone then says which tensors the head
+            has.
+
+    Raises:
+        SettingError: a head for another target, in a format that is not known completely, or with
+            other tensors.
+        RunError: weights that cannot be fetched.
+    """
+    # Random weights of a preset need no download: its own architecture is enough.
+    preset = None if weights else settings.architecture
+    raw = dict(preset) if preset else read_configuration(settings)
+    stored = StoredHead(settings, target, raw, layers)
+    kind = next((kind for kind in kinds if raw and kind.recognises(raw)), None)
+    if kind is None:
+        if stated := raw.get("speculators_model_type"):
+            raise stored.refused(f"is a speculators head of type {stated}, which is not supported")
+        if raw and layers is not None:
+            rule = f"is for heads and early_exit, and draft={settings.name} is a model"
+            raise SettingError("draft.layers", rule, tuple(layers))
+        return None
+    if settings.quantization != "none":
+        raise SettingError("draft.quantization", "must be none for a head", settings.quantization)
+    files = find_weights(settings, kind) if weights else ()
+    tensors = read_tensors(settings, files, "meta")
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    check_types(stored, raw)
+    config = kind.config(stored, shapes if weights else None)
+    head = HeadCheckpoint(kind, settings, config, files)
+    if weights:
+        _check_tensors(head, shapes)
+        for name, tensor in tensors.items():
+            if not tensor.is_floating_point() and name != "d2t":
+                rule = f"{name} holds integers, and weights of a head are floating-point numbers"
+                raise SettingError("draft", rule, settings.name)
+    return head
+
+
+def _check_tensors(head: HeadCheckpoint, stored: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise a SettingError unless the stored tensors have the names and shapes of the module's."""
+    needed = {name: tuple(tensor.shape) for name, tensor in head.build().state_dict().items()}
+    where = f"a head of kind {head.kind.name}"
+    missing = sorted(needed.keys() - stored.keys())
+    unknown = sorted(stored.keys() - needed.keys() - {"d2t"})
+    rule = None
+    if missing:
+        rule = f"{len(missing)} tensors of {where} are missing (the first: {missing[0]})"
+    elif unknown:
+        rule = f"{len(unknown)} tensors are not known in {where} (the first: {unknown[0]})"
+    else:
+        for name, shape in needed.items():
+            if shape != stored[name]:
+                rule = f"{name} has shape {list(stored[name])}; "
+                rule += f"its configuration and the target need {list(shape)}"
+                break
+    if rule is not None:
+        raise SettingError("draft", rule, head.settings.name)
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """A draft before any weights load: which checkpoint or head it is, and what it shares with its
+    target. `Method.plan` makes it; placing and loading read it. One that needs no weights, as
+    `lookup`, has settings alone.
+
+    Attributes:
+        settings: the draft's, in which the plan has filled in what the user left open.
+        checkpoint: the draft model, where it has weights of its own.
+        head: the draft head, which reads the target's hidden states.
+        shares_target: whether the draft is the target itself.
+        mask_token: the token in place of those not drawn yet, of a model that drafts all tokens in
+            one pass (`parallel`).
+    """
+
+    settings: DraftSettings
+    checkpoint: Checkpoint | None = None
+    head: HeadCheckpoint | None = None
+    shares_target: bool = False
+    mask_token: int | None = None

@@ -1,0 +1,203 @@
+"""The record of a way to draft: everything that the rest of the house needs to know about it.
+
+A method is a subclass of `Method` in a file of `local/drafting/methods/`, in an installed package (entry
+point group `harness.methods`), or in a file of the user's (`draft=./my_method.py:MyMethod`). What
+needs torch is imported inside functions: names, settings and help are known without it.
+
+A run calls it in this order: `check` with the settings alone, `plan` and `sketch` before weights
+load, `layers`, `model`, `passes` and `warp` while the pair is prepared, and `drafter` when it
+decodes. Hugging Face's engine asks for transformers' words instead: `huggingface`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from harness.config.registry import RecordWithSettings
+from harness.config.settings import DraftSettings, require
+from harness.local.drafting.head_kind import FOR_HUGGINGFACE
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from harness.config.run import RunSettings
+    from harness.config.settings import DecodingSettings
+    from harness.local.decoding.protocols import Drafter, Runner
+    from harness.local.decoding.warp import AnyWarp, Warp
+    from harness.local.drafting.heads.blocks import Head
+    from harness.local.drafting.heads.find import DraftPlan
+    from harness.local.drafting.text import Text
+    from harness.local.drafting.translated import Translation
+    from harness.local.models.checkpoints import Checkpoint, ReadCheckpoint
+    from harness.local.models.loading import LoadedModel
+    from harness.local.models.sketch import Sketch
+
+# Makes a drafter, given the warp of the target's logits.
+MakeDrafter = Callable[["AnyWarp"], "Drafter"]
+
+
+@dataclass(frozen=True)
+class LoadedPair:
+    """A loaded target, its draft if there is one, and the target's tokenizer.
+
+    Attributes:
+        target: the model whose output is wanted.
+        draft: the model that drafts, if one does. With shared weights its `model` is the target's.
+        head: the head on the target's hidden states that drafts, if one does.
+        draft_settings: of the draft, whether model, head or text method; None without one.
+        translation: between the tokenizers, of a draft with another one.
+    """
+
+    target: LoadedModel
+    draft: LoadedModel | None
+    tokenizer: PreTrainedTokenizerBase
+    head: Head | None = None
+    draft_settings: DraftSettings | None = None
+    translation: Translation | None = None
+
+
+@dataclass(frozen=True)
+class Passes:
+    """The shapes that the runner of a model that drafts is prepared for.
+
+    Attributes:
+        widths: the numbers of tokens that it is extended by.
+        num_drawn: the numbers of tokens that it draws in one call.
+    """
+
+    widths: Sequence[int]
+    num_drawn: Sequence[int]
+
+
+class Method(RecordWithSettings):
+    """One way to draft.
+
+    Attributes:
+        name: what `draft=` calls it.
+        summary: what it proposes, in half a line, for help.
+        settings: the dataclass of what can be set under `draft.`.
+        memory: the entry in the column `memory` of the table of methods, for a draft without
+            weights: `none`, or `shared` with the target; None for a draft with weights, whose size
+            is shown.
+        deterministic: whether its proposals come without probabilities; None if only some do.
+        batches: whether it drafts for several prompts at once.
+        named: whether `draft=NAME` alone chooses it; False for models, which have names of their
+            own.
+    """
+
+    summary: ClassVar[str]
+    settings: ClassVar[type[DraftSettings]] = DraftSettings
+    memory: ClassVar[str | None] = None
+    deterministic: ClassVar[bool | None] = False
+    batches: ClassVar[bool] = True
+    named: ClassVar[bool] = True
+
+    def choice(self, name: str) -> dict[str, Any] | None:
+        """Return the settings that a name stands for, or None for another method's name.
+
+        `early_exit_8` stands for {"layers": [8]}.
+        """
+        return {} if name == self.name else None
+
+    def check(self, run: RunSettings) -> None:
+        """Raise a SettingError for a run that this way to draft is not for."""
+        rule = f"must be 1: draft={self.name} takes one prompt at a time"
+        require(self.batches or run.batch_size == 1, "batch_size", rule, run.batch_size)
+
+    def plan(
+        self,
+        settings: Any,
+        target: Checkpoint,
+        read_checkpoint: ReadCheckpoint,
+        needs_weights: bool,
+    ) -> DraftPlan:
+        """Plan the draft, before any weights load.
+
+        Args:
+            settings: an object of the class `settings`, as typed by the user.
+            target: the target's checkpoint.
+            read_checkpoint: reads the checkpoint of a draft model.
+            needs_weights: whether the run needs the stored weights of the draft.
+
+        Raises:
+            SettingError: a draft that does not go with the target.
+        """
+        from harness.local.drafting.heads.find import DraftPlan
+
+        return DraftPlan(settings)
+
+    def sketch(self, plan: DraftPlan, target: Checkpoint, dtype: torch.dtype) -> Sketch | None:
+        """Return the sizes of a draft that is no model of its own; None if it holds nothing."""
+        return None if plan.head is None else plan.head.sketch(dtype)
+
+    def describe(self, settings: Any) -> str:
+        """Return a few words about the weights of the draft."""
+        return "no weights"
+
+    def layers(self, pair: LoadedPair) -> Sequence[int]:
+        """Return the numbers of the target's layers whose hidden states the drafters read."""
+        return () if pair.head is None else pair.head.config.layers
+
+    def model(self, pair: LoadedPair) -> LoadedModel | None:
+        """Return the model that drafts, for which a runner is made; None if no model drafts."""
+        return None
+
+    def passes(self, pair: LoadedPair, numbers: Sequence[int]) -> Passes:
+        """Return the shapes that the runner of `model` is prepared for.
+
+        Args:
+            numbers: every number of draft tokens, K, that the run may use.
+        """
+        return Passes(widths=(1, 2), num_drawn=numbers)
+
+    def warp(self, settings: Any, pair: LoadedPair, of_target: Warp) -> AnyWarp:
+        """Return the warp that the runner of `model` is prepared to draw with.
+
+        It is the one that drafters use, if the target's logits are warped by `of_target`.
+        """
+        return of_target
+
+    def drafter(self, settings: Any, pair: LoadedPair, runner: Runner | None) -> MakeDrafter:
+        """Return a function that makes a drafter, given the warp of the target's logits.
+
+        Args:
+            settings: an object of the class `settings`, completed by `plan`.
+            pair: the loaded models.
+            runner: the runner of `model`, if there is one.
+        """
+        raise NotImplementedError
+
+    def huggingface(
+        self, pair: LoadedPair, settings: Any, decoding: DecodingSettings
+    ) -> dict[str, Any]:
+        """Return the arguments of transformers' `generate` that make it draft in this way."""
+        raise NotImplementedError
+
+    def check_huggingface(self, settings: Any, schedule: str) -> None:
+        """Raise a SettingError if `generate` cannot draft in this way, as far as the settings
+        tell.
+        """
+        has_words = type(self).huggingface is not Method.huggingface
+        require(has_words, "draft", FOR_HUGGINGFACE, settings.name)
+
+
+class TextMethod(Method):
+    """A way to draft that reads nothing but the text; it makes a `Text` for each row."""
+
+    memory = "none"
+    deterministic = True
+
+    def texts(self, settings: Any, tokenizer: PreTrainedTokenizerBase) -> Callable[[], Text]:
+        """Return a function that makes an empty `Text`; it is called for each row of each batch."""
+        raise NotImplementedError
+
+    def drafter(self, settings: Any, pair: LoadedPair, runner: Runner | None) -> MakeDrafter:
+        """Return a function that makes a `TextDrafter`, whatever the warp."""
+        from harness.local.drafting.text import TextDrafter
+
+        new_text = self.texts(settings, pair.tokenizer)
+        device = pair.target.input_device
+        return lambda warp: TextDrafter(new_text, device)

@@ -1,0 +1,154 @@
+"""Translations between two tokenizers: the tokens that both have, by their bytes.
+
+A draft model whose tokenizer differs from the target's drafts through a `Translation`
+(`translated`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+from harness.config.errors import SettingError
+from harness.local.drafting.translated import Translation
+from harness.local.models.checkpoints import Checkpoint
+from harness.local.models.tokenizers import load_tokenizer, vocabulary_size
+
+# The character by which SentencePiece marks spaces; ordinary tokens of byte-level tokenizers have none.
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+
+# Byte-level BPE writes each byte of a token as a character that can be printed.
+_BYTE_OF_STAND_IN = {character: byte for byte, character in bytes_to_unicode().items()}
+
+
+def how_to_translate(
+    target: Checkpoint,
+    draft: Checkpoint,
+    target_tokenizer: PreTrainedTokenizerBase,
+    draft_tokenizer: PreTrainedTokenizerBase,
+) -> Translation | None:
+    """Return the translation of a draft with another tokenizer, None if the tokenizers agree.
+
+    Tokenizers may agree although the embeddings differ in size: models of one family pad them
+    differently (Qwen2 0.5B has 151,936 rows and 7B 152,064, for 151,646 tokens). Logits beyond
+    `Pair.vocabulary_size` stand for no token, and must be cut off before logits are compared.
+
+    Raises:
+        SettingError: if one of two models that agree has no outputs for some of the tokens; if tokenizers that do not
+            have no token in common but the one that ends a text.
+    """
+    num_outputs = vocabulary_size(target.config)
+    num_draft_outputs = vocabulary_size(draft.config)
+    if target_tokenizer.get_vocab() != draft_tokenizer.get_vocab():
+        found = translation(target_tokenizer, draft_tokenizer, num_outputs, num_draft_outputs)
+        if len(found.common) <= 1:
+            rule = f"has a tokenizer without a token of model={target.settings.name}"
+            raise SettingError("draft", rule, draft.settings.name)
+        return found
+    num_tokens = max(target_tokenizer.get_vocab().values()) + 1
+    if num_outputs != num_draft_outputs and min(num_outputs, num_draft_outputs) < num_tokens:
+        of_target = f"{num_outputs} of model={target.settings.name}"
+        rule = f"has {num_draft_outputs} outputs against {of_target}, for {num_tokens} tokens"
+        raise SettingError("draft", rule, draft.settings.name)
+    return None
+
+
+def check_if_local(target: Checkpoint, draft: Checkpoint) -> None:
+    """Call `how_to_translate` for its errors alone, for a plan, which loads no weights.
+
+    Only if both tokenizers are in directories, so that nothing is downloaded.
+    """
+    for checkpoint in (target, draft):
+        if not any(Path(checkpoint.settings.repository).glob("tokenizer*")):
+            return
+    target_tokenizer = load_tokenizer(target.settings)
+    draft_tokenizer = load_tokenizer(draft.settings, "draft")
+    how_to_translate(target, draft, target_tokenizer, draft_tokenizer)
+
+
+def translation(
+    target: PreTrainedTokenizerBase,
+    draft: PreTrainedTokenizerBase,
+    target_vocabulary_size: int,
+    draft_vocabulary_size: int,
+) -> Translation:
+    """Return the translation between a target's tokenizer and a draft's.
+
+    Args:
+        target_vocabulary_size, draft_vocabulary_size: the widths of their logits.
+    """
+    target_tokens = _tokens_by_bytes(target, target_vocabulary_size)
+    draft_tokens = _tokens_by_bytes(draft, draft_vocabulary_size)
+    common: dict[int, int] = {}
+    for text, token in target_tokens.items():
+        if text in draft_tokens:
+            common[token] = draft_tokens[text]
+    # A token that begins or ends texts, where there is one.
+    marks = [draft.bos_token_id, draft.eos_token_id]
+    known = [int(mark) for mark in marks if mark is not None]
+    mark = known[0] if known else 0
+    text_of = {token: text for text, token in target_tokens.items()}
+
+    @functools.cache
+    def spell(token: int) -> Sequence[int]:
+        if token in common:
+            return [common[token]]
+        # What the draft has no bytes for, such as special tokens, is a mark.
+        return _spelt(text_of.get(token, b""), draft_tokens) or [mark]
+
+    def prompt_into_draft(tokens: Sequence[int]) -> list[int]:
+        text = target.decode(list(tokens), skip_special_tokens=True)
+        return list(draft(text)["input_ids"]) or [mark]
+
+    return Translation(
+        common=dict(sorted(common.items())),
+        prompt_into_draft=prompt_into_draft,
+        spell=spell,
+        target_vocabulary_size=target_vocabulary_size,
+    )
+
+
+def _spelt(text: bytes, tokens: Mapping[bytes, int]) -> list[int]:
+    """Return the tokens that write a text, each the longest that goes on with it; none where they cannot."""
+    spelt: list[int] = []
+    while text:
+        lengths = range(len(text), 0, -1)
+        length = next((length for length in lengths if text[:length] in tokens), None)
+        if length is None:
+            return []
+        spelt.append(tokens[text[:length]])
+        text = text[length:]
+    return spelt
+
+
+def _tokens_by_bytes(tokenizer: PreTrainedTokenizerBase, num_outputs: int) -> dict[bytes, int]:
+    """Return the id of each token by its bytes.
+
+    The empty `b""` is the token that ends a text. Other special tokens are left out, and those without an output.
+    """
+    vocabulary = tokenizer.get_vocab()
+    special = set(tokenizer.all_special_ids)
+    # Added tokens may have SentencePiece's sign in a vocabulary that is byte-level, as DeepSeek's have.
+    added = tokenizer.get_added_vocab()
+    is_byte_level = not any(_SPACE in token for token in vocabulary.keys() - added.keys())
+    tokens: dict[bytes, int] = {}
+    for token, number in vocabulary.items():
+        if number in special or number >= num_outputs:
+            continue
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # `<0xC3>`
+            text = bytes.fromhex(token[3:5])
+        elif not is_byte_level:
+            text = token.replace(_SPACE, " ").encode()
+        elif all(character in _BYTE_OF_STAND_IN for character in token):
+            text = bytes(_BYTE_OF_STAND_IN[character] for character in token)
+        else:
+            text = token.encode()
+        # A character may have two tokens, one for it and one for its byte: take the smaller id.
+        tokens[text] = min(number, tokens.get(text, number))
+    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id < num_outputs:
+        tokens[b""] = int(tokenizer.eos_token_id)
+    return tokens

@@ -1,0 +1,1 @@
+"""Planted mistakes, one file each: see `local/engine/fault.py`."""

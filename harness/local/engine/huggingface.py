@@ -1,0 +1,407 @@
+"""Hugging Face's own decoders as an engine: `generate`, and its assisted forms.
+
+`generate` runs in a thread and hands its tokens to a streamer, which makes them the records that
+every engine yields.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from queue import SimpleQueue
+from threading import Event
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig, LogitsProcessor
+from transformers.generation.streamers import BaseStreamer
+from transformers.modeling_layers import MtpModel
+
+from harness.config.settings import DecodingSettings, require
+from harness.engines.protocol import Arm, Engine, Likeliest, LoadRequest, Question
+from harness.engines.record import Preparation
+from harness.engines.requests import RequestRecord
+from harness.local.checks.reference import ModelReference, not_finite, open_reference
+from harness.local.decoding.protocols import Iteration, Origin
+from harness.local.drafting.registry import method_of
+from harness.local.engine.pair import Pair, SketchedPair
+from harness.local.models.checkpoints import recurrent_kind
+from harness.local.models.tokenizers import vocabulary_size
+from harness.local.runners.attention import without_cudnn
+from harness.local.runners.graphs import release_memory
+from harness.results.acceptance import outcome_of
+from harness.servers.dialects import IN_PROCESS
+
+# Sampling parameters of a request that `GenerationConfig` has too.
+_PARAMETERS = ("min_p", "repetition_penalty")
+_WITH_LOGITS = {"output_logits": True, "return_dict_in_generate": True}
+
+
+def check_pair(
+    planned: SketchedPair, decoding: DecodingSettings, schedule: str = "constant"
+) -> None:
+    """Raise a SettingError for a draft that `generate` cannot have, before weights load."""
+    if planned.draft_settings is None:
+        return
+    draft = planned.draft_settings.name
+    if planned.head is not None:
+        rule = f"must be constant: {draft} has no other"
+        require(schedule == "constant", "engine.schedule", rule, schedule)
+        planned.head.kind.check_huggingface(planned.head.config, draft, decoding.most_draft_tokens)
+    plan = planned.draft_plan
+    rule = "drafts all tokens in one pass, which engine=huggingface cannot"
+    require(plan is None or plan.mask_token is None, "draft", rule, draft)
+    for checkpoint in planned.checkpoints:
+        model = checkpoint.settings.name
+        rule = f"must be none with engine=huggingface: {model} takes back no tokens in generate()"
+        require(recurrent_kind(checkpoint.config) is None, "draft", rule, draft)
+    widths = [vocabulary_size(checkpoint.config) for checkpoint in planned.checkpoints]
+    if len(set(widths)) > 1:
+        rule = f"has {widths[1]} outputs against {widths[0]}, with which generate() cannot sample"
+        require(decoding.temperature == 0, "draft", rule, draft)
+    else:
+        rule = (
+            "must have the model's tokenizer, or not its number of outputs, with engine=huggingface"
+        )
+        require(planned.translation is None, "draft", rule, draft)
+
+
+class HuggingFaceEngine(Engine):
+    """`generate` over a loaded pair, for questions of one prompt: assisted generation takes no
+    more.
+
+    Random numbers are torch's own, seeded for each prompt. Each arm answers one question at a time.
+
+    Args:
+        schedule: `constant` or `adaptive`, how the number of draft tokens changes within an answer.
+    """
+
+    def __init__(self, pair: Pair, preparation: Preparation, schedule: str = "constant"):
+        draft_settings = pair.draft_settings
+        arguments: dict[str, Any] = {}
+        assistant = None
+        if draft_settings is not None:
+            method = method_of(draft_settings)
+            arguments = method.huggingface(pair, draft_settings, preparation.decoding)
+            shares = method.memory == "shared"
+            assistant = pair.target.model if shares else arguments.get("assistant_model")
+        # The same weights in our eager runner.
+        self.reference: ModelReference = open_reference(pair, preparation)
+        self.devices = pair.devices
+        self.runner = "generate"
+        self.setup_seconds = 0.0
+        # One thread for all questions: each new one would start more threads for the CPU's kernels.
+        self._thread = ThreadPoolExecutor(1, "generate")
+        regular = HuggingFaceArm("regular", pair, self._thread, scores_texts=True)
+        self.arms: Sequence[Arm] = [regular]
+        if draft_settings is not None:
+            speculative = HuggingFaceArm(
+                "speculative", pair, self._thread, arguments, assistant, schedule
+            )
+            self.arms = [regular, speculative]
+
+    def close(self) -> None:
+        """End the thread and free the reference's runners; the pair is the caller's."""
+        self.arms = ()
+        self._thread.shutdown()
+        self.reference.close()
+        release_memory(self.devices)
+
+
+@dataclass(frozen=True)
+class HuggingFaceArm(Arm):
+    """An arm of Hugging Face's engine: `generate` in the engine's thread.
+
+    Attributes:
+        thread: where `generate` runs.
+        arguments: of `generate`, apart from those that every arm has.
+        assistant: the model that drafts, if one does. It may be the target.
+        schedule: `constant` or `adaptive`.
+    """
+
+    name: str
+    pair: Pair
+    thread: ThreadPoolExecutor
+    arguments: dict[str, Any] = field(default_factory=dict)
+    assistant: Any = None
+    schedule: str = "constant"
+    scores_texts: bool = False
+    reports_drafts = True
+    dialect = IN_PROCESS
+
+    def stream(self, question: Question) -> Iterator[Iteration]:
+        """One record per pass of the target; the first one of the speculative arm may hold draft
+        tokens.
+        """
+        return self._generated(question, _Recorder(question.decoding.max_new_tokens))
+
+    def under_load(
+        self, requests: Sequence[LoadRequest], num_in_flight: int
+    ) -> Iterator[RequestRecord]:
+        """Answer requests one after the other, whatever `num_in_flight` is.
+
+        Log-probabilities are those of the logits that `generate` returns (`output_logits`).
+        """
+        for place, request in enumerate(requests):
+            further = dict(request.parameters)
+            if further.pop("logprobs", None) is not None:
+                further |= _WITH_LOGITS
+            for name, value in further.items():
+                known = name in (*_PARAMETERS, *_WITH_LOGITS)
+                require(known, name, "is no parameter of generate() here", value)
+            record = request.record(place)
+            started = time.perf_counter()
+            recorder = _Recorder(request.question.decoding.max_new_tokens)
+            for iteration in self._generated(request.question, recorder, further):
+                [tokens], [proposed] = iteration.tokens, iteration.proposed
+                record.add(tokens, time.perf_counter() - started)
+                if proposed:
+                    outcome = outcome_of(len(proposed), iteration.num_accepted[0], len(tokens))
+                    record.outcomes.append(outcome)
+                if record.may_be_left:
+                    break
+            for token, [logits] in zip(record.token_ids, recorder.logits, strict=False):
+                record.logprobs.append(logits.log_softmax(-1)[token].item())
+            yield record
+
+    def text_logprobs(
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], num_top: int, num_in_flight: int
+    ) -> list[list[Likeliest]]:
+        """By `generate` itself, to which only the tokens of the text are left to choose from."""
+        found: list[list[Likeliest]] = []
+        for prompt, text in texts:
+            decoding = DecodingSettings(max_new_tokens=len(text), temperature=0)
+            question = Question([prompt], decoding, 0, [0])
+            recorder = _Recorder(len(text))
+            forced = [_Forced(len(prompt), text)]
+            for _ in self._generated(question, recorder, _WITH_LOGITS, forced):
+                pass
+            of_text: list[Likeliest] = []
+            for token, [logits] in zip(text, recorder.logits, strict=True):
+                logprobs = logits.log_softmax(-1)
+                most = len(logprobs)
+                likeliest = logprobs.topk(most if num_top < 0 else min(num_top, most))
+                by_token = dict(
+                    zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
+                )
+                of_text.append({**by_token, token: logprobs[token].item()})
+            found.append(of_text)
+        return found
+
+    def _generated(
+        self,
+        question: Question,
+        recorder: _Recorder,
+        further: Mapping[str, Any] = MappingProxyType({}),
+        processors: Sequence[LogitsProcessor] = (),
+    ) -> Iterator[Iteration]:
+        """Run `generate`, and yield its records; `further` is of its `GenerationConfig`."""
+        (prompt,), (index,) = question.prompts, question.indices
+        target: Any = self.pair.target.model
+        decoding = question.decoding
+        prompt_ids = torch.tensor([list(prompt)], device=self.pair.target.input_device)
+        config = _generation_config(decoding, question.stop_tokens, **further)
+        is_constant = self.schedule == "constant"
+        # `generate` takes unset values from the model's own configuration, and has no argument for
+        # an assistant's.
+        configs = {target: GenerationConfig()}
+        if self.assistant is not None:
+            # A new one for each question, because an adaptive schedule writes its number into it.
+            configs[self.assistant] = GenerationConfig(
+                num_assistant_tokens=decoding.num_draft_tokens,
+                num_assistant_tokens_schedule="constant" if is_constant else "heuristic",
+                # transformers' own default; 0 never stops early.
+                assistant_confidence_threshold=0.0 if is_constant else 0.4,
+            )
+        arguments = self.arguments | {
+            "attention_mask": torch.ones_like(prompt_ids),
+            "generation_config": config,
+            "logits_processor": list(processors),
+        }
+        # A head drafts as many tokens as it can: those beyond are left out.
+        most_proposed = decoding.most_draft_tokens if is_constant else decoding.max_new_tokens
+
+        def generate() -> None:
+            # The kernels of our own arms: a plan for every new length would count as decoding.
+            with ExitStack() as undo, without_cudnn():
+                undo.callback(recorder.watch(target, most_proposed))
+                if "use_mtp" in arguments:
+                    # It would read the layers again for every text.
+                    undo.callback(setattr, MtpModel, "from_pretrained", MtpModel.from_pretrained)
+                    MtpModel.from_pretrained = lambda *_, **__: self.assistant  # type: ignore[method-assign]
+                for model, its_own in configs.items():
+                    before = getattr(model, "generation_config", None)  # a head has none
+                    undo.callback(setattr, model, "generation_config", before)
+                    model.generation_config = its_own
+                    role = "model" if model is target else "draft"
+                    # What MTP layers return together is warped: top_k makes it infinite.
+                    parts = model.layers if isinstance(model, MtpModel) else [model]
+                    for part in parts:
+                        undo.callback(recorder.sum_logits(role, part))
+                torch.manual_seed(question.seed_of(index))
+                output = target.generate(prompt_ids, streamer=recorder, **arguments)
+                if config.output_logits:
+                    recorder.logits = output.logits
+
+        def records() -> Iterator[Iteration]:
+            running = self.thread.submit(generate)
+            running.add_done_callback(lambda _: recorder.queue.put(None))
+            try:
+                yield from iter(recorder.queue.get, None)
+            finally:
+                recorder.abandoned.set()
+                wait([running])
+            for role, position, total in recorder.logit_sums:
+                if not total.isfinite():
+                    raise not_finite(self.pair, role, f"new token {position}")
+            running.result()
+
+        return records()
+
+
+@dataclass
+class _Recorder(BaseStreamer):
+    """Turns the tokens that `generate` decides into records in a queue.
+
+    Hugging Face reports no acceptance. So the candidates are noted as they are made: those at the
+    beginning of what is decided next were accepted. Candidates 5, 6, 7 before the tokens 5, 6, 9:
+    two were accepted. A rejected token is never decided in its own place, neither greedily nor from
+    the residual.
+
+    Attributes:
+        queue: the records; None after the last one.
+        abandoned: set when nobody reads the records any more.
+        proposed: the candidates that are being verified.
+        num_generated: the new tokens so far; None before the prompt.
+        logits: after the end, where they were asked for: the target's [1, V] before each new token.
+        logit_sums: of each forward pass the role of the model (`model` or `draft`), the number of tokens generated
+            before, and the sum of all logits (a scalar), finite if they all are.
+    """
+
+    max_new_tokens: int
+    queue: SimpleQueue[Iteration | None] = field(default_factory=SimpleQueue)
+    abandoned: Event = field(default_factory=Event)
+    proposed: list[int] = field(default_factory=list)
+    num_generated: int | None = None
+    logits: Sequence[Tensor] = ()
+    logit_sums: list[tuple[str, int, Tensor]] = field(default_factory=list)
+
+    def put(self, value: Tensor) -> None:
+        """Tokens of `generate`; the first call brings the prompt."""
+        if self.abandoned.is_set():
+            raise CancelledError
+        if self.num_generated is None:
+            self.num_generated = 0
+            return
+        tokens = value.reshape(-1).tolist()
+        # Prompt lookup may propose more tokens than `max_new_tokens` leaves room for; the others
+        # are never looked at.
+        proposed = self.proposed[: self.max_new_tokens - self.num_generated]
+        self.num_generated += len(tokens)
+        self.proposed = []
+        num_accepted = 0
+        for candidate, token in zip(proposed, tokens, strict=False):
+            if candidate != token:
+                break
+            num_accepted += 1
+        if not proposed:
+            last = Origin.TARGET
+        elif num_accepted < len(proposed):
+            last = Origin.RECOVERED
+        else:
+            last = Origin.BONUS
+        origins = [*[Origin.DRAFT] * num_accepted, last][: len(tokens)]
+        self.queue.put(
+            Iteration(
+                rows=[0],
+                tokens=[tokens],
+                origins=[origins],
+                proposed=[proposed],
+                num_accepted=[num_accepted],
+            )
+        )
+
+    def end(self) -> None:
+        """Required of a streamer; the queue ends when `generate` returns."""
+
+    def sum_logits(self, role: str, model: Any) -> Callable[[], None]:
+        """Note the sum of the logits of every pass of a model, and replace those that are no
+        numbers. Heads have states in their place, of which the target makes logits.
+
+        Sampling from such logits would end the GPU's process; they are an error at the end of the
+        text, because waiting for each sum would cost time.
+
+        Returns:
+            A function that ends this.
+        """
+
+        def note(module: Any, inputs: Any, output: Any) -> None:
+            values: Any = {"last_hidden_state": output} if isinstance(output, Tensor) else output
+            logits = values.get("logits", values.get("last_hidden_state"))
+            total = logits.sum(dtype=torch.float32)
+            self.logit_sums.append((role, self.num_generated or 0, total))
+            logits.nan_to_num_(0.0, 0.0)
+
+        return model.register_forward_hook(note).remove
+
+    def watch(self, model: Any, most: int) -> Callable[[], None]:
+        """Note the first `most` candidates of every candidate generator that a model makes, and
+        leave out the others.
+
+        Returns:
+            A function that ends this.
+        """
+        make = model._get_candidate_generator
+
+        def make_watched(*args: Any, **kwargs: Any) -> Any:
+            generator = make(*args, **kwargs)
+            find = generator.get_candidates
+
+            def get_candidates(input_ids: Tensor, *args: Any, **kwargs: Any) -> Any:
+                tokens, logits = find(input_ids, *args, **kwargs)
+                tokens = tokens[:, : input_ids.shape[1] + most]
+                self.proposed = tokens[0, input_ids.shape[1] :].tolist()
+                return tokens, None if logits is None else logits[:, :most]
+
+            generator.get_candidates = get_candidates
+            return generator
+
+        model._get_candidate_generator = make_watched
+        return lambda: delattr(model, "_get_candidate_generator")
+
+
+class _Forced(LogitsProcessor):
+    """Leaves the tokens of a text alone to choose from, one after the other."""
+
+    def __init__(self, num_prompt_tokens: int, text: Sequence[int]) -> None:
+        self._num_prompt_tokens = num_prompt_tokens
+        self._text = text
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        token = self._text[input_ids.shape[1] - self._num_prompt_tokens]
+        forced = torch.full_like(scores, -torch.inf)
+        forced[:, token] = 0.0
+        return forced
+
+
+def _generation_config(
+    decoding: DecodingSettings, stop_tokens: frozenset[int], **further: Any
+) -> GenerationConfig:
+    """The warp and the limits that every engine has.
+
+    Without stop tokens exactly `max_new_tokens` are generated.
+    """
+    warp: dict[str, Any] = {"do_sample": False}
+    if decoding.temperature > 0:
+        warp = {"do_sample": True, "temperature": decoding.temperature}
+        warp |= {"top_k": decoding.top_k, "top_p": decoding.top_p}
+    limits = {
+        "max_new_tokens": decoding.max_new_tokens,
+        "eos_token_id": sorted(stop_tokens) or None,
+    }
+    return GenerationConfig(**limits, **warp, **further, pad_token_id=0)

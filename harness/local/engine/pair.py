@@ -1,0 +1,408 @@
+"""From settings to a target and a draft that run: all that can be checked is, before weights load.
+
+The pair goes through four stages, each with what the one before it knows: `SketchedPair`
+(configurations and sizes; all that `plan` needs), `PlannedPair` (tokenizers, and the GPUs of this
+machine), `PlacedPair` (the device of every layer), `Pair` (loaded).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from harness.config.amounts import amount
+from harness.config.errors import RunError, SettingError
+from harness.config.machine import cpu_name
+from harness.config.model_names import SERVED
+from harness.config.packages import is_installed
+from harness.config.run import Weights
+from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
+from harness.engines.text_tokenizer import TextTokenizer
+from harness.local.drafting.method import LoadedPair
+from harness.local.drafting.registry import method_of
+from harness.local.models.devices import free_memory, visible_gpus
+from harness.local.models.quiet import quiet_libraries
+from harness.local.models.tokenizers import load_tokenizer, max_context, vocabulary_size
+
+if TYPE_CHECKING:
+    import torch
+    from transformers import PreTrainedTokenizerBase
+
+    from harness.local.drafting.heads.find import DraftPlan, HeadCheckpoint
+    from harness.local.drafting.translated import Translation
+    from harness.local.models.case import Case, Demand, Memory, Placement
+    from harness.local.models.checkpoints import Checkpoint, ReadCheckpoint
+    from harness.local.models.loading import PlacedModel
+    from harness.local.models.sketch import Sketch
+
+
+class Pair(LoadedPair):
+    """A loaded pair as engines and commands see it."""
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """Every device with a layer of either, the target's first."""
+        of_draft = [] if self.draft is None else self.draft.devices
+        return list(dict.fromkeys([*self.target.devices, *of_draft]))
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V, the width to which logits are cut: outputs may be padded beyond it, each model's
+        differently.
+
+        With a draft of another tokenizer it is the target's own.
+        """
+        width = vocabulary_size(self.target.model.config)
+        if self.draft is None or self.translation is not None:
+            return width
+        return min(width, vocabulary_size(self.draft.model.config))
+
+    def stop_tokens(self) -> frozenset[int]:
+        """The token ids at which the target ends a text by itself."""
+        generation = self.target.model.generation_config
+        configured = generation.eos_token_id if generation else None
+        ids: Any = configured
+        if not isinstance(configured, list):
+            ids = [configured, self.tokenizer.eos_token_id]
+        return frozenset(int(token) for token in ids if token is not None)
+
+
+class Excess(NamedTuple):
+    """How a prompt is too long for a model.
+
+    Attributes:
+        num_prompt_tokens: of the prompt, in that model's tokens.
+        rule: `with decoding.max_new_tokens=64 that is 1088 tokens, and draft=tiny takes 1024`.
+    """
+
+    num_prompt_tokens: int
+    rule: str
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class SketchedPair:
+    """A pair whose configurations are known, and so its sizes.
+
+    Attributes:
+        checkpoints: of the target, and of the draft if it is a model with its own weights.
+        sketches: of the target, and of a draft with weights or a cache of its own, such as a head.
+        placement: the run's.
+        draft_plan: what drafts; None without a draft.
+        translation: between the tokenizers, of a draft with another one.
+    """
+
+    checkpoints: list[Checkpoint]
+    sketches: list[Sketch]
+    placement: PlacementSettings
+    draft_plan: DraftPlan | None = None
+    translation: Translation | None = None
+
+    @property
+    def draft_settings(self) -> DraftSettings | None:
+        """The settings of the draft, of any kind."""
+        return None if self.draft_plan is None else self.draft_plan.settings
+
+    @property
+    def shared(self) -> bool:
+        """Whether the draft is the target itself, whose weights load once."""
+        return self.draft_plan is not None and self.draft_plan.shares_target
+
+    @property
+    def head(self) -> HeadCheckpoint | None:
+        """A draft that is a head."""
+        return None if self.draft_plan is None else self.draft_plan.head
+
+    def case(self, free: Memory, demand: Demand) -> Case:
+        """Return the case of placing this pair on devices with these free bytes."""
+        from harness.local.models.case import Case
+
+        return Case(tuple(self.sketches), self.placement, free, demand, self.shared)
+
+    def room(self, new_tokens: int) -> int | None:
+        """The most tokens that a prompt may have before `new_tokens` more; None for any number."""
+        contexts = [max_context(checkpoint.config) for checkpoint in self.checkpoints]
+        limits = [context for context in contexts if context is not None]
+        return min(limits) - new_tokens if limits else None
+
+    def excess(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Excess | None:
+        """How the longest prompt with its new tokens exceeds a context; None where it fits."""
+        longest = max(map(len, prompts))
+        for checkpoint in self.checkpoints:
+            length = longest
+            new = new_tokens
+            limit = max_context(checkpoint.config)
+            if checkpoint.role == "draft" and self.translation is not None:
+                length = max(len(self.translation.prompt_into_draft(ids)) for ids in prompts)
+                # The answer in the draft's tokens is assumed to be longer in proportion.
+                new = -(-new_tokens * length // longest)
+            if limit is not None and length + new > limit:
+                total = f"with decoding.max_new_tokens={new} that is {length + new} tokens"
+                if new_tokens == 1:
+                    # As of answers that are there already: nobody chose a number.
+                    total = f"with one token of an answer that is {length + new} tokens"
+                model = f"{checkpoint.role}={checkpoint.settings.name}"
+                return Excess(length, f"{total}, and {model} takes {limit}")
+        return None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlannedPair(SketchedPair):
+    """A pair that has been checked, and may be placed on any of `gpus`.
+
+    Attributes:
+        tokenizer: the target's.
+        gpus: indices of torch; none for a pair on the CPU.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    gpus: list[int]
+
+    def check_vocabulary(self, token_ids: Sequence[Sequence[int]]) -> None:
+        """Raise a SettingError for a token that a model has no embedding for.
+
+        Such a tokenizer was extended after the model's training.
+        """
+        for checkpoint in self.checkpoints:
+            read = token_ids
+            owner = "model"
+            if checkpoint.role == "draft" and self.translation is not None:
+                read = [self.translation.prompt_into_draft(ids) for ids in token_ids]
+                owner = "draft"
+            largest = max(map(max, read), default=0)
+            size = vocabulary_size(checkpoint.config)
+            if largest >= size:
+                token = str(largest)
+                if owner == "model":
+                    token += f" ({self.tokenizer.convert_ids_to_tokens(largest)})"
+                model = f"{checkpoint.role}={checkpoint.settings.name}"
+                rule = (
+                    f"has token {token}, and {model} has {size} (resize_token_embeddings adds more)"
+                )
+                raise SettingError(f"{owner}.tokenizer", rule)
+
+    def place(self, demand: Demand, *, force: bool = False) -> PlacedPair:
+        """Choose a device for every layer, by the memory that is free now.
+
+        Args:
+            force: load even what does not seem to fit.
+
+        Raises:
+            RunError: the pair does not fit; the message says what would.
+        """
+        from harness.local.models.remedies import fit_or_explain
+
+        free = free_memory(self.gpus)
+        placements = fit_or_explain(self.case(free, demand), force=force)
+        return PlacedPair(**vars(self), placements=placements, free=free)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlacedPair(PlannedPair):
+    """A pair that is ready to load.
+
+    Attributes:
+        placements: of the sketches, in their order.
+        free: the memory by which they were chosen.
+    """
+
+    placements: list[Placement]
+    free: Memory
+
+    def suits(self, demand: Demand, *, force: bool = False) -> bool:
+        """Whether every layer would be where it is for another demand, too."""
+        from harness.local.models.remedies import fit_or_explain
+
+        try:
+            placements = fit_or_explain(self.case(self.free, demand), force=force)
+        except RunError:
+            return False
+        maps = [placement.device_map for placement in placements]
+        return maps == [placement.device_map for placement in self.placements]
+
+    @property
+    def models(self) -> list[PlacedModel]:
+        """The target, then the draft if it is a model with its own weights."""
+        from harness.local.models.loading import PlacedModel
+
+        # A head has a sketch without a checkpoint.
+        parts = zip(self.checkpoints, self.sketches, self.placements, strict=False)
+        return [PlacedModel(*part) for part in parts]
+
+    @property
+    def draft_model(self) -> PlacedModel | None:
+        """The model that drafts, which may be the target itself; None for a head, or no model."""
+        if self.shared:
+            return self.models[0]
+        return self.models[1] if len(self.models) > 1 else None
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """Every device that will have a layer of either, the target's first."""
+        devices: list[torch.device] = []
+        for model in self.models:
+            devices += model.placement.devices
+        return list(dict.fromkeys(devices))
+
+    def device_names(self) -> list[str]:
+        """Product names of the devices, `NVIDIA A100-SXM4-40GB` or the CPU's model."""
+        import torch
+
+        cpu = cpu_name() or "unknown CPU"
+        return [torch.cuda.get_device_name(d) if d.type == "cuda" else cpu for d in self.devices]
+
+    def describe(self) -> str:
+        """The decisions, for the user: one line per model."""
+        lines: list[str | None] = [model.describe() for model in self.models]
+        draft_settings = self.draft_settings
+        if self.translation is not None:
+            name = self.models[1].checkpoint.settings.name
+            number = f"{len(self.translation.common):,}"
+            lines.append(
+                f"draft {name}: another tokenizer; it draws from the {number} tokens that the model has too"
+            )
+        elif draft_settings is not None and len(self.models) == 1:
+            how = method_of(draft_settings).describe(draft_settings)
+            if self.head is not None:
+                how = f"{self.head.kind.name} head, {amount(self.sketches[1].weight_bytes)}"
+            lines.append(f"draft {draft_settings.name}: {how}")
+        lines += [sketch.about_cache for sketch in self.sketches]
+        if any(checkpoint.random for checkpoint in self.checkpoints):
+            lines.append(
+                "random weights: text is read byte by byte, about 4 times the tokens of a trained tokenizer"
+            )
+        return "\n".join(filter(None, lines))
+
+    def load(self) -> Pair:
+        """Load the weights. Raises RunError or SettingError if memory, files or a library fail."""
+        target, *others = [model.load() for model in self.models]
+        draft = others[0] if others else None
+        if self.shared and isinstance(self.draft_settings, ModelSettings):
+            draft = dataclasses.replace(target, settings=self.draft_settings)
+        head = None
+        if self.head is not None:
+            head = self.head.load(self.placements[1].devices[0], target.dtype, target.model)
+        return Pair(target, draft, self.tokenizer, head, self.draft_settings, self.translation)
+
+
+def plan_pair(
+    target: ModelSettings,
+    draft: DraftSettings | None,
+    placement: PlacementSettings,
+    dtype: Dtype = "auto",
+    *,
+    weights: Weights = "stored",
+) -> PlannedPair:
+    """Check everything that can be checked before weights load: configurations, tokenizers,
+    vocabularies, quantization.
+
+    Args:
+        target: the model whose output is wanted.
+        draft: None for the target alone.
+        placement: the run's; a model's own settings come first.
+        dtype: likewise.
+        weights: `random` needs no stored weights and no tokenizer: text is read byte by byte.
+
+    Raises:
+        SettingError: a setting that cannot hold for these models.
+        RunError: a repository out of reach, a library that is missing or fails.
+    """
+    import torch
+
+    from harness.local.drafting.translation import how_to_translate
+    from harness.local.models.quantization import check_quantizer
+    from harness.local.models.random_weights import random_tokenizer
+
+    quiet_libraries()
+    gpus: set[int] = set()
+
+    def device_of(checkpoint: Checkpoint, how: PlacementSettings) -> torch.device:
+        own_number = checkpoint.settings.gpus
+        pool = visible_gpus(how, f"{checkpoint.role}.gpus" if own_number else "placement.gpus")
+        # The model's own number says how many, not which.
+        gpus.update(visible_gpus(dataclasses.replace(how, gpus=None)) if own_number else pool)
+        device = torch.device("cuda", pool[0]) if pool else torch.device("cpu")
+        check_quantizer(checkpoint, device)
+        return device
+
+    sketched = sketch_pair(target, draft, placement, dtype, device_of, weights)
+    translation: Translation | None = None
+    if weights == "random":
+        tokenizer = random_tokenizer(*sketched.checkpoints)
+    else:
+        tokenizer = load_tokenizer(target)
+        for checkpoint in sketched.checkpoints[1:]:
+            other = load_tokenizer(checkpoint.settings, "draft")
+            translation = how_to_translate(sketched.checkpoints[0], checkpoint, tokenizer, other)
+    return PlannedPair(
+        **vars(sketched) | {"translation": translation}, tokenizer=tokenizer, gpus=sorted(gpus)
+    )
+
+
+def sketch_pair(
+    target: ModelSettings,
+    draft: DraftSettings | None,
+    placement: PlacementSettings,
+    dtype: Dtype,
+    device_of: Callable[[Checkpoint, PlacementSettings], torch.device],
+    weights: Weights | None = None,
+) -> SketchedPair:
+    """Read the configurations and check them.
+
+    Args:
+        target: the model whose output is wanted.
+        draft: None for the target alone.
+        placement: the run's; a model's own settings come first.
+        dtype: likewise. `auto` is float32 on the CPU and the checkpoint's own half type on a GPU
+            (bfloat16 where the checkpoint is in float32; float16 with 8-bit weights).
+        device_of: the first device that a model may use, by its placement.
+        weights: None if not even stored ones will be needed.
+    """
+    from harness.local.models.case import effective_placement
+    from harness.local.models.checkpoints import read_checkpoint
+    from harness.local.models.meta import sketch_model
+    from harness.local.models.quantization import refuse_second_quantization, resolve_dtype
+    from harness.local.models.random_weights import random_checkpoint
+
+    if weights == "random":
+        read: ReadCheckpoint = random_checkpoint
+    else:
+        read = partial(read_checkpoint, weights=weights is not None)
+    checkpoints = [read("model", target)]
+    plan: DraftPlan | None = None
+    if draft is not None:
+        plan = method_of(draft).plan(draft, checkpoints[0], read, weights == "stored")
+        if plan.checkpoint is not None:
+            checkpoints.append(plan.checkpoint)
+    sketches = []
+    for checkpoint in checkpoints:
+        refuse_second_quantization(checkpoint)
+        own = checkpoint.settings
+        device = device_of(checkpoint, effective_placement(checkpoint.role, own, placement))
+        model_dtype = resolve_dtype(own.dtype or dtype, checkpoint, device)
+        sketch = sketch_model(checkpoint, model_dtype)
+        if plan is not None and plan.mask_token is not None and checkpoint is plan.checkpoint:
+            sketch = dataclasses.replace(sketch, drafts_in_one_pass=True)
+        sketches.append(sketch)
+    if plan is not None:
+        method = method_of(plan.settings)
+        own_sketch = method.sketch(plan, checkpoints[0], sketches[0].dtype)
+        sketches += [] if own_sketch is None else [own_sketch]
+    return SketchedPair(
+        checkpoints=checkpoints, sketches=sketches, placement=placement, draft_plan=plan
+    )
+
+
+def plan_tokenizer(target: ModelSettings) -> PlannedPair:
+    """The tokenizer alone, for engines with the weights elsewhere; text in its place of a model that only
+    its server knows, and where this installation reads no tokenizers. Raises SettingError or RunError without one.
+    """
+    tokenizer: Any = TextTokenizer()
+    if target.repository != SERVED and is_installed("transformers"):
+        quiet_libraries(loads_weights=False)
+        tokenizer = load_tokenizer(target)
+    return PlannedPair(
+        checkpoints=[], sketches=[], placement=PlacementSettings(), tokenizer=tokenizer, gpus=[]
+    )

@@ -1,0 +1,138 @@
+"""The least time of a step: the bytes it must read, over the rate at which its devices' memory
+gives them.
+
+Making one token reads every weight and the whole cache once, so no implementation beats bytes over
+bandwidth (the memory-bound side of Williams et al. 2009, "Roofline"). The rate is measured, or a
+data sheet's.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+    from harness.local.engine.pair import PlacedPair
+
+# Bytes of each of the two buffers; larger than the caches of any device in use.
+_BUFFER_BYTES = 256 * 2**20
+# Copies are repeated until they have taken this long.
+_SECONDS = 0.2
+
+
+class Gpu(NamedTuple):
+    """A GPU on its maker's data sheet.
+
+    Attributes:
+        pattern: a regular expression found in what torch or the system calls it.
+        memory: `own`, or `shared` with the processor.
+        memory_gb: as sold; the most of those that are sold by this name.
+        bandwidth_gb_s: in 10^9 bytes per second.
+    """
+
+    name: str
+    pattern: str
+    memory: str
+    memory_gb: float
+    bandwidth_gb_s: float
+
+
+@dataclass(frozen=True)
+class Roof:
+    """The least work of one step, on all devices together.
+
+    Attributes:
+        step_bytes: the weights and cache that it reads.
+        floor_ms: the time that takes, the devices one after the other; None where a device's rate
+            is not known.
+    """
+
+    step_bytes: int
+    floor_ms: float | None
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes per second of the devices together; with one device it is that device's own."""
+        return self.step_bytes / self.floor_ms * 1000 if self.floor_ms else None
+
+
+@functools.cache
+def known_gpus() -> tuple[Gpu, ...]:
+    """The table in `gpus.csv`."""
+    lines = Path(__file__).with_name("gpus.csv").read_text(encoding="utf-8").splitlines()[1:]
+    return tuple(
+        Gpu(name, pattern, memory, float(size), float(rate))
+        for name, pattern, memory, size, rate in csv.reader(lines)
+    )
+
+
+def known_gpu(device: str) -> Gpu | None:
+    """The first GPU of the table whose pattern is found in torch's name for `device`; None for an
+    unknown one.
+    """
+    return next((gpu for gpu in known_gpus() if re.search(gpu.pattern, device)), None)
+
+
+def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
+    """The target's roof, then the draft's where there is one.
+
+    Args:
+        num_tokens: in the cache of each row, on average over the run.
+    """
+    import torch
+
+    roofs = []
+    for model in placed.models:
+        placement = model.placement
+        read = Counter(model.sketch.weights_on(placement.device_map, num_tokens=batch_size))
+        read.update(
+            model.sketch.caches_on(
+                placement.device_map, batch_size * num_tokens, batch_size, only_read=True
+            )
+        )
+        rates = {
+            place: None if place == "disk" else copy_bandwidth(torch.device(place))
+            for place in read
+        }
+        floor_ms = sum(1000 * size / (rates[place] or math.nan) for place, size in read.items())
+        roofs.append(Roof(read.total(), None if math.isnan(floor_ms) else floor_ms))
+    if placed.head is not None:
+        head = placed.sketches[1]
+        read_bytes = head.read_bytes(batch_size) + head.read_cache_bytes(
+            batch_size * num_tokens, batch_size
+        )
+        # A head may draft all tokens in one pass: a rate per drafted token would say little.
+        roofs.append(Roof(read_bytes, None))
+    return roofs * 2 if placed.shared else roofs
+
+
+def copy_bandwidth(device: torch.device) -> float | None:
+    """Median bytes per second, read and written together, of a large copy in the device's memory.
+
+    Measured once per process. None where there is no room for the buffers.
+    """
+    try:
+        return _measure(device)
+    except (RuntimeError, MemoryError):  # a later run of this process may find room
+        return None
+
+
+@functools.cache
+def _measure(device: torch.device) -> float:
+    import torch
+    from torch.utils.benchmark import Timer  # its import looks for a GPU
+
+    source = torch.ones(_BUFFER_BYTES, dtype=torch.uint8, device=device)
+    copied = {"source": source, "target": torch.empty_like(source)}
+    timer = Timer("target.copy_(source)", globals=copied, num_threads=torch.get_num_threads())
+    # The timer synchronises the current GPU; -1 changes nothing.
+    with torch.cuda.device(device if device.type == "cuda" else -1):
+        return 2 * _BUFFER_BYTES / timer.blocked_autorange(min_run_time=_SECONDS).median

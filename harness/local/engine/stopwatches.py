@@ -1,0 +1,182 @@
+"""Where the time of a generation goes: stopwatches around the phases of a loop, and passes of the target by the number
+of tokens that each reads.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from harness.local.models.devices import synchronize
+
+if TYPE_CHECKING:
+    import torch
+    from torch import nn
+
+    from harness.local.decoding.protocols import Runner
+
+# Passes of each width that count; one before them does not.
+_NUM_ROUNDS = 3
+
+
+class Replacing:
+    """Another object, some of whose methods are replaced."""
+
+    def __init__(self, original: Any, **methods: Callable[..., Any]) -> None:
+        self._original = original
+        vars(self).update(methods)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._original, name)
+
+
+class Phases:
+    """Seconds and calls of the phases of a loop, with the devices synchronised around each call.
+
+    On a GPU that costs more than it measures, so that a timed run has no stopwatches there.
+
+    The phases: `forward` is the target's passes after the prompt, one per iteration, each with the
+    decision that follows it, because a runner may have prepared both as one. `drafting` is the
+    proposals.
+
+    Attributes:
+        seconds: of each phase; `seconds_in_layers` those within its watched layers.
+        calls: of each phase.
+    """
+
+    def __init__(self, devices: Sequence[torch.device] = ()) -> None:
+        self._devices = devices
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self.seconds_in_layers: defaultdict[str, float] = defaultdict(float)
+        self.calls: Counter[str] = Counter()
+
+    def watch(self, phase: str, watched: Any, method: str, layers: Sequence[nn.Module] = ()) -> Any:
+        """The object with one method timed: the time of each call is added to the phase.
+
+        Args:
+            phase: `forward` or `drafting`.
+            watched: the object.
+            method: its name.
+            layers: their time within the method counts for `share_in_layers`.
+        """
+        call = getattr(watched, method)
+
+        def timed(*arguments: Any, **named: Any) -> Any:
+            with _marking(layers) as marks:
+                synchronize(self._devices)
+                started = time.perf_counter()
+                result = call(*arguments, **named)
+                synchronize(self._devices)
+                self.seconds[phase] += time.perf_counter() - started
+            self.calls[phase] += 1
+            for begin, end in zip(marks[::2], marks[1::2], strict=True):
+                on_cpu = isinstance(end, float)
+                seconds = end - begin if on_cpu else begin.elapsed_time(end) / 1000
+                self.seconds_in_layers[phase] += seconds
+            return result
+
+        return Replacing(watched, **{method: timed})
+
+    def clear(self) -> None:
+        """Begin again."""
+        self.seconds.clear()
+        self.seconds_in_layers.clear()
+        self.calls.clear()
+
+    def mean_ms(self, phase: str) -> float | None:
+        """A phase's milliseconds per iteration; None without such a phase or an iteration."""
+        num_iterations = self.calls["forward"]
+        if not self.calls[phase] or not num_iterations:
+            return None
+        return 1000 * self.seconds[phase] / num_iterations
+
+    def share_in_layers(self, phase: str) -> float | None:
+        """The share of a phase's time that its watched layers took; None without any.
+
+        On a GPU it is measured by events in the layer's stream, which add no waiting. It includes
+        all kernels of the layer, and the gaps between them in which the GPU waits for the host. The
+        events take a few microseconds per layer, which count for the phase.
+        """
+        if not self.seconds_in_layers[phase]:
+            return None
+        return self.seconds_in_layers[phase] / self.seconds[phase]
+
+
+@contextmanager
+def _marking(layers: Sequence[nn.Module]) -> Iterator[list[Any]]:
+    """Collects the moments when calls of the layers begin and end: begin, end, begin, end, ...
+
+    A moment is an event of CUDA, or a time on a CPU. No layer is called within another.
+    """
+    marks: list[Any] = []
+
+    def mark(layer: Any, *_: Any) -> None:
+        device = layer.weight.device
+        if device.type == "cuda":
+            import torch
+
+            marks.append(torch.cuda.Event(enable_timing=True))
+            marks[-1].record(torch.cuda.current_stream(device))
+        else:
+            marks.append(time.perf_counter())
+
+    hooks: list[Any] = []
+    for layer in layers:
+        hooks += [layer.register_forward_pre_hook(mark), layer.register_forward_hook(mark)]
+    try:
+        yield marks
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def pass_widths(num_draft_tokens: int) -> list[int]:
+    """The widths to time: a step of one token, a verification of all draft tokens, and some
+    between.
+
+    K = 4: 1, 2, 3, 5. K = 10: 1, 2, 3, 5, 9, 11.
+    """
+    widest = num_draft_tokens + 1
+    widths = {1, 2, widest}
+    width = 3
+    while width < widest:
+        widths.add(width)
+        width = 2 * width - 1
+    return sorted(width for width in widths if width <= widest)
+
+
+def pass_ms(
+    runner: Runner,
+    prompts: Sequence[Sequence[int]],
+    widths: Sequence[int],
+    devices: Sequence[torch.device],
+) -> list[float | None]:
+    """Milliseconds of a pass over 1, 2, 3, ... tokens behind these prompts, up to the widest.
+
+    None in place of a width that is not among `widths`. The widths take turns, so that drift of the
+    machine meets all alike.
+    """
+    import torch
+
+    device = runner.start(prompts).logits.device
+    times: dict[int, list[float]] = {width: [] for width in widths}
+    for number in range(_NUM_ROUNDS + 1):
+        for width in widths:
+            # The prompts again: which tokens are read does not change the time.
+            rows = [[prompt[place % len(prompt)] for place in range(width)] for prompt in prompts]
+            tokens = torch.tensor(rows, device=device)
+            synchronize(devices)
+            began = time.perf_counter()
+            runner.extend(tokens)
+            synchronize(devices)
+            if number:
+                times[width].append(1000 * (time.perf_counter() - began))
+            runner.keep([0] * len(prompts))
+    return [
+        statistics.median(times[width]) if width in times else None
+        for width in range(1, max(widths) + 1)
+    ]

@@ -1,0 +1,227 @@
+"""Models before their weights load: their configurations, and whether they can be used at all."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import huggingface_hub
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    MODEL_FOR_MASKED_LM_MAPPING,
+    AutoConfig,
+    GenerationConfig,
+    PreTrainedConfig,
+)
+
+from harness.config.errors import RunError, SettingError
+from harness.config.failures import explain_configuration, first_line
+from harness.config.places import as_typed, check_place
+from harness.config.settings import ModelSettings
+
+# Layers that keep keys and values by position, or keep nothing: forgetting the last tokens means
+# cutting the cache. Any other kind of layer folds tokens into a state that they cannot leave again.
+_NOT_RECURRENT = {
+    "full_attention",
+    "sliding_attention",
+    "chunked_attention",
+    "attention",
+    "dense",
+    "sparse",
+    "moe",
+    "mlp",
+}
+# Parts of the names of recurrent models. The last resort, for models that bring their own code and declare nothing.
+_RECURRENT_NAMES = (
+    "mamba",
+    "rwkv",
+    "ssm",
+    "recurrent",
+    "retnet",
+    "lstm",
+    "hyena",
+    "jamba",
+    "griffin",
+)
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A model before its weights load.
+
+    Attributes:
+        role: `model` or `draft`.
+        random: whether its weights are drawn, not read; `random_weights` sets it.
+    """
+
+    role: str
+    settings: ModelSettings
+    config: PreTrainedConfig
+    random: bool = False
+
+
+# From a role and the settings of a model to its checkpoint.
+ReadCheckpoint = Callable[[str, ModelSettings], Checkpoint]
+
+
+def source_arguments(settings: ModelSettings) -> dict[str, Any]:
+    """Arguments for every `from_pretrained` of this repository."""
+    # False, not None, which makes transformers ask on the terminal.
+    arguments: dict[str, Any] = {"trust_remote_code": settings.trust_remote_code}
+    if settings.revision is not None:
+        arguments["revision"] = settings.revision
+    if settings.gguf_file is not None:
+        arguments["gguf_file"] = settings.gguf_file
+    return arguments
+
+
+def read_checkpoint(role: str, settings: ModelSettings, *, weights: bool = True) -> Checkpoint:
+    """Read the configuration and check what can be checked on it alone.
+
+    Without `weights` a preset's own architecture is enough, and a directory may hold a
+    configuration alone.
+
+    Raises:
+        SettingError: a directory that is not there or holds no model; a model that is not a causal
+            language model, or that keeps no state from token to token.
+        RunError: a repository that is absent, gated or out of reach; GGUF without the `gguf`
+            package.
+    """
+    if not weights and settings.architecture is not None:
+        config = AutoConfig.for_model(**settings.architecture)
+    else:
+        if settings.gguf_file is not None and importlib.util.find_spec("gguf") is None:
+            reading = f"{role}: reading {settings.gguf_file}"
+            raise RunError(f"{reading} needs the gguf package: pip install 'specharness[gguf]'")
+        _check_directory(role, settings, weights)
+        try:
+            check_model_access(settings)
+            config = AutoConfig.from_pretrained(settings.repository, **source_arguments(settings))
+        except Exception as exception:
+            raise explain_configuration(exception, role, settings) from exception
+        _check_generation(role, settings)
+    check_decoder(role, settings, config)
+    return Checkpoint(role, settings, config)
+
+
+def check_decoder(role: str, settings: ModelSettings, config: PreTrainedConfig) -> None:
+    """Raise a SettingError unless this is a decoder that keeps a state from token to token.
+
+    The configuration and the model class decide by their declarations.
+    """
+    remote = "AutoModelForCausalLM" in (getattr(config, "auto_map", None) or {})
+    if config.is_encoder_decoder:
+        rule = "must be a decoder-only model; this is an encoder-decoder"
+    elif type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", True):
+        # BERT and the like have a causal class too, but no cache unless they are decoders.
+        # (GPT-NeoX is a decoder and declares that it is not.)
+        rule = "must be a decoder-only model; this is an encoder"
+    elif type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING and not remote:
+        rule = f"must be a causal language model, not {config.model_type}"
+    elif remote or recurrent_kind(config) is not None:
+        return
+    else:
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
+        inputs = inspect.signature(model_class.forward).parameters
+        if "past_key_values" in inputs:
+            return
+        reason = "keeps no KV cache; choose a newer transformer"
+        if "shared_kv_states" in inputs:
+            reason = "reads its target's KV cache, which only servers give it (engine=server)"
+        rule = f"cannot be used: {config.model_type} {reason}"
+    raise SettingError(role, rule, settings.name)
+
+
+def recurrent_kind(config: PreTrainedConfig) -> str | None:
+    """The kind of recurrent state that a model has; None for a KV cache alone."""
+    text_config = config.get_text_config(decoder=True)
+    layer_types = getattr(text_config, "layer_types", None) or ()
+    recurrent_types = sorted(set(layer_types) - _NOT_RECURRENT)
+    if recurrent_types:
+        return f"{config.model_type}: {', '.join(recurrent_types)}"
+    # transformers' own mark, by which `generate` refuses assistants for these models.
+    stateful = getattr(MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None), "_is_stateful", False)
+    by_name = any(name in config.model_type.lower() for name in _RECURRENT_NAMES)
+    return config.model_type if stateful or by_name else None
+
+
+def _check_directory(role: str, settings: ModelSettings, weights: bool) -> None:
+    """Check that a directory exists and holds a configuration, and weights if they are needed."""
+    repository = settings.repository
+    check_place(role, repository)
+    directory = Path(repository)
+    if not directory.is_dir():
+        return
+    if settings.gguf_file is not None:
+        if not (directory / settings.gguf_file).is_file():
+            rule = f"no such file in {directory}"
+            raise SettingError(f"{role}.gguf_file", rule, settings.gguf_file)
+        return
+    if not (directory / "config.json").is_file():
+        rule = f"the directory holds no config.json{_hint_at_contents(directory)}"
+        raise SettingError(role, rule, repository)
+    has_weights = any(directory.glob("*.safetensors")) or any(directory.glob("*.bin"))
+    if weights and not has_weights:
+        rule = "the directory holds no weights (model.safetensors or pytorch_model.bin)"
+        raise SettingError(role, rule, repository)
+
+
+def _hint_at_contents(directory: Path) -> str:
+    """What a directory without a configuration holds instead, in brackets; nothing if unknown."""
+    if any(directory.glob("*.gguf")):
+        return " (for a GGUF file set gguf_file)"
+    if (directory / "adapter_config.json").is_file():
+        return " (it is an adapter, which must be merged into its base model first)"
+    models = sorted(file.parent for file in directory.glob("*/config.json"))
+    if not models:
+        return ""
+    others = f" or {len(models) - 1} others" if len(models) > 1 else ""
+    return f" (did you mean {as_typed(models[0])}{others}?)"
+
+
+def _check_generation(role: str, settings: ModelSettings) -> None:
+    """Raise a SettingError for a directory whose generation_config.json is broken.
+
+    Some mistakes in it fail after the weights have loaded. transformers ignores the others, and
+    texts would not end where the model ends them.
+    """
+    file = Path(settings.repository, "generation_config.json")
+    if settings.gguf_file is not None or not file.is_file():
+        return
+    rule = "its generation_config.json cannot be used"
+    try:
+        end_tokens = GenerationConfig.from_pretrained(settings.repository).eos_token_id
+    except Exception as exception:
+        raise SettingError(role, f"{rule}: {first_line(exception)}", settings.name) from exception
+    tokens = end_tokens if isinstance(end_tokens, list) else [end_tokens]
+    if end_tokens is not None and not all(type(token) is int for token in tokens):
+        cause = f"eos_token_id={end_tokens!r} must be a token id or a list of them"
+        raise SettingError(role, f"{rule}: {cause}", settings.name)
+
+
+def check_model_access(settings: ModelSettings) -> None:
+    """Raise the hub's refusal of a model that is neither a directory nor downloaded yet."""
+    name = settings.repository
+    if not Path(name).is_dir():
+        check_hub_access(name, settings.gguf_file or "config.json", settings.revision)
+
+
+def check_hub_access(
+    repository: str, file: str, revision: str | None, kind: Literal["model", "dataset"] = "model"
+) -> None:
+    """Ask the hub once for a repository whose file was never downloaded; raise its refusal.
+
+    Without a network the hub's client would try for half a minute for each file; this gives up
+    after 10 s.
+    """
+    if huggingface_hub.constants.HF_HUB_OFFLINE:
+        return
+    cached = huggingface_hub.try_to_load_from_cache(
+        repository, file, revision=revision, repo_type=kind
+    )
+    if not isinstance(cached, str):
+        huggingface_hub.HfApi().repo_info(repository, revision=revision, repo_type=kind, timeout=10)

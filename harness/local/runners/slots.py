@@ -1,0 +1,391 @@
+"""A KV cache of fixed size, and how an unmodified transformers model runs over it.
+
+A row's token at position p is in slot p of that row, independent of the other rows. So a roll-back
+only changes the row's length, positions and sliding windows need no bookkeeping (a mask that
+compares slots compares positions), and slots from a row's length on have no influence, and are
+overwritten.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers import Cache, GenerationMixin, PreTrainedModel
+from transformers.cache_utils import CacheLayerMixin
+
+from harness.local.decoding.trees import TreeShape
+from harness.local.runners.attention import PACKED, PLAIN, HeadPacking
+from harness.local.runners.base import Options, context_of, run_model, within
+
+# Layer types whose masks `SlotForward` makes, by their names in transformers' configurations.
+_FULL = "full_attention"
+_SLIDING = "sliding_attention"
+
+
+class UnsupportedModelError(RuntimeError):
+    """A model that needs the eager runner. The message says why and completes a sentence that
+    begins with its name.
+    """
+
+
+@dataclass(frozen=True)
+class Slots:
+    """Keys and values of B rows of S slots.
+
+    Attributes:
+        buffers: in turn the keys and the values of each layer, [B, heads, S, D] each. A head's
+            slots are next to each other, as attention reads them: from main memory that takes half
+            the time.
+        num_seen: the number of slots of each row, from the first, that attention reads; None for
+        all.
+    """
+
+    buffers: list[Tensor]
+    num_seen: int | None = None
+
+    @classmethod
+    def like(cls, states: Sequence[Tensor], num_rows: int, num_slots: int) -> Slots:
+        """Allocate empty buffers for keys and values such as these, [1 or more, heads, n, D]."""
+        buffers: list[Tensor] = []
+        for state in states:
+            _, num_heads, _, size = state.shape
+            buffers.append(state.new_zeros(num_rows, num_heads, num_slots, size))
+        return cls(buffers)
+
+    @property
+    def num_rows(self) -> int:
+        return self.buffers[0].shape[0] if self.buffers else 0
+
+    @property
+    def num_slots(self) -> int:
+        return self.buffers[0].shape[2] if self.buffers else 0
+
+    @property
+    def width(self) -> int:
+        """How many slots of a row attention reads."""
+        return self.num_slots if self.num_seen is None else self.num_seen
+
+    def first_rows(self, num_rows: int) -> Slots:
+        """Return the first rows, in the same memory."""
+        if num_rows == self.num_rows:
+            return self
+        return replace(self, buffers=[buffer[:num_rows] for buffer in self.buffers])
+
+    def write(self, states: Sequence[Tensor], first_row: int = 0) -> None:
+        """Copy states [n, heads, m, D] into the first m slots of n rows, or states [1, heads, m, D]
+        into all rows'.
+        """
+        for buffer, new in zip(self.buffers, states, strict=True):
+            buffer[first_row:, :, : new.shape[2]] = new
+
+    def clear(self) -> None:
+        """Zero all slots, in place."""
+        for buffer in self.buffers:
+            buffer.zero_()
+
+    def select(self, rows: Tensor, num_used: int) -> None:
+        """Move these rows [B or fewer] to the front, in this order, the first `num_used` slots of
+        each.
+        """
+        for buffer in self.buffers:
+            used = buffer[:, :, :num_used]
+            used[: len(rows)] = used[rows.to(buffer.device)]
+
+    def move(self, sources: Tensor, places: Tensor) -> None:
+        """Copy the slots sources [B, n] of the first B rows to the slots places [B, n]."""
+        rows = torch.arange(len(sources), device=sources.device).view(-1, 1, 1)
+        for buffer in self.buffers:
+            heads = torch.arange(buffer.shape[1], device=buffer.device).view(1, -1, 1)
+            own_rows = rows.to(buffer.device)
+            taken = buffer[own_rows, heads, sources.to(buffer.device).unsqueeze(1)]
+            buffer[own_rows, heads, places.to(buffer.device).unsqueeze(1)] = taken
+
+
+# Where the n new tokens of each row go. A number: into the n slots from there on, in every row.
+# Otherwise indices of rows, heads and slots, for each device and number of heads among the layers.
+_Places = int | dict[tuple[torch.device, int], tuple[Tensor, Tensor, Tensor]]
+
+
+class _SlotLayer(CacheLayerMixin):
+    """Shows one layer's buffers [B, heads, S, D] to transformers, for one forward pass."""
+
+    is_compileable = False  # if it were, transformers would make a mask where none is needed
+    is_sliding = False
+
+    def __init__(self, keys: Tensor, values: Tensor, places: _Places, width: int) -> None:
+        super().__init__()
+        self.keys = keys
+        self.values = values
+        self._buffers = (keys, values)
+        self._places = places
+        self._width = width
+        self.is_initialized = True
+
+    def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
+        """Nothing to do: the buffers exist."""
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write states [B, heads, n, D] of new tokens -> the states of all slots that are seen, [B,
+        heads, S, D].
+        """
+        keys, values = self._buffers
+        return self._write(keys, key_states), self._write(values, value_states)
+
+    def _write(self, buffer: Tensor, states: Tensor) -> Tensor:
+        if isinstance(self._places, int):
+            buffer.narrow(2, self._places, states.shape[2]).copy_(states)
+        else:
+            # Not through a view: compiled by torch 2.11 that copies the whole buffer, and all of it
+            # back.
+            buffer.index_put_(self._places[buffer.device, buffer.shape[1]], states)
+        return buffer.narrow(2, 0, self._width)
+
+    def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
+        return self.get_max_length(), 0
+
+    def get_max_length(self) -> int:
+        return self._width
+
+    get_max_cache_shape = get_max_length
+
+    def get_seq_length(self) -> int:
+        """Return the tokens before these, for models that make a mask. Where rows differ they are
+        given one.
+        """
+        return self._places if isinstance(self._places, int) else 0
+
+
+class TreePart(NamedTuple):
+    """The last n of the M tokens of a tree (root and nodes) for each row, as a forward pass reads
+    them. A prepared pass fills M up.
+
+    Attributes:
+        num_before: how many of the tree's tokens were read before; a number or [].
+        depths: [B, M], of all tokens of the tree.
+        own_depths: [B, n], of the tokens that are read.
+        visible: [B, n, M] bool, which tokens of the tree each of these attends to.
+    """
+
+    num_before: Tensor | int
+    depths: Tensor
+    own_depths: Tensor
+    visible: Tensor
+
+    @classmethod
+    def of(cls, shape: TreeShape, num_new: int, device: torch.device) -> TreePart:
+        """Return the last `num_new` tokens of trees of a shape."""
+        depths = shape.depths_on(device)
+        visible = shape.ancestors_on(device)[:, -num_new:]
+        return cls(
+            num_before=shape.num_nodes + 1 - num_new,
+            depths=depths,
+            own_depths=depths[:, -num_new:],
+            visible=visible,
+        )
+
+
+class SlotForward:
+    """Runs a model over slots, as a function of tensors alone, so that it can be compiled and
+    captured.
+
+    Raises UnsupportedModelError if positions or masks cannot be given to the model explicitly.
+    """
+
+    def __init__(self, model: PreTrainedModel, options: Options) -> None:
+        self._model = model
+        self._options = options
+        self._windows = attention_windows(model)
+        self._context = context_of(model)
+        # This may change the model's attention to PACKED, until `close`.
+        self._packing = HeadPacking(model)
+        self.heads_per_key = self._packing.heads_per_key
+        attention = model.config.get_text_config()._attn_implementation
+        self._needs_masks = attention not in (PLAIN, PACKED) or any(self._windows.values())
+
+    def close(self) -> None:
+        """Give the model its own attention back."""
+        self._packing.undo()
+
+    def __call__(
+        self,
+        slots: Slots,
+        tokens: Tensor,
+        starts: Tensor | int,
+        num_real: Tensor | None = None,
+        tree: TreePart | None = None,
+        **arguments: Any,
+    ) -> tuple[Tensor, ...]:
+        """Write tokens [B, n] into the slots from starts [B] on; returns what `run_model` does.
+
+        Args:
+            starts: a number where it is the same for all rows, which is faster. A single token of a
+                text then has no mask, so that `slots.num_seen` must be `starts + 1`.
+            num_real: [], the number of the n tokens that count. The others fill the shape up and
+                take the position of the last one that counts, so that no position is outside of the
+                model's context. None: all.
+            tree: the tokens are of a tree for each row. None: of a text.
+            arguments: more of them for `run_model`.
+        """
+        num_tokens = tokens.shape[1]
+        device = tokens.device
+        # Kernels are faster without a mask. A single token of a text needs none where all rows are
+        # equally long: it sees all slots that attention reads. One of a tree may have siblings there.
+        needs_masks = self._needs_masks or num_tokens > 1 or tree is not None
+        places: _Places
+        if isinstance(starts, int):
+            written = torch.arange(starts, starts + num_tokens, device=device).unsqueeze(0)
+            places = starts
+        else:
+            written = starts.unsqueeze(1) + torch.arange(num_tokens, device=device)
+            places = _indices(written, slots)
+            needs_masks = True
+        pairs = zip(slots.buffers[::2], slots.buffers[1::2], strict=True)
+        layers: list[Any] = [
+            _SlotLayer(keys, values, places, slots.width) for keys, values in pairs
+        ]
+        return run_model(
+            self._model,
+            self._options,
+            tokens,
+            Cache(layers=layers),
+            attention_mask=self._masks(written, slots, tree) if needs_masks else None,
+            position_ids=within(_positions(written, num_real, tree), self._context),
+            **arguments,
+        )
+
+    def _masks(
+        self, written: Tensor, slots: Slots, tree: TreePart | None = None
+    ) -> Tensor | dict[str, Tensor]:
+        """Make the masks of `_additive_masks` for tokens in slots written [1 or B, n].
+
+        Where heads are packed (`attention`), each token is as many queries as heads share a key.
+        """
+        dtype = slots.buffers[0].dtype
+        if tree is not None:
+            return tree_masks(tree, written, slots.width, self._windows, dtype, self.heads_per_key)
+        # A token's slot is its position, so slots are compared as positions.
+        queries = written.repeat(1, self.heads_per_key).unsqueeze(2)
+        keys = torch.arange(slots.width, device=written.device)
+        return _additive_masks(keys <= queries, keys, queries, self._windows, dtype)
+
+
+def _positions(written: Tensor, num_real: Tensor | None, tree: TreePart | None) -> Tensor:
+    """Return the positions [1 or B, n] of tokens in slots written [1 or B, n].
+
+    `SlotForward` explains the arguments.
+    """
+    if tree is not None:
+        roots = written[:, :1] - tree.num_before
+        return roots + tree.own_depths
+    if num_real is None:
+        return written
+    last_real = written[:, :1] + num_real - 1
+    return torch.minimum(written, last_real)
+
+
+def tree_masks(
+    tree: TreePart,
+    written: Tensor,
+    width: int,
+    windows: dict[str, int | None],
+    dtype: torch.dtype,
+    heads_per_key: int = 1,
+    first_slots: Tensor | int = 0,
+) -> Tensor | dict[str, Tensor]:
+    """Make the masks of `_additive_masks` for tokens of a tree.
+
+    Args:
+        written: [1 or B, n], their slots; those of the tree's other tokens are before them.
+        width: S.
+        windows: of each type of layer, see `attention_windows`.
+        heads_per_key: how many queries each token is, one for each head that shares a key.
+        first_slots: [B, 1], where each row's text begins; the slots before are padding.
+    """
+    num_rows, num_new, num_tokens = tree.visible.shape
+    slots = torch.arange(width, device=written.device)
+    roots = written[:, :1] - tree.num_before
+    numbers = (slots - roots).expand(num_rows, -1)  # of the tree's tokens; below 0 is the text
+    is_text = (numbers < 0) & (slots >= first_slots)
+    is_of_tree = (numbers >= 0) & (numbers < num_tokens)
+    numbers = numbers.clamp(0, num_tokens - 1)
+    visible = tree.visible.gather(2, numbers.unsqueeze(1).expand(-1, num_new, -1))
+    seen = torch.where(is_of_tree.unsqueeze(1), visible, is_text.unsqueeze(1))
+    # A token that fills a shape up must see a slot, and sees its own: others would give nan.
+    seen = seen | (slots == written.unsqueeze(2))
+    keys = torch.where(is_of_tree, roots + tree.depths.gather(1, numbers), slots).unsqueeze(1)
+    queries = (roots + tree.own_depths).unsqueeze(2).repeat(1, heads_per_key, 1)
+    seen = seen.repeat(1, heads_per_key, 1)
+    return _additive_masks(seen, keys, queries, windows, dtype)
+
+
+def _additive_masks(
+    seen: Tensor,
+    keys: Tensor,
+    queries: Tensor,
+    windows: dict[str, int | None],
+    dtype: torch.dtype,
+) -> Tensor | dict[str, Tensor]:
+    """Make masks [1 or B, 1, n, S] that are added to scores: one for each type of layer, or a
+    single one where all layers share it.
+
+    Args:
+        seen: [1 or B, n, S] bool, what queries would see without windows.
+        keys, queries: their positions, which windows count; [1 or B, 1 or n, 1 or S].
+        windows: of each type of layer, see `attention_windows`.
+    """
+    masks: dict[str, Tensor] = {}
+    for name, window in windows.items():
+        visible = seen if window is None else seen & (keys > queries - window)
+        masks[name] = torch.where(visible.unsqueeze(1), 0.0, torch.finfo(dtype).min).to(dtype)
+    return masks.pop("") if "" in masks else masks
+
+
+def _indices(
+    written: Tensor, slots: Slots
+) -> dict[tuple[torch.device, int], tuple[Tensor, Tensor, Tensor]]:
+    """Return indices of rows, heads and slots for new tokens in slots [B, n], which together are
+    [B, heads, n].
+
+    The layers of one model may be on several devices, and differ in their heads.
+    """
+    places = {}
+    for device, num_heads in {(buffer.device, buffer.shape[1]) for buffer in slots.buffers}:
+        rows = torch.arange(len(written), device=device).view(-1, 1, 1)
+        heads = torch.arange(num_heads, device=device).view(-1, 1)
+        places[device, num_heads] = (rows, heads, written.to(device).unsqueeze(1))
+    return places
+
+
+def attention_windows(model: PreTrainedModel) -> dict[str, int | None]:
+    """Return the sliding window of each type of layer, None without one; under the name "" where
+    all share a mask.
+
+    Raises UnsupportedModelError for a model that makes its own masks or positions.
+
+    Mirrors how `generate` chooses masks for static caches,
+    `transformers.masking_utils.create_masks_for_generate`.
+    """
+    config = model.config.get_text_config()
+    if "position_ids" not in inspect.signature(model.forward).parameters:
+        raise UnsupportedModelError("takes no positions")
+    if getattr(config, "alibi", False):
+        raise UnsupportedModelError("reads positions from its mask (ALiBi)")
+    makes_masks = getattr(type(model), "create_masks_for_generate", None)
+    if makes_masks is not getattr(GenerationMixin, "create_masks_for_generate", None):
+        raise UnsupportedModelError("makes its own masks")
+    window = getattr(config, "sliding_window", None)
+    types = getattr(config, "layer_types", None)
+    if types is None:
+        if getattr(config, "attention_chunk_size", None) is not None:
+            raise UnsupportedModelError("attends in chunks")
+        return {"": window}
+    if unknown := set(types) - {_FULL, _SLIDING}:
+        raise UnsupportedModelError(f"has layers of type {', '.join(sorted(unknown))}")
+    return {name: window if name == _SLIDING else None for name in sorted(set(types))}

@@ -1,0 +1,335 @@
+"""Models that fold tokens into a state (Mamba, linear attention, short convolutions): rolled back
+by snapshot.
+
+A state cannot give tokens back, so a copy from before an extension is kept. After a rejection the
+copy counts, and the accepted tokens are read again together with the next extension, in the same
+forward pass.
+
+All rows of a state have read the same number of tokens. What a row has kept beyond that is read
+again in every pass, padded on the right, where padding has no influence on what comes before it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Unpack
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from harness.local.decoding.protocols import Runner, Step
+from harness.local.decoding.transfer import padded, to_device
+from harness.local.decoding.trees import TreeShape
+from harness.local.runners.attention import without_cudnn
+from harness.local.runners.base import (
+    Options,
+    RollbackError,
+    captured,
+    capturing,
+    left_padded,
+    require_tokens,
+)
+from harness.local.runners.checks import filler, is_precise, longest_span, plain_outputs, refusing
+from harness.local.runners.recurrent_state import RecurrentState
+from harness.local.runners.slots import UnsupportedModelError
+
+# Names in transformers of what a model hands on from one call to the next.
+_STATES = ("past_key_values", "cache_params", "state")
+
+# Kept tokens that are read again in every pass. When all rows have more, these get a separate pass.
+_MOST_UNREAD = 16
+
+
+class _Tolerance(NamedTuple):
+    """An error that is accepted, if it is within either of these shares.
+
+    The second one is for rounding that is large only against a small influence.
+    """
+
+    of_influence: float  # of what earlier tokens change in the logits
+    of_logits: float  # of the logits themselves: rounding
+
+
+_IN_FLOAT32 = _Tolerance(of_influence=0.01, of_logits=2e-6)
+_IN_COARSER_TYPES = _Tolerance(of_influence=0.1, of_logits=0.02)
+
+
+class SnapshotRunner(Runner):
+    """A `Runner` over any transformers model: the state that the model makes for itself is given
+    back to it.
+
+    Not every model reads several tokens as it reads them one by one, or keeps padding out of its
+    state: `check` finds out.
+
+    Between `keep` and `extend`, `_state` has read all tokens but the `_unread` ones. `extend` reads
+    these and the new tokens into a copy of it, `_ahead`. If `keep` then keeps all, `_ahead` becomes
+    the state. Otherwise it is dropped, and the tokens that are kept join the unread ones:
+
+        start([1 2 3])   _state has read 1 2 3
+        extend([4 5 6])  _ahead has read 1 2 3 4 5 6
+        keep([1])        _state has read 1 2 3, and 4 is unread
+        extend([7 8])    _ahead has read 1 2 3 4 7 8
+        keep([2])        _state is what _ahead was, and nothing is unread
+
+    If rows have unequally many unread tokens, the copy has read padding, so it is dropped at once.
+    Where no token will be taken back, nothing is copied: the state itself becomes `_ahead`.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        takes_back: bool = True,
+        keeps_first: bool = False,
+        **options: Unpack[Options],
+    ) -> None:
+        """Wrap a model.
+
+        Args:
+            takes_back: whether `keep` may keep fewer tokens than were extended. False, for a target
+                without a draft: the state is never copied, and tokens are read one by one, as every
+                model can.
+            keeps_first: the first token of an extension is always kept, as a target's is; one
+                alone, as in regular decoding, then needs no copy of the state.
+        """
+        self._model = model
+        self._options = options
+        self._takes_back = takes_back
+        self._keeps_first = keeps_first
+        self._device = options.get("device") or model.device
+        self._parameters = inspect.signature(model.forward).parameters
+        # Before the unread tokens; None from `extend` to `keep` if `extend` wrote over it.
+        self._state: RecurrentState | None = None
+        # After the unread and the extended tokens, if they are equally many in all rows.
+        self._ahead: RecurrentState | None = None
+        self._padding: list[int] = []  # of each prompt, on its left
+        self._unread: list[list[int]] = []  # kept tokens of each row that the state has not read
+        self._extended = torch.empty(0, 0, dtype=torch.long)  # [B, n] since the last keep
+
+    def clear(self) -> None:
+        self._state = None
+        self._ahead = None
+
+    def close(self) -> None:
+        self.clear()
+
+    @torch.inference_mode()
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        """Begin a new batch. Raises RollbackError for a model that hands no state on."""
+        require_tokens(prompts)
+        self._padding, tokens = left_padded(prompts, self._device)
+        self._unread = [[] for _ in prompts]
+        self._ahead = None
+        self._extended = tokens[:, :0]
+        state, (logits, *hidden) = self._forward(RecurrentState({}), tokens, only_last=True)
+        if not state.values:
+            name = type(self._model).__name__
+            raise RollbackError(f"{name} hands no state on from token to token")
+        self._state = state
+        return Step(logits[:, -1], *hidden)
+
+    @torch.inference_mode()
+    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+        if self._extended.shape[1]:
+            raise ValueError("keep what was extended before adding rows")
+        above = self._state
+        padding_above = self._padding
+        unread_above = self._unread
+        step = self.start(prompts)
+        below = self._state
+        padding_below = self._padding
+        assert above is not None
+        assert below is not None
+        self._state = above.stacked_on(below)
+        # Slots count from the first of the row that has read most.
+        missing_above = self._state.num_read - above.num_read
+        missing_below = self._state.num_read - below.num_read
+        self._padding = [
+            *(count + missing_above for count in padding_above),
+            *(count + missing_below for count in padding_below),
+        ]
+        self._unread = [*unread_above, *self._unread]
+        self._extended = self._extended.new_empty(len(self._padding), 0)
+        return step
+
+    @torch.inference_mode()
+    def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
+        assert tree is None  # a state cannot branch, and settings refuse trees over it
+        num_new = tokens.shape[1]
+        if not self._takes_back and num_new > 1:
+            return _joined([self.extend(column) for column in tokens.split(1, dim=1)])
+        self._shorten_unread()
+        num_extended = self._extended.shape[1]
+        self._extended = torch.cat([self._extended, tokens], dim=1)
+        if self._ahead is not None:
+            self._ahead, outputs = self._forward(self._ahead, tokens)
+            return Step(*outputs)
+        state = self._state_to_write_over()
+        self._ahead, outputs = self._forward(state, self._unread_and_extended())
+        num_unread = list(map(len, self._unread))
+        if min(num_unread) == max(num_unread):
+            return Step(*(output[:, -num_new:] for output in outputs))
+        # Rows have padding on their right.
+        self._ahead = None
+        starts = to_device([count + num_extended for count in num_unread], self._device)
+        places = starts.unsqueeze(1) + torch.arange(num_new, device=self._device)
+        rows = torch.arange(len(num_unread), device=self._device).unsqueeze(1)
+        return Step(*(output[rows, places] for output in outputs))
+
+    def keep(self, counts: Sequence[int]) -> None:
+        """Keep the first counts[b] extended tokens of row b. Raises RollbackError for a token to be
+        taken back if the state was not copied.
+        """
+        num_extended = self._extended.shape[1]
+        if not all(0 <= count <= num_extended for count in counts):
+            raise ValueError(f"cannot keep {list(counts)} of {num_extended} tokens")
+        if self._ahead is not None and min(counts) == num_extended:
+            self._state = self._ahead
+            self._unread = [[] for _ in counts]
+        elif self._state is None:
+            raise RollbackError(f"{type(self._model).__name__} cannot take tokens back")
+        else:
+            rows = zip(self._unread, self._extended.tolist(), counts, strict=True)
+            self._unread = [[*unread, *extended[:count]] for unread, extended, count in rows]
+        self._ahead = None
+        self._extended = self._extended[:, :0]
+
+    @torch.inference_mode()
+    def select(self, rows: Sequence[int]) -> None:
+        if self._extended.shape[1]:
+            raise ValueError("keep what was extended before selecting rows")
+        if list(rows) == list(range(len(self._unread))):
+            return
+        assert self._state is not None
+        index = to_device(rows, self._device)
+        self._state = self._state.select(index)
+        self._padding = [self._padding[row] for row in rows]
+        self._unread = [self._unread[row] for row in rows]
+        self._extended = self._extended[index]
+
+    @torch.inference_mode()
+    def check(self, num_rows: int, num_slots: int | None = None) -> None:
+        """Compare outputs, also after a roll-back, with those without a state. Starts a new batch.
+
+        `num_slots` are the most tokens of a row: windows that no row exceeds are not tested. None:
+        rows of any length.
+
+        Raises UnsupportedModelError if the influence of earlier tokens differs by more than
+        rounding.
+        """
+        span = longest_span(self._model.config, num_slots)
+        # Once at the beginning of a text, and once after as many tokens as the longest window has.
+        for num_before in sorted({0, span}):
+            prompts = [[*filler(num_before), 11, 12, 13, 14, 15], [16, 17]][:num_rows]
+            with refusing(UnsupportedModelError, "cannot go on from its state"):
+                self._check_after(prompts)
+
+    def _check_after(self, texts: list[list[int]]) -> None:
+        """Compare the logits of tokens after these texts, twice: the second time after the tokens
+        that were kept of the first.
+        """
+        num_rows = len(texts)
+        extensions = torch.arange(20, 26, device=self._device).view(2, 3)
+        counts = ([1, 2] if self._takes_back else [3, 3])[:num_rows]
+        self.start(texts)
+        for tokens in (extensions[:num_rows], extensions.flip(0)[:num_rows]):
+            step = self.extend(tokens)
+            new_tokens = tokens.tolist()
+            for logits, text, new in zip(step.logits, texts, new_tokens, strict=True):
+                self._require_influence(logits, text, new)
+            self.keep(counts)
+            rows = zip(texts, new_tokens, counts, strict=True)
+            texts = [[*text, *new[:count]] for text, new, count in rows]
+
+    def _require_influence(self, actual: Tensor, before: list[int], new: list[int]) -> None:
+        """Raise UnsupportedModelError unless these are the logits [n, V] of n new tokens behind
+        those before.
+        """
+        tolerance = _IN_FLOAT32 if is_precise(self._model) else _IN_COARSER_TYPES
+        expected, *_ = plain_outputs(self._model, self._options, [*before, *new], len(new))
+        without_before, *_ = plain_outputs(self._model, self._options, new, len(new))
+        influence = (expected - without_before).norm()
+        error = (actual - expected[0]).norm()
+        is_influence_right = error <= tolerance.of_influence * influence  # false for nan
+        if is_influence_right or error <= tolerance.of_logits * expected.norm():
+            return
+        if not error.isfinite():
+            raise UnsupportedModelError("gives outputs that are not finite numbers")
+        share = float(error / influence)
+        raise UnsupportedModelError(f"gets the influence of earlier tokens wrong by {share:.0%}")
+
+    def _forward(
+        self, state: RecurrentState, tokens: Tensor, *, only_last: bool = False
+    ) -> tuple[RecurrentState, tuple[Tensor, ...]]:
+        """Read tokens [B, n] -> the state after them, which may be the old one written over, and
+        the outputs.
+        """
+        arguments: dict[str, Any] = {**state.values, **capturing(self._options)}
+        slots = torch.arange(state.num_read + tokens.shape[1], device=self._device)
+        positions = slots[state.num_read :]
+        padding = to_device(self._padding, self._device).unsqueeze(1)
+        if "cache_position" in self._parameters:
+            arguments["cache_position"] = positions
+        if any(self._padding):
+            arguments["attention_mask"] = (slots >= padding).long()
+        if "position_ids" in self._parameters:  # Bamba would begin at 0 in every pass
+            arguments["position_ids"] = (positions - padding).clamp(min=0)
+        if only_last and "logits_to_keep" in self._parameters:
+            arguments["logits_to_keep"] = 1
+        with without_cudnn():  # nearly every pass has another size
+            output = self._model(input_ids=tokens, use_cache=True, **arguments)
+        values: dict[str, Any] = {}
+        for name in _STATES:
+            value = getattr(output, name, None)
+            if name in self._parameters and value is not None:
+                values[name] = value
+        return RecurrentState(values, len(slots)), captured(self._options, output)
+
+    def _state_to_write_over(self) -> RecurrentState:
+        """Return a copy of the state, or the state itself where no token will be taken back."""
+        state = self._state
+        assert state is not None
+        is_kept = self._keeps_first and self._extended.shape[1] == 1 and not any(self._unread)
+        if self._takes_back and not is_kept:
+            return state.copied()
+        self._state = None
+        return state
+
+    def _unread_and_extended(self) -> Tensor:
+        """Return the unread tokens of each row and then the extended ones [B, n], padded on the
+        right.
+        """
+        if not any(self._unread):
+            return self._extended
+        # The padding between unread and extended tokens goes behind both:
+        #   unread and extended   tokens      sources     returned
+        #   a     | x y           a . . x y   0 3 4 1 2   a x y . .
+        #   b c d | v w           b c d v w   0 1 2 3 4   b c d v w
+        longest = max(map(len, self._unread))
+        width = longest + self._extended.shape[1]
+        sources = []
+        for unread in self._unread:
+            count = len(unread)
+            sources.append([*range(count), *range(longest, width), *range(count, longest)])
+        filled = to_device(padded(self._unread, longest), self._device)
+        tokens = torch.cat([filled, self._extended], dim=1)
+        return tokens.gather(1, to_device(sources, self._device))
+
+    def _shorten_unread(self) -> None:
+        """Read tokens into the state that would be read again in too many passes."""
+        count = min(map(len, self._unread))
+        if count <= _MOST_UNREAD or self._extended.shape[1]:
+            return
+        assert self._state is not None
+        tokens = to_device([row[:count] for row in self._unread], self._device)
+        self._state, _ = self._forward(self._state, tokens, only_last=True)
+        self._unread = [row[count:] for row in self._unread]
+
+
+def _joined(steps: list[Step]) -> Step:
+    """Join steps over consecutive tokens."""
+    logits = torch.cat([step.logits for step in steps], dim=1)
+    hidden = [step.hidden for step in steps if step.hidden is not None]
+    return Step(logits, torch.cat(hidden, dim=1) if hidden else None)

@@ -1,0 +1,178 @@
+"""Files of prompt sets, here or on the hub, as numbered rows: a text, or a mapping from columns to
+values.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from harness.config.errors import RunError, SettingError, nearest
+from harness.config.failures import explain, first_line
+from harness.config.packages import INSTALL_LOCAL, is_installed
+from harness.config.settings import PROMPT_FILES, ModelSettings, PromptSettings
+
+# The number of a row, from 1, and the row.
+NumberedRow = tuple[int, Any]
+
+
+class BadFile(Exception):
+    """Why a file is refused. `load_prompts` adds the setting and its value."""
+
+
+def local_files(settings: PromptSettings) -> list[Path]:
+    """The files of a prompt set on this machine; those on the hub are fetched unless they are in
+    its cache.
+
+    A branch is taken as it was last fetched: asking whether it has changed takes half a minute
+    without a network.
+
+    Raises:
+        SettingError: the repository has no such file or revision.
+        RunError: the hub is out of reach.
+    """
+    if settings.repository is None:
+        return [Path(file).expanduser() for file in settings.files]
+    return [_fetched(settings, file) for file in settings.files]
+
+
+def _fetched(settings: PromptSettings, file: str) -> Path:
+    repository = settings.repository
+    revision = settings.revision
+    assert repository is not None
+    cached = _cached(settings, file)
+    if cached is not None:
+        return cached
+    import huggingface_hub
+
+    from harness.local.models.checkpoints import check_hub_access
+
+    try:
+        # Raises within seconds if the hub refuses or is out of reach: the download would try for
+        # half a minute.
+        check_hub_access(repository, file, revision, "dataset")
+        path = huggingface_hub.hf_hub_download(
+            repository, file, repo_type="dataset", revision=revision
+        )
+    except huggingface_hub.errors.RemoteEntryNotFoundError:
+        rule = f"the data set {repository} on the hub has no such file in its revision"
+        raise SettingError("prompts.file", f"{rule} {revision or 'main'}", file) from None
+    except Exception as exception:
+        # In this form `explain` takes any repository, also one of a data set.
+        place = ModelSettings(name=settings.name, repository=repository, revision=revision)
+        error = explain(exception, "prompts", place, "dataset")
+        raise error or RunError(f"prompts: {first_line(exception)}") from exception
+    return Path(path)
+
+
+def _cached(settings: PromptSettings, file: str) -> Path | None:
+    """A file of a set on the hub as it was last fetched; None if it never was."""
+    assert settings.repository is not None
+    if not is_installed("huggingface_hub"):
+        rule = f"is on the hub, and huggingface_hub is not installed: {INSTALL_LOCAL}"
+        raise SettingError("prompts", rule, settings.name)
+    from huggingface_hub import try_to_load_from_cache
+
+    path = try_to_load_from_cache(
+        settings.repository, file, revision=settings.revision, repo_type="dataset"
+    )
+    return Path(path) if isinstance(path, str) else None
+
+
+def fetched_commit(settings: PromptSettings) -> str | None:
+    """The commit at which a set on the hub was fetched; None for one that never was."""
+    file = settings.files[0]
+    cached = _cached(settings, file)
+    if cached is None:
+        return None
+    # The cache has it as snapshots/COMMIT/FILE.
+    num_parts = len(Path(file).parts)
+    return cached.parents[num_parts - 1].name
+
+
+def read_rows(path: Path, source: str | None = None) -> Iterator[NumberedRow]:
+    """The rows of a file, without blank lines; lists are Python's own.
+
+    Args:
+        source: where the file comes from: the end of the message if there is no such file.
+
+    Raises:
+        BadFile: if the file cannot be read; for a line that is not JSON, once the rows reach it.
+    """
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        origin = f"; {source}" if source else ""
+        if not path.parent.is_dir():
+            raise BadFile(f"no such file, and no such directory{origin}") from None
+        neighbours = [p.name for p in path.parent.iterdir() if p.suffix in PROMPT_FILES]
+        raise BadFile(f"no such file{nearest(path.name, neighbours)}{origin}") from None
+    except OSError as error:
+        raise BadFile(f"cannot be read ({error.strerror})") from None
+    if path.suffix in (".csv", ".parquet"):
+        return enumerate(_table(content, path.suffix), start=1)
+    content = content.removeprefix(codecs.BOM_UTF8)
+    try:
+        text = content.decode("utf-8").replace("\r\n", "\n")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise BadFile(f"line {line} is not UTF-8; convert the file to UTF-8") from None
+    if path.suffix == ".json":
+        rows = _parsed(text, "the file")
+        if not isinstance(rows, list):
+            rule = "must hold a JSON array of objects; a file of one object per line is .jsonl"
+            raise BadFile(rule)
+        return enumerate(rows, start=1)
+    # Not splitlines(): it also splits at characters that may occur within a prompt, such as
+    # U+2028 and form feed.
+    lines = enumerate(text.split("\n"), start=1)
+    texts = ((number, line) for number, line in lines if line.strip())
+    if path.suffix == ".txt":
+        return texts
+    return ((number, _parsed(line, f"line {number}")) for number, line in texts)
+
+
+def _parsed(text: str, place: str) -> Any:
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        where = f"column {error.colno}" if place != "the file" else f"line {error.lineno}"
+        raise BadFile(f"{place} is not JSON ({error.msg}, {where})") from None
+    except (RecursionError, ValueError):
+        rule = "has a number that is too long, or brackets nested too deeply"
+        raise BadFile(f"{place} {rule}") from None
+
+
+def _table(content: bytes, suffix: str) -> list[dict[str, Any]]:
+    """The rows of a `.csv` or `.parquet` file, by column."""
+    import pandas
+
+    file = io.BytesIO(content)
+    try:
+        if suffix == ".csv":
+            table = pandas.read_csv(file, dtype=str, keep_default_na=False)
+        else:
+            table = pandas.read_parquet(file, engine="pyarrow")
+    except ImportError:
+        raise BadFile("needs pyarrow: pip install 'specharness[parquet]'") from None
+    except (OSError, ValueError) as error:
+        raise BadFile(f"cannot be read as {suffix} ({first_line(error)})") from None
+    return [
+        {str(column): _plain(value) for column, value in row.items()}
+        for row in table.to_dict("records")
+    ]
+
+
+def _plain(value: Any) -> Any:
+    """Arrays as lists, and a missing number or text as None."""
+    if isinstance(value, np.ndarray):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and np.isnan(value):
+        return None
+    return value

@@ -1,0 +1,423 @@
+"""Prompt sets, from files here or on the hub.
+
+`.txt` has one prompt per line. A table (`.jsonl`, a `.json` array, `.csv`, `.parquet`) has rows
+with `prompt` (text, as in HumanEval), `turns` (a list of texts, as in MT-Bench, Spec-Bench and
+SPEED-Bench), `messages` (a chat), `conversations` (as in ShareGPT), `question` (as in GSM8K) or
+`instruction` (with `input` or `context`, as in Alpaca and Dolly), and optionally `category` and
+`completion`, an answer to it; a chat has it as the message after the user's last one.
+Settings name other columns, or make the prompt from several of them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import random
+import re
+import string
+import textwrap
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from harness.config.errors import SettingError
+from harness.config.settings import PROMPT_COLUMNS, PromptSettings
+from harness.measuring.prompts.prompt_files import BadFile, local_files, read_rows
+
+# Where a licence forbids copying, SPEED-Bench publishes a line of capitals in place of the text,
+# which says where to fetch it. Only capitals count, because "Data should be fetched ..." may well
+# be a real prompt.
+_FETCH_ORDER = re.compile(
+    r"\b(DATA|PROMPTS?|TEXT|CONTENT)\b.*\b(FETCHED|DOWNLOADED|REPLACED|INSERTED)\b", re.DOTALL
+)
+_PLACEHOLDER = re.compile(
+    r"\W*(placeholder|todo|tbd|(your|insert) (prompt|question|text)( here)?|lorem ipsum.*)\W*",
+    re.I | re.S,
+)
+# More characters than tokens of natural text have, so that a text has enough tokens in any language
+# and vocabulary.
+_CHARACTERS_PER_TOKEN = 12
+# Keys of a prompt; the first that a row has counts.
+_KEYS = tuple(column for column in PROMPT_COLUMNS if column != "category")
+# Names of lines or categories in a message.
+_MOST_NAMED = 15
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt of a set.
+
+    Attributes:
+        text: of a chat the user's last message, with which `messages` end.
+        category: its kind of task; None where the set has none.
+        messages: of a chat; None for plain text.
+        index: its place in the prompt set, from 0; with the seed it determines the random numbers.
+        line: of the file, or row of a table, from 1.
+        num_tokens: to which the text is cut; None for all of it.
+        turns: what the user says in a conversation of several turns, this text first; empty for one
+            turn.
+        turn: of a conversation, from 1; None for a prompt that is none.
+        completion: the answer that the set has for it, as text or as token ids; None for none. `acceptance`
+            reads it.
+    """
+
+    text: str
+    category: str | None = None
+    messages: tuple[Mapping[str, str], ...] | None = None
+    index: int = field(default=0, compare=False)
+    line: int = field(default=0, compare=False)
+    num_tokens: int | None = None
+    turns: tuple[str, ...] = ()
+    turn: int | None = None
+    completion: str | tuple[int, ...] | None = None
+
+    def chat(self) -> list[dict[str, str]]:
+        """The messages to give to a chat template; plain text is one user message."""
+        return [
+            dict(message) for message in self.messages or ({"role": "user", "content": self.text},)
+        ]
+
+    def after(self, answers: Sequence[str], left_out: int = 0) -> Prompt:
+        """The turn of a conversation that follows these answers to the turns before it.
+
+        Args:
+            left_out: of the oldest turns and their answers.
+        """
+        chat = [*self.chat()[:-1], {"role": "user", "content": self.turns[left_out]}]
+        later = zip(answers[left_out:], self.turns[left_out + 1 :], strict=False)
+        for answer, text in later:
+            chat.append({"role": "assistant", "content": answer})
+            chat.append({"role": "user", "content": text})
+        return dataclasses.replace(self, text=chat[-1]["content"], messages=tuple(chat))
+
+
+class Occurrence(NamedTuple):
+    """A prompt's place in its set, its turn, and how often it was asked before; all from 0."""
+
+    place: int
+    turn: int = 0
+    repeat: int = 0
+
+
+@dataclass(frozen=True)
+class PromptSet:
+    """Prompts in the order of their file.
+
+    Attributes:
+        digest: of texts and messages: the same in any file format.
+        seed: takes prompts of each category at random; None takes the first.
+    """
+
+    name: str
+    prompts: tuple[Prompt, ...]
+    digest: str
+    seed: int | None = None
+
+    def take(self, count: int) -> tuple[Prompt, ...]:
+        """`count` prompts, from each category in turn.
+
+        Raises:
+            SettingError: there are fewer.
+        """
+        if count > len(self.prompts):
+            raise SettingError(
+                "num_prompts", f"the prompt set {self.name} has only {len(self.prompts)}", count
+            )
+        members: dict[str | None, list[Prompt]] = {}
+        for prompt in self.prompts:
+            members.setdefault(prompt.category, []).append(prompt)
+        if self.seed is not None:
+            shuffler = random.Random(self.seed)
+            for of_category in members.values():
+                shuffler.shuffle(of_category)
+        taken: list[Prompt] = []
+        for turn in itertools.zip_longest(*members.values()):
+            # Categories with few prompts have none left in later turns.
+            taken += [prompt for prompt in turn if prompt is not None]
+        return tuple(taken[:count])
+
+    def index(self, occurrence: Occurrence) -> int:
+        """The index of a prompt, or of a turn of a conversation, for each time that it is asked.
+
+        In a set of 10 conversations of 2 turns, the turns of the fourth one have the indices 3 and
+        13; when it is asked again, 23 and 33.
+        """
+        times = occurrence.turn + self._most_turns * occurrence.repeat
+        return occurrence.place + len(self.prompts) * times
+
+    def occurrence(self, index: int) -> Occurrence:
+        """The reverse of `index`."""
+        times, place = divmod(index, len(self.prompts))
+        repeat, turn = divmod(times, self._most_turns)
+        return Occurrence(place, turn, repeat)
+
+    def at(self, index: int) -> Prompt:
+        """The prompt of an index, which may be of a later turn, or of another time that it is
+        asked.
+        """
+        occurrence = self.occurrence(index)
+        prompt = dataclasses.replace(self.prompts[occurrence.place], index=index)
+        if not prompt.turns:
+            return prompt
+        return dataclasses.replace(
+            prompt, text=prompt.turns[occurrence.turn], turn=occurrence.turn + 1
+        )
+
+    def first_unused(self, num_asked: int) -> int:
+        """Return an index above those of all turns and repetitions of this many prompts."""
+        times = -(-num_asked // len(self.prompts))
+        return self.index(Occurrence(0, repeat=max(1, times)))
+
+    @functools.cached_property
+    def _most_turns(self) -> int:
+        return max(1, *(len(prompt.turns) for prompt in self.prompts))
+
+    def described(self, taken: Sequence[Prompt]) -> str | None:
+        """Which prompts `take` took, in a line; None where they are simply the first ones, or all."""
+        categories = {prompt.category for prompt in self.prompts}
+        if len(taken) == len(self.prompts) or (len(categories) == 1 and self.seed is None):
+            return None
+        counts = Counter(prompt.category for prompt in taken)
+        described = f"{len(taken)} of {len(self.prompts)} prompts ({self.name})"
+        if self.seed is not None:
+            described = f"{described}, drawn with prompts.seed={self.seed}"
+        if len(categories) == 1:
+            return described
+        named = listed(
+            [f"{count} {category or 'without one'}" for category, count in counts.items()]
+        )
+        return f"{described}, from each category in turn: {named}"
+
+
+def listed(names: Sequence[object]) -> str:
+    """`3, 5, 8`, cut where there are many."""
+    more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
+    return ", ".join(map(str, names[:_MOST_NAMED])) + more
+
+
+def load_prompts(settings: PromptSettings) -> PromptSet:
+    """Read a prompt set.
+
+    Raises:
+        SettingError: a file is absent, unreadable, not UTF-8 or not JSON, has no prompts, or has
+            placeholders, or lacks columns that the settings name.
+        RunError: it is on the hub, which is out of reach.
+    """
+    read: list[Prompt] = []
+    for name, path in zip(settings.files, local_files(settings), strict=True):
+        try:
+            read += _prompts_of(path, settings)
+        except BadFile as bad:
+            raise SettingError("prompts", str(bad), name) from bad
+    if settings.lengths:
+        read = _cut(read, settings.lengths)
+    prompts = tuple(dataclasses.replace(prompt, index=index) for index, prompt in enumerate(read))
+    contents = [
+        json.dumps([prompt.text, prompt.messages, *filter(None, (prompt.num_tokens, prompt.turns))])
+        for prompt in prompts
+    ]
+    digest = hashlib.sha256("\n".join(contents).encode()).hexdigest()[:12]
+    return PromptSet(settings.name, prompts, digest, settings.seed)
+
+
+def _prompts_of(path: Path, settings: PromptSettings) -> list[Prompt]:
+    """The prompts of one file; of several files each is a category."""
+    prompts = []
+    category = path.stem if len(settings.files) > 1 else None
+    for number, row in read_rows(path, settings.source):
+        if isinstance(row, dict) and row.get("arm") == "speculative":
+            continue  # of a run of `latency`, whose regular arm answered the same prompt
+        try:
+            prompt = _from_row(row, settings)
+        except BadFile as bad:
+            place = "line" if path.suffix in (".txt", ".jsonl") else "row"
+            raise BadFile(f"{place} {number} {bad}") from None
+        prompts.append(
+            dataclasses.replace(prompt, line=number, category=prompt.category or category)
+        )
+    if not prompts:
+        raise BadFile("the file holds no prompts")
+    placeholders = [
+        prompt.text
+        for prompt in prompts
+        if _PLACEHOLDER.fullmatch(prompt.text)
+        or (prompt.text.isupper() and _FETCH_ORDER.search(prompt.text))
+    ]
+    if placeholders:
+        first = textwrap.shorten(placeholders[0], 60, placeholder=" …")
+        found = f'{len(placeholders)} of {len(prompts)} prompts are placeholders ("{first}")'
+        advice = (
+            settings.source or "fetch the real texts with the script that comes with the data set"
+        )
+        raise BadFile(f"{found}; {advice}")
+    return prompts
+
+
+def _cut(documents: Sequence[Prompt], lengths: Sequence[int]) -> list[Prompt]:
+    """For each document a prompt that begins with it and is to be cut to one of the lengths, its category.
+
+    Lengths are dealt out in turn: with lengths 512 and 4096, documents 0, 2, 4, ... begin texts of
+    512 tokens. A text goes on with the documents that follow, the first ones after the last, and
+    has none twice: repeated text would be easy to predict.
+
+    Args:
+        lengths: numbers of tokens.
+
+    Raises:
+        SettingError: the documents together are too short.
+    """
+    most = sum(len(document.text) for document in documents) // _CHARACTERS_PER_TOKEN
+    if most < max(lengths):
+        rule = f"the texts of this set are enough for {most:,} tokens"
+        raise SettingError("prompts.lengths", rule, max(lengths))
+    prompts = []
+    for first, document in enumerate(documents):
+        length = lengths[first % len(lengths)]
+        num_characters = _CHARACTERS_PER_TOKEN * length
+        text = document.text
+        for following in [*documents[first + 1 :], *documents[:first]]:
+            if len(text) >= num_characters:
+                break
+            text = f"{text}\n\n{following.text}"
+        category = f"{length} tokens"
+        prompts.append(
+            Prompt(text[:num_characters], category, line=document.line, num_tokens=length)
+        )
+    return prompts
+
+
+def _from_row(row: Any, settings: PromptSettings) -> Prompt:
+    """The prompt of a row: a text, or a mapping from columns to values."""
+    if isinstance(row, str):
+        row = {"prompt": row}
+    if not isinstance(row, dict):
+        raise BadFile("must be an object with prompt, turns or messages")
+    columns = _with_known_columns(row, settings)
+    prompt = _of_first_key(columns)
+    category = None if columns.get("category") in (None, "") else str(columns["category"])
+    completion = prompt.completion
+    if answer := columns.get("token_ids") or columns.get("completion"):
+        completion = _completion(answer)
+    turns = prompt.turns if settings.turns == "all" and len(prompt.turns) > 1 else ()
+    messages = prompt.messages
+    if settings.system is not None:
+        chat = prompt.chat()
+        if chat[0]["role"] == "system":
+            raise BadFile("has a system prompt already, besides prompts.system")
+        messages = ({"role": "system", "content": settings.system}, *chat)
+    return dataclasses.replace(
+        prompt, category=category, completion=completion, turns=turns, messages=messages
+    )
+
+
+def _with_known_columns(row: Mapping[str, Any], settings: PromptSettings) -> dict[str, Any]:
+    """A row whose columns have the names that they have here."""
+    named = {
+        known: _column(row, str(column), f"prompts.columns.{known}")
+        for known, column in (settings.columns or {}).items()
+    }
+    if settings.template is not None:
+        text = ""
+        for literal, column, _, _ in string.Formatter().parse(settings.template):
+            text += literal
+            if column is not None:
+                value = _column(row, column, "prompts.template")
+                # Lists have one entry per line.
+                text += "\n".join(map(str, value)) if isinstance(value, list) else str(value)
+        named["prompt"] = text
+    if not any(key in named for key in _KEYS):
+        return {**row, **named}
+    others = {column: value for column, value in row.items() if column not in _KEYS}
+    return {**others, **named}
+
+
+def _column(row: Mapping[str, Any], column: str, setting: str) -> Any:
+    if column not in row:
+        raise BadFile(f"has no column {column}, which {setting} names; it has {', '.join(row)}")
+    return row[column]
+
+
+def _of_first_key(row: Mapping[str, Any]) -> Prompt:
+    """The prompt that the first of the known keys holds: a text, turns or messages."""
+    key = next((key for key in _KEYS if row.get(key) is not None), None)
+    if key is None:
+        # The longest text is most likely the prompt.
+        lengths = {name: len(value) for name, value in row.items() if isinstance(value, str)}
+        longest = max(lengths, key=lengths.__getitem__, default=None)
+        advice = f"; 'prompts.columns={{prompt: {longest}}}' takes {longest}" if longest else ""
+        raise BadFile(
+            f"has none of {', '.join(_KEYS)}; it has {', '.join(row) or 'nothing'}{advice}"
+        )
+    value = row[key]
+    if key == "turns":
+        if not isinstance(value, list) or not value:
+            raise BadFile("must have a list of texts as turns")
+        turns = [_text(turn, "every one of turns") for turn in value]
+        return Prompt(turns[0], turns=tuple(turns))
+    if key == "conversations":
+        if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
+            raise BadFile("must have a list of objects with from and value as conversations")
+        by_human = [entry for entry in value if entry.get("from") in ("human", "user")]
+        if not by_human:
+            raise BadFile("has nothing from a human among its conversations")
+        turns = [_text(entry.get("value"), "every value of a human") for entry in by_human]
+        return Prompt(turns[0], turns=tuple(turns))
+    if key == "messages":
+        if row.get("tools") not in (None, [], "", "[]"):
+            raise BadFile("has tools, which are not sent to any engine")
+        chat = _messages(value)
+        answer = value[len(chat)].get("content") if len(chat) < len(value) else None
+        completion = answer if isinstance(answer, str) and answer else None
+        return Prompt(chat[-1]["content"], messages=chat, completion=completion)
+    text = _text(value, key)
+    # An instruction's subject has its own key, and is often empty.
+    subject = row.get("input") or row.get("context")
+    if key == "instruction" and subject:
+        text = f"{text}\n\n{_text(subject, 'input or context')}"
+    return Prompt(text)
+
+
+def _completion(value: Any) -> str | tuple[int, ...]:
+    """An answer as text, or as the list of token ids that `acceptance` writes."""
+    ids = value
+    if isinstance(value, str):
+        if not re.fullmatch(r"\[[\d, ]+\]", value):
+            return value
+        ids = json.loads(value)
+    if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
+        raise BadFile("must have text as completion, or a list of token ids as token_ids")
+    return tuple(ids)
+
+
+def _messages(value: Any) -> tuple[dict[str, str], ...]:
+    """The chat up to the user's last message: the model under test writes what follows."""
+    if not isinstance(value, list) or not all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) for m in value
+    ):
+        raise BadFile("must have a list of objects with role and content as messages")
+    ends = [index for index, message in enumerate(value, start=1) if message["role"] == "user"]
+    if not ends:
+        raise BadFile("has no user message among its messages")
+    chat = value[: ends[-1]]
+    for message in chat:
+        for name in ("tool_calls", "tool_call_id"):
+            if message.get(name):
+                raise BadFile(f"has {name}, which is not sent to any engine")
+    return tuple(
+        {"role": m["role"], "content": _text(m.get("content"), "every content")} for m in chat
+    )
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise BadFile(f"must have text as {what}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # "\ud800" is JSON, but half a character, which no tokenizer accepts
+        raise BadFile(f"has half a surrogate pair in {what}") from None
+    return value

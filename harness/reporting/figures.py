@@ -1,0 +1,31 @@
+"""A table of any command's figures, for commands without tables of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from harness.reporting.table import Column, Table
+from harness.results.row import ColumnDescription
+from harness.results.schema import RunRow
+
+
+def figures_table(command: str, rows: Sequence[RunRow]) -> Table:
+    """One line per row that has figures, and a column for each of them."""
+    rows = [row for row in rows if row.has_figures]
+    described: dict[str, ColumnDescription] = {}
+    for row in rows:
+        described |= row.columns()
+    columns = [
+        Column("model", text=True, of="model"),
+        Column("draft", text=True, of="draft", optional=True),
+    ]
+    for name, column in described.items():
+        if column.kind == "figure":
+            heading = name.replace("_", " ")
+            columns.append(Column(heading, _in_short, column.of, text=column.type is str))
+    return Table.of(command, f"Figures of {command}", rows, columns)
+
+
+def _in_short(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

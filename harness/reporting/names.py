@@ -1,0 +1,236 @@
+"""Names of rows among others: the pair, and the settings and circumstances in which rows differ."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, NamedTuple
+
+from harness.commands.read_runs import AnyRunRow, Run
+from harness.reporting.words import FIRST_SETTINGS, in_words, pair_name
+from harness.results.schema import RunRow
+
+# Columns that are no reason for a difference (`run` to `setup_s`), or that the pair's name or
+# another place of the report shows. The address of a server is among its devices.
+_NEVER_IN_NAMES = frozenset(
+    "run job repeat status error timestamp directory measurement settings setup_s model draft num_draft_tokens"
+    " weights quantization dtype synthetic_acceptance lossy task operands view server request_rate output url".split()
+)
+# Settings by which a server is started: its command says what they came to.
+STARTS_SERVERS = ("engine.first_command", "engine.start_command")
+# By the first word of a setting's path, columns in which rows must be equal to be compared in that
+# setting: rows with different drafts always differ in `draft.repository`, for example.
+_COMPARED_WITHIN = {
+    "model": ("model",),
+    "draft": ("draft",),
+    "engine": ("engine", "server"),
+    "prompts": ("prompts",),
+}
+
+
+@dataclass
+class Name:
+    """Name of a row among others.
+
+    Attributes:
+        pair: see `pair_name`.
+        settings: those in which rows differ, in words, by column; K left out.
+        circumstances: those that distinguish the row from others with the same settings, in words.
+    """
+
+    pair: str
+    num_draft_tokens: int | str | None
+    settings: dict[str, str] = field(default_factory=dict)
+    circumstances: list[str] = field(default_factory=list)
+
+    @property
+    def group(self) -> tuple[str, ...]:
+        """The same value for rows that differ in K or in circumstances, such as versions, alone.
+
+        Devices and runners count as settings here (`FIRST_SETTINGS`).
+        """
+        return self.pair, *self.settings.values()
+
+    @property
+    def k_order(self) -> float:
+        """Orders names by K, `auto` last."""
+        return math.inf if isinstance(self.num_draft_tokens, str) else self.num_draft_tokens or 0
+
+    @property
+    def details(self) -> list[str]:
+        return [*self.settings.values(), *self.circumstances]
+
+    @property
+    def cell(self) -> str:
+        """First cell of a table: the pair, and a second line with its details."""
+        return f"{self.pair}\n{' · '.join(self.details)}".strip()
+
+    def label(self, separator: str = " · ") -> str:
+        """The name in one line."""
+        k = [f"K={self.num_draft_tokens}"] if self.num_draft_tokens else []
+        return separator.join([self.pair, *k, *self.details])
+
+
+class Named(NamedTuple, Generic[AnyRunRow]):
+    """A run with what distinguishes it from others, and the row that a table shows of it: `run.last`, or another."""
+
+    name: Name
+    run: Run[AnyRunRow]
+    row: AnyRunRow
+
+
+def name_of(row: RunRow) -> Name:
+    """The name of a row that nothing else has to be distinguished from."""
+    return Name(pair_name(row), (row.num_draft_tokens or _served_k(row)) if row.draft else None)
+
+
+def _served_k(row: RunRow) -> int | None:
+    """The K of a server that was not started here, by what it reported; None where that is unknown."""
+    rates = getattr(row, "marginal_acceptance_by_position", None)
+    proposed = getattr(row, "mean_proposed", None)
+    if row.url is None or proposed is None:
+        return None
+    if rates:
+        # The mean is below K: the last iterations of answers draft less.
+        return max(len(rates), math.ceil(proposed))
+    return int(proposed) if proposed == int(proposed) else None
+
+
+def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
+    """The name of each row among the others.
+
+    Names have every setting in which rows differ, so that a table never hides that two settings
+    were changed at once. Settings of a model, a draft, an engine or a prompt set are compared among
+    rows with the same one. Circumstances are named only where settings do not suffice: all those in
+    which rows differ that would otherwise have the same name.
+
+    Three rows of one pair, at batch size 1 with seed 0, at 4 with seed 0 and at 4 with seed 1, are
+    `13B with 7B`, `13B with 7B · batches of 4` and `13B with 7B · batches of 4 · seed 1`: seed 0, a
+    default, needs no word.
+    """
+    names = [name_of(row) for row in rows]
+    if len(rows) < 2:
+        return names
+    # By name, the path of a setting. Readers look at the first ones first, among all rows.
+    settings = dict.fromkeys(FIRST_SETTINGS, "")
+    circumstances = []
+    for column, described in type(rows[0]).columns().items():
+        if column in settings or column in _NEVER_IN_NAMES:
+            continue
+        if described.kind == "setting":
+            settings[column] = described.path
+        elif described.kind == "circumstance":
+            circumstances.append(column)
+    # Changed settings without a column of their own.
+    for entry in sorted({entry for row in rows for entry in row.settings or ()}):
+        if entry not in STARTS_SERVERS:
+            settings[f"settings.{entry}"] = entry
+    commands = [getattr(row, "server_command", None) for row in rows]
+    differing = _differing_words(commands, [name.num_draft_tokens for name in names])
+    for name, words in zip(names, differing, strict=True):
+        if words:
+            name.settings["server_command"] = words
+    pairs = [name.pair for name in names]
+    for column in ("model", "draft"):
+        # Typed otherwise, and called the same: `30B` and `./30B`.
+        for place, text in _differing(rows, column, pairs):
+            names[place].settings[column] = text
+    peers: dict[tuple[str, ...], list[Hashable]] = {}
+    for column, path in settings.items():
+        shared = _COMPARED_WITHIN.get(path.partition(".")[0], ())
+        if shared not in peers:
+            peers[shared] = [tuple(getattr(row, name, None) for name in shared) for row in rows]
+        for place, text in _differing(rows, column, peers[shared]):
+            names[place].settings[column] = text
+    labels = [name.label() for name in names]
+    for column in circumstances:
+        for place, text in _differing(rows, column, labels):
+            names[place].circumstances.append(text)
+    return names
+
+
+class _Word(NamedTuple):
+    """A word of a command, with the flag that it is the value of; empty for one of its own."""
+
+    flag: str
+    text: str
+
+
+def _differing_words(
+    commands: Sequence[str | None], draft_tokens: Sequence[int | str | None]
+) -> list[str]:
+    """The words of each command that not all have, each behind its flag: `--spec-type ngram-simple`.
+
+    Args:
+        draft_tokens: K of each. A word that differs in this alone is left out, because every table shows K.
+    """
+    split = [_words_of(command or "") for command in commands]
+    in_all = _in_all(split)
+    for words, k in zip(split, draft_tokens, strict=True):
+        for place, word in enumerate(words):
+            if word not in in_all and k is not None:
+                text = re.sub(rf"(?<![\w.]){k}(?![\w.])", "{K}", word.text)
+                words[place] = word._replace(text=text)
+    in_all = _in_all(split)
+    texts = []
+    for words in split:
+        kept: list[str] = []
+        for word in words:
+            if word in in_all:
+                continue
+            is_behind_its_flag = bool(kept) and kept[-1] == word.flag
+            if word.flag and not is_behind_its_flag:
+                kept.append(word.flag)
+            kept.append(word.text)
+        texts.append(" ".join(kept))
+    return texts
+
+
+def _in_all(split: Sequence[Sequence[_Word]]) -> set[_Word]:
+    """The words of every command; a run without one is told from them by its engine."""
+    commands = [set(words) for words in split if words]
+    return set.intersection(*commands) if commands else set()
+
+
+def _words_of(command: str) -> list[_Word]:
+    words = []
+    flag = ""
+    for text in command.split():
+        is_flag = text.startswith("-")
+        words.append(_Word("" if is_flag else flag, text))
+        flag = text if is_flag else ""
+    return words
+
+
+def named_runs(runs: Sequence[Run[AnyRunRow]]) -> list[Named[AnyRunRow]]:
+    """Runs with their names, sorted by pair and K."""
+    rows = [run.last for run in runs]
+    named = map(Named, distinct_names(rows), runs, rows)
+    return sorted(named, key=lambda one: (one.name.group, one.name.k_order))
+
+
+def _differing(
+    rows: Sequence[RunRow], column: str, peers: Sequence[Hashable]
+) -> Iterator[tuple[int, str]]:
+    """The place and the words of each row that a peer differs from in a column.
+
+    Args:
+        peers: a value for each row; rows with the same one are compared with each other.
+    """
+    import pandas as pd
+
+    # A short cut: of thousands of rows most columns have one value. The other names are no attributes of a row.
+    if column not in FIRST_SETTINGS and "." not in column:
+        first = getattr(rows[0], column, None)
+        if all(getattr(row, column, None) == first for row in rows):
+            return
+    # None where a row does not know its value. Empty for one that goes without saying, which is a
+    # value all the same.
+    words = [in_words(row, column) for row in rows]
+    if all(text == words[0] for text in words):
+        return
+    texts = pd.Series(words, dtype=object)
+    differs = texts.groupby(pd.Series(peers, dtype=object)).transform("nunique") > 1
+    yield from texts[differs & texts.astype(bool)].items()

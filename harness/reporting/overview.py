@@ -1,0 +1,107 @@
+"""Tables about the runs of a report: failures, where they ran, and which files were read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+from typing import Any
+
+from harness.commands.read_runs import Run
+from harness.engines.registry import is_elsewhere
+from harness.reporting.names import name_of
+from harness.reporting.table import Column, Table, TableRow, grouped
+from harness.reporting.words import short_commit
+
+_VERSIONS = ("harness_version", "torch_version", "transformers_version", "bitsandbytes_version")
+# Runs with the same values ran in the same environment.
+_ENVIRONMENT = ("devices", "server", "num_threads", *_VERSIONS)
+# Different values in a cell, and environments in a table.
+_MOST_LISTED = 3
+_MOST_ENVIRONMENTS = 6
+
+
+def failures_table(failures: Sequence[Run]) -> Table:
+    """Runs without a full result, with their reasons."""
+    columns = (
+        Column("command", text=True, of="command"),
+        Column(
+            "pair", text=True, of=lambda run: name_of(run.last).label() if run.last.model else None
+        ),
+        Column("status", text=True, of="status"),
+        Column("reason", text=True, of="reason"),
+        Column("where", text=True, of=lambda run: run.directory or run.file),
+    )
+    return Table.of("failures", "Without a full result", failures, columns)
+
+
+def environment_table(runs: Sequence[Run]) -> Table:
+    """Where the runs ran: a column for each set of devices and versions."""
+    where = attrgetter(*_ENVIRONMENT)
+    alike = [*grouped(runs, lambda run: where(run.last)).values()]
+    environments = []
+    for runs_there in alike[:_MOST_ENVIRONMENTS]:
+        facts = [_facts(run) for run in runs_there]
+        named = dict.fromkeys(name for fact in facts for name in fact)
+        lines = {name: _listed(fact.get(name) for fact in facts) for name in named}
+        days = sorted(run.last.timestamp[:10] for run in runs_there if run.last.timestamp)
+        lines["when"] = " to ".join(dict.fromkeys([days[0], days[-1]])) if days else ""
+        lines["measurements"] = str(len(runs_there))
+        environments.append(lines)
+    columns = [Column("", text=True, of=str)]
+    for number, environment in enumerate(environments, 1):
+        heading = str(number) if len(environments) > 1 else ""
+        columns.append(Column(heading, text=True, of=environment.get))
+    # The names of the lines that are known of some environment, in order and each once.
+    names = [name for environment in environments for name, text in environment.items() if text]
+    num_more = len(alike) - len(environments)
+    notes = (
+        (f"{num_more} more sets of devices and versions are in the CSV files.",) if num_more else ()
+    )
+    return Table.of(
+        "environment", "Environment", dict.fromkeys(names), columns, notes=notes, in_full=True
+    )
+
+
+def files_table(files: Mapping[Path, int]) -> Table:
+    """Files that were read."""
+    columns = (Column("file", text=True), Column("rows"))
+    rows = tuple(map(TableRow, files.items()))
+    return Table("files", "Files read", columns, rows, in_full=True)
+
+
+def _facts(run: Run) -> dict[str, object]:
+    """The environment of one run, line by line."""
+    row = run.last
+    recorded: Mapping[str, Any] = {}
+    try:
+        # Missing, or damaged, in a directory that was tidied up.
+        read = json.loads(
+            ((run.directory or Path("/")) / "environment.json").read_text(encoding="utf-8")
+        )
+        recorded = read if isinstance(read, dict) else {}
+    except (OSError, ValueError):
+        pass
+    memory = recorded.get("total_memory_bytes")
+    machine: dict[str, object] = {
+        "host": recorded.get("hostname"),
+        "platform": recorded.get("platform"),
+        "cores": recorded.get("num_cores"),
+        "threads": row.num_threads,
+        "memory GB": f"{memory / 1e9:.0f}" if isinstance(memory, int) else None,
+        "Python": recorded.get("python"),
+    }
+    if is_elsewhere(row.engine):
+        # The machine that asked, which may not be the one that answered.
+        machine = {f"client's {name}": value for name, value in machine.items()}
+    versions = {name.removesuffix("_version"): getattr(row, name) for name in _VERSIONS}
+    commit = short_commit(row.commit) if row.commit else None
+    return {"devices": row.devices, "server": row.server, **machine, **versions, "commit": commit}
+
+
+def _listed(values: Iterable[object]) -> str:
+    """Different values, the first three of them."""
+    distinct = list(dict.fromkeys(str(value) for value in values if value not in (None, "")))
+    num_more = len(distinct) - _MOST_LISTED
+    return ", ".join(distinct[:_MOST_LISTED]) + (f" and {num_more} more" if num_more > 0 else "")

@@ -1,0 +1,303 @@
+"""Documents on a terminal. Names, errors and paths are printed as plain text, never as markup."""
+
+from __future__ import annotations
+
+import io
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from typing import IO, NamedTuple
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, JustifyMethod
+from rich.padding import Padding
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from harness.config.errors import RunError
+from harness.reporting.table import Answer, Bars, Column, Line, Table, visible
+
+# Without a terminal the tables go into a file or a pull request: wide enough not to wrap.
+PLAIN_WIDTH = 110
+# The width of tables that compare many runs.
+WIDE = 132
+_STYLES = {
+    "plain": "", "strong": "bold", "dim": "dim", "warning": "yellow", "good": "bold green", "bad": "bold red",
+}  # fmt: skip
+_BOXES = {"box": box.ROUNDED, "plain": box.SIMPLE_HEAD, "bare": None}
+# Cells of numbers up to this length are not broken; columns of text are not narrower than that.
+_UNBROKEN = 24
+_LEAST_TEXT = 14
+# Characters that a table draws around each column.
+_FRAME = 3
+# Answers, and lines with a name, begin here.
+_INDENT = "  "
+_LONGEST_BAR = 24
+_SHORTEST_BAR = 6
+# Eighths of a character.
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+
+
+class LastingConsole(Console):
+    """A console that survives the end of its reader, as of `| head`.
+
+    Attributes:
+        reader_has_left: whether the reader has ended, so that nothing more is printed.
+    """
+
+    reader_has_left = False
+
+    def on_broken_pipe(self) -> None:
+        """Discard any further output. Rich itself would end the process."""
+        self.reader_has_left = True
+        discard(self.file)
+
+
+def prepare_streams() -> None:
+    """Make the standard streams usable: closed ones lead nowhere, and what stdout cannot encode becomes `?`."""
+    # Occupies closed descriptors: else the next file that is opened would get that of stdout.
+    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+        pass
+    os.close(descriptor)
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            mode = "w" if number else "r"
+            setattr(sys, name, os.fdopen(number, mode, encoding="utf-8", closefd=False))
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
+
+
+def discard(stream: IO[str]) -> None:
+    """Discard any further output of a stream, without an error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+def plain_console(width: int = PLAIN_WIDTH) -> Console:
+    """Stdout, as wide as the terminal, or as `COLUMNS`; this wide where there is neither, or it is 0."""
+    if sys.stdout.isatty() or "COLUMNS" in os.environ:
+        # Rich itself would take COLUMNS=0 for a width.
+        width = shutil.get_terminal_size((width, 0)).columns
+    return LastingConsole(highlight=False, markup=False, emoji=False, width=width)
+
+
+def print_document(document: Answer, console: Console | None = None) -> None:
+    """Print tables and sentences, by default on stdout; tables in full are only for files.
+
+    Raises:
+        RunError: the disk behind stdout is full, for example.
+    """
+    console = console or plain_console()
+    try:
+        for part in document:
+            if isinstance(part, Line):
+                _print_text(part.text, _STYLES[part.style], console, part.more)
+            elif isinstance(part, Bars):
+                _print_bars(part, console)
+            elif not part.in_full:
+                _print_table(part, console)
+    except OSError as error:
+        discard(console.file)
+        raise RunError(f"stdout cannot be written: {error.strerror}") from error
+
+
+def as_text(document: Answer, width: int = PLAIN_WIDTH) -> str:
+    """The document as `print_document` prints it where there is no terminal."""
+    # Without colours even where FORCE_COLOR asks for them: this is for files.
+    console = Console(
+        file=io.StringIO(),
+        width=width,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        color_system=None,
+    )
+    print_document(document, console)
+    text: str = console.file.getvalue()  # type: ignore[attr-defined]
+    return "".join(f"{line.rstrip()}\n" for line in text.splitlines())
+
+
+def _print_text(text: str, style: str, console: Console, more: str = "") -> None:
+    if more:
+        joined = f"{text}     {more}"
+        # Below the text where there is no room beside it.
+        if cell_len(joined) > console.width:
+            joined = f"{text}\n{textwrap.fill(more, console.width, initial_indent=_INDENT, subsequent_indent=_INDENT)}"
+        shown = Text(visible(joined))
+        shown.stylize(style, 0, len(visible(text)))
+        console.print(shown, soft_wrap=True)
+        return
+    parts = text.split(" · ")
+    if len(parts) > 2 and max(map(cell_len, parts)) < console.width - 2:
+        # Lines of settings end between two of them.
+        whole = " · ".join(part.replace(" ", "\N{NO-BREAK SPACE}") for part in parts)
+        # Names such as Llama-3.2-1B stay whole.
+        text = textwrap.fill(whole, console.width, break_on_hyphens=False)
+        text = text.replace("\N{NO-BREAK SPACE}", " ")
+    if text.startswith(_INDENT):
+        text = textwrap.fill(text, console.width, subsequent_indent=_INDENT, break_long_words=False)
+    # A path longer than a line is of no use in pieces.
+    longest = max(map(len, text.split()), default=0)
+    console.print(Text(visible(text), style), soft_wrap=longest > console.width)
+
+
+def _print_bars(bars: Bars, console: Console) -> None:
+    """Each bar between its name and its figures; figures for which there is no room are left out."""
+    names = _aligned([visible(bar.name) for bar in bars.bars], str.ljust)
+    columns = [
+        _aligned(figures, str.rjust)
+        for figures in zip(*(bar.figures for bar in bars.bars), strict=True)
+    ]
+    before = 2 * len(_INDENT) + len(names[0]) + 2
+    while (
+        len(columns) > 1
+        and before + _SHORTEST_BAR + sum(len(cells[0]) + 3 for cells in columns) > console.width
+    ):
+        columns.pop()
+    room = console.width - before - sum(len(cells[0]) + 3 for cells in columns)
+    length = max(_SHORTEST_BAR, min(_LONGEST_BAR, room))
+    whole = bars.whole or max(bar.size for bar in bars.bars)
+    for place, bar in enumerate(bars.bars):
+        drawn = _drawn(length * bar.size / whole, console.encoding)
+        figures = "".join(f"   {cells[place]}" for cells in columns)
+        line = f"{2 * _INDENT}{names[place]}  {drawn:{length}}{figures}"
+        console.print(Text(line), soft_wrap=True)
+
+
+def _aligned(texts: Sequence[str], align: Callable[[str, int], str]) -> list[str]:
+    width = max(map(len, texts))
+    return [align(text, width) for text in texts]
+
+
+def _drawn(length: float, encoding: str) -> str:
+    """A bar of this many characters, in eighths where the encoding has them."""
+    if not encoding.startswith("utf"):
+        return "#" * max(1, round(length))
+    whole, eighths = divmod(max(1, round(8 * length)), 8)
+    return "█" * whole + _EIGHTHS[eighths].strip()
+
+
+def _print_table(table: Table, console: Console) -> None:
+    if table.title:
+        console.print()
+        _print_text(table.title, "bold", console)
+    if table.about:
+        _print_text(table.about, "dim", console)
+    columns, rows = table.shown()
+    if table.look == "lines":
+        _print_lines(rows, console)
+    else:
+        _print_parts(table, columns, rows, console)
+    for note in table.notes:
+        _print_text(note, "dim", console)
+
+
+def _print_lines(rows: Sequence[Sequence[str]], console: Console) -> None:
+    """Names and values."""
+    width = max((cell_len(name) for name, _ in rows), default=0)
+    for name, value in rows:
+        room = max(_UNBROKEN, console.width - len(_INDENT) - width - 2)
+        lines: list[str] = []
+        for line in visible(value).split("\n"):
+            lines += textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False) or [
+                ""
+            ]
+        for place, line in enumerate(lines):
+            label = visible(name) if place == 0 else ""
+            shown = Text(f"{_INDENT}{label:{width}}  {line}")
+            shown.stylize("dim", 0, len(_INDENT) + width)
+            console.print(shown, soft_wrap=True)
+
+
+def _print_parts(
+    table: Table, columns: Sequence[Column], rows: Sequence[Sequence[str]], console: Console
+) -> None:
+    """A table with headings, in as many parts below each other as the console's width takes. Of a bare table only the
+    first part: columns without room are left out.
+    """
+    wants = []
+    for place, column in enumerate(columns):
+        cells_of_column = [cells[place] for cells in rows]
+        wants.append(_width(column, cells_of_column))
+    is_bare = table.look == "bare"
+    margin = 2 * len(_INDENT) if is_bare else 0
+    room = console.width - 1 - margin
+    least = [want.least for want in wants]
+    if is_bare:
+        least = [max(want.least, min(want.most, _UNBROKEN)) for want in wants]
+    parts = _parts(columns, least, room)
+    for part in parts[:1] if is_bare else parts:
+        drawn = RichTable(box=_BOXES[table.look], header_style="dim" if is_bare else "bold")
+        if is_bare:
+            drawn.padding = (0, _FRAME, 0, 0)
+            drawn.pad_edge = False
+        widths = _shared(room, [wants[place] for place in part])
+        for place, width in zip(part, widths, strict=True):
+            column = columns[place]
+            justify: JustifyMethod = "left" if column.text else "right"
+            drawn.add_column(Text(column.heading), justify=justify, overflow="fold", width=width)
+        for row, cells in zip(table.rows, rows, strict=True):
+            style = "bold" if row.strong else "dim" if row.faint else None
+            drawn.add_row(*(Text(visible(cells[place])) for place in part), style=style)
+        console.print(Padding(drawn, (0, 0, 0, margin), expand=False))
+
+
+class _Width(NamedTuple):
+    """How many characters a column needs.
+
+    Attributes:
+        least: so that numbers, and words in headings, stay whole.
+        most: so that nothing is broken.
+    """
+
+    least: int
+    most: int
+
+
+def _width(column: Column, cells: Sequence[str]) -> _Width:
+    texts = "\n".join(cells).split("\n")
+    longest = max(map(cell_len, texts))
+    unbroken = min(longest, _LEAST_TEXT if column.text else _UNBROKEN)
+    words = max(map(len, column.heading.split()), default=0)
+    lines = max(map(len, column.heading.split("\n")))
+    return _Width(least=max(unbroken, words), most=max(longest, lines))
+
+
+def _shared(room: int, wants: Sequence[_Width]) -> list[int]:
+    """The widths of columns side by side. Too wide, the one that can spare most gets narrower."""
+    widths = [want.most for want in wants]
+    spare = [want.most - want.least for want in wants]
+    while sum(widths) + _FRAME * len(widths) > room and max(spare):
+        place = spare.index(max(spare))
+        widths[place] -= 1
+        spare[place] -= 1
+    return widths
+
+
+def _parts(columns: Sequence[Column], least: Sequence[int], room: int) -> list[list[int]]:
+    """The parts that a table is printed in: places of the columns that fit side by side.
+
+    Each part begins with the columns that say what a row is: [[0, 1, 2, 3], [0, 1, 4, 5]].
+
+    Args:
+        least: the narrowest width of each column.
+        room: the width of the console.
+    """
+    widths = [width + _FRAME for width in least]
+    naming = takewhile(lambda column: column.text or column.identifies_row, columns)
+    names = [place for place, _ in enumerate(naming)]
+    # Names take half of the room at most, so that the other half can say something about them.
+    while len(names) > 1 and 2 * sum(widths[place] for place in names) > room:
+        names.pop()
+    parts = [list(names)]
+    for place in range(len(names), len(columns)):
+        part = parts[-1]
+        is_full = sum(widths[other] for other in (*part, place)) > room
+        if is_full and len(part) > len(names):
+            part = list(names)
+            parts.append(part)
+        part.append(place)
+    return parts

@@ -1,0 +1,369 @@
+"""Settings in words, once for every command: titles, lines of settings, labels and warnings."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from harness.commands.eval.rows import EvalRow
+from harness.config import synonyms
+from harness.config.acceptance_rules import RULES
+from harness.config.machine import command_line
+from harness.config.model_names import SECOND_COMMAND
+from harness.config.synthetic import is_length, rates_of_row
+from harness.engines.registry import is_elsewhere
+from harness.reporting.table import UNKNOWN
+from harness.results.schema import RunRow
+from harness.results.statistics.interval import counted
+
+# Characters of a command to type that stays on one line.
+_LONGEST_COMMAND = 70
+# A word that is no value of the option before it.
+_OPTION_OR_SETTING = re.compile(r"-(?!\d)|[+~]?\w[\w.]*=")
+
+
+def title(row: RunRow) -> str:
+    """`13B with draft 7B, random weights on NVIDIA A100`."""
+    return f"{pair_name(row, ' with draft ')} on {device_of(row)}"
+
+
+def settings_line(rows: Sequence[RunRow]) -> str:
+    """The settings of one run: `15 prompts (english) · 64 new tokens · K=4 · greedy · float16`."""
+    # Of a run that ended early the number of prompts is shown too: those that it finished.
+    row = replace(rows[-1], status="ok")
+    texts = {column: in_words(row, column) for column in _LINE}
+    texts["max_new_tokens"] = _lengths(rows)
+    return " · ".join(filter(None, texts.values()))
+
+
+def typed_again(changes: str, *, of_sweep: bool = False) -> str:
+    """The command that was typed, with other settings: `harness latency draft=lookup K=8`.
+
+    For a long command, and for a job of a sweep, only the changes: `the same with K=8`.
+
+    Args:
+        changes: settings as they are typed, `K=8` or `batch_size=1 K=8`.
+        of_sweep: whether it is the sweep that is typed again, not one of its jobs.
+    """
+    typed = shlex.split(command_line())[1:]
+    # What stands behind `--` starts a server.
+    end = typed.index("--") if "--" in typed else len(typed)
+    changed = filter(None, map(_setting_in, shlex.split(changes)))
+    kept = _without({"details", *changed}, typed[:end])
+    behind = [shlex.join(typed[end:])] if typed[end:] else []
+    command = " ".join([shlex.join(["harness", *kept]), changes, *behind])
+    is_job = not of_sweep and not {"-m", "--multirun"}.isdisjoint(typed)
+    return f"the same with {changes}" if is_job or len(command) > _LONGEST_COMMAND else command
+
+
+def typed_for(command: str, changes: str, leaving_out: Collection[str]) -> str | None:
+    """Another command with the settings that were typed: `harness latency prompts=./mine.jsonl T=0 K=5`; None where
+    a sweep varied more than what is changed.
+
+    Args:
+        changes: settings as they are typed.
+        leaving_out: names of settings that the other command lacks.
+    """
+    typed = shlex.split(command_line())[1:]
+    changed = {_setting_in(word) for word in shlex.split(changes)}
+    given_up = {"details", *leaving_out, *filter(None, changed)}
+    # The first word without a setting is the command.
+    own_command = next(place for place, word in enumerate(typed) if _setting_in(word) is None)
+    kept = _without(given_up, [*typed[:own_command], *typed[own_command + 1 :]])
+    is_sweep = not {"-m", "--multirun"}.isdisjoint(typed)
+    kept = [word for word in kept if word not in ("-m", "--multirun")]
+    if is_sweep and any("," in word and "[" not in word for word in kept):
+        return None
+    return " ".join([shlex.join(["harness", command, *kept]), changes])
+
+
+def _without(settings: Collection[str], typed: Sequence[str]) -> list[str]:
+    """The typed words without these settings: neither `K=8` nor `-K 8` with `num_draft_tokens` among them."""
+    kept = []
+    remaining = list(typed)
+    while remaining:
+        word = remaining.pop(0)
+        if _setting_in(word) not in settings:
+            kept.append(word)
+            continue
+        has_own_word = word.startswith("-") and "=" not in word
+        if has_own_word and remaining and not _OPTION_OR_SETTING.match(remaining[0]):
+            remaining.pop(0)
+    return kept
+
+
+def _setting_in(word: str) -> str | None:
+    """The last part of the name of the setting in a word that was typed; None for a word without one."""
+    if "=" not in word and not word.startswith("-"):
+        return None
+    name = word.lstrip("-+~").partition("=")[0].replace("-", "_").rpartition(".")[2]
+    return synonyms.SETTINGS.get(name, name)
+
+
+def device_of(row: RunRow) -> str:
+    return row.devices or "an unknown device"
+
+
+def _lengths(rows: Sequence[RunRow]) -> str | None:
+    """Lengths of the answers: `64 new tokens`, `8 to 29 new tokens`; else what was asked for."""
+    shortest = [getattr(row, "shortest_answer", None) for row in rows]
+    longest = [getattr(row, "longest_answer", None) for row in rows]
+    least = min(filter(None, shortest), default=None)
+    most = max(filter(None, longest), default=None)
+    if least is None or most is None:
+        return in_words(rows[-1], "max_new_tokens")
+    return f"{most} new tokens" if least == most else f"{least} to {most} new tokens"
+
+
+def labels(row: RunRow) -> list[str]:
+    """`random weights` and `synthetic 0.8`, as far as they apply; none for a real measurement."""
+    applying = []
+    if row.weights == "random":
+        applying.append("random weights")
+    if row.synthetic:
+        applying.append(f"synthetic {synthetic_in_words(row)}")
+    return applying
+
+
+def synthetic_in_words(row: Any) -> str:
+    """Acceptance by coin: `0.8`, `[0.8,0.75,0.7]` by position, or `length 2.6`."""
+    value = synthetic_value(row)
+    return f"length {value}" if is_length(rates_of_row(row.synthetic_acceptance)) else value
+
+
+def synthetic_value(row: Any) -> str:
+    """`decoding.synthetic_acceptance` as it is typed: `0.8`, `[0.8,0.75,0.7]` or `2.6`."""
+    rates = rates_of_row(row.synthetic_acceptance)
+    if isinstance(rates, tuple):
+        return f"[{','.join(f'{rate:.3g}' for rate in rates)}]"
+    return f"{rates:g}"
+
+
+def pair_name(row: RunRow, joint: str = " with ") -> str:
+    """`13B with 7B`, or the target alone; with the labels of a pair that is not real."""
+    target = called(row.model) if row.model else "unknown model"
+    if row.server:
+        target += f" ({row.server})"
+    return ", ".join([f"{target}{_draft_name(row, joint)}", *labels(row)])
+
+
+def _draft_name(row: RunRow, joint: str) -> str:
+    if not row.draft:
+        return ""
+    if not is_elsewhere(row.engine):
+        return f"{joint}{called(row.draft)}"
+    # A server does not report its draft. The user may have named it.
+    if row.draft == "server":
+        return " with its own draft"
+    if row.draft == SECOND_COMMAND:
+        return ": the second command against the first"
+    # A command says what it drafts with.
+    return f"{joint}{called(row.draft)}{'' if row.server_command else ' (as labelled)'}"
+
+
+def called(typed: str) -> str:
+    """A model or method as people call it: `llama` of `./models/llama`, `MyMethod` of `./my.py:MyMethod`."""
+    is_path = typed.startswith((".", "/", "~")) or typed.count("/") > 1
+    last = typed.rstrip("/").rpartition("/")[2]
+    return last.rpartition(".py:")[2] if is_path and last else typed
+
+
+def arm_name(row: Any) -> str:
+    """`speculative (lossy)` where the output may differ from the target's."""
+    if row.draft == SECOND_COMMAND:
+        return "first" if row.arm == "regular" else "second"
+    return f"{row.arm} (lossy)" if row.lossy and row.arm != "regular" else str(row.arm)
+
+
+def lossy_rule(row: Any) -> str | None:
+    """`rule typical` or `lenience 0.8`; None for a lossless rule."""
+    record = None if row.rule is None else RULES.loaded(row.rule)
+    is_lossless = record is not None and record.is_lossless(row.temperature, row.top_k, row.top_p)
+    if row.lossy and row.rule and not is_lossless:
+        return f"rule {row.rule}"
+    return None if row.lenience in (None, 1) else f"lenience {row.lenience:g}"
+
+
+def lossy_warning(row: Any) -> str | None:
+    """A warning about a lossy rule; None for a lossless one."""
+    rule = lossy_rule(row)
+    return rule and f"{rule}: the speculative output no longer follows the target (lossy)."
+
+
+def smaller_batch(row: Any) -> str | None:
+    """A note that the last batch was smaller; None where all batches were full."""
+    smallest = row.smallest_batch
+    full = row.batch_size
+    if not smallest or not full or smallest >= full:
+        return None
+    return f"The last batch had {counted(smallest, 'row')} instead of {full}."
+
+
+def too_long_warning(row: Any) -> str | None:
+    """A note about prompts longer than the context; None where there were none."""
+    number = row.num_skipped or row.num_truncated
+    if not number:
+        return None
+    action = "Left out" if row.num_skipped else "Cut to their last tokens"
+    return f"{action} because they are too long for the context: {number} of the prompts."
+
+
+def common_settings(rows: Sequence[RunRow]) -> str:
+    """The settings that all rows share, in one line."""
+    shared: list[str | None] = []
+    for column in FIRST_SETTINGS:
+        texts = {in_words(row, column) for row in rows} - {None}
+        if len(texts) == 1:
+            shared += texts
+    return " · ".join(filter(None, shared))
+
+
+def short_commit(commit: str) -> str:
+    """`17a8ca98e-dirty`."""
+    return commit[:9] + ("-dirty" if commit.endswith("-dirty") else "")
+
+
+def in_words(row: RunRow, column: str) -> str | None:
+    """A setting or circumstance of a row: `64 new tokens`, `greedy`, `commit 17a8ca98e`.
+
+    Args:
+        column: of the row, or one of the keys of `_COMPOSED`; `settings.draft.threshold` is an
+            entry of the column `settings`.
+
+    Returns:
+        Empty for a value that goes without saying, as most defaults do, and where there is none.
+        None for the prompts of a run that ended early, which does not record how many it was asked for.
+    """
+    if column in _COMPOSED:
+        return _COMPOSED[column](row)
+    column, _, entry = column.partition(".")
+    value = getattr(row, column, None)
+    if entry:
+        value = (value or {}).get(entry)
+    if column in _PLACES:
+        # Of a path its last part: checkouts of one model are at different places.
+        return None if value is None else _PHRASES[column].format(called(f"./{value}"))
+    if value is None:
+        return ""
+    text = _as_text(value)
+    if entry and isinstance(value, list):
+        # As it is typed.
+        return f"{entry}=[{','.join(map(str, value))}]"
+    if entry:
+        return f"{entry} {text}"
+    named = f"{column}={text}"
+    if named in _UNSAID:
+        return ""
+    phrase = _PHRASES.get(column, f"{column} {{}}").format(text)
+    return _PHRASES_OF_VALUES.get(named, phrase)
+
+
+def cell_of(row: RunRow, column: str) -> str:
+    """A setting below its own name: `0.5`, `greedy`, `15 (tiny)`; the default where it goes without saying."""
+    value = getattr(row, column, None)
+    if column in (*_COMPOSED, *_PLACES) or column.startswith("settings."):
+        words = in_words(row, column) or ("1" if column == "batch_size" else UNKNOWN)
+        return re.sub(r"^batches of | prompts?(?= \()", "", words)
+    text = UNKNOWN if value is None else _as_text(value)
+    return _PHRASES_OF_VALUES.get(f"{column}={text}", text)
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ", ".join(map(str, value))
+    if isinstance(value, dict):
+        return json.dumps(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, float):
+        return f"{value:g}"
+    # Of a server its host: a URL is no name.
+    return re.sub(r"https?://([^/,; ]+)[^,; ]*", r"\1", str(value))
+
+
+def _prompts(row: Any) -> str | None:
+    if isinstance(row, EvalRow):
+        operands = f" of {row.operands.replace('-', ' to ')}" if row.operands else ""
+        metric = f", scored by {row.metric}" if row.metric else ""
+        return f"{row.task}{operands}{metric}"
+    if row.status not in (None, "ok"):
+        # A run that ended early does not record how many prompts it was asked for.
+        return None
+    number = getattr(row, "num_prompts", None)
+    name = getattr(row, "prompts", None)
+    if not number or not name:
+        return ""
+    different = getattr(row, "num_different_prompts", None)
+    if different is not None:
+        return f"{different} prompts ({name}) asked {number} times"
+    return f"{counted(number, 'prompt')} ({name})"
+
+
+def _batch(row: RunRow) -> str:
+    size = row.batch_size
+    if is_elsewhere(row.engine) and row.request_rate:
+        return f"{row.request_rate:g} requests/s"
+    if is_elsewhere(row.engine):
+        return f"{size} in flight" if size else ""
+    return "" if size in (None, 1) else f"batches of {size}"
+
+
+# The line of settings of one run.
+_LINE = (
+    "prompts max_new_tokens batch_size num_draft_tokens temperature top_k top_p rule lenience draft_sampling"
+    " draft_tree draft_budget shared number_formats engine runner"
+).split()
+# Settings that readers look at first among many runs; K has a column of its own in their tables.
+FIRST_SETTINGS = [
+    name for name in [*_LINE, "devices", "test", "fault"] if name != "num_draft_tokens"
+]
+# Columns with a directory or a hub repository.
+_PLACES = ("repository", "draft_repository")
+# How a column's value reads; that of any other column reads `name value`.
+_PHRASES = {
+    "repository": "weights of {}",
+    "draft_repository": "draft weights of {}",
+    "draft_quantization": "{} draft",
+    "draft_method": "drafts by {}",
+    "max_new_tokens": "{} new tokens",
+    "lenience": "lenience {} (lossy)",
+    "devices": "on {}",
+    "test": "test={}",
+    "draft_layers": "layers {}",
+    "draft_budget": "trees of up to {} tokens",
+    "max_ngram": "n-grams of up to {}",
+}
+# Values with words of their own.
+_PHRASES_OF_VALUES = {
+    "temperature=0": "greedy",
+    "ignore_eos=false": "ends where the model does",
+    "rule=typical": "rule typical (lossy)",
+    "draft_sampling=greedy": "drafts by argmax",
+    "draft_tree=dynamic": "dynamic trees",
+    "shared=true": "searches earlier answers",
+}
+# Values that go without saying, most of them defaults.
+_UNSAID = (
+    "seed=0 seed=all repeats=1 num_warmup=1 laps=auto too_long=refuse placement=auto test=false"
+    " chat_template=auto schedule=constant ignore_eos=true rule=deepmind lenience=1 top_k=0 top_p=1"
+    " draft_sampling=target draft_tree=chain draft_budget=16 shared=false engine=local runner=static"
+    " runner=generate fault=none quantization=none draft_quantization=none draft_method=model"
+).split()
+# What is said of a row by more than the value of one column.
+_COMPOSED: Mapping[str, Callable[[Any], str | None]] = {
+    "prompts": _prompts,
+    "batch_size": _batch,
+    "num_draft_tokens": lambda row: (
+        f"K={row.num_draft_tokens}" if row.draft and row.num_draft_tokens else ""
+    ),
+    "number_formats": lambda row: ", ".join(
+        name for name in (row.quantization, row.dtype) if name not in (None, "none")
+    ),
+    "weight_bytes": lambda row: f"target on {', '.join(row.weight_bytes or ())}",
+    "draft_weight_bytes": lambda row: f"draft on {', '.join(row.draft_weight_bytes or ())}",
+    "commit": lambda row: f"commit {short_commit(row.commit)}" if row.commit else "",
+}

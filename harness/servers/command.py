@@ -1,0 +1,413 @@
+"""The command that starts a server, as the user typed it behind `--`: which program it starts, the same command without
+what makes it speculate, and what it says of K, method, draft and model.
+
+Words in, words out: nothing is started here. `startup.py` has what differs between the programs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path, PurePosixPath
+
+from harness.config.errors import SettingError
+from harness.servers.dialects import Dialect
+from harness.servers.startup import Startup
+
+# `CUDA_VISIBLE_DEVICES=0` before a program.
+_VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+# Programs whose servers listen in a network of their own.
+_CONTAINERS = ("docker", "podman", "nerdctl")
+# `{K}`, and neither `{{name}}` of a format nor `${NAME}` of a shell.
+_PLACEHOLDER = re.compile(r"(?<![{$])\{[A-Za-z_]\w*\}(?!\})")
+# Variables whose values nobody else is to read.
+_SECRET = re.compile(r"_(TOKEN|KEY|SECRET|PASSWORD)$")
+_BOTH = "harness latency -- COMMAND -- COMMAND compares any two commands"
+SETTING = "the command behind --"
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A flag of a command that its kind of server is known to have.
+
+    Attributes:
+        name: as the tables have it; the entry of a JSON flag is `--speculative-config.method`.
+        value: None for a switch.
+        first, last: places of its words in the command, the last one excluded.
+    """
+
+    name: str
+    value: str | None
+    first: int
+    last: int
+
+
+@dataclass(frozen=True)
+class ServerCommand:
+    """A command that starts one server.
+
+    Attributes:
+        words: all of it.
+        dialect: the kind of server; None for a program that is not known.
+        start: the place of the first word after the program; 0 where it is not known.
+    """
+
+    words: tuple[str, ...]
+    dialect: Dialect | None = None
+    start: int = 0
+
+    @property
+    def startup(self) -> Startup:
+        """How its kind of server is started."""
+        assert self.dialect is not None
+        assert self.dialect.startup is not None
+        return self.dialect.startup
+
+    def flags(self, names: Sequence[str]) -> list[Flag]:
+        """Those of its flags that have one of these names, in their order, each with its value.
+
+        Raises:
+            SettingError: a value is missing.
+        """
+        startup = self.startup
+        found = []
+        place = self.start
+        while place < len(self.words):
+            word = self.words[place]
+            typed, equals, value = word.partition("=")
+            name = _meant(typed, names, startup)
+            following = place + 1
+            if name is not None:
+                is_switch = name.partition(".")[0] in startup.switches
+                if equals and startup.argparse:
+                    found.append(Flag(name, value, place, following))
+                elif is_switch:
+                    found.append(Flag(name, None, place, following))
+                else:
+                    value = self.words[following] if following < len(self.words) else ""
+                    if not value or value.startswith("--"):
+                        raise SettingError(SETTING, f"{typed} needs a value behind it")
+                    following += 1
+                    found.append(Flag(name, value, place, following))
+            place = following
+        return found
+
+    def values(self, names: Sequence[str]) -> dict[str, str]:
+        """The last value of each of these flags, which is the one that counts; of JSON, that of each entry."""
+        json_flags = self.startup.json_flags
+        roots = {name.partition(".")[0]: None for name in names}
+        if not roots.keys().isdisjoint(json_flags):
+            roots |= dict.fromkeys(json_flags)
+        values: dict[str, str] = {}
+        for flag in self.flags(list(roots)):
+            root, dot, key = flag.name.partition(".")
+            if root not in json_flags:
+                values[flag.name] = flag.value or ""
+            elif dot:
+                values[f"{json_flags[0]}.{key}"] = flag.value or ""
+            else:
+                values[root] = flag.value or ""
+                for key, value in _entries(flag).items():
+                    values[f"{json_flags[0]}.{key}"] = str(value)
+        return values
+
+    def value(self, names: Sequence[str]) -> str | None:
+        """The value of the first of these flags that it has; None without any."""
+        values = self.values(names)
+        return next((values[name] for name in names if values.get(name)), None)
+
+    @property
+    def drafts(self) -> bool:
+        """Whether the server speculates, as far as its flags and variables show."""
+        startup = self.startup
+        values = self.values(startup.drafts_by)
+        says_no = any(value == "none" for value in values.values())
+        if startup.drafts_always:
+            return not says_no
+        says_yes = any(value != "none" for value in values.values())
+        return says_yes or not set(startup.drafts_by).isdisjoint(self._variables())
+
+    @property
+    def model(self) -> str | None:
+        """The model, as tables show it: the name under which it is served, else its file or repository."""
+        startup = self.startup
+        served = self.value(startup.served_name)
+        if served:
+            return served.partition(",")[0].split()[0]
+        model = self.value(startup.model)
+        if model is None and startup.model_follows and self.start < len(self.words):
+            first = self.words[self.start]
+            model = None if first.startswith("-") else first
+        return model and _name_of(model)
+
+    @property
+    def draft(self) -> str | None:
+        """What drafts, as tables show it: the draft's file or repository, else the method; None where neither is
+        known.
+        """
+        draft = self.value(self.startup.draft)
+        return self.method if draft is None else _name_of(draft)
+
+    @property
+    def method(self) -> str | None:
+        """The way to draft, in the server's own word."""
+        return self.value(self.startup.method)
+
+    @property
+    def num_draft_tokens(self) -> int | None:
+        """K; None where it is not known, as of several ways to draft at once."""
+        method = self.method or ""
+        if "," in method:
+            return None
+        for beginning, (flags, default) in self.startup.num_draft_tokens.items():
+            if method.startswith(beginning):
+                value = self.value(flags)
+                return int(value) if value is not None and value.isdigit() else default
+        return None
+
+    @property
+    def shares_devices(self) -> bool:
+        """Whether a flag bounds the memory that it takes of a GPU."""
+        return self.dialect is not None and bool(self.value(self.startup.sized_by))
+
+    def regular(self) -> ServerCommand:
+        """The same command without what makes the server speculate.
+
+        Raises:
+            SettingError: nothing does, or it cannot be told what does.
+        """
+        if self.dialect is None:
+            rule = f"{self.words[0]} is not known here, nor what makes it speculate: {_BOTH}"
+            raise SettingError(SETTING, rule)
+        startup = self.startup
+        self._check_known()
+        repository = self._speculators_repository()
+        if not self.drafts and repository is None:
+            rule = f"nothing in it makes {self.dialect.title} speculate"
+            if startup.example:
+                rule += f": add {startup.example}"
+            raise SettingError(SETTING, f"{rule}; {_BOTH}; draft=none measures this server alone")
+        self._check_draft()
+        words = list(self.words)
+        if repository is not None:
+            place, verifier = repository
+            words[place] = verifier
+        for flag in reversed(self.flags([*startup.speculation, *startup.switches])):
+            instead = startup.replaced.get(flag.name)
+            words[flag.first : flag.last] = [] if instead is None else [instead]
+        variables = self._variables()
+        words = [word for word in words if word.partition("=")[0] not in variables]
+        inherited = [name for name in variables if f"{name}=" not in " ".join(self.words)]
+        unset = [part for name in inherited for part in ("-u", name)]
+        if unset:
+            words = ["env", *unset, *words]
+        command = _divided(words, [self.dialect])
+        return command._with_defaults(startup.for_regular)
+
+    def prepared(self) -> ServerCommand:
+        """The command as it is started: on a port of ours, with the flags that the measurement needs.
+
+        Raises:
+            SettingError: it cannot be told where the port goes, or a flag rules the measurement out.
+        """
+        has_port = any("{port}" in word for word in self.words)
+        if self.dialect is None:
+            rule = (
+                f"{self.words[0]} is no server that is known here"
+                f" (llama-server, vllm serve, sglang serve, harness serve): write {{port}} where its port goes"
+            )
+            if not has_port:
+                raise SettingError(SETTING, rule)
+            return self
+        startup = self.startup
+        # What is added below must not pass for a value that is missing.
+        self.flags([*startup.speculation, *startup.model, *startup.address])
+        for word in self.words[self.start :]:
+            name = word.partition("=")[0].replace("_", "-")
+            if name in startup.refused:
+                raise SettingError(SETTING, f"{name}: {startup.refused[name]}")
+        command = self
+        is_contained = any(PurePosixPath(word).name in _CONTAINERS for word in self.words[:2])
+        if is_contained and not has_port:
+            rule = "write {port} where the container's port goes: docker run --rm -p {port}:8000"
+            raise SettingError(SETTING, rule)
+        if not has_port:
+            words = list(self.words)
+            for flag in reversed(self.flags(startup.address)):
+                del words[flag.first : flag.last]
+            command = replace(self, words=(*words, *startup.listening))
+        for added in startup.for_all:
+            command = command._with_defaults((added,))
+        return command
+
+    def beside_another(self) -> ServerCommand:
+        """The command as it is started on a CPU where another server runs."""
+        if self.dialect is None:
+            return self
+        typed = " ".join(self.words[: self.start])
+        missing = [
+            variable
+            for variable in self.startup.beside_another
+            if (name := variable.partition("=")[0]) not in os.environ and f"{name}=" not in typed
+        ]
+        return _divided(["env", *missing, *self.words], [self.dialect]) if missing else self
+
+    def _with_defaults(self, flag: Sequence[str]) -> ServerCommand:
+        """The command with this flag, unless it has it."""
+        if not flag:
+            return self
+        name = flag[0].partition("=")[0]
+        if any(
+            word.partition("=")[0].replace("_", "-") == name for word in self.words[self.start :]
+        ):
+            return self
+        return replace(self, words=(*self.words, *flag))
+
+    def _check_known(self) -> None:
+        """Raise a SettingError for a flag that looks like one of speculation and is in no table."""
+        startup = self.startup
+        known = [*startup.speculation, *startup.switches]
+        # What follows a flag is its value, whatever it looks like.
+        values = {flag.first + 1 for flag in self.flags(known) if flag.last - flag.first == 2}
+        for place in range(self.start, len(self.words)):
+            name = self.words[place].partition("=")[0].replace("_", "-")
+            is_similar = name.startswith(startup.prefixes) if startup.prefixes else False
+            if place not in values and is_similar and _meant(name, known, startup) is None:
+                rule = f"{name} is not known here: the command without speculation cannot be told; {_BOTH}"
+                raise SettingError(SETTING, rule)
+
+    def _check_draft(self) -> None:
+        """Raise a SettingError for a method that would draft nothing, as the model that it needs is not named."""
+        startup = self.startup
+        if self.value(startup.draft) is not None or self._variables():
+            return
+        for method in (self.method or "").split(","):
+            if method in startup.drafted_by_model:
+                rule = f"{startup.method[0]} {method} needs a draft model: add {startup.draft[0]} DRAFT"
+                raise SettingError(SETTING, rule)
+
+    def _variables(self) -> list[str]:
+        """The variables that set speculation, before the program or in this process's environment."""
+        beginnings = self.startup.variables
+        if not beginnings:
+            return []
+        typed = [word.partition("=")[0] for word in self.words[: self.start] if "=" in word]
+        return sorted({name for name in [*typed, *os.environ] if name.startswith(beginnings)})
+
+    def _speculators_repository(self) -> tuple[int, str] | None:
+        """The place of a model whose own configuration says with which target it speculates, and that target."""
+        if not self.startup.model_follows:
+            return None
+        for place in range(self.start, len(self.words)):
+            file = Path(self.words[place].partition("=")[2] or self.words[place], "config.json")
+            try:
+                config = json.loads(file.read_text(encoding="utf-8"))
+                verifier = config["speculators_config"]["verifier"]["name_or_path"]
+            except (OSError, ValueError, KeyError, TypeError):
+                continue
+            flag, equals, _ = self.words[place].partition("=")
+            return place, f"{flag}={verifier}" if equals else str(verifier)
+        return None
+
+
+def read_command(
+    words: Sequence[str], values: Mapping[str, object], dialects: Sequence[Dialect]
+) -> ServerCommand:
+    """A command with `{K}` and the names of `values` filled in.
+
+    Args:
+        values: that stand in braces in it, by name.
+        dialects: kinds of servers, of which the first whose program it has counts.
+
+    Raises:
+        SettingError: a name in braces has no value.
+    """
+    filled = []
+    for word in words:
+        for name, value in values.items():
+            word = word.replace(f"{{{name}}}", str(value))
+        for left in _PLACEHOLDER.findall(word):
+            if left != "{port}":
+                name = left.strip("{}")
+                rule = f"{left} has no value: vary.{name}=VALUE sets one; {{port}} and {{K}} have theirs"
+                raise SettingError(SETTING, rule)
+        filled.append(word)
+    for word in filled:
+        name = word.partition("=")[0]
+        if is_variable(word) and _SECRET.search(name):
+            rule = f"{name}: what is typed is written into files: set it in the environment"
+            raise SettingError(SETTING, rule)
+    if filled and is_variable(filled[0]):
+        filled = ["env", *filled]
+    return _divided(filled, dialects)
+
+
+def is_variable(word: str) -> bool:
+    """Whether it sets a variable: `CUDA_VISIBLE_DEVICES=0`."""
+    return _VARIABLE.fullmatch(word) is not None
+
+
+def _divided(words: Sequence[str], dialects: Sequence[Dialect]) -> ServerCommand:
+    for place, word in enumerate(words):
+        for dialect in dialects:
+            startup = dialect.startup
+            if startup is None:
+                continue
+            for program in startup.programs:
+                first, *others = program.split()
+                name = word if first.startswith("-") else PurePosixPath(word).name
+                is_named = name == first or (not others and name.startswith(f"{first}-"))
+                end = place + 1 + len(others)
+                if is_named and list(words[place + 1 : end]) == others:
+                    return ServerCommand(tuple(words), dialect, end)
+            if any(image in word for image in startup.images) and place > 0:
+                return ServerCommand(tuple(words), dialect, place + 1)
+    return ServerCommand(tuple(words))
+
+
+def _meant(typed: str, names: Sequence[str], startup: Startup) -> str | None:
+    """The one of these flags that is meant by what was typed; None for none."""
+    root, dot, key = typed.partition(".")
+    if root.startswith("--"):
+        root = root.replace("_", "-")
+    if not startup.argparse:
+        return root if root in names and not dot else None
+    if root in names:
+        return f"{root}{dot}{key}"
+    if root in (*startup.speculation, *startup.switches):
+        return None
+    # An abbreviation; a short one may be of any other flag.
+    is_long = any(
+        root.startswith(beginning) and root != beginning for beginning in startup.prefixes
+    )
+    if is_long and root.startswith("--"):
+        return next((f"{name}{dot}{key}" for name in names if name.startswith(root)), None)
+    return None
+
+
+def _entries(flag: Flag) -> dict[str, object]:
+    """The entries of a flag with JSON."""
+    try:
+        entries = json.loads(flag.value or "{}")
+    except ValueError as error:
+        raise SettingError(SETTING, f"{flag.name} must be JSON ({error})") from error
+    return entries if isinstance(entries, dict) else {}
+
+
+def removed_words(command: ServerCommand, regular: ServerCommand) -> Iterator[str]:
+    """The words of a command that the regular one lacks, in their order."""
+    left = list(regular.words)
+    for word in command.words:
+        if word in left:
+            left.remove(word)
+        else:
+            yield word
+
+
+def _name_of(place: str) -> str:
+    """A file or directory by its last part; a repository by its whole name."""
+    is_path = place.startswith(("/", "./", "../", "~")) or Path(place).exists()
+    return PurePosixPath(place.rstrip("/")).name if is_path else place

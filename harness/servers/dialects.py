@@ -1,0 +1,217 @@
+"""Kinds of servers, one record each: how they describe themselves, what their requests look like,
+and what they count.
+
+A kind is known by `owned_by` of the first model in the server's list. `engine.dialect` names another
+one: `./my_server.py:MINE` is a `Dialect` in a file of the user's, and installed packages may bring
+some (entry point group `harness.dialects`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from harness.config.registry import Record, Registry
+from harness.servers.startup import HARNESS, LLAMA_CPP, SGLANG, VLLM, Startup
+
+_LONGEST_VERSION = 60
+
+
+@dataclass(kw_only=True)
+class Dialect(Record):
+    """One kind of server.
+
+    Attributes:
+        name: `owned_by` of its models.
+        title: its name in tables.
+        about: pages where it describes itself, with the keys of what does not change while it runs.
+        version: page and key of its version, `/version version`.
+        salt: parameters that keep a prefix cache from answering a request that was sent under
+            another salt; `{salt}` stands for it. None where no parameter is known.
+        stops_at_tokens: whether it ends an answer at any of `stop_token_ids`, and not at texts.
+        words: its names of sampling parameters that vLLM calls otherwise, by vLLM's.
+        parameters: further entries of every request's body.
+        penalised_tokens: its parameter for the number of last tokens that penalties count; they then
+            count those of the prompt, too. None where they count all new tokens.
+        seeded: whether requests have the random numbers of `engine=local`.
+        scoring: how it is asked for log-probabilities of a given text: `prompt_logprobs` as in vLLM,
+            `echo` with token ids as names, or `next_token`, one request per token; None where it is
+            not known to have any.
+        logprobs: whether it documents those of new tokens as `raw`, the model's own, or as
+            `processed`, after temperature and truncation; None where this is not known.
+        counters: names in `counters.Counts` by those of its counters, without `_total`.
+        startup: how its commands are read; None where the harness cannot change them.
+    """
+
+    name: str
+    title: str
+    about: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    version: str = ""
+    salt: Mapping[str, Any] | None = None
+    stops_at_tokens: bool = False
+    words: Mapping[str, str] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    penalised_tokens: str | None = None
+    seeded: bool = False
+    scoring: Literal["prompt_logprobs", "echo", "next_token"] | None = None
+    logprobs: Literal["raw", "processed"] | None = None
+    counters: Mapping[str, str] = field(default_factory=dict)
+    startup: Startup | None = None
+
+    def named(self, about: Mapping[str, Any]) -> str:
+        """`vLLM 0.32.0`, or the title alone where the version is not known.
+
+        Args:
+            about: what a server reports of itself, by page and key.
+        """
+        version = about.get(self.version)
+        if not isinstance(version, str) or not version.isprintable():
+            return self.title
+        return f"{self.title} {version[:_LONGEST_VERSION]}".strip()
+
+
+UNKNOWN = Dialect(name="", title="")
+# vLLM and transformers in this process.
+IN_PROCESS = Dialect(name="", title="", logprobs="raw")
+
+_BUILT_IN = {
+    dialect.name: dialect
+    for dialect in (
+        Dialect(
+            name="vllm",
+            title="vLLM",
+            startup=VLLM,
+            about={"/version": ("version",)},
+            version="/version version",
+            salt={"cache_salt": "{salt}"},
+            stops_at_tokens=True,
+            scoring="prompt_logprobs",
+            logprobs="raw",
+            counters={  # vllm/v1/metrics and vllm/v1/spec_decode/metrics.py
+                "vllm:num_requests_running": "running",
+                "vllm:num_requests_waiting": "running",
+                "vllm:cache_config_info": "cache_size",
+                "vllm:generation_tokens": "generated",
+                "vllm:num_preemptions": "preempted",
+                "vllm:prefix_cache_hits": "cached",
+                "vllm:time_to_first_token_seconds_count": "first_tokens",
+                "vllm:time_to_first_token_seconds_sum": "first_token_s",
+                "vllm:spec_decode_num_drafts": "drafts",
+                "vllm:spec_decode_num_draft_tokens": "proposed",
+                "vllm:spec_decode_num_accepted_tokens": "accepted",
+                "vllm:spec_decode_num_accepted_tokens_per_pos": "by_position",
+            },
+        ),
+        Dialect(
+            name="llamacpp",
+            title="llama.cpp",
+            startup=LLAMA_CPP,
+            about={"/props": ("build_info", "model_path", "total_slots", "chat_template")},
+            version="/props build_info",
+            salt={"cache_prompt": False},
+            words={"repetition_penalty": "repeat_penalty"},
+            parameters={
+                # Each event then has the id of its token.
+                "verbose": True,
+                # Without a stream the answer has them by this.
+                "return_tokens": True,
+                # By default the temperature comes last, so that top-p cuts another distribution.
+                "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
+            },
+            # By default penalties count the last 64 tokens alone.
+            penalised_tokens="repeat_last_n",
+            scoring="next_token",
+            logprobs="raw",
+            counters={  # ggml-org/llama.cpp, pull request 26389
+                "llamacpp:requests_processing": "running",
+                "llamacpp:requests_deferred": "running",
+                "llamacpp:tokens_predicted": "generated",
+                "llamacpp:spec_decode_num_drafts": "drafts",
+                "llamacpp:spec_decode_num_draft_tokens": "proposed",
+                "llamacpp:spec_decode_num_accepted_tokens": "accepted",
+                "llamacpp:spec_decode_num_accepted_tokens_per_pos": "by_position",
+            },
+        ),
+        Dialect(
+            name="sglang",
+            title="SGLang",
+            startup=SGLANG,
+            about={"/server_info": ("version", "model_path", "speculative_algorithm")},
+            version="/server_info version",
+            salt={"cache_salt": "{salt}"},
+            stops_at_tokens=True,
+            counters={  # what it accepted follows from tokens and verifications
+                "sglang:num_running_reqs": "running",
+                "sglang:num_queue_reqs": "running",
+                "sglang:max_total_num_tokens": "cache_size",
+                "sglang:generation_tokens": "generated",
+                "sglang:spec_verify_calls": "drafts",
+                "sglang:cached_tokens": "cached",
+                "sglang:time_to_first_token_seconds_count": "first_tokens",
+                "sglang:time_to_first_token_seconds_sum": "first_token_s",
+            },
+        ),
+        Dialect(
+            name="tensorrt_llm",
+            title="TensorRT-LLM",
+            about={"/version": ("version",)},
+            version="/version version",
+            salt={"cache_salt": "{salt}"},
+            stops_at_tokens=True,
+            counters={  # which older versions of Dynamo prefix in another way
+                "trtllm_spec_decode_num_draft_tokens": "proposed",
+                "trtllm_spec_decode_num_accepted_tokens": "accepted",
+                "trtllm:spec_decode_num_draft_tokens": "proposed",
+                "trtllm:spec_decode_num_accepted_tokens": "accepted",
+            },
+        ),
+        Dialect(
+            name="harness",
+            title="harness",
+            startup=HARNESS,
+            about={"/version": ("version", "started")},
+            version="/version version",
+            salt={},  # it caches nothing between requests
+            stops_at_tokens=True,
+            seeded=True,
+            scoring="prompt_logprobs",
+            logprobs="raw",
+            counters={
+                "harness_tokens": "generated",
+                "harness_draft_tokens": "proposed",
+                "harness_accepted_draft_tokens": "accepted",
+            },
+        ),
+    )
+}
+
+
+DIALECTS = Registry("engine.dialect", Dialect, _BUILT_IN, "harness.dialects")
+
+
+def dialect_of(owned_by: str | None, chosen: str | None = None) -> Dialect:
+    """The dialect of a server by `owned_by` of its models; `UNKNOWN` for another one.
+
+    Args:
+        chosen: a name that counts instead, `engine.dialect`.
+    """
+    if chosen is not None:
+        return DIALECTS[chosen]
+    return DIALECTS[owned_by] if owned_by in DIALECTS.names() else UNKNOWN
+
+
+def known_counters() -> dict[str, str]:
+    """The counters of all kinds: Dynamo passes on those of its engines."""
+    return {
+        name: counted for one in DIALECTS.all().values() for name, counted in one.counters.items()
+    }
+
+
+def known_pages() -> dict[str, tuple[str, ...]]:
+    """The pages where servers of any kind describe themselves, with their keys."""
+    pages: dict[str, tuple[str, ...]] = {}
+    for one in DIALECTS.all().values():
+        for page, keys in one.about.items():
+            pages[page] = tuple(dict.fromkeys([*pages.get(page, ()), *keys]))
+    return pages

@@ -1,0 +1,559 @@
+"""Any server that speaks the OpenAI API as an engine: one that speculates, and one that does not.
+
+An arm turns a question into one request per prompt (`request_form`), keeps as many in flight as the
+run asks for, and yields the tokens as they arrive. `sending` sends each request and judges its
+answer. Requests are sent by asyncio in a thread of the engine; the caller reads from queues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import functools
+import itertools
+import math
+import threading
+import time
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from concurrent.futures import wait
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from harness.config.errors import RunError, SettingError, from_outside
+from harness.config.settings import DecodingSettings
+from harness.engines.protocol import Arm, Engine, Likeliest, LoadRequest, Question
+from harness.engines.record import Opening
+from harness.engines.requests import RequestError, RequestRecord, as_records
+from harness.engines.text_tokenizer import TextTokenizer
+from harness.local.decoding.protocols import Iteration
+from harness.results.statistics.interval import counted
+from harness.servers.connection import RequestFailed, api_key, new_client
+from harness.servers.counters import CounterPage, Counts, growth
+from harness.servers.dialects import dialect_of
+from harness.servers.identity import (
+    ServedModel,
+    check_same_weights,
+    choose_model,
+    server_report,
+)
+from harness.servers.launch import Served, StartedServer
+from harness.servers.logprobs import text_logprobs
+from harness.servers.request_form import RequestForm
+from harness.servers.sending import Outgoing, Sender, arrival_times, send_all
+
+if TYPE_CHECKING:
+    import httpx2
+    from transformers import PreTrainedTokenizerBase
+
+# (takes_ids, takes_extensions) of `RequestForm`: the first pair that a server understands is taken.
+_FORMS = ((True, True), (False, True), (False, False))
+Message = TypeVar("Message")
+
+# New tokens of the request that finds out how a server is asked.
+_PROBE_TOKENS = 8
+
+# Seconds without a token from any request after which a line is printed about that.
+QUIET_S = 20.0
+# Seconds to wait for a server that still answers others before it is measured, and between two looks.
+_MOST_DRAINING_S = 10.0
+_DRAIN_LOOK_S = 0.05
+
+
+class ServerEngine(Engine):
+    """An `Engine` whose arms are two servers, or one: given by their addresses, or started here.
+
+    Args:
+        opening: the run, with its requests in flight (`batch_size`, without effect at a set `rate`).
+        served: the server of each arm, and of `idle` where there is one.
+        num_blocks: how often each server is started; 0 starts all of them once. A block has one
+            question for each arm, and one server at a time.
+        blocks_if_needed: as `num_blocks`, where the servers do not start side by side.
+
+    Raises:
+        SettingError: the API key is not in the environment, or a server does not serve the model or
+            has too short a context.
+        RunError: a server does not answer, or does not start.
+    """
+
+    queues = True
+
+    def __init__(
+        self,
+        opening: Opening,
+        served: Sequence[Served],
+        num_blocks: int = 0,
+        blocks_if_needed: int = 0,
+    ) -> None:
+        if opening.settings.JUDGES_DRAFT:
+            served = [one for one in served if one.name == "speculative"] or served
+        self.opening = opening
+        settings: Any = opening.settings.engine
+        self.settings = settings
+        self.key = api_key("engine.api_key_variable", settings.api_key_variable)
+        self.tokenizer: PreTrainedTokenizerBase = opening.planned.tokenizer
+        self.knows_tokens = not isinstance(self.tokenizer, TextTokenizer)
+        self.say = opening.say
+        self.num_blocks = num_blocks
+        self.has_rate = settings.rate is not None
+        self.server_command = "; ".join(str(one.launch) for one in served if one.launch) or None
+        # A loop in a thread, because a notebook runs one in the caller's.
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
+        self._thread.start()
+        self._servers = [ServerArm(self, one) for one in served]
+        self.arms: list[ServerArm] = list(self._servers)
+        try:
+            self._begin(blocks_if_needed)
+        except BaseException:
+            self.close()
+            raise
+        self.alternates = not self.num_blocks
+        if len(self.arms) == 1 and self.arms[0].drafts:
+            # A server alone is measured as it is.
+            self.arms[0].name = "speculative"
+
+    def _begin(self, blocks_if_needed: int) -> None:
+        """Start the servers: all of them, or with blocks the first; in blocks too where they do not start side by
+        side, and each does alone.
+        """
+        started = time.perf_counter()
+        try:
+            self._start(self._servers[0])
+        except RunError as error:
+            failed = [one for one in self._servers if one.ended is not None]
+            if not blocks_if_needed or len(self._servers) < 2 or len(failed) != 1:
+                raise
+            self.say(f"{error}: it is started once more, alone")
+            self._stop()
+            for one in self._servers:
+                one.model = None
+            self.num_blocks = blocks_if_needed
+            started = time.perf_counter()
+            self._start(failed[0])
+        if self.server_command is None:
+            return
+        self.setup_seconds = time.perf_counter() - started
+        if self.num_blocks:
+            number = self.num_blocks * len(self._servers)
+            minutes = number * self.setup_seconds / 60
+            duration = f"about {minutes:.0f} min" if minutes >= 1 else "less than a minute"
+            is_precise = getattr(self.opening.settings, "precision", None) is not None
+            # Such a run ends as soon as its interval is narrow enough.
+            up_to = "up to " if is_precise else ""
+            self.say(
+                f"engine.blocks={self.num_blocks}: the servers take turns on the same devices, each started {up_to}"
+                f"{counted(self.num_blocks, 'time')}; {number} starts take {duration}"
+            )
+
+    def begin_turn(self, arm: Arm) -> None:
+        """End servers that have answered, so that this arm's starts afresh, and those that may not
+        run beside it.
+        """
+        if not self.num_blocks:
+            return
+        assert isinstance(arm, ServerArm)
+        for other in self._servers:
+            if other is not arm or other.was_asked:
+                other.stop()
+
+    def is_loaded(self, arm: Arm) -> bool:
+        # A server that was just started has answered nothing yet.
+        return not self.num_blocks or (isinstance(arm, ServerArm) and arm.was_asked)
+
+    def make_ready(self, arm: ServerArm) -> None:
+        """Start the server of an arm if it does not run; where only one may, the others end."""
+        if not arm.is_connected:
+            self._stop()
+            self._start(arm)
+
+    def _start(self, arm: ServerArm) -> None:
+        """Start and connect the servers that run while this arm is asked, and describe all that are known by now."""
+        together = [arm] if self.num_blocks else self._servers
+        for one in together:
+            one.launch()
+        for one in together:
+            one.identify()
+        # With blocks, the server of one arm alone is known at first.
+        known = [one for one in self._servers if one.model is not None]
+        models = [one.model for one in known if one.model is not None]
+        if all(one.served.model is None for one in self._servers):
+            check_same_weights(models)
+        for one in together:
+            one.connect()
+        self.reports_token_ids = all(one.reports_token_ids for one in known)
+        self.salts = all(one.form.salts for one in known)
+        self.server = "; ".join(dict.fromkeys(one.server for one in known if one.server)) or None
+        self.served_model = "; ".join(dict.fromkeys(map(str, models)))
+
+    def _stop(self) -> None:
+        for arm in self._servers:
+            arm.stop()
+
+    def close(self) -> None:
+        self._stop()
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+class ServerArm(Arm):
+    """One server.
+
+    Args:
+        engine: has what all arms share, and makes this one ready where it may not run.
+        served: where it is, or how it is started.
+
+    Attributes:
+        was_asked: whether it got a question since it was connected.
+        is_connected: whether it is known to answer, and how it is asked.
+        client: of its API; None while there is no connection.
+
+    `identify` (model, dialect, server) and `connect` set the others, which stay when the server has ended:
+        model: that it is asked for; None before the first time.
+        dialect: how it is asked.
+        form: of its requests.
+        reports_token_ids: whether answers come with the ids of their tokens, after a prompt that
+            the server read as the ids that are known here, or as a chat.
+        server: its name and version as it reports them; None where it does not.
+    """
+
+    form: RequestForm
+    reports_token_ids: bool
+    server: str | None
+
+    def __init__(self, engine: ServerEngine, served: Served) -> None:
+        self.name = served.name
+        self.served = served
+        self.model: ServedModel | None = None
+        self.is_connected = False
+        self.was_asked = False
+        self.client: httpx2.AsyncClient | None = None
+        self._engine = engine
+        self._settings = engine.settings
+        self._url = served.url or ""
+        self._started: StartedServer | None = None
+        # Of the requests that only keep up the load, in all questions.
+        self._extra_numbers = itertools.count()
+
+    def launch(self) -> None:
+        """Start the server, if it is one that is started here."""
+        if self.served.launch is not None:
+            self._started = StartedServer(self.served.label or self.name, self.served.launch)
+            self._url = self._started.url
+
+    @property
+    def ended(self) -> str | None:
+        """Why a server that was started here has ended; None while it runs."""
+        return self._started.ended if self._started else None
+
+    def identify(self) -> None:
+        """Wait until the server is ready, and choose the model that it is asked for.
+
+        Raises:
+            SettingError: it does not serve the model, or has no room for the prompts.
+            RunError: it has ended.
+        """
+        engine = self._engine
+        opening = engine.opening
+        url = self._url
+        if self._started is not None:
+            self._started.wait_until_ready(engine.say, engine.key)
+        report = server_report(url, engine.key)
+        served = self.served
+        place = f"{served.setting}={url}"
+        model = choose_model(
+            report, opening.settings.model, served.model, served.model_setting, place
+        )
+        max_new_tokens = opening.decoding.max_new_tokens
+        num_tokens = opening.longest_prompt + max_new_tokens
+        if engine.knows_tokens and num_tokens > (model.context or math.inf):
+            context = f"{place} has a context of {model.context} tokens"
+            rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
+            raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
+        self.dialect = dialect_of(model.owner, self._settings.dialect)
+        self.scores_texts = self.dialect.scoring is not None
+        self.server = (report and self.dialect.named(report.about)) or None
+        self.model = model
+
+    def connect(self) -> None:
+        """Find out how the server is asked. Raises RunError where it answers no request in any form."""
+        engine = self._engine
+        url = self._url
+        self.client = new_client(url, engine.key, self._settings.timeout_s)
+        self._sender = Sender(self.client, engine.key, engine.tokenizer, self._settings)
+        self._page = CounterPage(url, engine.key, self.served.pages)
+        self._counted_before: Counts | None = None
+        self._num_restarts = 0.0
+        self._may_be_busy = False
+        form_found = asyncio.run_coroutine_threadsafe(self._find_form(), engine.loop)
+        while not wait([form_found], timeout=QUIET_S).done:
+            engine.say(f"{self.name}: waiting for an answer from {url}")
+        try:
+            form_found.result()
+        except RunError as error:
+            raise RunError(self.ended or str(error)) from error
+        self.is_connected = True
+
+    def stop(self) -> None:
+        """Close connections, and end the server if it was started here."""
+        self.is_connected = False
+        self.was_asked = False
+        if self.client is not None:
+            asyncio.run_coroutine_threadsafe(self.client.aclose(), self._engine.loop).result()
+            self.client = None
+        if self._started is not None:
+            self._started.stop()
+            self._started = None
+
+    def _idle_counters(self) -> Counts | None:
+        """The counters once the server is idle, or has stayed busy with requests of others for `_MOST_DRAINING_S`.
+
+        After such a wait in vain a server is not waited for again.
+        """
+        until = time.monotonic() + _MOST_DRAINING_S
+        while (counts := self._page.read()) and counts.get("running") and not self._may_be_busy:
+            if time.monotonic() > until:
+                self._may_be_busy = True
+                number = round(counts["running"])
+                self._engine.say(
+                    f"{self.name}: the server still answers {number} requests of others"
+                )
+            time.sleep(_DRAIN_LOOK_S)
+        return counts
+
+    @property
+    def given_up(self) -> str | None:
+        return self.ended or self._sender.given_up
+
+    def as_read(self, prompt: Sequence[int]) -> Sequence[int]:
+        return self.form.as_read(prompt)
+
+    def counted(self) -> Counts | None:
+        now = self._page.read()
+        before = self._counted_before
+        if now is None or before is None:
+            return None
+        # The server may also have been restarted between this question and the one before it.
+        grown = growth(now, {**before, "restarts": self._num_restarts})
+        self._num_restarts = now.get("restarts", 0.0)
+        return grown
+
+    def stream(self, question: Question) -> Iterator[Iteration]:
+        """A record for the chunks that arrive together; the first has every row's first token.
+
+        A request that fails keeps the tokens it has, and its error. If the server sends text alone,
+        the tokens of a row come at its end: the tokens of a piece of text depend on where it was
+        cut.
+        """
+        self._engine.make_ready(self)
+        self.was_asked = True
+        self._counted_before = self._idle_counters()
+        loop = self._engine.loop
+        num_rows = len(question.prompts)
+        records: list[RequestRecord] = []
+        arrivals: SimpleQueue[dict[int, list[int]] | None] = SimpleQueue()
+        # Tokens by row: those of one turn of the asyncio loop are one message, because each message wakes the reader.
+        new: dict[int, list[int]] = {}
+
+        def flush() -> None:
+            arrivals.put(dict(new))
+            new.clear()
+
+        def add(row: int, tokens: list[int]) -> None:
+            if not new:
+                loop.call_soon(flush)
+            new[row] = new.get(row, []) + tokens
+
+        outgoing = []
+        for row, (index, prompt) in enumerate(zip(question.indices, question.prompts, strict=True)):
+            records.append(RequestRecord(index, len(prompt)))
+            body = self.form.body(question, row)
+            outgoing.append(Outgoing(body, records[row], functools.partial(add, row)))
+        self.last_requests = records
+        rate = self._settings.rate
+        # `extra` has as many prompts as are kept in flight, which may be fewer than the server is started for.
+        extra = question.extra
+        num_in_flight = len(extra.prompts) if extra else self._engine.opening.batch_size
+
+        async def ask() -> None:
+            self.last_load = await send_all(
+                self._sender,
+                outgoing,
+                _refuse_empty,
+                num_in_flight,
+                rate,
+                times=arrival_times(question, rate) if rate else (),
+                extra=self._extra(extra) if extra else None,
+                begin=lambda: arrivals.put({}),
+            )
+
+        received: Iterator[dict[int, list[int]]] = self._received(ask, arrivals)
+        if rate and extra:
+            # No clock runs yet while the load builds up. The first message is the empty one of `begin`.
+            next(received)
+        return as_records(received, num_rows)
+
+    def _extra(self, question: Question) -> Iterator[Outgoing]:
+        """Requests for the prompts of a question, again and again, each with another salt."""
+        for row in itertools.cycle(range(len(question.prompts))):
+            number = next(self._extra_numbers)
+            salts = [f"{salt} {number}" for salt in question.salts]
+            body = self.form.body(dataclasses.replace(question, salts=salts), row)
+            yield Outgoing(body, RequestRecord(question.indices[row], len(question.prompts[row])))
+
+    def under_load(
+        self, requests: Sequence[LoadRequest], num_in_flight: int
+    ) -> Iterator[RequestRecord]:
+        self._engine.make_ready(self)
+        self.was_asked = True
+        records = [request.record(place) for place, request in enumerate(requests)]
+        self.last_requests = records
+        outgoing = []
+        for request, record in zip(requests, records, strict=True):
+            body = self.form.body(request.question, 0, request.parameters)
+            outgoing.append(Outgoing(body, record))
+        ended: SimpleQueue[RequestRecord | None] = SimpleQueue()
+
+        async def ask() -> None:
+            # An answer without a token is no failure here: it is judged like any other text.
+            await send_all(
+                self._sender, outgoing, lambda outgoing: ended.put(outgoing.request), num_in_flight
+            )
+
+        yield from self._received(ask, ended)
+
+    def text_logprobs(
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], num_top: int, num_in_flight: int
+    ) -> list[list[Likeliest]]:
+        import httpx2
+
+        self._engine.make_ready(self)
+        client = self.client
+        model = self.model
+        scoring = self.dialect.scoring
+        assert client is not None
+        assert model is not None
+        assert scoring is not None
+        room = asyncio.Semaphore(num_in_flight)
+
+        async def ask(prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
+            async with room:
+                return await text_logprobs(client, model.name, scoring, prompt, text, num_top)
+
+        async def ask_all() -> list[list[Likeliest]]:
+            requests = [asyncio.create_task(ask(prompt, text)) for prompt, text in texts]
+            try:
+                return await asyncio.gather(*requests)
+            finally:
+                # After a failure no other one is sent.
+                for request in requests:
+                    request.cancel()
+
+        asking = asyncio.run_coroutine_threadsafe(ask_all(), self._engine.loop)
+        try:
+            return asking.result()
+        except (RequestFailed, httpx2.RequestError) as error:
+            about = f"log-probabilities of a text from {self._url}"
+            raise RunError(f"{about}: {from_outside(str(error))}") from error
+        finally:
+            asking.cancel()
+
+    def _received(
+        self, ask: Callable[[], Coroutine[Any, Any, None]], queue: SimpleQueue[Message | None]
+    ) -> Iterator[Message]:
+        """Run `ask` and yield what it puts into the queue until it ends; it is cancelled if nobody reads on.
+
+        A line is printed when nothing arrives for long.
+        """
+        running = asyncio.run_coroutine_threadsafe(ask(), self._engine.loop)
+        running.add_done_callback(lambda _: queue.put(None))
+        self._sender.last_event = time.perf_counter()
+        try:
+            while True:
+                try:
+                    message = queue.get(timeout=QUIET_S)
+                except Empty:
+                    self._say_if_silent()
+                    continue
+                if message is None:
+                    break
+                yield message
+        finally:
+            running.cancel()
+        running.result()
+
+    def _say_if_silent(self) -> None:
+        """Print a line where requests are in flight and none of them has got anything for long."""
+        silent_s = time.perf_counter() - self._sender.last_event
+        if silent_s < QUIET_S or not self._sender.num_in_flight:
+            return
+        num_ended = sum(request.seconds > 0 for request in self.last_requests)
+        self._engine.say(
+            f"{self.name}: nothing from {self._url} for {silent_s:.0f} s;"
+            f" {num_ended} of {len(self.last_requests)} requests have ended, and"
+            f" engine.timeout_s={self._settings.timeout_s:g} ends those that have not"
+        )
+
+    async def _find_form(self) -> None:
+        """Find the form in which the server takes requests.
+
+        Raises:
+            RunError: it answers no request in any form.
+        """
+        assert self.model is not None
+        chat = self._settings.chat is True
+        ids = self._engine.tokenizer("a")["input_ids"]
+        # Enough that a server that speculates drafts something.
+        decoding = DecodingSettings(max_new_tokens=_PROBE_TOKENS, temperature=0)
+        question = Question(prompts=[ids], decoding=decoding, seed=0, indices=[0])
+        extra = self._settings.extra or {}
+        prompts = getattr(self._engine.opening.settings, "prompts", None)
+        arguments = getattr(prompts, "template_arguments", None)
+        if chat and arguments:
+            extra = {"chat_template_kwargs": arguments, **extra}
+        for takes_ids, takes_extensions in _FORMS:
+            if takes_ids and not self._engine.knows_tokens:
+                continue
+            self.form = RequestForm(
+                self._engine.tokenizer,
+                self.model.name,
+                self.dialect,
+                chat,
+                takes_ids,
+                takes_extensions,
+                extra,
+            )
+            request = RequestRecord(0, len(ids))
+            await self._sender.send(Outgoing(self.form.body(question, 0), request))
+            error = request.error
+            if error is None:
+                # A reference reads the prompt's ids, and a server may read other ids in its text.
+                # Answers in a chat are compared with each other alone.
+                reads_as_known = takes_ids or chat
+                self.reports_token_ids = reads_as_known and not request.from_text
+                self.never_drawn = request.never_drawn
+                counts = self._page.read() or {}
+                numbers = (request.num_drafted, counts.get("drafts"), counts.get("proposed"))
+                self.drafts = any(numbers)
+                return
+            # Of another status the form is not the reason.
+            if error.code not in (400, 404, 422):
+                break
+        assert error is not None
+        place = self.served.setting
+        if self._url not in error.message:
+            place += f"={self._url}"
+        advice = ""
+        has_none = self._engine.tokenizer.chat_template is None
+        if chat and has_none and error.code in (400, 500):
+            advice = (
+                "\nthe server may have no chat template; engine.chat=false sends prompts as text"
+            )
+        raise RunError(f"{place}: {error}{advice}")
+
+
+def _refuse_empty(outgoing: Outgoing) -> None:
+    """Make an answer without a token a failure, unless a text may have ended it at once."""
+    request = outgoing.request
+    if request.error is None and request.num_tokens == 0 and "stop" not in outgoing.body:
+        request.error = RequestError(0, "AnswerError", "the answer has no token")

@@ -1,0 +1,260 @@
+"""Asks servers for their version, models and start time, and chooses the model that each is asked for: the
+one that the run names, and no other. Never imports torch.
+
+A URL says nothing about the server behind it, which may have been restarted with other flags.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any, NamedTuple
+
+from harness.config.errors import SettingError, from_outside
+from harness.config.model_names import SERVED
+from harness.config.settings import ModelSettings
+from harness.servers.dialects import known_pages
+
+_TIMEOUT_S = 5.0
+_MOST_BYTES = 4_000_000
+# Prometheus's name for it, in seconds.
+_START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
+# Exceptions where nothing answers, or what answers is malformed.
+_NO_ANSWER = (OSError, http.client.HTTPException, ValueError, RecursionError)
+# Statuses of a page that a server does not have, or not for GET.
+_NO_PAGE = (404, 405, 501)
+# `-Q4_K_M.gguf`, `.BF16-00001-of-00003.gguf`: llama.cpp serves a model by its file, whose name ends so.
+_GGUF = re.compile(r"([-._](ud|i?q\d\w*|b?f16|f32|mxfp4))*(-\d+-of-\d+)?\.gguf$")
+# The most models of a server that an error lists.
+_MOST_NAMED = 8
+
+
+class ServedModel(NamedTuple):
+    """A model in a server's list.
+
+    Attributes:
+        name: under which it is asked for, `id` in the list.
+        root: where its weights are; None where the server does not report it.
+        owner: `owned_by`, by which the kind of server is known; None where the server does not report it.
+        context: the most tokens of a prompt with its answer; None where the server does not report it.
+        is_listed: False for a model that a server is asked for without a list to choose from.
+    """
+
+    name: str
+    root: str | None = None
+    owner: str | None = None
+    context: int | None = None
+    is_listed: bool = True
+
+    def __str__(self) -> str:
+        name = from_outside(self.name)
+        if self.root is None or PurePosixPath(self.root).name == PurePosixPath(self.name).name:
+            return name
+        return f"{name} ({from_outside(self.root)})"
+
+
+@dataclass(frozen=True)
+class ServerReport:
+    """A server as it describes itself.
+
+    Attributes:
+        about: what does not change while it runs: `models`, a text for each, and the answers of its pages
+            by page and key, `/version version`.
+        started: text that changes when the server is restarted; None where it reports none.
+        models: that it lists; empty where it has no such list.
+    """
+
+    about: dict[str, Any]
+    started: str | None
+    models: Sequence[ServedModel] = ()
+
+
+def server_reports(urls: Sequence[str], key: str | None) -> list[ServerReport] | None:
+    """Describe these servers; None where one does not answer.
+
+    Args:
+        key: of their API.
+    """
+    servers = []
+    for url in dict.fromkeys(urls):
+        report = server_report(url, key)
+        if report is None:
+            return None
+        servers.append(report)
+    return servers
+
+
+def server_report(url: str, key: str | None = None) -> ServerReport | None:
+    """Describe the server of an API such as `http://host:8000/v1`; None where nothing answers, or it
+    does not list its models now: it is still loading (503), or refuses the key (401).
+
+    Args:
+        key: of the API.
+    """
+    root = url.rstrip("/").removesuffix("/v1")
+    about: dict[str, Any] = {}
+    try:
+        models = _models(_answer(f"{url.rstrip('/')}/models", key, may_refuse=False))
+        for path, names in known_pages().items():
+            answer = _as_mapping(_answer(root + path, key))
+            about |= {f"{path} {name}": answer[name] for name in names if name in answer}
+            # llama.cpp's list has no max_model_len, but the context of the training; this page has that of a request.
+            settings = answer.get("default_generation_settings") if path == "/props" else None
+            context = settings.get("n_ctx") if isinstance(settings, dict) else None
+            if isinstance(context, int) and context > 0:
+                models = [model._replace(context=model.context or context) for model in models]
+        metrics = _answer(f"{root}/metrics", key) or ""
+    except _NO_ANSWER:
+        return None
+    about["models"] = sorted(f"{model.name} {model.root}" for model in models)
+    # Of `harness serve`; other servers count from their start.
+    started = about.pop("/version started", None)
+    if started is None:
+        started = start_time(metrics)
+    return ServerReport(about, None if started is None else str(started), models)
+
+
+def is_ready(url: str, key: str | None) -> bool:
+    """Whether a server answers with its models, and its page of health, if it has one, is good.
+
+    llama.cpp lists models while it loads them, and its health is 503 until then.
+    """
+    root = url.rstrip("/").removesuffix("/v1")
+    try:
+        _answer(f"{root}/health", key, may_refuse=False)
+        return bool(_models(_answer(f"{url.rstrip('/')}/models", key, may_refuse=False)))
+    except _NO_ANSWER:
+        return False
+
+
+def start_time(page: str) -> str | None:
+    """When the process behind a page of counters was started: seconds since the epoch, as text; None if unknown."""
+    match = _START.search(page)
+    return match[1] if match else None
+
+
+def page_of(url: str, key: str | None) -> str | None:
+    """The body of a page of a server; None where it has no such page, or nothing answers.
+
+    Args:
+        key: of the server's API.
+    """
+    try:
+        return _answer(url, key)
+    except _NO_ANSWER:
+        return None
+
+
+def _answer(url: str, key: str | None, may_refuse: bool = True) -> str | None:
+    """Return the body of an answer; None where the server has no such page. Raises one of `_NO_ANSWER`.
+
+    Args:
+        may_refuse: whether an answer with another error counts as no such page, too.
+    """
+    request = urllib.request.Request(url)
+    if key:
+        # Not sent on where another server is pointed to.
+        request.add_unredirected_header("Authorization", f"Bearer {key}")
+    try:
+        with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
+            return str(response.read(_MOST_BYTES).decode(errors="replace"))
+    except urllib.error.HTTPError as error:
+        error.close()
+        if may_refuse or error.code in _NO_PAGE:
+            return None
+        raise
+
+
+def _as_mapping(body: str | None) -> dict[str, Any]:
+    try:
+        content = json.loads(body or "{}")
+    except (ValueError, RecursionError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _models(body: str | None) -> list[ServedModel]:
+    """The models in a list. `created` is left out: many servers put the time of the answer there."""
+    listed = _as_mapping(body).get("data")
+    models = []
+    for entry in listed if isinstance(listed, list) else []:
+        if not isinstance(entry, dict) or not isinstance(entry.get("id"), str):
+            continue
+        texts = (entry.get(key) for key in ("root", "owned_by"))
+        root, owner = (text if isinstance(text, str) else None for text in texts)
+        context = entry.get("max_model_len")
+        is_number = isinstance(context, int) and context > 0
+        models.append(ServedModel(entry["id"], root, owner, context if is_number else None))
+    return models
+
+
+def choose_model(
+    report: ServerReport | None,
+    model: ModelSettings,
+    name: str | None,
+    model_setting: str,
+    place: str,
+) -> ServedModel:
+    """The model that a server is asked for.
+
+    Args:
+        report: None for a server that does not describe itself.
+        name: under which it is served; None to look for the run's model.
+        model_setting: that sets this name, `engine.model` or `engine.regular_model`.
+        place: the setting with the server's address, `engine.url=http://host:8000/v1`.
+
+    Raises:
+        SettingError: the server lists models, and this one is not among them.
+    """
+    models = [] if report is None else report.models
+    if not models:
+        return ServedModel(name or model.repository, is_listed=False)
+    if name is None and model.repository == SERVED:
+        # An alias in a command; adapters come behind the model that they are for.
+        return next((each for each in models if each.name == model.name), models[0])
+    exact = (model.repository, model.name) if name is None else (name,)
+    chosen = [each for each in models if each.name in exact]
+    if name is None:
+        chosen += [each for each in models if _is_model(each, model)]
+    if chosen:
+        return chosen[0]
+    names = ", ".join(str(each) for each in models[:_MOST_NAMED])
+    if name is not None:
+        raise SettingError(model_setting, f"must be one that {place} serves: {names}", name)
+    rule = f"must name a model of {place}, which serves {names} and not {model.name}"
+    raise SettingError(model_setting, f"{rule}: {model_setting}={from_outside(models[0].name)}")
+
+
+def check_same_weights(models: Sequence[ServedModel]) -> None:
+    """Raise a SettingError where servers, the regular one first, serve different weights.
+
+    For runs in which the user named no served model. Of a server without a list nothing is known: it may be down.
+    """
+    models = [each for each in models if each.is_listed]
+    files = {PurePosixPath(each.root or each.name).name.lower() for each in models}
+    if len(files) > 1:
+        regular, speculative = models[0], models[-1]
+        rule = f"the servers serve different weights, {' and '.join(map(str, models))}"
+        names = f"engine.model={speculative.name} engine.regular_model={regular.name}"
+        raise SettingError("engine.model", f"{rule}; to compare these, set {names}")
+
+
+def _is_model(served: ServedModel, model: ModelSettings) -> bool:
+    """Whether a served name or place is that of the model, wherever its files are there."""
+    directory = Path(model.repository)
+    places = [model.repository, model.name, model.gguf_file or model.name]
+    if directory.is_dir():
+        places.append(str(directory.resolve()))
+    wanted = {_bare(place) for place in places}
+    return any(_bare(place) in wanted for place in (served.name, served.root) if place)
+
+
+def _bare(place: str) -> str:
+    """`llama-3.1-8b` of `meta-llama/Llama-3.1-8B` and `/models/Llama-3.1-8B-Q4_K_M.gguf`."""
+    return _GGUF.sub("", PurePosixPath(place).name.lower())

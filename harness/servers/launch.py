@@ -1,0 +1,216 @@
+"""The life of a server that the harness starts: a free port, its output in a file, ready or failed
+with the reason, and ended however this process ends (`guard`).
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import shlex
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.config.errors import RunError, SettingError, from_outside
+from harness.servers.identity import is_ready, page_of
+
+_GUARD = Path(__file__).with_name("guard.py")
+_PORTS = range(15_000, 32_768)
+# Seconds between two questions whether it is ready, and between two lines about that.
+_LOOK_S = 0.1
+_SAY_S = 20.0
+# More than the guard takes to kill what does not end by itself.
+_MOST_STOPPING_S = 30.0
+# The end of a log that is read, in bytes.
+_READ = 100_000
+_LONGEST_LINE = 300
+# Lines with the reason why a server ended; the last ones of vLLM and llama.cpp only point to a line above.
+_REASON = re.compile(r"\w*(error|exception|out of memory|cannot|failed)\b", re.IGNORECASE)
+_POINTS_ELSEWHERE = re.compile(
+    r"see root cause above|traceback|failed core proc|\braise \w+\(|exiting due to", re.IGNORECASE
+)
+# What the signal that ended a server usually means.
+_MEANT_BY_SIGNAL = {
+    signal.SIGKILL: "often: main memory ran out",
+    signal.SIGILL: "an instruction that this processor lacks: another build of the server is needed",
+}
+# Of a server that could not listen. Many do not name the port.
+_PORT_TAKEN = re.compile(
+    r"address already in use|HTTP server error|could ?n[o']t bind|failed to bind", re.IGNORECASE
+)
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """How the server of an arm is started.
+
+    Attributes:
+        command: program and arguments; `{port}` stands for a free port.
+        log: the file that its output is appended to.
+        timeout_s: until it must be ready.
+    """
+
+    command: Sequence[str]
+    log: Path
+    timeout_s: float
+
+    def __str__(self) -> str:
+        quoted = shlex.join(self.command)
+        return re.sub(r"'([\w:.=/-]*\{port\}[\w:.=/-]*)'", r"\1", quoted)
+
+
+@dataclass(frozen=True)
+class Served:
+    """Where the server of an arm is.
+
+    Attributes:
+        name: of the arm.
+        setting: that has its address, `engine.url`, or `the regular command`.
+        model: the name under which it serves the model; None to look for that.
+        model_setting: that sets this name.
+        label: what messages call the server, where that is not the arm's name.
+        url: its address; None for one that is started here.
+        pages: of its counters, where they are not below its address.
+        launch: how it is started here.
+    """
+
+    name: str
+    setting: str
+    model: str | None = None
+    url: str | None = None
+    pages: Sequence[str] = ()
+    launch: Launch | None = None
+    model_setting: str = "engine.model"
+    label: str = ""
+
+
+class StartedServer:
+    """A server that was started here.
+
+    Args:
+        name: of its arm, for messages.
+
+    Attributes:
+        url: of its API.
+
+    Raises:
+        SettingError: its program does not exist.
+    """
+
+    def __init__(self, name: str, launch: Launch) -> None:
+        self.name = name
+        self._launch = launch
+        program = launch.command[0]
+        if shutil.which(program) is None:
+            raise SettingError(program, f"no such program, to start the {name} server")
+        self._port = _free_port()
+        command = [part.replace("{port}", str(self._port)) for part in launch.command]
+        self.url = f"http://127.0.0.1:{self._port}/v1"
+        self._started = time.monotonic()
+        with launch.log.open("a", encoding="utf-8") as log:
+            log.write(f"$ {shlex.join(command)}\n")
+            log.flush()
+            self._guard = subprocess.Popen(
+                [sys.executable, "-P", str(_GUARD), str(launch.log), *command],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    @property
+    def ended(self) -> str | None:
+        """Why it has ended, from its output; None while it runs."""
+        code = self._guard.poll()
+        if code is None:
+            return None
+        how = _how_it_ended(code)
+        lines = self._log or ["it wrote nothing"]
+        reason = lines[-1]
+        for line in lines:
+            if _REASON.search(line) and not _POINTS_ELSEWHERE.search(line):
+                reason = line
+        if _PORT_TAKEN.search(reason):
+            reason += f" (is port {self._port} in use?)"
+        return f"the {self.name} server {how}: {reason} (all of it: {self._launch.log})"
+
+    def wait_until_ready(self, say: Callable[[str], None], key: str | None) -> None:
+        """Wait until it answers.
+
+        Args:
+            say: gets a line now and then where that takes long, with the last line of the server's output.
+            key: of its API.
+
+        Raises:
+            RunError: it has ended, or is not ready in time.
+        """
+        next_line_s = _SAY_S
+        while not is_ready(self.url, key):
+            reason = self.ended
+            if reason is not None:
+                raise RunError(reason)
+            seconds = time.monotonic() - self._started
+            last = (self._log or [""])[-1]
+            if seconds > self._launch.timeout_s:
+                limit = f"engine.start_timeout_s={self._launch.timeout_s:g}"
+                why = f"its last line is: {last}" if last else "it wrote nothing"
+                if page_of(self.url.removesuffix("/v1"), key) is not None:
+                    why = f"it answers, but {self.url}/models lists no model"
+                raise RunError(
+                    f"the {self.name} server was not ready within {limit}: {why} (all of it: {self._launch.log})"
+                )
+            if seconds > next_line_s:
+                say(f"{self.name}: starting for {seconds:.0f} s: {last}")
+                # The other server may have been waited for meanwhile.
+                next_line_s = seconds + _SAY_S
+            time.sleep(_LOOK_S)
+
+    def stop(self) -> None:
+        """End it, and wait until no process of it is left."""
+        assert self._guard.stdin is not None
+        self._guard.stdin.close()
+        try:
+            self._guard.wait(_MOST_STOPPING_S)
+        except subprocess.TimeoutExpired:
+            self._guard.kill()
+            self._guard.wait()
+
+    @property
+    def _log(self) -> list[str]:
+        """The last lines of its output since its start."""
+        with self._launch.log.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - _READ))
+            text = _COLOUR.sub("", file.read().decode(errors="replace"))
+        lines = [from_outside(line.strip())[:_LONGEST_LINE] for line in text.splitlines()]
+        first = max((n for n, line in enumerate(lines) if line.startswith("$ ")), default=-1)
+        return [line for line in lines[first + 1 :] if line]
+
+
+def _how_it_ended(code: int) -> str:
+    """`ended with exit code 1`, or `was ended by SIGKILL (often: main memory ran out)` for 137."""
+    try:
+        ended_by = signal.Signals(code - 128)
+    except ValueError:
+        return f"ended with exit code {code}"
+    meaning = _MEANT_BY_SIGNAL.get(ended_by)
+    return f"was ended by {ended_by.name}" + (f" ({meaning})" if meaning else "")
+
+
+def _free_port() -> int:
+    """A port that nothing listens on, below those that Linux gives to outgoing connections: one of these would soon be
+    taken.
+    """
+    # Programs that seed `random` alike, and run side by side, would try the same ports.
+    for port in random.SystemRandom().sample(_PORTS, 1000):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise RunError(f"no port of 127.0.0.1 from {_PORTS[0]} to {_PORTS[-1]} is free")

@@ -1,0 +1,131 @@
+"""A question as the body of a request, in the form that one server understands."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from harness.config.errors import SettingError
+from harness.engines.protocol import Question
+from harness.engines.text_tokenizer import TextTokenizer
+from harness.servers.dialects import Dialect
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+# OpenAI's API takes no more texts to stop at.
+_MOST_STOPS = 4
+
+
+@dataclass(frozen=True)
+class RequestForm:
+    """The form of one server's requests.
+
+    Args:
+        model: the name by which the server knows it.
+        dialect: of the server.
+        chat: whether the chat endpoint is asked.
+        takes_ids: whether prompts are sent as token ids, not as text.
+        takes_extensions: whether parameters are sent that OpenAI does not have.
+        extra: entries of every body that the user sets.
+        salt: random text before the salts of questions, so that no earlier run had the same.
+    """
+
+    tokenizer: PreTrainedTokenizerBase
+    model: str
+    dialect: Dialect
+    chat: bool
+    takes_ids: bool
+    takes_extensions: bool
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    salt: str = field(default_factory=lambda: secrets.token_hex(16))
+
+    def body(
+        self, question: Question, row: int, parameters: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The request for one row of a question, as the body for OpenAI's API.
+
+        Every parameter is set for which a server may have another default.
+
+        Args:
+            parameters: further ones, which take the place of those set here.
+
+        Raises:
+            SettingError: the server has no parameter for a setting.
+        """
+        decoding = question.decoding
+        dialect = self.dialect
+        body: dict[str, Any] = {
+            "model": self.model,
+            **self._prompt(question, row),
+            "max_tokens": decoding.max_new_tokens,
+            "temperature": decoding.temperature,
+            "top_p": decoding.top_p,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        knows_tokens = not isinstance(self.tokenizer, TextTokenizer)
+        if question.ends and not (knows_tokens and dialect.stops_at_tokens):
+            body["stop"] = list(question.ends[:_MOST_STOPS])
+        extra = {**self.extra, **(parameters or {})}
+        if self.takes_extensions:
+            # By vLLM's names.
+            extensions: dict[str, Any] = {
+                "top_k": decoding.top_k or -1,  # -1 keeps all; not every server takes 0 for that
+                "min_p": 0.0,
+                "repetition_penalty": 1.0,
+                "ignore_eos": not question.stop_tokens if knows_tokens else decoding.ignore_eos,
+                "stop_token_ids": sorted(question.stop_tokens),
+                "return_token_ids": True,
+                "return_spec_tokens_details": True,
+            }
+            if dialect.seeded:
+                extensions |= {"seed": question.seed, "index": question.indices[row]}
+            if question.salts:
+                salt = f"{self.salt} {question.salts[row]}"
+                for name, value in (dialect.salt or {}).items():
+                    extensions[name] = salt if value == "{salt}" else value
+            extensions |= extra
+            extra = dict(dialect.parameters)
+            if dialect.penalised_tokens:
+                longest = len(question.prompts[row]) + decoding.max_new_tokens
+                extra[dialect.penalised_tokens] = longest
+            for name, value in extensions.items():
+                extra[dialect.words.get(name, name)] = value
+        elif decoding.top_k:
+            rule = "must be 0: the server has no such parameter"
+            raise SettingError("decoding.top_k", rule, decoding.top_k)
+        if extra.get("stream") is False:
+            del body["stream_options"]
+        return body | extra
+
+    @property
+    def salts(self) -> bool:
+        """Whether the server's prefix cache heeds salts."""
+        return self.takes_extensions and self.dialect.salt is not None
+
+    def _prompt(self, question: Question, row: int) -> dict[str, Any]:
+        """A prompt as this server takes it: token ids, their text, or the messages of a chat."""
+        ids = list(question.prompts[row])
+        if not self.chat and self.takes_ids:
+            return {"prompt": ids}
+        text = self._as_text(ids)
+        if not self.chat:
+            return {"prompt": text}
+        if question.chats:
+            return {"messages": [dict(message) for message in question.chats[row]]}
+        return {"messages": [{"role": "user", "content": text}]}
+
+    def _as_text(self, prompt: Sequence[int]) -> str:
+        # The server's own tokenizer adds the first token.
+        ids = prompt[1:] if prompt[0] == self.tokenizer.bos_token_id else prompt
+        return str(self.tokenizer.decode(list(ids), skip_special_tokens=self.chat))
+
+    def as_read(self, prompt: Sequence[int]) -> Sequence[int]:
+        """The token ids that the server reads for a prompt."""
+        if self.takes_ids:
+            return prompt
+        return list(self.tokenizer(self._as_text(prompt))["input_ids"])

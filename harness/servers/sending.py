@@ -1,0 +1,295 @@
+"""Sends requests to one server, and reads their answers into records.
+
+`Sender` has what can happen to a request: it is answered, refused, cut off, times out, is sent again
+once, or is not sent because the server is gone. `send_all` decides when each of many is sent, beside
+further ones that keep up the load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from harness.config.errors import HarnessError, RunError, from_outside
+from harness.config.packages import INSTALL_LOCAL
+from harness.engines.protocol import Question
+from harness.engines.requests import Load, RequestError, RequestRecord
+from harness.engines.text_tokenizer import TextTokenizer
+from harness.servers.connection import RequestFailed, answer_to, events
+from harness.servers.events import (
+    check_length,
+    check_usage,
+    joined_surrogates,
+    note_event,
+    read_event,
+)
+
+if TYPE_CHECKING:
+    import httpx2
+    from transformers import PreTrainedTokenizerBase
+
+# Requests without an answer in a row, beyond those that are in flight together, after which no more
+# are sent: each may take `engine.timeout_s`.
+_MOST_UNANSWERED = 4
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """A request that is to be sent.
+
+    Attributes:
+        body: of OpenAI's API.
+        request: its record.
+        add: gets the tokens as they arrive; those of an answer of text alone at its end; an empty
+            list where there are none.
+    """
+
+    body: dict[str, Any]
+    request: RequestRecord
+    add: Callable[[list[int]], None] = lambda tokens: None
+
+
+class Sender:
+    """Sends requests to one server until too many in a row had no answer.
+
+    Args:
+        client: of the server's API.
+        key: of the API, which no message shows; None without one.
+        tokenizer: of the model that is served.
+        settings: of `engine=server`.
+
+    Attributes:
+        given_up: why no more requests are sent; None while they are.
+        num_in_flight: the requests that are sent and have not ended.
+        last_event: when anything last came from the server, by `time.perf_counter`.
+    """
+
+    def __init__(
+        self,
+        client: httpx2.AsyncClient,
+        key: str | None,
+        tokenizer: PreTrainedTokenizerBase,
+        settings: Any,
+    ) -> None:
+        self._client = client
+        self._key = key
+        self._tokenizer = tokenizer
+        self._knows_tokens = not isinstance(tokenizer, TextTokenizer)
+        self._settings = settings
+        self._num_unanswered = 0
+        self.given_up: str | None = None
+        self.num_in_flight = 0
+        self.last_event = 0.0
+        self._request_seconds = 0.0
+        self._counted_until = 0.0
+
+    def request_seconds(self) -> float:
+        """The times of all requests so far, added up."""
+        now = time.perf_counter()
+        self._request_seconds += self.num_in_flight * (now - self._counted_until)
+        self._counted_until = now
+        return self._request_seconds
+
+    async def send(self, outgoing: Outgoing) -> None:
+        """Send one request, and note in its record how that went, failure included."""
+        request = outgoing.request
+        if self.given_up is not None:
+            request.error = RequestError(0, "NotSent", self.given_up)
+            outgoing.add([])
+            return
+        timeout_s = self._settings.timeout_s
+        was_answered = True
+        self.request_seconds()
+        self.num_in_flight += 1
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._read(outgoing)
+        except TimeoutError:
+            was_answered = False
+            request.error = RequestError(408, "Timeout", f"no end after {timeout_s:g} s")
+        except asyncio.CancelledError:
+            request.error = RequestError(499, "Cancelled", "not read to its end")
+            num_shown = max(len(request.token_ids), len(request.shown_ids))
+            request.num_tokens = max(num_shown, len(request.arrivals))
+            raise
+        except Exception as error:
+            code = 0
+            was_answered = isinstance(error, HarnessError)
+            if isinstance(error, RequestFailed):
+                code = error.code
+                was_answered = code > 0
+            message = str(error)
+            if self._key is not None:
+                message = message.replace(self._key, "***")
+            reason = from_outside(message).rstrip(".")
+            request.error = RequestError(code, type(error).__name__, reason)
+        finally:
+            self.request_seconds()
+            self.num_in_flight -= 1
+        if was_answered or request.arrivals:
+            self._num_unanswered = 0
+        else:
+            self._num_unanswered += 1
+        if self._num_unanswered > _MOST_UNANSWERED + self.num_in_flight:
+            number = f"{self._num_unanswered} requests in a row had no answer"
+            self.given_up = f"{number}, the last with {request.error}; no more are sent"
+        request.text = joined_surrogates(request.text)
+        if not self._knows_tokens:
+            self._take_counts(request)
+        if not request.token_ids:
+            # llama.cpp shows ids; the parser of a chat holds some back.
+            shows_all = request.num_tokens > 0 and len(request.shown_ids) == request.num_tokens
+            if shows_all and self._settings.chat is not True and self._knows_tokens:
+                request.token_ids = request.shown_ids
+            else:
+                request.from_text = True
+                request.token_ids = self._tokenizer.encode(request.text, add_special_tokens=False)
+            outgoing.add(request.token_ids)
+        request.num_tokens = request.num_tokens or len(request.token_ids)
+
+    @staticmethod
+    def _take_counts(request: RequestRecord) -> None:
+        """Take the server's counts of tokens, where nobody can count them here."""
+        request.num_prompt_tokens = request.num_read or request.num_prompt_tokens
+        request.num_tokens = request.num_tokens or len(request.token_ids)
+        # Nobody here can read ids: those of the text take their place.
+        request.token_ids = []
+        is_whole = request.error is None and not request.may_be_left
+        if is_whole and request.text and not request.num_tokens:
+            reason = (
+                "the server does not count its tokens, and no tokenizer is here:"
+                f" model= names one ({INSTALL_LOCAL})"
+            )
+            request.error = RequestError(0, "AnswerError", reason)
+
+    async def _read(self, outgoing: Outgoing) -> None:
+        """Read an answer to its end. Raises AnswerError where it says what cannot be true."""
+        body, request = outgoing.body, outgoing.request
+        finished = False
+        usage: int | None = None
+        max_tokens = body["max_tokens"]
+        path = "chat/completions" if self._settings.chat is True else "completions"
+        started = time.perf_counter()
+        try:
+            async with answer_to(self._client, path, body, request) as response:
+                async for content in events(response):
+                    self.last_event = time.perf_counter()
+                    event = read_event(content)
+                    note_event(request, event, self.last_event - started)
+                    check_length(max(len(request.token_ids), len(request.shown_ids)), max_tokens)
+                    if event.token_ids and self._knows_tokens:
+                        outgoing.add(event.token_ids)
+                    if request.may_be_left:
+                        return
+                    finished = finished or event.is_last
+                    usage = usage if event.num_tokens is None else event.num_tokens
+        finally:
+            request.seconds = time.perf_counter() - started
+        if not finished:
+            raise RunError("the answer ended early")
+        check_length(len(request.outcomes), max_tokens, "iterations")
+        if usage is not None:
+            check_usage(usage, len(request.token_ids), request.text, max_tokens)
+            request.num_tokens = len(request.token_ids) or usage
+            request.count_undrafted()
+
+
+def arrival_times(question: Question, rate: float) -> list[float]:
+    """The seconds at which the requests of a question are sent, at random (Poisson) times.
+
+    They follow from the seed and the prompts, so that both arms are asked at the same times, and
+    other prompts at others.
+
+    Args:
+        rate: requests per second on average.
+    """
+    drawn = random.Random(f"{question.seed} {question.indices[0]}")
+    return list(itertools.accumulate(drawn.expovariate(rate) for _ in question.prompts))
+
+
+async def send_all(
+    sender: Sender,
+    requests: Sequence[Outgoing],
+    end: Callable[[Outgoing], None],
+    num_in_flight: int,
+    rate: float | None = None,
+    times: Sequence[float] = (),
+    extra: Iterator[Outgoing] | None = None,
+    begin: Callable[[], None] = lambda: None,
+) -> Load:
+    """Send requests, wait until the last has ended, and return what was in flight meanwhile.
+
+    Args:
+        end: is called with each request that has ended.
+        num_in_flight: the most that have not ended; without effect at a rate.
+        rate: requests per second; None to send one wherever there is room.
+        times: at a rate, the seconds after which each of `requests` is sent.
+        extra: requests without end that do not count, with which the load neither builds up nor
+            drains: at a rate before and behind the others, else in the places of those that have
+            ended, when no others wait. What is left of them is cancelled.
+        begin: is called before the first of `requests` is sent.
+    """
+    room = asyncio.Semaphore(sys.maxsize if rate else num_in_flight)
+    tasks: list[asyncio.Task[None]] = []
+    extra_records: list[RequestRecord] = []
+    an_extra_has_ended = asyncio.Event()
+
+    async def send(outgoing: Outgoing, end: Callable[[Outgoing], None]) -> None:
+        try:
+            await sender.send(outgoing)
+        finally:
+            room.release()
+        end(outgoing)
+
+    async def send_extra(requests: Iterator[Outgoing], wait_s: float = 0.0) -> None:
+        await asyncio.sleep(wait_s)
+        await room.acquire()
+        # A server that refuses them at once would be flooded.
+        while not any(record.error for record in extra_records):
+            outgoing = next(requests)
+            extra_records.append(outgoing.request)
+            tasks.append(asyncio.create_task(send(outgoing, lambda _: an_extra_has_ended.set())))
+            if rate:
+                await asyncio.sleep(random.expovariate(rate))
+            await room.acquire()
+
+    try:
+        if rate and extra is not None:
+            leading = asyncio.create_task(send_extra(extra))
+            tasks.append(leading)
+            await an_extra_has_ended.wait()
+            leading.cancel()
+        begin()
+        started = time.perf_counter()
+        seconds_before = sender.request_seconds()
+        num_arrived_before = sum(len(record.arrivals) for record in extra_records)
+        own_tasks = []
+        for place, outgoing in enumerate(requests):
+            if rate:
+                await asyncio.sleep(started + times[place] - time.perf_counter())
+            await room.acquire()
+            own_tasks.append(asyncio.create_task(send(outgoing, end)))
+            tasks.append(own_tasks[-1])
+        if extra is not None:
+            wait_s = random.expovariate(rate) if rate else 0.0
+            tasks.append(asyncio.create_task(send_extra(extra, wait_s)))
+        await asyncio.gather(*own_tasks)
+        num_extra = sum(len(record.arrivals) for record in extra_records) - num_arrived_before
+        num_own = sum(len(outgoing.request.arrivals) for outgoing in requests)
+        return Load(
+            request_seconds=sender.request_seconds() - seconds_before,
+            seconds=time.perf_counter() - started,
+            share=num_own / (num_own + num_extra) if num_own else 1.0,
+            extra=extra_records,
+            offered_s=times[-1] if rate else 0.0,
+        )
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,105 @@
+"""Settings explain themselves, in `--help` and in docs/settings.md, and their defaults agree."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+from documented import ROOT, typed_lines
+from harness.cli.menu import documentation
+from harness.cli.menu.documentation import Setting
+from harness.cli.menu.names import written
+from harness.commands.command import Command
+from harness.commands.registry import COMMANDS, commands, settings_of, with_settings
+from harness.config.run import RunSettings
+from harness.engines.registry import ENGINES
+from harness.local.drafting.registry import METHODS
+from in_process import Harness
+
+WITH_SETTINGS = [command for command in commands() if command.settings is not None]
+
+
+def every_setting() -> list[Setting]:
+    found = documentation.described(RunSettings)
+    for group in documentation.GROUPS:
+        found += documentation.of_group(group)
+    for command in WITH_SETTINGS:
+        assert command.settings is not None
+        found += documentation.described(command.settings)
+    for method in METHODS.all().values():
+        found += documentation.of_method(method.settings)
+    for engine in ENGINES.all().values():
+        found += documentation.of_engine(engine.settings)
+    return found
+
+
+def test_every_setting_has_a_meaning() -> None:
+    assert [setting.name for setting in every_setting() if not setting.meaning] == []
+
+
+def test_the_page_is_current() -> None:
+    """python -m harness.cli.menu.documentation > docs/settings.md"""
+    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == documentation.document()
+
+
+def test_commands_can_be_typed_in_bash_and_zsh() -> None:
+    """zsh takes brackets without quotes for patterns of file names."""
+    typed = typed_lines()
+    assert len(typed) > 80
+    for line in typed:
+        own, _, _ = line.partition(" -- ")  # braces of one word mean nothing to either shell
+        without_quoted = re.sub("'[^']*'|\"[^\"]*\"", "", own).partition(" #")[0]
+        assert not set("[](){}*") & set(without_quoted), line
+
+
+@pytest.mark.parametrize("file", ["common", *with_settings()])
+def test_no_default_is_written_twice(file: str) -> None:
+    """The classes have the defaults; files of `conf/` hold what differs from them."""
+    kind = RunSettings if file == "common" else settings_of(COMMANDS[file])
+    config = written(file)
+    groups = {group: config[group] for group in documentation.GROUPS if group in config}
+    for group, values in [("", config), *groups.items()]:
+        own = documentation.GROUPS[group] if group else kind
+        defaults = {field.name: field.default for field in dataclasses.fields(own)}
+        for name in values.keys() & defaults.keys():
+            assert values[name] != defaults[name], (file, group, name)
+
+
+@pytest.mark.parametrize("command", WITH_SETTINGS, ids=lambda command: command.name)
+def test_help_has_the_meaning_and_the_value_of_each_setting(
+    harness: Harness, command: Command
+) -> None:
+    shown = harness(command.name, "temperature=0.7", "--help", "all").stdout
+    assert command.settings is not None
+    for setting in documentation.described(command.settings):
+        assert f"\n  {setting.name}" in shown
+    assert "decoding.temperature      0 is greedy [0.7]" in shown
+
+
+def test_help_lists_the_settings_of_what_is_chosen(harness: Harness) -> None:
+    def shown(*words: str) -> str:
+        return harness("latency", *words, "--help", "all").stdout
+
+    assert "draft.max_ngram" not in shown()
+    lookup = "draft.max_ngram           tokens that must have occurred before, at most [5]"
+    assert lookup in shown("draft=lookup", "draft.max_ngram=5")
+    assert "engine.rate" in shown("engine=server", "engine.url=http://a/v1")
+
+
+def test_the_shell_is_offered_the_settings_of_the_chosen_draft(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for draft, expected in (("lookup", ["draft.max_ngram="]), ("suffix", [])):
+        monkeypatch.setenv("COMP_LINE", f"harness latency draft={draft} draft.max_n")
+        assert harness("-sc", "query=bash").stdout.split() == expected
+
+
+@pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md")]))
+def test_links_of_pages_lead_to_files(page: Path) -> None:
+    """Those of `docs/` are checked when the site is built."""
+    links = re.findall(r"\]\(([^)#]+)[^)]*\)", page.read_text(encoding="utf-8"))
+    own = [link for link in links if not link.startswith("http")]
+    assert [link for link in own if not (page.parent / link).exists()] == []

@@ -1,0 +1,239 @@
+"""The user's words as Hydra gets them, keywords from Python, and settings changed within a session."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
+
+from harness.cli.menu.conversion import setting_hints
+from harness.cli.menu.typed import changed, for_hydra, from_keywords, without_dashes
+from harness.commands.compare.record import CompareSettings
+from harness.commands.latency.record import LatencySettings
+from harness.config.errors import SettingError
+from harness.config.settings import ModelSettings, PlacementSettings
+from some_settings import settings_of
+
+KNOWN = setting_hints(LatencySettings) | {"prompt": str}
+
+
+def overrides(*words: str) -> list[str]:
+    _, settings, _ = for_hydra(words, "latency", KNOWN)
+    return settings
+
+
+def value_of(argument: str) -> Any:
+    (setting,) = overrides(argument)
+    return OverridesParser.create().parse_override(setting).value()
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [
+        ("K=2,4,8", "decoding.num_draft_tokens=2,4,8"),
+        ("num_draft_tokens=auto", "decoding.num_draft_tokens=auto"),
+        ("temperature=0,1", "decoding.temperature=0,1"),
+        ("T=0", "decoding.temperature=0"),
+        ("decoding.K=2", "decoding.num_draft_tokens=2"),
+        ("tokens=128", "decoding.max_new_tokens=128"),
+        ("limit=3", "num_prompts=3"),
+        ("max_ngram=8", "draft.max_ngram=8"),
+        ("device=cpu", "placement=cpu"),
+        ("dataset=./mine.jsonl", "prompts=./mine.jsonl"),
+        ("--num-prompts 30", "num_prompts=30"),
+        ("--num-prompts=30", "num_prompts=30"),
+        ("-model=7B", "model=7B"),
+        ("-K 8", "decoding.num_draft_tokens=8"),
+        ("--decoding.top-p 0.9", "decoding.top_p=0.9"),
+        ("--temperature -1", "decoding.temperature=-1"),
+        ("--test", "test=true"),
+        ("--test false", "test=false"),
+        ("--ignore-eos -m", "decoding.ignore_eos=true"),
+        ("--engine.url http://h/v1?key=x", "engine.url='http://h/v1?key=x'"),
+        *[
+            (plain, plain)
+            for plain in (
+                *("seed=1", "dtype=float16", "draft.dtype=float16", "prompts=gsm8k"),
+                *("model.architecture.layers=2", "+temperature=1", "hydra.run.dir=x"),
+                *("model=7B,13B", "draft=glob(tiny*)", "+pair=7B+none", "prompt='a','b'"),
+            )
+        ],
+    ],
+)
+def test_a_word_becomes_a_setting(typed: str, expected: str) -> None:
+    assert overrides(*typed.split()) == [expected]
+
+
+def test_options_of_hydra_stay_beside_the_settings() -> None:
+    words = "seed=1 -m K=2 --config-dir mine -c job --help trees --info".split()
+    options, settings, topic = for_hydra(words, "latency", KNOWN)
+    assert options == "-m --config-dir mine -c job --help --info".split()
+    assert topic == "trees"
+    assert settings == ["seed=1", "decoding.num_draft_tokens=2"]
+
+
+def test_commands_that_take_paths_have_dashes_too() -> None:
+    words = "results --output paper --margin=0.02 -h --help".split()
+    assert without_dashes(words) == "results output=paper margin=0.02 -h --help".split()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(
+            "a, b",
+            "it's",
+            "8 * 12 = 96\n3 * 4 =",
+            'say "x"',
+            "${x}",
+            "漢字 {a} [b] (c",
+            "12",
+            "null",
+        ),
+        *("back\\slash", "end\\", "\\\\", "\\${x} \\\\${y}", "x\\'y"),
+    ],
+)
+def test_a_prompt_arrives_as_it_was_typed(text: str) -> None:
+    config = OmegaConf.create({"prompt": value_of(f"prompt={text}")})
+    assert OmegaConf.to_container(config, resolve=True) == {"prompt": text}
+
+
+@pytest.mark.parametrize(
+    "path", ["./mödel", "a b/c", "x=1", "./x#y(z)~", "it's/x", "~/x=1", "漢字.txt", "./a\\"]
+)
+@pytest.mark.parametrize("key", ["model", "+pair", "results.file", "hydra.run.dir"])
+def test_a_path_may_hold_any_letter(key: str, path: str) -> None:
+    assert value_of(f"{key}={path}") == os.path.expanduser(path)
+
+
+def test_names_in_a_sweep_may_be_longer_together_than_one_file_name() -> None:
+    presets = ",".join(["llama3.1_70B-bnb-4bit", "./my-model"] * 20)
+    assert overrides(f"model={presets}") == [f"model={presets}"]
+
+
+def test_several_paths_are_a_sweep_and_a_comma_in_one_that_exists_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ä,b").mkdir()
+    assert overrides("model=./ä=1,7B,./ö") == ["model='./ä=1',7B,'./ö'"]
+    assert value_of("model=./ä,b") == "./ä,b"
+    assert value_of("hydra.run.dir=ä,${now:%Y}") == "ä,${now:%Y}"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (4, 4),
+        (np.int64(4), 4),
+        (np.float32(0.5), 0.5),
+        (True, True),
+        (np.bool_(False), False),
+        (None, None),
+        ([1, 2], [1, 2]),
+        (range(3), [0, 1, 2]),
+        (("a, b", "it's"), ["a, b", "it's"]),
+        ({"model.layers.0": 1, "lm_head": "cpu"}, {"model.layers.0": 1, "lm_head": "cpu"}),
+        (Path("a b") / "c,d", "a b/c,d"),
+        (Path("model"), "./model"),
+    ],
+    ids=repr,
+)
+def test_a_keyword_arrives_as_it_was_given(given: Any, expected: Any) -> None:
+    (argument,) = from_keywords({"placement": {"device_map": given}}, KNOWN)
+    assert argument.startswith("placement.device_map=")
+    assert value_of(argument) == expected
+
+
+def test_a_mapping_is_a_group_where_the_command_has_one() -> None:
+    keywords = {
+        "decoding": {"top_p": 0.9, "top_k": 3},
+        "hydra": {"run": {"dir": "x"}},
+        "draft": None,
+    }
+    assert from_keywords(keywords, KNOWN) == [
+        "decoding.top_p=0.9",
+        "decoding.top_k=3",
+        "hydra.run.dir=x",
+        "draft=none",
+    ]
+
+
+CHANGEABLE = [
+    "decoding.temperature",
+    "decoding.num_draft_tokens",
+    "decoding.rule",
+    "decoding.lenience",
+    "view",
+]
+
+
+@pytest.fixture
+def settings() -> CompareSettings:
+    model = ModelSettings(name="7B", repository="team/7B", architecture={"model_type": "llama"})
+    return settings_of(
+        CompareSettings, model=model, draft=None, placement=PlacementSettings(device_map={"": 0})
+    )
+
+
+def test_settings_change_together_and_the_rest_stays(settings: CompareSettings) -> None:
+    new = changed(settings, "T=8e-1 K=6 view=race lenience=0.5 rule=google", CHANGEABLE)
+    assert (new.decoding.temperature, new.decoding.num_draft_tokens, new.view) == (0.8, 6, "race")
+    assert new.decoding.lossy
+    assert (new.model, new.draft, new.placement) == (settings.model, None, settings.placement)
+    assert settings.decoding.temperature == 0.5
+
+
+@pytest.mark.parametrize(
+    ("assignments", "complaint"),
+    [
+        ("temperature=-1", "decoding.temperature=-1.0: must not be negative"),
+        ("temperature=warm", "decoding.temperature=warm: must be a number"),
+        ("view=text temperature=1 top_pp=3", "top_pp: no such setting"),
+        ("tempratur=1", "tempratur: no such setting (did you mean decoding.temperature?)"),
+        (
+            "decoding.tempratur=1",
+            "decoding.tempratur: no such setting (did you mean decoding.temperature?)",
+        ),
+        ("model=13B", "model: cannot be changed in a session, only decoding.temperature"),
+        (
+            "temperature 1",
+            "temperature: is typed with an equals sign and no spaces: :set decoding.temperature=1",
+        ),
+        ("temperature=", "decoding.temperature=: must be a number"),
+        ("temperature={", "decoding.temperature: has a value that cannot be read"),
+        ("lenience=0.5", "decoding.lenience=0.5: below 1 needs decoding.rule=google"),
+    ],
+)
+def test_a_wrong_change_is_one_line_and_changes_nothing(
+    settings: CompareSettings, assignments: str, complaint: str
+) -> None:
+    with pytest.raises(SettingError) as error:
+        changed(settings, assignments, CHANGEABLE)
+    assert str(error.value).startswith(complaint)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("K=8", "gamma=4"), "gamma=4: is another name for K=8"),
+        (("n=8", "--limit", "9"), "limit=9: is another name for n=8"),
+        (("decoding.temperature=0", "T=1"), "T=1: is another name for decoding.temperature=0"),
+    ],
+)
+def test_two_names_of_a_setting_with_two_values_are_refused(
+    words: tuple[str, ...], complaint: str
+) -> None:
+    with pytest.raises(SettingError, match=f"^{complaint}: type one of them$"):
+        overrides(*words)
+
+
+def test_of_one_name_the_last_value_counts_and_equal_values_are_one() -> None:
+    assert overrides("K=8", "K=4")[-1] == "decoding.num_draft_tokens=4"
+    overrides("K=8", "gamma=8")

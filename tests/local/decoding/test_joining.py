@@ -1,0 +1,162 @@
+"""Rows that join and leave a batch while others run: each gets what it gets alone, token for token."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from architectures import random_model, random_pair
+from harness.local.decoding.batch import Change, Records, Request
+from harness.local.decoding.loops import autoregressive, speculative
+from harness.local.decoding.protocols import Drafter, Runner
+from harness.local.decoding.randomness import uniforms
+from harness.local.decoding.rules import verify_block
+from harness.local.decoding.verify import verify
+from harness.local.decoding.warp import BatchWarp, RowWarp, Warp
+from harness.local.drafting.model import ModelDrafter
+from harness.local.runners.eager import EagerRunner
+from harness.local.runners.static import StaticRunner
+from mtp_models import mtp_target
+from small_heads import block_head, eagle_head, layer_config, medusa_head, mtp_head, target_model
+from text_drafters import lookup_drafter, suffix_drafter
+
+K = 3
+WARPS = [Warp(0), Warp(0.8), Warp(1.0, top_k=20), Warp(0)]
+
+
+def requests() -> list[Request]:
+    """Requests of several lengths, settings and places in the stream of random numbers; the fourth has two prompts."""
+    asked = []
+    for number, length in enumerate([18, 9, 1, 12, 25, 7, 14]):
+        generator = torch.Generator().manual_seed(number)
+        sizes = [1 + 3 * number % 8, 4] if number == 3 else [1 + 3 * number % 8]
+        prompts = [torch.randint(40, (size,), generator=generator).tolist() for size in sizes]
+        numbers = uniforms(
+            0, [10 * number + row for row in range(len(sizes))], (length + 1) * (K + 1)
+        )
+        asked.append(Request(prompts, numbers, WARPS[number % len(WARPS)], length))
+    return asked
+
+
+Texts = dict[int, list[tuple[int, str]]]
+
+
+def collect(
+    records: Records, joining: dict[int, list[Request]], ended: dict[int, set[int]]
+) -> Texts:
+    """The tokens of each row with their origins; at each turn send what joins there, and the rows that end there."""
+    texts: Texts = {}
+    record = next(records)
+    for turn in itertools.count():
+        for row, tokens, origins in zip(record.rows, record.tokens, record.origins, strict=True):
+            texts.setdefault(row, []).extend(zip(tokens, map(str, origins), strict=True))
+        change = Change(ended.get(turn, ()), joining.pop(turn, ()))
+        try:
+            record = records.send(change)
+        except StopIteration:
+            assert not joining, "the loop ended before all had joined"
+            return texts
+    raise AssertionError
+
+
+def drafters() -> dict[str, Callable[[BatchWarp], Drafter]]:
+    _, draft = random_pair("llama")
+    return {
+        "model": lambda warp: ModelDrafter(EagerRunner(draft), warp),
+        "static model": lambda warp: ModelDrafter(StaticRunner(draft), warp),
+        "lookup": lambda warp: lookup_drafter(),
+        "suffix": lambda warp: suffix_drafter(),
+    }
+
+
+@pytest.mark.parametrize("name", ["none", "model", "static model", "lookup", "suffix"])
+@pytest.mark.parametrize("runner", [EagerRunner, StaticRunner])
+@pytest.mark.parametrize("block", [False, True], ids=["", "block"])
+def test_rows_join_and_leave(name: str, runner: Callable[..., Runner], block: bool) -> None:
+    model = random_model("llama")
+
+    def decode(request: Request) -> Records:
+        if name == "none":
+            return autoregressive(runner(model), request)
+        warp = BatchWarp()
+        rule = verify_block if block else verify
+        drafter = drafters()[name](warp)
+        return speculative(runner(model), drafter, request, K, 1.0, rule, redraw=block, warp=warp)
+
+    first, *others = requests()
+    alone = [collect(decode(request), {}, {}) for request in [first, *others]]
+    expected: Texts = dict(enumerate(text for texts in alone for text in texts.values()))
+    # Row 4, the second of two prompts, and row 5 leave before they are done; two requests join in one turn, and one
+    # when all others may have ended.
+    joining = dict(
+        zip(
+            [1, 2, 4, 6, 7],
+            [[others[0]], [others[1]], others[2:4], [others[4]], [others[5]]],
+            strict=True,
+        )
+    )
+    together = collect(decode(first), joining, {5: {4}, 8: {5}})
+    assert together.keys() == expected.keys()
+    for row, text in together.items():
+        whole = expected[row]
+        assert text == (whole[: len(text)] if row in (4, 5) else whole), row
+    assert len(together[4]) < len(expected[4])
+    assert len(together[5]) < len(expected[5])
+
+
+@pytest.mark.parametrize("kind", ["eagle", "block", "medusa", "mtp"])
+def test_rows_join_with_heads(kind: str) -> None:
+    target = target_model()
+    heads: dict[str, Callable[..., Any]] = {
+        "eagle": lambda: eagle_head(layer_config("llama")),
+        "block": block_head,
+        "medusa": lambda: medusa_head(own_outputs=True),
+    }
+    if kind == "mtp":
+        target, layers = mtp_target("glm4_moe", num_mtp_layers=3)
+        heads[kind] = lambda: mtp_head(layers)
+    head = heads[kind]()
+
+    def decode(request: Request) -> Records:
+        warp = BatchWarp()
+        drafter = head.drafter(target, warp)
+        return speculative(
+            EagerRunner(target, hidden_layers=drafter.layers), drafter, request, K, warp=warp
+        )
+
+    first, *others = requests()
+    alone = [collect(decode(request), {}, {}) for request in [first, *others]]
+    expected = [text for texts in alone for text in texts.values()]
+    together = collect(decode(first), {1: others[:1], 2: others[1:3], 4: others[3:]}, {})
+    assert [together[row] for row in range(len(expected))] == expected
+
+
+def test_a_batch_that_has_emptied_takes_new_rows() -> None:
+    model = random_model("llama")
+    first, second, *_ = requests()
+    records = speculative(
+        EagerRunner(model), ModelDrafter(EagerRunner(model), first.warp), first, K
+    )
+    next(records)
+    record = records.send(Change({0}, [second]))
+    assert record.rows == [1]
+    alone = collect(autoregressive(EagerRunner(model), second), {}, {})
+    tokens = [*record.tokens[0], *(token for one in records for token in one.tokens[0])]
+    assert len(tokens) == len(alone[0]) == second.max_new_tokens
+
+
+def test_each_row_has_its_own_warp() -> None:
+    logits = torch.randn(3, 2, 9, generator=torch.Generator().manual_seed(0))
+    warp = BatchWarp()
+    rows = [Warp(0), Warp(0.7, top_p=0.8), Warp(0)]
+    warp.set_rows(rows)
+    mixed = warp(logits)
+    for row, own in enumerate(rows):
+        assert torch.equal(mixed[row], own(logits[row]))
+    assert warp.current == RowWarp(tuple(rows))
+    warp.set_rows([Warp(0)] * 3)
+    assert warp.current == Warp(0)

@@ -1,0 +1,260 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from architectures import ARCHITECTURES, generated, random_model, random_pair
+from chains import GREEDY, RAGGED, SIZE, chain, p_value_of_texts, request, small_chain, texts
+from fakes import MarkovRunner, TableDrafter
+from harness.local.decoding.batch import Request
+from harness.local.decoding.loops import autoregressive, speculative
+from harness.local.decoding.protocols import Iteration, NonFiniteError, Origin, Step
+from harness.local.decoding.rules import AcceptByCoin, verify_block, verify_typical
+from harness.local.decoding.trees import TreeShape
+from harness.local.decoding.verify import Offer, Verdict, verify
+from harness.local.decoding.warp import Warp
+from harness.local.drafting.model import ModelDrafter
+from harness.local.runners.eager import EagerRunner
+from verifiers import FALSE_ALARM_RATE, without_residual
+
+
+def run_speculative(
+    target: Tensor,
+    draft: Tensor,
+    what: Request,
+    k: int = 4,
+    rule: Callable[[Offer], Verdict] = verify,
+) -> tuple[list[Iteration], MarkovRunner]:
+    runner = MarkovRunner(target)
+    drafter = ModelDrafter(MarkovRunner(draft), what.warp)
+    return list(speculative(runner, drafter, what, k, verification=rule)), runner
+
+
+@pytest.mark.parametrize(("k", "most"), [(1, 1), (2, 2), (4, 4), (7, 4)])
+@pytest.mark.parametrize("prompts", [RAGGED[:1], RAGGED], ids=["one row", "ragged rows"])
+def test_greedy_output_is_the_regular_one(k: int, most: int, prompts: list[list[int]]) -> None:
+    target = chain(0)
+    expected = texts(autoregressive(MarkovRunner(target), request(prompts)), len(prompts))
+    draft = 0.5 * target + 0.5 * chain(1)  # agrees sometimes
+    iterations, _ = run_speculative(target, draft, request(prompts), k)
+    assert texts(iterations, len(prompts)) == expected
+    assert all(len(row) == 20 for row in expected)
+    accepted = [count for iteration in iterations for count in iteration.num_accepted]
+    assert (min(accepted), max(accepted)) == (0, most)
+
+
+def test_the_same_model_as_draft_is_never_rejected() -> None:
+    target = chain(0)
+    iterations, runner = run_speculative(target, target, request(RAGGED, Warp(0.8)), 4)
+    assert all(count == 4 for iteration in iterations[1:-1] for count in iteration.num_accepted)
+    assert runner.num_calls == 4  # 1 + 5 + 5 + 5 + 4 tokens
+    origins = {origin for iteration in iterations for row in iteration.origins for origin in row}
+    assert origins == {Origin.TARGET, Origin.DRAFT, Origin.BONUS}
+
+
+def test_a_draft_that_is_always_wrong_changes_no_token() -> None:
+    target = torch.eye(SIZE).roll(1, dims=1)  # t is followed by t + 1
+    draft = torch.eye(SIZE).roll(2, dims=1)
+    iterations, _ = run_speculative(target, draft, request(RAGGED, Warp(1.0)))
+    assert texts(iterations, 3) == [[(row[-1] + 1 + i) % SIZE for i in range(20)] for row in RAGGED]
+    assert all(count == 0 for iteration in iterations for count in iteration.num_accepted)
+    assert all(
+        row == [Origin.RECOVERED] for iteration in iterations[1:-1] for row in iteration.origins
+    )
+    assert iterations[-1].origins == [[Origin.TARGET]] * 3, (
+        "the last token leaves room for no proposal"
+    )
+
+
+def test_origins_and_proposals_match_the_tokens() -> None:
+    target = chain(0)
+    iterations, _ = run_speculative(
+        target, 0.5 * target + 0.5 * chain(1), request(RAGGED, Warp(1.0), 40), 3
+    )
+    for iteration in iterations[1:]:
+        for tokens, origins, proposed, accepted in zip(
+            iteration.tokens,
+            iteration.origins,
+            iteration.proposed,
+            iteration.num_accepted,
+            strict=True,
+        ):
+            assert len(tokens) == len(origins) > 0
+            drafted = origins.count(Origin.DRAFT)
+            assert tokens[:drafted] == proposed[:drafted]
+            if len(tokens) > drafted:
+                assert drafted == accepted
+                whole = Origin.BONUS if proposed else Origin.TARGET
+                assert origins[-1] == (whole if accepted == len(proposed) else Origin.RECOVERED)
+
+
+@pytest.mark.parametrize("decoder", ["regular", "speculative"])
+def test_rows_end_one_by_one_at_a_stop_token(decoder: str) -> None:
+    target = torch.eye(SIZE).roll(1, dims=1)
+    what = request([[3], [9], [11], [0]], length=6, stop=[0])
+    if decoder == "regular":
+        iterations = list(autoregressive(MarkovRunner(target), what))
+    else:
+        iterations, _ = run_speculative(target, target, what, 3)
+    assert texts(iterations, 4) == [[4, 5, 6, 7, 8, 9], [10, 11, 0], [0], [1, 2, 3, 4, 5, 6]]
+    assert iterations[-1].rows == [0, 3]
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_short_generations(length: int) -> None:
+    target = chain(3)
+    what = request(RAGGED, length=length)
+    iterations, runner = run_speculative(target, target, what)
+    assert texts(iterations, 3) == texts(autoregressive(MarkovRunner(target), what), 3)
+    longest = max(len(row) - len(prompt) for row, prompt in zip(runner.rows, RAGGED, strict=True))
+    assert longest <= max(length, 1)
+
+
+@pytest.mark.parametrize("rule", [verify, verify_typical])
+@pytest.mark.parametrize("length", [2, 3, 4, 5, 6, 7, 30])
+def test_an_answer_does_not_depend_on_its_batch(
+    length: int, rule: Callable[[Offer], Verdict]
+) -> None:
+    """With a short length, rows of one batch soon have different numbers of tokens left to propose."""
+    target, num_rows = chain(0), 40
+    draft = 0.5 * target + 0.5 * chain(1)
+    prompts = [[index % SIZE] for index in range(num_rows)]
+    together, _ = run_speculative(target, draft, request(prompts, Warp(0.9), length), rule=rule)
+    for index, prompt in enumerate(prompts):
+        alone, _ = run_speculative(
+            target, draft, request([prompt], Warp(0.9), length, indices=[index]), rule=rule
+        )
+        assert texts(alone, 1)[0] == texts(together, num_rows)[index]
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+@pytest.mark.parametrize("batch", [RAGGED[:1], RAGGED], ids=["one row", "ragged rows"])
+def test_greedy_output_equals_generate(name: str, batch: list[list[int]]) -> None:
+    """Both arms give the tokens of transformers' own `generate`, row by row."""
+    model, draft = random_pair(name)
+    expected = [generated(model, prompt, 24) for prompt in batch]
+    what = request(batch, length=24)
+    assert texts(autoregressive(EagerRunner(model), what), len(batch)) == expected
+    iterations = list(
+        speculative(EagerRunner(model), ModelDrafter(EagerRunner(draft), GREEDY), what, 4)
+    )
+    assert texts(iterations, len(batch)) == expected
+    accepted = [count for iteration in iterations[1:] for count in iteration.num_accepted]
+    assert 0 < sum(accepted) < 4 * len(accepted), (
+        "the draft should be right sometimes, and wrong sometimes"
+    )
+
+
+def test_two_architectures_as_a_pair() -> None:
+    target, draft = random_model("llama"), random_model("gpt2")
+    what = request(RAGGED, Warp(1.0), 16)
+    mixed = speculative(EagerRunner(target), ModelDrafter(EagerRunner(draft), what.warp), what, 3)
+    assert [len(row) for row in texts(mixed, 3)] == [16, 16, 16]
+
+
+@pytest.mark.parametrize("warp", [GREEDY, Warp(0.9)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "following", [{}, {9: 8}, {0: 1, 1: 5, 3: 4, 4: 7, 5: 9, 7: 0, 9: 2}], ids=len
+)
+def test_rows_are_offered_what_the_drafter_has(following: dict[int, int], warp: Warp) -> None:
+    """Some rows of a batch get K tokens, some fewer and some none; `TableDrafter` checks what it is given."""
+    target, num_rows = MarkovRunner(chain(0)), 40
+    what = request([[row % 5, row % SIZE] for row in range(num_rows)], warp)
+    drafter = TableDrafter(following)
+    iterations = list(speculative(target, drafter, what, 4))
+    if warp == GREEDY:
+        assert texts(iterations, num_rows) == texts(
+            autoregressive(MarkovRunner(chain(0)), what), num_rows
+        )
+    assert set(drafter.num_offered) == {0: {0}, 1: {0, 1}, 7: {0, 1, 2, 3, 4}}[len(following)]
+    lasts = {
+        (len(proposed), accepted, origins[-1])
+        for step in iterations[1:]
+        for proposed, accepted, tokens, origins in zip(
+            step.proposed, step.num_accepted, step.tokens, step.origins, strict=True
+        )
+        if len(tokens) > accepted
+    }
+    for offered, accepted, origin in lasts:
+        whole = Origin.BONUS if offered else Origin.TARGET
+        assert origin == (whole if accepted == offered else Origin.RECOVERED)
+    assert len({origin for _, _, origin in lasts}) >= {0: 1, 1: 2, 7: 3}[len(following)]
+
+
+def test_without_an_offer_the_target_sees_the_pending_token_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    widths: list[int] = []
+    original = MarkovRunner.extend
+
+    def extend(self: MarkovRunner, tokens: Tensor, tree: TreeShape | None = None) -> Step:
+        widths.append(tokens.shape[1])
+        return original(self, tokens, tree)
+
+    def never(offer: Offer) -> Verdict:
+        raise AssertionError("nothing to verify")
+
+    monkeypatch.setattr(MarkovRunner, "extend", extend)
+    what = request(RAGGED, Warp(1.0), 6)
+    silent = list(
+        speculative(MarkovRunner(chain(0)), TableDrafter({}), what, 4, verification=never)
+    )
+    assert widths == [1] * 5
+    assert texts(silent, 3) == texts(autoregressive(MarkovRunner(chain(0)), what), 3)
+    assert {origin for step in silent for row in step.origins for origin in row} == {Origin.TARGET}
+
+
+def test_nothing_is_drafted_where_one_token_is_missing() -> None:
+    drafter = ModelDrafter(draft := MarkovRunner(chain(0)), GREEDY)
+    iterations = list(speculative(MarkovRunner(chain(0)), drafter, request(RAGGED, length=7), 4))
+    assert [step.proposed for step in iterations[-1:]] == [[[]] * 3]
+    assert draft.num_calls == 4, (
+        "one proposal of four tokens, all accepted; then one token is missing"
+    )
+
+
+@pytest.mark.parametrize("verification", [verify, without_residual])
+def test_a_table_as_drafter_keeps_the_target_s_distribution(
+    verification: Callable[..., Verdict],
+) -> None:
+    """Chi-square over the first three tokens after one prompt, false-alarm rate 1e-9; the broken twin is caught."""
+    target, num_rows = small_chain(5, 0.7, 6), 30_000
+    what = request([[0]] * num_rows, Warp(1.0), 3)
+    table = TableDrafter(
+        {token: int(target[token].argmax()) for token in (0, 1, 2, 4)}
+    )  # of two tokens, nothing
+    drawn = texts(
+        speculative(MarkovRunner(target.float()), table, what, 2, 1.0, verification), num_rows
+    )
+    assert set(table.num_offered) == {0, 1}, (
+        "the first token is drawn, and the last one never drafted"
+    )
+    assert (p_value_of_texts(drawn, target, 0) > FALSE_ALARM_RATE) == (verification is verify)
+
+
+@pytest.mark.parametrize("warp", [GREEDY, Warp(temperature=1)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("role", ["model", "draft"])
+@pytest.mark.parametrize(
+    "rule",
+    [verify, verify_block, verify_typical, AcceptByCoin((1.0,))],
+    ids="default block typical coin".split(),
+)
+def test_no_rule_accepts_past_logits_that_are_not_finite(
+    rule: Callable[..., Verdict], role: str, warp: Warp
+) -> None:
+    """The text is 1 2 3 4 ..., and after 3 one of the models has no numbers."""
+    sound = torch.eye(SIZE).roll(1, dims=1)
+    broken = sound.clone()
+    broken[3] = torch.nan
+    target, draft = (broken, sound) if role == "model" else (sound, broken)
+    drafter = ModelDrafter(MarkovRunner(draft), warp)
+    with pytest.raises(NonFiniteError) as caught:
+        list(
+            speculative(
+                MarkovRunner(target), drafter, request([[5], [0]], warp), 4, verification=rule
+            )
+        )
+    assert (caught.value.role, caught.value.position) == (role, 3)

@@ -1,0 +1,124 @@
+"""The loop over trees: greedy texts, distributions, and a tree of width 1 in place of a chain."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from torch import Tensor
+
+from chains import (
+    GREEDY,
+    RAGGED,
+    chain,
+    fields,
+    p_value_of_texts,
+    request,
+    small_chain,
+    texts,
+)
+from fakes import ChainTreeDrafter, MarkovRunner, Scripted
+from harness.local.decoding.batch import Request
+from harness.local.decoding.loops import autoregressive, speculative
+from harness.local.decoding.protocols import Origin, Step
+from harness.local.decoding.randomness import uniforms
+from harness.local.decoding.tree_rules import verify_rounds
+from harness.local.decoding.tree_speculation import speculative_trees
+from harness.local.decoding.trees import TreeShape, chain_of
+from harness.local.decoding.warp import Warp
+from harness.local.drafting.model import ModelDrafter
+from verifiers import FALSE_ALARM_RATE
+
+SHAPE = (0, 0, 1, 1, 2, 3)
+
+
+def with_room(what: Request, num_nodes: int) -> Request:
+    """A longer stream of random numbers: every iteration takes new ones."""
+    count = (what.max_new_tokens + 1) * (num_nodes + 1)
+    return dataclasses.replace(what, uniforms=uniforms(0, range(len(what.prompts)), count))
+
+
+def test_greedy_texts_are_the_regular_ones() -> None:
+    """Ragged prompts, rows that end at different times, and fewer levels towards the end."""
+    target, draft = chain(1), chain(2, 1.0) + 0.5 * chain(1)
+    what = with_room(request(RAGGED, GREEDY, 30), 6)
+    expected = texts(autoregressive(MarkovRunner(target), what), 3)
+    drafter = ChainTreeDrafter(draft, SHAPE)
+    runner = MarkovRunner(target)
+    records = list(speculative_trees(runner, drafter, what, 3, 6, verify_rounds))
+    assert texts(records, 3) == expected
+    origins = {origin for record in records for row in record.origins for origin in row}
+    assert {Origin.DRAFT, Origin.RECOVERED, Origin.BONUS} <= origins
+    for record in records[1:]:
+        for tokens, proposed, accepted in zip(
+            record.tokens, record.proposed, record.num_accepted, strict=True
+        ):
+            assert tokens[:accepted] == proposed[:accepted]
+
+
+def test_levels_may_be_chosen_before_every_iteration() -> None:
+    """None at all is an iteration of regular decoding."""
+    target, draft = chain(1), chain(2, 1.0) + 0.5 * chain(1)
+    what = with_room(request(RAGGED, GREEDY, 30), 6)
+    expected = texts(autoregressive(MarkovRunner(target), what), 3)
+    drafter = ChainTreeDrafter(draft, SHAPE)
+    chosen = Scripted([0, 3, 1, 0, 2])
+    records = list(speculative_trees(MarkovRunner(target), drafter, what, chosen, 6, verify_rounds))
+    assert texts(records, 3) == expected
+    assert len(chosen.seen) == chosen.turn
+    assert {max(limits) for limits, _ in chosen.seen} == {0, 1, 2, 3}
+    for limits, accepted in chosen.seen:
+        assert all(count <= limit for count, limit in zip(accepted, limits, strict=True))
+
+
+class KeepsSibling(MarkovRunner):
+    """Keeps the first tokens of a tree instead of the path."""
+
+    def keep_path(self, paths: Tensor, counts: list[int]) -> None:
+        super().keep_path(torch.arange(paths.shape[1]).expand_as(paths), counts)
+
+
+class WrongPositions(MarkovRunner):
+    """Numbers the nodes of a tree as if they were a text."""
+
+    def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
+        if tree is not None:
+            tree = TreeShape([chain_of(tree.num_nodes)] * len(tokens))
+        return super().extend(tokens, tree)
+
+
+@pytest.mark.parametrize("make", [KeepsSibling, WrongPositions])
+def test_faults_of_runners_reach_the_drafter(make: type[MarkovRunner]) -> None:
+    target = chain(1)
+    what = with_room(request(RAGGED, GREEDY, 11), 6)
+    drafter = ChainTreeDrafter(target.flip(1) + target, SHAPE)
+    runner = make(target)
+    try:
+        list(speculative_trees(runner, drafter, what, 3, 6, verify_rounds))
+    except AssertionError:
+        return
+    decided = [row[:-1] for row in drafter.rows]
+    assert [row[: len(known)] for row, known in zip(runner.rows, decided, strict=True)] != decided
+
+
+def test_the_loop_keeps_the_target_s_distribution() -> None:
+    """Chi-square over the first token and the four after it, false-alarm rate 1e-9."""
+    num_rows = 15_000
+    target, draft = small_chain(5, 0.8, 3), small_chain(6, 1.2, 3).float()
+    what = with_room(request([[0]] * num_rows, Warp(1.0), 5), 6)
+    drafter = ChainTreeDrafter(draft, SHAPE)
+    runner = MarkovRunner(target.float())
+    records = speculative_trees(runner, drafter, what, 3, 6, verify_rounds)
+    assert p_value_of_texts(texts(records, num_rows), target, 0) > FALSE_ALARM_RATE
+
+
+def test_a_tree_of_width_1_is_a_chain() -> None:
+    """The same records, of the same random numbers."""
+    target, draft = chain(1), chain(2, 1.0)
+    what = with_room(request(RAGGED, GREEDY, 12), 4)
+    drafter = ModelDrafter(MarkovRunner(draft), GREEDY)
+    expected = speculative(MarkovRunner(target), drafter, what, 4, redraw=True)
+    trees = ChainTreeDrafter(draft, chain_of(4))
+    found = speculative_trees(MarkovRunner(target), trees, what, 4, 4, verify_rounds)
+    assert list(map(fields, expected)) == list(map(fields, found))

@@ -1,0 +1,188 @@
+"""Target and draft on two GPUs decide what they decide on a CPU, and the host waits for each verdict alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from architectures import random_model
+from chains import fields, request
+from harness.local.decoding.batch import Change, Records
+from harness.local.decoding.loops import autoregressive, speculative
+from harness.local.decoding.protocols import Drafter, Iteration, Runner
+from harness.local.decoding.rules import AcceptByCoin, verify_typical
+from harness.local.decoding.trees import TreeShape
+from harness.local.decoding.warp import BatchWarp, Warp
+from harness.local.drafting.early_exit import truncated
+from harness.local.drafting.model import ModelDrafter
+from harness.local.drafting.translated import TranslatedDrafter, Translation
+from harness.local.models.boundaries import cross_once
+from harness.local.runners.eager import EagerRunner
+from harness.local.runners.shared_prefix import SharedPrefixRunner
+from harness.local.runners.snapshot import SnapshotRunner
+from harness.local.runners.static import StaticRunner
+from mtp_models import mtp_target
+from prepared_pairs import LAYERS, NUM_DRAFT_TOKENS, WARP, pair, prepared
+from pretended_gpus import PretendedGpus, pretended_gpus
+from small_heads import block_head, eagle_head, layer_config, medusa_head, mtp_head, target_model
+from text_drafters import lookup_drafter
+
+PROMPTS = [[5, 9, 3, 4, 7], [5, 9, 3], [5, 9, 10, 1, 2, 3]]
+HEADS: dict[str, Callable[[], Any]] = {
+    "eagle": lambda: eagle_head(layer_config("llama")),
+    "parallel eagle": lambda: eagle_head(layer_config("llama"), mask_token_id=90),
+    "block": block_head,
+    "medusa": lambda: medusa_head(own_outputs=False),
+}
+# Every other token is the same in both vocabularies.
+TRANSLATION = Translation(
+    {token: token for token in range(0, 97, 2)},
+    lambda tokens: [token // 2 * 2 for token in tokens],
+    lambda token: [token // 2 * 2],
+    97,
+)
+
+
+# Of a target, and of a draft with so many drawn tokens.
+RUNNERS: dict[str, Callable[[PreTrainedModel, int], Runner]] = {
+    "eager": lambda model, _: EagerRunner(model),
+    "static": lambda model, _: StaticRunner(model),
+    "captured": lambda model, num_drawn: prepared(model, num_drawn=num_drawn),
+    "shared": lambda model, _: SharedPrefixRunner(StaticRunner(model)),
+}
+
+
+def spread(model: PreTrainedModel, first: str, second: str) -> PreTrainedModel:
+    """All but its first layer goes to the second device."""
+    names = ["embed_tokens", "layers.0", "layers.1", "layers.2", "norm", "rotary_emb"]
+    places = {f"model.{name}": first if number < 2 else second for number, name in enumerate(names)}
+    places["lm_head"] = second
+    for name, place in places.items():
+        model.get_submodule(name).to(place)
+    cross_once(model, places, torch.device(first))
+    return model
+
+
+def drafting(kind: str, first: str, second: str) -> tuple[Runner, Drafter]:
+    """A target on the first device, and a drafter for it, whose model is on the second."""
+    if kind in LAYERS:
+        target, layers = mtp_target("deepseek_v3", num_mtp_layers=LAYERS[kind])
+        head = mtp_head(layers)
+    elif kind in HEADS:
+        target, head = target_model(), HEADS[kind]()
+    elif kind == "spread, early exit":
+        target, options = (
+            spread(random_model("llama"), first, second),
+            {"device": torch.device(first)},
+        )
+        own = StaticRunner(truncated(target, 2), **options)
+        return StaticRunner(target, **options), ModelDrafter(own, WARP, first)
+    elif kind == "recurrent":
+        return SnapshotRunner(random_model("lfm2").to(first)), lookup_drafter(first)
+    else:
+        target, draft = pair("llama")
+        make = RUNNERS.get(kind, RUNNERS["static"])
+        runner, own = make(target.to(first), 0), make(draft.to(second), NUM_DRAFT_TOKENS)
+        if kind == "translated":
+            return runner, TranslatedDrafter(own, TRANSLATION, WARP, first)
+        return runner, ModelDrafter(own, WARP, first)
+    drafter = head.to(second).drafter(target.to(first), WARP)
+    return StaticRunner(target, hidden_layers=drafter.layers), drafter
+
+
+@pytest.fixture
+def compared() -> Callable[..., PretendedGpus]:
+    """The GPUs behind the second record, while the records were those of a CPU."""
+    if torch.cuda.is_available():
+        pytest.skip("for machines without")
+
+    def compare(decode: Callable[[str, str], Iterator[Iteration]]) -> PretendedGpus:
+        with pretended_gpus() as gpus:
+            expected = list(map(fields, decode("cpu", "cpu")))
+            records = decode("cuda:0", "cuda:1")
+            found = [fields(next(records)), fields(next(records))]
+            gpus.waits.clear()
+            gpus.plans.clear()
+            assert found + list(map(fields, records)) == expected
+            return gpus
+
+    return compare
+
+
+def on(device: str, warp: Warp = WARP, prompts: list[list[int]] = PROMPTS, length: int = 16) -> Any:
+    what = request(prompts, warp, length)
+    return replace(what, uniforms=what.uniforms.to(device))
+
+
+@pytest.mark.parametrize(
+    "kind", [*RUNNERS, *HEADS, *LAYERS, "translated", "recurrent", "spread, early exit"]
+)
+def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., PretendedGpus]) -> None:
+    gpus = compared(
+        lambda *devices: speculative(*drafting(kind, *devices), on(devices[0]), NUM_DRAFT_TOKENS)
+    )
+    assert not gpus.plans
+    waits = gpus.waits
+    if kind == "translated":  # tokens become others on the host
+        assert waits == ["aten._to_copy from cuda:1 to cpu"] * len(waits)
+        assert len(waits) < 16
+    elif kind not in ("eager", "recurrent"):  # transformers reads its own masks
+        assert not waits
+
+
+@pytest.mark.parametrize("verification", [verify_typical, AcceptByCoin((0.6,))])
+def test_other_rules(verification: Any, compared: Callable[..., PretendedGpus]) -> None:
+    def decode(first: str, second: str) -> Records:
+        parts = drafting("static", first, second)
+        return speculative(*parts, on(first), NUM_DRAFT_TOKENS, verification=verification)
+
+    assert not compared(decode).waits
+
+
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize("kind", ["static", "captured"])
+def test_rows_that_differ_leave_and_join(
+    kind: str, drafts: bool, compared: Callable[..., PretendedGpus]
+) -> None:
+    """Caches grow, too."""
+
+    def decode(first: str, second: str) -> Iterator[Iteration]:
+        runner, drafter = drafting(kind, first, second)
+        warp = BatchWarp()
+        records = autoregressive(runner, on(first, Warp(0.9)))
+        if drafts:
+            assert isinstance(drafter, ModelDrafter)
+            drafter._warp = warp
+            records = speculative(
+                runner, drafter, on(first, Warp(0.9)), NUM_DRAFT_TOKENS, warp=warp
+            )
+        joining = [
+            on(first, Warp(0.5, top_k=5), [[3, 4]], 8),
+            on(first, Warp(0.7, top_p=0.8), [[9] * 120], 20),
+        ]
+        yield next(records)
+        changes = iter([Change(), Change(ended={1}), Change(joining=joining)])
+        while True:
+            try:
+                yield records.send(next(changes, Change()))
+            except StopIteration:
+                return
+
+    compared(decode)
+
+
+def test_the_shapes_of_trees_are_copied_without_a_wait() -> None:
+    if torch.cuda.is_available():
+        pytest.skip("for machines without")
+    shape = TreeShape([(0, 0, 1), (0, 1, 1)], limits=[2, 1])
+    with pretended_gpus() as gpus:
+        copies = [*shape.on(torch.device("cuda:0")), shape.offered_on(torch.device("cuda:0"))]
+        assert not gpus.waits
+        found = [copy.tolist() for copy in copies]
+    cpu = torch.device("cpu")
+    assert found == [tensor.tolist() for tensor in (*shape.on(cpu), shape.offered_on(cpu))]

@@ -1,0 +1,34 @@
+"""DFlash 2 against a slow computation without a cache, and its output against `generate`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from chains import GREEDY
+from harness.local.decoding.warp import Warp
+from head_references import check_against, check_greedy
+from selector_reference import path_expected
+from small_heads import selector_head, target_model
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"window": True},
+        {"window": True, "windows_follow": True},
+        {"window": True, "windows_follow": True, "causal_windows": True},
+        {"causal": True},
+    ],
+    ids=["plain", "window of speculators", "window of z-lab", "causal window", "causal"],
+)
+def test_distributions_equal_those_without_a_cache(changes: dict[str, Any]) -> None:
+    target, head = target_model(), selector_head(**changes)
+    check_against(target, head.drafter(target, Warp()), path_expected(head, target))
+
+
+def test_greedy_output_is_that_of_generate() -> None:
+    target = target_model()
+    check_greedy(target, selector_head().drafter(target, GREEDY))

@@ -1,0 +1,184 @@
+"""The first layers of a model as a draft: the target's own modules, and nothing of the target changes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from accelerate import dispatch_model
+from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from architectures import ARCHITECTURES, RECURRENT, generated, random_model
+from chains import GREEDY, RAGGED, request, texts
+from harness.config.errors import SettingError
+from harness.local.decoding.loops import speculative
+from harness.local.drafting.early_exit import (
+    chosen_num_layers,
+    exit_sketch,
+    truncated,
+    truncated_config,
+)
+from harness.local.drafting.model import ModelDrafter
+from harness.local.models.meta import sketch_model
+from harness.local.runners.eager import EagerRunner
+from harness.local.runners.snapshot import SnapshotRunner
+from harness.local.runners.static import StaticRunner
+from tiny_checkpoints import as_checkpoint, make_config
+
+TOKENS = torch.tensor([[5, 9, 3, 4, 7, 1, 8, 11, 3, 10, 1, 2]])
+
+
+def logits(model: PreTrainedModel) -> torch.Tensor:
+    with torch.no_grad():
+        return model(TOKENS).logits
+
+
+def on_its_own(model: PreTrainedModel, num_layers: int) -> PreTrainedModel:
+    """A model of that many layers with a copy of the weights."""
+    copy = AutoModelForCausalLM.from_config(
+        truncated_config(model.config, num_layers), dtype=torch.float32
+    ).eval()
+    missing, _ = copy.load_state_dict(model.state_dict(), strict=False)
+    assert not missing
+    return copy
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_it_computes_what_the_first_layers_compute(name: str) -> None:
+    model = random_model(name)
+    before = logits(model)
+    shorter = truncated(model, 2)
+    assert torch.equal(logits(shorter), logits(on_its_own(model, 2)))
+    own = {parameter.data_ptr() for parameter in model.parameters()}
+    kept = {parameter.data_ptr() for parameter in shorter.parameters()}
+    assert kept < own
+    assert not torch.equal(logits(shorter), before)
+    assert torch.equal(logits(model), before)
+    assert (model.config.num_hidden_layers, shorter.config.num_hidden_layers) == (3, 2)
+    assert len(shorter(TOKENS, use_cache=True).past_key_values.layers) == 2
+
+
+def test_the_text_part_of_a_model_that_also_reads_images() -> None:
+    text = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4, "head_dim": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 97}
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 16,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+    }
+    config = AutoConfig.for_model("gemma3", text_config=text | heads, vision_config=vision)
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    before = logits(model)
+    assert chosen_num_layers(None, config) == 1
+    shorter = truncated(model, 2)
+    assert torch.equal(logits(shorter), logits(on_its_own(model, 2)))
+    assert torch.equal(logits(model), before)
+    expected = [generated(model, prompt, 24) for prompt in RAGGED]
+    drafter = ModelDrafter(EagerRunner(shorter), GREEDY)
+    iterations = speculative(EagerRunner(model), drafter, request(RAGGED, length=24), 3)
+    assert texts(iterations, len(RAGGED)) == expected
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_the_first_layers_of_recurrent_models_take_tokens_back(name: str) -> None:
+    model = random_model(name)
+    shorter = truncated(model, 2)
+    assert torch.equal(logits(shorter), logits(on_its_own(model, 2)))
+    assert len(truncated_config(model.config, 2).layer_types or [1, 2]) == 2
+    SnapshotRunner(shorter).check(2)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "gpt_neox", "qwen2", "gemma2"])
+def test_greedy_output_equals_generate(name: str) -> None:
+    model = random_model(name)
+    expected = [generated(model, prompt, 24) for prompt in RAGGED]
+    shorter, what = truncated(model, 1), request(RAGGED, length=24)
+    for draft in (EagerRunner(shorter), StaticRunner(shorter)):
+        iterations = list(speculative(EagerRunner(model), ModelDrafter(draft, GREEDY), what, 3))
+        assert texts(iterations, len(RAGGED)) == expected
+
+
+def test_hidden_states_of_the_target_are_captured_as_before() -> None:
+    model = random_model("llama")
+    expected = model(TOKENS, output_hidden_states=True).hidden_states
+    model = random_model("llama")
+    shorter = truncated(model, 2)
+    for _ in range(2):
+        logits(shorter)
+        actual = model(TOKENS, output_hidden_states=True).hidden_states
+        assert len(actual) == 4
+        assert all(map(torch.equal, actual, expected))
+
+
+def test_a_model_that_accelerate_dispatched() -> None:
+    model = random_model("llama")
+    expected = logits(on_its_own(model, 1))
+    before = logits(model)
+    places = {
+        "model.embed_tokens": "cpu",
+        "model.layers": "cpu",
+        "model.norm": "cpu",
+        "model.rotary_emb": "cpu",
+    }
+    dispatched = dispatch_model(
+        model, {**places, "lm_head": "cpu"}, main_device="cpu", force_hooks=True
+    )
+    assert hasattr(dispatched, "_hf_hook")
+    assert torch.equal(logits(truncated(dispatched, 1)), expected)
+    assert torch.equal(logits(dispatched), before)
+
+
+@pytest.mark.parametrize(
+    ("total", "asked", "layers"), [(32, None, 8), (3, None, 1), (24, (12,), 12)]
+)
+def test_a_quarter_of_the_layers_draft_unless_it_is_said(
+    total: int, asked: tuple[int, ...], layers: int
+) -> None:
+    config = AutoConfig.for_model("llama", num_hidden_layers=total)
+    assert chosen_num_layers(asked, config) == layers
+
+
+@pytest.mark.parametrize("num_layers", [0, 3, 4])
+def test_the_number_of_layers_is_checked(num_layers: int) -> None:
+    with pytest.raises(
+        SettingError, match=rf"draft\.layers={num_layers}: must be at least 1 and below .* 3"
+    ):
+        truncated_config(random_model("gpt2").config, num_layers)
+
+
+def test_a_model_whose_layers_are_not_found_is_refused() -> None:
+    model: Any = random_model("llama")
+    model.another = nn.ModuleList([nn.Identity() for _ in range(3)])
+    with pytest.raises(SettingError, match="LlamaForCausalLM has 2"):
+        truncated(model, 2)
+    # A list inside of a layer does not count.
+    model = random_model("llama")
+    model.model.layers[0].experts = nn.ModuleList([nn.Identity() for _ in range(3)])
+    assert truncated(model, 2).config.num_hidden_layers == 2
+
+
+@pytest.mark.parametrize("num_layers", [2, 4, 6])
+def test_layers_that_depend_on_their_number_are_refused_before_anything_loads(
+    num_layers: int,
+) -> None:
+    config = AutoConfig.for_model("gemma3n_text", num_hidden_layers=8, num_kv_shared_layers=2)
+    with pytest.raises(SettingError, match=r"^draft: early_exit cannot shorten gemma3n_text"):
+        chosen_num_layers([num_layers], config)
+
+
+def test_more_tokens_read_more_experts_of_the_borrowed_layers() -> None:
+    """As they do where the same layers are a model of their own."""
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "num_local_experts": 8}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 4, "num_experts_per_tok": 2}
+    target = as_checkpoint(make_config("mixtral", num_hidden_layers=4, **sizes, **heads))
+    draft = exit_sketch(target, "early_exit", 2, torch.float32)
+    alone = as_checkpoint(make_config("mixtral", num_hidden_layers=2, **sizes, **heads))
+    whole = sketch_model(alone, torch.float32)
+    assert draft.weight_bytes == 0
+    for num_tokens in (1, 8, 1000):
+        assert draft.read_bytes(num_tokens) == whole.read_bytes(num_tokens)
+    assert draft.read_bytes(8) > 1.5 * draft.read_bytes(1)

@@ -1,0 +1,640 @@
+"""Heads in every format: written to a directory, recognised, checked against the target, loaded."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from harness.config.errors import HarnessError, RunError, SettingError
+from harness.config.settings import (
+    DecodingSettings,
+    ModelSettings,
+    PlacementSettings,
+)
+from harness.engines.protocol import Question
+from harness.engines.record import Preparation
+from harness.local.drafting.heads.find import HeadCheckpoint
+from harness.local.drafting.kinds.dflash import BlockConfig
+from harness.local.drafting.kinds.dflash2 import SelectorConfig
+from harness.local.drafting.kinds.dspark import SparkConfig
+from harness.local.drafting.kinds.eagle3 import EagleConfig
+from harness.local.drafting.kinds.medusa import MedusaConfig
+from harness.local.drafting.kinds.peagle import MaskConfig
+from harness.local.drafting.methods.model import ModelDraftSettings
+from harness.local.engine.engine import LocalEngine
+from harness.local.engine.pair import PlannedPair, plan_pair
+from harness.local.models.checkpoints import Checkpoint
+from harness.local.models.sketch import Sketch
+from known_heads import read_head
+from tiny_checkpoints import ARCHITECTURES, SMALL_DEMAND, as_checkpoint, make_config
+
+VOCABULARY, REDUCED, WIDTH, LAYERS = 320, 100, 128, 8
+
+OWN = {
+    "model_type": "llama", "vocab_size": VOCABULARY, "hidden_size": WIDTH, "intermediate_size": 64,
+    "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+}  # fmt: skip
+QWEN3 = OWN | {"model_type": "qwen3", "num_hidden_layers": 2, "num_target_layers": LAYERS}
+SPECULATORS = {
+    "speculators_model_type": "eagle3",
+    "architectures": ["Eagle3Speculator"],
+    "draft_vocab_size": REDUCED,
+    "transformer_layer_config": OWN,
+    "speculators_config": {"verifier": {"name_or_path": "nobody/13B"}},
+}
+DFLASH = SPECULATORS | {
+    "speculators_model_type": "dflash",
+    "transformer_layer_config": OWN | {"num_hidden_layers": 2},
+    "block_size": 5,
+    "mask_token_id": 319,
+    "aux_hidden_state_layer_ids": [1, 4, 6],
+}
+DEEPSPEC = QWEN3 | {"target_layer_ids": [-1, 3, 5], "block_size": 5, "mask_token_id": 319}
+SELECTOR = {
+    "block_size": 8, "mask_token_id": 319, "target_layer_ids": [1, 4], "conv_kernel_size": 3, "conv_group_size": 8,
+    "selector_rank": 4, "selector_top_k": 6,
+}  # fmt: skip
+
+# The raw configuration, the kind, and some of what must have been understood.
+FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
+    "speculators eagle3": (
+        SPECULATORS | {"norm_before_residual": True}, "eagle3",
+        {"layers": (2, 4, 5), "norm_before_residual": True, "own_embedding": True, "own_output": True},
+    ),
+    "speculators eagle3.1": (
+        SPECULATORS | {"fc_norm": True, "norm_output": True, "eagle_aux_hidden_state_layer_ids": [1, 3, 6]}, "eagle3",
+        {"layers": (1, 3, 6), "fc_norm": True, "norm_output": True},
+    ),
+    "SafeAILab": (
+        OWN | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": REDUCED}, "eagle3",
+        {"layers": (2, 4, 5), "own_embedding": False, "draft_vocabulary_size": REDUCED},
+    ),
+    "SafeAILab, full vocabulary": (
+        OWN | {"architectures": ["LlamaForCausalLMEagle3"], "draft_vocab_size": VOCABULARY}, "eagle3",
+        {"draft_vocabulary_size": VOCABULARY},
+    ),
+    "DeepSpec eagle3": (
+        QWEN3 | {"architectures": ["Qwen3Eagle3Model"], "num_hidden_layers": 1, "target_layer_ids": [1, 3, 4, 5]},
+        "eagle3", {"layers": (2, 4, 5, 6)},
+    ),
+    "P-EAGLE": (
+        SPECULATORS | {"speculators_model_type": "peagle", "mask_token_id": 319}
+        | {"transformer_layer_config": OWN | {"num_hidden_layers": 4}}, "peagle", {"mask_token_id": 319},
+    ),
+    "speculators dflash": (
+        DFLASH, "dflash",
+        {"layers": (1, 4, 6), "from_anchor": False, "block_size": 5}
+        | {"causal_windows": True, "windows_follow": False},
+    ),
+    "z-lab dflash": (
+        QWEN3 | {"block_size": 16, "dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 319}}, "dflash",
+        {"layers": (2, 5), "from_anchor": False, "own_output": False, "block_size": 16}
+        | {"causal": False, "causal_windows": True, "windows_follow": True},
+    ),
+    "JetSpec": (
+        QWEN3 | {"block_size": 16}
+        | {"dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 319, "causal_head": True}}, "jetspec",
+        {"layers": (2, 5), "causal": True, "windows_follow": True, "from_anchor": False, "block_size": 16},
+    ),
+    "speculators dflash2": (
+        DFLASH | {"speculators_model_type": "dflash2", "draft_vocab_size": VOCABULARY, "selector_rank": 8}, "dflash2",
+        {"layers": (1, 4, 6), "causal_windows": False, "windows_follow": False, "num_taps": 2, "group_size": 16}
+        | {"selector_rank": 8, "num_candidates": 16, "block_size": 5},
+    ),
+    "z-lab dflash2": (
+        QWEN3 | {"architectures": ["DFlash2DraftModel"], "is_causal": False, "dflash_config": SELECTOR}, "dflash2",
+        {"layers": (2, 5), "windows_follow": True, "causal_windows": False, "num_taps": 3, "group_size": 8}
+        | {"selector_rank": 4, "causal": False}
+        | {"num_candidates": 6, "block_size": 8, "from_anchor": False},
+    ),
+    "DeepSpec dflash": (
+        DEEPSPEC | {"markov_rank": 0, "enable_confidence_head": False}, "dflash",
+        {"layers": (0, 4, 6), "from_anchor": True},
+    ),
+    "speculators dspark": (
+        DFLASH | {"speculators_model_type": "dspark", "markov_rank": 8}, "dspark",
+        {"layers": (1, 4, 6), "from_anchor": True, "markov_rank": 8, "confidence": True, "confidence_markov": True},
+    ),
+    "DeepSpec dspark": (
+        DEEPSPEC | {"markov_rank": 8, "markov_head_type": "vanilla", "enable_confidence_head": True}
+        | {"confidence_head_with_markov": False}, "dspark",
+        {"layers": (0, 4, 6), "from_anchor": True, "markov_rank": 8, "confidence": True, "confidence_markov": False},
+    ),
+    "DeepSpec dspark without a Markov head": (
+        DEEPSPEC | {"markov_rank": 0, "enable_confidence_head": True}, "dspark",
+        {"layers": (0, 4, 6), "markov_rank": 0, "confidence": True, "confidence_markov": False},
+    ),
+    "Medusa": (
+        {"medusa_num_heads": 2, "medusa_num_layers": 1, "base_model_name_or_path": "nobody/13B"}, "medusa",
+        {"layers": (LAYERS,), "num_heads": 4, "num_blocks": 1, "own_outputs": True},
+    ),
+}  # fmt: skip
+WINDOWS = {"layer_types": ["sliding_attention"] * QWEN3["num_hidden_layers"]}
+# Where the tensors are, if not in model.safetensors.
+FILES = {"SafeAILab": "pytorch_model.bin", "Medusa": "medusa_lm_head.pt"}
+
+
+def target() -> Checkpoint:
+    return as_checkpoint(make_config("llama", vocab_size=VOCABULARY, num_hidden_layers=LAYERS))
+
+
+def usual_head(name: str, tmp_path: Path) -> HeadCheckpoint:
+    """The one that planning assumes without weights; Medusa with as many heads as the weights will have."""
+    raw, _, understood = FORMATS[name]
+    if name == "Medusa":
+        raw = raw | {"medusa_num_heads": understood["num_heads"]}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    head = read_head(settings(tmp_path), target(), weights=False)
+    assert head is not None
+    return head
+
+
+def settings(directory: Path, **changes: Any) -> ModelSettings:
+    return ModelSettings(name="head", repository=str(directory), **changes)
+
+
+def write_head(
+    name: str, tmp_path: Path, edit: Callable[[dict[str, Tensor]], object] = lambda state: None
+) -> ModelSettings:
+    """A directory in that format, with other tensors in it that are of no use; `edit` changes the tensors."""
+    raw, file = FORMATS[name][0], FILES.get(name, "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    shapes = {
+        key: tensor.shape for key, tensor in usual_head(name, tmp_path).build().state_dict().items()
+    }
+    state = {
+        key: torch.randn(shape, generator=generator).bfloat16() for key, shape in shapes.items()
+    }
+    if "d2t" in state:
+        state["d2t"] = torch.arange(REDUCED) * 2
+    if name.startswith("SafeAILab"):
+        state = {key.replace("layers.0.", "midlayer."): tensor for key, tensor in state.items()}
+    if name.startswith("speculators"):
+        state["t2d"] = torch.zeros(VOCABULARY, dtype=torch.bool)
+        state["verifier_norm.weight"] = torch.ones(WIDTH)
+    edit(state)
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    if file.endswith("safetensors"):
+        save_file(state, tmp_path / file)
+    else:
+        torch.save(state, tmp_path / file)
+    return settings(tmp_path)
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_every_format_is_recognised_and_loaded(name: str, tmp_path: Path) -> None:
+    state: dict[str, Tensor] = {}
+    head = read_head(write_head(name, tmp_path, lambda stored: state.update(stored)), target())
+    _, kind, understood = FORMATS[name]
+    assert head is not None
+    assert head.kind.name == kind
+    assert [path.name for path in head.files] == [FILES.get(name, "model.safetensors")]
+    assert {key: getattr(head.config, key) for key in understood} == understood
+    loaded = head.load(torch.device("cpu"), torch.float32)
+    for key, tensor in loaded.state_dict().items():
+        stored = state[
+            key.replace("layers.0.", "midlayer.") if name.startswith("SafeAILab") else key
+        ]
+        assert tensor.dtype == (torch.int64 if key == "d2t" else torch.float32)
+        assert tensor.equal(stored.to(tensor.dtype))
+    assert not any(tensor.is_meta for tensor in [*loaded.parameters(), *loaded.buffers()])
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_sizes_are_those_of_the_loaded_head(name: str, tmp_path: Path) -> None:
+    planned = usual_head(name, tmp_path).sketch(torch.bfloat16)
+    head = read_head(write_head(name, tmp_path), target())
+    assert head is not None
+    sketch = head.sketch(torch.bfloat16)
+    assert sketch == planned
+    loaded = head.load(torch.device("cpu"), torch.bfloat16)
+    assert sketch.weight_bytes == sum(tensor.nbytes for tensor in loaded.state_dict().values())
+    num_layers = 0 if name == "Medusa" else head.config.transformer.num_hidden_layers
+    assert sketch.cache_bytes == num_layers * 2 * 2 * 16 * 2
+    assert (
+        sketch.weights_on({"": "cpu"}, num_tokens=1)["cpu"] < sketch.weight_bytes
+        or name in ("Medusa", "z-lab dflash", "JetSpec")
+        or "full" in name
+    )
+
+
+@pytest.mark.parametrize("name", ["z-lab dflash", "z-lab dflash2"])
+@pytest.mark.parametrize(
+    ("outside", "inside", "causal", "causal_windows"),
+    [
+        ({"is_causal": None}, {}, False, True),
+        ({"is_causal": False}, {}, False, False),
+        ({"is_causal": True}, {"causal": False}, True, False),
+        ({"is_causal": None}, {"causal": True}, True, False),
+        ({"is_causal": None}, {"causal": False}, False, False),
+    ],
+)
+def test_a_head_of_z_lab_is_causal_in_windows_unless_it_says_otherwise(
+    name: str,
+    outside: dict[str, Any],
+    inside: dict[str, Any],
+    causal: bool,
+    causal_windows: bool,
+    tmp_path: Path,
+) -> None:
+    raw = FORMATS[name][0]
+    changed = raw | outside | {"dflash_config": raw["dflash_config"] | inside}
+    (tmp_path / "config.json").write_text(json.dumps(changed))
+    head = read_head(settings(tmp_path), target(), weights=False)
+    assert head is not None
+    assert (head.config.causal, head.config.causal_windows) == (causal, causal_windows)
+
+
+def test_the_window_of_a_head_of_mimo_is_read(tmp_path: Path) -> None:
+    """transformers forgets that of Qwen3, and the head's own settings say it again."""
+    raw = FORMATS["z-lab dflash"][0] | WINDOWS
+    raw |= {"dflash_config": raw["dflash_config"] | {"use_swa": True, "swa_window_size": 12}}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    head = read_head(settings(tmp_path), target(), weights=False)
+    assert head is not None
+    assert head.config.transformer.sliding_window == 12
+
+
+def test_layer_ids_can_be_overridden(tmp_path: Path) -> None:
+    head = read_head(write_head("speculators eagle3", tmp_path), target(), layers=[3, 5, 7])
+    assert head is not None
+    assert head.config.layers == (3, 5, 7)
+
+
+def test_medusa_reads_one_layer(tmp_path: Path) -> None:
+    where = write_head("Medusa", tmp_path)
+    assert read_head(where, target(), layers=[6]).config.layers == (6,)  # type: ignore[union-attr]
+    with pytest.raises(SettingError, match="reads one layer of the target, not 3"):
+        read_head(where, target(), layers=[1, 2, 3])
+
+
+def test_shards_are_read_together(tmp_path: Path) -> None:
+    where = write_head("DeepSpec dspark", tmp_path)
+    whole = read_head(where, target())
+    assert whole is not None
+    expected = whole.load(torch.device("cpu"), torch.float32).state_dict()
+    names = sorted(expected)
+    shards = {f"model-{i}.safetensors": names[i::2] for i in range(2)}
+    for file, part in shards.items():
+        save_file({name: expected[name].contiguous() for name in part}, tmp_path / file)
+    index = {"weight_map": {name: file for file, part in shards.items() for name in part}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    (tmp_path / "model.safetensors").unlink()
+    sharded = read_head(where, target())
+    assert sharded is not None
+    assert len(sharded.files) == 2
+    loaded = sharded.load(torch.device("cpu"), torch.float32).state_dict()
+    assert all(loaded[name].equal(expected[name]) for name in names)
+    (tmp_path / "model-1.safetensors").unlink()
+    lacking = r"lacks model-1\.safetensors, which model\.safetensors\.index\.json names"
+    with pytest.raises(SettingError, match=lacking):
+        read_head(where, target())
+
+
+def test_planning_needs_no_weights_and_random_ones_no_files(tmp_path: Path) -> None:
+    head = usual_head("speculators dspark", tmp_path)
+    assert head.files == ()
+    assert head.load(torch.device("cpu"), torch.float32).fc.weight.std() > 0
+    preset = settings(tmp_path / "nowhere", architecture=FORMATS["z-lab dflash"][0])
+    assert isinstance(read_head(preset, target(), weights=False).config, BlockConfig)  # type: ignore[union-attr]
+
+
+def test_a_draft_model_has_no_layers_to_choose(tmp_path: Path) -> None:
+    plain = settings(tmp_path / "nowhere", architecture={"model_type": "llama"})
+    with pytest.raises(
+        SettingError,
+        match=r"draft\.layers=\[3\]: is for heads and early_exit, and draft=.* is a model",
+    ):
+        read_head(plain, target(), layers=(3,), weights=False)
+
+
+def plan_head(threshold: float | None, kind: str = "speculators dspark") -> PlannedPair:
+    llama = ARCHITECTURES["llama"] | {
+        "model_type": "llama",
+        "vocab_size": VOCABULARY,
+        "num_hidden_layers": LAYERS,
+    }
+    model = ModelSettings(name="model", repository="nobody/model", architecture=llama)
+    draft = ModelDraftSettings(
+        name="head", repository="nobody/head", architecture=FORMATS[kind][0], threshold=threshold
+    )
+    return plan_pair(model, draft, PlacementSettings(), "float32", weights="random")
+
+
+@pytest.mark.parametrize(("threshold", "offered"), [(None, 3), (1.0, 0)])
+def test_a_threshold_reaches_the_confidence_head(threshold: float | None, offered: int) -> None:
+    decoding = DecodingSettings(max_new_tokens=8, num_draft_tokens=3)
+    engine = LocalEngine(
+        plan_head(threshold).place(SMALL_DEMAND).load(),
+        Preparation(decoding=decoding, runner="eager"),
+    )
+    records = list(engine.arms[1].stream(Question([[3, 4, 5]], decoding, 0, [0])))
+    assert len(records[1].proposed[0]) == offered
+
+
+@pytest.mark.parametrize("kind", ["speculators eagle3", "speculators dflash"])
+def test_a_threshold_needs_a_confidence_head(kind: str) -> None:
+    with pytest.raises(
+        SettingError, match=r"draft.threshold=0.5: is for suffix and heads with a confidence head"
+    ):
+        plan_head(0.5, kind)
+
+
+@pytest.mark.parametrize("raw", [{"model_type": "llama", "hidden_size": 32}, None])
+def test_other_repositories_are_no_heads(raw: Mapping[str, Any] | None, tmp_path: Path) -> None:
+    if raw is not None:
+        (tmp_path / "config.json").write_text(json.dumps(raw))
+    assert read_head(settings(tmp_path), target()) is None
+
+
+def drop(name: str) -> Callable[[dict[str, Tensor]], object]:
+    return lambda state: state.pop(name)
+
+
+def put(name: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], object]:
+    return lambda state: state.update({name: tensor})
+
+
+@pytest.mark.parametrize(
+    ("name", "edit", "message"),
+    [
+        (
+            "speculators eagle3",
+            drop("fc.weight"),
+            "1 tensors of a head of kind eagle3 are missing (the first: fc.weight)",
+        ),
+        ("P-EAGLE", drop("mask_hidden"), "missing (the first: mask_hidden)"),
+        ("SafeAILab", drop("d2t"), "missing (the first: d2t)"),
+        (
+            "speculators eagle3",
+            drop("lm_head.weight"),
+            "holds no lm_head.weight, and the target's does not fit",
+        ),
+        (
+            "speculators dflash",
+            put("layers.0.self_attn.g_proj.weight", torch.ones(2)),
+            "g_proj.weight)",
+        ),
+        ("z-lab dflash", put("norm.weight", torch.ones(3)), "norm.weight has shape [3]"),
+        ("Medusa", drop("3.0.linear.bias"), "missing (the first: 3.0.linear.bias)"),
+    ],
+)
+def test_other_tensors_are_one_line(
+    name: str, edit: Callable[[dict[str, Tensor]], object], message: str, tmp_path: Path
+) -> None:
+    where = write_head(name, tmp_path, edit)
+    with pytest.raises(SettingError) as caught:
+        read_head(where, target())
+    check_line(caught.value, message)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        (
+            "speculators eagle3",
+            {"target_hidden_size": 64},
+            "model of hidden size 64; model=13B has 128",
+        ),
+        ("SafeAILab", {"hidden_size": 64}, "model of hidden size 64; model=13B has 128"),
+        ("SafeAILab", {"vocab_size": 333}, "model of vocabulary size 333; model=13B has 320"),
+        (
+            "z-lab dflash",
+            {"num_target_layers": 36},
+            "model of number of layers 36; model=13B has 8",
+        ),
+        (
+            "speculators eagle3",
+            {"eagle_aux_hidden_state_layer_ids": [1, 9]},
+            "reads layer 9; model=13B has 8",
+        ),
+        (
+            "speculators eagle3",
+            {"speculators_model_type": "mlp"},
+            "type mlp, which is not supported",
+        ),
+        (
+            "SafeAILab",
+            {"model_type": "gemma4"},
+            "layers of type gemma4; supported are llama, qwen3",
+        ),
+        (
+            "speculators dspark",
+            {"markov_head_type": "rnn"},
+            "Markov head of type rnn; vanilla is supported",
+        ),
+        (
+            "speculators dflash",
+            {"mask_token_id": None},
+            "names no mask_token_id in the vocabulary (None)",
+        ),
+        ("DeepSpec dflash", {"block_size": 1}, "names no block_size above 1 (1)"),
+        (
+            "DeepSpec dflash",
+            WINDOWS,
+            "has sliding windows, which heads of DeepSpec's format do not",
+        ),
+        (
+            "z-lab dflash",
+            {"attention_sink_bias": True},
+            "has attention sinks (attention_sink_bias)",
+        ),
+        (
+            "z-lab dflash",
+            {"dflash_config": {"target_layer_ids": [1], "mask_token_id": 319, "use_swa": True}},
+            "has use_swa=true, and no sliding_attention among its layer_types",
+        ),
+        (
+            "speculators dflash2",
+            {"draft_vocab_size": REDUCED},
+            "drafts some of the target's tokens only, which is not supported",
+        ),
+        (
+            "z-lab dflash2",
+            {"dflash_config": SELECTOR | {"output_multiplier": 0.2}},
+            "has output_multiplier=0.2, which is not supported",
+        ),
+        (
+            "z-lab dflash2",
+            {"final_logit_softcapping": 30.0},
+            "has final_logit_softcapping=30.0, which is not supported",
+        ),
+        (
+            "z-lab dflash2",
+            {"final_logit_softcapping": 1},
+            "has final_logit_softcapping=1, which is not supported",
+        ),
+        (
+            "z-lab dflash2",
+            {"dflash_config": SELECTOR | {"conv_group_size": 7}},
+            "has conv_group_size=7, which does not divide its width, 128",
+        ),
+    ],
+)
+def test_another_target_or_format_is_one_line(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(FORMATS[name][0] | changes))
+    with pytest.raises(SettingError) as caught:
+        read_head(settings(tmp_path), target(), weights=False)
+    check_line(caught.value, message)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("speculators dflash", {"block_size": 10**9}, "block_size=1000000000, which must be an"),
+        ("speculators dflash", {"block_size": True}, "block_size=True, which must be an integer"),
+        ("Medusa", {"medusa_num_heads": 1e30}, "medusa_num_heads=1e+30, which must be an integer"),
+        (
+            "SafeAILab",
+            {"num_hidden_layers": 1e30},
+            "num_hidden_layers=1e+30, which must be an integer from 1 to 1,024",
+        ),
+        (
+            "speculators eagle3",
+            {"transformer_layer_config": OWN | {"num_hidden_layers": 10**9}},
+            "num_hidden_layers=1000000000, which must be",
+        ),
+        ("SafeAILab", {"head_dim": 10**10}, "head_dim=10000000000, which must be an integer"),
+        ("SafeAILab", {"hidden_size": "128"}, "hidden_size='128', which must be an integer"),
+        ("SafeAILab", {"rms_norm_eps": "small"}, "config.json that transformers refuses"),
+        ("SafeAILab", {"hidden_act": "nope"}, "from which no eagle3 head can be built"),
+        ("speculators eagle3", {"fc_norm": "false"}, "fc_norm='false', which must be true or"),
+        ("speculators eagle3", {"transformer_layer_config": 3}, "which must hold settings by name"),
+        ("z-lab dflash", {"dflash_config": [1]}, "dflash_config=[1], which must hold settings"),
+        ("DeepSpec dflash", {"target_layer_ids": "1, 2"}, "which must be a list of layers"),
+        ("DeepSpec dflash", {"target_layer_ids": [0.5]}, "which must be a list of layers"),
+        ("DeepSpec dspark", {"markov_rank": -1}, "markov_rank=-1, which must be an integer"),
+        (
+            "speculators dflash2",
+            {"selector_top_k": 0},
+            "selector_top_k=0, which must be an integer",
+        ),
+        ("speculators eagle3", {"speculators_model_type": [1]}, "of type [1], which is not"),
+    ],
+)
+def test_values_of_other_types_and_beyond_all_bounds_are_one_line(
+    name: str, changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(FORMATS[name][0] | changes))
+    with pytest.raises(SettingError) as caught:
+        sketch_of_head(tmp_path)
+    check_line(caught.value, message)
+
+
+@pytest.mark.parametrize("name", ["speculators dflash2", "speculators dspark", "DeepSpec dspark"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("markov_rank", "markov_head_type", "enable_confidence_head"),
+        *("confidence_head_with_markov", "sample_from_anchor", "sliding_window_non_causal"),
+    ],
+)
+def test_null_is_read_like_an_absent_setting(name: str, key: str, tmp_path: Path) -> None:
+    raw = dict(FORMATS[name][0])
+    raw.pop(key, None)
+    found = []
+    for stored in (raw, raw | {key: None}):
+        (tmp_path / "config.json").write_text(json.dumps(stored))
+        head = read_head(settings(tmp_path), target(), weights=False)
+        assert head is not None
+        found.append(vars(head.config) | {"transformer": None})
+    assert found[0] == found[1]
+
+
+def sketch_of_head(directory: Path) -> Sketch:
+    head = read_head(settings(directory), target(), weights=False)
+    assert head is not None
+    return head.sketch(torch.float32)
+
+
+def test_integers_in_place_of_weights_are_one_line(tmp_path: Path) -> None:
+    whole = torch.zeros(WIDTH, dtype=torch.int32)
+    with pytest.raises(SettingError) as caught:
+        read_head(write_head("speculators eagle3", tmp_path, put("norm.weight", whole)), target())
+    check_line(caught.value, "norm.weight holds integers")
+
+
+@pytest.mark.parametrize("held", [[1, 2], {1: torch.ones(1)}, {"fc.weight": 3}])
+def test_a_file_without_tensors_by_name_is_one_line(held: object, tmp_path: Path) -> None:
+    write_head("Medusa", tmp_path)
+    torch.save(held, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(RunError) as caught:
+        read_head(settings(tmp_path), target())
+    check_line(caught.value, "holds no tensors by name")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]",
+        "{",
+        '{"weight_map": 3}',
+        '{"weight_map": {"a": 1}}',
+        '{"weight_map": {"a": 1, "b": "c"}}',
+        "[" * 100_000,
+    ],
+)
+def test_a_damaged_index_is_one_line(text: str, tmp_path: Path) -> None:
+    write_head("speculators eagle3", tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(text)
+    with pytest.raises(RunError) as caught:
+        read_head(settings(tmp_path), target())
+    check_line(caught.value, "model.safetensors.index.json of ")
+
+
+def test_no_weights_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SPECULATORS))
+    with pytest.raises(SettingError) as caught:
+        read_head(settings(tmp_path), target())
+    check_line(caught.value, "holds no weights (model.safetensors")
+
+
+def test_a_quantized_head_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(SPECULATORS))
+    with pytest.raises(SettingError, match=r"draft\.quantization=4bit: must be none"):
+        read_head(settings(tmp_path, quantization="4bit"), target())
+
+
+def test_a_file_that_holds_code_is_not_run(tmp_path: Path) -> None:
+    write_head("Medusa", tmp_path)
+    torch.save({"0.0.linear.weight": Path("anything")}, tmp_path / "medusa_lm_head.pt")
+    with pytest.raises(HarnessError) as caught:
+        read_head(settings(tmp_path), target())
+    check_line(caught.value, "medusa_lm_head.pt of ")
+
+
+@pytest.mark.parametrize(
+    "offsets", [torch.zeros(REDUCED).long() - torch.arange(REDUCED), torch.arange(REDUCED) * 3]
+)
+def test_a_table_of_tokens_must_be_a_map_into_the_vocabulary(
+    offsets: Tensor, tmp_path: Path
+) -> None:
+    head = read_head(write_head("speculators eagle3", tmp_path, put("d2t", offsets)), target())
+    assert head is not None
+    with pytest.raises(RunError) as caught:
+        head.load(torch.device("cpu"), torch.float32)
+    check_line(caught.value, "no map into the target's vocabulary")
+
+
+def check_line(error: HarnessError, message: str) -> None:
+    assert message in str(error)
+    assert str(error).startswith("draft")
+    assert "\n" not in str(error)
+
+
+def test_kinds_have_their_own_types(tmp_path: Path) -> None:
+    types = {"eagle3": EagleConfig, "peagle": MaskConfig, "medusa": MedusaConfig}
+    types |= {"dflash2": SelectorConfig, "dspark": SparkConfig}
+    for name in FORMATS:
+        head = usual_head(name, tmp_path)
+        assert type(head.config) is types.get(head.kind.name, BlockConfig)

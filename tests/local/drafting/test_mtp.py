@@ -1,0 +1,125 @@
+"""Multi-token-prediction layers against transformers' own use of them, and their output against `generate`."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+import torch
+from scipy import stats
+from torch import Tensor
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
+
+from chains import GREEDY, request, texts
+from fakes import Scripted
+from harness.local.decoding.loops import autoregressive, speculative
+from harness.local.decoding.verify import Verdict, verify
+from harness.local.decoding.warp import Warp
+from harness.local.runners.eager import EagerRunner
+from head_references import PROMPTS, Expected, check_against, check_greedy
+from mtp_models import FAMILIES, mtp_target
+from small_heads import mtp_head
+from verifiers import without_residual
+
+needs_oracle = pytest.mark.skipif(
+    not hasattr(MtpModel, "forward_layer"), reason="this transformers has the layers alone"
+)
+
+
+def transformers_says(layers: MtpModel) -> Expected:
+    """One row alone, all entries read at once by transformers' cache and masks, and the drawn tokens after them."""
+
+    def expected(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
+        cache, states, tokens, found = (
+            MtpCache(config=layers.config),
+            features.flatten(1)[None],
+            decided[None, 1:],
+            [],
+        )
+        positions = torch.arange(1, len(decided))[None]
+        for place, token in enumerate(drawn):
+            several = len(layers.layers) > 1
+            states = layers.forward_layer(
+                place if several else 0, states, positions, cache, input_ids=tokens
+            )
+            found.append(layers.shared_head(states[0, -1]).log_softmax(-1))
+            # Several layers read every entry, one token further on; a single one reads its own last state again.
+            tokens = torch.cat(
+                [tokens[:, 1:] if several else tokens[:, :0], token.view(1, 1)], dim=1
+            )
+            positions = positions + 1 if several else positions[:, -1:] + 1
+            states = states if several else states[:, -1:]
+        return torch.stack(found)
+
+    return expected
+
+
+@needs_oracle
+@pytest.mark.parametrize(
+    ("family", "number"), [*((family, 1) for family in FAMILIES), ("deepseek_v3", 3)]
+)
+def test_distributions_are_those_of_transformers(family: str, number: int) -> None:
+    target, layers = mtp_target(family, num_mtp_layers=number)
+    drafter = mtp_head(layers).drafter(target, Warp())
+    check_against(target, drafter, transformers_says(layers))
+
+
+@needs_oracle
+def test_what_is_decided_without_a_proposal_is_read_as_well(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("harness.local.drafting.heads.drafter.MOST_UNREAD", 8)
+    target, layers = mtp_target("deepseek_v3", num_mtp_layers=3)
+    drafter = mtp_head(layers).drafter(target, Warp())
+    check_against(target, drafter, transformers_says(layers), Scripted([0, 0, 3, 0, 2, 3]))
+
+
+@pytest.mark.parametrize("number", [1, 3])
+def test_greedy_output_is_that_of_generate(number: int) -> None:
+    target, layers = mtp_target("deepseek_v3", num_mtp_layers=number)
+    check_greedy(target, mtp_head(layers).drafter(target, GREEDY))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("place", ["cuda", "cpu"])
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_head_may_be_elsewhere(place: str, number: int) -> None:
+    target, layers = mtp_target("glm4_moe", num_mtp_layers=number)
+    target.cuda()
+    what = request(PROMPTS, GREEDY, length=20)
+    what = dataclasses.replace(what, uniforms=what.uniforms.cuda())
+    drafter = mtp_head(layers).to(place).drafter(target, GREEDY)
+    runner = EagerRunner(target, hidden_layers=drafter.layers)
+    drafted = texts(speculative(runner, drafter, what, 3), len(PROMPTS))
+    assert drafted == texts(autoregressive(EagerRunner(target), what), len(PROMPTS))
+
+
+@pytest.mark.parametrize("verification", [verify, without_residual])
+def test_the_target_s_distribution_is_kept(verification: Callable[..., Verdict]) -> None:
+    """Chi-square over the first three tokens after one prompt, false-alarm rate 1e-9; the broken twin is caught."""
+    size, num_rows, prompt = 4, 4000, [1, 3, 0, 2]
+    target, layers = mtp_target("deepseek_v3", vocab_size=size, num_mtp_layers=2)
+    target.get_output_embeddings().weight.data.mul_(4)
+    drafter = mtp_head(layers).drafter(target, Warp())
+    runner = EagerRunner(target, hidden_layers=drafter.layers)
+    drawn = texts(
+        speculative(runner, drafter, request([prompt] * num_rows, Warp(), 3), 2, 1.0, verification),
+        num_rows,
+    )
+    codes = torch.cartesian_prod(*[torch.arange(size)] * 3)
+    with torch.inference_mode():
+        whole = target(
+            input_ids=torch.cat([torch.tensor(prompt).expand(len(codes), -1), codes], dim=1)
+        ).logits
+    exact = (
+        whole.double()
+        .softmax(-1)[:, len(prompt) - 1 : -1]
+        .gather(2, codes.unsqueeze(-1))
+        .prod(dim=1)
+        .squeeze(1)
+    )
+    counts = (torch.tensor(drawn) @ torch.tensor([size**2, size, 1])).bincount(minlength=size**3)
+    p_value = stats.chisquare(counts.numpy(), num_rows * exact.numpy()).pvalue
+    assert (p_value > 1e-9) == (verification is verify)

@@ -1,0 +1,111 @@
+"""Multi-token-prediction layers in a target's checkpoint: found, sized, loaded, refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import CONFIG_MAPPING, DynamicCache, PreTrainedModel
+
+from harness.config.errors import SettingError
+from harness.config.settings import ModelSettings, PlacementSettings
+from harness.local.drafting.heads.mtp import MtpHead
+from harness.local.drafting.heads.mtp_checkpoint import read_mtp
+from harness.local.drafting.methods.model import SampledDraftSettings
+from harness.local.engine.pair import plan_pair
+from harness.local.models.checkpoints import Checkpoint, read_checkpoint
+from mtp_models import FAMILIES, mtp_target, save_with_mtp
+from tiny_checkpoints import SMALL_DEMAND, as_checkpoint, make_config, make_tokenizer
+
+DRAFT = SampledDraftSettings(name="mtp", method="mtp")
+
+
+def save(
+    directory: Path, family: str, **changes: Any
+) -> tuple[ModelSettings, PreTrainedModel, Any]:
+    target, layers = mtp_target(family, vocab_size=258, **changes)
+    save_with_mtp(target, layers, directory)
+    make_tokenizer().save_pretrained(directory)
+    return ModelSettings(name="target", repository=str(directory)), target, layers
+
+
+@pytest.mark.parametrize(
+    ("family", "number"), [*((family, 1) for family in FAMILIES), ("deepseek_v3", 3)]
+)
+def test_the_layers_come_from_the_targets_own_checkpoint(
+    tmp_path: Path, family: str, number: int
+) -> None:
+    settings, target, layers = save(tmp_path, family, num_mtp_layers=number)
+    placed = plan_pair(settings, DRAFT, PlacementSettings()).place(SMALL_DEMAND)
+    pair = placed.load()
+    assert isinstance(pair.head, MtpHead)
+    loaded, expected = pair.head.layers.state_dict(), layers.layers.state_dict()
+    assert loaded.keys() == expected.keys()
+    assert all(tensor.equal(expected[name]) for name, tensor in loaded.items())
+    assert all(
+        tensor.equal(target.state_dict()[name])
+        for name, tensor in pair.target.model.state_dict().items()
+    )
+    assert pair.target.model.config.name_or_path == settings.repository
+
+    assert placed.head is not None
+    sketch = placed.head.sketch(torch.float32)
+    assert sketch.weight_bytes == sum(tensor.nbytes for tensor in expected.values())
+    cache = DynamicCache()
+    with torch.inference_mode():
+        target(input_ids=torch.ones(1, 1, dtype=torch.long), past_key_values=cache)
+    kept: Any = cache.layers[-1]
+    assert sketch.cache_bytes == number * (kept.keys.nbytes + kept.values.nbytes)
+    # Half of the experts are read, and the target's output matrix once per token.
+    held = sum(tensor.nbytes for name, tensor in expected.items() if ".experts." in name)
+    unread = sum(tensor.nbytes for name, tensor in expected.items() if "correction_bias" in name)
+    assert sketch.read_bytes() == sketch.weight_bytes - held // 2 - unread + number * 4 * 258 * 32
+    assert sketch.drafts_in_one_pass == (number > 1)
+
+
+def test_random_layers_need_no_files() -> None:
+    target, _ = mtp_target("deepseek_v3", vocab_size=258)
+    settings = ModelSettings(
+        name="random", repository="nobody/random", architecture=target.config.to_dict()
+    )
+    placed = plan_pair(settings, DRAFT, PlacementSettings(), weights="random").place(SMALL_DEMAND)
+    first, second = (placed.load().head for _ in range(2))
+    assert first is not None
+    assert second is not None
+    for name, tensor in first.state_dict().items():
+        assert tensor.equal(second.state_dict()[name])
+        assert (tensor.std() > 0.01) == (tensor.dim() > 1), name
+
+
+def refusal(target: Checkpoint, *, weights: bool = False) -> str:
+    with pytest.raises(SettingError) as caught:
+        read_mtp("mtp", target, weights=weights)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_targets_without_such_layers_are_refused() -> None:
+    config = mtp_target("deepseek_v3")[0].config
+    needs = "draft=mtp: needs multi-token-prediction layers, and model=13B"
+    assert refusal(as_checkpoint(make_config("llama"))).startswith(
+        f"{needs} (llama) has none that transformers 5."
+    )
+    assert "quantized, and those of model=13B are (GGUF)" in refusal(
+        as_checkpoint(config, gguf_file="a.gguf")
+    )
+    config.num_mtp_layers = 0
+    assert refusal(as_checkpoint(config)) == f"{needs} (deepseek_v3) has none"
+    if "bailing_hybrid" not in CONFIG_MAPPING:
+        return  # an older transformers
+    hybrid = as_checkpoint(make_config("bailing_hybrid"))
+    assert "transformers does not read such layers of bailing_hybrid" in refusal(hybrid)
+
+
+def test_a_checkpoint_that_was_saved_without_them_is_refused(tmp_path: Path) -> None:
+    mtp_target("glm4_moe")[0].save_pretrained(tmp_path)
+    target = read_checkpoint("model", ModelSettings(name="bare", repository=str(tmp_path)))
+    assert "and the weights of model=bare hold none" in refusal(target, weights=True)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    assert "needs weights as safetensors, and model=bare has none" in refusal(target, weights=True)

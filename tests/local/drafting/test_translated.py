@@ -1,0 +1,220 @@
+"""Drafts with another tokenizer: the target's distribution stays what it is, whatever the vocabularies share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from scipy import stats
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast
+
+from chains import GREEDY, RAGGED, SIZE, chain, request, texts
+from fakes import MarkovRunner
+from harness.config.settings import ModelSettings
+from harness.local.decoding.loops import autoregressive, speculative
+from harness.local.decoding.protocols import Step
+from harness.local.decoding.warp import Warp
+from harness.local.drafting.translated import TranslatedDrafter, Translation
+from harness.local.drafting.translation import translation
+from in_process import Harness, results
+from tiny_checkpoints import make_tokenizer, spaced_tokenizer
+
+OWN_SIZE = 10
+
+
+def toy() -> Translation:
+    """Token t is the draft's 9 - t for t < 7; the target's others are two of the draft's."""
+    common = {token: OWN_SIZE - 1 - token for token in range(7)}
+
+    def spell(token: int) -> list[int]:
+        return [common[token]] if token in common else [1, token % 3]
+
+    def prompt_into_draft(tokens: Sequence[int]) -> list[int]:
+        return [own for token in [*tokens, 0] for own in spell(token)]
+
+    return Translation(common, prompt_into_draft, spell, SIZE)
+
+
+def own_chain(seed: int) -> Tensor:
+    return torch.randn(OWN_SIZE, OWN_SIZE, generator=torch.Generator().manual_seed(seed)).softmax(
+        -1
+    )
+
+
+def sharp_chain() -> Tensor:
+    """The draft's version of the target `chain(0)`, so far as it knows its tokens."""
+    own = own_chain(0)
+    for token in range(7):
+        for following in range(7):
+            own[9 - token, 9 - following] = chain(0)[token, following]
+    return own / own.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("k", [1, 4])
+@pytest.mark.parametrize("prompts", [RAGGED[:1], RAGGED], ids=["one row", "ragged rows"])
+def test_greedy_output_is_the_regular_one(k: int, prompts: list[list[int]]) -> None:
+    what = request(prompts, length=30, stop=[8])
+    drafter = TranslatedDrafter(MarkovRunner(sharp_chain()), toy(), GREEDY)
+    iterations = list(speculative(MarkovRunner(chain(0)), drafter, what, k))
+    assert texts(iterations, len(prompts)) == texts(
+        autoregressive(MarkovRunner(chain(0)), what), len(prompts)
+    )
+    assert any(count for iteration in iterations for count in iteration.num_accepted)
+
+
+class Checked(TranslatedDrafter):
+    """Compares what its runner has been fed with the whole text."""
+
+    def start(self, prompts, first_tokens, step):  # type: ignore[no-untyped-def]
+        super().start(prompts, first_tokens, step)
+        self.whole = [self._translation.prompt_into_draft(prompt) for prompt in prompts]
+        self.learn([[token] for token in first_tokens])
+
+    def learn(self, decided: Sequence[Sequence[int]]) -> None:
+        for row, tokens in enumerate(decided):
+            self.whole[row] += self._translation.into_draft(tokens)
+
+    def observe(self, num_accepted, next_tokens, step):  # type: ignore[no-untyped-def]
+        kept = zip(self._rows, num_accepted, next_tokens, strict=True)
+        self.learn([[*row.offered[:count], last] for row, count, last in kept])
+        super().observe(num_accepted, next_tokens, step)
+        for seen, row, whole in zip(self._runner.rows, self._rows, self.whole, strict=True):  # type: ignore[attr-defined]
+            assert seen + row.unread == whole
+
+    def select(self, rows: Sequence[int]) -> None:
+        super().select(rows)
+        self.whole = [self.whole[row] for row in rows]
+
+
+def test_the_draft_model_reads_the_whole_text() -> None:
+    drafter = Checked(MarkovRunner(sharp_chain()), toy(), Warp(1.0))
+    what = request(RAGGED, Warp(1.0), length=60, stop=[8])
+    iterations = list(speculative(MarkovRunner(chain(0)), drafter, what, 3))
+    assert {0, 1, 2} <= {count for iteration in iterations for count in iteration.num_accepted}
+
+
+class Unmapped(TranslatedDrafter):
+    """The broken twin: probabilities at the draft's own places instead of the target's."""
+
+    def _over_target(self, probabilities: Tensor) -> Tensor:
+        return super()._over_target(probabilities).roll(1, -1)
+
+
+@pytest.mark.parametrize(("kind", "lossless"), [(TranslatedDrafter, True), (Unmapped, False)])
+def test_sampling_follows_the_target(kind: type[TranslatedDrafter], lossless: bool) -> None:
+    num_rows, warp, target = 5_000, Warp(1.0), chain(0, 1.0)
+    drafter = kind(MarkovRunner(own_chain(1)), toy(), warp)
+    what = request([[3]] * num_rows, warp, length=4, indices=range(num_rows))
+    found = texts(speculative(MarkovRunner(target), drafter, what, 2), num_rows)
+    p_values = []
+    for place in (1, 2, 3):
+        seen = torch.tensor(found)[:, place].bincount(minlength=SIZE).double()
+        exact = torch.linalg.matrix_power(target.double(), place + 1)[3] * num_rows
+        p_values.append(stats.chisquare(seen, exact * seen.sum() / exact.sum()).pvalue)
+    assert (min(p_values) > 1e-9) == lossless
+
+
+def trained_tokenizer(
+    corpus: list[str], size: int, special: Sequence[str] = ("</s>",)
+) -> PreTrainedTokenizerFast:
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=alphabet, special_tokens=list(special)
+    )
+    tokenizer.train_from_iterator(corpus, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>")
+
+
+def test_tokens_are_compared_by_their_bytes() -> None:
+    target, draft = make_tokenizer(), trained_tokenizer(["höher und höher und höher"] * 9, 270)
+    found = translation(target, draft, 320, 320)
+    for one, own in found.common.items():
+        if one != target.eos_token_id:
+            assert target.convert_ids_to_tokens(one) == draft.convert_ids_to_tokens(own)
+    assert found.common[target.eos_token_id] == draft.eos_token_id
+    text = " höher €"
+    assert draft.decode(found.into_draft(target(text)["input_ids"])) == text
+    back = translation(draft, target, 320, 320)
+    begin = draft(" höher")["input_ids"]
+    assert len(begin) == 1
+    assert target.decode(back.into_draft(begin)) == " höher", "tokens that it lacks are spelt"
+
+
+def test_the_sign_of_sentencepiece_in_added_tokens_alone_is_none() -> None:
+    """As in DeepSeek's vocabularies, which are byte-level."""
+    corpus = ["the cat sat on the mat"] * 9
+    plain = trained_tokenizer(corpus, 270)
+    marked = trained_tokenizer(corpus, 270, ["</s>", "<|fim▁begin|>"])
+    found = translation(plain, marked, 270, 270)
+    [the] = plain(" the")["input_ids"]
+    assert [found.common[the]] == marked(" the")["input_ids"]
+
+
+def test_only_tokens_with_an_output_are_common() -> None:
+    target = make_tokenizer()
+    most = translation(target, trained_tokenizer([], 257), 320, 257).common
+    fewer = translation(target, trained_tokenizer([], 257), 320, 200).common
+    assert max(most.values()) == 256
+    assert max(fewer.values()) == 199
+    assert fewer.items() < most.items()
+
+
+def test_ids_of_common_tokens_are_brought_to_a_device_once() -> None:
+    """Each copy of a whole vocabulary takes milliseconds."""
+    between = toy()
+    logits = torch.zeros(1, OWN_SIZE)
+    warps = [between.drawing_warp(warp) for warp in (Warp(), Warp(0.5), Warp())]
+    assert warps[0] == warps[2] != warps[1]
+    assert len({id(warp.tokens.on(logits.device)) for warp in warps}) == 1
+
+
+SaveModel = Callable[..., ModelSettings]
+
+
+def test_from_the_command_line(
+    harness: Harness, save_model: SaveModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompts = "one\ntwo words\nfour four four four\nhöher €\n"
+    (tmp_path / "prompts.txt").write_text(prompts, encoding="utf-8")
+    tokenizer = trained_tokenizer(["two words four four"] * 9, 270)
+    target = save_model("llama", "model")
+    size = len(tokenizer)
+    draft = save_model("gpt2", "draft", tokenizer=tokenizer, vocab_size=size, n_positions=256)
+    pair = [f"model={target.name}", f"draft={draft.name}", "prompts=prompts.txt"]
+    quick = ["num_prompts=4", "batch_size=2", "num_warmup=0", "T=0", "tokens=10"]
+    outcome = harness("latency", *pair, *quick)
+    number = f"draft {draft.name}: another tokenizer; it draws from the 257 tokens that the model"
+    assert number in outcome.stderr
+    assert results().iloc[-1]["identical_prompts"] == 4
+    harness("latency", *pair, *quick, "engine=huggingface", "batch_size=1")
+    row = results().iloc[-1]
+    assert (row["engine"], row["identical_prompts"]) == ("huggingface", 4)
+
+    short = save_model("gpt2", "short", tokenizer=tokenizer, vocab_size=258, n_positions=256)
+    refused = harness.refused("latency", *pair, f"draft={short.name}", *quick)
+    assert "draft.tokenizer: has token" in refused
+    other = save_model("gpt2", "other", tokenizer=spaced_tokenizer(), vocab_size=905)
+    refused = harness.refused("latency", *pair, f"draft={other.name}", *quick)
+    assert f"has a tokenizer without a token of model={target.name}" in refused
+
+
+def test_probabilities_along_a_text_are_those_of_proposals() -> None:
+    """The draft lacks token 8, and writes it as two of its own."""
+    text = [1, 2, 11, 4, 8, 5, 3]
+    drafter = TranslatedDrafter(MarkovRunner(own_chain(1)), toy(), Warp())
+    found = drafter.along([1, 2], text, None, 2)
+    assert found[3, 0] == 0
+    for place in (0, 2, 4):
+        drafter.start([[1, 2, *text[:place]]], text[place : place + 1], Step(torch.empty(0)))
+        proposal = drafter.propose(1, torch.rand(1, 1))
+        assert proposal.probabilities is not None
+        following = text[place + 1]
+        assert found[place, 0] == pytest.approx(proposal.probabilities[0, 0, following].item())
+    assert found[0, 1] == found[1, 0]

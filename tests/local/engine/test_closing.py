@@ -1,0 +1,199 @@
+"""A closed engine is gone before the next one allocates, although nothing is collected meanwhile."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harness.commands.latency.record import LatencySettings
+from harness.commands.run import run_command
+from harness.config.errors import RunError
+from harness.config.run import RunnerName
+from harness.config.settings import DecodingSettings, ModelSettings
+from harness.engines.keeper import PairKeeper
+from harness.engines.protocol import Engine, Question
+from harness.engines.record import Preparation
+from harness.local.engine import engine as local
+from harness.local.engine import runner_choice
+from harness.local.engine.engine import LocalArm, LocalEngine
+from harness.local.engine.huggingface import HuggingFaceEngine
+from harness.local.engine.pair import Pair, plan_pair
+from harness.local.engine.pair_runners import PairRunners
+from harness.local.models.case import Demand
+from in_process import QUICKEST_PAIR, Harness
+from some_settings import settings_of
+from tiny_checkpoints import as_draft
+
+DECODING = DecodingSettings(max_new_tokens=6, num_draft_tokens=2)
+QUESTION = Question([[5, 6, 7]], DECODING, 0, [0])
+
+
+@pytest.fixture
+def without_collections() -> Iterator[None]:
+    """The collector is off, as while a job is timed: nothing is freed that only it would find."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.fixture
+def pair(save_model: Callable[..., ModelSettings]) -> Pair:
+    target = save_model(num_hidden_layers=1, max_position_embeddings=64)
+    draft = save_model("gpt2", n_layer=1, vocab_size=320, n_positions=64)
+    settings = settings_of(LatencySettings)
+    planned = plan_pair(target, as_draft(draft), settings.placement)
+    return planned.place(Demand(1, 8, 8, 2, "eager")).load()
+
+
+def use(engine: Engine) -> None:
+    for arm in engine.arms:
+        list(arm.stream(QUESTION))
+    for arm, _ in engine.watched():
+        list(arm.stream(QUESTION))
+    assert engine.reference is not None
+    engine.reference.logits([[5, 6, 7]])
+
+
+@pytest.mark.parametrize("runner", ["eager", "static", "graphs_only"])
+def test_our_engine_is_freed(
+    pair: Pair, runner: RunnerName, monkeypatch: pytest.MonkeyPatch, without_collections: None
+) -> None:
+    # On a CPU captured calls have their buffers, and no graphs.
+    monkeypatch.setattr(runner_choice, "resolve", lambda runner, devices: runner)
+    engine = LocalEngine(pair, Preparation(decoding=DECODING, runner=runner, longest_prompt=8))
+    use(engine)
+    refs = [weakref.ref(engine), weakref.ref(engine.runners.target), weakref.ref(engine.arms[0])]
+    assert engine.runners.draft is not None
+    refs.append(weakref.ref(engine.runners.draft))
+    engine.close()
+    del engine
+    assert [ref() for ref in refs] == [None] * 4
+
+
+def test_buffers_are_given_back_whoever_holds_the_engine(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, without_collections: None
+) -> None:
+    monkeypatch.setattr(runner_choice, "resolve", lambda runner, devices: runner)
+    before = tensor_bytes()
+    engine = LocalEngine(
+        pair, Preparation(decoding=DECODING, runner="graphs_only", longest_prompt=8)
+    )
+    use(engine)
+    arm = engine.arms[1]
+    assert tensor_bytes() > before
+    engine.close()
+    # Two vectors of counts and of frequencies are left, and no cache.
+    assert tensor_bytes() - before < 10_000
+    del arm
+
+
+def test_hugging_faces_engine_is_freed(pair: Pair, without_collections: None) -> None:
+    greedy = DecodingSettings(max_new_tokens=6, num_draft_tokens=2, temperature=0.0)
+    engine = HuggingFaceEngine(pair, Preparation(decoding=greedy, longest_prompt=8))
+    assert not isinstance(engine, LocalEngine)
+    use(engine)
+    refs = [weakref.ref(engine), weakref.ref(engine.reference)]
+    engine.close()
+    del engine
+    assert [ref() for ref in refs] == [None, None]
+
+
+def test_recovery_holds_one_engine_at_a_time(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, without_collections: None
+) -> None:
+    """It compares greedy texts, then draws with K=1 and with K=2."""
+    opened: list[weakref.ref[Any]] = []
+    num_alive: list[int] = []
+    open_runners = local.open_runners
+
+    def counted(*arguments: Any) -> PairRunners:
+        num_alive.append(sum(ref() is not None for ref in opened))
+        runners = open_runners(*arguments)
+        opened.append(weakref.ref(runners.target))
+        return runners
+
+    monkeypatch.setattr(local, "open_runners", counted)
+    few = ["num_prompts=2", "num_draws=1000", "shift=0.5", "decoding.max_new_tokens=8"]
+    harness("recovery", *QUICKEST_PAIR, *few, "decoding.num_draft_tokens=2", "batch_size=100")
+    assert num_alive == [0, 0, 0]
+
+
+def test_jobs_of_one_worker_need_no_more_memory_than_the_first(
+    save_model: Callable[..., ModelSettings],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    without_collections: None,
+) -> None:
+    peaks: list[int] = []
+    stream = LocalArm.stream
+
+    def noted(arm: LocalArm, question: Question) -> Any:
+        peaks[-1] = max(peaks[-1], tensor_bytes())
+        return stream(arm, question)
+
+    monkeypatch.setattr(LocalArm, "stream", noted)
+    monkeypatch.chdir(tmp_path)
+    target = save_model(num_hidden_layers=1)
+    draft = save_model("gpt2", n_layer=1, vocab_size=320)
+    keeper = PairKeeper()
+    (tmp_path / "prompts.txt").write_text("one\ntwo\n")
+    for number in range(5):
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        peaks.append(0)
+        settings = settings_of(
+            LatencySettings,
+            model=target,
+            draft=as_draft(draft),
+            decoding=DECODING,
+            num_prompts=2,
+            prompts=settings_of(LatencySettings).prompts.__class__(
+                name="two", file=str(tmp_path / "prompts.txt")
+            ),
+        )
+        run_command("latency", settings, directory, keeper)
+    assert peaks[0] > 0
+    assert max(peaks[2:]) <= peaks[1]
+
+
+def tensor_bytes() -> int:
+    """The bytes of all tensors in memory, each storage counted once."""
+    storages = {}
+    for value in gc.get_objects():
+        if type(value) in (torch.Tensor, torch.nn.Parameter):
+            storage = value.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def test_a_kept_pair_stays_where_it_fits_and_is_placed_again_where_it_does_not(
+    save_model: Callable[..., ModelSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job of a sweep may need more memory than the one before, whose pair is loaded."""
+    free = {"cpu": 10**9}
+    monkeypatch.setattr("harness.local.engine.pair.free_memory", lambda gpus: dict(free))
+    target = save_model(num_hidden_layers=1, max_position_embeddings=64)
+    settings = settings_of(LatencySettings, model=target, draft=None, resume=False)
+    keeper = PairKeeper()
+
+    def demand(batch_size: int) -> Demand:
+        return Demand(batch_size, 8, 8, 2, "eager")
+
+    placed = keeper.place(settings, demand(1))
+    loaded = keeper.load()
+    # What the weights took is not free any more, and is not needed again.
+    free["cpu"] = 10**6
+    assert keeper.place(settings, demand(8)) is placed
+    assert keeper.load() is loaded
+    free["cpu"] = 10**9
+    with pytest.raises(RunError, match=r"does not fit: .* its KV cache"):
+        keeper.place(settings, demand(10**7))
+    assert keeper.place(settings, demand(1)) is not placed
+    assert keeper.load() is not loaded

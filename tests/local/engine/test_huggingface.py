@@ -1,0 +1,372 @@
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch.backends.cuda import cudnn_sdp_enabled
+from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
+
+from chain_pair import save_chain_pair
+from harness.cli.menu.names import PACKAGE
+from harness.config.errors import RunError, SettingError
+from harness.config.settings import (
+    DecodingSettings,
+    ModelSettings,
+    PlacementSettings,
+)
+from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.record import Preparation
+from harness.engines.timing import generate
+from harness.local.decoding.protocols import Iteration, Origin
+from harness.local.drafting.early_exit import truncated
+from harness.local.drafting.methods.early_exit import EarlyExitSettings
+from harness.local.drafting.methods.lookup import LookupSettings
+from harness.local.drafting.methods.model import SampledDraftSettings
+from harness.local.engine.engine import LocalEngine
+from harness.local.engine.huggingface import HuggingFaceEngine, check_pair
+from harness.local.engine.pair import Pair, plan_pair
+from harness.local.models.case import Demand
+from mtp_models import mtp_target, save_with_mtp
+from tiny_checkpoints import as_draft, make_tokenizer
+
+GREEDY = DecodingSettings(max_new_tokens=24, num_draft_tokens=4, temperature=0)
+PROMPT = [40, 50, 60, 40, 50]
+
+
+def ask(
+    decoding: DecodingSettings = GREEDY,
+    prompt: list[int] = PROMPT,
+    stop: frozenset[int] = frozenset(),
+) -> Question:
+    return Question([prompt], decoding, seed=3, indices=[7], stop_tokens=stop)
+
+
+def load(model: ModelSettings, draft: ModelSettings | None) -> Pair:
+    demand = Demand(
+        batch_size=1, prompt_tokens=16, new_tokens=64, num_draft_tokens=4, runner="eager"
+    )
+    return (
+        plan_pair(model, draft and as_draft(draft), PlacementSettings(), "float32")
+        .place(demand)
+        .load()
+    )
+
+
+@pytest.fixture
+def chain(tmp_path: Path) -> Pair:
+    target, draft = (
+        ModelSettings(name=str(path), repository=str(path)) for path in save_chain_pair(tmp_path)
+    )
+    return load(target, draft)
+
+
+@pytest.fixture
+def pair(save_model: Callable[..., ModelSettings]) -> Pair:
+    return load(save_model(), save_model(name="draft", num_hidden_layers=1))
+
+
+def with_lookup(pair: Pair) -> Pair:
+    return dataclasses.replace(
+        pair, draft=None, draft_settings=LookupSettings(name="lookup", method="lookup")
+    )
+
+
+@pytest.fixture
+def engine(pair: Pair) -> Iterator[HuggingFaceEngine]:
+    engine = HuggingFaceEngine(pair, Preparation(decoding=GREEDY))
+    yield engine
+    engine.close()
+
+
+def read(arm: Arm, question: Question) -> list[Iteration]:
+    return list(arm.stream(question))
+
+
+def tokens_of(records: list[Iteration]) -> list[int]:
+    return [token for record in records for token in record.tokens[0]]
+
+
+def test_greedy_texts_are_those_of_our_loop(pair: Pair, engine: HuggingFaceEngine) -> None:
+    expected = tokens_of(read(LocalEngine(pair, Preparation(decoding=GREEDY)).arms[0], ask()))
+    assert len(expected) == 24
+    lookup = HuggingFaceEngine(with_lookup(pair), Preparation(decoding=GREEDY))
+    adaptive = HuggingFaceEngine(pair, Preparation(decoding=GREEDY), schedule="adaptive")
+    for arm in (*engine.arms, *lookup.arms, *adaptive.arms):
+        assert tokens_of(read(arm, ask())) == expected
+
+
+def test_its_attention_is_that_of_transformers_after_our_engine_too(
+    save_model: Callable[..., ModelSettings],
+) -> None:
+    """Our static runner packs heads that share keys, in the model that a sweep hands on."""
+    target = save_model(num_attention_heads=4, num_key_value_heads=2)
+    draft = save_model(name="draft", num_hidden_layers=1, num_key_value_heads=2)
+    pair = load(target, draft)
+    assert pair.draft is not None
+    models = [pair.target.model, pair.draft.model]
+    used: list[str] = []
+    for model in models:
+        model.register_forward_pre_hook(
+            lambda module, inputs: used.append(module.config._attn_implementation)
+        )
+    texts: dict[str, list[list[int]]] = {"local": [], "huggingface": []}
+    for name in ("huggingface", "local", "huggingface", "local"):
+        preparation = Preparation(decoding=GREEDY, runner="static")
+        engine: Engine = LocalEngine(pair, preparation)
+        if name == "huggingface":
+            engine.close()
+            engine = HuggingFaceEngine(pair, preparation)
+        used.clear()
+        texts[name] += [tokens_of(read(arm, ask())) for arm in engine.arms]
+        assert set(used) == {"sdpa_packed" if name == "local" else "sdpa"}
+        engine.close()
+    first, *others = [*texts["local"], *texts["huggingface"]]
+    assert others == [first] * 7
+
+
+def test_acceptance_is_counted_as_in_our_loop(chain: Pair) -> None:
+    """Hugging Face drafts from the prompt on, our loop from the first token on: it gets one token less to write."""
+    ids = chain.tokenizer("a one")["input_ids"]
+    shorter = dataclasses.replace(GREEDY, max_new_tokens=23)
+    ours = read(LocalEngine(chain, Preparation(decoding=GREEDY)).arms[1], ask(GREEDY, ids[:1]))
+    theirs = read(
+        HuggingFaceEngine(chain, Preparation(decoding=shorter)).arms[1], ask(shorter, ids)
+    )
+    assert tokens_of(ours)[1:] == tokens_of(theirs)
+    assert [(one.proposed, one.num_accepted, one.origins) for one in ours[1:]] == [
+        (one.proposed, one.num_accepted, one.origins) for one in theirs
+    ]
+    assert [one.num_accepted for one in theirs] == [[0], [4], [4], [4], [4], [1]]
+    assert {origin for one in theirs for origin in one.origins[0]} == {
+        Origin.DRAFT,
+        Origin.RECOVERED,
+        Origin.BONUS,
+    }
+
+
+def test_a_text_ends_with_a_stop_token(chain: Pair) -> None:
+    question = ask(prompt=chain.tokenizer("a")["input_ids"], stop=chain.stop_tokens())
+    for arm in HuggingFaceEngine(chain, Preparation(decoding=GREEDY)).arms:
+        tokens = tokens_of(read(arm, question))
+        assert len(tokens) == 13
+        assert tokens[-1] in chain.stop_tokens()
+    assert chain.target.model.generation_config.eos_token_id == 1  # put back
+
+
+def test_proposals_beyond_the_limit_do_not_count(pair: Pair) -> None:
+    """Prompt lookup proposes without regard to how many tokens are left."""
+    prompt = [5] + [9, 8, 7, 6] * 3
+    decoding = dataclasses.replace(GREEDY, max_new_tokens=2, num_draft_tokens=8)
+    records = read(
+        HuggingFaceEngine(with_lookup(pair), Preparation(decoding=decoding)).arms[1],
+        ask(decoding, prompt),
+    )
+    assert len(tokens_of(records)) == 2
+    assert len(records[0].proposed[0]) == 2
+
+
+def test_the_adaptive_schedule_changes_the_number_of_draft_tokens(chain: Pair) -> None:
+    engine, question = (
+        HuggingFaceEngine(chain, Preparation(decoding=GREEDY), schedule="adaptive"),
+        ask(prompt=[chain.tokenizer("a")["input_ids"][0]]),
+    )
+    first = [len(one.proposed[0]) for one in read(engine.arms[1], question)]
+    assert first == [4, 3, 5, 7, 3]
+    assert [len(one.proposed[0]) for one in read(engine.arms[1], question)] == first
+
+
+def test_sampling_takes_the_warp_and_its_own_seed(engine: HuggingFaceEngine, pair: Pair) -> None:
+    hot = dataclasses.replace(GREEDY, temperature=5.0, max_new_tokens=32)
+    pair.target.model.generation_config.top_k = 1  # the model's own, which must have no effect
+    for arm in engine.arms:
+        first, again = (tokens_of(read(arm, ask(hot))) for _ in range(2))
+        other = tokens_of(read(arm, dataclasses.replace(ask(hot), seed=4)))
+        assert first == again
+        assert first != other
+        assert len(first) == len(other) == 32
+        only = tokens_of(read(arm, ask(dataclasses.replace(hot, top_k=1))))
+        assert only == tokens_of(read(arm, ask(dataclasses.replace(GREEDY, max_new_tokens=32))))
+
+
+def test_nothing_is_decoded_before_the_first_record_is_asked_for(
+    engine: HuggingFaceEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("began"))
+    engine.arms[0].stream(ask())
+
+
+def test_records_come_while_generate_runs(engine: HuggingFaceEngine) -> None:
+    records = engine.arms[0].stream(ask(dataclasses.replace(GREEDY, max_new_tokens=500)))
+    next(records)
+    assert any(thread.name.startswith("generate") for thread in threading.enumerate())
+    records.close()  # type: ignore[attr-defined]
+    # The thread is free again, and the model as it was.
+    assert len(tokens_of(read(engine.arms[0], ask()))) == 24
+
+
+def test_a_failure_in_generate_is_raised(engine: HuggingFaceEngine) -> None:
+    with pytest.raises(IndexError):
+        read(engine.arms[1], ask(prompt=[100_000]))
+    assert len(read(engine.arms[0], ask())) == 24
+
+
+def test_attention_has_the_kernels_of_our_arms(pair: Pair, engine: HuggingFaceEngine) -> None:
+    assert cudnn_sdp_enabled()
+    allowed: list[bool] = []
+    hook = pair.target.model.register_forward_hook(lambda *_: allowed.append(cudnn_sdp_enabled()))
+    for arm in engine.arms:
+        read(arm, ask())
+    hook.remove()
+    assert allowed
+    assert not any(allowed)
+    assert cudnn_sdp_enabled()
+
+
+def test_it_is_timed_like_any_engine(engine: HuggingFaceEngine) -> None:
+    generation = generate(engine, engine.arms[1], ask())
+    assert 0 < generation.decided[0] < generation.seconds
+    assert generation.acceptance.num_proposed > 0
+
+
+def test_early_exit_drafts_with_the_first_layers(save_model: Callable[..., ModelSettings]) -> None:
+    """Our loop does the same, a token ahead: see above."""
+    drafting = EarlyExitSettings(name="early_exit_1", method="early_exit", layers=(1,))
+    pair = load(save_model(num_hidden_layers=3, initializer_range=0.1), drafting)
+    engine = HuggingFaceEngine(pair, Preparation(decoding=GREEDY))
+    regular, theirs = (read(arm, ask()) for arm in engine.arms)
+    assert tokens_of(theirs) == tokens_of(regular)
+    assert pair.target.model.config.num_hidden_layers == 3
+    prompt, first = PROMPT[:-1], PROMPT[-1]
+    exit_model = truncated(pair.target.model, 1)
+    with torch.no_grad():
+        ids = torch.tensor([[*prompt, first]])
+        for _ in range(GREEDY.num_draft_tokens):
+            ids = torch.cat([ids, exit_model(ids).logits[:, -1:].argmax(-1)], 1)
+    assert theirs[0].proposed == [ids[0, len(PROMPT) :].tolist()]
+    engine.close()
+
+
+def check_proposals(pair: Pair, num_draft_tokens: int) -> None:
+    """`generate` drafts what our loop drafts, and beyond the end of the text."""
+    decoding = dataclasses.replace(GREEDY, num_draft_tokens=num_draft_tokens)
+    ours = LocalEngine(pair, Preparation(decoding=decoding))
+    theirs = HuggingFaceEngine(pair, Preparation(decoding=decoding))
+    question = ask(decoding, prompt=list(range(40, 60)))
+    expected, found = (read(engine.arms[1], question) for engine in (ours, theirs))
+    assert tokens_of(found) == tokens_of(expected) == tokens_of(read(theirs.arms[0], question))
+    assert len(expected) > 4
+    for one, other in zip(found, expected, strict=True):
+        assert one.proposed[0][: len(other.proposed[0])] == other.proposed[0]
+        assert one.num_accepted == other.num_accepted
+    assert len(found[1].proposed[0]) == num_draft_tokens
+    theirs.close()
+    ours.close()
+
+
+def save_dflash(directory: Path, kind: str) -> ModelSettings:
+    """A DFlash head with random weights for `save_model`'s Llama, as transformers saves it."""
+    torch.manual_seed(0)
+    config = MuseGlimmerAssistantConfig(
+        hidden_size=128, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        head_dim=32, rms_norm_eps=1e-5, sliding_window=8, layer_types=[kind, "full_attention"], block_size=4,
+        mask_token_id=7, target_layer_ids=[0, 2], max_position_embeddings=512,
+    )  # fmt: skip
+    head = MuseGlimmerAssistantModel(config)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            if parameter.dim() > 1:
+                parameter.normal_(std=0.2)
+    head.save_pretrained(directory)
+    return ModelSettings(name="head", repository=str(directory))
+
+
+@pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
+def test_dflash_heads_draft_as_in_our_loop(
+    save_model: Callable[..., ModelSettings], tmp_path: Path, kind: str
+) -> None:
+    """Also the shape of a window: the text is four windows long."""
+    target = save_model(initializer_range=0.1)
+    pair = load(target, save_dflash(tmp_path / "head", kind))
+    check_proposals(pair, num_draft_tokens=3)
+    check_proposals(pair, num_draft_tokens=2)
+
+
+@pytest.mark.parametrize(("family", "num_layers"), [("deepseek_v3", 2), ("glm4_moe", 1)])
+def test_layers_for_several_tokens_draft_as_in_our_loop(
+    tmp_path: Path, family: str, num_layers: int
+) -> None:
+    target, layers = mtp_target(family, num_mtp_layers=num_layers)
+    save_with_mtp(target, layers, tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    model = ModelSettings(name=family, repository=str(tmp_path))
+    pair = load(model, SampledDraftSettings(name="mtp", method="mtp"))
+    check_proposals(pair, num_layers)
+    # What it draws from has no finite logits then.
+    few = dataclasses.replace(GREEDY, num_draft_tokens=num_layers, temperature=1.0, top_k=5)
+    engine = HuggingFaceEngine(pair, Preparation(decoding=few))
+    assert len(tokens_of(read(engine.arms[1], ask(few)))) == 24
+    engine.close()
+
+
+def test_heads_that_generate_does_not_draft_with_are_refused(
+    save_model: Callable[..., ModelSettings], tmp_path: Path
+) -> None:
+    target = save_model()
+    head = as_draft(save_dflash(tmp_path / "head", "full_attention"))
+    planned = plan_pair(target, head, PlacementSettings())
+    with pytest.raises(SettingError, match="num_draft_tokens=4: must be at most 3 with engine"):
+        check_pair(planned, GREEDY)
+    whole_blocks = dataclasses.replace(GREEDY, num_draft_tokens=3)
+    check_pair(planned, whole_blocks)
+    with pytest.raises(SettingError, match="schedule=adaptive: must be constant"):
+        check_pair(planned, whole_blocks, "adaptive")
+    tiny, medusa = (
+        ModelSettings(name=name, repository=str(PACKAGE / "local" / "models" / "shipped" / name))
+        for name in ("tiny", "tiny_medusa")
+    )
+    with pytest.raises(SettingError, match="draft=tiny_medusa: must be a model, a DFlash head"):
+        check_pair(plan_pair(tiny, as_draft(medusa), PlacementSettings()), GREEDY)
+
+
+def test_other_numbers_of_outputs_are_other_tokenizers_to_generate(
+    save_model: Callable[..., ModelSettings],
+) -> None:
+    pair = load(save_model(), save_model(name="draft", vocab_size=300))
+    engine = HuggingFaceEngine(pair, Preparation(decoding=GREEDY))
+    regular, speculative = (read(arm, ask(prompt=[1, *PROMPT])) for arm in engine.arms)
+    assert tokens_of(speculative) == tokens_of(regular)
+    assert any(one.proposed[0] for one in speculative)
+    engine.close()
+
+
+def test_more_likeliest_tokens_than_there_are_are_all(pair: Pair) -> None:
+    engine = HuggingFaceEngine(pair, Preparation(decoding=GREEDY))
+    found = [engine.arms[0].text_logprobs([(PROMPT, [60, 40])], most, 1) for most in (-1, 10**6)]
+    assert found[0] == found[1]
+    assert [len(likeliest) for likeliest in found[0][0]] == [320, 320]
+    engine.close()
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("role", ["model", "draft"])
+def test_logits_that_are_not_finite_are_an_error(
+    pair: Pair, role: str, value: float, temperature: float
+) -> None:
+    broken = pair.target if role == "model" else pair.draft
+    assert broken is not None
+    with torch.no_grad():
+        broken.model.get_output_embeddings().weight[7] = value
+    decoding = dataclasses.replace(GREEDY, temperature=temperature)
+    engine = HuggingFaceEngine(pair, Preparation(decoding=decoding))
+    said = rf"{role}: .* gives logits that are nan or infinite in float32, at new token 0"
+    for arm in engine.arms[0 if role == "model" else 1 :]:
+        with pytest.raises(RunError, match=said):
+            read(arm, ask(decoding))
+    if role == "draft":
+        assert len(tokens_of(read(engine.arms[0], ask(decoding)))) == 24
+    engine.close()

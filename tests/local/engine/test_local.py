@@ -1,0 +1,394 @@
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any, get_args
+
+import pytest
+import torch
+
+from harness.commands.recovery.contexts import choose_contexts
+from harness.config.errors import RunError, SettingError
+from harness.config.run import RunnerName
+from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.engines.protocol import Arm, Question
+from harness.engines.record import Preparation
+from harness.local.checks.reference import not_finite
+from harness.local.decoding.protocols import Iteration
+from harness.local.drafting.methods.suffix import SuffixSettings
+from harness.local.engine.engine import LocalEngine
+from harness.local.engine.pair import Pair, plan_pair
+from harness.local.engine.runner_choice import resolve
+from harness.local.models.case import Demand
+from harness.local.runners.compiled import PreparedRunner
+from harness.local.runners.eager import EagerRunner
+from tiny_checkpoints import as_draft
+
+DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=3)
+PROMPTS = [[40, 50, 60], [70, 80, 90, 100, 110]]
+
+
+QUESTION = Question(PROMPTS, DECODING, seed=0, indices=range(2))
+
+
+def load(model: ModelSettings, draft: ModelSettings | None) -> Pair:
+    demand = Demand(
+        batch_size=2, prompt_tokens=5, new_tokens=12, num_draft_tokens=3, runner="eager"
+    )
+    return (
+        plan_pair(model, draft and as_draft(draft), PlacementSettings(), "float32")
+        .place(demand)
+        .load()
+    )
+
+
+@pytest.fixture
+def pair(save_model: Callable[..., ModelSettings]) -> Pair:
+    return load(save_model(num_hidden_layers=1), save_model("gpt2", n_layer=1, vocab_size=320))
+
+
+def open_engine(pair: Pair, runner: RunnerName) -> LocalEngine:
+    return LocalEngine(
+        pair,
+        Preparation(decoding=DECODING, runner=runner, batch_size=2, longest_prompt=5, say=print),
+    )
+
+
+def texts_of(engine: LocalEngine) -> dict[str, list[list[list[int]]]]:
+    return {arm.name: [record.tokens for record in arm.stream(QUESTION)] for arm in engine.arms}
+
+
+def written(pair: Pair, runner: RunnerName) -> tuple[str, dict[str, list[list[list[int]]]]]:
+    engine = open_engine(pair, runner)
+    return engine.runner, texts_of(engine)
+
+
+def test_each_runner_writes_the_same(save_model: Callable[..., ModelSettings]) -> None:
+    pair = load(
+        save_model(num_hidden_layers=1, max_position_embeddings=64),
+        save_model("gpt2", n_layer=1, vocab_size=320),
+    )
+    name, expected = written(pair, "eager")
+    assert name == "eager"
+    names: list[RunnerName] = ["auto", "static"]
+    for runner in names:
+        engine = open_engine(pair, runner)
+        assert engine.runner == ("static" if runner == "auto" else runner)
+        for ahead in (False, True):  # as where there is a GPU
+            runners = dataclasses.replace(engine.runners, works_ahead=ahead)
+            engine.arms = [dataclasses.replace(arm, runners=runners) for arm in engine.arms]
+            assert texts_of(engine) == expected
+
+
+def test_graphs_write_the_same(save_model: Callable[..., ModelSettings], gpus: Any) -> None:
+    """On a GPU, or a pretended one; the decoders work ahead there, and recovery reads the exact distribution."""
+    draft = save_model("gpt2", n_layer=1, vocab_size=320, n_positions=64)
+    pair = load(save_model(num_hidden_layers=1, max_position_embeddings=64), draft)
+    gpu, found = torch.device("cuda", 0), []
+    on_gpu = [
+        dataclasses.replace(
+            one, model=copy.deepcopy(one.model).to(gpu), devices=[gpu], input_device=gpu
+        )
+        for one in (pair.target, pair.draft)
+        if one is not None
+    ]
+    runners: list[RunnerName] = ["eager", "graphs_only"]
+    for one, runner in zip(
+        [pair, dataclasses.replace(pair, target=on_gpu[0], draft=on_gpu[1])], runners, strict=True
+    ):
+        engine = open_engine(one, runner)
+        assert engine.runner == runner
+        chosen = choose_contexts(engine.reference, PROMPTS, DECODING)
+        logits = engine.reference.logits_along(PROMPTS[:1], [[7, 8, 9]])
+        found.append((texts_of(engine), chosen, logits))
+    assert found[0][:2] == found[1][:2]
+    assert found[0][2] == pytest.approx(found[1][2], abs=1e-3)
+
+
+def test_arms_under_stopwatches_know_no_answer_of_the_arms_that_were_timed(
+    save_model: Callable[..., ModelSettings], gpus: Any
+) -> None:
+    """On a GPU they are asked each question again, of which a draft with a memory would know the answer."""
+    suffix = SuffixSettings(name="suffix", method="suffix", shared=True)
+    pair = load(save_model(num_hidden_layers=1, vocab_size=4), suffix)
+    gpu = torch.device("cuda", 0)
+    target = copy.deepcopy(pair.target.model).to(gpu)
+    on_gpu = dataclasses.replace(pair.target, model=target, devices=[gpu], input_device=gpu)
+    engine = open_engine(dataclasses.replace(pair, target=on_gpu), "eager")
+    timed = engine.arms[-1]
+    watched = engine.watched()[-1][0]
+    question = dataclasses.replace(QUESTION, prompts=[[0, 1, 2], [3, 2, 1, 0, 1]])
+
+    def proposed(arm: Arm) -> list[list[list[int]]]:
+        return [record.proposed for record in arm.stream(question)]
+
+    first, under_stopwatches, again = proposed(timed), proposed(watched), proposed(timed)
+    assert under_stopwatches == first
+    assert again != first, "the arm itself remembers"
+
+
+def test_4_bit_weights_are_traced_as_well(
+    save_model: Callable[..., ModelSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their parts run as they were traced: bitsandbytes' operations are the same for inductor as any others."""
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx", lambda part, *_, **__: part.forward
+    )
+    monkeypatch.setattr("harness.local.runners.regions._compiled", {})
+    model = dataclasses.replace(save_model(num_hidden_layers=1), quantization="4bit")
+    pair = load(model, None)
+    assert getattr(pair.target.model, "is_loaded_in_4bit", False)
+    name, texts = written(pair, "compiled")
+    assert name == "compiled"
+    assert texts == written(pair, "eager")[1]
+
+
+@pytest.mark.parametrize("runner", ["auto", "static"])
+def test_a_model_that_cannot_have_the_runner_gets_the_eager_one(
+    save_model: Callable[..., ModelSettings], capsys: pytest.CaptureFixture[str], runner: RunnerName
+) -> None:
+    pair = load(
+        save_model("bloom", hidden_size=32, n_layer=1, n_head=4), save_model(num_hidden_layers=1)
+    )
+    name, texts = written(pair, runner)
+    assert name == "eager+static"
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "runner=eager" in line]
+    assert said.endswith("bloom takes no positions; it runs with runner=eager")
+    assert texts == written(pair, "eager")[1]
+
+
+def test_what_cannot_be_compiled_is_still_captured(
+    save_model: Callable[..., ModelSettings],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a CPU nothing is captured; the fixed shapes that would be are there.
+
+    It fails where a call is traced. The parts of the other model run as they were traced.
+    """
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx", lambda part, *_, **__: part.forward
+    )
+    monkeypatch.setattr("harness.local.runners.regions._compiled", {})
+    # A configuration that no other test compiles: the code of one serves all models of the same configuration.
+    draft = save_model("gpt2", n_layer=1, vocab_size=320, layer_norm_epsilon=1e-3)
+    pair = load(save_model(num_hidden_layers=1), draft)
+    assert pair.draft is not None
+    expected = written(pair, "eager")[1]
+    norm = pair.draft.model.transformer.ln_f
+    original = norm.forward
+    norm.forward = lambda states: original(states) * (1 if states.sum().item() else 2)
+    monkeypatch.setattr(
+        "harness.local.engine.runner_choice.resolve", lambda runner, devices: runner
+    )
+    engine = open_engine(pair, "graphs")
+    assert engine.runner == "graphs+graphs_only"
+    (said,) = [line for line in capsys.readouterr().out.splitlines() if "it runs with" in line]
+    assert "cannot be compiled: " in said
+    assert said.endswith("it runs with runner=graphs_only")
+    assert texts_of(engine) == expected
+
+
+@pytest.mark.parametrize(("draft", "widths"), [(False, [1]), (True, [1, 4])])
+def test_only_the_widths_that_run_are_prepared(
+    save_model: Callable[..., ModelSettings],
+    monkeypatch: pytest.MonkeyPatch,
+    draft: bool,
+    widths: list[int],
+) -> None:
+    prepared: list[list[int]] = []
+    monkeypatch.setattr(
+        PreparedRunner,
+        "prepare",
+        lambda self, shapes: prepared.append([*shapes.widths]),
+    )
+    model = save_model(num_hidden_layers=1)
+    open_engine(
+        load(model, save_model("gpt2", n_layer=1, vocab_size=320) if draft else None), "compiled"
+    )
+    assert prepared == [widths, [1, 2]][: 1 + draft]
+
+
+def test_a_question_may_differ_from_what_the_engine_was_opened_for(pair: Pair) -> None:
+    """`recovery` asks with one draft token, `compare` after a setting was changed."""
+    engine = open_engine(pair, "eager")
+    greedy = dataclasses.replace(
+        QUESTION, decoding=dataclasses.replace(DECODING, num_draft_tokens=1, temperature=0.0)
+    )
+    regular, speculative = (_by_row(arm.stream(greedy)) for arm in engine.arms)
+    assert regular == speculative
+    assert [len(row) for row in regular] == [12, 12]
+    assert all(
+        len(proposed) <= 1
+        for record in engine.arms[1].stream(greedy)
+        for proposed in record.proposed
+    )
+
+
+def test_nothing_is_decoded_before_the_first_next(
+    save_model: Callable[..., ModelSettings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = open_engine(load(save_model(num_hidden_layers=1), None), "eager")
+    started = []
+    monkeypatch.setattr(EagerRunner, "start", lambda self, prompts: started.append(prompts))
+    engine.arms[0].stream(QUESTION)
+    assert not started
+
+
+def test_stopwatches_count_every_pass(pair: Pair) -> None:
+    engine = open_engine(pair, "eager")
+    (regular, alone), (speculative, both) = engine.watched()
+    assert len(list(regular.stream(QUESTION))) == 1 + alone.calls["forward"] == 12
+    assert alone.calls["drafting"] == 0
+    assert (
+        len(list(speculative.stream(QUESTION)))
+        == 1 + both.calls["forward"]
+        == 1 + both.calls["drafting"]
+    )
+
+
+def test_stopwatches_know_the_layers_in_8_bits(save_model: Callable[..., ModelSettings]) -> None:
+    model, draft = save_model(num_hidden_layers=1), save_model("gpt2", n_layer=1, vocab_size=320)
+    engine = open_engine(load(dataclasses.replace(model, quantization="8bit"), draft), "eager")
+    (regular, alone), (speculative, both) = engine.watched()
+    for arm in (regular, speculative):
+        list(arm.stream(QUESTION))
+    for phases in (alone, both):
+        assert 0 < (phases.share_in_layers("forward") or 0) < 1
+    assert both.share_in_layers("drafting") is None
+
+
+def _by_row(records: Iterator[Iteration]) -> list[list[int]]:
+    rows: list[list[int]] = [[], []]
+    for record in records:
+        for row, tokens in zip(record.rows, record.tokens, strict=True):
+            rows[row] += tokens
+    return rows
+
+
+@pytest.mark.parametrize("runner", ["graphs", "graphs_only"])
+def test_graphs_need_cuda(runner: RunnerName) -> None:
+    with pytest.raises(SettingError, match="needs a CUDA device"):
+        resolve(runner, [torch.device("cpu")])
+    assert resolve(runner, [torch.device("cuda:0")]) == runner
+
+
+def test_auto_is_resolved() -> None:
+    assert resolve("auto", [torch.device("cpu")]) == "static"
+    assert resolve("auto", [torch.device("cuda:0")]) == "graphs"
+    assert {resolve(name, [torch.device("cuda:0")]) for name in get_args(RunnerName)} == set(
+        get_args(RunnerName)
+    ) - {"auto"}
+
+
+@pytest.mark.parametrize("temperature", [0.0, 0.7])
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("role", ["model", "draft"])
+def test_logits_that_are_not_finite_are_an_error(
+    pair: Pair, temperature: float, value: float, role: str
+) -> None:
+    broken = pair.target if role == "model" else pair.draft
+    assert broken is not None
+    with torch.no_grad():
+        broken.model.get_output_embeddings().weight[7] = value
+    question = dataclasses.replace(
+        QUESTION, decoding=dataclasses.replace(DECODING, temperature=temperature)
+    )
+    said = rf"{role}: .* gives logits that are nan or infinite in float32, at new token \d"
+    engine = open_engine(pair, "eager")
+    for arm in engine.arms[0 if role == "model" else 1 :]:
+        with pytest.raises(RunError, match=said):
+            list(arm.stream(question))
+    if role == "model":
+        with pytest.raises(RunError, match="at token 3 of prompt and text"):
+            engine.reference.logits(PROMPTS)
+
+
+@pytest.mark.parametrize("runner", ["eager", "static", "graphs_only"])
+@pytest.mark.parametrize("model_type", ["gpt2", "opt"])
+def test_texts_that_fill_a_context_of_learned_positions(
+    save_model: Callable[..., ModelSettings],
+    model_type: str,
+    runner: RunnerName,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows accept unequally, and their draft is asked for fewer tokens than it is prepared for."""
+    monkeypatch.setattr(
+        "harness.local.engine.runner_choice.resolve", lambda runner, devices: runner
+    )
+    longest = max(map(len, PROMPTS))
+    context = {"max_position_embeddings": longest + DECODING.max_new_tokens}
+    pair = load(save_model(model_type, **context), save_model(model_type, "draft", **context))
+    assert pair.draft is not None
+    with torch.no_grad():
+        for parameter in pair.draft.model.parameters():
+            parameter += 0.02 * torch.randn(parameter.shape)
+    engine = open_engine(pair, runner)
+    assert engine.runner == runner
+    for temperature in (0.05, 1.0):
+        decoding = dataclasses.replace(DECODING, temperature=temperature)
+        for prompts in (PROMPTS, PROMPTS[1:]):
+            question = Question(prompts, decoding, seed=0, indices=range(len(prompts)))
+            for arm in engine.arms:
+                written = sum(len(row) for record in arm.stream(question) for row in record.tokens)
+                assert written == len(prompts) * decoding.max_new_tokens
+
+
+@pytest.mark.parametrize("runner", ["static", "graphs_only"])
+@pytest.mark.parametrize("role", ["model", "draft"])
+def test_logits_that_are_not_finite_end_one_answer_alone(
+    save_model: Callable[..., ModelSettings],
+    role: str,
+    runner: RunnerName,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    small = {"num_hidden_layers": 1, "max_position_embeddings": 64}
+    pair = load(save_model(**small), save_model(name="draft", **small))
+    # On a CPU captured calls have their buffers, and no graphs.
+    monkeypatch.setattr(
+        "harness.local.engine.runner_choice.resolve", lambda runner, devices: runner
+    )
+    engine = open_engine(pair, runner)
+    *_, arm = engine.arms
+    expected = [record.tokens for record in arm.stream(QUESTION)]
+    written = {token for tokens in expected for row in tokens for token in row}
+    broken = pair.target if role == "model" else pair.draft
+    assert broken is not None
+    unused = 300
+    assert unused not in written
+    with torch.no_grad():
+        broken.model.get_input_embeddings().weight[unused] = torch.nan
+    overflowing = [[*prompt, *[unused] * 6] for prompt in PROMPTS]
+    with pytest.raises(RunError, match=f"{role}: .* nan or infinite"):
+        list(arm.stream(dataclasses.replace(QUESTION, prompts=overflowing)))
+    assert [record.tokens for record in arm.stream(QUESTION)] == expected
+
+
+@pytest.mark.parametrize(
+    ("role", "dtype", "advice"),
+    [
+        (
+            "model",
+            torch.float16,
+            "its numbers overflow: try model.dtype=bfloat16 or float32, or check its weights",
+        ),
+        (
+            "draft",
+            torch.bfloat16,
+            "its numbers overflow: try draft.dtype=float32, or check its weights",
+        ),
+        ("draft", torch.float32, "check its weights"),
+    ],
+)
+def test_the_advice_is_a_format_with_more_room(
+    pair: Pair, role: str, dtype: torch.dtype, advice: str
+) -> None:
+    held = dataclasses.replace(getattr(pair, "target" if role == "model" else role), dtype=dtype)
+    pair = dataclasses.replace(pair, **{"target" if role == "model" else role: held})
+    assert str(not_finite(pair, role, "new token 0")).endswith(f"at new token 0; {advice}")
+    # A head, for example, computes in the format of the target.
+    alone = dataclasses.replace(
+        pair, target=dataclasses.replace(pair.target, dtype=torch.float16), draft=None
+    )
+    assert "try model.dtype=bfloat16 or float32" in str(not_finite(alone, role, "new token 0"))

@@ -1,0 +1,376 @@
+"""Repositories that cannot be read, and models that cannot be taken back, are refused before any weights load."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, ClassVar
+
+import huggingface_hub
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import CONFIG_MAPPING, AutoConfig
+
+from harness.config.errors import RunError, SettingError
+from harness.config.failures import explain
+from harness.config.settings import ModelSettings, PlacementSettings
+from harness.local.models.checkpoints import check_decoder, read_checkpoint, recurrent_kind
+from harness.local.models.meta import sketch_model
+from tiny_checkpoints import load_pair, make_config
+
+SaveModel = Callable[..., ModelSettings]
+
+
+def settings_of(directory: Path | str, **settings: Any) -> ModelSettings:
+    return ModelSettings(name=str(directory), repository=str(directory), **settings)
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does for repositories that cannot be had; the repository's name says why."""
+
+    refusals: ClassVar = {
+        "gated": (403, "GatedRepo"),
+        "absent": (404, "RepoNotFound"),
+        "private": (401, "RepoNotFound"),
+    }
+
+    def do_GET(self) -> None:
+        repository = self.path.split("/")[4 if self.path.startswith("/api") else 2]
+        status, code = self.refusals.get(repository, (404, "EntryNotFound"))
+        body = b""
+        if repository == "gated" and self.path.startswith(
+            "/api"
+        ):  # a gated repository is described, not handed out
+            status, code, body = 200, "", json.dumps({"id": "someone/gated"}).encode()
+        if "/revision/" in self.path:
+            status, code = 404, "RevisionNotFound"
+        if repository == "broken":
+            status, code = 418, ""
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command == "GET":
+            self.wfile.write(body)
+
+    do_HEAD = do_GET
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+def point_hub_at(monkeypatch: pytest.MonkeyPatch, cache: Path, endpoint: str) -> None:
+    constants = huggingface_hub.constants
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, endpoint)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", endpoint)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+
+
+@pytest.fixture
+def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+    point_hub_at(monkeypatch, tmp_path, f"http://127.0.0.1:{server.server_port}")
+    yield
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.usefixtures("hub")
+@pytest.mark.parametrize(
+    ("repository", "says"),
+    [
+        (
+            "someone/gated",
+            "gated: ask for access at https://huggingface.co/someone/gated, then log in with",
+        ),
+        (
+            "someone/absent",
+            "not on the hub, or is private: check the name, or log in with `hf auth login`",
+        ),
+        ("someone/private", "HF_TOKEN"),
+        ("someone/broken", "the hub refuses someone/broken"),
+    ],
+)
+def test_hub_refusal_says_what_to_do(repository: str, says: str) -> None:
+    with pytest.raises(RunError) as raised:
+        read_checkpoint("draft", settings_of(repository))
+    assert str(raised.value).startswith("draft: ")
+    assert says in str(raised.value)
+    assert len(str(raised.value).splitlines()) <= 2
+
+
+@pytest.mark.usefixtures("hub")
+def test_absent_revision_is_named() -> None:
+    with pytest.raises(
+        SettingError, match=r"^model\.revision=v9: must be a branch.* of someone/model$"
+    ):
+        read_checkpoint("model", settings_of("someone/model", revision="v9"))
+
+
+@pytest.mark.usefixtures("hub")
+def test_absent_tokenizer_repository_is_named(save_model: SaveModel) -> None:
+    settings = save_model(settings={"tokenizer": "someone/absent"})
+    with pytest.raises(RunError, match=r"^model\.tokenizer: someone/absent is not on the hub"):
+        load_pair(settings, None, PlacementSettings())
+
+
+def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    point_hub_at(monkeypatch, tmp_path, "http://127.0.0.1:9")  # the discard port: nobody listens
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RunError) as refused:
+        read_checkpoint("model", settings_of("someone/model"))
+    first, second = str(refused.value).splitlines()
+    assert "the hub is out of reach: check the network" in first
+    # What was typed may have been meant as a directory, though not the repository of a preset.
+    assert first.endswith(f"nor is there a directory someone/model in {tmp_path}")
+    assert "HF_HUB_OFFLINE=1" in second
+    with pytest.raises(RunError, match="check the network\n"):
+        read_checkpoint("model", ModelSettings(name="7B", repository="someone/model"))
+
+
+def test_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
+    absent = "has not been downloaded, and HF_HUB_OFFLINE forbids.*; nor is there a directory"
+    with pytest.raises(RunError, match=absent):
+        read_checkpoint("model", settings_of("someone/model"))
+
+
+@pytest.mark.parametrize("offline", [False, True])
+@pytest.mark.parametrize(
+    ("changes", "cause"),
+    [
+        (None, "is not a valid JSON file"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+        ({"hidden_act": "nope"}, "nope"),
+        ({"num_attention_heads": 0}, "config"),
+    ],
+)
+def test_a_damaged_configuration_is_one_line(
+    changes: dict[str, object] | None,
+    cause: str,
+    offline: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    save_model: SaveModel,
+) -> None:
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
+    model = save_model()
+    file = Path(model.repository) / "config.json"
+    text = file.read_text()
+    file.write_text(json.dumps(json.loads(text) | changes) if changes else text[:40])
+    with pytest.raises(RunError) as caught:
+        sketch_model(read_checkpoint("model", model), torch.float32)
+    assert cause in str(caught.value)
+    assert "has not been downloaded" not in str(caught.value)
+    assert str(caught.value).startswith("model: ")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("name", ["./absent", "/absent", "~/absent", "a/b/c"])
+def test_absent_directory(name: str) -> None:
+    with pytest.raises(SettingError, match="no such directory"):
+        read_checkpoint("model", settings_of(name))
+
+
+def test_directory_without_configuration(tmp_path: Path) -> None:
+    with pytest.raises(SettingError, match=r"holds no config\.json$"):
+        read_checkpoint("model", settings_of(tmp_path))
+    (tmp_path / "model.gguf").touch()
+    with pytest.raises(
+        SettingError, match=r"holds no config\.json \(for a GGUF file set gguf_file\)$"
+    ):
+        read_checkpoint("model", settings_of(tmp_path))
+
+
+def test_directory_without_weights(save_model: SaveModel) -> None:
+    settings = save_model()
+    Path(settings.repository, "model.safetensors").unlink()
+    with pytest.raises(SettingError, match="holds no weights"):
+        read_checkpoint("model", settings)
+
+
+def test_unknown_architecture_and_foreign_code(save_model: SaveModel) -> None:
+    settings = save_model()
+    config = Path(settings.repository, "config.json")
+    config.write_text(json.dumps({"model_type": "thing_of_tomorrow"}))
+    with pytest.raises(RunError, match="does not know the architecture"):
+        read_checkpoint("model", settings)
+    config.write_text(
+        json.dumps({"model_type": "thing", "auto_map": {"AutoConfig": "thing.Config"}})
+    )
+    with pytest.raises(
+        SettingError, match=r"^model\.trust_remote_code=false: must be true to run the code"
+    ):
+        read_checkpoint("model", settings)
+    config.write_text("{")
+    with pytest.raises(RunError, match=r"cannot be loaded: .*not a valid JSON"):
+        read_checkpoint("model", settings)
+
+
+def test_weights_that_are_damaged_missing_or_of_another_shape(save_model: SaveModel) -> None:
+    settings = save_model()
+    file = Path(settings.repository, "model.safetensors")
+    weights = load_file(file)
+
+    def refused() -> str:
+        with pytest.raises(RunError) as raised:
+            load_pair(settings, None, PlacementSettings())
+        return str(raised.value)
+
+    norm = weights.pop("model.norm.weight")
+    save_file(weights, file, metadata={"format": "pt"})
+    assert "1 weights are not in" in refused()
+    assert "model.norm.weight" in refused()
+    save_file(weights | {"model.norm.weight": norm[:7]}, file, metadata={"format": "pt"})
+    assert "other shapes than its configuration says" in refused()
+    file.write_bytes(b"not a safetensors file")
+    assert "damaged" in refused()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('{"eos_token_id": 1', "not a valid JSON file"),
+        ("[]", "its generation_config.json cannot be used"),
+        ('{"max_new_tokens": -5}', "must be greater than 0"),
+        ('{"eos_token_id": "end"}', "eos_token_id='end' must be a token id or a list of them"),
+        ('{"eos_token_id": [1, 2.5]}', "eos_token_id=[1, 2.5] must be"),
+    ],
+)
+def test_a_broken_generation_config_is_found_before_weights_load(
+    save_model: SaveModel, text: str, says: str
+) -> None:
+    settings = save_model()
+    file = Path(settings.repository, "generation_config.json")
+    for good in ('{"eos_token_id": 1}', '{"eos_token_id": [1, 2]}', "{}"):
+        file.write_text(good)
+        read_checkpoint("draft", settings)
+    file.write_text(text)
+    with pytest.raises(SettingError) as raised:
+        read_checkpoint("draft", settings)
+    assert str(raised.value).startswith(
+        f"draft={settings.name}: its generation_config.json cannot be used: "
+    )
+    assert says in str(raised.value)
+    assert len(str(raised.value).splitlines()) == 1
+
+
+def test_directory_without_tokenizer(save_model: SaveModel, tmp_path: Path) -> None:
+    settings = save_model()
+    bare = tmp_path / "bare"
+    shutil.copytree(settings.repository, bare, ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(
+        SettingError, match=r"^model\.tokenizer: must name .* with a tokenizer; .*bare holds none"
+    ):
+        load_pair(settings_of(bare), None, PlacementSettings())
+    pair = load_pair(settings_of(bare, tokenizer=settings.repository), None, PlacementSettings())
+    assert pair.tokenizer("a")["input_ids"] == [pair.tokenizer.get_vocab()["a"]]
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    "mamba mamba2 rwkv jamba bamba falcon_h1 falcon_mamba recurrent_gemma qwen3_next zamba2 minimax xlstm".split(),
+)
+def test_recurrent_models_are_known(model_type: str) -> None:
+    config = AutoConfig.for_model(model_type)
+    assert str(recurrent_kind(config)).startswith(model_type)
+    check_decoder("draft", settings_of("x"), config)
+
+
+@pytest.mark.parametrize("model_type", ["openai-gpt", "xlnet", "xlm"])
+def test_models_without_a_cache_are_refused(model_type: str) -> None:
+    with pytest.raises(
+        SettingError, match=f"^model=x: cannot be used: {model_type} keeps no KV cache"
+    ):
+        check_decoder("model", settings_of("x"), AutoConfig.for_model(model_type))
+
+
+def test_short_convolutions_and_unknown_layers_are_recurrent() -> None:
+    config = AutoConfig.for_model(
+        "lfm2", num_hidden_layers=2, layer_types=["conv", "full_attention"]
+    )
+    assert recurrent_kind(config) == "lfm2: conv"
+    config = make_config("llama")
+    config.layer_types = ["full_attention", "attention_of_tomorrow", "full_attention"]
+    assert recurrent_kind(config) == "llama: attention_of_tomorrow"
+
+
+def test_foreign_recurrent_code_is_known_by_its_name() -> None:
+    config = make_config("llama")
+    config.__dict__ |= {
+        "model_type": "tiny_rwkv7",
+        "auto_map": {"AutoModelForCausalLM": "modeling.Model"},
+    }
+    assert recurrent_kind(config) == "tiny_rwkv7"
+
+
+@pytest.mark.parametrize("model_type", ["t5", "bart", "whisper"])
+def test_encoder_decoders_are_refused(model_type: str) -> None:
+    with pytest.raises(SettingError, match="this is an encoder-decoder"):
+        check_decoder("model", settings_of("a/b"), AutoConfig.for_model(model_type))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "says"), [("bert", "this is an encoder"), ("vit", "must be a causal language")]
+)
+def test_models_of_other_kinds_are_refused(model_type: str, says: str) -> None:
+    with pytest.raises(SettingError, match=says):
+        check_decoder("model", settings_of("a/b"), AutoConfig.for_model(model_type))
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    "llama gpt2 opt gpt_neox bloom qwen2 qwen3 mistral gemma gemma2 gemma3_text falcon phi3 phi mpt mixtral gptj "
+    "stablelm starcoder2 olmo2 cohere2 gpt_oss".split(),
+)
+def test_decoders_are_accepted(model_type: str) -> None:
+    config = AutoConfig.for_model(model_type)
+    check_decoder("model", settings_of("a/b"), config)
+    assert recurrent_kind(config) is None
+
+
+def test_trust_is_never_asked_on_the_terminal(
+    save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*_: object) -> str:
+        raise AssertionError("asked on the terminal")
+
+    monkeypatch.setattr("builtins.input", ask)
+    settings = save_model()
+    foreign = {
+        "model_type": "thing",
+        "auto_map": {"AutoConfig": "thing.Config", "AutoModelForCausalLM": "thing.Model"},
+    }
+    Path(settings.repository, "config.json").write_text(json.dumps(foreign))
+    with pytest.raises(SettingError):
+        read_checkpoint("model", settings)
+
+
+def test_saved_half_precision_is_read(save_model: SaveModel) -> None:
+    assert read_checkpoint("model", save_model(dtype=torch.bfloat16)).config.dtype == torch.bfloat16
+
+
+@pytest.mark.skipif("gemma4_assistant" not in CONFIG_MAPPING, reason="an older transformers")
+def test_a_draft_that_reads_its_targets_cache_is_no_old_model() -> None:
+    sizes = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
+    config = AutoConfig.for_model("gemma4_assistant", text_config=sizes)
+    with pytest.raises(SettingError, match="reads its target's KV cache, which only servers give"):
+        check_decoder("draft", settings_of("x"), config)
+
+
+def test_offline_only_what_cannot_be_fetched_is_called_absent(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A configuration that is here and wrong is called wrong."""
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    settings = ModelSettings(name="org/m", repository="org/m")
+    error = explain(ValueError("head_dim must be even"), "model", settings)
+    assert str(error) == "model: org/m cannot be loaded: head_dim must be even"

@@ -1,0 +1,488 @@
+"""Where layers go, on sketches made by hand and pretended GPUs: no model is needed."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+import torch
+
+from harness.config.errors import RunError, SettingError
+from harness.local.models.case import Case, Demand, Misfit
+from harness.local.models.fit import balanced, filled, fit
+from harness.local.models.remedies import fit_or_explain, remedies
+from harness.local.models.sketch import Block, TensorSketch, offloads
+from sketches import GB, case, draft, fits, gpus_of, machine, sketch
+from wording import mentions
+
+STRATEGIES: list[Any] = ["auto", "balanced", "sequential", "single"]
+
+
+def refused(asked: Case) -> list[str]:
+    with pytest.raises(RunError) as raised:
+        fit_or_explain(asked)
+    return str(raised.value).splitlines()
+
+
+# Weights -------------------------------------------------------------------------------------------------------------
+
+
+def test_loads_are_filled_in_order_and_balanced_as_low_as_possible() -> None:
+    assert filled([4, 4, 4], [8, 8]) == [0, 0, 1]
+    assert filled([4, 4, 4], [3, 8, 4]) == [1, 1, 2]
+    assert filled([4, 4, 4], [4, 4]) == []
+    assert balanced([2, 2, 2, 2], [8, 8]) == [0, 0, 1, 1]
+    assert balanced([2, 2, 2, 2], [2, 8]) == [0, 1, 1, 1], "balance is a wish where GPUs differ"
+    assert balanced([2, 2, 2, 2], [3, 4]) == []
+
+
+@pytest.mark.parametrize("gpus", [1, 2, 3, 4, 8])
+@pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
+@pytest.mark.parametrize("strategy", ["auto", "balanced", "sequential"])
+def test_no_device_gets_more_than_it_has(gpus: int, quantization: str, strategy: str) -> None:
+    model = sketch(40, 0.6, settings={"quantization": quantization})
+    size = model.weight_bytes / GB
+    verdicts = []
+    # From hopeless through tight to roomy.
+    for share in (0.9, 1.02, 1.1, 1.3, 2):
+        asked = case(
+            model, free=machine(*[size * share / gpus] * gpus), reserve_gb=0, strategy=strategy
+        )
+        verdicts.append(fits(asked))
+        if fits(asked):
+            (one,) = fit(asked)
+            assert sum(one.bytes_per_device.values()) == model.weight_bytes
+            assert all(one.taken(gpu) <= asked.free[gpu] for gpu in range(gpus))
+    assert verdicts[0] is False
+    assert verdicts[-2:] == [True, True]
+    assert verdicts == sorted(verdicts)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_one_gpu_that_is_large_enough(strategy: str) -> None:
+    (one,) = fit(case(sketch(), free=machine(40), strategy=strategy))
+    assert one.device_map == {"": 0}
+    assert not offloads(one.device_map)
+
+
+def test_auto_takes_the_fewest_gpus_that_hold_the_model() -> None:
+    model = sketch(10)  # 10.2 GB
+    assert gpus_of(fit(case(model, free=machine(*[13] * 8)))[0]) == ["cuda:0"]
+    (two,) = fit(case(model, free=machine(*[12] * 8)))
+    assert gpus_of(two) == ["cuda:0", "cuda:1"]
+    assert max(two.bytes_per_device.values()) < 1.3 * min(two.bytes_per_device.values())
+    # The GPUs with the most room.
+    assert gpus_of(fit(case(model, free=machine(4, 8, 4, 8)))[0]) == ["cuda:1", "cuda:3"]
+
+
+def test_auto_takes_the_fewest_gpus_for_the_pair() -> None:
+    target, small = sketch(10), draft(2)
+    both = fit(case(target, small, free=machine(16, 16)))
+    assert [one.device_map for one in both] == [{"": 0}, {"": 0}]
+    both = fit(case(target, small, free=machine(14, 14)))
+    assert [one.device_map for one in both] == [{"": 0}, {"": 1}], "whole models before split ones"
+    first, second = fit(case(target, small, free=machine(10, 10, 10)))
+    assert gpus_of(first) == ["cuda:0", "cuda:1"]
+    assert second.device_map in ({"": 0}, {"": 1})
+
+
+def test_balanced_spreads_over_all_gpus_in_order() -> None:
+    (one,) = fit(case(sketch(40, 0.6), free=machine(*[24] * 4), strategy="balanced"))
+    assert gpus_of(one) == [f"cuda:{n}" for n in range(4)]
+    assert max(one.bytes_per_device.values()) < 1.3 * min(one.bytes_per_device.values())
+    assert list(one.device_map.values()) == sorted(one.device_map.values(), key=str)
+    assert len(one.device_map) == 42, "blocks are never divided"
+
+
+def test_sequential_fills_one_after_the_other() -> None:
+    (one,) = fit(case(sketch(40, 0.6), free=machine(*[24] * 4), strategy="sequential"))
+    assert gpus_of(one) == ["cuda:0", "cuda:1"]
+    # Filled up to the reserve, but for less than one layer.
+    assert 22 * GB - 0.7 * GB < one.bytes_per_device["cuda:0"] <= 22 * GB
+
+
+def test_single_takes_the_roomiest() -> None:
+    model = sketch(25)
+    assert fit(case(model, free=machine(24, 40, 30), strategy="single"))[0].device_map == {"": 1}
+    assert (
+        "one GPU has 22.0 GB free"
+        in refused(case(model, free=machine(24, 24), strategy="single"))[0]
+    )
+
+
+def test_limits_on_gpus() -> None:
+    model, own = sketch(20), sketch(20, settings={"gpus": 2})
+    four = machine(*[24] * 4)
+    assert gpus_of(fit(case(model, free=four, strategy="balanced", gpus=2))[0]) == [
+        "cuda:0",
+        "cuda:1",
+    ]
+    assert gpus_of(fit(case(own, free=four))[0]) == ["cuda:0", "cuda:1"], (
+        "exactly as many as its name says"
+    )
+    assert gpus_of(fit(case(own, free=machine(1, 24, 24, 1)))[0]) == ["cuda:1", "cuda:2"]
+
+
+def test_uneven_gpus_are_filled_although_balance_is_impossible() -> None:
+    (one,) = fit(case(sketch(26), free=machine(20, 4, 12), strategy="balanced"))
+    limits = {"cuda:0": 18 * GB, "cuda:1": 2 * GB, "cuda:2": 10 * GB}
+    assert all(taken <= limits[device] for device, taken in one.bytes_per_device.items())
+
+
+def test_models_that_declare_no_blocks_are_not_split() -> None:
+    whole = dataclasses.replace(sketch(), blocks=(Block(("",), (TensorSketch("weight", 5 * GB),)),))
+    assert not fits(case(whole, free=machine(11, 11)))
+    assert fit(case(whole, free=machine(11, 13)))[0].device_map == {"": 1}
+
+
+def test_without_a_gpu_everything_is_the_cpus() -> None:
+    for strategy in [*STRATEGIES, "cpu"]:
+        assert fit(case(sketch(), free=machine(), strategy=strategy))[0].device_map == {"": "cpu"}
+    assert fit(case(sketch(), free=machine(24), strategy="cpu"))[0].device_map == {"": "cpu"}
+
+
+# Drafts --------------------------------------------------------------------------------------------------------------
+
+
+def test_draft_goes_whole_onto_the_gpu_with_the_most_room() -> None:
+    target, small = fit(case(sketch(20), draft(), free=machine(24, 24), strategy="balanced"))
+    assert gpus_of(target) == ["cuda:0", "cuda:1"]
+    (where,) = small.device_map.values()
+    assert where == min((0, 1), key=lambda gpu: target.bytes_per_device[f"cuda:{gpu}"])
+
+
+def test_draft_is_split_where_no_gpu_holds_it_whole() -> None:
+    target, large = fit(case(sketch(15), draft(22), free=machine(24, 24)))
+    assert gpus_of(large) == ["cuda:0", "cuda:1"]
+    assert all(target.taken(gpu) + large.taken(gpu) <= 22 * GB for gpu in (0, 1))
+
+
+def test_a_target_makes_way_for_a_draft_that_stays_whole() -> None:
+    # Spread evenly it would leave 8.9 GB on each.
+    for strategy in ("auto", "balanced"):
+        target, large = fit(case(sketch(26), draft(14), free=machine(24, 24), strategy=strategy))
+        assert large.device_map == {"": 0}
+        assert gpus_of(target) == ["cuda:0", "cuda:1"]
+        assert all(target.taken(gpu) + large.taken(gpu) <= 22 * GB for gpu in (0, 1))
+
+
+def test_draft_settings_override_the_runs() -> None:
+    free = machine(40, 40)
+    for settings, expected in (
+        ({"placement": "cpu"}, ["cpu"]),
+        ({"gpus": 2}, ["cuda:0", "cuda:1"]),
+        ({"placement": "balanced"}, ["cuda:0", "cuda:1"]),
+    ):
+        assert gpus_of(fit(case(sketch(20), draft(settings=settings), free=free))[1]) == expected
+    both = fit(case(sketch(), draft(), free=free, strategy="single"))
+    assert [one.device_map for one in both] == [{"": 0}, {"": 1}]
+    # A target on the CPU leaves the GPUs to its draft.
+    both = fit(case(sketch(settings={"placement": "cpu"}), draft(), free=free))
+    assert [one.device_map for one in both] == [{"": "cpu"}, {"": 0}]
+
+
+def test_draft_that_no_longer_fits() -> None:
+    first, second = refused(case(sketch(26), draft(14), free=machine(32)))
+    assert mentions(first, "draft: 7B does not fit", "14.2 GB in float16", "one GPU")
+    assert "3.80 GB free" in first
+    assert "draft=7B_4bit" not in second, "4.2 GB are still too much"
+    assert "model=13B_8bit" in second
+    assert refused(case(sketch(), draft(), free=machine(cpu_gb=11)))[0].startswith(
+        "draft: 7B does not fit next to"
+    )
+
+
+# Caches and runners --------------------------------------------------------------------------------------------------
+
+
+def test_the_reserve_comes_on_top_of_the_caches() -> None:
+    # 10.2 GB of weights, and 2.048 GB of cache.
+    demand = Demand(
+        batch_size=10, prompt_tokens=1000, new_tokens=1024, num_draft_tokens=0, runner="eager"
+    )
+    model = sketch(10, cache=5000)
+    (roomy,) = fit(case(model, free=machine(14.3), demand=demand))
+    assert roomy.cache_per_device == {"cuda:0": 10 * 2024 * 10 * 5000 * 2}
+    assert not fits(case(model, free=machine(14.1), demand=demand))
+    assert fit(case(model, free=machine(14.1), demand=demand, reserve_gb=1.8))
+    # It stays free on each GPU that holds anything, and is not needed in main memory.
+    (two,) = fit(case(model, free=machine(14.1, 14.1), demand=demand))
+    assert all(two.taken(gpu) <= 12.1 * GB for gpu in (0, 1))
+    assert fit(case(model, free=machine(cpu_gb=12.3), demand=demand))
+
+
+def test_what_reading_the_prompts_takes_is_kept_free() -> None:
+    """The reserve is for it; where that is too small, more is kept free."""
+    demand = Demand(
+        batch_size=64, prompt_tokens=1000, new_tokens=10, num_draft_tokens=0, runner="eager"
+    )
+    model = sketch(10, vocabulary_size=100_000, pass_numbers=40_000)
+    # 5.12 GB for a layer, and 0.04 GB for logits in float16 and float32; 10.2 GB of weights.
+    asked = case(model, free=machine(15.4), demand=demand)
+    assert asked.reserve_bytes == 64 * 1000 * 40_000 * 2 + 64 * 100_000 * 6
+    assert fits(asked)
+    misfit, advice = refused(dataclasses.replace(asked, free=machine(15.3)))
+    assert mentions(misfit, "beyond the 5.16 GB that reading the prompts takes")
+    assert mentions(advice, "batch_size=63")
+    alone = dataclasses.replace(asked, demand=dataclasses.replace(demand, batch_size=1))
+    assert alone.reserve_bytes == 2 * GB
+    assert fit(dataclasses.replace(asked, free=machine()))[0].device_map == {"": "cpu"}
+
+
+def test_layers_make_way_for_their_own_keys_and_values() -> None:
+    demand = Demand(
+        batch_size=100, prompt_tokens=1000, new_tokens=1000, num_draft_tokens=0, runner="eager"
+    )
+    model = sketch(10, cache=5000)  # 2 GB of cache with each layer of 1 GB
+    for strategy in ("auto", "balanced", "sequential"):
+        (one,) = fit(case(model, free=machine(20, 20), demand=demand, strategy=strategy))
+        assert sum(one.cache_per_device.values()) == 20 * GB
+        assert all(one.taken(gpu) <= 18 * GB for gpu in (0, 1))
+    assert mentions(
+        refused(case(model, free=machine(30), demand=demand))[0],
+        "10.2 GB in float16",
+        "KV cache 20.0 GB",
+        "28.0 GB",
+    )
+
+
+def test_tokens_that_a_runner_holds() -> None:
+    demand = Demand(
+        batch_size=1, prompt_tokens=100, new_tokens=60, num_draft_tokens=4, runner="auto"
+    )
+    assert demand.cached_tokens("eager") == 164
+    # 165 slots in whole buckets, and the prompt's own cache.
+    for runner in ("static", "compiled", "graphs", "graphs_only"):
+        assert demand.cached_tokens(runner) == 256 + 100
+    assert dataclasses.replace(demand, new_tokens=20).cached_tokens("static") == 128 + 100
+    # A head has spare slots, and holds what was full while it copies it.
+    assert demand.cached_tokens("graphs", spare_slots=256) == 100 + 4 + 256
+    assert (
+        dataclasses.replace(demand, new_tokens=300).cached_tokens("eager", spare_slots=256)
+        == 2 * 404 + 256
+    )
+
+
+def test_what_the_chosen_runner_adds_is_counted() -> None:
+    demand = Demand(
+        batch_size=2, prompt_tokens=100, new_tokens=60, num_draft_tokens=4, runner="auto"
+    )
+    models = sketch(cache=10, vocabulary_size=1000), draft(cache=10, vocabulary_size=1000)
+    target, small = fit(case(*models, free=machine(40), demand=demand))
+    # Logits of 1 and 5 tokens, each also with a decision over 4 distributions; of 1 and 2, and 4 for each; all twice.
+    assert target.cache_per_device == {
+        "cuda:0": 2 * 356 * 10 * 10 * 2 + 2 * 2 * 1000 * (2 * 6 * 2 + 4 * 4)
+    }
+    assert small.cache_per_device == {
+        "cuda:0": 2 * 356 * 2 * 10 * 2 + 2 * 2 * 1000 * (3 * 2 + 2 * 4 * 4)
+    }
+    static = 2 * 356 * 10 * 10 * 2
+    for how in ({"free": machine()}, {"free": machine(40, 40), "strategy": "balanced"}):
+        target, _ = fit(case(*models, demand=demand, **how))
+        assert sum(target.cache_per_device.values()) == static
+    eight = sketch(cache=10, vocabulary_size=1000, settings={"quantization": "8bit"})
+    assert fit(case(eight, free=machine(40), demand=demand))[0].cache_per_device == {
+        "cuda:0": static
+    }
+
+
+def test_a_shared_draft_has_a_cache_of_its_own() -> None:
+    demand = Demand(
+        batch_size=1, prompt_tokens=10, new_tokens=10, num_draft_tokens=4, runner="eager"
+    )
+    asked = dataclasses.replace(
+        case(sketch(cache=10), free=machine(40), demand=demand), shared=True
+    )
+    assert fit(asked)[0].cache_per_device == {"cuda:0": 2 * 24 * 10 * 10 * 2}
+
+
+# Outside the GPUs ----------------------------------------------------------------------------------------------------
+
+
+def test_offload_only_when_asked_and_only_the_rest() -> None:
+    model, free = sketch(26), machine(16, cpu_gb=64)
+    assert not fits(case(model, free=free))
+    (one,) = fit(case(model, free=free, offload="cpu"))
+    assert offloads(one.device_map)
+    # One layer's room stays free on the GPU, to bring in the layers from outside.
+    assert one.bytes_per_device == {"cuda:0": 12.1 * GB, "cpu": 14.1 * GB}
+    assert not fits(case(model, free=machine(16, cpu_gb=8), offload="cpu"))
+    assert gpus_of(fit(case(model, free=machine(16, cpu_gb=8), offload="disk"))[0]) == [
+        "cuda:0",
+        "disk",
+    ]
+    assert fit(case(model, free=machine(40), offload="cpu"))[0].device_map == {"": 0}
+
+
+@pytest.mark.parametrize("strategy", ["auto", "sequential", "balanced"])
+def test_every_gpu_is_filled_before_layers_are_offloaded(strategy: str) -> None:
+    """Two GPUs with room for 14 layers each take about 26 of 40 layers, and one alone takes 12."""
+    asked = case(sketch(40), free=machine(16, 16, cpu_gb=64), strategy=strategy, offload="cpu")
+    (placement,) = fit(asked)
+    sizes = placement.bytes_per_device
+    assert set(sizes) == {"cuda:0", "cuda:1", "cpu"}
+    assert sizes["cuda:0"] + sizes["cuda:1"] > 22 * GB
+
+
+def test_offloaded_layers_are_not_quantized_and_keep_their_cache_on_the_gpu() -> None:
+    demand = Demand(
+        batch_size=1, prompt_tokens=900, new_tokens=100, num_draft_tokens=0, runner="eager"
+    )
+    model = sketch(26, cache=1000, settings={"quantization": "8bit"})
+    (one,) = fit(case(model, free=machine(10), offload="cpu", demand=demand))
+    on_cpu = sum(device == "cpu" for name, device in one.device_map.items() if "layers" in name)
+    assert one.bytes_per_device["cpu"] == (on_cpu + 0.1) * GB
+    assert one.cache_per_device == {"cuda:0": 1000 * 26 * 1000 * 2}
+
+
+def test_disk_takes_what_main_memory_does_not() -> None:
+    (one,) = fit(case(sketch(13), free=machine(cpu_gb=10), offload="disk"))
+    assert one.bytes_per_device["cpu"] <= 9 * GB
+    assert one.bytes_per_device["disk"] > 3 * GB
+
+
+def test_quantized_repository_cannot_be_offloaded() -> None:
+    stored = sketch(stored="4bit")
+    with pytest.raises(Misfit, match=r"its weights need .* GB"):
+        fit(case(stored, free=machine(5), offload="cpu"))
+    by_hand = {"model.embed": 0, "model.layers": "cpu", "head": 0}
+    with pytest.raises(
+        SettingError, match="cannot be outside the GPUs: its weights are quantized already"
+    ):
+        fit(case(stored, free=machine(5), device_map=by_hand))
+
+
+# Explicit maps -------------------------------------------------------------------------------------------------------
+
+EXPLICIT = {"model.embed": 0, "model.layers": "cuda:1", "head": "1"}
+
+
+def test_explicit_map() -> None:
+    asked = case(sketch(10), draft(), free=machine(4, 24), device_map=EXPLICIT)
+    one, small = fit(asked)
+    assert one.device_map == {"model.embed": 0, "model.layers": 1, "head": 1}
+    assert one.bytes_per_device == {"cuda:0": 0.1 * GB, "cuda:1": 10.1 * GB}
+    # It is the target's; the draft goes where there is room.
+    assert small.device_map == {"": 1}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"head": 2}, r"^placement\.device_map=2: must name devices .* \(0, 1, cpu, disk\)$"),
+        ({"head": "mars"}, r"=mars: must name devices"),
+        ({"haed": 0}, r"=haed: must name modules of Tower"),
+        ({"head": None}, r"must cover the whole model; head\.weight is on no device"),
+    ],
+)
+def test_explicit_map_that_cannot_be(change: dict[str, Any], says: str) -> None:
+    device_map = {key: device for key, device in (EXPLICIT | change).items() if device is not None}
+    with pytest.raises(SettingError, match=says):
+        fit(case(sketch(10), free=machine(4, 24), device_map=device_map))
+
+
+def test_explicit_map_for_which_there_is_no_room() -> None:
+    asked = case(sketch(10), free=machine(4, 24), device_map=EXPLICIT | {"model.layers": 0})
+    assert mentions(
+        refused(asked)[0], "placement.device_map", "10.1 GB of 13B on cuda:0", "4.00 GB"
+    )
+    assert fit_or_explain(asked, force=True)[0].device_map["model.layers"] == 0
+
+
+# Remedies ------------------------------------------------------------------------------------------------------------
+
+
+def test_what_does_not_fit_says_what_would() -> None:
+    asked = case(sketch(26), free=machine(16))
+    first, second = refused(asked)
+    assert mentions(
+        first, "model: 13B does not fit", "26.2 GB in float16", "14.0 GB", "placement.reserve_gb"
+    )
+    assert mentions(
+        second,
+        "model=13B_8bit (13.2 GB)",
+        "model=13B_4bit (6.91 GB)",
+        "model=13B_2GPUs (2 GPUs with as much free)",
+        "force=true",
+    )
+
+
+def test_remedies_are_only_those_that_help() -> None:
+    text = " ".join(refused(case(sketch(80, 1.6), free=machine(24, 24, cpu_gb=16))))
+    assert mentions(text, "128.3 GB in float16", "2 GPUs", "22.0 GB + 22.0 GB")
+    assert "model=13B_4bit (33." in text
+    assert "8bit" not in text
+    # 6 times 22 GB would be enough, but not for layers of 1.6 GB.
+    assert "model=13B_7GPUs (7 GPUs with as much free)" in text
+    quantized = sketch(80, 1.6, settings={"quantization": "4bit"})
+    assert "a smaller model is needed" in refused(case(quantized, free=machine(2.1, cpu_gb=1)))[1]
+
+
+def test_unused_gpus_are_a_remedy() -> None:
+    spread = "model=13B_2GPUs"
+    assert spread in remedies(case(sketch(26), free=machine(24, 24), gpus=1))
+    assert spread in remedies(case(sketch(26, settings={"gpus": 1}), free=machine(24, 24)))
+    # Who asks for one GPU wants one.
+    whole = remedies(case(sketch(26), free=machine(24, 24), strategy="single"))
+    assert whole
+    assert not any("GPUs" in remedy or "placement" in remedy for remedy in whole)
+
+
+def test_gpus_are_no_remedy_on_the_cpu() -> None:
+    first, second = refused(case(sketch(14, dtype=torch.float32), free=machine(cpu_gb=13)))
+    assert mentions(first, "14.2 GB in float32", "13.0 GB of main memory")
+    assert second.startswith("what would fit: model=13B_8bit (")
+    assert "GPU" not in second
+
+
+def test_a_path_or_a_tree_takes_no_suffix() -> None:
+    for name in ("owner/13B", "13B_tree"):
+        found = remedies(case(sketch(26, settings={"name": name}), free=machine(16)))
+        assert found[0] == "model.quantization=8bit (13.2 GB)"
+        assert found[-1] == "model.gpus=2 (2 GPUs with as much free)"
+
+
+def test_remedies_are_the_pairs() -> None:
+    # In 8 bits the model would fit alone, but not with its draft.
+    found = remedies(case(sketch(26), draft(14), free=machine(16, cpu_gb=1)))
+    assert found == [
+        "model=13B_4bit draft=7B_4bit (10.7 GB)",
+        "model=13B_3GPUs (3 GPUs with as much free)",
+    ]
+
+
+def test_a_smaller_batch_or_less_text_is_a_remedy() -> None:
+    demand = Demand(
+        batch_size=64, prompt_tokens=500, new_tokens=500, num_draft_tokens=0, runner="eager"
+    )
+    asked = case(sketch(cache=50_000), free=machine(20), demand=demand)
+    first, *_ = remedies(asked)
+    assert first == "batch_size=7"
+    for size, enough in ((7, True), (8, False)):
+        other = dataclasses.replace(asked, demand=dataclasses.replace(demand, batch_size=size))
+        assert fits(other) == enough
+    long = dataclasses.replace(
+        asked, demand=dataclasses.replace(demand, batch_size=1, new_tokens=10_000)
+    )
+    first, *_ = remedies(long)
+    assert first == "batch_size=1 decoding.max_new_tokens=7300"
+
+
+def test_force_places_what_does_not_fit() -> None:
+    asked = case(sketch(26), draft(14), free=machine(16, 8))
+    assert refused(asked)[1].endswith("(force=true tries anyway)")
+    found = fit_or_explain(asked, force=True)
+    assert [sum(one.bytes_per_device.values()) for one in found] == [
+        one.weight_bytes for one in asked.models
+    ]
+    assert not any(offloads(one.device_map) for one in found)
+    assert fit_or_explain(case(sketch(), free=machine(cpu_gb=0)), force=True)[0].device_map == {
+        "": "cpu"
+    }
+
+
+def test_a_misfit_names_what_was_offered() -> None:
+    asked = case(sketch(100), free=machine(*[24] * 4))
+    with pytest.raises(Misfit, match=r"4 GPUs have 22\.0 GB each free"):
+        fit(asked)

@@ -1,0 +1,420 @@
+"""Real checkpoints through the whole way: settings in, a pair that runs out."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from harness.config.errors import RunError, SettingError
+from harness.config.settings import Dtype, ModelSettings, PlacementSettings, Quantization
+from harness.local.models.devices import free_memory
+from harness.local.models.loading import LoadedModel
+from harness.local.models.quantization import resolve_dtype, stored_quantization
+from tiny_checkpoints import (
+    ARCHITECTURES,
+    as_checkpoint,
+    held_bytes,
+    load_pair,
+    make_config,
+    make_tokenizer,
+)
+
+SaveModel = Callable[..., ModelSettings]
+CPU = torch.device("cpu")
+PROMPT = torch.tensor([[5, 6, 7, 8, 9]])
+
+
+@torch.no_grad()
+def logits(model: PreTrainedModel, device: torch.device = CPU) -> torch.Tensor:
+    return model(PROMPT.to(device)).logits.float().cpu()
+
+
+def load(settings: ModelSettings, dtype: Dtype = "auto", **placement: Any) -> LoadedModel:
+    return load_pair(settings, None, PlacementSettings(**placement), dtype).target
+
+
+def saved(settings: ModelSettings) -> PreTrainedModel:
+    return AutoModelForCausalLM.from_pretrained(settings.repository, dtype=torch.float32).eval()
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+def test_what_is_loaded_is_what_was_saved(save_model: SaveModel, model_type: str) -> None:
+    settings = save_model(model_type)
+    pair = load_pair(settings, None, PlacementSettings())
+    loaded = pair.target
+    assert pair.draft is None
+    assert torch.equal(logits(loaded.model), logits(saved(settings)))
+    assert not loaded.model.training
+    assert loaded.settings is settings
+    assert loaded.dtype == torch.float32
+    assert loaded.placement.device_map == {"": "cpu"}
+    assert pair.devices == loaded.devices == [CPU]
+    assert loaded.input_device == CPU
+    assert len(pair.tokenizer) == 258
+
+
+def test_half_precision(save_model: SaveModel) -> None:
+    settings = save_model(dtype=torch.bfloat16)
+    loaded = load(settings, "bfloat16")
+    assert (
+        {parameter.dtype for parameter in loaded.model.parameters()}
+        == {loaded.dtype}
+        == {torch.bfloat16}
+    )
+    assert load(settings).dtype == torch.float32, "auto is float32 on the CPU"
+    own = dataclasses.replace(settings, dtype="float32")
+    assert load(own, "bfloat16").dtype == torch.float32, (
+        "the model's own dtype goes before the run's"
+    )
+
+
+def test_dtype_auto_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation=True: True)
+    gpu, plain = torch.device("cuda", 0), as_checkpoint(make_config("llama"))
+    eight = as_checkpoint(make_config("llama"), quantization="8bit")
+    for stored, expected in (
+        ("float16", torch.float16),
+        ("bfloat16", torch.bfloat16),
+        ("float32", torch.bfloat16),
+    ):
+        plain.config.dtype = getattr(torch, stored)
+        assert resolve_dtype("auto", plain, gpu) == expected
+        assert resolve_dtype("auto", plain, CPU) == torch.float32
+    assert resolve_dtype("float16", plain, CPU) == torch.float16
+    assert resolve_dtype("auto", eight, gpu) == torch.float16, "what LLM.int8() multiplies in"
+    assert resolve_dtype("bfloat16", eight, gpu) == torch.bfloat16
+    monkeypatch.setattr(
+        torch.cuda, "is_bf16_supported", lambda including_emulation=True: including_emulation
+    )
+    assert resolve_dtype("auto", plain, gpu) == torch.float16
+
+
+@pytest.mark.parametrize("model_type", ARCHITECTURES)
+@pytest.mark.parametrize(("quantization", "error"), [("8bit", 0.05), ("4bit", 0.35)])
+def test_quantized(
+    save_model: SaveModel, model_type: str, quantization: Quantization, error: float
+) -> None:
+    settings = save_model(model_type, settings={"quantization": quantization})
+    loaded = load(settings)
+    expected, quantized = logits(saved(settings)), logits(loaded.model)
+    assert not torch.equal(quantized, expected), "the weights are not quantized"
+    assert (quantized - expected).norm() / expected.norm() < error
+    assert stored_quantization(loaded.model.config) == quantization
+
+
+def test_four_bit_is_nf4_with_quantized_scales(save_model: SaveModel) -> None:
+    config = load(
+        save_model(settings={"quantization": "4bit"}), "bfloat16"
+    ).model.config.quantization_config
+    assert (config.bnb_4bit_quant_type, config.bnb_4bit_use_double_quant) == ("nf4", True)
+    assert config.bnb_4bit_compute_dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("quantization", ["8bit", "4bit"])
+def test_quantized_repository_loads_as_it_is(
+    save_model: SaveModel, quantization: Quantization
+) -> None:
+    settings = save_model(settings={"quantization": quantization})
+    quantized = load(settings).model
+    # Before any forward pass: on some CPUs that repacks 4-bit weights.
+    quantized.save_pretrained(settings.repository)
+    same: tuple[Quantization, ...] = ("none", quantization)
+    for asked in same:
+        again = load(dataclasses.replace(settings, quantization=asked))
+        assert torch.equal(logits(again.model), logits(quantized))
+    other: Quantization = "4bit" if quantization == "8bit" else "8bit"
+    with pytest.raises(
+        SettingError,
+        match=rf"^model\.quantization={other}: .* quantized already \({quantization}\)",
+    ):
+        load(dataclasses.replace(settings, quantization=other))
+
+
+def test_other_quantizations_are_told_apart() -> None:
+    config = make_config("llama")
+    assert stored_quantization(config) is None
+    config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    assert stored_quantization(config) == "gptq"
+
+
+def test_other_quantizations_without_their_library(save_model: SaveModel) -> None:
+    settings = save_model()
+    config = make_config("llama")
+    config.quantization_config = {"quant_method": "aqlm"}
+    config.save_pretrained(settings.repository)
+    with pytest.raises(
+        RunError, match=r"^model: .* is quantized with aqlm, which does not load here: .*requires"
+    ):
+        load(settings)
+
+
+def test_bitsandbytes_missing(save_model: SaveModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = save_model(settings={"quantization": "8bit"})
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(
+        RunError, match=r"(?s)^model: 8bit needs bitsandbytes.*pip install bitsandbytes"
+    ):
+        load(settings)
+
+
+def test_bitsandbytes_that_fails_on_this_device(
+    save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import bitsandbytes
+
+    def fail(*_: object, **__: object) -> None:
+        raise RuntimeError("no kernel for this device\nsecond line")
+
+    monkeypatch.setattr(bitsandbytes.functional, "quantize_4bit", fail)
+    with pytest.raises(
+        RunError, match=r"bitsandbytes [\d.]+ cannot quantize to 4bit on the CPU: no kernel for"
+    ):
+        load(save_model(settings={"quantization": "4bit"}))
+
+
+def test_equal_settings_share_their_weights(save_model: SaveModel) -> None:
+    settings = save_model()
+    twin = dataclasses.replace(settings, name="the same by another name")
+    pair = load_pair(settings, twin, PlacementSettings())
+    assert pair.draft is not None
+    assert pair.draft.model is pair.target.model
+    assert pair.draft.settings.name == twin.name
+    assert pair.devices == [CPU]
+
+
+@pytest.mark.parametrize(
+    "change", [{"quantization": "8bit"}, {"dtype": "bfloat16"}, {"placement": "cpu"}]
+)
+def test_other_settings_do_not_share(save_model: SaveModel, change: dict[str, Any]) -> None:
+    settings = save_model()
+    pair = load_pair(settings, dataclasses.replace(settings, **change), PlacementSettings())
+    assert pair.draft is not None
+    assert pair.draft.model is not pair.target.model
+    assert pair.target.dtype == torch.float32
+    assert pair.draft.dtype == torch.bfloat16 if "dtype" in change else torch.float32
+
+
+def test_pair_of_different_architectures(save_model: SaveModel) -> None:
+    target, draft = save_model("llama"), save_model("opt")
+    pair = load_pair(target, draft, PlacementSettings())
+    assert pair.draft is not None
+    assert torch.equal(logits(pair.target.model), logits(saved(target)))
+    assert torch.equal(logits(pair.draft.model), logits(saved(draft)))
+
+
+def test_nothing_loads_before_the_draft_is_checked(save_model: SaveModel, tmp_path: Path) -> None:
+    target = save_model()
+    Path(target.repository, "model.safetensors").write_bytes(b"loading these would fail")
+    with pytest.raises(SettingError, match=r"^draft=.*absent: no such directory"):
+        load_pair(
+            target,
+            dataclasses.replace(target, repository=str(tmp_path / "absent")),
+            PlacementSettings(),
+        )
+
+
+def test_main_memory_that_is_too_small(
+    save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.local.engine.pair.free_memory", lambda gpus: {"cpu": 1_500_000})
+    with pytest.raises(
+        RunError, match=r"does not fit: .*\nwhat would fit: model\.quantization=8bit"
+    ):
+        load(save_model())
+
+
+def test_layers_on_disk(save_model: SaveModel) -> None:
+    settings = save_model()
+    device_map = {"model.layers.1": "disk"} | dict.fromkeys(
+        [
+            "model.embed_tokens",
+            "model.layers.0",
+            "model.layers.2",
+            "model.norm",
+            "model.rotary_emb",
+            "lm_head",
+        ],
+        "cpu",
+    )
+    loaded = load(settings, device_map=device_map)
+    assert set(loaded.placement.bytes_per_device) == {"cpu", "disk"}
+    assert loaded.devices == [CPU]
+    assert held_bytes(loaded.model) == loaded.placement.bytes_per_device["cpu"]
+    assert torch.equal(logits(loaded.model), logits(saved(settings)))
+
+
+def write_gguf(model: PreTrainedModel, file: Path) -> None:
+    """A Llama as llama.cpp would hold it, in float32."""
+    gguf = pytest.importorskip("gguf")
+    config, tokenizer = model.config, make_tokenizer()
+    vocabulary = tokenizer.get_vocab()
+    tokens = [*sorted(vocabulary, key=lambda token: vocabulary[token]), "th", "the"]
+    tokens += [f"<unused{i}>" for i in range(config.vocab_size - len(tokens))]
+    writer = gguf.GGUFWriter(str(file), "llama")
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(config.vocab_size)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(tokens)
+    writer.add_token_types([3, 3] + [1] * (len(tokens) - 2))
+    writer.add_token_merges(["t h", "th e"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(1)
+    names = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
+    in_block = {
+        "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm", "self_attn.q_proj": "attn_q",
+        "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v", "self_attn.o_proj": "attn_output",
+        "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+    }  # fmt: skip
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    for key, tensor in model.state_dict().items():
+        name, array = key.removesuffix(".weight"), tensor.numpy()
+        if name in names:
+            name = names[name]
+        else:
+            _, _, block, rest = name.split(".", 3)
+            kind = in_block[rest]
+            if kind in heads:  # llama.cpp interleaves the halves that rotary positions pair
+                array = (
+                    array.reshape(heads[kind], 2, -1, array.shape[1])
+                    .swapaxes(1, 2)
+                    .reshape(array.shape)
+                )
+            name = f"blk.{block}.{kind}"
+        writer.add_tensor(f"{name}.weight", np.ascontiguousarray(array))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_gguf(save_model: SaveModel, tmp_path: Path) -> None:
+    original = saved(save_model())
+    write_gguf(original, tmp_path / "llama.gguf")
+    settings = ModelSettings(name="gguf", repository=str(tmp_path), gguf_file="llama.gguf")
+    pair = load_pair(settings, None, PlacementSettings())
+    assert torch.equal(logits(pair.target.model), logits(original))
+    assert pair.target.placement.bytes_per_device["cpu"] == held_bytes(pair.target.model)
+    assert pair.tokenizer("the")["input_ids"] == [pair.tokenizer.get_vocab()["the"]]
+    with pytest.raises(
+        SettingError, match=r"^model\.quantization=4bit: .* quantized already \(GGUF\)"
+    ):
+        load(dataclasses.replace(settings, quantization="4bit"))
+    with pytest.raises(SettingError, match=r"^model\.gguf_file=absent\.gguf: no such file"):
+        load(dataclasses.replace(settings, gguf_file="absent.gguf"))
+
+
+def test_gguf_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util,
+        "find_spec",
+        lambda name, *more: None if name == "gguf" else real(name, *more),
+    )
+    settings = ModelSettings(name="gguf", repository=str(tmp_path), gguf_file="llama.gguf")
+    with pytest.raises(RunError, match=r"pip install 'specharness\[gguf\]"):
+        load(settings)
+
+
+def test_gguf_repository_without_tokenizer_takes_another(
+    save_model: SaveModel, tmp_path: Path
+) -> None:
+    plain = save_model()
+    write_gguf(saved(plain), tmp_path / "llama.gguf")
+    settings = ModelSettings(
+        name="gguf", repository=str(tmp_path), gguf_file="llama.gguf", tokenizer=plain.repository
+    )
+    pair = load_pair(settings, plain, PlacementSettings())
+    assert pair.tokenizer.get_vocab() == make_tokenizer().get_vocab()
+
+
+def test_directories_in_the_home_directory(
+    save_model: SaveModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = save_model(name="mine")
+    loaded = load(dataclasses.replace(settings, repository="~/mine"))
+    assert torch.equal(logits(loaded.model), logits(saved(settings)))
+
+
+# On a GPU ------------------------------------------------------------------------------------------------------------
+
+
+GPU = torch.device("cuda", 0)
+# Wide enough for the allocator's rounding not to matter.
+WIDE = {
+    "hidden_size": 1024,
+    "intermediate_size": 2816,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
+def test_gpu_memory_is_as_predicted(save_model: SaveModel, quantization: Quantization) -> None:
+    settings = save_model(settings={"quantization": quantization}, **WIDE)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated(GPU)
+    loaded = load(settings, "float16")
+    taken = torch.cuda.memory_allocated(GPU) - before
+    assert loaded.placement.device_map == {"": 0}
+    assert loaded.placement.bytes_per_device == {"cuda:0": pytest.approx(taken, rel=0.02)}
+    assert loaded.devices == [GPU]
+    assert loaded.input_device == GPU
+    expected = logits(saved(settings))
+    error = {"none": 0.01, "8bit": 0.05, "4bit": 0.3}[quantization]
+    assert (logits(loaded.model, GPU) - expected).norm() / expected.norm() < error
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quantization", ["none", "8bit"])
+def test_gpu_and_cpu_share_a_model(save_model: SaveModel, quantization: Quantization) -> None:
+    settings = save_model(settings={"quantization": quantization}, **WIDE)
+    # Leave room for about two thirds of it.
+    room = load(settings, "float32", strategy="cpu").placement.bytes_per_device["cpu"] * 0.65
+    reserve = (free_memory([0])[0] - room) / 1e9
+    loaded = load(settings, "float32", gpus=1, reserve_gb=reserve, offload="cpu")
+    assert set(loaded.placement.bytes_per_device) == {"cuda:0", "cpu"}
+    assert loaded.devices == [GPU, CPU]
+    assert loaded.input_device == GPU
+    expected = logits(saved(settings))
+    assert (logits(loaded.model, GPU) - expected).norm() / expected.norm() < 0.05
+
+
+@pytest.mark.gpu
+def test_pair_that_does_not_fit_on_the_gpu(save_model: SaveModel) -> None:
+    reserve = free_memory([0])[0] / 1e9 - 0.01
+    with pytest.raises(RunError, match=r"does not fit: .*\n.*force=true"):
+        load(save_model(**WIDE), "float16", gpus=1, reserve_gb=reserve)
+
+
+@pytest.mark.gpu
+def test_draft_on_the_cpu_and_target_on_the_gpu(save_model: SaveModel) -> None:
+    target, draft = save_model("llama"), save_model("gpt2", settings={"placement": "cpu"})
+    pair = load_pair(target, draft, PlacementSettings())
+    assert pair.draft is not None
+    assert pair.devices == [GPU, CPU]
+    assert (pair.target.dtype, pair.draft.dtype) == (torch.bfloat16, torch.float32)
+
+
+@pytest.mark.gpu
+def test_8_bit_weights_go_with_float16_on_the_gpu(save_model: SaveModel) -> None:
+    settings = save_model(settings={"quantization": "8bit"}, dtype=torch.bfloat16)
+    assert load(settings).dtype == torch.float16
+    assert load(settings, strategy="cpu").dtype == torch.float32

@@ -1,0 +1,143 @@
+"""Loading and running says nothing thousands of times, and still says what matters."""
+
+from __future__ import annotations
+
+import logging
+import subprocess
+import sys
+import textwrap
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch._inductor import compile_fx
+from transformers import AutoModelForCausalLM
+
+from harness.config.settings import ModelSettings
+from harness.local.models.quiet import quiet_libraries
+from tiny_checkpoints import make_tokenizer
+
+ROOT = Path(__file__).parents[3]
+
+
+def run(script: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_importing_the_room_does_nothing_and_quantized_models_run_quietly(
+    save_model: Callable[..., ModelSettings],
+) -> None:
+    result = run(f"""
+        import dataclasses, logging, sys, torch
+        before = logging.root.handlers[:]
+        import harness.local.engine.pair, harness.local.models.devices
+        assert not torch.cuda.is_initialized()
+        assert not logging.getLogger("bitsandbytes.autograd._functions").filters
+        assert "bitsandbytes" not in sys.modules
+        assert logging.root.handlers == before
+        from harness.config.settings import ModelSettings, PlacementSettings
+        sys.path.insert(0, "tests/support")
+        from tiny_checkpoints import load_pair
+        settings = ModelSettings(name="x", repository={save_model().repository!r})
+        def forward(model):
+            with torch.no_grad():
+                model(torch.tensor([[1, 2, 3]]))
+        for quantization in ("8bit", "4bit"):
+            quantized = dataclasses.replace(settings, quantization=quantization)
+            for dtype in ("float32", "bfloat16"):
+                forward(load_pair(quantized, settings, PlacementSettings(), dtype).target.model)
+        model = load_pair(dataclasses.replace(settings, quantization="8bit"), None, PlacementSettings()).target.model
+        print("loud from here", file=sys.stderr)
+        logging.getLogger("bitsandbytes.autograd._functions").filters.clear()
+        forward(model)
+    """)
+    assert result.returncode == 0, result.stderr
+    quiet, loud = result.stderr.split("loud from here\n")
+    assert result.stdout + quiet == ""
+    # That there is something to silence.
+    assert loud.count("MatMul8bitLt: inputs will be cast") == 3 * 7
+
+
+def test_other_messages_pass(caplog: pytest.LogCaptureFixture) -> None:
+    quiet_libraries()
+    quiet_libraries()
+    logger = logging.getLogger("bitsandbytes.autograd._functions")
+    assert len(logger.filters) == 1
+    with caplog.at_level(logging.WARNING):
+        logger.warning(
+            "MatMul8bitLt: inputs will be cast from %s to float16 during quantization", "x"
+        )
+        logger.warning("something that matters")
+        logging.getLogger("bitsandbytes").warning("MatMul8bitLt: inputs will be cast")
+    assert [record.getMessage() for record in caplog.records] == [
+        "something that matters",
+        "MatMul8bitLt: inputs will be cast",
+    ]
+
+
+def test_a_text_longer_than_the_context_is_no_warning() -> None:
+    """The text of `prompts.lengths`, which is cut, or of a draft that reads a file."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    try:
+        quiet_libraries()
+        tokenizer = make_tokenizer()
+        tokenizer.model_max_length = 4
+        assert len(tokenizer("longer than four")["input_ids"]) == 16
+    finally:
+        logger.removeHandler(handler)
+    assert records == []
+
+
+def test_compiling_on_a_gpu_recommends_no_other_precision(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        compile_fx._warn_tf32_disabled.__wrapped__()
+        assert len(said) == 1, "there is something to silence"
+        quiet_libraries()
+        compile_fx._warn_tf32_disabled.__wrapped__()
+    assert len(said) == 1
+
+
+def test_refusing_waits_before_a_capture_says_nothing() -> None:
+    text = "Synchronization debug mode is a prototype feature and does not yet detect all"
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        quiet_libraries()
+        warnings.warn(text, stacklevel=1)
+    assert not said
+
+
+@pytest.mark.parametrize(("name", "is_said"), [("lm_head.extra", False), ("lm_head.weight", True)])
+def test_tensors_that_a_model_has_no_place_for_are_no_report(
+    save_model: Callable[..., ModelSettings],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    is_said: bool,
+) -> None:
+    """Such as layers for multi-token prediction; tensors that are missing are reported."""
+    quiet_libraries()
+    directory = Path(save_model().repository)
+    tensors = load_file(directory / "model.safetensors")
+    tensors.pop(name, None)
+    if not is_said:
+        tensors[name] = torch.zeros(1)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    AutoModelForCausalLM.from_pretrained(directory)
+    assert ("LOAD REPORT" in caplog.text) == is_said

@@ -1,0 +1,267 @@
+"""Models without their weights: planned as they are, built as planned, and the same every time."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from accelerate.utils import compute_module_sizes
+
+from harness.config.errors import SettingError
+from harness.config.settings import ModelSettings, PlacementSettings, Quantization
+from harness.local.engine.pair import Pair, plan_pair
+from harness.local.models.loading import LoadedModel
+from harness.local.models.random_weights import RandomTensor
+from tiny_checkpoints import (
+    ARCHITECTURES,
+    SMALL_DEMAND,
+    as_draft,
+    held_bytes,
+    load_pair,
+    make_config,
+)
+
+SaveModel = Callable[..., ModelSettings]
+PROMPT = torch.tensor([[5, 6, 7, 8, 9]])
+# Presets' architectures, scaled down; wide enough that scales and tables of quantized weights are few.
+SIZES: dict[str, Any] = {
+    "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "max_position_embeddings": 128, "vocab_size": 1000,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", "http://127.0.0.1:9")
+
+
+def preset(
+    name: str = "30B", quantization: Quantization = "none", **architecture: Any
+) -> ModelSettings:
+    return ModelSettings(
+        name=name,
+        repository=f"nobody/{name}",
+        quantization=quantization,
+        architecture={"model_type": "llama", **SIZES} | architecture,
+    )
+
+
+def load(target: ModelSettings, draft: ModelSettings | None = None, **placement: Any) -> Pair:
+    return (
+        plan_pair(
+            target,
+            draft and as_draft(draft),
+            PlacementSettings(**placement),
+            "bfloat16",
+            weights="random",
+        )
+        .place(SMALL_DEMAND)
+        .load()
+    )
+
+
+@torch.no_grad()
+def logits(loaded: LoadedModel) -> torch.Tensor:
+    return loaded.model(PROMPT).logits.float()
+
+
+@pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt", "bloom", "gpt_neox"])
+def test_what_is_held_is_what_was_planned(model_type: str, quantization: Quantization) -> None:
+    others = {
+        "gpt2": {"n_embd": 256, "n_layer": 3, "n_head": 4},
+        "bloom": {"n_head": 4, "n_layer": 3},
+    }
+    sizes = (
+        {"word_embed_proj_dim": 256, "ffn_dim": 512}
+        if model_type == "opt"
+        else others.get(model_type, {})
+    )
+    loaded = load(preset(quantization=quantization, model_type=model_type, **sizes)).target
+    assert sum(loaded.placement.bytes_per_device.values()) == pytest.approx(
+        held_bytes(loaded.model), rel=0.01
+    )
+    kinds = {type(module).__name__ for module in loaded.model.modules()}
+    assert {"none": set(), "8bit": {"Linear8bitLt"}, "4bit": {"Linear4bit"}}[quantization] <= kinds
+    assert torch.isfinite(logits(loaded)).all()
+    assert not loaded.model.training
+    assert not any(
+        tensor.is_meta for tensor in [*loaded.model.parameters(), *loaded.model.buffers()]
+    )
+
+
+@pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
+def test_the_same_every_time_and_another_for_every_model(quantization: Quantization) -> None:
+    first = logits(load(preset(quantization=quantization)).target)
+    assert torch.equal(first, logits(load(preset(quantization=quantization)).target))
+    assert not torch.equal(first, logits(load(preset("65B", quantization=quantization)).target))
+
+
+def test_quantized_weights_are_the_others_quantized() -> None:
+    pair = load(preset(), preset("30B", "8bit"))
+    assert pair.draft is not None
+    plain, quantized = logits(pair.target), logits(pair.draft)
+    assert not torch.equal(plain, quantized)
+    assert (plain - quantized).norm() / plain.norm() < 0.05
+
+
+def test_positions_are_no_random_numbers(save_model: SaveModel) -> None:
+    """Buffers that no checkpoint holds are computed, as they are when stored weights load."""
+    stored = load_pair(save_model("llama"), None, PlacementSettings()).target.model
+    made = load(preset(**ARCHITECTURES["llama"])).target.model
+    assert torch.equal(made.model.rotary_emb.inv_freq, stored.model.rotary_emb.inv_freq)
+    assert torch.equal(made.model.norm.weight.float(), stored.model.norm.weight), (
+        "norms let everything pass"
+    )
+
+
+def test_tied_matrices_are_one(save_model: SaveModel) -> None:
+    model = load(preset(model_type="gpt2", n_embd=256, n_layer=1, n_head=4)).target.model
+    assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
+    assert compute_module_sizes(model)[""] == held_bytes(model)
+
+
+def test_a_directory_needs_a_configuration_only(save_model: SaveModel) -> None:
+    settings = save_model("opt")
+    for file in Path(settings.repository).iterdir():
+        if file.name != "config.json":
+            file.unlink()
+    assert torch.isfinite(logits(load(settings).target)).all()
+    with pytest.raises(SettingError, match="holds no weights"):
+        load_pair(settings, None, PlacementSettings())
+
+
+@pytest.mark.parametrize("quantization", ["8bit", "4bit"])
+def test_a_quantized_repository_is_built_quantized(
+    save_model: SaveModel, quantization: Quantization
+) -> None:
+    settings = save_model()
+    config = make_config("llama")
+    config.quantization_config = {"quant_method": "bitsandbytes", f"load_in_{quantization}": True}
+    config.save_pretrained(settings.repository)
+    loaded = load(settings).target
+    kind = {"8bit": "Linear8bitLt", "4bit": "Linear4bit"}[quantization]
+    assert kind in {type(module).__name__ for module in loaded.model.modules()}
+    other: Quantization = "4bit" if quantization == "8bit" else "8bit"
+    with pytest.raises(SettingError, match=r"^model\.quantization=.bit: .* quantized already"):
+        load(dataclasses.replace(settings, quantization=other))
+
+
+def test_formats_that_cannot_be_random(save_model: SaveModel) -> None:
+    settings = save_model()
+    config = make_config("llama")
+    config.quantization_config = {"quant_method": "gptq", "bits": 4}
+    config.save_pretrained(settings.repository)
+    with pytest.raises(SettingError, match=r"^weights=random: .* quantized with gptq"):
+        load(settings)
+    with pytest.raises(SettingError, match=r"^weights=random: .* GGUF"):
+        load(dataclasses.replace(settings, gguf_file="model.gguf"))
+
+
+def test_vocabularies_are_held_against_each_other_by_size() -> None:
+    pair = load(preset(), preset("7B", vocab_size=990))
+    assert len(pair.tokenizer) == 990, "one family pads to different numbers of rows"
+    with pytest.raises(SettingError, match=r"^draft=7B: .* model=30B: 500 outputs against 1000"):
+        load(preset(), preset("7B", vocab_size=500))
+
+
+def test_every_text_is_tokens_and_every_token_is_text() -> None:
+    tokenizer = load(preset()).tokenizer
+    text = "Once upon a time, “漢字” and\ttabs\n"
+    tokens = tokenizer(text)["input_ids"]
+    assert len(tokens) == len(text.encode())
+    assert tokenizer.decode(tokens) == text
+    assert all(tokenizer.decode([token]) for token in range(256, 1000))
+
+
+def test_layers_on_disk() -> None:
+    whole = load(preset()).target
+    device_map = {"model.layers.1": "disk"} | dict.fromkeys(
+        [
+            "model.embed_tokens",
+            "model.layers.0",
+            "model.layers.2",
+            "model.norm",
+            "model.rotary_emb",
+            "lm_head",
+        ],
+        "cpu",
+    )
+    split = load(preset(), device_map=device_map).target
+    assert held_bytes(split.model) == split.placement.bytes_per_device["cpu"]
+    assert torch.equal(logits(split), logits(whole))
+
+
+def test_a_part_of_a_tensor_is_that_part_and_no_more() -> None:
+    tensor = RandomTensor("a.weight", torch.Size([64, 32]), torch.bfloat16, "cpu")
+    part = tensor[:, 8:16]
+    assert torch.equal(part, tensor[...][:, 8:16])
+    assert part.untyped_storage().nbytes() == part.nbytes
+    assert tensor.get_shape() == [64, 32]
+    assert (RandomTensor("a.bias", torch.Size([4]), torch.float32, "cpu")[...] == 0).all()
+
+
+def test_what_is_planned_says_so() -> None:
+    planned = plan_pair(
+        preset(),
+        as_draft(preset("7B", "4bit")),
+        PlacementSettings(strategy="cpu"),
+        weights="random",
+    )
+    ready = planned.place(SMALL_DEMAND)
+    first, second, third = ready.describe().splitlines()
+    assert first.startswith("model 30B: random weights, float32 on cpu")
+    assert second.startswith("draft 7B: random weights, 4bit, float32 on cpu")
+    assert "byte by byte" in third
+    if not torch.cuda.is_available():
+        (model, _), asked = ready.models, dataclasses.replace(ready.sketches[0].settings, gpus=4)
+        model = dataclasses.replace(model, sketch=dataclasses.replace(model.sketch, settings=asked))
+        assert model.describe().endswith(", because no GPU is visible (asked for: 4)")
+    assert json.loads(json.dumps(ready.models[0].placement.device_map)) == {"": "cpu"}
+
+
+# On a GPU ------------------------------------------------------------------------------------------------------------
+
+SEVEN_BILLION = {
+    "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "max_position_embeddings": 2048, "vocab_size": 32000,
+}  # fmt: skip
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
+def test_memory_stays_near_what_was_planned_while_building(quantization: Quantization) -> None:
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated(0)
+    torch.cuda.reset_peak_memory_stats(0)
+    loaded = load(preset(quantization=quantization, **SEVEN_BILLION)).target
+    planned = loaded.placement.bytes_per_device["cuda:0"]
+    assert loaded.placement.device_map == {"": 0}
+    assert torch.cuda.memory_allocated(0) - before == pytest.approx(planned, rel=0.01)
+    # One matrix in bfloat16, and what quantizing it takes.
+    largest = 2 * 4096 * 32000
+    assert torch.cuda.max_memory_allocated(0) - before < planned + 3 * largest
+    assert torch.isfinite(loaded.model(PROMPT.cuda()).logits).all()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("quantization", ["none", "8bit"])
+def test_split_over_gpu_and_cpu_it_is_the_same_model(quantization: Quantization) -> None:
+    names = [
+        "model.embed_tokens",
+        "model.layers.0",
+        "model.layers.1",
+        "model.norm",
+        "model.rotary_emb",
+        "lm_head",
+    ]
+    device_map = dict.fromkeys(names, 0) | {"model.layers.2": "cpu"}
+    split = load(preset(quantization=quantization), device_map=device_map, offload="cpu").target
+    assert set(split.placement.bytes_per_device) == {"cuda:0", "cpu"}
+    with torch.no_grad():
+        assert torch.isfinite(split.model(PROMPT.cuda()).logits).all()

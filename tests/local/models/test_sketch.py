@@ -1,0 +1,413 @@
+"""A sketch against its model: bytes of weights and of the cache, what a forward reads, where it splits."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+
+from architectures import RECURRENT, random_model
+from harness.config.settings import ModelSettings, PlacementSettings, Quantization
+from harness.local.models.cache_sizes import configured_caches
+from harness.local.models.case import Demand
+from harness.local.models.fit import fit
+from harness.local.models.meta import bare_model, sketch_model
+from harness.local.models.sketch import Sketch
+from harness.local.runners.eager import EagerRunner
+from harness.local.runners.recurrent_state import map_tensors
+from harness.local.runners.snapshot import SnapshotRunner
+from sketches import GB, case, gpus_of, machine
+from tiny_checkpoints import (
+    as_checkpoint,
+    held_bytes,
+    load_pair,
+    make_config,
+)
+
+SaveModel = Callable[..., ModelSettings]
+CPU = {"": "cpu"}
+
+LLAMA = {
+    "1B": {
+        "num_hidden_layers": 16,
+        "hidden_size": 2048,
+        "intermediate_size": 8192,
+        "num_attention_heads": 32,
+    },
+    "7B": {
+        "num_hidden_layers": 32,
+        "hidden_size": 4096,
+        "intermediate_size": 11008,
+        "num_attention_heads": 32,
+    },
+    "13B": {
+        "num_hidden_layers": 40,
+        "hidden_size": 5120,
+        "intermediate_size": 13824,
+        "num_attention_heads": 40,
+    },
+}
+
+
+@functools.cache
+def llama(size: str, quantization: Quantization = "none", **config: Any) -> Sketch:
+    configured = AutoConfig.for_model("llama", **{"vocab_size": 32000} | LLAMA[size] | config)
+    return sketch_model(as_checkpoint(configured, quantization=quantization), torch.float16)
+
+
+def sketched(
+    config: PreTrainedConfig, dtype: torch.dtype = torch.float16, **settings: Any
+) -> Sketch:
+    return sketch_model(as_checkpoint(config, **settings), dtype)
+
+
+def parameter_bytes(config: PreTrainedConfig, dtype: torch.dtype = torch.float16) -> int:
+    return sum(p.nbytes for p in bare_model(as_checkpoint(config), dtype).parameters())
+
+
+def read(one: Sketch) -> int:
+    return sum(one.weights_on(CPU, num_tokens=1).values())
+
+
+# Weights -------------------------------------------------------------------------------------------------------------
+
+
+def test_known_sizes() -> None:
+    assert llama("7B").num_parameters == 6_738_415_616
+    assert llama("13B").num_parameters == 13_015_864_320
+    assert llama("13B").weight_bytes == pytest.approx(26.03 * GB, rel=1e-3)
+    # One byte a weight of the linear layers, two a weight of the embedding and the output layer (5120 x 32000 each).
+    outer = 2 * 5120 * 32000
+    assert llama("13B", "8bit").weight_bytes == pytest.approx(
+        13_015_864_320 - outer + 2 * outer, rel=1e-3
+    )
+    # Half a byte and 1/64 byte of scales; bitsandbytes' own figure for 4-bit with double quantization is 4.127 bits.
+    nf4 = llama("13B", "4bit").weight_bytes - 2 * outer
+    assert 8 * nf4 / (13_015_864_320 - outer) == pytest.approx(4.127, rel=1e-3)
+    # The same sketch held in another way is the other sketch.
+    assert (
+        dataclasses.replace(llama("1B"), quantization="4bit").weight_bytes
+        == llama("1B", "4bit").weight_bytes
+    )
+
+
+@pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
+@pytest.mark.parametrize(
+    ("model_type", "dtype"),
+    [("llama", "float32"), ("llama", "bfloat16"), ("gpt2", "float16"), ("opt", "float16")],
+)
+def test_predicted_bytes_are_those_that_loading_takes(
+    save_model: SaveModel, model_type: str, quantization: Quantization, dtype: Any
+) -> None:
+    settings = save_model(model_type, settings={"quantization": quantization})
+    loaded = load_pair(settings, None, PlacementSettings(), dtype).target
+    assert loaded.placement.bytes_per_device["cpu"] == pytest.approx(
+        held_bytes(loaded.model), rel=0.01
+    )
+
+
+@pytest.mark.parametrize("quantization", ["8bit", "4bit"])
+def test_predicted_bytes_of_a_quantized_repository(
+    save_model: SaveModel, quantization: Quantization
+) -> None:
+    settings = save_model(settings={"quantization": quantization})
+    quantized = load_pair(settings, None, PlacementSettings()).target
+    quantized.model.save_pretrained(settings.repository)
+    again = load_pair(
+        dataclasses.replace(settings, quantization="none"), None, PlacementSettings()
+    ).target
+    assert again.placement.bytes_per_device["cpu"] == pytest.approx(
+        held_bytes(again.model), rel=0.01
+    )
+    assert again.placement.bytes_per_device == quantized.placement.bytes_per_device
+
+
+def test_blocks_are_layers_in_order_and_tied_weights_stay_together() -> None:
+    names = [block.modules for block in llama("1B").blocks]
+    assert names[:2] == [("model.embed_tokens",), ("model.layers.0",)]
+    assert names[-3:] == [("model.norm",), ("model.rotary_emb",), ("lm_head",)]
+    tied = llama("1B", vocab_size=128256, tie_word_embeddings=True)
+    assert tied.weight_bytes == pytest.approx(2 * tied.num_parameters, rel=1e-3), "counted once"
+    assert tied.blocks[0].modules == ("model.embed_tokens", "lm_head")
+    (one,) = fit(case(tied, free=machine(1.1, 1.1, 1.1), reserve_gb=0, strategy="balanced"))
+    assert len(gpus_of(one)) == 3
+    assert one.device_map["model.embed_tokens"] == one.device_map["lm_head"]
+
+
+def test_a_map_may_go_below_layers() -> None:
+    one = llama("1B")
+    outside = dict.fromkeys(
+        ["model.embed_tokens", "model.norm", "model.rotary_emb", "lm_head", "model.layers"], 0
+    )
+    below = {**outside, "model.layers.3.mlp": 1}
+    assert one.weights_on(below)["cuda:1"] == 3 * 2048 * 8192 * 2
+    assert sum(one.weights_on(below).values()) == one.weight_bytes
+    assert one.caches_on(below, 1, 1) == {"cuda:0": one.cache_bytes}
+
+
+# The cache -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "model_type", ["llama", "gpt2", "opt", "bloom", "gpt_neo", "gpt_neox", "qwen2"]
+)
+def test_the_cache_is_as_large_as_predicted(model_type: str) -> None:
+    config = (
+        make_config(model_type) if model_type in ("llama", "gpt2", "opt") else _small(model_type)
+    )
+    before = config.to_dict()
+    predicted = sketched(config, torch.bfloat16)
+    assert config.to_dict() == before, "the model is loaded from it"
+    assert config._attn_implementation is None
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    runner = EagerRunner(model)
+    runner.start([[5, 6, 7, 8]] * 3)
+    runner.extend(torch.full((3, 3), 9))
+    held = [layer.keys.nbytes + layer.values.nbytes for layer in runner._cache.layers]
+    assert [3 * 7 * size for size in predicted.block_caches() if size] == held
+    assert predicted.caches_on({"": 0}, 1, 1) == {"cuda:0": predicted.cache_bytes}
+
+
+def _small(model_type: str) -> Any:
+    sizes = {
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "intermediate_size": 64,
+    }
+    sizes |= {"num_key_value_heads": 2} if model_type == "qwen2" else {}
+    others = {
+        "bloom": {"hidden_size": 32, "n_head": 4, "n_layer": 2},
+        "gpt_neo": {
+            "hidden_size": 32,
+            "num_heads": 4,
+            "num_layers": 2,
+            "attention_types": [[["global"], 2]],
+        },
+    }
+    return AutoConfig.for_model(model_type, vocab_size=320, **others.get(model_type, sizes))
+
+
+@pytest.mark.parametrize("name", RECURRENT)
+def test_a_recurrent_model_is_held_before_and_after_what_is_drafted(name: str) -> None:
+    model, sizes = random_model(name), []
+    predicted = sketched(model.config, torch.float32)
+    runner = SnapshotRunner(model)
+    runner.start([[5, 6, 7, 8]] * 3)
+    runner.extend(torch.full((3, 3), 9))
+    for state in (runner._state, runner._ahead):
+        assert state is not None
+        map_tensors(lambda _, tensor: sizes.append(tensor.nbytes) or tensor, state.values)
+    assert sum(sizes) == sum(predicted.block_caches(num_tokens=3 * (4 + 7), num_states=3 * 2))
+    assert predicted.state_bytes > 0
+    (placed,) = fit(case(predicted, free=machine(), demand=Demand(3, 4, 1, 2, "static")))
+    assert placed.cache_per_device["cpu"] == sum(predicted.block_caches(3 * (7 + 7), 3 * 2))
+
+
+def test_the_cache_of_experts_is_known_in_every_format() -> None:
+    config = AutoConfig.for_model(
+        "qwen3_moe", **LLAMA["1B"] | {"num_hidden_layers": 2, "head_dim": 64}
+    )
+    known = [sketched(config, dtype).cache_bytes for dtype in (torch.float32, torch.float16)]
+    assert known == [2 * 2 * config.num_key_value_heads * 64 * size for size in (4, 2)]
+
+
+def test_the_cache_is_where_its_layers_are() -> None:
+    one = sketched(make_config("llama"))
+    layer = one.cache_bytes // 3
+    around: dict[str, int | str] = {
+        "model.embed_tokens": 0,
+        "model.norm": 1,
+        "model.rotary_emb": 1,
+        "lm_head": 1,
+    }
+    layers: dict[str, int | str] = {"model.layers.0": 0, "model.layers.1": 1, "model.layers.2": 1}
+    assert one.caches_on(around | layers, 1, 1) == {"cuda:0": layer, "cuda:1": 2 * layer}
+    # What is outside the GPUs is computed on the first of them.
+    assert one.caches_on(around | layers | {"model.layers.2": "cpu"}, 1, 1) == {
+        "cuda:0": 2 * layer,
+        "cuda:1": layer,
+    }
+
+
+def test_a_padding_token_hides_no_cache() -> None:
+    assert sketched(make_config("gpt2", pad_token_id=0)).cache_bytes == 3 * 2 * 128 * 2
+
+
+def test_the_cache_of_a_model_that_cannot_be_asked_is_an_estimate() -> None:
+    config = make_config("llama")
+    config.num_key_value_heads = 3  # of 4 heads: no model runs so
+    predicted = sketched(config)
+    assert predicted.estimated_cache
+    head_size = config.hidden_size // 4
+    assert predicted.cache_bytes == 2 * 3 * head_size * 3 * predicted.dtype.itemsize
+
+
+# What is read --------------------------------------------------------------------------------------------------------
+
+
+def test_a_forward_reads_everything_but_what_it_looks_up() -> None:
+    untied, tied = (make_config("llama", tie_word_embeddings=tie) for tie in (False, True))
+    assert read(sketched(untied)) == parameter_bytes(untied) - 2 * 320 * 128
+    assert read(sketched(tied)) == parameter_bytes(tied) == read(sketched(untied))
+    # GPT-2 ties its embedding of words; that of positions is looked up.
+    assert (
+        read(sketched(make_config("gpt2"))) == parameter_bytes(make_config("gpt2")) - 2 * 64 * 128
+    )
+    assert read(sketched(untied, quantization="4bit")) < 0.5 * read(sketched(untied))
+
+
+def test_idle_experts_are_not_read() -> None:
+    sizes = {
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "num_hidden_layers": 2,
+    }
+    config = AutoConfig.for_model(
+        "mixtral",
+        vocab_size=320,
+        intermediate_size=64,
+        num_local_experts=8,
+        num_experts_per_tok=2,
+        **sizes,
+    )
+    experts = 2 * 8 * 3 * 32 * 64 * 4
+    others = parameter_bytes(config, torch.float32) - experts
+    sketch = sketched(config, torch.float32)
+    assert read(sketch) == others - 4 * 320 * 32 + experts // 4
+    # Five tokens with 2 of 8 experts each take 8 (1 − 0.75⁵) = 6.1 different ones.
+    of_five = others - 4 * 320 * 32 + experts * (1 - 0.75**5)
+    assert sketch.read_bytes(5) == pytest.approx(of_five, rel=1e-6)
+    assert sketch.read_bytes(1000) == others - 4 * 320 * 32 + experts
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("jetmoe", {"num_local_experts": 8, "num_experts_per_tok": 2, "kv_channels": 8}),
+        ("aria_text", {"moe_num_experts": 8, "moe_topk": 2, "moe_num_shared_experts": 1}),
+    ],
+)
+def test_experts_by_other_names_are_not_read_either(kind: str, sizes: dict[str, int]) -> None:
+    config = AutoConfig.for_model(
+        kind,
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_key_value_heads=4,
+        **sizes,
+    )
+    shares = {tensor.name: tensor.read_per_token for tensor in sketched(config).tensors}
+    of_experts = [
+        share for name, share in shares.items() if "experts." in name or "input_linear" in name
+    ]
+    assert 0.25 in of_experts
+    assert shares["model.norm.weight"] == 1
+
+
+def test_a_pass_reads_no_more_of_the_cache_than_the_windows_have() -> None:
+    config = AutoConfig.for_model(
+        "gemma3_text",
+        vocab_size=320,
+        hidden_size=32,
+        intermediate_size=64,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=8,
+        num_hidden_layers=6,
+        sliding_window=16,
+    )
+    of_layer = 2 * 2 * 8 * 2
+    for caches in (None, configured_caches(config)):
+        sketch = sketched(config)
+        if caches is not None:
+            block = dataclasses.replace(sketch.blocks[0], caches=tuple(caches))
+            sketch = dataclasses.replace(sketch, blocks=(block,))
+        # One of six layers sees everything. The runner keeps all.
+        assert sum(sketch.block_caches(3000, 3)) == 6 * 3000 * of_layer
+        assert sketch.read_cache_bytes(3000, 3) == (3000 + 5 * 3 * 16) * of_layer
+        assert sketch.read_cache_bytes(30, 3) == 6 * 30 * of_layer
+    of_one = sketched(config).caches_on({"": 0}, 3000, 3, only_read=True)
+    assert of_one == {"cuda:0": (3000 + 5 * 3 * 16) * of_layer}
+
+
+def test_stored_quantization_is_read() -> None:
+    one = sketched(make_config("llama"), torch.float32)
+    gptq = make_config(
+        "llama", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}
+    )
+    assert sketched(gptq).stored == "4bit"
+    assert sketched(gptq).num_parameters == one.num_parameters, "quantized or not"
+
+
+# What a pass works with ----------------------------------------------------------------------------------------------
+
+
+class _LiveBytes(TorchDispatchMode):
+    """Counts the bytes of tensors that are made and not yet freed, and the most at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self._now = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, arguments: Any = (), named: Any = None
+    ) -> Any:
+        made = function(*arguments, **(named or {}))
+        for tensor in tree_leaves(made):
+            if isinstance(tensor, torch.Tensor):
+                self._count(tensor.untyped_storage())
+        return made
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key in self._known:
+            return
+        self._known.add(key)
+        self._now += storage.nbytes()
+        self.most = max(self.most, self._now)
+        weakref.finalize(storage, self._forget, key, storage.nbytes())
+
+    def _forget(self, key: int, size: int) -> None:
+        self._known.discard(key)
+        self._now -= size
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        {"model_type": "llama"},
+        {"model_type": "gemma2", "head_dim": 16},
+        {"model_type": "phi3", "pad_token_id": 0},
+        {"model_type": "gpt2"},
+        {"model_type": "qwen3_moe", "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 4},
+        {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
+    ],
+    ids=lambda sizes: sizes["model_type"],
+)  # fmt: skip
+def test_what_a_pass_works_with_is_about_what_reading_prompts_takes(sizes: dict[str, Any]) -> None:
+    shape = {"hidden_size": 128, "intermediate_size": 352, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 4}
+    model = bare_model(as_checkpoint(make_config(**{**shape, **heads, **sizes})), torch.float32)
+    model.to_empty(device="cpu").eval()
+    most = []
+    for num_rows in (2, 4):
+        tokens = torch.zeros(num_rows, 32, dtype=torch.long)
+        with torch.inference_mode(), _LiveBytes() as live:
+            model(input_ids=tokens, use_cache=False, logits_to_keep=1)
+        most.append(live.most)
+    numbers_per_token = (most[1] - most[0]) / (2 * 32 * 4)
+    estimate = sketched(model.config).pass_numbers
+    assert 0.9 * numbers_per_token < estimate < 2 * numbers_per_token

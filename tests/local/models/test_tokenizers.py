@@ -1,0 +1,197 @@
+"""Vocabularies that agree, prompts as token ids, and the longest sequence a model takes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
+
+from harness.config.errors import SettingError
+from harness.config.settings import ModelSettings, PlacementSettings
+from harness.local.drafting.translated import Translation
+from harness.local.drafting.translation import how_to_translate
+from harness.local.models.tokenizers import encode_prompts, load_tokenizer, max_context
+from tiny_checkpoints import VOCABULARY_SIZE, as_checkpoint, load_pair, make_config, make_tokenizer
+
+SaveModel = Callable[..., ModelSettings]
+
+TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}:{% endif %}"
+
+
+def check(
+    target: PreTrainedTokenizerFast,
+    draft: PreTrainedTokenizerFast,
+    target_size: int = VOCABULARY_SIZE,
+    draft_size: int = VOCABULARY_SIZE,
+) -> Translation | None:
+    return how_to_translate(
+        as_checkpoint(make_config("llama", vocab_size=target_size)),
+        as_checkpoint(make_config("llama", vocab_size=draft_size), "draft", name="7B"),
+        target,
+        draft,
+    )
+
+
+def test_another_vocabulary_is_translated_and_another_padding_is_not() -> None:
+    for sizes in ((320, 320), (384, 320), (320, 384)):
+        assert check(make_tokenizer(), make_tokenizer(), *sizes) is None
+    for other in (
+        make_tokenizer(extra_tokens=("<extra>",)),
+        make_tokenizer(extra_tokens=("<b>", "<a>")),
+    ):
+        found = check(make_tokenizer(extra_tokens=("<a>", "<b>")), other)
+        assert found is not None
+        assert len(found.common) > 250
+
+
+def test_draft_with_fewer_outputs_than_tokens() -> None:
+    check(make_tokenizer(), make_tokenizer(), draft_size=258)
+    with pytest.raises(
+        SettingError, match=r"^draft=7B: has 257 outputs against 320 of model=13B, for 258 tokens$"
+    ):
+        check(make_tokenizer(), make_tokenizer(), draft_size=257)
+
+
+def test_shared_vocabulary_size(save_model: SaveModel) -> None:
+    target, draft = save_model("llama", vocab_size=384), save_model("gpt2", vocab_size=320)
+    assert load_pair(target, draft, PlacementSettings()).vocabulary_size == 320
+    assert load_pair(target, None, PlacementSettings()).vocabulary_size == 384
+    other = save_model("gpt2", "other", tokenizer=make_tokenizer(extra_tokens=("<extra>",)))
+    assert load_pair(target, other, PlacementSettings()).vocabulary_size == 384
+
+
+def test_saved_tokenizer_reads_back_the_same(save_model: SaveModel) -> None:
+    tokenizer = load_tokenizer(
+        save_model("llama", tokenizer=make_tokenizer(chat_template=TEMPLATE))
+    )
+    assert tokenizer.get_vocab() == make_tokenizer().get_vocab()
+    assert tokenizer.chat_template == TEMPLATE
+    assert tokenizer.decode(tokenizer("1 + 1 = 2, größer")["input_ids"]) == "1 + 1 = 2, größer"
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizer"])
+def test_declared_classes_load_as_transformers_would_load_them(
+    save_model: SaveModel, model_type: str, name: str
+) -> None:
+    """Also where `AutoTokenizer`, which imports torch, is not asked."""
+    settings = save_model("llama", tokenizer=make_tokenizer())
+    changes = {"tokenizer_config": {"tokenizer_class": name}, "config": {"model_type": model_type}}
+    for stem, change in changes.items():
+        file = Path(settings.repository, f"{stem}.json")
+        file.write_text(json.dumps(json.loads(file.read_text()) | change))
+    tokenizer = load_tokenizer(settings)
+    same = AutoTokenizer.from_pretrained(settings.repository)
+    assert type(tokenizer) is type(same)
+    assert tokenizer("1 + 1 = 2, größer") == same("1 + 1 = 2, größer")
+
+
+def said(*texts: str) -> list[dict[str, str]]:
+    """A chat in which user and assistant take turns."""
+    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+
+
+def test_plain_prompts() -> None:
+    tokenizer = make_tokenizer()
+    a, b = tokenizer.get_vocab()["a"], tokenizer.get_vocab()["b"]
+    for mode in ("auto", "never"):
+        assert encode_prompts(tokenizer, [said("ab"), said("b")], mode) == [[a, b], [b]]
+
+
+def test_chat_template() -> None:
+    tokenizer = make_tokenizer(chat_template=TEMPLATE)
+    a, colon = tokenizer.get_vocab()["a"], tokenizer.get_vocab()[":"]
+    for mode in ("auto", "always"):
+        assert encode_prompts(tokenizer, [said("a")], mode) == [[0, a, colon]]
+    assert encode_prompts(tokenizer, [said("a")], "never") == [[a]]
+
+
+def test_a_template_has_the_variables_of_the_user() -> None:
+    template = "{% if loud %}b{% endif %}{{ messages[0]['content'] }}"
+    tokenizer = make_tokenizer(chat_template=template)
+    a, b = tokenizer.get_vocab()["a"], tokenizer.get_vocab()["b"]
+    assert encode_prompts(tokenizer, [said("a")], "auto") == [[a]]
+    assert encode_prompts(tokenizer, [said("a")], "auto", {"loud": True}) == [[b, a]]
+
+
+def test_a_chat_keeps_its_turns_in_a_template_and_as_text() -> None:
+    tokenizer = make_tokenizer(chat_template=TEMPLATE)
+    a, b, colon = (tokenizer.get_vocab()[token] for token in "ab:")
+    (templated,) = encode_prompts(tokenizer, [said("a", "b", "a")], "auto")
+    assert [token for token in templated if token in (a, b)] == [a, b, a]
+    assert templated[-1] == colon
+    (text,) = encode_prompts(tokenizer, [said("a", "b", "a")], "never")
+    assert tokenizer.decode(text) == "user: a\nassistant: b\nuser: a\nassistant:"
+
+
+def test_a_chat_without_a_template_is_refused() -> None:
+    hint = "2 of 3 prompts are chats of several messages; chat_template=never reads them as text"
+    with pytest.raises(
+        SettingError, match=rf"^chat_template=auto: this model's tokenizer has none, and {hint}$"
+    ):
+        encode_prompts(
+            make_tokenizer(), [said("a", "b", "a"), said("a"), said("a", "b", "c")], "auto"
+        )
+
+
+def test_a_system_prompt_needs_a_template() -> None:
+    """A chat of a system prompt and one message is no chat of several messages to its user."""
+    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}]
+    with pytest.raises(
+        SettingError,
+        match="a system message needs a chat template, and this model's tokenizer has none; chat_template=never",
+    ):
+        encode_prompts(make_tokenizer(), [chat, chat], "auto")
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        ("{{ raise_exception('System role not supported') }}", r"System role not supported"),
+        ({"rag": TEMPLATE, "tool_use": TEMPLATE}, r".*no default.*"),
+    ],
+)
+def test_a_template_that_refuses_a_chat(template: Any, reason: str) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    advice = "chat_template=never reads it as text"
+    with pytest.raises(
+        SettingError,
+        match=rf"^chat_template=auto: this model's template refuses a prompt \({reason}\); {advice}$",
+    ):
+        encode_prompts(tokenizer, [said("a")], "auto")
+
+
+def test_template_that_is_not_there() -> None:
+    with pytest.raises(
+        SettingError, match=r"^chat_template=always: this model's tokenizer has none"
+    ):
+        encode_prompts(make_tokenizer(), [said("a")], "always")
+
+
+def test_prompt_without_tokens_is_named() -> None:
+    with pytest.raises(SettingError, match=r"^prompts: the prompt '' has no tokens$"):
+        encode_prompts(make_tokenizer(), [said("a"), said("")], "auto")
+
+
+@pytest.mark.parametrize(
+    ("model_type", "settings", "limit"),
+    [
+        ("llama", {"max_position_embeddings": 4096}, 4096),
+        ("gpt2", {"n_positions": 1024}, 1024),
+        ("gptj", {"n_positions": 2048}, 2048),
+        ("opt", {"max_position_embeddings": 2048}, 2048),
+        ("mistral", {"max_position_embeddings": 32768, "sliding_window": 4096}, 32768),
+        ("bloom", {"seq_length": 2048}, None),
+        ("mpt", {"max_seq_len": 2048}, None),
+        ("mpt", {"max_seq_len": 2048, "attn_config": {"alibi": False}}, 2048),
+        ("falcon", {"alibi": True}, None),
+        ("falcon", {"alibi": False, "max_position_embeddings": 2048}, 2048),
+    ],
+)
+def test_max_context(model_type: str, settings: dict[str, object], limit: int | None) -> None:
+    assert max_context(AutoConfig.for_model(model_type, **settings)) == limit

@@ -1,0 +1,138 @@
+"""Hidden states of every runner against transformers' own, each row alone, without padding and without a cache."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from architectures import ARCHITECTURES, NOT_STATIC, RECURRENT, VOCABULARY, close, random_model
+from harness.local.decoding.protocols import Runner
+from harness.local.decoding.warp import Warp
+from harness.local.runners.compiled import PreparedRunner
+from harness.local.runners.eager import EagerRunner
+from harness.local.runners.prepared_calls import RunnerShapes
+from harness.local.runners.shared_prefix import SharedPrefixRunner
+from harness.local.runners.snapshot import SnapshotRunner
+from harness.local.runners.static import StaticRunner
+
+# The embeddings, the input of the last layer, and the output after the final norm; in no particular order.
+LAYERS = (2, 0, 3)
+PROMPTS = [[5, 9, 23, 4, 17, 31, 8], [11, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50]]
+SHARED = [[5, 9, 23, *prompt] for prompt in PROMPTS]
+
+
+def prepared(
+    model: PreTrainedModel, layers: tuple[int, ...] = LAYERS, compiled: bool = False
+) -> PreparedRunner:
+    runner = PreparedRunner(model, compiled=compiled, captured=False, hidden_layers=layers)
+    # Compiling a shape takes seconds.
+    widths, drawn = ([4], []) if compiled else ([1, 4], [2])
+    runner.prepare(RunnerShapes(3, 60, widths, drawn, Warp(0)))
+    return runner
+
+
+RUNNERS: dict[str, Callable[[PreTrainedModel], Runner]] = {
+    "eager": lambda model: EagerRunner(model, hidden_layers=LAYERS),
+    "static": lambda model: StaticRunner(model, hidden_layers=LAYERS),
+    "prepared": prepared,
+    "snapshot": lambda model: SnapshotRunner(model, hidden_layers=LAYERS),
+    "shared_prefix": lambda model: SharedPrefixRunner(EagerRunner(model, hidden_layers=LAYERS)),
+    "shared_prefix_prepared": lambda model: SharedPrefixRunner(prepared(model)),
+}
+
+
+def expected(model: PreTrainedModel, sequence: list[int]) -> Tensor:
+    """[len(sequence), L, D]."""
+    with torch.inference_mode():
+        output = model(
+            input_ids=torch.tensor([sequence]), use_cache=False, output_hidden_states=True
+        )
+    return torch.stack([output.hidden_states[layer][0] for layer in LAYERS], dim=1)
+
+
+def assert_transformers_own(runner: Runner, model: PreTrainedModel, batch: list[list[int]]) -> None:
+    sequences = [list(prompt) for prompt in batch]
+    hidden = runner.start(batch).hidden
+    assert hidden is not None
+    assert hidden.shape[:3] == (len(batch), max(map(len, batch)), len(LAYERS))
+    for states, sequence in zip(hidden, sequences, strict=True):
+        assert close(states[-len(sequence) :], expected(model, sequence))
+    generator = torch.Generator().manual_seed(1)
+    for width, counts in [(4, [2, 0, 4]), (1, [1, 1, 1]), (3, [0, 3, 1])]:
+        fed = torch.randint(3, VOCABULARY, (len(batch), width), generator=generator)
+        hidden = runner.extend(fed).hidden
+        assert hidden is not None
+        for states, sequence, new, count in zip(
+            hidden, sequences, fed.tolist(), counts, strict=False
+        ):
+            assert close(states, expected(model, sequence + new)[-width:])
+            sequence += new[:count]
+        runner.keep(counts[: len(batch)])
+    if len(batch) > 1:
+        runner.select([2, 0])
+        hidden = runner.extend(torch.tensor([[7], [8]])).hidden
+        assert hidden is not None
+        assert close(hidden[0], expected(model, [*sequences[2], 7])[-1:])
+        assert close(hidden[1], expected(model, [*sequences[0], 8])[-1:])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (kind, name)
+        for kind in ("eager", "static", "prepared")
+        for name in ARCHITECTURES
+        if kind == "eager" or name not in NOT_STATIC
+    ]
+    + [("snapshot", name) for name in RECURRENT],
+)
+def test_they_are_transformers_own_on_ragged_rows_and_after_a_rollback(
+    kind: str, name: str
+) -> None:
+    model = random_model(name)
+    assert_transformers_own(RUNNERS[kind](model), model, PROMPTS)
+
+
+@pytest.mark.parametrize(
+    "batch", [SHARED, [SHARED[0]] * 3, PROMPTS[:1], PROMPTS], ids=["ragged", "equal", "1", "none"]
+)
+@pytest.mark.parametrize("kind", RUNNERS)
+def test_they_cover_the_whole_prompt(kind: str, batch: list[list[int]]) -> None:
+    model = random_model("llama")
+    assert_transformers_own(RUNNERS[kind](model), model, batch)
+
+
+def test_prepared_shapes_capture_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = random_model("llama")
+    runner = prepared(model)
+    monkeypatch.delattr(StaticRunner, "extend")
+    assert_transformers_own(runner, model, PROMPTS)
+
+
+@pytest.mark.parametrize("kind", [EagerRunner, StaticRunner, prepared])
+def test_without_layers_nothing_is_captured(kind: Callable[..., Runner]) -> None:
+    model = random_model("llama")
+    runner = prepared(model, ()) if kind is prepared else kind(model)
+    passed: list[object] = []
+    model.register_forward_pre_hook(
+        lambda module, arguments, named: passed.append(named.get("output_hidden_states")),
+        with_kwargs=True,
+    )
+    steps = [runner.start(PROMPTS), runner.extend(torch.ones(3, 2, dtype=torch.long))]
+    assert [step.hidden for step in steps] == [None, None]
+    assert passed == [None, None]
+
+
+def test_a_prepared_draft_draws_the_same_with_them() -> None:
+    model = random_model("llama")
+    tokens, numbers = torch.tensor([[7], [8], [9]]), torch.full((3, 2), 0.5)
+    drawn = []
+    for layers in ((), LAYERS):
+        runner = prepared(model, layers)
+        runner.start(PROMPTS)
+        drawn.append(runner.draw(tokens, numbers, Warp(0))[0])
+    assert torch.equal(*drawn)

@@ -1,0 +1,371 @@
+from __future__ import annotations
+
+import functools
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import (
+    CONFIG_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    Cache,
+    MambaConfig,
+    MambaForCausalLM,
+)
+
+from architectures import (
+    ARCHITECTURES,
+    NOT_STATIC,
+    PROMPTS,
+    SERVED,
+    VOCABULARY,
+    close,
+    logits_without_cache,
+    random_model,
+)
+from harness.config.amounts import BUCKET
+from harness.local.decoding.warp import Warp
+from harness.local.runners.base import RollbackError
+from harness.local.runners.compiled import PreparedRunner
+from harness.local.runners.eager import EagerRunner
+from harness.local.runners.prepared_calls import RunnerShapes
+from harness.local.runners.shared_prefix import SharedPrefixRunner
+from harness.local.runners.slots import UnsupportedModelError
+from harness.local.runners.static import StaticRunner
+
+
+@pytest.mark.parametrize("name", SERVED)
+def test_it_agrees_with_the_eager_runner(name: str) -> None:
+    StaticRunner(random_model(name)).check()
+
+
+@pytest.mark.parametrize("runner", ["static", "prepared"])
+def test_numbers_that_overflowed_do_not_reach_the_next_batch(runner: str) -> None:
+    """A mask hides no nan, and slots are used again."""
+    model = random_model("llama")
+    broken = 63
+    with torch.no_grad():
+        model.get_input_embeddings().weight[broken] = torch.nan
+    runs: Any = StaticRunner(model, num_slots=40)
+    if runner == "prepared":
+        runs = PreparedRunner(model, compiled=False, captured=True)
+        runs.prepare(RunnerShapes(1, 40, (1, 5)))
+    for _ in range(2):
+        runs.start([[5, 6, 7, 8]])
+        tokens = torch.tensor([[9, 10, 11, 12, 13]])
+        found = [runs.extend(tokens).logits]
+        runs.keep([1])
+        found.append(runs.extend(tokens[:, :1]).logits)
+        assert all(logits.isfinite().all() for logits in found)
+        runs.start([[5, 6, 7, 8, *range(20, 26)]])
+        tokens[:, -1] = broken
+        assert runs.extend(tokens).logits.isnan().any()
+        runs.clear()
+
+
+@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize("runner", ["eager", "static", "prepared"])
+@pytest.mark.parametrize("name", ["llama", "gemma2"])
+def test_logits_are_made_after_the_last_token_of_each_prompt_alone(
+    name: str, runner: str, shares: bool
+) -> None:
+    """Not after all tokens, nor for each row after the last tokens of the others."""
+    model = random_model(name)
+    runs: Any = (EagerRunner if runner == "eager" else StaticRunner)(model)
+    if runner == "prepared":
+        runs = PreparedRunner(model, compiled=False, captured=True)
+        runs.prepare(RunnerShapes(3, 48, (1, 2), longest_prompt=16))
+    numbers: list[int] = []
+    model.lm_head.register_forward_hook(
+        lambda module, inputs, output: numbers.append(output.numel())
+    )
+    prompts = [[5, 6, 7, *row] for row in ([1, 2, 3], [4, 5, 6, 7, 8], [9])]
+    logits = (SharedPrefixRunner(runs) if shares else runs).start(prompts).logits
+    if shares:  # one row for the common beginning, which is read before
+        assert numbers.pop(0) == VOCABULARY
+    assert numbers == [len(prompts) * VOCABULARY]
+    for row, prompt in enumerate(prompts):
+        assert close(logits[row], logits_without_cache(model, prompt)[-1])
+
+
+@pytest.mark.parametrize("runner", ["eager", "static", "prepared"])
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_a_row_at_the_end_of_its_context_beside_one_that_is_not(name: str, runner: str) -> None:
+    """All rows are extended by as many tokens, of which a row keeps those within its context."""
+    model = random_model(name, max_position_embeddings=32)
+    runs: Any = (EagerRunner if runner == "eager" else StaticRunner)(model)
+    if runner == "prepared":
+        runs = PreparedRunner(model, compiled=False, captured=True)
+        runs.prepare(RunnerShapes(2, 48, (1, 9), num_drawn=(8,)))
+    texts = [[place % 50 for place in range(30)], [7, 8, 9]]
+    runs.start(texts)
+    tokens = torch.arange(18).view(2, 9)
+    counts = (2, 9)
+    logits = runs.extend(tokens).logits
+    for row, count in enumerate(counts):
+        whole = [*texts[row], *tokens[row, :count].tolist()]
+        assert close(logits[row, :count], logits_without_cache(model, whole)[-count:])
+
+    if runner == "prepared":
+        runs.start([texts[0][:29]])
+        drawn, _ = runs.draw(torch.tensor([[5]]), torch.full((1, 2), 0.5), Warp(0.0))
+        logits = logits_without_cache(model, [*texts[0][:29], 5, drawn[0, 0].item()])
+        assert drawn.tolist() == [logits[-2:].argmax(-1).tolist()]
+
+
+NEWER = pytest.mark.skipif("dots3_note_text" not in CONFIG_MAPPING, reason="an older transformers")
+
+
+@pytest.mark.parametrize("name", NOT_STATIC)
+def test_what_cannot_be_exact_is_refused(name: str) -> None:
+    with pytest.raises(UnsupportedModelError, match=NOT_STATIC[name]):
+        StaticRunner(random_model(name)).check()
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        pytest.param({"model_type": "doge"}, "makes its own masks", marks=NEWER),
+        pytest.param(
+            {"model_type": "dots3_note_text", "num_key_value_heads": 4},
+            "layers of type indexed_attention",
+            marks=NEWER,
+        ),
+        ({"model_type": "llama4_text"}, "layers of type chunked_attention"),
+    ],
+    ids=lambda value: value.get("model_type") if isinstance(value, dict) else None,
+)
+def test_masks_that_it_does_not_make_are_refused(changes: dict[str, object], reason: str) -> None:
+    arguments = {**ARCHITECTURES["llama"], **changes}
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(AutoConfig.for_model(**arguments))
+    with pytest.raises(UnsupportedModelError, match=reason):
+        StaticRunner(model)
+
+
+def test_one_row_of_a_model_that_always_wants_a_mask() -> None:
+    """Falcon makes one where it is given none, from the length that its cache says."""
+    runner, prompt = StaticRunner(random_model("falcon")), PROMPTS[0]
+    runner.start([prompt])
+    expected = logits_without_cache(random_model("falcon"), [*prompt, 7])[-1]
+    assert close(runner.extend(torch.tensor([[7]])).logits[0, 0], expected)
+
+
+def test_a_model_with_another_state_is_refused() -> None:
+    config = MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, state_size=4)
+    with pytest.raises((UnsupportedModelError, RollbackError)):
+        StaticRunner(MambaForCausalLM(config).eval()).start(PROMPTS)
+
+
+@pytest.mark.parametrize("place", ["cpu", "disk"])
+def test_a_model_that_is_partly_outside_the_gpus_is_refused(place: str) -> None:
+    model = random_model("llama")
+    model.hf_device_map = {"model.layers.0": 0, "model.layers.1": place}
+    with pytest.raises(UnsupportedModelError, match=f"is on 0, {place}"):
+        StaticRunner(model)
+
+
+def test_layers_on_several_gpus_write_where_their_slots_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Without GPUs: half the slots are on the meta device, and what each layer's cache is given is recorded."""
+    model = random_model("llama", num_hidden_layers=2)
+    model.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
+    given: list[tuple[str, str]] = []
+
+    def record(
+        model: object, options: object, tokens: Tensor, cache: Cache, **arguments: object
+    ) -> tuple[Tensor]:
+        for layer in cache.layers:
+            keys = layer._buffers[0]
+            given.append(
+                (keys.device.type, layer._places[keys.device, keys.shape[1]][2].device.type)
+            )
+        return (torch.empty(3, 1, VOCABULARY),)
+
+    runner = StaticRunner(model)
+    runner.start(PROMPTS)
+    for number in (2, 3):
+        runner._slots.buffers[number] = runner._slots.buffers[number].to("meta")
+    monkeypatch.setattr("harness.local.runners.slots.run_model", record)
+    runner.extend(torch.ones(3, 1, dtype=torch.long))
+    assert given == [("cpu", "cpu"), ("meta", "meta")]
+    with pytest.raises(UnsupportedModelError, match="several devices"):
+        PreparedRunner(model, compiled=False, captured=True)
+
+
+def test_a_model_whose_logits_differ_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.local.runners.slots.attention_windows", lambda model: {"": 2})
+    with pytest.raises(UnsupportedModelError, match="differ from the model's own"):
+        StaticRunner(random_model("llama")).check()
+
+
+@pytest.mark.parametrize(
+    ("window", "num_slots", "wrong"), [(8, 20, True), (200, 300, True), (200, 120, False)]
+)
+def test_a_window_at_the_end_of_the_cache_is_found_where_rows_exceed_it(
+    window: int, num_slots: int, wrong: bool
+) -> None:
+    model = random_model("gpt_neo", window_size=window)
+    EagerRunner(model).check(2, num_slots)
+    runner = StaticRunner(model)
+    if not wrong:
+        runner.check(num_slots)
+        return
+    with pytest.raises(UnsupportedModelError, match="differ from the model's own"):
+        runner.check(num_slots)
+
+
+def test_prepared_shapes_are_compared_with_the_model_itself() -> None:
+    """They see all slots, so that a window at the end of the cache is wrong at any length."""
+    model = random_model("gpt_neo", window_size=100)
+    runner = PreparedRunner(model, compiled=False, captured=False)
+    StaticRunner(model).check(90)
+    with pytest.raises(UnsupportedModelError, match="differ from the model's own"):
+        runner.prepare(RunnerShapes(2, 90, [1, 4]))
+
+
+@pytest.mark.parametrize(("name", "most"), [("llama", 8), ("mistral", 16)])
+def test_a_check_reads_no_more_than_the_windows_need(
+    name: str, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, lengths = random_model(name), []
+    forward = model.forward
+
+    @functools.wraps(forward)
+    def counting(*arguments: Any, input_ids: Tensor, **named: Any) -> Any:
+        lengths.append(input_ids.shape[1])
+        return forward(*arguments, input_ids=input_ids, **named)
+
+    monkeypatch.setattr(model, "forward", counting)
+    StaticRunner(model).check()
+    assert max(lengths) == most
+
+
+def test_masks_by_type_of_layer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Qwen 3 with some layers that see only a window."""
+    types = ["full_attention", "sliding_attention", "full_attention"]
+    qwen3 = {**ARCHITECTURES["qwen2"], "model_type": "qwen3", "head_dim": 8, "layer_types": types}
+    monkeypatch.setitem(
+        ARCHITECTURES, "qwen3", {**qwen3, "use_sliding_window": True, "sliding_window": 4}
+    )
+    StaticRunner(random_model("qwen3")).check()
+
+
+def test_slots_that_are_reserved_last_and_serve_the_next_batch() -> None:
+    runner = StaticRunner(random_model("llama"), num_slots=2 * BUCKET)
+    runner.check()
+    assert not any(buffer.numel() for buffer in runner._slots.buffers), (
+        "the batch may have fewer rows"
+    )
+    runner.start(PROMPTS)
+    slots = runner._slots
+    assert slots.num_slots == 2 * BUCKET
+    runner.start(PROMPTS[:2])
+    assert runner._slots is slots
+    logits = runner.extend(torch.tensor([[7], [8]])).logits
+    assert close(logits[1, 0], logits_without_cache(random_model("llama"), [*PROMPTS[1], 8])[-1])
+
+
+def test_slots_that_are_too_few_are_gone_before_a_prompt_is_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    runner = StaticRunner(random_model("llama"))
+    runner.start(PROMPTS[:1])
+    held: list[int] = []
+    read = runner._read
+    monkeypatch.setattr(
+        runner, "_read", lambda prompts: held.append(len(runner._slots.buffers)) or read(prompts)
+    )
+    runner.start(PROMPTS)
+    runner.start([[3] * BUCKET])
+    assert held == [0, 0]
+
+
+@pytest.mark.parametrize(
+    ("other", "num_tokens", "width"), [([9] * 11, 1, 12), ([9] * 11, 3, 16), ([9] * 5, 1, 16)]
+)
+def test_attention_reads_hardly_more_slots_than_the_longest_row_has(
+    other: list[int], num_tokens: int, width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no other than its own where it needs no mask."""
+    model = random_model("llama")
+    runner, widths = StaticRunner(model, num_slots=1000), []
+    attend = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(query: Tensor, key: Tensor, *others: Tensor, **options: object) -> Tensor:
+        widths.append(key.shape[1:3])
+        return attend(query, key, *others, **options)
+
+    runner.start([[9] * 11, other])
+    monkeypatch.setattr("harness.local.runners.attention.scaled_dot_product_attention", watched)
+    runner.extend(torch.ones(2, num_tokens, dtype=torch.long))
+    # Both key heads as they are, none repeated for the four heads that share them.
+    assert widths == [(2, width)] * 3
+
+
+def test_what_a_row_sees_is_its_own() -> None:
+    """Numbers in slots beyond a row's length, of an earlier batch, change nothing."""
+    model = random_model("llama")
+    runner, eager = StaticRunner(model), EagerRunner(model)
+    runner.start([[60] * 40, [61] * 50, [62] * 30])
+    for each in (runner, eager):
+        each.start(PROMPTS)
+    fed = torch.tensor([[7, 8], [9, 10], [11, 12]])
+    assert close(runner.extend(fed).logits, eager.extend(fed).logits)
+
+
+def test_slots_grow_when_they_are_full() -> None:
+    model = random_model("llama")
+    runner, eager = StaticRunner(model), EagerRunner(model)
+    generator = torch.Generator().manual_seed(2)
+    for each in (runner, eager):
+        each.start(PROMPTS)
+    for _ in range(3):
+        fed = torch.randint(3, VOCABULARY, (3, BUCKET // 2), generator=generator)
+        assert close(runner.extend(fed).logits, eager.extend(fed).logits)
+        for each in (runner, eager):
+            each.keep([60, 64, 50])
+
+
+def test_a_shared_prefix_is_read_once() -> None:
+    model = random_model("gemma2")
+    prompts = [[5, 9, 23, 4, 17, 3], [5, 9, 23, 4, 17, 6, 7], [5, 9, 23, 4, 17]]
+    shared = SharedPrefixRunner(StaticRunner(model))
+    assert close(shared.start(prompts).logits, EagerRunner(model).start(prompts).logits)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "falcon"])
+def test_random_batches_in_the_same_slots(name: str) -> None:
+    """Batches of any size after each other, whose rows end, join and keep what they like: as with the eager runner."""
+    chance, model = random.Random(name), random_model(name)
+    runners = StaticRunner(model, num_slots=BUCKET), EagerRunner(model)
+
+    def some(number: int, length: int) -> list[list[int]]:
+        return [[chance.randrange(3, VOCABULARY) for _ in range(length)] for _ in range(number)]
+
+    def prompts(most: int) -> list[list[int]]:
+        lengths = [
+            chance.choice([1, 2, 9, BUCKET - 1, BUCKET]) for _ in range(chance.randint(1, most))
+        ]
+        return [prompt for length in lengths for prompt in some(1, length)]
+
+    for most in (5, 3, 1, 4, 1):
+        batch = prompts(most)
+        assert close(*(runner.start(batch).logits for runner in runners))
+        num_rows = len(batch)
+        for _ in range(5):
+            num_tokens = chance.choice([1, 1, 4])
+            fed = torch.tensor(some(num_rows, num_tokens))
+            assert close(*(runner.extend(fed).logits for runner in runners))
+            counts = [chance.randint(0, num_tokens) for _ in range(num_rows)]
+            rows = chance.sample(range(num_rows), chance.randint(1, num_rows))
+            for runner in runners:
+                runner.keep(counts)
+                runner.select(rows)
+            more = prompts(2) if chance.random() < 0.3 else []
+            assert not more or close(*(runner.add(more).logits for runner in runners))
+            num_rows = len(rows) + len(more)

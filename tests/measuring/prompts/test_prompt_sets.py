@@ -1,0 +1,306 @@
+"""Prompt sets by name, from a directory laid out as the hub's cache, and what settings make of tables."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from huggingface_hub import constants
+from omegaconf import OmegaConf
+
+from harness.cli.menu import config_source, names
+from harness.cli.menu.conversion import from_config
+from harness.config.errors import HarnessError, RunError, SettingError
+from harness.config.settings import PromptSettings
+from harness.measuring.encoding import origin
+from harness.measuring.prompts.sets import PromptSet, load_prompts
+from in_process import QUICKEST_PAIR, Harness, results
+from prompt_rows import NUM_ROWS, ROWS, fill_cache, write_rows
+from wording import mentions
+
+needs_parquet = pytest.mark.skipif(
+    importlib.util.find_spec("pyarrow") is None, reason="pyarrow is not installed"
+)
+
+
+def preset(name: str, **changes: object) -> PromptSettings:
+    """The settings that `prompts=NAME` stands for."""
+    config_source.register()
+    source = config_source.NameSource("harness", "harness-names://")
+    config: Any = OmegaConf.to_container(source.load_config(f"prompts/{name}").config, resolve=True)
+    return from_config(PromptSettings, config | changes)
+
+
+# The first prompt of each set, and its category.
+FIRST = {
+    "spec_bench": ("Question 0?", "writing"),
+    "speed_bench": ("Question 0?", "writing"),
+    "mt_bench": ("Question 0?", "writing"),
+    "gsm8k": ("What is 0 + 1?", None),
+    "math500": ("What is $0+1$?", "Algebra"),
+    "humaneval": ("def f0():", None),
+    "mbpp": (
+        "Write a Python function for this task: Write a function that returns 0.\n"
+        "It must pass these tests:\n\nassert f() == 0\nassert f\n",
+        None,
+    ),
+    "gsm8k_boxed": (
+        "What is 0 + 1?\nPlease reason step by step, and put your final answer within \\boxed{}.",
+        None,
+    ),
+    "math500_boxed": (
+        "What is $0+1$?\nPlease reason step by step, and put your final answer within \\boxed{}.",
+        "Algebra",
+    ),
+    "humaneval_task": (
+        "Write a solution to the following problem and make sure that it passes the tests:\n"
+        "```python\ndef f0():\n```",
+        None,
+    ),
+    "alpaca": ("Name 0 animals.", None),
+    "cnn_dailymail": (
+        "Summarise this article in a few sentences.\n\nRain fell on day 0.",
+        None,
+    ),
+    "sharegpt": ("What is 0 plus 1?", None),
+    "longbench_v2": (
+        "Ann met Bob 0 times.\n\nQuestion about this text: Who?\n(A) Choice A\n(B) Choice B\n"
+        "(C) Choice C\n(D) Choice D\nAnswer:",
+        "Code",
+    ),
+    "speculators": ("Question 0?", "HumanEval"),
+}
+
+
+@pytest.mark.parametrize("name", FIRST)
+def test_a_set_by_name_is_read_from_the_cache_without_a_network(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    settings = preset(name)
+    assert settings.licence is not None
+    fill_cache(monkeypatch, tmp_path / "hub", settings)
+    loaded = load_prompts(settings)
+    assert (loaded.prompts[0].text, loaded.prompts[0].category) == FIRST[name]
+    assert len(loaded.prompts) == NUM_ROWS * len(settings.files)
+    if name == "speculators":
+        assert len({prompt.category for prompt in loaded.prompts}) == 9
+    if name == "alpaca":
+        assert loaded.prompts[1].text == "Name 1 animals.\n\nOnly birds."
+
+
+def test_every_preset_from_the_hub_is_pinned_and_tells_its_licence() -> None:
+    for file in sorted((names.CONF / "prompts").glob("*.yaml")):
+        settings = preset(file.stem)
+        assert settings.name == file.stem
+        if settings.repository is not None:
+            assert len(settings.revision or "") == 40
+            assert settings.licence
+            assert file.stem in ROWS
+
+
+def test_latency_says_origin_and_licence_once(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_cache(monkeypatch, tmp_path / "hub", preset("math500"))
+    asked = ["latency", *QUICKEST_PAIR, "prompts=math500", "num_prompts=4", "test=true"]
+    outcome = harness(*asked, "prompts.seed=3")
+    (said,) = [line for line in outcome.stderr.splitlines() if "licence" in line]
+    for told in ("prompts=math500", "HuggingFaceH4/MATH-500", "MIT"):
+        assert told in said
+    rows = results()
+    assert set(rows.prompts) == {"math500"}
+    assert set(rows.status) == {"ok"}
+
+
+def test_a_published_protocol_runs_on_a_pair_of_ones_own(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_cache(monkeypatch, tmp_path / "hub", preset("math500_boxed"))
+    ours = ("model=tiny", "draft=tiny_dflash", "dtype=float32", "decoding.max_new_tokens=8")
+    protocol = ("+experiment=dflash_qwen3", "hydra.mode=RUN", "prompts=math500_boxed")
+    harness("latency", *protocol, *ours, "decoding.temperature=0", "num_prompts=2", "test=true")
+    rows = results()
+    assert set(rows.status) == {"ok"}
+    assert set(rows.prompts) == {"math500_boxed"}
+    assert set(rows.num_draft_tokens.dropna()) == {15}
+
+
+def test_a_system_prompt_is_read_before_every_prompt(tmp_path: Path) -> None:
+    write_rows(tmp_path / "mine.json", [{"prompt": "Hello"}, {"prompt": "Bye"}])
+    settings = PromptSettings(name="mine", file=str(tmp_path / "mine.json"), system="Be brief.")
+    chats = [prompt.chat() for prompt in load_prompts(settings).prompts]
+    assert chats[1] == [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Bye"},
+    ]
+
+
+def test_csv_holds_texts_as_they_stand(tmp_path: Path) -> None:
+    file = tmp_path / "mine.csv"
+    file.write_text('kind,ask\nnumber,007\nword,"NA, or null"\n')
+    columns = {"prompt": "ask", "category": "kind"}
+    loaded = load_prompts(PromptSettings(name="mine", file=str(file), columns=columns))
+    found = [(prompt.text, prompt.category) for prompt in loaded.prompts]
+    assert found == [("007", "number"), ("NA, or null", "word")]
+
+
+# Sampling
+
+
+def drawn(seed: int | None) -> PromptSet:
+    settings = preset("spec_bench", file="spec.jsonl", seed=seed)
+    return load_prompts(settings)
+
+
+def test_a_seed_draws_from_each_category_alike(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_rows(Path("spec.jsonl"), [ROWS["spec_bench"](number) for number in range(40)])
+    taken = {seed: drawn(seed).take(10) for seed in (None, 0, 1)}
+    assert [prompt.index for prompt in taken[None]] == list(range(10))
+    assert taken[0] == drawn(0).take(10)
+    assert len({tuple(prompt.index for prompt in prompts) for prompts in taken.values()}) == 3
+    for prompts in taken.values():
+        assert Counter(prompt.category for prompt in prompts) == {"writing": 5, "math": 5}
+    assert mentions(drawn(1).described(taken[1]) or "", "10 of 40", "prompts.seed=1", "5 math")
+
+
+# Lengths
+
+
+def test_lengths_cut_natural_text_to_tokens(harness: Harness, tmp_path: Path) -> None:
+    words = [f"Ann saw {number} birds on the lake." for number in range(300)]
+    (tmp_path / "text.txt").write_text("\n".join(words))
+    harness(
+        "latency",
+        "prompts=./text.txt",
+        "prompts.lengths=[16,48]",
+        "num_prompts=4",
+        "decoding.max_new_tokens=4",
+    )
+    prompts = next(tmp_path.rglob("latency_prompts.csv")).read_text()
+    assert prompts.count("16 tokens") == prompts.count("48 tokens") == 4
+    assert set(results().num_prompt_tokens) == {2 * 16 + 2 * 48}
+
+
+@needs_parquet
+def test_the_preset_for_lengths_has_each_length_as_a_category(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = preset("lengths", lengths=[64, 256])
+    fill_cache(monkeypatch, tmp_path / "hub", settings)
+    loaded = load_prompts(settings)
+    assert Counter(prompt.num_tokens for prompt in loaded.prompts) == {64: 5, 256: 5}
+    assert loaded.prompts[1].category == "256 tokens"
+    assert len({prompt.text for prompt in loaded.prompts}) == NUM_ROWS
+
+
+def test_too_little_text_for_a_length_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "short.txt").write_text("One short line.")
+    settings = PromptSettings(name="s", file=str(tmp_path / "short.txt"), lengths=(512,))
+    with pytest.raises(SettingError, match=r"prompts\.lengths=512: .*enough for 1 tokens"):
+        load_prompts(settings)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("rows", "changes", "rule"),
+    [
+        ([{"ask": "a"}], {"columns": {"prompt": "asks"}}, "has no column asks, which prompts.columns"),
+        ([{"ask": "a"}], {"template": "Q: {asks}"}, "has no column asks, which prompts.template"),
+        ([{"ask": "a"}], {}, "has none of prompt"),
+        ({"ask": "a"}, {}, "must hold a JSON array"),
+        (["a", ["b"]], {}, "row 2 must be an object"),
+        ([], {}, "holds no prompts"),
+        ([{"conversations": [{"from": "gpt", "value": "x"}]}], {}, "nothing from a human"),
+    ],
+)  # fmt: skip
+def test_a_table_that_does_not_fit_the_settings_is_refused(
+    rows: object, changes: dict[str, object], rule: str, tmp_path: Path
+) -> None:
+    write_rows(tmp_path / "mine.json", rows)  # type: ignore[arg-type]
+    with pytest.raises(SettingError, match=rule):
+        load_prompts(PromptSettings(name="m", file=str(tmp_path / "mine.json"), **changes))  # type: ignore[arg-type]
+
+
+def test_an_absent_file_says_where_it_comes_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name, source in {
+        "spec_bench": "hemingkx/Spec-Bench",
+        "speed_bench": "prepare_data.py",
+    }.items():
+        with pytest.raises(SettingError, match=f"no such file.*{source}"):
+            load_prompts(preset(name))
+
+
+def test_what_is_neither_cached_nor_in_reach_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    with pytest.raises(
+        RunError, match=r"^prompts: openai/gsm8k has not been downloaded.*fetching$"
+    ):
+        load_prompts(preset("gsm8k"))
+
+
+def test_without_pyarrow_a_parquet_file_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.parquet"
+    file.write_bytes(b"PAR1")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(HarnessError, match=r"needs pyarrow: pip install 'specharness\[parquet\]'"):
+        load_prompts(PromptSettings(name="mine", file=str(file)))
+
+
+def test_a_branch_is_read_as_last_fetched_without_asking_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ask(*arguments: object, **options: object) -> None:
+        raise AssertionError("the hub is asked")
+
+    commit = "0123456789abcdef" + 24 * "0"
+    fetched = preset("math500", revision=commit)
+    fill_cache(monkeypatch, tmp_path, fetched)
+    refs = tmp_path / f"datasets--{str(fetched.repository).replace('/', '--')}" / "refs"
+    refs.mkdir()
+    (refs / "main").write_text(commit)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("huggingface_hub.hf_hub_download", ask)
+    settings = preset("math500", revision=None)
+    assert len(load_prompts(settings).prompts) == NUM_ROWS
+    assert "its main branch as last fetched (commit 0123456789ab)" in str(origin(settings))
+
+
+def test_without_a_network_a_set_is_refused_without_tries_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def wait(seconds: float) -> None:
+        raise AssertionError(f"waits {seconds} s for another try")
+
+    clock = SimpleNamespace(**vars(time) | {"sleep": wait})
+    monkeypatch.setattr("huggingface_hub.utils._http.time", clock)
+    nobody_listens = "http://127.0.0.1:9"
+    template = constants.HUGGINGFACE_CO_URL_TEMPLATE.replace(constants.ENDPOINT, nobody_listens)
+    monkeypatch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
+    monkeypatch.setattr(constants, "ENDPOINT", nobody_listens)
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    with pytest.raises(RunError) as refused:
+        load_prompts(preset("gsm8k"))
+    assert str(refused.value).startswith("prompts: openai/gsm8k cannot be fetched")
+    assert "HF_HUB_OFFLINE=1" in str(refused.value)

@@ -1,0 +1,342 @@
+"""Prompt files in every form, every way in which one can be wrong, and the two sets that ship with the project."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from harness.config.errors import SettingError
+from harness.config.settings import PromptSettings
+from harness.measuring.prompts import sets as prompts
+from harness.measuring.prompts.sets import Prompt, PromptSet, load_prompts
+from recipes.tiny_pair.language import story
+from wording import mentions
+
+SHIPPED = Path(prompts.__file__).with_name("prompt_sets")
+SPEED_BENCH = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
+
+Load = Callable[..., PromptSet]
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Load:
+    """Writes bytes, text or rows (one JSON object a line) into a file of the given name and loads it."""
+
+    def write_and_load(content: bytes | str | list[object], name: str = "mine.jsonl") -> PromptSet:
+        if isinstance(content, list):
+            content = "\n".join(json.dumps(row) for row in content)
+        path = tmp_path / name
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+        return load_prompts(PromptSettings(name="mine", file=str(path)))
+
+    return write_and_load
+
+
+def texts(prompt_set: PromptSet) -> list[str]:
+    return [prompt.text for prompt in prompt_set.prompts]
+
+
+# Forms
+
+
+def test_txt_is_one_prompt_a_line_taken_as_it_stands(load: Load) -> None:
+    loaded = load("One\n\n   \n  two, indented \nThree\\nhalves\n", "mine.txt")
+    assert loaded.prompts == (Prompt("One"), Prompt("  two, indented "), Prompt("Three\\nhalves"))
+    assert loaded.name == "mine"
+
+
+def test_byte_order_mark_and_windows_line_ends_leave_no_trace(load: Load) -> None:
+    assert texts(load(b"\xef\xbb\xbfOne\r\n\r\nTwo\r\n", "mine.txt")) == ["One", "Two"]
+    assert texts(load(b'\xef\xbb\xbf{"prompt": "One"}\r\n\r\n{"prompt": "Two"}\r\n')) == [
+        "One",
+        "Two",
+    ]
+
+
+def test_separators_that_are_no_line_ends_stay_inside_a_prompt(load: Load) -> None:
+    assert texts(load("a\u2028b\x0cc\nd", "mine.txt")) == ["a\u2028b\x0cc", "d"]
+    assert texts(load('{"prompt": "a\u2028b"}')) == ["a\u2028b"]
+
+
+def test_jsonl_keeps_text_and_category(load: Load) -> None:
+    rows: list[object] = [
+        {"prompt": "Hello,\nyou ", "category": "greeting"},
+        {"prompt": "Où ?", "category": None, "id": 1},
+    ]
+    assert load(rows).prompts == (Prompt("Hello,\nyou ", "greeting"), Prompt("Où ?", None))
+
+
+def test_first_turn_of_spec_bench_and_mt_bench(load: Load) -> None:
+    row = {
+        "question_id": 81,
+        "category": "writing",
+        "turns": ["Write a post.", "Rewrite it."],
+        "reference": ["x"],
+    }
+    assert load([row]).prompts == (Prompt("Write a post.", "writing"),)
+
+
+def test_row_of_speed_bench(load: Load) -> None:
+    row = {
+        "question_id": "ab12", "category": "coding", "sub_category": "python", "turns": ["Sort a list."],
+        "source": "https://example.org", "src_id": "7", "difficulty": "", "multiturn": False, "prompt": None,
+    }  # fmt: skip
+    assert load([row]).prompts == (Prompt("Sort a list.", "coding"),)
+
+
+def test_rows_of_gsm8k_human_eval_alpaca_and_dolly(load: Load) -> None:
+    rows: list[object] = [
+        {"question": "How many?", "answer": "4 #### 4"},
+        {
+            "task_id": "HumanEval/0",
+            "prompt": "def f():",
+            "canonical_solution": "pass",
+            "test": "",
+            "entry_point": "f",
+        },
+        {"instruction": "Name three.", "input": "", "output": "a, b, c"},
+        {"instruction": "Sum up.", "input": "A text.", "output": "A."},
+        {"instruction": "Who?", "context": "He did.", "response": "He.", "category": "closed_qa"},
+    ]
+    expected = ["How many?", "def f():", "Name three.", "Sum up.\n\nA text.", "Who?\n\nHe did."]
+    assert texts(load(rows)) == expected
+    assert load(rows).prompts[-1].category == "closed_qa"
+
+
+def test_messages_keep_their_roles_up_to_the_last_word_of_the_user(load: Load) -> None:
+    chat = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hello"},
+        {"role": "assistant", "content": "Hello!"},
+        {"role": "user", "content": "Bye", "name": "Ann"},
+    ]
+    answer = {"role": "assistant", "content": "So long."}
+    prompt = load([{"messages": [*chat, answer], "category": "chat"}]).prompts[0]
+    assert (prompt.text, prompt.category) == ("Bye", "chat")
+    assert prompt.chat() == [*chat[:3], {"role": "user", "content": "Bye"}]
+
+
+def test_plain_text_as_a_chat_is_one_message_of_the_user() -> None:
+    assert Prompt("Hello").chat() == [{"role": "user", "content": "Hello"}]
+
+
+# Digest and take
+
+
+def test_digest_tells_contents_and_not_formats(load: Load) -> None:
+    as_text = load("One\nTwo\n", "mine.txt").digest
+    assert len(as_text) == 12
+    assert int(as_text, 16) >= 0
+    assert load([{"prompt": "One", "category": "x"}, {"turns": ["Two", "more"]}]).digest == as_text
+    assert load("One\r\n\r\nTwo", "mine.txt").digest == as_text
+
+
+@pytest.mark.parametrize(
+    "other", ["Two\nOne\n", "One\n", "One\nTwo \n", "OneTwo\n", "One\nTwo\nThree\n"]
+)
+def test_digest_changes_with_the_prompts(load: Load, other: str) -> None:
+    assert load(other, "other.txt").digest != load("One\nTwo\n", "mine.txt").digest
+
+
+def test_digest_sees_the_messages_before_the_last(load: Load) -> None:
+    def chat(system: str) -> list[object]:
+        return [
+            {
+                "messages": [
+                    {"role": "system", "content": system},
+                    {"role": "user", "content": "Hello"},
+                ]
+            }
+        ]
+
+    assert load(chat("Be brief.")).digest != load(chat("Be long.")).digest
+
+
+def test_take_gives_the_first_and_refuses_more_than_there_are(load: Load) -> None:
+    loaded = load("One\nTwo\nThree\n", "mine.txt")
+    assert [prompt.text for prompt in loaded.take(2)] == ["One", "Two"]
+    assert loaded.take(3) == loaded.prompts
+    with pytest.raises(SettingError, match=r"^num_prompts=4: the prompt set mine has only 3$"):
+        loaded.take(4)
+
+
+def test_take_goes_through_the_categories_in_turn(load: Load) -> None:
+    rows: list[object] = [
+        {"prompt": f"{kind}{n}", "category": kind}
+        for kind in "abc"
+        for n in range(kind == "b" or 4)
+    ]
+    loaded = load(rows)
+    assert [prompt.text for prompt in loaded.take(6)] == ["a0", "b0", "c0", "a1", "c1", "a2"]
+    assert [prompt.index for prompt in loaded.take(6)] == [0, 4, 5, 1, 6, 2], (
+        "the place in the file"
+    )
+    assert loaded.take(3) == loaded.take(6)[:3]
+    assert mentions(loaded.described(loaded.take(6)), "6 of 9 prompts (mine)", "3 a, 1 b, 2 c")
+    assert sorted(prompt.text for prompt in loaded.take(9)) == sorted(texts(loaded))
+    assert loaded.described(loaded.take(9)) is None
+    plain = load("One\nTwo\n", "mine.txt")
+    assert plain.described(plain.take(1)) is None
+
+
+# Refusals
+
+CHAT_OF_NOBODY = [{"role": "assistant", "content": "Hello"}]
+
+REFUSED = {
+    "absent key": (
+        b'{"prompt": "a"}\n\n{"label": "b", "text": "a long one", "id": 2}',
+        r"line 3 has none of prompt, turns, messages, .*text, id; 'prompts.columns={prompt: text}' takes text$",
+    ),
+    "empty object": (b"{}", "line 1 has none of prompt, .*; it has nothing$"),
+    "context is a list": (
+        b'{"instruction": "a", "context": [1]}',
+        "line 1 must have text as input or context",
+    ),
+    "not JSON": (b'{"prompt": "a"}\n\n{"prompt": "b"\n', r"line 3 is not JSON \(.+, column \d+\)"),
+    "a list": (b'["a", "b"]', "line 1 must be an object with prompt, turns or messages"),
+    "prompt is a number": (b'{"prompt": 7}', "line 1 must have text as prompt"),
+    "prompt is blank": (b'{"prompt": " "}', "line 1 must have text as prompt"),
+    "turns is text": (b'{"turns": "a"}', "line 1 must have a list of texts as turns"),
+    "no turns": (b'{"turns": []}', "line 1 must have a list of texts as turns"),
+    "turn is an object": (b'{"turns": [{"a": 1}]}', "line 1 must have text as every one of turns"),
+    "messages is text": (
+        b'{"messages": "a"}',
+        "line 1 must have a list of objects with role and content",
+    ),
+    "no role": (
+        b'{"messages": [{"content": "a"}]}',
+        "line 1 must have a list of objects with role and content",
+    ),
+    "no content": (b'{"messages": [{"role": "user"}]}', "line 1 must have text as every content"),
+    "tools": (
+        b'{"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}',
+        "line 1 has tools, which are not sent",
+    ),
+    "an answer of a tool": (
+        b'{"messages": [{"role": "tool", "content": "12", "tool_call_id": "x"},'
+        b' {"role": "user", "content": "a"}]}',
+        "line 1 has tool_call_id, which is not sent",
+    ),
+    "nobody asks": (
+        json.dumps({"messages": CHAT_OF_NOBODY}).encode(),
+        "line 1 has no user message",
+    ),
+    "half a character": (b'{"prompt": "a\\ud800"}', "line 1 has half a surrogate pair in prompt"),
+    "Latin 1": (b'{"prompt": "a"}\n{"prompt": "caf\xe9"}\n', "line 2 is not UTF-8"),
+    "UTF-16": ('{"prompt": "a"}'.encode("utf-16"), "line 1 is not UTF-8"),
+    "empty": (b"", "the file holds no prompts"),
+    "blank": (b"\xef\xbb\xbf\r\n \r\n", "the file holds no prompts"),
+}
+
+
+@pytest.mark.parametrize(("content", "rule"), REFUSED.values(), ids=REFUSED.keys())
+def test_a_bad_file_is_refused_with_its_line(load: Load, content: bytes, rule: str) -> None:
+    with pytest.raises(SettingError, match=rule) as caught:
+        load(content)
+    assert caught.value.setting == "prompts"
+    assert str(caught.value.value).endswith("mine.jsonl")
+
+
+def test_an_empty_text_file_is_refused(load: Load) -> None:
+    with pytest.raises(SettingError, match="the file holds no prompts"):
+        load("\n \n", "mine.txt")
+
+
+def test_an_absent_file_names_its_neighbour(tmp_path: Path) -> None:
+    (tmp_path / "questions.jsonl").touch()
+    with pytest.raises(SettingError, match=r"no such file \(did you mean questions\.jsonl\?\)$"):
+        load_prompts(PromptSettings(name="q", file=str(tmp_path / "question.jsonl")))
+    with pytest.raises(SettingError, match=r"no such file$"):
+        load_prompts(PromptSettings(name="q", file=str(tmp_path / "zebra.txt")))
+    with pytest.raises(SettingError, match=r"no such file, and no such directory$"):
+        load_prompts(PromptSettings(name="q", file=str(tmp_path / "absent" / "questions.jsonl")))
+
+
+def test_a_directory_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").mkdir()
+    with pytest.raises(SettingError, match="cannot be read"):
+        load_prompts(PromptSettings(name="mine", file=str(tmp_path / "mine.txt")))
+
+
+# Placeholders
+
+
+def test_the_masked_rows_of_speed_bench_are_refused_even_when_few(load: Load) -> None:
+    rows: list[object] = [{"turns": [f"Question {n}?"]} for n in range(9)]
+    rows.insert(4, {"turns": [SPEED_BENCH], "category": "roleplay"})
+    with pytest.raises(
+        SettingError,
+        match=r"1 of 10 prompts are placeholders \(\"FULL BENCHMARK .*…\"\); fetch the real",
+    ):
+        load(rows)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["<placeholder>", "TODO", "[insert prompt here]", "Lorem ipsum dolor sit\namet, consectetur"],
+)
+def test_a_text_that_calls_itself_a_placeholder_is_refused(load: Load, text: str) -> None:
+    with pytest.raises(SettingError, match="1 of 2 prompts are placeholders"):
+        load([{"prompt": "What is rain?"}, {"prompt": text}])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Explain what a placeholder is in Python's format strings.",
+        "Write a todo list for a birthday party.",
+        "Data should be fetched from two web pages and joined. Write the program.",
+        "WHO INVENTED THE TELEPHONE?",
+    ],
+)
+def test_a_prompt_about_such_things_is_a_prompt(load: Load, text: str) -> None:
+    assert texts(load([{"prompt": text}])) == [text]
+
+
+@pytest.mark.parametrize(
+    "lines", ["One Same Same Two Same", "Same Same", "One Two One Three One Four", "One"]
+)
+def test_a_repeated_prompt_is_measured(load: Load, lines: str) -> None:
+    assert texts(load(lines.replace(" ", "\n"), "mine.txt")) == lines.split()
+
+
+# The sets that ship with the project
+
+
+def shipped(name: str) -> PromptSet:
+    return load_prompts(PromptSettings(name=name, file=str(SHIPPED / f"{name}.jsonl")))
+
+
+@pytest.mark.parametrize("name", ["english", "tiny"])
+def test_a_shipped_set_is_varied_from_its_first_prompts_on(name: str) -> None:
+    asked = shipped(name).prompts
+    assert len(asked) >= 24
+    assert len(set(texts(shipped(name)))) == len(asked)
+    counts = Counter(prompt.category for prompt in asked)
+    assert None not in counts
+    # The default run measures 15 prompts: every category is among them, with about its share of the whole set.
+    first = Counter(prompt.category for prompt in asked[:15])
+    for category, count in counts.items():
+        assert abs(first[category] - 15 * count / len(asked)) <= 1
+
+
+def test_english_prompts_are_of_different_lengths() -> None:
+    lengths = [len(text.split()) for text in texts(shipped("english"))]
+    assert min(lengths) >= 10
+    assert max(lengths) <= 150
+    assert sum(length < 25 for length in lengths) >= 5
+    assert sum(length > 60 for length in lengths) >= 5
+
+
+def test_tiny_stories_are_openings_of_what_the_pair_was_trained_to_write() -> None:
+    stories = [prompt.text for prompt in shipped("tiny").prompts if prompt.category == "story"]
+    assert len(stories) >= 12
+    for seed, opening in enumerate(stories, start=1_000_000):
+        whole = story(random.Random(seed))
+        assert whole.startswith(opening + " "), f"seed {seed}"

@@ -1,0 +1,100 @@
+"""Tables on terminals of any width: numbers and headings are whole, and each row says what it is about."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+from rich.console import Console
+
+from harness.reporting.table import Column, Line, Table
+from harness.reporting.terminal import PLAIN_WIDTH, as_text, plain_console, print_document
+
+HEADINGS = [
+    "regular\nms/token",
+    "spec.\nms/token",
+    "speed-up",
+    "95 %\ninterval",
+    "predicted",
+    "accepted",
+    "memory",
+]
+CELLS = ["105.21 ± 10.30", "47.85", "2.24×", "2.14 to 2.36", "2.39×", "83.7%", "3.3 MB"]
+
+
+def printed(width: int, *pairs: str) -> str:
+    columns = (Column("pair", text=True), Column("K", identifies_row=True), *map(Column, HEADINGS))
+    items = [(pair, k) for pair in pairs for k in (2, 4)]
+    table = Table.of(
+        "pairs", "Speed-up", items, [_of(column, place) for place, column in enumerate(columns)]
+    )
+    console = Console(file=io.StringIO(), width=width)
+    print_document([table], console)
+    return console.file.getvalue()
+
+
+def _of(column: Column, place: int) -> Column:
+    return Column(
+        column.heading,
+        of=lambda item: (*item, *CELLS)[place],
+        text=column.text,
+        identifies_row=column.identifies_row,
+    )
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_table_that_is_too_wide_is_printed_in_parts(width: int) -> None:
+    text = printed(
+        width,
+        "tiny with tiny_draft",
+        "meta-llama/Llama-3.1-70B-Instruct with meta-llama/Llama-3.2-1B",
+    )
+    assert max(map(len, text.splitlines())) <= width
+    assert all(text.count(cell) == 4 * CELLS.count(cell) for cell in CELLS)
+    assert all(line in text for heading in HEADINGS for line in heading.split("\n"))
+    parts = text.count("╭")
+    assert parts > 1
+    # Every part says which rows it is about.
+    assert text.count("│ 4 │") == 2 * parts
+    assert "".join(text.split()).count("tiny_draft") == 2 * parts
+
+
+def test_a_table_that_fits_is_printed_once() -> None:
+    text = printed(132, "tiny with tiny_draft")
+    assert text.count("╭") == 1
+    assert all(cell in text for cell in ("│ tiny with tiny_draft │ 2 │", "│ 105.21 ± 10.30 │"))
+
+
+@pytest.mark.parametrize("width", range(40, 90, 5))
+def test_headings_fold_before_numbers_do(width: int) -> None:
+    columns = (
+        Column("arm", of=str, text=True),
+        *(Column("first token ms", of=lambda _: "5.21 ± 0.30") for _ in "123"),
+    )
+    console = Console(file=io.StringIO(), width=width)
+    print_document([Table.of("arms", "", ["regular"], columns)], console)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= width
+    assert sum(line.count("5.21 ± 0.30 │") for line in lines) == 3
+    assert all(line[-1] in "╮│┤╯" for line in lines)
+
+
+def test_text_for_files_has_no_colours_and_keeps_names_whole(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    name = "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B"
+    text = as_text([Line(f"{'a' * 60} · temperature=0.0 · model={name} · seed=0", "warning")], 100)
+    assert "\x1b" not in text
+    assert name in text
+
+
+@pytest.mark.parametrize(
+    ("columns", "width"), [(None, PLAIN_WIDTH), ("0", PLAIN_WIDTH), ("97", 97)]
+)
+def test_a_terminal_without_columns_is_as_wide_as_a_file(
+    monkeypatch: pytest.MonkeyPatch, columns: str | None, width: int
+) -> None:
+    if columns is not None:
+        monkeypatch.setenv("COLUMNS", columns)
+    assert plain_console().width == width

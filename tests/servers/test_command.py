@@ -1,0 +1,157 @@
+"""A server's command without its speculation, and what it says of model, draft and K: the flags of real programs."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from pathlib import Path
+
+import pytest
+
+from harness.config.errors import SettingError
+from harness.servers.command import ServerCommand, read_command, removed_words
+from harness.servers.dialects import DIALECTS
+
+DIALECTS_HERE = list(DIALECTS.all().values())
+
+
+def read(command: str, **values: object) -> ServerCommand:
+    return read_command(shlex.split(command), values, DIALECTS_HERE)
+
+
+def flags_of(command: ServerCommand) -> str:
+    """The command without the flags that every server of its kind gets."""
+    added = [*command.startup.listening, *command.startup.for_all]
+    return shlex.join(word for word in command.words if word not in added)
+
+
+@pytest.mark.parametrize(
+    ("typed", "regular"),
+    [
+        ("llama-server -m X -ngl 9 --spec-type draft-mtp --spec-draft-n-max 2", "llama-server -m X -ngl 9"),
+        ("/opt/b/llama-server -m X -md Y --spec_type draft-simple -cd 9 -t 4", "/opt/b/llama-server -m X -t 4"),
+        ("llama-server -m X --spec-type ngram-simple --spec-type ngram-mod", "llama-server -m X"),
+        ("llama-server-vulkan --fim-qwen-7b-spec", "llama-server-vulkan --fim-qwen-7b-default"),
+        ("llama-server -m X -md Y --draft-max 8", "llama-server -m X"),
+        ("vllm serve A --speculative-config '{\"method\": \"ngram\"}' --dtype half", "vllm serve A --dtype half"),
+        ("vllm serve A --speculative_config={} -sc.method x --speculative-confi.model=y", "vllm serve A"),
+        ("uv run vllm serve A --spec-method ngram --spec-tokens=4", "uv run vllm serve A"),
+        ("vllm serve A --spec-t 4 --specialize-active-lora", "vllm serve A --specialize-active-lora"),
+        ("vllm serve A -sc {} --per-request-spec-decode-metrics detailed", "vllm serve A"),
+        (
+            "python -m vllm.entrypoints.openai.api_server --model A --spec-method ngram",
+            "python -m vllm.entrypoints.openai.api_server --model A",
+        ),
+        ("CUDA_VISIBLE_DEVICES=0 vllm serve A -sc {}", "env CUDA_VISIBLE_DEVICES=0 vllm serve A"),
+        ("numactl -N 0 env A=b vllm serve A -sc {}", "numactl -N 0 env A=b vllm serve A"),
+        (
+            "docker run --rm -p {port}:8000 vllm/vllm-openai:v1 --model A -sc {}",
+            "docker run --rm -p {port}:8000 vllm/vllm-openai:v1 --model A",
+        ),
+        (
+            "sglang serve --model-path A --speculative-algo EAGLE3 --speculative-adaptive --tp 2",
+            "sglang serve --model-path A --tp 2 --max-running-requests 48",
+        ),
+        (
+            "sglang serve --model-path A --max-running-requests 8 --speculative-algorithm NEXTN",
+            "sglang serve --model-path A --max-running-requests 8",
+        ),
+        ("harness serve model=tiny draft=lookup K=3 batch_size=2", "harness serve model=tiny batch_size=2 draft=none"),
+        ("python -m harness serve model=7B", "python -m harness serve model=7B draft=none"),
+    ],
+)  # fmt: skip
+def test_the_regular_command_is_the_same_without_speculation(typed: str, regular: str) -> None:
+    assert flags_of(read(typed).prepared().regular()).replace("'", "") == regular
+
+
+def test_ports_are_ours_unless_the_user_places_them() -> None:
+    command = read("llama-server -m X --port 8080 --host 0.0.0.0 --metrics").prepared()
+    assert shlex.join(command.words).replace("'", "") == (
+        "llama-server -m X --metrics --host 127.0.0.1 --port {port}"
+    )
+    placed = read("sudo podman run -p {port}:8080 ghcr.io/x/llama.cpp:server -m X").prepared()
+    assert "--port" not in placed.words
+    with pytest.raises(SettingError, match=r"docker run --rm -p \{port\}:8000"):
+        read("docker run vllm/vllm-openai --model A").prepared()
+    with pytest.raises(SettingError, match=r"write \{port\} where its port goes"):
+        read("./serve.sh").prepared()
+    assert read("./serve.sh {port}").prepared().words == ("./serve.sh", "{port}")
+
+
+@pytest.mark.parametrize(
+    ("typed", "model", "draft", "method", "k"),
+    [
+        ("llama-server -m ./a/Q.gguf --spec-type draft-mtp", "Q.gguf", "draft-mtp", "draft-mtp", 3),
+        ("llama-server -hf o/r:Q4 -hfd o/d --spec-type draft-eagle3 --spec-draft-n-max 7", "o/r:Q4", "o/d",
+            "draft-eagle3", 7),
+        ("llama-server -a one,two --spec-type ngram-mod", "one", "ngram-mod", "ngram-mod", 64),
+        ("llama-server -m X --spec-type ngram-mod,draft-mtp", "X", "ngram-mod,draft-mtp", "ngram-mod,draft-mtp", None),
+        ("vllm serve A --speculative-config "
+            """'{"method": "eagle3", "model": "o/h", "num_speculative_tokens": {K}}'""", "A", "o/h", "eagle3", 5),
+        ("vllm serve --model A --served-model-name B -sc.num_speculative_tokens 2 -sc.method=mtp",
+            "B", "mtp", "mtp", 2),
+        ("vllm serve A --spec-method ngram --spec-tokens 6", "A", "ngram", "ngram", 6),
+        ("sglang serve --model A --speculative-algorithm EAGLE3 --speculative-draft-model o/h"
+            " --speculative-num-steps 3", "A", "o/h", "EAGLE3", 3),
+        ("harness serve model=7B draft=68m K=6", "7B", "68m", None, 6),
+    ],
+)  # fmt: skip
+def test_a_command_says_what_it_runs(
+    typed: str, model: str, draft: str, method: str | None, k: int | None
+) -> None:
+    command = read(typed, K=5)
+    assert (command.model, command.draft, command.method) == (model, draft, method)
+    assert command.num_draft_tokens == k
+    assert command.drafts
+
+
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("vllm serve A", "nothing in it makes vLLM speculate: add --speculative-config"),
+        ("llama-server -m X -md Y", "nothing in it makes llama.cpp speculate: add --spec-type"),
+        ("llama-server -m X --spec-type none", "nothing in it makes llama.cpp speculate"),
+        ("llama-server -m X --spec-type", "--spec-type needs a value behind it"),
+        ("llama-server --spec-type ngram-mod --spec-new 3", "--spec-new is not known here"),
+        ("sglang serve --speculative-algorithm A --speculative-new", "--speculative-new is not known"),
+        ("vllm serve A -sc {method:ngram}", "behind --: -sc must be JSON"),
+        ("llama-server -m X --spec-type draft-simple", "add --spec-draft-model DRAFT"),
+        ("llama-server -m X --spec-type ngram-mod,draft-simple", "draft-simple needs a draft model"),
+        ("vllm serve A --spec-tokens {k}", "{k} has no value: vary.k=VALUE sets one"),
+        ("llama-server --fim-qwen-14b-spec --spec-default", "no such preset without speculation"),
+        ("vllm serve A --hf-token secret -sc {}", "--hf-token: what is typed is written into files"),
+        ("HF_TOKEN=secret vllm serve A -sc {}", "HF_TOKEN: what is typed is written into files"),
+        ("vllm serve A --api-key secret -sc {}", "--api-key: no one else reaches a server"),
+        ("vllm serve A --uds /s -sc {}", "--uds: it would listen on no port"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_told_is_refused(typed: str, said: str) -> None:
+    with pytest.raises(SettingError) as refused:
+        read(typed).prepared().regular()
+    assert said in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_variables_that_speculate_are_unset(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLAMA_ARG_SPEC_TYPE", "draft-mtp")
+    regular = read("env LLAMA_ARG_SPEC_DRAFT_N_MAX=2 A=1 llama-server -m X").prepared().regular()
+    assert regular.words[:6] == ("env", "-u", "LLAMA_ARG_SPEC_TYPE", "env", "A=1", "llama-server")
+
+
+def test_a_repository_of_speculators_names_its_target(tmp_path: Path) -> None:
+    config = {"speculators_config": {"verifier": {"name_or_path": "org/target"}}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    command = read(f"vllm serve {tmp_path} --dtype half").prepared()
+    assert flags_of(command.regular()) == "vllm serve org/target --dtype half"
+    assert list(removed_words(command, command.regular())) == [str(tmp_path)]
+
+
+def test_two_servers_on_a_cpu_bind_no_threads_to_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = read("A=1 vllm serve B --spec-tokens 3").beside_another()
+    variable = "VLLM_CPU_OMP_THREADS_BIND=nobind"
+    assert shlex.join(beside.words) == f"env {variable} env A=1 vllm serve B --spec-tokens 3"
+    assert beside.drafts
+    assert beside.beside_another() == beside
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-3")
+    for words in ("vllm serve B", "llama-server -m B", "./serve.sh"):
+        assert read(words).beside_another() == read(words)

@@ -1,0 +1,171 @@
+"""Counters of servers: names of each, restarts, and what follows from their growth."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+from harness.engines.requests import RequestRecord
+from harness.servers.counters import (
+    CounterPage,
+    added,
+    counted_acceptance,
+    counter_columns,
+    growth,
+    is_known,
+    read_counters,
+    traffic_columns,
+)
+
+VLLM = """# HELP vllm:spec_decode_num_drafts Number of spec decoding drafts.
+# TYPE vllm:spec_decode_num_drafts counter
+vllm:generation_tokens_total{engine="0",model_name="m"} 100.0
+vllm:generation_tokens_total{engine="1",model_name="m"} 20.0
+vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 40.0
+vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 80.0
+vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 50.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 30.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 20.0
+vllm:spec_decode_num_drafts_created{engine="0",model_name="m"} 1.7e+09
+vllm:e2e_request_latency_seconds_bucket{le="0.3"} nan
+"""
+OTHERS = {
+    "llamacpp:tokens_predicted_total 120\nllamacpp:spec_decode_num_drafts_total 40\n"
+    "llamacpp:spec_decode_num_draft_tokens_total 80\nllamacpp:spec_decode_num_accepted_tokens_total 50\n",
+    'trtllm_spec_decode_num_draft_tokens_total{engine_type="x"} 80\n'
+    'trtllm_spec_decode_num_accepted_tokens_total{engine_type="x"} 50\n',
+    'harness_tokens_total{arm="speculative"} 120.0\nharness_draft_tokens_total 80.0\n'
+    "harness_accepted_draft_tokens_total 50.0\nharness_tokens_created 1.7e9\n",
+}
+
+
+def requests(*num_tokens: int) -> list[RequestRecord]:
+    return [RequestRecord(index, 1, num_tokens=number) for index, number in enumerate(num_tokens)]
+
+
+def test_names_of_vllm_are_summed_over_its_engines() -> None:
+    assert read_counters(VLLM) == {
+        "generated": 120,
+        "drafts": 40,
+        "proposed": 80,
+        "accepted": 50,
+        "accepted at 0": 30,
+        "accepted at 1": 20,
+    }
+
+
+def test_the_size_of_a_cache_is_no_growth() -> None:
+    labels = (
+        'block_size="128",hash_block_size="16",num_gpu_blocks="682",num_gpu_blocks_override="None"'
+    )
+    page = f'{VLLM}vllm:cache_config_info{{engine="0",{labels}}} 1.0\n'
+    before, after = read_counters(page), read_counters(page)
+    grown = growth(after, before)
+    assert counter_columns(added(grown, grown))["cache_size"] == 87296
+    sglang = read_counters("sglang:max_total_num_tokens 4096\n")
+    assert counter_columns(sglang)["cache_size"] == 4096
+
+
+@pytest.mark.parametrize("page", sorted(OTHERS))
+def test_names_of_others(page: str) -> None:
+    counted = read_counters(page)
+    assert (counted["proposed"], counted["accepted"]) == (80, 50)
+    assert counted_acceptance(counted, 1)["acceptance_rate"] == 50 / 80
+
+
+def test_sglang_tells_verifications_and_tokens() -> None:
+    page = "sglang:generation_tokens_total 102\nsglang:spec_verify_calls_total 40\n"
+    columns = counted_acceptance(read_counters(page), num_requests=2)
+    # 102 tokens without the first of each of 2 requests, in 40 verifications.
+    assert columns["mean_acceptance_length"] == 2.5
+    assert "acceptance_rate" not in columns
+
+
+def test_rates_follow_from_vllms_definitions() -> None:
+    columns = counted_acceptance(read_counters(VLLM), 1)
+    assert columns["mean_acceptance_length"] == 1 + 50 / 40
+    assert columns["mean_proposed"] == 2
+    assert columns["marginal_acceptance_by_position"] == [0.75, 0.5]
+    assert columns["acceptance_source"] == "metrics"
+
+
+def test_growth_is_what_counts_and_a_restart_is_no_growth() -> None:
+    before = {"generated": 10.0, "drafts": 4.0, "accepted at 0": 2.0}
+    now = {"generated": 110.0, "drafts": 14.0, "accepted at 0": 10.0, "accepted at 1": 2.0}
+    grown = {"generated": 100, "drafts": 10, "accepted at 0": 8, "accepted at 1": 2, "restarts": 0}
+    assert growth(now, before) == grown
+    assert is_known(growth(now, before))
+    assert not is_known(growth(before, now))
+    assert growth(now, {}) == {**now, "restarts": 0}
+
+
+def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) -> None:
+    """Other workers behind an address, which tell earlier starts, are none."""
+    file = tmp_path / "metrics"
+    page = CounterPage("http://localhost/v1", None, [file.as_uri()])
+    restarts = []
+    earlier = time.time() - 1000
+    later = earlier + 2000
+    for tokens, started in ((9, earlier), (5, earlier - 7), (12, earlier), (2, later), (3, later)):
+        file.write_text(
+            f"vllm:generation_tokens_total {tokens}\nprocess_start_time_seconds {started}\n"
+        )
+        counted = page.read()
+        assert counted is not None
+        restarts.append(counted["restarts"])
+    assert restarts == [0, 0, 0, 1, 1]
+    page = CounterPage("http://localhost/v1", None, [file.as_uri()])
+    restarts = []
+    for tokens in (9, 12, 2, 3):
+        file.write_text(f"llamacpp:tokens_predicted_total {tokens}\n")
+        counted = page.read()
+        assert counted is not None
+        restarts.append(counted["restarts"])
+    assert restarts == [0, 0, 1, 1]
+    assert growth(counted, {"generated": 1, "restarts": 0}) == {"restarts": 1}
+
+
+def test_vllm_has_no_counters_of_drafts_without_speculation() -> None:
+    counted = read_counters("vllm:generation_tokens_total 7\n")
+    assert counted == {"generated": 7, "drafts": 0, "proposed": 0}
+    assert counter_columns(counted) == {"drafted": False}
+    assert counter_columns(read_counters(VLLM)) == {"drafted": True}
+    assert "drafts" not in read_counters("sglang:generation_tokens_total 7\n")
+
+
+def test_traffic_of_others_is_what_is_not_ours() -> None:
+    ours = requests(100, 100)
+    for generated, foreign, unseen in ((204, 0, 0), (205, 5, 0), (196, 0, 0), (100, 0, 100)):
+        columns = traffic_columns({"generated": generated}, ours)
+        assert columns["server_tokens"] == generated
+        assert (columns["foreign_tokens"], columns["unseen_tokens"]) == (foreign, unseen)
+    assert traffic_columns({}, ours) == {}
+    assert counter_columns({"preempted": 3}) == {"num_preemptions": 3}
+
+
+def test_a_server_that_drafts_nothing_has_no_acceptance() -> None:
+    nothing = {"generated": 100.0, "drafts": 0.0, "proposed": 0.0, "accepted": 0.0}
+    assert counted_acceptance(nothing, 1) == {}
+    assert counted_acceptance({"generated": 100.0}, 1) == {}
+
+
+def test_counters_of_several_pages_are_added_up(tmp_path: Path) -> None:
+    """One that cannot be read makes all of them unknown, and requests that run are no counter."""
+    files = [tmp_path / "first", tmp_path / "second"]
+    page = CounterPage("http://localhost/v1", None, [file.as_uri() for file in files])
+    text = (
+        "vllm:generation_tokens_total 7\nvllm:num_requests_running 2\nvllm:num_requests_waiting 1\n"
+    )
+    files[0].write_text(text)
+    assert page.read() is None
+    files[1].write_text(text)
+    before = page.read()
+    assert before is not None
+    assert (before["generated"], before["running"]) == (14, 6)
+    files[1].write_text("vllm:generation_tokens_total 9\nvllm:num_requests_running 0\n")
+    after = page.read()
+    assert after is not None
+    assert after["restarts"] == 0
+    assert growth(after, before)["generated"] == 2

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from harness.config.errors import RunError
+from harness.engines.requests import RequestRecord
+from harness.servers.events import (
+    AnswerError,
+    check_length,
+    check_usage,
+    note_event,
+    read_event,
+)
+
+
+def vllm(**counts: object) -> dict[str, Any]:
+    told = {"num_draft_tokens": 8, "num_accepted_draft_tokens": 4}
+    return {"metrics": {"speculative_decoding": told | counts}}
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        [],
+        "text",
+        None,
+        {"choices": {}},
+        {"choices": ["text"]},
+        {"choices": [{"text": 7}]},
+        {"choices": [{"token_ids": "abc"}]},
+        {"choices": [{"token_ids": [-1]}]},
+        {"choices": [{"token_ids": [2.5]}]},
+        {"choices": [{"token_ids": ["7"]}]},
+        {"choices": [{"token_ids": [True]}]},
+        {"choices": [{"token_ids": [10**30]}]},
+        {"usage": {"completion_tokens": -1}},
+        {"usage": {"completion_tokens": 7.5}},
+        {"usage": {"completion_tokens": "7"}},
+        vllm(num_accepted_draft_tokens=9),
+        vllm(per_step_drafted=[4, 4], per_step_accepted=[2]),
+        vllm(per_step_drafted=[4, 4], per_step_accepted=[0, 5]),
+        vllm(per_step_drafted=[4, 4], per_step_accepted=[0, -1]),
+        vllm(per_step_drafted=[10**9], per_step_accepted=[0]),
+        vllm(acceptance_histogram=[-1, 2]),
+        vllm(num_draft_tokens=10**9, acceptance_histogram=[10**9]),
+        {"timings": {"draft_n": 10, "draft_n_accepted": 50}},
+        {"__verbose": {"tokens": [-1]}},
+        {"__verbose": {"generation_settings": {"logit_bias": [7]}}},
+        {"__verbose": {"generation_settings": {"logit_bias": [{"bias": None, "token": "7"}]}}},
+    ],
+)
+def test_what_cannot_be_is_refused(event: Any) -> None:
+    with pytest.raises(AnswerError) as refused:
+        note_event(RequestRecord(0, 1), read_event(event), 0.1)
+    assert len(str(refused.value)) < 150
+
+
+def test_a_reported_failure_is_one() -> None:
+    for error in ({"message": "out of memory", "type": "x", "param": None}, "out of memory"):
+        with pytest.raises(RunError, match=r"^out of memory$"):
+            read_event({"error": error})
+
+
+def test_iterations_that_drafted_different_numbers_are_not_made_equal() -> None:
+    # Two drafts per iteration on average, and three accepted in one of them.
+    request = RequestRecord(0, 1)
+    event = read_event(vllm(num_draft_tokens=8, acceptance_histogram=[3, 0, 0, 1]))
+    note_event(request, event, 0.1)
+    assert (request.num_drafted, request.num_accepted, request.outcomes) == (8, 4, [])
+
+
+def test_counts_are_compared_with_what_was_asked_and_what_arrived() -> None:
+    check_length(8, 8)
+    check_usage(8, 8, "", 8)
+    check_usage(8, 7, "", 8)  # the token that ended the text
+    check_usage(5, 0, "", 8)  # special tokens alone
+    for wrong in ((10_000_000, 8, "", 8), (3, 8, "", 8), (6, 3, "", 8), (0, 0, "text", 8)):
+        with pytest.raises(AnswerError):
+            check_usage(*wrong)
+    with pytest.raises(AnswerError, match="the server sent 16 tokens for max_tokens=8"):
+        check_length(16, 8)

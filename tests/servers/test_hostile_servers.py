@@ -1,0 +1,268 @@
+"""Servers that lie, break off, fall silent, or answer with nothing that can be read."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+from typing import Any
+
+import httpx2
+import pytest
+
+from echo_questions import Open, arm_of, ask, engine_of, texts, time_is_up_when
+from echo_server import EchoServer
+from harness.config.errors import RunError
+from harness.engines.timing import Generation, generate
+from harness.servers import engine as server_module
+from harness.servers.connection import answer_to
+from wording import mentions
+
+
+def answered(engine: Any, count: int = 3) -> Generation:
+    return generate(engine, engine.arms[0], ask(count), allow_failures=True)
+
+
+def counting(number: object) -> Any:
+    """An event with another usage."""
+
+    def twist(event: Any) -> Any:
+        return event | {"usage": {"completion_tokens": number}} if "usage" in event else event
+
+    return twist
+
+
+@pytest.mark.parametrize("number", [10_000_000, 9, -8, 7.5, "7", True])
+def test_a_count_that_cannot_be_fails_the_request(open_engine: Open, number: object) -> None:
+    server = EchoServer()
+    engine = open_engine(server)
+    server.twist = lambda event: event and counting(number)(event)
+    requests = answered(engine).requests
+    assert [request.error and request.error.type for request in requests] == ["AnswerError"] * 3
+    assert all(request.num_tokens == 7 for request in requests)
+
+
+def test_more_tokens_than_were_asked_for_fail_the_request(open_engine: Open) -> None:
+    server = EchoServer()
+    engine = open_engine(server)
+
+    def twice(event: Any) -> Any:
+        for choice in (event or {}).get("choices", ()):
+            choice["token_ids"] = 2 * choice["token_ids"]
+        return event
+
+    server.twist = twice
+    with pytest.raises(RunError, match="the server sent 8 tokens for max_tokens=7"):
+        generate(engine, engine.arms[0], ask())
+
+
+@pytest.mark.parametrize(
+    "event", [[], 7, "text", None, {"choices": [7]}, {"choices": [{"token_ids": "ab"}]}]
+)
+def test_events_of_any_other_shape_fail_the_request(open_engine: Open, event: Any) -> None:
+    server = EchoServer()
+    engine = open_engine(server)
+    server.twist = lambda _: event
+    requests = answered(engine).requests
+    assert all(request.error and request.error.type == "AnswerError" for request in requests)
+
+
+def test_an_answer_of_special_tokens_alone_is_an_answer(open_engine: Open) -> None:
+    server = EchoServer(dialect="sglang")
+    engine = open_engine(server)
+
+    def without_text(event: Any) -> Any:
+        for choice in (event or {}).get("choices", ()):
+            choice["text"] = ""
+        return event
+
+    server.twist = without_text
+    (request,) = answered(engine, 1).requests
+    assert (request.answered, request.num_tokens, request.token_ids) == (True, 7, [])
+    assert request.time_to_first_token_ms is None
+    assert request.time_per_output_token_ms is None
+
+
+def test_halves_of_a_surrogate_pair_are_joined(open_engine: Open) -> None:
+    server = EchoServer(dialect="sglang")
+    engine = open_engine(server)
+    halves = itertools.cycle(["\ud83e", "\udd8a", "\udd8a"])
+
+    def halved(event: Any) -> Any:
+        for choice in (event or {}).get("choices", ()):
+            choice["text"] = next(halves)
+        return event
+
+    server.twist = halved
+    (request,) = answered(engine, 1).requests
+    assert request.answered
+    assert request.text.startswith("\N{FOX FACE}\N{REPLACEMENT CHARACTER}\N{FOX FACE}")
+
+
+def test_an_answer_without_a_token_has_failed(open_engine: Open) -> None:
+    server = EchoServer()
+    engine = open_engine(server)
+    end = {"choices": [{"text": "", "finish_reason": "stop"}]}
+    server.twist = lambda event: event and end
+    (request,) = answered(engine, 1).requests
+    assert str(request.error) == "the answer has no token"
+
+
+def test_a_connection_that_the_server_had_closed_is_tried_again_once(open_engine: Open) -> None:
+    server = EchoServer(drop_reused=True)
+    engine = open_engine(server)
+    question = ask(3)
+    generation = generate(engine, engine.arms[0], question)
+    assert generation.tokens == texts(question)
+    assert all(request.sent_again for request in generation.requests)
+    server.die_after = 1
+    server.bodies.clear()
+    with pytest.raises(RunError, match="1 of 2 requests failed"):
+        generate(engine, engine.arms[0], ask(2))
+    # The one that failed was sent twice, and not a third time.
+    assert len(server.bodies) <= 3
+
+
+def test_a_request_is_sent_until_it_has_a_connection_of_its_own(open_engine: Open) -> None:
+    """Several that were kept alive may have been closed."""
+    # Slow, so that both are in flight together, on two connections.
+    server = EchoServer(drop_reused=True, delay_s=0.02)
+    engine = open_engine(server, batch_size=2)
+    generate(engine, engine.arms[0], ask(2))
+    num_dropped = server.num_dropped
+    question = ask(1)
+    assert generate(engine, engine.arms[0], question).tokens == texts(question)
+    assert server.num_dropped == num_dropped + 2
+
+
+def test_every_kind_of_request_is_sent_again_where_its_connection_was_closed(
+    open_engine: Open,
+) -> None:
+    """Those for log-probabilities, too, which have no record."""
+    server = EchoServer(drop_reused=True)
+    engine = open_engine(server)
+    body = {"model": "tiny", "prompt": [4], "max_tokens": 1, "temperature": 0}
+
+    async def status() -> int:
+        async with answer_to(engine.arms[0].client, "completions", body) as response:
+            return response.status_code
+
+    assert asyncio.run_coroutine_threadsafe(status(), engine.loop).result() == 200
+    assert server.num_dropped == 1
+
+
+def test_a_connection_that_is_new_is_not_tried_again(open_engine: Open) -> None:
+    """A server that dies does not get the request that it died of twice."""
+    server = EchoServer()
+    engine = open_engine(server, batch_size=2)
+    server.drop_new = True
+    # One of two requests in flight has the connection that opening the engine left.
+    generation = generate(engine, engine.arms[0], ask(2), allow_failures=True)
+    errors = [request.error.type for request in generation.requests if request.error]
+    assert errors == ["RequestFailed"]
+    assert not any(request.sent_again for request in generation.requests)
+    assert server.num_dropped == 1
+
+
+@pytest.mark.parametrize("batch_size", [1, 3])
+def test_a_server_that_is_gone_gets_few_more_requests(open_engine: Open, batch_size: int) -> None:
+    server = EchoServer()
+    engine = open_engine(server, batch_size=batch_size)
+    server.die_after = 4
+    generation = generate(engine, engine.arms[0], ask(40), allow_failures=True)
+    errors = [request.error for request in generation.requests if request.error is not None]
+    assert len(errors) == 40 - 4
+    num_sent = sum(error.type != "NotSent" for error in errors)
+    assert 5 <= num_sent <= 4 + 2 * batch_size
+    given_up = engine.arms[0].given_up
+    assert given_up is not None
+    assert mentions(given_up, "requests in a row had no answer", "closed the connection")
+    # At the next question, too.
+    assert not answered(engine, 2).requests[0].answered
+    assert len(server.bodies) <= 4 + num_sent * 2
+
+
+def test_a_server_that_refuses_every_request_is_asked_on(open_engine: Open) -> None:
+    server = EchoServer()
+    engine = open_engine(server)
+    server.fail_every = 1
+    errors = [request.error for request in answered(engine, 12).requests]
+    assert {error.code for error in errors if error is not None} == {500}
+    assert len(server.bodies) == 12
+
+
+def test_a_chat_without_a_template_is_told_apart_from_other_failures(open_engine: Open) -> None:
+    """`transformers serve` answers with status 500 and no reason."""
+    with pytest.raises(RunError, match=r"engine.url=.*told to fail.*\n.* no chat template"):
+        open_engine(EchoServer(fail_every=1), chat=True)
+    with pytest.raises(RunError, match=r"nothing answers at .*running\?$"):
+        engine_of(url="http://127.0.0.1:9/v1", chat=True)
+
+
+def test_error_texts_are_short_and_steer_no_terminal(open_engine: Open) -> None:
+    server = EchoServer()
+    engine = open_engine(server)
+    server.fail_every = 1
+    server.error_text = "\x1b[2J\x1b]0;title\x07" + "\u202eno\n" * 50_000
+    (request,) = answered(engine, 1).requests
+    message = str(request.error)
+    assert len(message) < 400
+    assert message.isprintable()
+    assert message.endswith(" characters)"), "how long it was"
+
+
+def test_silence_is_said(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server_module, "QUIET_S", 0.1)
+    server = EchoServer()
+    engine = open_engine(server, timeout_s=300)
+    server.stall = True
+    said: list[str] = []
+    engine.say = said.append
+    time_is_up_when(lambda: bool(said), monkeypatch)
+    (request,) = answered(engine, 1).requests
+    assert request.error is not None
+    assert request.error.code == 408
+    assert "regular: nothing from http://127.0.0.1" in said[0]
+    assert mentions(said[0], "0 of 1 requests", "engine.timeout_s=300")
+
+
+def test_a_server_that_answers_in_no_form_is_asked_for_its_form_again(open_engine: Open) -> None:
+    server = EchoServer()
+    engine = open_engine(server)
+    arm = arm_of(engine)
+    arm.stop()
+    server.fail_every = 1
+    for _ in range(2):
+        with pytest.raises(RunError, match=r"engine\.url=.*told to fail"):
+            engine.make_ready(arm)
+    server.fail_every = 0
+    assert generate(engine, arm, ask()).tokens == texts(ask())
+
+
+@pytest.mark.parametrize(
+    ("content", "encoding"), [(b"[" * 200_000, "identity"), (b"no gzip", "gzip")]
+)
+def test_log_probabilities_that_cannot_be_read_are_one_line(
+    open_engine: Open, content: bytes, encoding: str
+) -> None:
+    arm = arm_of(open_engine(EchoServer(version="1")))
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        stream = httpx2.ByteStream(content)
+        return httpx2.Response(200, headers={"Content-Encoding": encoding}, stream=stream)
+
+    arm.client = httpx2.AsyncClient(
+        transport=httpx2.MockTransport(answer), base_url="http://localhost"
+    )
+    with pytest.raises(RunError, match="log-probabilities of a text"):
+        arm.text_logprobs([([5], [6])], num_top=5, num_in_flight=1)
+
+
+class MalformedServer(EchoServer):
+    async def _complete(self, body: Any, reader: Any, writer: asyncio.StreamWriter) -> bool:
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: many\r\n\r\n")
+        return True
+
+
+def test_an_answer_that_is_no_http_is_no_closed_connection(open_engine: Open) -> None:
+    with pytest.raises(RunError, match=r"no answer of HTTP: .*Content-Length"):
+        open_engine(MalformedServer())

@@ -1,0 +1,94 @@
+"""Servers that are started here and do not become ready: one line that says why, and where the rest is."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from harness.config.errors import RunError
+from harness.servers import launch as launch_module
+from harness.servers.identity import page_of
+from harness.servers.launch import Launch, StartedServer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "answers", "written", "reason"),
+    [
+        (["-c", "import time; time.sleep(600)"], False, "$ ", "it wrote nothing"),
+        (
+            ["-c", "import time; print('loading', flush=True); time.sleep(600)"],
+            False,
+            "\nloading",
+            "its last line is: loading",
+        ),
+        (["-m", "http.server", "--bind", "127.0.0.1", "{port}"], True, "$ ", "lists no model"),
+    ],
+    ids=["silent", "loading", "pages"],
+)
+def test_a_server_that_is_never_ready(
+    tmp_path: Path, arguments: list[str], answers: bool, written: str, reason: str
+) -> None:
+    log = tmp_path / "server.log"
+    server = StartedServer("speculative", Launch([sys.executable, *arguments], log, 0.1))
+    try:
+        while answers and page_of(server.url.removesuffix("/v1"), None) is None:
+            time.sleep(0.05)
+        while written not in log.read_text():
+            time.sleep(0.05)
+        with pytest.raises(RunError) as caught:
+            server.wait_until_ready(lambda line: None, None)
+    finally:
+        server.stop()
+    line = str(caught.value)
+    assert "the speculative server was not ready within engine.start_timeout_s=0.1: " in line
+    assert reason in line
+    assert line.endswith(f"(all of it: {log})")
+
+
+def test_lines_about_a_slow_start_are_far_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where the other server was waited for meanwhile: 252 s have passed at the first look."""
+    seconds = iter([0.0, 252.0, 253.0, 254.0, 273.0, 601.0])
+    clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda seconds: None)
+    monkeypatch.setattr(launch_module, "time", clock)
+    monkeypatch.setattr(launch_module, "is_ready", lambda url, key: False)
+    command = [sys.executable, "-c", "import time; time.sleep(600)"]
+    server = StartedServer("speculative", Launch(command, tmp_path / "server.log", 600))
+    lines: list[str] = []
+    try:
+        with pytest.raises(RunError):
+            server.wait_until_ready(lines.append, None)
+    finally:
+        server.stop()
+    assert [line.partition(" s:")[0] for line in lines] == [
+        "speculative: starting for 252",
+        "speculative: starting for 273",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("os.kill(os.getpid(), 9)", "was ended by SIGKILL (often: main memory ran out): it wrote"),
+        ("os.kill(os.getpid(), 4)", "was ended by SIGILL (an instruction that this processor"),
+        ("os.kill(os.getpid(), 15)", "was ended by SIGTERM: it wrote nothing"),
+        ("sys.exit('exiting due to HTTP server error')", "HTTP server error (is port {port} in use?)"),
+        ("sys.exit('failed: X.gguf\\nexiting due to an error')", "exit code 1: failed: X.gguf"),
+        ("sys.exit(3)", "ended with exit code 3: it wrote nothing"),
+    ],
+)  # fmt: skip
+def test_a_server_that_ends_says_why(tmp_path: Path, program: str, reason: str) -> None:
+    command = [sys.executable, "-c", f"import os, sys; {program}"]
+    server = StartedServer("regular", Launch(command, tmp_path / "server.log", 600))
+    try:
+        with pytest.raises(RunError) as caught:
+            server.wait_until_ready(lambda line: None, None)
+    finally:
+        server.stop()
+    port = server.url.removesuffix("/v1").rpartition(":")[2]
+    assert reason.format(port=port) in str(caught.value)

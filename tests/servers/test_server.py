@@ -1,0 +1,388 @@
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import statistics
+import time
+from typing import Any
+
+import pytest
+
+from echo_questions import TOKENIZER, Open, arm_of, ask, engine_of, texts, time_is_up_when
+from echo_server import NEVER_DRAWN, EchoServer, serving
+from harness.commands.latency.figures.requests import Requests
+from harness.commands.recovery.greedy import require_token_ids
+from harness.config.errors import RunError, SettingError
+from harness.engines.protocol import LoadRequest
+from harness.engines.requests import RequestRecord, acceptance_columns
+from harness.engines.timing import Generation, generate
+from harness.results.acceptance import Acceptance
+from harness.servers import engine as server_module
+from harness.servers.counters import CounterPage
+from harness.servers.sending import arrival_times
+from measured_runs import figures
+
+
+def test_token_ids_go_out_and_come_back(open_engine: Open) -> None:
+    server = EchoServer()
+    engine, question = open_engine(server), ask()
+    assert generate(engine, engine.arms[0], question).tokens == texts(question)
+    (body,) = server.bodies
+    assert body["prompt"] == [5, 6, 10]
+    expected = {
+        "model": "tiny",
+        "max_tokens": 7,
+        "temperature": 0.5,
+        "top_k": 9,
+        "top_p": 1.0,
+        "ignore_eos": True,
+    }
+    assert expected.items() <= body.items()
+
+
+def test_two_servers_are_two_arms(open_engine: Open) -> None:
+    servers = EchoServer(), EchoServer(num_draft_tokens=4)
+    engine = open_engine(*servers)
+    assert [arm.name for arm in engine.arms] == ["regular", "speculative"]
+    for arm, server in zip(engine.arms, servers, strict=True):
+        generate(engine, arm, ask())
+        assert len(server.bodies) == 1
+
+
+@pytest.mark.parametrize("dialect", ["sglang", "openai"])
+def test_without_token_ids_there_is_text(open_engine: Open, dialect: str) -> None:
+    engine = open_engine(EchoServer(dialect=dialect, delay_s=0.01))  # type: ignore[arg-type]
+    question = ask(top_k=0)
+    generation = generate(engine, engine.arms[0], question)
+    (request,) = arm_of(engine).last_requests
+    assert len(request.text) == request.num_tokens == len(request.arrivals) == 7
+    assert generation.tokens == [TOKENIZER.encode(request.text)]
+    assert request.time_to_first_token_ms < 1000 * request.seconds
+
+
+def test_a_setting_that_a_server_does_not_have_is_refused(open_engine: Open) -> None:
+    with pytest.raises(SettingError, match=r"decoding.top_k=9: must be 0"):
+        open_engine(EchoServer(dialect="openai")).arms[0].stream(ask())
+
+
+@pytest.mark.parametrize("dialect", ["vllm", "vllm_histogram", "sglang"])
+def test_acceptance_is_what_the_server_says(open_engine: Open, dialect: str) -> None:
+    engine = open_engine(EchoServer(dialect=dialect, num_draft_tokens=4))  # type: ignore[arg-type]
+    generate(engine, engine.arms[0], ask(2, max_new_tokens=8))
+    # One token, then three at a time: 2 of 4 accepted; the last step has room for one token.
+    found = acceptance_columns(arm_of(engine).last_requests)
+    assert found["acceptance_histogram"] == [2, 0, 4, 0, 0]
+    assert found["acceptance_rate"] == 4 * 2 / (6 * 4)
+    assert found["mean_acceptance_length"] == pytest.approx(1 + 8 / 6)
+    generation = generate(engine, engine.arms[0], ask(max_new_tokens=8))
+    assert [request.outcomes for request in generation.requests] == [
+        [(4, 2), (4, 2), (4, 0)]
+    ] or dialect != "vllm"
+
+
+def test_llama_cpp_says_less(open_engine: Open) -> None:
+    engine = open_engine(EchoServer(dialect="llama.cpp", num_draft_tokens=4))
+    generate(engine, engine.arms[0], ask(max_new_tokens=8))
+    assert acceptance_columns(arm_of(engine).last_requests) == {"acceptance_rate": 4 / 12}
+
+
+def llama_cpp(**behaviour: Any) -> EchoServer:
+    return EchoServer(dialect="llama.cpp", version="b11549", **behaviour)
+
+
+def test_llama_cpp_tells_token_ids_and_what_it_never_draws(open_engine: Open) -> None:
+    server = llama_cpp()
+    engine, question = open_engine(server), ask()
+    assert engine.reports_token_ids
+    assert engine.arms[0].never_drawn == {NEVER_DRAWN}
+    generation = generate(engine, engine.arms[0], question)
+    assert generation.tokens == texts(question)
+    assert not generation.requests[0].from_text
+    (body,) = server.bodies
+    # As transformers has it: by default llama.cpp cuts by top-p before the temperature.
+    assert body["samplers"] == ["penalties", "temperature", "top_k", "top_p", "min_p"]
+    assert body["repeat_last_n"] == 3 + 7
+    assert body["repeat_penalty"] == 1
+    assert "repetition_penalty" not in body
+
+
+def test_an_answer_without_all_its_token_ids_is_read_from_its_text(open_engine: Open) -> None:
+    server = llama_cpp()
+    engine = open_engine(server)
+    server.withheld = 1
+    generation = generate(engine, engine.arms[0], ask())
+    (request,) = generation.requests
+    assert (request.from_text, request.num_tokens) == (True, 7)
+    assert generation.tokens == [TOKENIZER.encode(request.text)]
+    with pytest.raises(RunError, match="1 of 1 answers came without the ids of all"):
+        require_token_ids(generation.requests)
+
+
+def test_a_server_that_says_nothing_leaves_empty_cells(open_engine: Open) -> None:
+    engine = open_engine(EchoServer())
+    generate(engine, engine.arms[0], ask())
+    assert set(acceptance_columns(arm_of(engine).last_requests).values()) == {None}
+
+
+def test_iterations_that_drafted_nothing_are_those_of_the_other_tokens() -> None:
+    """vLLM leaves them out. The last iteration may accept tokens beyond the length limit."""
+    request = RequestRecord(0, 3, num_tokens=8, outcomes=[(4, 2), (4, 0)])
+    request.count_undrafted()
+    assert request.outcomes == [(4, 2), (4, 0), (0, 0), (0, 0), (0, 0)]
+    acceptance = Acceptance.of(request.outcomes)
+    assert (acceptance.mean_acceptance_length, acceptance.tokens_per_iteration) == (2, 7 / 5)
+    for outcomes in ([(4, 4), (4, 4)], []):
+        full = RequestRecord(0, 3, num_tokens=8, outcomes=list(outcomes))
+        full.count_undrafted()
+        assert full.outcomes == outcomes
+
+
+def test_tokens_that_come_together_are_one_inter_token_latency() -> None:
+    """Five tokens in three arrivals: TPOT spreads the time over tokens, ITL over arrivals."""
+    request = RequestRecord(0, 3, arrivals=[0.1, 0.3, 0.5], seconds=0.5, num_tokens=5)
+    found = figures(Requests, [Generation("x", requests=[request], seconds=0.5, sent=True)])
+    assert found.time_per_output_token_p50_ms == pytest.approx(100)
+    assert found.inter_token_latency_p50_ms == pytest.approx(200)
+
+
+def test_tokens_of_an_iteration_that_come_one_by_one_are_one_burst() -> None:
+    """llama.cpp sends each accepted token as an event of its own, microseconds after the one before it."""
+    arrivals = [0.1, 0.3, 0.30003, 0.30005, 0.5, 0.50002, 0.7]
+    request = RequestRecord(0, 3, arrivals=arrivals, seconds=0.7, num_tokens=7)
+    found = figures(Requests, [Generation("x", requests=[request], seconds=0.7, sent=True)])
+    assert found.inter_token_latency_p50_ms == pytest.approx(200)
+    assert found.time_per_output_token_p50_ms == pytest.approx(100)
+    assert found.tokens_per_arrival == 7 / 4
+
+
+@pytest.mark.parametrize("dialect", ["llama.cpp", "openai", "vllm"])
+def test_servers_that_know_no_tokens_to_stop_at_get_texts(open_engine: Open, dialect: str) -> None:
+    server = EchoServer(dialect=dialect, version="1")  # type: ignore[arg-type]
+    engine = open_engine(server)
+    question = dataclasses.replace(ask(top_k=0), ends=("m", "no", "o", "p", "q"))
+    generate(engine, engine.arms[0], question)
+    (body,) = server.bodies
+    # OpenAI's API takes four.
+    expected = None if dialect == "vllm" else ["m", "no", "o", "p"]
+    assert body.get("stop") == expected
+
+
+def test_an_answer_that_stops_at_once_is_empty_and_no_failure(open_engine: Open) -> None:
+    engine = open_engine(EchoServer(dialect="openai", version="1"))
+    plain = generate(engine, engine.arms[0], ask(top_k=0)).requests[0].text
+    question = dataclasses.replace(ask(top_k=0), ends=(plain[0],))
+    generation = generate(engine, engine.arms[0], question)
+    assert generation.tokens == [[]]
+
+
+def test_so_many_requests_are_in_flight(open_engine: Open) -> None:
+    server = EchoServer(delay_s=0.002)
+    engine, question = open_engine(server, batch_size=3), ask(10)
+    assert generate(engine, engine.arms[0], question).tokens == texts(question)
+    assert server.most_in_flight == 3
+
+
+def test_the_first_record_has_every_first_token(open_engine: Open) -> None:
+    records = list(open_engine(EchoServer(delay_s=0.01), batch_size=4).arms[0].stream(ask(4)))
+    assert records[0].rows == [0, 1, 2, 3]
+    assert all(records[0].tokens)
+    assert all(all(record.tokens) for record in records[1:])
+    assert len(records) > 4
+
+
+def test_requests_arrive_at_random_times() -> None:
+    """Both arms of a run are asked the same question at the same times; other questions at others."""
+    times = arrival_times(ask(2000), rate=200.0)
+    assert times == arrival_times(ask(2000), rate=200.0) == sorted(times)
+    later = dataclasses.replace(ask(2000), indices=range(2000, 4000))
+    other_seed = dataclasses.replace(ask(2000), seed=1)
+    assert times[0] > 0
+    assert len({arrival_times(one, 200.0)[0] for one in (ask(2000), later, other_seed)}) == 3
+    gaps = [after - before for before, after in itertools.pairwise(times)]
+    # Exponential, so that the standard deviation is the mean.
+    assert statistics.fmean(gaps) == pytest.approx(0.005, rel=0.1)
+    assert statistics.stdev(gaps) == pytest.approx(0.005, rel=0.15)
+
+
+def test_the_load_is_kept_up_until_the_last_answer(open_engine: Open) -> None:
+    """Of four requests, three at a time, the last one alone would run alone."""
+    server = EchoServer(delay_s=0.03)
+    engine = open_engine(server, batch_size=3)
+    generate(engine, engine.arms[0], ask(4))
+    assert (len(server.bodies), server.num_abandoned) == (4, 0)
+    accompanied = dataclasses.replace(ask(4), extra=ask(3))
+    generation = generate(engine, engine.arms[0], accompanied)
+    assert generation.tokens == texts(accompanied)
+    load = generation.load
+    assert load is not None
+    assert server.most_in_flight == 3
+    # They do not count, and are cancelled when the last one that does has ended.
+    assert len(generation.requests) == 4
+    assert len(load.extra) >= len(server.bodies) - 8 >= 2
+    assert {request.error.type for request in load.extra if request.error} == {"Cancelled"}
+    assert 0 < generation.seconds < load.seconds
+
+
+def test_extra_requests_that_fail_are_no_flood(open_engine: Open) -> None:
+    server = EchoServer(delay_s=0.01)
+    engine = open_engine(server, batch_size=3)
+    server.fail_every = 5
+    generation = generate(engine, engine.arms[0], dataclasses.replace(ask(4), extra=ask(3)))
+    assert generation.load is not None
+    assert [len(generation.load.extra), len(server.bodies)] in ([1, 5], [2, 6])
+
+
+def test_a_stream_begins_before_what_counts_and_goes_on_behind_it(open_engine: Open) -> None:
+    server = EchoServer(delay_s=0.02)
+    engine = open_engine(server, rate=100.0)
+    question = dataclasses.replace(ask(8), extra=dataclasses.replace(ask(1), prompts=[[9]]))
+    generation = generate(engine, engine.arms[0], question)
+    load = generation.load
+    assert load is not None
+    # An answer takes 140 ms or more.
+    sent = [len(body["prompt"]) for body in server.bodies]
+    assert sent[0] == 1
+    assert sent[-1] == 1
+    first, last = sent.index(3), len(sent) - sent[::-1].index(3)
+    assert sent[first:last].count(3) == 8
+    assert load.offered_s == arrival_times(question, 100.0)[-1]
+    assert load.mean_in_flight > 1
+
+
+def test_a_few_per_cent_of_failures_lose_no_request(open_engine: Open) -> None:
+    server = EchoServer(fail_every=40, break_every=28)
+    engine, question = open_engine(server, batch_size=64), ask(400, max_new_tokens=3)
+    generation = generate(engine, engine.arms[0], question, allow_failures=True)
+    requests = arm_of(engine).last_requests
+    assert len(generation.tokens) == len(server.bodies) == 400
+    assert [request.index for request in requests] == list(range(400))
+    failed = [request for request in requests if request.error is not None]
+    assert (
+        sorted(request.error.code for request in failed if request.error) == [0] * 13 + [500] * 10
+    )
+    for expected, request in zip(texts(question), requests, strict=True):
+        assert request.error is not None or request.token_ids == expected
+    assert {(len(request.token_ids)) for request in failed} == {0, 2}
+
+
+def test_a_request_that_fails_is_an_error_unless_failures_are_counted(open_engine: Open) -> None:
+    server = EchoServer()
+    engine = open_engine(server)
+    server.fail_every = 2
+    with pytest.raises(
+        RunError, match=r"regular: 1 of 3 requests failed, the first with 500 .*told to fail"
+    ):
+        generate(engine, engine.arms[0], ask(3))
+
+
+def test_a_request_that_takes_too_long_is_a_time_out(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = EchoServer()
+    engine = open_engine(server, timeout_s=300, batch_size=2)
+    server.stall = True
+    asked = time_is_up_when(
+        lambda: all(one.token_ids for one in arm_of(engine).last_requests), monkeypatch
+    )
+    with pytest.raises(RunError, match=r"Timeout: no end after 300 s"):
+        generate(engine, engine.arms[0], ask(2))
+    assert asked == [300, 300]
+    assert [
+        (one.error.code, len(one.token_ids)) for one in arm_of(engine).last_requests if one.error
+    ] == [(408, 1)] * 2
+    assert all(one.seconds > 0 for one in arm_of(engine).last_requests)
+
+
+def test_requests_that_nobody_reads_are_cancelled(open_engine: Open) -> None:
+    server = EchoServer()
+    engine = open_engine(server, batch_size=2)
+    server.stall = True
+    records = engine.arms[0].stream(ask(2))
+    next(records)
+    records.close()  # type: ignore[attr-defined]
+    while server.num_abandoned < 2:
+        time.sleep(0.01)
+    assert all(one.is_cancelled for one in arm_of(engine).last_requests)
+
+
+def test_a_request_has_the_times_of_its_chunks(open_engine: Open) -> None:
+    engine = open_engine(EchoServer(delay_s=0.01))
+    generate(engine, engine.arms[0], ask())
+    (request,) = arm_of(engine).last_requests
+    assert (request.num_prompt_tokens, request.num_tokens, len(request.arrivals)) == (3, 7, 7)
+    assert request.time_to_first_token_ms is not None
+    assert 10 <= request.time_to_first_token_ms < 1000 * request.seconds
+
+
+def test_the_key_comes_from_the_environment_and_goes_nowhere_else(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("THE_KEY", "sk-s3cret")
+    server = EchoServer(key="sk-s3cret")
+    engine = open_engine(server, api_key_variable="THE_KEY")
+    assert generate(engine, engine.arms[0], ask()).tokens == texts(ask())
+    server.key = "another"
+    with pytest.raises(RunError, match=r"wrong key bearer \*\*\*"):
+        generate(engine, engine.arms[0], ask())
+    assert "s3cret" not in str(arm_of(engine).last_requests)
+    with pytest.raises(SettingError, match=r"engine.api_key_variable=NO_KEY"):
+        open_engine(server, api_key_variable="NO_KEY")
+
+
+def test_a_server_that_does_not_answer_is_named() -> None:
+    with pytest.raises(
+        RunError, match=r"engine.url: nothing answers at http://127.0.0.1:9/v1/ .*running\?$"
+    ):
+        engine_of(url="http://127.0.0.1:9/v1")
+    # Beside one whose name for the model is another: nothing is known of the weights of the one that is down.
+    listed = EchoServer(dialect="llama.cpp", models={"tiny.gguf": None})
+    with serving(listed) as regular_url, pytest.raises(RunError, match="url: nothing answers at"):
+        engine_of(regular_url=regular_url, url="http://127.0.0.1:9/v1")
+
+
+def test_requests_under_load_differ_and_are_left_midway(open_engine: Open) -> None:
+    server = EchoServer(delay_s=0.01)
+    arm = arm_of(open_engine(server))
+    whole = LoadRequest(ask(), {"min_p": 0.1, "logit_bias": {"5": 1.0}})
+    left = LoadRequest(ask(max_new_tokens=60, temperature=1.0), leave_after=3)
+    records = sorted(
+        arm.under_load([whole, left, whole, left, whole], 2), key=lambda record: record.index
+    )
+    assert [record.error for record in records] == [None] * 5
+    assert [record.token_ids for record in records[::2]] == texts(ask()) * 3
+    for record in records[1::2]:
+        assert 3 <= len(record.token_ids) < 60
+    by_length = {body["max_tokens"]: body for body in server.bodies}
+    assert by_length[7]["logit_bias"] == {"5": 1.0}
+    assert (by_length[7]["min_p"], by_length[60]["min_p"]) == (0.1, 0.0)
+    assert by_length[60]["temperature"] == 1.0
+
+
+def test_a_server_that_was_under_load_is_no_fresh_one(open_engine: Open) -> None:
+    """An engine with blocks starts it afresh for the next turn."""
+    engine = open_engine(EchoServer())
+    engine.num_blocks = 2
+    arm = arm_of(engine)
+    assert not engine.is_loaded(arm)
+    assert len(list(arm.under_load([LoadRequest(ask())], 1))) == 1
+    assert engine.is_loaded(arm)
+
+
+def test_a_server_that_answers_others_is_waited_for(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it has no more requests, or says that it always has some."""
+    engine = open_engine(EchoServer())
+    arm = arm_of(engine)
+    running = iter([2.0, 1.0, 0.0, 0.0])
+    monkeypatch.setattr(CounterPage, "read", lambda page: {"running": next(running)})
+    generate(engine, arm, ask(1))
+    assert next(running, None) is None
+
+    said: list[str] = []
+    engine.say = said.append
+    monkeypatch.setattr(server_module, "_MOST_DRAINING_S", 0.1)
+    monkeypatch.setattr(CounterPage, "read", lambda page: {"running": 3.0})
+    for _ in range(2):
+        generate(engine, arm, ask(1))
+    assert said == ["regular: the server still answers 3 requests of others"]
