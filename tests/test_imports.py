@@ -56,7 +56,6 @@ ABSENT = HEAVY | {"tokenizers", "huggingface_hub"}
 DEBTS = ROOT / "tests/import_debts.txt"
 # Files of the instrument that are not light yet: none may be added.
 SLOW = (
-    "engines/race.py",
     "commands/serve/",
     "commands/plan/measure.py",
     "commands/acceptance/measure.py",

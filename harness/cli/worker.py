@@ -289,9 +289,6 @@ def serve(file_descriptor: int) -> None:
         )
         threading.Thread(target=receive, daemon=True).start()
         job = jobs.get()
-        for name, value in engine_of(job.settings).environment.items():
-            # Before torch is imported, which has to find them.
-            os.environ.setdefault(name, value)
         keepers = signals.load("harness.engines.keeper", must_go_on=True)
         keeper = keepers.PairKeeper(connection.send)
         terminal = None

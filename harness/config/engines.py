@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -40,12 +39,10 @@ class Abilities:
             batch size are then kept in flight.
         takes_load: whether it answers requests with different settings that come and go while
             others run.
-        environment: variables that its process needs before torch loads, unless the user sets them.
         starts_slowly: whether it takes long to start, and starts for one K and a number of prompts
             at most.
         has_synthetic_acceptance: whether it can accept draft tokens at given rates
             (`decoding.synthetic_acceptance`), possibly only if the server was started with them.
-        packages: packages whose versions change what it does, beyond this project's own.
         default_draft: the draft of a run that names none; None for the one of the model's preset.
     """
 
@@ -57,6 +54,4 @@ class Abilities:
     takes_load: ClassVar[bool] = False
     starts_slowly: ClassVar[bool] = False
     has_synthetic_acceptance: ClassVar[bool] = False
-    environment: ClassVar[Mapping[str, str]] = {}
-    packages: ClassVar[tuple[str, ...]] = ()
     default_draft: ClassVar[str | None] = None

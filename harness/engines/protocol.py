@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from harness.config.settings import DecodingSettings
+from harness.engines.counts import Counts
 from harness.engines.energy import gpus_of
 from harness.engines.requests import Load, RequestRecord
 from harness.local.decoding.protocols import Iteration
 from harness.local.engine.stopwatches import Phases
 from harness.results.statistics.arrays import Floats
-from harness.servers.counters import Counts
 from harness.servers.dialects import UNKNOWN, Dialect
 
 if TYPE_CHECKING:

@@ -1,7 +1,7 @@
 """One record per prompt: when its tokens arrived, how it failed, how many drafts it accepted.
 
-Servers fill it per request, `timing` per row of a batch. The columns of `latency` about
-requests and acceptance are made from these records.
+Servers fill it per request, `timing` per row of a batch. Commands make their
+columns about requests and acceptance from these records.
 """
 
 from __future__ import annotations
@@ -9,10 +9,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from harness.local.decoding.protocols import Iteration, Origin
-from harness.results.acceptance import Acceptance
 
 # Arrivals are one burst if they are nearer to each other than this share of the request's mean time
 # per token: llama.cpp sends the tokens of an iteration one by one, microseconds apart.
@@ -211,16 +209,3 @@ def as_records(arrivals: Iterable[Mapping[int, list[int]]], num_rows: int) -> It
 def _gaps_ms(seconds: Sequence[float]) -> list[float]:
     """Milliseconds between moments."""
     return [1000 * (later - earlier) for earlier, later in itertools.pairwise(seconds)]
-
-
-def acceptance_columns(requests: Iterable[RequestRecord]) -> dict[str, Any]:
-    """The columns about acceptance that the figures of these requests give."""
-    drafting = [
-        request for request in requests if request.outcomes or request.num_drafted is not None
-    ]
-    if all(request.outcomes for request in drafting):
-        outcomes = (outcome for request in drafting for outcome in request.outcomes)
-        return Acceptance.of(outcomes).columns()
-    num_drafted = sum(request.num_drafted or 0 for request in drafting)
-    num_accepted = sum(request.num_accepted or 0 for request in drafting)
-    return {"acceptance_rate": num_accepted / num_drafted if num_drafted else None}

@@ -15,13 +15,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from harness.config.errors import RunError
+from harness.engines.counts import Counts
 from harness.engines.energy import GpuMeter, GpuUse
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import Load, RequestRecord
 from harness.local.decoding.protocols import Iteration
 from harness.local.models import devices
 from harness.results.acceptance import Acceptance, outcome_of
-from harness.servers.counters import Counts
 
 # Seconds between two frames. After a frame that was slow to draw the next one waits for a multiple
 # of that time, so that drawing takes no more than a tenth of a user's wait.

@@ -146,7 +146,6 @@ def _digest(
     prompts = asked.pop("prompts", None)
     if prompts:
         prompts = _prompts(prompts)
-    packages = (*_PACKAGES, *engine_of(settings).packages)
     # A job's own process sees the GPUs that it leased, the sweep's process sees all.
     gpus = gpu_names()[: settings.gpus_per_job]
     cpu = [*other_gpus(), cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")]
@@ -160,7 +159,7 @@ def _digest(
         "servers": [server.about for server in servers],
         "programs": [_program(one) for one in engine_of(settings).programs(settings.engine)],
         "machine": gpus or cpu,
-        "versions": {name: package_version(name) for name in packages},
+        "versions": {name: package_version(name) for name in _PACKAGES},
         "source": _source(),
         "method": settings.draft and METHODS.source(settings.draft.method),
         "engine": ENGINES.source(settings.engine.name),

@@ -40,7 +40,7 @@ class Dialect(Record):
             not known to have any.
         logprobs: whether it documents those of new tokens as `raw`, the model's own, or as
             `processed`, after temperature and truncation; None where this is not known.
-        counters: names in `counters.Counts` by those of its counters, without `_total`.
+        counters: names in `engines.counts.Counts` by those of its counters, without `_total`.
         startup: how its commands are read; None where the harness cannot change them.
     """
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.config.errors import RunError, SettingError, from_outside
 from harness.config.settings import DecodingSettings
+from harness.engines.counts import Counts, growth
 from harness.engines.protocol import Arm, Engine, Likeliest, LoadRequest, Question
 from harness.engines.record import Opening
 from harness.engines.requests import RequestError, RequestRecord, as_records
@@ -28,7 +29,7 @@ from harness.engines.text_tokenizer import TextTokenizer
 from harness.local.decoding.protocols import Iteration
 from harness.results.statistics.interval import counted
 from harness.servers.connection import RequestFailed, api_key, new_client
-from harness.servers.counters import CounterPage, Counts, growth
+from harness.servers.counters import CounterPage
 from harness.servers.dialects import dialect_of
 from harness.servers.identity import (
     ServedModel,

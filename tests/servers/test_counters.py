@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from harness.engines.counts import added, growth, is_known
 from harness.engines.requests import RequestRecord
 from harness.servers.counters import (
     CounterPage,
-    added,
     counted_acceptance,
     counter_columns,
-    growth,
-    is_known,
     read_counters,
     traffic_columns,
 )

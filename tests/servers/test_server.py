@@ -14,8 +14,9 @@ from harness.commands.latency.figures.requests import Requests
 from harness.commands.recovery.greedy import require_token_ids
 from harness.config.errors import RunError, SettingError
 from harness.engines.protocol import LoadRequest
-from harness.engines.requests import RequestRecord, acceptance_columns
+from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
+from harness.measuring.acceptance import acceptance_columns
 from harness.results.acceptance import Acceptance
 from harness.servers import engine as server_module
 from harness.servers.counters import CounterPage

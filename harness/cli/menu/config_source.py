@@ -103,5 +103,7 @@ _RESOLVERS: dict[str, Callable[..., Any]] = {
     "default_prompts": _default_prompts,
     "num_gpus": _num_gpus,
     "shipped": lambda name: str(PACKAGE / "local" / "models" / "shipped" / name),
-    "prompt_set": lambda name: str(PACKAGE / "measuring" / "prompts" / "prompt_sets" / f"{name}.jsonl"),
+    "prompt_set": lambda name: str(
+        PACKAGE / "measuring" / "prompts" / "prompt_sets" / f"{name}.jsonl"
+    ),
 }

@@ -25,12 +25,12 @@ from harness.commands.compare.tables import rejections, verdict
 from harness.config.errors import HarnessError, RunError, SettingError, nearest
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Arm, Engine, Question
-from harness.engines.race import figures, find_rejections, outcome, token_text
 from harness.engines.timing import Generation, generate, quick_garbage_collections, run_lap
 from harness.local.decoding.protocols import Origin
 from harness.measuring.measurement import identify
 from harness.measuring.progress import say, show
 from harness.measuring.prompts.sets import Prompt, load_prompts
+from harness.measuring.race import figures, find_rejections, outcome, token_text
 from harness.measuring.session import Session
 from harness.reporting.table import visible
 from harness.reporting.terminal import PLAIN_WIDTH, print_document

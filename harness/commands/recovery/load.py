@@ -29,8 +29,9 @@ from harness.commands.recovery.workload import (
 )
 from harness.config.errors import RunError
 from harness.engines.protocol import Arm, TextReference
-from harness.engines.requests import RequestRecord, acceptance_columns
+from harness.engines.requests import RequestRecord
 from harness.engines.timing import quick_garbage_collections
+from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.progress import progress, say
 from harness.measuring.references import References
 from harness.measuring.session import Session

@@ -28,11 +28,11 @@ from harness.config.machine import threads_are_set
 from harness.engines.detokenizer import BROKEN
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine, Question
-from harness.engines.race import as_json, token_text
 from harness.engines.record import Preparation
 from harness.engines.timing import Generation, generate, run_lap
 from harness.local.engine.engine import LocalArm
 from harness.local.models.tokenizers import Chat, encode_prompts, max_context
+from harness.measuring.race import as_json, token_text
 from harness.results.schema import RunnerNames
 
 # How long other programs' use of the CPU is watched before the first choice of threads.

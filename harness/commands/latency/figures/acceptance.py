@@ -92,7 +92,7 @@ class AcceptanceFigures(Group, Accepted):
 
 def _reported(arm: MeasuredArm) -> dict[str, Any]:
     """Fields of `AcceptanceFigures` that a server reports without iterations: in its answers, else by its counters."""
-    from harness.engines.requests import acceptance_columns
+    from harness.measuring.acceptance import acceptance_columns
     from harness.servers.counters import counted_acceptance, traffic_columns
 
     answered = arm.answered

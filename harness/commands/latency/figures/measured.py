@@ -18,6 +18,7 @@ from harness.results.statistics.interval import CONFIDENCE, Interval
 
 if TYPE_CHECKING:
     from harness.config.run import PromptedSettings
+    from harness.engines.counts import Counts
     from harness.engines.divergence import Divergence
     from harness.engines.requests import RequestRecord
     from harness.engines.timing import Generation
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from harness.measuring.prompts.sets import PromptSet
     from harness.measuring.quietness import Quietness
     from harness.results.verdict import ArmEvidence
-    from harness.servers.counters import Counts
 
 
 @dataclass
@@ -89,7 +89,7 @@ class MeasuredArm:
     @property
     def counted(self) -> Counts | None:
         """Growth of the server's counters meanwhile; None where it has none."""
-        from harness.servers.counters import added
+        from harness.engines.counts import added
 
         total: Counts | None = None
         for generation in self.generations:
@@ -100,7 +100,7 @@ class MeasuredArm:
     @property
     def counted_laps(self) -> list[Generation]:
         """The laps whose growth is known."""
-        from harness.servers.counters import is_known
+        from harness.engines.counts import is_known
 
         return [lap for lap in self.generations if lap.counted and is_known(lap.counted)]
 

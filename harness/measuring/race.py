@@ -6,16 +6,17 @@ A lap is one arm's answer: its figures, where the two texts differ, and every re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
-
-from transformers import PreTrainedTokenizerBase
+from typing import TYPE_CHECKING, Any
 
 from harness.engines.detokenizer import Detokenizer
 from harness.engines.divergence import first_divergence
 from harness.engines.protocol import Engine, Question
-from harness.engines.requests import acceptance_columns
 from harness.engines.timing import Generation
+from harness.measuring.acceptance import acceptance_columns
 from harness.results.acceptance import Rejection
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 # A shorter text than this is too short to compare both arms' times up to its end.
 _FEWEST_COMPARED = 8
