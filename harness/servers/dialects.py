@@ -36,8 +36,7 @@ class Dialect(Record):
             count those of the prompt, too. None where they count all new tokens.
         seeded: whether requests have the random numbers of `engine=local`.
         scoring: how it is asked for log-probabilities of a given text: `prompt_logprobs` as in vLLM,
-            `echo` with token ids as names, or `next_token`, one request per token; None where it is
-            not known to have any.
+            or `next_token`, one request per token; None where it is not known to have any.
         logprobs: whether it documents those of new tokens as `raw`, the model's own, or as
             `processed`, after temperature and truncation; None where this is not known.
         counters: names in `engines.counts.Counts` by those of its counters, without `_total`.
@@ -54,7 +53,7 @@ class Dialect(Record):
     parameters: Mapping[str, Any] = field(default_factory=dict)
     penalised_tokens: str | None = None
     seeded: bool = False
-    scoring: Literal["prompt_logprobs", "echo", "next_token"] | None = None
+    scoring: Literal["prompt_logprobs", "next_token"] | None = None
     logprobs: Literal["raw", "processed"] | None = None
     counters: Mapping[str, str] = field(default_factory=dict)
     startup: Startup | None = None

@@ -48,13 +48,6 @@ async def text_logprobs(
             choice = await ask(whole, prompt_logprobs=num_top)
             for likeliest in choice["prompt_logprobs"][len(prompt) :]:
                 found.append({int(token): entry["logprob"] for token, entry in likeliest.items()})
-        elif scoring == "echo":
-            choice = await ask(whole, echo=True, logprobs=num_top, return_tokens_as_token_ids=True)
-            for likeliest in choice["logprobs"]["top_logprobs"][len(prompt) : len(whole)]:
-                by_id = {}
-                for name, logprob in likeliest.items():
-                    by_id[int(name.removeprefix("token_id:"))] = logprob
-                found.append(by_id)
         else:
             for length in range(len(prompt), len(whole)):
                 choice = await ask(whole[:length], logprobs=num_top)

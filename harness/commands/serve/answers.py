@@ -7,7 +7,7 @@ to the request that waits for it.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
@@ -27,12 +27,10 @@ class ScoredToken:
 
     Attributes:
         offset: where the token's text begins, in characters of the answer.
-        logprob: None for the first token of an echoed prompt, which nothing comes before.
     """
 
     offset: int
-    token: int
-    logprob: TokenLogprob | None
+    logprob: TokenLogprob
 
 
 @dataclass(frozen=True)
@@ -63,12 +61,10 @@ class Answer:
         put: called with each piece, in the scheduler's thread.
         choice: its number among the request's answers, from 0.
         stops: texts that end it; they are not part of it.
-        echo: whether its text begins with the prompt.
         num_prompt_logprobs: how many of the likeliest tokens are asked for at each position of the
             prompt; None for no log-probabilities there.
-        generates: whether anything follows the prompt.
-        awaits_prompt: whether `begin` must come before the answer may join the batch.
-        prompt_logprobs: one entry per token of the prompt but the first; set by `begin`.
+        prompt_logprobs: one entry per token of the prompt but the first; None until the scheduler
+            has read the prompt.
         cancelled: whether nobody waits for it any more. The client's side sets it, and the
             scheduler then drops the row.
         token_ids: so far.
@@ -83,9 +79,8 @@ class Answer:
     put: Callable[[Piece], None]
     choice: int = 0
     stops: Sequence[str] = ()
-    echo: bool = False
     num_prompt_logprobs: int | None = None
-    generates: bool = True
+    prompt_logprobs: Sequence[TokenLogprob] | None = None
     cancelled: bool = False
     token_ids: list[int] = field(default_factory=list)
     outcomes: list[tuple[int, int]] = field(default_factory=list)
@@ -98,12 +93,15 @@ class Answer:
         # `END`.
         self._held = ""
         self._num_characters = 0
-        self.prompt_logprobs: Sequence[TokenLogprob] = ()
-        self.awaits_prompt = self.echo or self.num_prompt_logprobs is not None
 
     @property
     def num_tokens(self) -> int:
         return len(self.token_ids)
+
+    @property
+    def awaits_prompt(self) -> bool:
+        """Whether the prompt's log-probabilities must be read before the answer may join the batch."""
+        return self.num_prompt_logprobs is not None and self.prompt_logprobs is None
 
     @property
     def remaining(self) -> Question:
@@ -123,41 +121,6 @@ class Answer:
             # Above the seed of any request.
             seed=question.seed + (self.num_tokens << 64),
         )
-
-    def begin(self, logprobs: Sequence[TokenLogprob]) -> bool:
-        """Pass on the prompt, if it is echoed.
-
-        Args:
-            logprobs: of its tokens but the first, if they are asked for.
-
-        Returns:
-            Whether the answer ends here.
-        """
-        self.awaits_prompt = False
-        self.prompt_logprobs = logprobs
-        text = ""
-        scored: list[ScoredToken] = []
-        if self.echo:
-            prompt = self.question.prompts[0]
-            detokenizer = Detokenizer(self.tokenizer, [])
-            texts = [detokenizer.add(token) or "" for token in prompt]
-            texts[-1] += detokenizer.flush()
-            offsets = self._offsets(texts)
-            if self.question.num_logprobs is not None:
-                scored.append(ScoredToken(0, prompt[0], None))
-                scored += [
-                    ScoredToken(offsets[1 + found.place], found.token, found) for found in logprobs
-                ]
-            text = "".join(texts)
-        finish_reason = None if self.generates else "length"
-        if text or finish_reason:
-            self.put(Piece(self.choice, text, [], finish_reason, scored))
-        return not self.generates
-
-    def _offsets(self, texts: Iterable[str]) -> list[int]:
-        """Where each of the next tokens' texts begins."""
-        *offsets, self._num_characters = accumulate(map(len, texts), initial=self._num_characters)
-        return offsets
 
     def take(
         self,
@@ -188,8 +151,8 @@ class Answer:
         elif self.num_tokens == self.question.decoding.max_new_tokens:
             finish_reason = "length"
         texts = [self._detokenizer.add(token) or "" for token in tokens]
-        offsets = self._offsets(texts)
-        scored = [ScoredToken(offsets[found.place], found.token, found) for found in logprobs]
+        *offsets, self._num_characters = accumulate(map(len, texts), initial=self._num_characters)
+        scored = [ScoredToken(offsets[found.place], found) for found in logprobs]
         text = self._held + "".join(texts)
         if finish_reason:
             text += self._detokenizer.flush()

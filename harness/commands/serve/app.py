@@ -24,12 +24,20 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from harness import __version__
-from harness.commands.serve.answers import Answer, Piece, metrics
-from harness.commands.serve.bodies import Chat, Completion, GenerationBody, Prediction, Race
+from harness.commands.serve.answers import Answer, Piece, ScoredToken, metrics
+from harness.commands.serve.bodies import (
+    REMOVED,
+    Chat,
+    Completion,
+    GenerationBody,
+    Prediction,
+    Race,
+)
 from harness.commands.serve.guard import CLIENT_LEFT, Guard, error_body, error_response
 from harness.commands.serve.service import Service
 from harness.config.errors import SettingError
 from harness.config.machine import is_loopback
+from harness.local.engine.logprobs import TokenLogprob
 
 # For the description of the API at /openapi.json.
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -128,6 +136,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         member = errors[0]["loc"][:2]
         of_member = [each for each in errors if each["loc"][:2] == member]
         first = max(of_member, key=lambda each: len(each["loc"]))
+        if first["type"] == REMOVED:
+            return error_response(400, first["msg"])
         parts = [str(part) for part in first["loc"][1:]]
         place = ".".join(part for part in parts if "[" not in part) or "body"
         reason = first["msg"].removeprefix("Value error, ")
@@ -201,6 +211,7 @@ class _Shape:
         self._body = body
         self._answers = answers
         self._chat = chat
+        self._names_tokens_by_id = isinstance(body, Completion) and body.return_tokens_as_token_ids
         kind, prefix = ("chat.completion", "chatcmpl") if chat else ("text_completion", "cmpl")
         name = f"{prefix}-{secrets.token_hex(12)}"
         created = int(time.time())
@@ -248,11 +259,12 @@ class _Shape:
             content["token_ids"] = piece.token_ids
             if is_first:
                 content["prompt_token_ids"] = self._answers[piece.choice].question.prompts[0]
-        if self._body.prompt_logprobs is not None:
-            content["prompt_logprobs"] = self._prompt_logprobs(self._answers[piece.choice])
-        logprobs: dict[str, Any] | None = None
-        if self._body.num_logprobs is not None:
-            logprobs = self._chat_logprobs(piece) if self._chat else self._logprobs(piece)
+        answer = self._answers[piece.choice]
+        if answer.prompt_logprobs is not None:
+            content["prompt_logprobs"] = self._prompt_logprobs(answer.prompt_logprobs)
+        logprobs = None
+        if answer.question.num_logprobs is not None:
+            logprobs = self._logprobs(piece.scored)
         return {
             "index": piece.choice,
             **content,
@@ -260,67 +272,39 @@ class _Shape:
             "finish_reason": piece.finish_reason,
         }
 
-    def _name(self, token: int) -> str:
-        """A token as log-probabilities name it."""
-        if self._body.return_tokens_as_token_ids:
-            return f"token_id:{token}"
-        return self._service.token_text(token)
-
-    def _logprobs(self, piece: Piece) -> dict[str, list[Any]]:
-        """Log-probabilities as completions have them: parallel lists."""
-        num_top = self._answers[piece.choice].question.num_logprobs
-        likeliest: list[dict[str, float] | None] = []
-        for scored in piece.scored:
-            found = scored.logprob
-            if found is None:
-                likeliest.append(None)
-            else:
-                # The chosen token too, if it is not among them.
-                shown = [*found.top[:num_top], (found.token, found.logprob)]
-                likeliest.append({self._name(token): logprob for token, logprob in shown})
+    def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, list[Any]]:
+        """Log-probabilities of new tokens as vLLM's completions have them: parallel lists."""
+        name = "token_id:{}".format if self._names_tokens_by_id else self._service.token_text
+        likeliest = []
+        for token in scored:
+            found = token.logprob
+            # The chosen token too, if it is not among them.
+            shown = [*found.top, (found.token, found.logprob)]
+            likeliest.append({name(token_id): logprob for token_id, logprob in shown})
         return {
-            "tokens": [self._name(scored.token) for scored in piece.scored],
-            "token_logprobs": [
-                None if scored.logprob is None else scored.logprob.logprob
-                for scored in piece.scored
-            ],
+            "tokens": [name(token.logprob.token) for token in scored],
+            "token_logprobs": [token.logprob.logprob for token in scored],
             "top_logprobs": likeliest,
-            "text_offset": [scored.offset for scored in piece.scored],
+            "text_offset": [token.offset for token in scored],
         }
 
-    def _chat_logprobs(self, piece: Piece) -> dict[str, Any]:
-        """Log-probabilities as chats have them: one object for each token."""
-        content = []
-        for scored in piece.scored:
-            found = scored.logprob
-            assert found is not None  # chats are not echoed
-            likeliest = [self._chat_token(token, logprob) for token, logprob in found.top]
-            entry = self._chat_token(found.token, found.logprob)
-            content.append({**entry, "top_logprobs": likeliest})
-        return {"content": content, "refusal": None}
-
-    def _chat_token(self, token: int, logprob: float) -> dict[str, Any]:
-        as_bytes = self._service.token_bytes(token)
-        return {"token": self._name(token), "logprob": logprob, "bytes": as_bytes}
-
-    def _prompt_logprobs(self, answer: Answer) -> list[dict[str, Any] | None]:
+    def _prompt_logprobs(self, found: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
         """vLLM's `prompt_logprobs`: for each token but the first, objects by token id."""
         shown: list[dict[str, Any] | None] = [None]
-        for found in answer.prompt_logprobs:
-            ranked = [
-                (token, logprob, 1 + place) for place, (token, logprob) in enumerate(found.top)
-            ]
-            shown.append(
-                {
-                    str(token): {
-                        "logprob": logprob,
-                        "rank": rank,
-                        "decoded_token": self._service.token_text(token),
-                    }
-                    for token, logprob, rank in [*ranked, (found.token, found.logprob, found.rank)]
-                }
+        for chosen in found:
+            entries = {}
+            for place, (token, logprob) in enumerate(chosen.top):
+                entries[str(token)] = self._prompt_token(token, logprob, 1 + place)
+            # With its own rank, even among the likeliest: equal ones share a rank.
+            entries[str(chosen.token)] = self._prompt_token(
+                chosen.token, chosen.logprob, chosen.rank
             )
+            shown.append(entries)
         return shown
+
+    def _prompt_token(self, token: int, logprob: float, rank: int) -> dict[str, Any]:
+        text = self._service.token_text(token)
+        return {"logprob": logprob, "rank": rank, "decoded_token": text}
 
     def _sums(self) -> dict[str, Any]:
         num_new = sum(answer.num_tokens for answer in self._answers)

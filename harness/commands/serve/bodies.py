@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import (
     AfterValidator,
@@ -15,6 +15,7 @@ from pydantic import (
     field_validator,
     model_validator,
 )
+from pydantic_core import PydanticCustomError
 
 # Parameters of these APIs that never change an answer. The last one asks for acceptance, which
 # every answer of this service reports.
@@ -58,7 +59,7 @@ def _changes_nothing(name: str, value: Any) -> bool:
     if name in ("function_call", "tool_choice"):
         return value in ("auto", "none")
     neutral = _NEUTRAL.get(name)
-    # In Python 1 equals true and 0 equals false, but `echo: 0` is no way to say false.
+    # In Python 1 equals true and 0 equals false, but `store: 0` is no way to say false.
     return isinstance(value, bool) == isinstance(neutral, bool) and value == neutral
 
 
@@ -78,6 +79,8 @@ Text = Annotated[str, AfterValidator(_encodable)]
 Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
 TokenId = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
+# The type of an error about a member that earlier versions had.
+REMOVED = "removed"
 # Of the likeliest tokens at a position; -1 for the whole vocabulary.
 NumTop = Annotated[int, Field(ge=-1, le=10**9)]
 
@@ -87,16 +90,26 @@ class Body(BaseModel):
 
     A member that this service does not have is refused, unless it changes nothing; so is a value of
     another type, such as a number in quotes.
+
+    Attributes:
+        removed: what to ask instead of members that earlier versions had.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
+    removed: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _leave_out_what_changes_nothing(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        return {name: value for name, value in body.items() if not _changes_nothing(name, value)}
+        kept = {name: value for name, value in body.items() if not _changes_nothing(name, value)}
+        for name, instead in cls.removed.items():
+            if name in kept:
+                raise PydanticCustomError(
+                    REMOVED, "{name}: was removed; {instead}", {"name": name, "instead": instead}
+                )
+        return kept
 
 
 class Sampling(Body):
@@ -143,23 +156,9 @@ class GenerationBody(Sampling):
     # `_needs_a_stream` checks only what a request gives: pydantic does not validate defaults.
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False
-    return_tokens_as_token_ids: bool = False
-    echo: bool = False
-    prompt_logprobs: NumTop | None = None
-
-    @property
-    def num_logprobs(self) -> int | None:
-        """How many of the likeliest tokens are asked for at each position; None for no
-        log-probabilities. Completions and chats ask in other words.
-        """
-        return None
-
-    @field_validator("prompt_logprobs")
-    @classmethod
-    def _needs_no_stream(cls, value: int | None, info: ValidationInfo) -> int | None:
-        if info.data.get("stream"):
-            raise ValueError("is only for requests without stream; logprobs with echo streams them")
-        return value
+    removed: ClassVar[Mapping[str, str]] = {
+        "echo": "prompt_logprobs=N of /v1/completions scores a prompt"
+    }
 
     @field_validator("stream_options")
     @classmethod
@@ -170,18 +169,19 @@ class GenerationBody(Sampling):
 
 
 class Completion(GenerationBody):
-    """A prompt or several, as text or as token ids.
-
-    With `echo` or `prompt_logprobs`, `max_tokens` may be 0: the prompt is scored, nothing follows.
-    """
+    """A prompt or several, as text or as token ids."""
 
     prompt: Text | list[Text] | list[TokenId] | list[list[TokenId]]
-    max_tokens: Annotated[int, Field(ge=0, le=10**9)] | None = None
     logprobs: NumTop | None = None
+    prompt_logprobs: NumTop | None = None
+    return_tokens_as_token_ids: bool = False
 
-    @property
-    def num_logprobs(self) -> int | None:
-        return self.logprobs
+    @field_validator("prompt_logprobs")
+    @classmethod
+    def _needs_no_stream(cls, value: int | None, info: ValidationInfo) -> int | None:
+        if info.data.get("stream"):
+            raise ValueError("is only for requests without stream")
+        return value
 
     @property
     def prompts(self) -> Sequence[str | list[int]]:
@@ -223,21 +223,8 @@ class Chat(GenerationBody):
     """Messages. Where the model has no chat template, they are paragraphs of one text."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
-    logprobs: bool = False
-    top_logprobs: NumTop = 0
-
-    @property
-    def num_logprobs(self) -> int | None:
-        return self.top_logprobs if self.logprobs else None
-
-    @field_validator("echo", "prompt_logprobs")
-    @classmethod
-    def _is_for_completions(cls, value: Any) -> Any:
-        raise ValueError("is only for completions")
-
-    @field_validator("top_logprobs")
-    @classmethod
-    def _needs_logprobs(cls, value: int, info: ValidationInfo) -> int:
-        if not info.data.get("logprobs"):
-            raise ValueError("is only for requests with logprobs")
-        return value
+    removed: ClassVar[Mapping[str, str]] = {
+        **GenerationBody.removed,
+        "logprobs": "logprobs=N of /v1/completions has log-probabilities",
+        "top_logprobs": "logprobs=N of /v1/completions has log-probabilities",
+    }

@@ -148,14 +148,12 @@ class Scheduler:
         max_waiting: the most answers beyond these that may wait.
 
     Attributes:
-        before_turn: called in the thread before every iteration; `Service` sets it.
         stopped: set once answers that still run have been failed; long work should then end.
     """
 
     def __init__(self, max_rows: int, max_waiting: int) -> None:
         self._max_rows = max_rows
         self._max_waiting = max_waiting
-        self.before_turn: Callable[[], None] = lambda: None
         self._batch = _Batch()
         self._waiting: list[Answer] = []
         self._alone: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
@@ -242,7 +240,6 @@ class Scheduler:
 
     def _turn(self) -> None:
         """One iteration of the batch, or the next work that must be alone."""
-        self.before_turn()
         self._batch.drop_cancelled()
         if not self.num_running:
             with self._changed:
@@ -273,7 +270,7 @@ class Scheduler:
             self._batch.step(joining)
 
     def _read_prompt(self) -> None:
-        """Score the prompt of the first answer that waits for it, and echo it.
+        """Score the prompt of the first answer that waits for it.
 
         One between two iterations: the answers that run wait no longer than for a prompt that
         joins.
@@ -283,15 +280,11 @@ class Scheduler:
         if not awaiting:
             return
         answer = awaiting[0]
-        logprobs: list[TokenLogprob] = []
+        assert answer.num_prompt_logprobs is not None
+        [prompt] = answer.question.prompts
         try:
-            if answer.num_prompt_logprobs is not None:
-                prompt = answer.question.prompts[0]
-                logprobs = answer.arm.prompt_logprobs(prompt, answer.num_prompt_logprobs)
-            has_ended = answer.begin(logprobs)
+            answer.prompt_logprobs = answer.arm.prompt_logprobs(prompt, answer.num_prompt_logprobs)
         except Exception as error:
             answer.fail(reason_of(error))
-            has_ended = True
-        if has_ended:
             with self._changed:
                 self._waiting = [one for one in self._waiting if one is not answer]

@@ -16,16 +16,12 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-import torch
 from starlette.exceptions import HTTPException
 
 from harness.commands.serve.answers import Answer, Piece
-from harness.commands.serve.bodies import GenerationBody, Race, Sampling
+from harness.commands.serve.bodies import Completion, GenerationBody, Race, Sampling
 from harness.commands.serve.record import ServeSettings
 from harness.commands.serve.scheduler import Scheduler
-from harness.commands.serve.threads import ThreadChoice
-from harness.config.machine import threads_are_set
-from harness.engines.detokenizer import BROKEN
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine, Question
 from harness.engines.record import Preparation
@@ -33,10 +29,6 @@ from harness.engines.timing import Generation, generate, run_lap
 from harness.local.engine.engine import LocalArm
 from harness.local.models.tokenizers import Chat, encode_prompts, max_context
 from harness.measuring.race import as_json, token_text
-from harness.results.schema import RunnerNames
-
-# How long other programs' use of the CPU is watched before the first choice of threads.
-_FIRST_SAMPLE_S = 0.3
 
 
 class Service:
@@ -110,11 +102,6 @@ class Service:
             raise HTTPException(400, f"prompt: {reason}")
         return ids
 
-    def token_bytes(self, token: int) -> list[int] | None:
-        """UTF-8 of a token; None for a part of a character."""
-        text = str(self.tokenizer.decode([token]))
-        return None if BROKEN in text else list(text.encode())
-
     def about(self) -> dict[str, Any]:
         """The settings that the page starts with."""
         decoding = dataclasses.asdict(self.settings.decoding)
@@ -142,15 +129,11 @@ class Service:
                 loop.call_soon_threadsafe(queue.put_nowait, piece)
 
         seed = secrets.randbits(63) if body.seed is None else body.seed % 2**64
-        num_logprobs = self._num_top("logprobs", body.num_logprobs)
-        # Those of an echoed prompt are among the answer's own.
-        num_echoed = num_logprobs if body.echo else None
-        num_scored = self._num_top("prompt_logprobs", body.prompt_logprobs)
-        known = [number for number in (num_echoed, num_scored) if number is not None]
-        num_prompt_logprobs = max(known, default=None)
-        generates = body.max_tokens != 0
-        if not (generates or body.echo or body.prompt_logprobs is not None):
-            raise HTTPException(400, "max_tokens: 0 is only for requests with echo")
+        num_logprobs = None
+        num_prompt_logprobs = None
+        if isinstance(body, Completion):
+            num_logprobs = self._num_top("logprobs", body.logprobs)
+            num_prompt_logprobs = self._num_top("prompt_logprobs", body.prompt_logprobs)
         answers = []
         for answer_index, prompt in enumerate(prompts):
             question = self._question(prompt, body, seed, body.index + answer_index)
@@ -162,9 +145,7 @@ class Service:
                     put,
                     choice=answer_index,
                     stops=body.stop,
-                    echo=body.echo,
                     num_prompt_logprobs=num_prompt_logprobs,
-                    generates=generates,
                 )
             )
         self.scheduler.submit(answers)
@@ -224,8 +205,7 @@ class Service:
                 400, f"prompt: {num_prompt} tokens; at most {settings.max_prompt_tokens}"
             )
         most = min(settings.max_new_tokens, (self._context or 2**62) - num_prompt)
-        fewest = 0 if body.max_tokens == 0 else 1
-        if most < fewest:
+        if most < 1:
             raise HTTPException(
                 400, f"prompt: its {num_prompt} tokens fill the context of {self._context}"
             )
@@ -240,22 +220,15 @@ class Service:
             if value is not None:
                 # Of these only top_k can be negative: -1 means 0, keep all.
                 overrides[name] = max(0, value)
-        decoding = dataclasses.replace(default, max_new_tokens=max(1, asked), **overrides)
+        decoding = dataclasses.replace(default, max_new_tokens=asked, **overrides)
         stop_tokens = frozenset(body.stop_token_ids)
         if not body.ignore_eos:
             stop_tokens |= self._pair.stop_tokens()
         return Question([prompt], decoding, seed, [index], stop_tokens)
 
     def _open(self) -> Engine:
-        """Open the engine, warm up its arms, and choose the number of threads on a CPU."""
+        """Open the engine, and warm up its arms."""
         settings = self.settings
-        thread_choice: ThreadChoice | None = None
-        is_on_cpu = all(device.type == "cpu" for device in self._pair.devices)
-        if is_on_cpu and not threads_are_set():
-            thread_choice = ThreadChoice(self._say, torch.get_num_threads())
-            # First, because on a busy machine even checks and warm-up would take minutes.
-            time.sleep(_FIRST_SAMPLE_S)
-            thread_choice.choose()
         decoding = dataclasses.replace(settings.decoding, max_new_tokens=settings.max_new_tokens)
         if settings.fault != "none":
             self._say(f"fault={settings.fault} is planted: answers under /v1 are wrong on purpose")
@@ -268,10 +241,6 @@ class Service:
             say=self._say,
         )
         engine = self._keeper.open(settings, preparation)
-        # Compiled code has its number of threads in it, so that the first choice stays.
-        is_compiled = "compiled" in RunnerNames.parse(engine.runner or "")
-        if thread_choice is not None and not is_compiled:
-            self.scheduler.before_turn = thread_choice.choose_if_due
         few = dataclasses.replace(decoding, max_new_tokens=min(8, settings.max_new_tokens))
         for arm in engine.arms:
             assert isinstance(arm, LocalArm)

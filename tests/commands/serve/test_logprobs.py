@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -124,81 +123,6 @@ def test_a_stream_has_an_entry_for_each_token_of_a_burst(url: str) -> None:
     assert values == pytest.approx(whole["logprobs"]["token_logprobs"], abs=TOLERANCE)
 
 
-@pytest.mark.parametrize("is_stream", [False, True])
-def test_chats(url: str, tokenizer: Any, model: Any, is_stream: bool) -> None:
-    body = {"messages": [{"role": "user", "content": PROMPTS[0]}], "temperature": 0.7, "seed": 5, "max_tokens": 16,
-            "logprobs": True, "top_logprobs": 2, "return_token_ids": True}  # fmt: skip
-    path = "/v1/chat/completions"
-    chunks = stream(url, body, path) if is_stream else [ask(url, body, path)]
-    prompt = chunks[0]["prompt_token_ids"]
-    tokens = [token for chunk in chunks for token in chunk["token_ids"]]
-    content = [entry for chunk in chunks for entry in chunk["logprobs"]["content"]]
-    expected = exact(model, prompt + tokens)[len(prompt) - 1 :]
-    assert len(content) == len(tokens)
-    for token, entry, distribution in zip(tokens, content, expected, strict=True):
-        assert set(entry) == {"token", "logprob", "bytes", "top_logprobs"}
-        assert entry["token"] == tokenizer.decode([token])
-        assert bytes(entry["bytes"]).decode() == entry["token"]
-        assert entry["logprob"] == pytest.approx(float(distribution[token]), abs=TOLERANCE)
-        values, ids = distribution.topk(2)
-        assert [one["token"] for one in entry["top_logprobs"]] == [
-            tokenizer.decode([one]) for one in ids.tolist()
-        ]
-        shown = [one["logprob"] for one in entry["top_logprobs"]]
-        assert shown == pytest.approx(values.tolist(), abs=TOLERANCE)
-
-
-def test_a_given_text_is_scored(url: str, tokenizer: Any, model: Any) -> None:
-    """By `echo` with token ids and nothing after them, whole distributions included, while others are answered."""
-    texts = [prompt + " there was a" for prompt in PROMPTS]
-    prompts = [tokenizer(text)["input_ids"] for text in texts]
-    scored = {"max_tokens": 0, "echo": True, "logprobs": -1, "return_tokens_as_token_ids": True}
-    long = {"prompt": PROMPTS[0], "max_tokens": 60, "ignore_eos": True, "temperature": 0}
-    with ThreadPoolExecutor(5) as pool:
-        running = pool.submit(ask, url, long)
-        choices = list(pool.map(lambda ids: ask(url, {"prompt": ids, **scored}), prompts))
-        assert running.result()["text"] == ask(url, long)["text"]
-    for text, prompt, choice in zip(texts, prompts, choices, strict=True):
-        found = choice["logprobs"]
-        expected = exact(model, prompt)
-        assert (choice["text"], choice["finish_reason"]) == (text, "length")
-        assert found["tokens"] == [f"token_id:{token}" for token in prompt]
-        assert (found["token_logprobs"][0], found["top_logprobs"][0]) == (None, None)
-        for place, token in enumerate(prompt[1:]):
-            assert found["token_logprobs"][1 + place] == pytest.approx(
-                float(expected[place, token]), abs=TOLERANCE
-            )
-            whole = found["top_logprobs"][1 + place]
-            by_id = [whole[f"token_id:{one}"] for one in range(len(whole))]
-            assert by_id == pytest.approx(expected[place].tolist(), abs=TOLERANCE)
-        offsets = [*found["text_offset"], len(text)]
-        parts = [text[begin:end] for begin, end in pairwise(offsets)]
-        assert parts == [tokenizer.decode([token]) for token in prompt]
-
-
-def test_an_echo_goes_on_with_the_answer(url: str, model: Any) -> None:
-    body = {"prompt": PROMPTS[:2], "max_tokens": 6, "temperature": 0, "echo": True, "logprobs": 0,
-            "return_token_ids": True, "ignore_eos": True}  # fmt: skip
-    answer = httpx.post(f"{url}/v1/completions", json=body, timeout=None).json()
-    assert answer["usage"]["completion_tokens"] == 12
-    for prompt_text, choice in zip(PROMPTS, answer["choices"], strict=False):
-        tokens = choice["prompt_token_ids"] + choice["token_ids"]
-        expected = exact(model, tokens).gather(1, torch.tensor(tokens[1:]).unsqueeze(1))[:, 0]
-        assert choice["text"].startswith(prompt_text)
-        assert choice["logprobs"]["token_logprobs"][0] is None
-        assert choice["logprobs"]["token_logprobs"][1:] == pytest.approx(
-            expected.tolist(), abs=TOLERANCE
-        )
-    first, *others = stream(url, {**body, "prompt": PROMPTS[0]})
-    assert (first["text"], first["token_ids"]) == (PROMPTS[0], [])
-    joined = first["text"] + "".join(chunk["text"] for chunk in others)
-    assert joined == answer["choices"][0]["text"]
-    offsets = [one for chunk in (first, *others) for one in chunk["logprobs"]["text_offset"]]
-    assert offsets == answer["choices"][0]["logprobs"]["text_offset"]
-    silent = ask(url, {"prompt": PROMPTS[0], "max_tokens": 0, "echo": True})
-    assert (silent["text"], silent["logprobs"]) == (PROMPTS[0], None)
-
-
 def test_prompt_logprobs_as_vllm_has_them(url: str, tokenizer: Any, model: Any) -> None:
     body = {"prompt": PROMPTS[0], "max_tokens": 2, "prompt_logprobs": 2, "return_token_ids": True}
     choice = ask(url, body)
@@ -214,18 +138,30 @@ def test_prompt_logprobs_as_vllm_has_them(url: str, tokenizer: Any, model: Any) 
         assert {int(one) for one in shown} == {token, *distribution.topk(2).indices.tolist()}
 
 
-def test_a_part_of_a_character_has_no_bytes(url: str, tokenizer: Any) -> None:
-    body = {"messages": [{"role": "user", "content": PROMPTS[0]}], "max_tokens": 1, "logprobs": True,
-            "top_logprobs": -1, "return_tokens_as_token_ids": True}  # fmt: skip
-    [entry] = ask(url, body, "/v1/chat/completions")["logprobs"]["content"]
-    assert len(entry["top_logprobs"]) == len(tokenizer)
-    num_parts = 0
-    for one in entry["top_logprobs"]:
-        text = tokenizer.decode([int(one["token"].removeprefix("token_id:"))])
-        is_part = "\N{REPLACEMENT CHARACTER}" in text
-        assert one["bytes"] == (None if is_part else list(text.encode()))
-        num_parts += is_part
-    assert num_parts > 0
+def test_given_texts_are_scored_while_others_are_answered(
+    url: str, tokenizer: Any, model: Any
+) -> None:
+    """Token ids with whole distributions, by name too, and an answer behind them."""
+    prompts = [tokenizer(prompt + " there was a")["input_ids"] for prompt in PROMPTS]
+    scored = {"max_tokens": 1, "prompt_logprobs": -1, "logprobs": -1, "temperature": 0}
+    scored |= {"return_tokens_as_token_ids": True, "return_token_ids": True, "ignore_eos": True}
+    long = {"prompt": PROMPTS[0], "max_tokens": 60, "ignore_eos": True, "temperature": 0}
+    with ThreadPoolExecutor(5) as pool:
+        running = pool.submit(ask, url, long)
+        choices = list(pool.map(lambda ids: ask(url, {"prompt": ids, **scored}), prompts))
+        assert running.result()["text"] == ask(url, long)["text"]
+    for prompt, choice in zip(prompts, choices, strict=True):
+        [answer] = choice["token_ids"]
+        expected = exact(model, [*prompt, answer]).tolist()
+        found = [by_id for by_id in choice["prompt_logprobs"] if by_id is not None]
+        assert len(found) == len(prompt) - 1
+        for distribution, by_id in zip(expected[:-1], found, strict=True):
+            shown = [by_id[str(token)]["logprob"] for token in range(len(by_id))]
+            assert shown == pytest.approx(distribution, abs=TOLERANCE)
+        [by_name] = choice["logprobs"]["top_logprobs"]
+        shown = [by_name[f"token_id:{token}"] for token in range(len(by_name))]
+        assert shown == pytest.approx(expected[-1], abs=TOLERANCE)
+        assert choice["logprobs"]["tokens"] == [f"token_id:{answer}"]
 
 
 @pytest.mark.parametrize(
@@ -234,13 +170,10 @@ def test_a_part_of_a_character_has_no_bytes(url: str, tokenizer: Any) -> None:
         ("completions", {"logprobs": 961}, "logprobs: 961; at most 960 (max_logprobs)"),
         ("completions", {"logprobs": -2}, "logprobs: Input should be greater"),
         ("completions", {"logprobs": True}, "logprobs: Input should be a valid integer"),
-        ("completions", {"max_tokens": 0}, "max_tokens: 0 is only for requests with echo"),
+        ("completions", {"max_tokens": 0}, "max_tokens: Input should be greater"),
         ("completions", {"prompt_logprobs": 1, "stream": True}, "prompt_logprobs: is only for"),
         ("completions", {"top_logprobs": 1}, "top_logprobs: Extra inputs are not permitted"),
-        ("chat/completions", {"logprobs": 1}, "logprobs: Input should be a valid boolean"),
-        ("chat/completions", {"top_logprobs": 1}, "top_logprobs: is only for requests with logprobs"),
-        ("chat/completions", {"echo": True}, "echo: is only for completions"),
-        ("chat/completions", {"prompt_logprobs": 1}, "prompt_logprobs: is only for completions"),
+        ("chat/completions", {"prompt_logprobs": 1}, "prompt_logprobs: Extra inputs are not permitted"),
     ],
 )  # fmt: skip
 def test_refused(url: str, path: str, parameters: dict[str, Any], message: str) -> None:
@@ -254,6 +187,31 @@ def test_refused(url: str, path: str, parameters: dict[str, Any], message: str) 
     )
     assert answer.status_code in (400, 422)
     assert answer.json()["error"]["message"].startswith(message)
+
+
+SCORED_PROMPT = "prompt_logprobs=N of /v1/completions scores a prompt"
+SCORED_ANSWER = "logprobs=N of /v1/completions has log-probabilities"
+
+
+@pytest.mark.parametrize(
+    ("path", "parameters", "message"),
+    [
+        ("completions", {"echo": True}, f"echo: was removed; {SCORED_PROMPT}"),
+        ("completions", {"echo": 0, "max_tokens": 0}, f"echo: was removed; {SCORED_PROMPT}"),
+        ("chat/completions", {"echo": True}, f"echo: was removed; {SCORED_PROMPT}"),
+        ("chat/completions", {"logprobs": True}, f"logprobs: was removed; {SCORED_ANSWER}"),
+        ("chat/completions", {"top_logprobs": 1}, f"top_logprobs: was removed; {SCORED_ANSWER}"),
+    ],
+)
+def test_removed_forms_name_the_one_that_stays(
+    url: str, path: str, parameters: dict[str, Any], message: str
+) -> None:
+    prompt = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}
+    member = "prompt" if path == "completions" else "messages"
+    body = {member: prompt[member], "max_tokens": 2, **parameters}
+    answer = httpx.post(f"{url}/v1/{path}", json=body, timeout=None)
+    assert answer.status_code == 400
+    assert answer.json()["error"]["message"] == message
 
 
 def test_a_planted_fault_is_in_the_speculative_answers_alone(tmp_path: Path) -> None:

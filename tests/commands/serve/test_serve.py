@@ -337,7 +337,7 @@ def test_a_race_has_both_arms_with_origins_and_rejections(url: str) -> None:
     [("frequency_penalty", 1), ("min_p", 1),
      ("presence_penalty", 1), ("repetition_penalty", 1.1), ("logit_bias", {"5": 1}), ("n", True), ("best_of", 2),
      ("suffix", "b"), ("guided_json", {}), ("truncate_prompt_tokens", 1), ("never_heard_of", 0),
-     ("stream_options", {"include_usage": True}), ("model", "another"), ("echo", 0)],
+     ("stream_options", {"include_usage": True}), ("model", "another"), ("store", 0)],
 )  # fmt: skip
 def test_a_parameter_that_would_be_ignored_is_refused(url: str, parameter: str, value: Any) -> None:
     chat = {"messages": [{"role": "user", "content": "a"}]}
