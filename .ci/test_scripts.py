@@ -1,4 +1,4 @@
-"""setup.sh, machine-install.sh, collect_gpu_wheels.sh and the wheel, run for real in a copy of the tree.
+"""setup.sh, machine-install.sh, collect_gpu_wheels.sh and .ci/tests.py, run for real in a copy of the tree.
 
 Nothing is fetched: where setup.sh would have pip install, a stand-in for pip writes down that it was called.
 """
@@ -17,18 +17,9 @@ from typing import Any
 
 import pytest
 
-import harness
 from wording import mentions
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = [
-    "setup.sh",
-    "machine-install.sh",
-    "scripts/action.sh",
-    "scripts/collect_gpu_wheels.sh",
-    "recipes/report_capture.sh",
-    ".ci/run",
-]
 # Programs that the scripts call, for a PATH that holds nothing else.
 TOOLS = "apt-cache awk bash cat dirname env grep id mv readlink rm sed sort tail uname".split()
 
@@ -186,7 +177,6 @@ def test_a_failed_installation_is_told_and_mended_by_the_next_run(
     assert pip_calls(prepared) == 2
 
 
-@pytest.mark.slow
 def test_an_environment_that_was_moved_is_made_again(prepared: Path) -> None:
     run("bash", prepared / "setup.sh")
     moved = prepared.rename(prepared.with_name("elsewhere"))
@@ -473,23 +463,7 @@ def test_wheels_are_refused_in_one_line(
     assert not (tmp_path / "pip-calls").exists()
 
 
-# --- Everything shipped -----------------------------------------------------------------------------------------------
-
-
-def test_the_citation_names_this_version() -> None:
-    assert f"\nversion: {harness.__version__}\n" in (ROOT / "CITATION.cff").read_text(
-        encoding="utf-8"
-    )
-
-
-def test_scripts_pass_shellcheck() -> None:
-    shellcheck = shutil.which(
-        "shellcheck", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-    )
-    if shellcheck is None:
-        pytest.skip("no shellcheck here")
-    checked = run(shellcheck, "-x", *SCRIPTS, cwd=ROOT)
-    assert checked.returncode == 0, checked.stdout
+# --- .ci/tests.py ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -525,48 +499,3 @@ def test_where_all_tests_pass_the_last_line_is_that_of_pytest(tmp_path: Path) ->
     done = run(sys.executable, ROOT / ".ci/tests.py", caches, "-q", cwd=tmp_path)
     assert done.returncode == 0
     assert done.stdout.splitlines()[-1].startswith("1 passed in ")
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("hatchling")
-    directory = tmp_path_factory.mktemp("wheel")
-    built = run(
-        sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", directory, cwd=ROOT
-    )
-    assert built.returncode == 0, built.stderr
-    (file,) = directory.glob("*.whl")
-    return file
-
-
-@pytest.mark.slow
-def test_wheel_holds_the_package_and_its_data_and_nothing_else(wheel: Path) -> None:
-    def files(directory: str) -> set[str]:
-        found = (
-            file
-            for file in (ROOT / directory).rglob("*")
-            if file.is_file() and "__pycache__" not in file.parts
-        )
-        return {file.relative_to(ROOT).as_posix() for file in found}
-
-    inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
-    assert inside == files("harness") | {f"harness/{name}" for name in files("conf")}
-    for shipped in (
-        "conf/latency.yaml",
-        "local/models/shipped/tiny/model.safetensors",
-        "measuring/prompts/prompt_sets/tiny.jsonl",
-    ):
-        assert f"harness/{shipped}" in inside
-
-
-@pytest.mark.slow
-def test_the_wheel_runs_outside_the_tree(wheel: Path, tmp_path: Path) -> None:
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "site")
-    composed = run(
-        *[sys.executable, "-m", "harness", "latency", "--cfg", "job"],
-        cwd=tmp_path,
-        env={"PYTHONPATH": str(tmp_path / "site")},
-    )
-    assert composed.returncode == 0, composed.stderr
-    assert "num_draft_tokens" in composed.stdout

@@ -1,10 +1,12 @@
-"""How the package gets to others: the step for workflows, the workflow that publishes, and the image."""
+"""How the package gets to others: the wheel, the step for workflows, the workflow that publishes, and the image."""
 
 from __future__ import annotations
 
 import os
 import re
 import subprocess
+import sys
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -147,3 +149,28 @@ def test_the_image_is_built_from_files_that_are_here() -> None:
     allowed = (ROOT / ".dockerignore").read_text(encoding="utf-8").splitlines()
     assert {f"!{name}" for name in copied} == {line for line in allowed if line.startswith("!")}
     assert all((ROOT / name).exists() for name in copied)
+
+
+def test_the_citation_names_this_version() -> None:
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {harness.__version__}\n" in citation
+
+
+def test_the_wheel_holds_the_package_and_its_data_and_nothing_else(tmp_path: Path) -> None:
+    """That it runs outside the tree is what `tests/support/base_install.py` checks."""
+    subprocess.run(
+        [sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path],
+        cwd=ROOT, capture_output=True, check=True,
+    )  # fmt: skip
+    (wheel,) = tmp_path.glob("*.whl")
+
+    def files(directory: str) -> set[str]:
+        found = (
+            file
+            for file in (ROOT / directory).rglob("*")
+            if file.is_file() and "__pycache__" not in file.parts
+        )
+        return {file.relative_to(ROOT).as_posix() for file in found}
+
+    inside = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert inside == files("harness") | {f"harness/{name}" for name in files("conf")}
