@@ -32,11 +32,11 @@ import common
 from acceptance_reference import answered
 
 import harness
-from harness.commands.acceptance.rows import AcceptanceRow
 from harness.local.drafting.heads.unread import UnreadFeatures
 from harness.local.engine.pair import Pair
 from harness.local.engine.reading import TextReader, health_columns
 from harness.results.files import read_rows
+from harness.results.rows.acceptance import AcceptanceRow
 
 K = 4
 SHIPPED = Path(__file__).parents[1] / "harness" / "local" / "models" / "shipped"

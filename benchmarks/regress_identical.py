@@ -17,9 +17,10 @@ from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 
-from harness.commands.latency.rows import LatencyPromptRow
-from harness.commands.read_runs import Run, every_run
+from harness.commands.read_runs import every_run
 from harness.commands.regress.comparisons import compared_runs
+from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.runs import Run
 
 
 def main() -> None:

@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import harness
-from harness.commands.latency.pooling import pooled_rows
-from harness.commands.latency.rows import LatencyRow
+from harness.measuring.rows import LatencyRow
 from harness.results.files import read_rows
+from harness.results.pooling import pooled_rows
 
 
 def main() -> None:

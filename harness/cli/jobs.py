@@ -17,7 +17,6 @@ from harness.cli.gpus import lease
 from harness.cli.manifest import Manifest, SweepFile
 from harness.cli.tables import exit_code, job_line, print_sweep
 from harness.cli.worker import Job, Worker, row_kind
-from harness.commands.latency.rows import PROMPTS_FILE, LatencyRow
 from harness.commands.registry import COMMANDS
 from harness.config.errors import (
     HarnessError,
@@ -30,7 +29,8 @@ from harness.engines.registry import pair_of
 from harness.measuring.measurement import identify, measured_rows
 from harness.measuring.progress import show
 from harness.results.files import SUMMARY_FILE, read_rows, write_rows
-from harness.results.schema import RunRow
+from harness.results.rows.prompts import PROMPTS_FILE
+from harness.results.schema import ComparedRow, RunRow
 
 # A worker that holds GPUs is ended when no job comes for this long: other jobs may wait for them.
 _IDLE_S = 5.0
@@ -189,7 +189,7 @@ def finish(command: str, directory: Path, is_refused: bool) -> tuple[Sequence[Ru
         return [], 2
     file = SweepFile(directory, row_kind(command))
     rows = file.job_rows()
-    pooled: list[list[LatencyRow]] = []
+    pooled: list[list[ComparedRow]] = []
     if manifest.is_repeated and rows:
         # Statistics take a second to load, which only such a sweep waits for.
         from harness.cli import rounds

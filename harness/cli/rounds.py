@@ -16,15 +16,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.cli.manifest import Manifest, append_summaries
-from harness.commands.latency.pooling import pooled_rows
-from harness.commands.latency.rows import LatencyRow
-from harness.reporting.table import (
-    grouped,
-)
-from harness.results.schema import RunRow
+from harness.results.pooling import pooled_rows
+from harness.results.runs import grouped
+from harness.results.schema import ComparedRow, RunRow
 
 
-def pool(sweep: Path, rows: Sequence[RunRow]) -> list[list[LatencyRow]]:
+def pool(sweep: Path, rows: Sequence[RunRow]) -> list[list[ComparedRow]]:
     """Pool the rows of each job over its rounds, and add the pooled rows to the sweep's file and to `results.file`.
 
     Args:
@@ -34,8 +31,8 @@ def pool(sweep: Path, rows: Sequence[RunRow]) -> list[list[LatencyRow]]:
         The pooled rows, one list for each job of a round that succeeded at least twice.
     """
     jobs_per_round = len(Manifest.read(sweep).names)
-    latency_rows = [row for row in rows if isinstance(row, LatencyRow)]
-    runs = grouped(latency_rows, lambda row: int(row.job or 0))
+    compared = [row for row in rows if isinstance(row, ComparedRow)]
+    runs = grouped(compared, lambda row: int(row.job or 0))
     pooled = []
     for numbers in grouped(runs, lambda number: number % jobs_per_round).values():
         rows_of_job = pooled_rows([runs[number] for number in numbers])

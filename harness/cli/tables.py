@@ -10,15 +10,15 @@ from typing import Any
 
 from rich.text import Text
 
-from harness.commands.latency.rows import read_prompts
-from harness.commands.read_runs import group, merge
 from harness.commands.registry import COMMANDS
 from harness.engines.registry import is_elsewhere
 from harness.reporting.overview import failures_table
-from harness.reporting.table import Answer, Document, Line, grouped, without_empty
+from harness.reporting.table import Answer, Document, Line, without_empty
 from harness.reporting.terminal import WIDE, LastingConsole, as_text, plain_console, print_document
 from harness.reporting.words import labels
 from harness.results.locked_files import replace_file
+from harness.results.rows.prompts import read_prompts
+from harness.results.runs import group, grouped, merge
 from harness.results.schema import NO_VERDICT, REFUSED
 from harness.results.statistics.interval import counted
 from harness.results.verdict import CANNOT_TELL

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
-from harness.commands.latency.rows import LatencyRow
 from harness.config.model_names import canonical_name
+from harness.measuring.rows import LatencyRow
 
 
 @dataclass(frozen=True, kw_only=True)

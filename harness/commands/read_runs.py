@@ -14,29 +14,24 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING
 
 from harness.commands.command import Command
-from harness.commands.compare.rows import CompareRow
-from harness.commands.latency.rows import LatencyPromptRow, LatencyRow, read_prompts
 from harness.commands.registry import commands as menu_commands
 from harness.commands.registry import row_kinds
 from harness.config.errors import SettingError
-from harness.reporting.table import grouped
 from harness.results.files import Contents, read_file, read_kind
 from harness.results.result_file import NAME, read_result
 from harness.results.row import Row
+from harness.results.rows.prompts import LatencyPromptRow, read_prompts
+from harness.results.runs import AnyRunRow, Run, each_once, group, grouped, merge
 from harness.results.schema import RunRow
 from harness.results.statistics.interval import counted
-from harness.results.verdict import judged
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
     from harness.config.settings import DecodingSettings
 
-# The directories above a CSV file from which that of its run is sought: as many as in
-# `outputs/latency/DAY/TIME/latency.csv`. From `results/latency.csv` two are enough.
-_NUM_PARENTS = 4
 # Bytes of a file that takes seconds to read.
 _LARGE_FILE = 5_000_000
 # A run that failed without figures is left out once something was measured this long after it.
@@ -49,70 +44,6 @@ def measuring(commands: Iterable[Command]) -> list[Command]:
     """Commands that measure, and so have runs to show; those that take typed prompts come last."""
     known = [command for command in commands if command.measures and command.row is not None]
     return sorted(known, key=lambda command: not command.sweeps)
-
-
-AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
-
-
-@dataclass(eq=False)
-class Run(Generic[AnyRunRow]):
-    """One run of a command: the rows that it wrote. `Run[LatencyRow]` is a run of `latency`.
-
-    Attributes:
-        rows: at least one, in the order written; of `latency` and `eval` the regular arm first.
-        file: the CSV file that they were read from.
-        directory: of the run, where it can be found.
-        times: how many runs with the same `measurement` and outcome were read; this is the newest.
-        prompt_rows: of its `latency_prompts.csv`, both arms; [] where that is not found.
-    """
-
-    rows: list[AnyRunRow]
-    file: Path | None = None
-    directory: Path | None = None
-    times: int = 1
-    prompt_rows: list[LatencyPromptRow] = field(default_factory=list)
-
-    @property
-    def command(self) -> str:
-        return str(self.last.kind)
-
-    @property
-    def id(self) -> str:
-        return str(self.last.run)
-
-    @property
-    def last(self) -> AnyRunRow:
-        """The row that says most about the run: of the draft's arm, of all seeds or prompts."""
-        return self.rows[-1]
-
-    @property
-    def status(self) -> str:
-        """The status in the last row; `incomplete` where a torn file lacks the draft's arm."""
-        if isinstance(self.last, LatencyRow) and self.last.arm == "regular" and self.last.draft:
-            return "incomplete"
-        return self.last.status or "ok"
-
-    @property
-    def has_figures(self) -> bool:
-        """Whether anything was measured, even in part."""
-        return any(row.has_figures for row in self.rows)
-
-    @property
-    def reason(self) -> str:
-        """Why there is no full result."""
-        is_incomplete = self.status == "incomplete"
-        unknown = (
-            "the rows of its other arm are missing" if is_incomplete else "no reason was recorded"
-        )
-        reason = self.last.error or unknown
-        num_prompts = getattr(self.last, "num_prompts", None)
-        if self.has_figures and num_prompts and not is_incomplete:
-            reason += f" (the figures cover {num_prompts} prompts)"
-        return f"{reason} ({self.times} times)" if self.times > 1 else reason
-
-    def row(self, arm: str) -> AnyRunRow | None:
-        """The row of an arm, the last of several; None without any."""
-        return next((row for row in reversed(self.rows) if getattr(row, "arm", None) == arm), None)
 
 
 @dataclass
@@ -228,7 +159,7 @@ def every_run(path: Path) -> Findings:
     reader = _Reader([path], menu_commands())
     findings = reader.findings
     single = [run for run in findings.runs if not getattr(run.last, "pooled_runs", None)]
-    findings.runs = _each_once(single)
+    findings.runs = each_once(single)
     reader.finish()
     return findings
 
@@ -267,7 +198,7 @@ class _Reader:
                 raise SettingError(str(path), f"is no CSV file of {', '.join(self._run_kinds)}")
 
     def finish(self) -> None:
-        """Check that anything was found, and give the runs of `latency` the rows of their prompts.
+        """Check that anything was found, and give the runs the rows of their prompts.
 
         They come from a prompts file among those that were read, or else from the run's own directory. This comes last,
         because callers leave out runs first, and reading prompts takes long.
@@ -282,7 +213,7 @@ class _Reader:
             if findings.notes:
                 rule += f" ({findings.notes[0]})"
             raise SettingError(", ".join(map(str, self._paths)), rule)
-        for run in findings.runs_of(LatencyRow):
+        for run in findings.runs:
             of_files = self._prompts.get(run.last.run)
             run.prompt_rows = of_files or read_prompts(run.directory, run.last.run)
 
@@ -351,68 +282,6 @@ class _Reader:
         return True
 
 
-def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
-    """The runs that wrote these rows, once for each job of a sweep.
-
-    Jobs of a sweep that measure the same have copies of the rows of one run, distinguished by `job`
-    alone. `merge` counts them once.
-    """
-    of_runs = [row for row in rows if isinstance(row, RunRow)]
-    # Where the directories that rows name may be: where we are, at the file, or above it.
-    places = ["", *map(str, file.resolve().parents[:_NUM_PARENTS])] if file else [""]
-    beside = file.parent if file and (file.parent / "environment.json").exists() else None
-    runs = []
-    for same in grouped(of_runs, attrgetter("run", "job")).values():
-        timed = [row for row in same if type(row) is LatencyRow]
-        # Without a speed-up where the arms of `latency` cannot be compared.
-        kept: list[Any] = judged(timed) if len(timed) == len(same) else same
-        named = same[0].directory
-        possible = [os.path.join(place, named) for place in places] if named else []
-        # Not `Path.is_dir`: that raises an error for a name longer than a file's may be.
-        found = next(filter(os.path.isdir, possible), None)
-        runs.append(Run(kept, file, Path(found) if found else beside))
-    return runs
-
-
-def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
-    """Each measurement once, and the failures that still count.
-
-    A measurement is shown by its newest run that succeeded, or else by its newest run, if that has
-    figures. A pooled row replaces the runs that it pools. A failure counts until a newer run of the
-    same measurement succeeds: of ok, failed, ok the last is shown and no failure; of ok, failed
-    both.
-    """
-    single = _each_once(runs)
-    by_id = {run.id: run for run in single}
-    pooled: set[str] = set()
-    for run in single:
-        of_run = getattr(run.last, "pooled_runs", None) or ()
-        pooled.update(of_run)
-        if of_run and run.directory is None and of_run[0] in by_id:
-            # Its command and its machine are those of the runs that it pools.
-            run.directory = by_id[of_run[0]].directory
-    by_measurement: dict[str, list[Run]] = {}
-    for run in single:
-        if run.id in pooled:
-            continue
-        # Runs of `compare` never measure the same: equal settings do not mean equal prompts, which are typed.
-        measurement = None if isinstance(run.last, CompareRow) else run.last.measurement
-        by_measurement.setdefault(measurement or run.id, []).append(run)
-    shown: list[Run] = []
-    failures: list[Run] = []
-    for repetitions in by_measurement.values():
-        succeeded = [run for run in repetitions if run.status == "ok"]
-        newest = succeeded[-1] if succeeded else repetitions[-1]
-        newest.times = max(1, len(succeeded))
-        if newest.has_figures:
-            shown.append(newest)
-        failed = repetitions[repetitions.index(newest) + 1 :] if succeeded else repetitions
-        if failed:
-            failed[-1].times = len(failed)
-            failures.append(failed[-1])
-    return sorted(shown, key=attrgetter("id")), sorted(failures, key=attrgetter("id"))
-
-
 def _recent(failures: Sequence[Run], runs: Sequence[Run]) -> list[Run]:
     """The failures that have figures, or were no more than a day before the newest run with some."""
     times = [time for run in runs if (time := _time_of(run)) is not None]
@@ -431,13 +300,6 @@ def _time_of(run: Run) -> datetime | None:
         return datetime.strptime(run.id[:15], "%Y%m%dT%H%M%S")
     except ValueError:
         return None
-
-
-def _each_once(runs: Sequence[Run]) -> list[Run]:
-    """Each run once, in its most complete copy, the newest last: ids sort by time."""
-    # A torn file has fewer rows of a run, and a file that was moved may not find its directory.
-    ordered = sorted(runs, key=lambda run: (run.id, len(run.rows), run.directory is not None))
-    return list({run.id: run for run in ordered}.values())
 
 
 def _files(path: Path) -> Iterator[Path]:

@@ -8,8 +8,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Generic, NamedTuple
 
-from harness.commands.read_runs import AnyRunRow, Run
 from harness.reporting.words import FIRST_SETTINGS, in_words, pair_name
+from harness.results.runs import AnyRunRow, Run
 from harness.results.schema import RunRow
 
 # Columns that are no reason for a difference (`run` to `setup_s`), or that the pair's name or

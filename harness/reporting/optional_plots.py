@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 from harness.commands.command import Command
-from harness.commands.read_runs import Run
+from harness.results.runs import Run
 from harness.results.schema import RunRow
 
 INSTALL_PLOTS = "pip install 'specharness[report]'"

@@ -8,11 +8,11 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from harness.commands.read_runs import Run
 from harness.engines.registry import is_elsewhere
 from harness.reporting.names import name_of
-from harness.reporting.table import Column, Table, TableRow, grouped
+from harness.reporting.table import Column, Table, TableRow
 from harness.reporting.words import short_commit
+from harness.results.runs import Run, grouped
 
 _VERSIONS = ("harness_version", "torch_version", "transformers_version", "bitsandbytes_version")
 # Runs with the same values ran in the same environment.

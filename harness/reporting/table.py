@@ -202,14 +202,6 @@ def _read(item: Any, of: Of) -> Any:
     return item
 
 
-def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
-    """Items by key, in their order."""
-    groups: dict[Key, list[Item]] = {}
-    for item in items:
-        groups.setdefault(key(item), []).append(item)
-    return groups
-
-
 # In reading order; an answer is only for a terminal.
 Document = Sequence[Table | Line]
 Answer = Sequence[Table | Line | Bars]

@@ -8,6 +8,7 @@ group them.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
 
@@ -201,6 +202,15 @@ class RunRow(Row):
 
     # The columns of which one has a value where anything was measured, even in part; () for all figures.
     filled_if_measured: ClassVar[tuple[str, ...]] = ()
+    # Whether runs with the same `measurement` repeat each other.
+    is_repeatable: ClassVar[bool] = True
+
+    @classmethod
+    def as_judged(cls, rows: Sequence[Any]) -> Sequence[Any]:
+        """The rows of a run as they are to be read: those of times without a speed-up where their arms cannot be
+        compared.
+        """
+        return rows
 
     @property
     def has_figures(self) -> bool:
@@ -210,6 +220,11 @@ class RunRow(Row):
             name for name in columns if columns[name].kind == "figure"
         ]
         return any(columns[name].of(self) is not None for name in figures)
+
+    @property
+    def lacks_an_arm(self) -> bool:
+        """Whether the row of another arm has to follow it, so that a run that ends with it is torn."""
+        return False
 
     @property
     def has_one_server(self) -> bool:

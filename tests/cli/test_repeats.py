@@ -10,7 +10,7 @@ import pytest
 
 from harness.cli.manifest import Manifest, round_overrides
 from harness.cli.rounds import pool
-from harness.commands.latency.rows import LatencyRow
+from harness.measuring.rows import LatencyRow
 from harness.results.files import as_csv, read_rows
 from harness.results.locked_files import replace_file
 from in_process import QUICKEST_PAIR, Harness, results

@@ -21,7 +21,7 @@ import pandas as pd
 import pytest
 
 from forked import run, start
-from harness.commands.latency.rows import LatencyRow
+from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows, read_rows
 from in_process import Harness
 from processes import end

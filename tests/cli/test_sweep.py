@@ -11,12 +11,12 @@ import pytest
 from harness.cli.tables import exit_code, job_line, print_sweep
 from harness.commands.latency.ranking.answers import latency_answers
 from harness.commands.latency.ranking.pairs import latency_pairs
-from harness.commands.latency.rows import LatencyRow
 from harness.commands.plan.rows import PlanRow
-from harness.commands.read_runs import Run
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import summarise
 from harness.config.machine import note_command_line
+from harness.measuring.rows import LatencyRow
+from harness.results.runs import Run
 from report_files import eval_run, latency_run
 from wording import mentions
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.cli.manifest import SweepFile
-from harness.commands.latency.rows import LatencyRow
+from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows, read_rows
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pytest
 
-from harness.commands.latency.rows import LatencyRow
 from harness.commands.published import (
     DIFFERENCES,
     FIGURES,
@@ -10,6 +9,7 @@ from harness.commands.published import (
     published_for,
 )
 from harness.config.model_names import canonical_name
+from harness.measuring.rows import LatencyRow
 
 
 @pytest.mark.parametrize(

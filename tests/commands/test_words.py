@@ -13,12 +13,12 @@ import pytest
 from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import EvalRow
 from harness.commands.latency.record import LatencySettings
-from harness.commands.latency.rows import LatencyRow
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
 from harness.measuring.measurement import further_settings
+from harness.measuring.rows import LatencyRow
 from harness.reporting.names import distinct_names
 from harness.results.schema import RunRow
 from report_files import latency_run

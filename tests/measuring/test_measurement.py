@@ -12,7 +12,6 @@ import pytest
 
 from echo_server import EchoServer, serving
 from harness.commands.latency.record import LatencySettings
-from harness.commands.latency.rows import LatencyRow
 from harness.config.settings import (
     DecodingSettings,
     ModelSettings,
@@ -28,6 +27,7 @@ from harness.measuring.measurement import (
     identify,
     measured_rows,
 )
+from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows
 from harness.results.weights import weights_identity
 from harness.servers.identity import server_report

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.commands.latency.figures.paired import Speedup
 from harness.commands.latency.tables.doubts import doubts, notes
 from harness.engines import energy
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
 from harness.measuring import quietness
+from harness.measuring.figures.paired import Speedup
 from harness.measuring.quietness import Quietness, processor_time
 from in_process import QUICKEST_PAIR, Harness, results
 from measured_runs import figures

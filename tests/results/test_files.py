@@ -30,9 +30,9 @@ import pytest
 
 from harness.cli.menu.columns import described
 from harness.commands.eval.rows import AnswerRow, read_answers
-from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.commands.registry import row_kinds
 from harness.config.errors import RunError, SettingError
+from harness.measuring.rows import LatencyRow
 from harness.results import files, locked_files
 from harness.results.files import (
     check_appendable,
@@ -40,6 +40,7 @@ from harness.results.files import (
     read_rows,
 )
 from harness.results.locked_files import locked, replace_file
+from harness.results.rows.prompts import LatencyPromptRow
 
 # Text long enough that a torn row would show, with everything that needs quoting.
 TEXT = 'a "quoted", comma\nand line, é 語 ' * 20
@@ -482,7 +483,7 @@ def test_a_full_disk_leaves_the_old_file(tmp_path: Path) -> None:
         from pathlib import Path
         from harness.config.errors import RunError
         from harness.results.files import append_rows
-        from harness.commands.latency.rows import LatencyPromptRow
+        from harness.results.rows.prompts import LatencyPromptRow
         path = Path({str(tmp_path)!r}) / "latency.csv"
         for number in range(1000):
             before = path.read_bytes() if path.exists() else b""

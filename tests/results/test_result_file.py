@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from harness.commands.latency.rows import LatencyRow
+from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows, read_file
 from harness.results.result_file import SCHEMA, read_result, write_result
 from harness.results.statistics.interval import Interval

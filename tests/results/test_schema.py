@@ -12,14 +12,15 @@ from harness.cli.menu.columns import described
 from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import EvalRow
 from harness.commands.latency.record import LatencySettings
-from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.registry import row_kinds
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.measuring.rows import LatencyRow
 from harness.results.row import Row, kind_of
+from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.schema import RunRow
 from harness.results.statistics.interval import Interval
 from some_settings import settings_of

@@ -11,13 +11,13 @@ import pytest
 
 from harness.commands.latency.ranking.answers import latency_answers
 from harness.commands.latency.ranking.pairs import latency_pairs
-from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.run import headline
 from harness.commands.map.rows import MapRow
 from harness.commands.map.tables import finding, map_answer, map_headlines
-from harness.commands.read_runs import Run
 from harness.config.errors import VerdictError
+from harness.measuring.rows import LatencyRow
 from harness.reporting.terminal import as_text
+from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 from harness.results.verdict import (
     ArmEvidence,

@@ -10,13 +10,13 @@ import pytest
 
 from echo_questions import TOKENIZER, Open, arm_of, ask, engine_of, texts, time_is_up_when
 from echo_server import NEVER_DRAWN, EchoServer, serving
-from harness.commands.latency.figures.requests import Requests
 from harness.commands.recovery.greedy import require_token_ids
 from harness.config.errors import RunError, SettingError
 from harness.engines.protocol import LoadRequest
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
 from harness.measuring.acceptance import acceptance_columns
+from harness.measuring.figures.requests import Requests
 from harness.results.acceptance import Acceptance
 from harness.servers import engine as server_module
 from harness.servers.counters import CounterPage

@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.commands.latency.record import LatencySettings
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Question
 from harness.engines.timing import Generation
+from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.measuring.prompts.sets import Prompt, PromptSet
 from some_settings import settings_of
 

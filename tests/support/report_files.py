@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from harness.commands.eval.rows import EvalRow
-from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
+from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows
 from harness.results.row import Row
+from harness.results.rows.prompts import LatencyPromptRow
 
 _SHARED: dict[str, Any] = {
     "model": "13B", "draft": "7B", "batch_size": 1, "temperature": 0.5, "top_k": 0, "top_p": 1.0, "rule": "deepmind",

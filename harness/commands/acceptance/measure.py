@@ -11,17 +11,15 @@ from typing import Any
 import numpy as np
 
 from harness.commands.acceptance.record import RECORD, AcceptanceSettings
-from harness.commands.acceptance.rows import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
 from harness.commands.acceptance.tables import (
     acceptance_answer,
     acceptance_details,
     health_in_words,
 )
 from harness.commands.command import Experiment
-from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.costs import costs_in_steps, iteration_steps
 from harness.commands.plan.measure import least_iteration_steps
-from harness.commands.read_runs import Run, newest_of_pair
+from harness.commands.read_runs import newest_of_pair
 from harness.config.errors import SettingError, VerdictError
 from harness.engines.protocol import in_batches
 from harness.engines.registry import engine_of
@@ -41,10 +39,13 @@ from harness.local.models.case import Demand
 from harness.measuring.encoding import Encoded, completion_ids
 from harness.measuring.progress import progress, say
 from harness.measuring.prompts.sets import Occurrence, listed, load_prompts
+from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.reporting.optional_plots import drawn_files
 from harness.reporting.table import Answer, Document
 from harness.results.locked_files import replace_file
+from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
+from harness.results.runs import Run
 from harness.results.statistics.interval import counted
 from harness.results.statistics.iterations import expected_acceptance, tokens_per_iteration
 

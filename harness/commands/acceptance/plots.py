@@ -6,10 +6,10 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
-from harness.commands.acceptance.rows import AcceptanceRow
 from harness.commands.acceptance.tables import best_row, curve_names
-from harness.commands.read_runs import Run
 from harness.reporting.drawing import MOST_CURVES, Plot, Point, curve_plots
+from harness.results.rows.acceptance import AcceptanceRow
+from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
 # `./step_100`, `runs/a/checkpoint-200`: a directory whose name ends with a number.

@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.commands.acceptance.rows import AcceptanceRow, AcceptanceTextRow
 from harness.commands.command import Command
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import LARGEST_K, require, require_at_least
+from harness.results.rows.acceptance import AcceptanceRow, AcceptanceTextRow
 
 if TYPE_CHECKING:
     from harness.reporting.table import Answer, Document, Line

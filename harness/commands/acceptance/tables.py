@@ -8,8 +8,6 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.commands.acceptance.rows import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
-from harness.commands.read_runs import Run
 from harness.reporting.answers import Step, answer, answer_of_sweep, heading
 from harness.reporting.names import Named, named_runs
 from harness.reporting.table import (
@@ -19,13 +17,14 @@ from harness.reporting.table import (
     Line,
     Table,
     TableRow,
-    grouped,
     interval,
     number,
     times,
 )
 from harness.reporting.words import typed_for
 from harness.results.files import rows_in
+from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
+from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval, counted
 from harness.results.statistics.iterations import Cut
 from harness.results.statistics.multiplicity import ranking

@@ -15,6 +15,8 @@ class CompareRow(DecodedRow):
     kind = "compare"
     filled_if_measured = ("regular_ms_per_token",)
     recognised_by = ("prompt", "num_rejections", "regular_ms_per_token", "speculative_ms_per_token")
+    # Equal settings do not mean equal prompts, which are typed.
+    is_repeatable = False
 
     seed: MaybeInt = setting("seed of the random numbers", "seed")
     prompt_index: MaybeInt = figure("number of the prompt within the session, from 0")

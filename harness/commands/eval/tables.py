@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from harness.commands.eval.rows import EvalRow
 from harness.commands.latency.tables.run import ACCEPTED, ARM
 from harness.commands.published import MULTIPLICATION_NOTE
-from harness.commands.read_runs import Run
 from harness.reporting.answers import Step, answer, answer_of_sweep, heading, lossless_again
 from harness.reporting.names import Name, Named, named_runs
 from harness.reporting.table import (
@@ -32,6 +31,7 @@ from harness.reporting.words import (
     smaller_batch,
     typed_again,
 )
+from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
 # p-values below this count as a difference.

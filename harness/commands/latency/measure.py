@@ -12,13 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from harness.commands.command import Experiment
 from harness.commands.latency.asking import asks_again, questions_to_ask
 from harness.commands.latency.conversations import Conversations
-from harness.commands.latency.figures.experts import experts_read
-from harness.commands.latency.figures.measured import MeasuredArm, MeasuredRun, figures_of
-from harness.commands.latency.figures.paired import paired_times
-from harness.commands.latency.figures.texts import compare_texts
 from harness.commands.latency.own_texts import tokens_by_k, why_not_exact
 from harness.commands.latency.record import LatencySettings
-from harness.commands.latency.rows import PROMPTS_FILE, LatencyPromptRow, LatencyRow
 from harness.commands.latency.tables.answer import latency_answer
 from harness.commands.latency.tables.run import latency_details
 from harness.config.acceptance_rules import tests_each_token
@@ -30,13 +25,19 @@ from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
 from harness.local.engine.pair import PlannedPair
 from harness.measuring.encoding import decide_ignore_eos
+from harness.measuring.figures.experts import experts_read
+from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, figures_of
+from harness.measuring.figures.paired import paired_times
+from harness.measuring.figures.texts import compare_texts
 from harness.measuring.interleaving import Answers, ask_in_turns
 from harness.measuring.progress import say
 from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.quietness import Quietness
+from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.reporting.table import Answer, Document, Table
 from harness.results.acceptance import Acceptance
+from harness.results.rows.prompts import PROMPTS_FILE, LatencyPromptRow
 from harness.results.statistics.stopping import (
     CONFIDENCE_OF_LOOKS,
     FIRST_LOOK,

@@ -11,11 +11,11 @@ import dataclasses
 from collections.abc import Sequence
 
 from harness.commands.acceptance.record import AcceptanceSettings
-from harness.commands.latency.figures.measured import MeasuredRun
 from harness.commands.latency.record import LatencySettings
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.engines.protocol import Engine
 from harness.engines.registry import engine_of
+from harness.measuring.figures.measured import MeasuredRun
 from harness.measuring.session import Session
 from harness.results.statistics.interval import Interval
 

@@ -10,7 +10,6 @@ import pandas as pd
 
 from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.tables.predicted_curve import predicted_curve
-from harness.commands.read_runs import Run
 from harness.reporting.drawing import (
     AUTO,
     MEASURED,
@@ -22,6 +21,7 @@ from harness.reporting.drawing import (
     Point,
     curve_plots,
 )
+from harness.results.runs import Run
 
 
 def latency_plots(runs: Sequence[Run]) -> dict[str, list[Plot]]:

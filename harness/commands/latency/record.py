@@ -7,11 +7,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.commands.command import Command
-from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.config.amounts import SECONDS, quantity
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
+from harness.measuring.rows import LatencyRow
+from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 if TYPE_CHECKING:

@@ -15,8 +15,6 @@ from harness.commands.latency.asking import (
     first_turns,
     warmup_question,
 )
-from harness.commands.latency.figures.measured import MeasuredArm, MeasuredRun, figures_of
-from harness.commands.latency.rows import LatencyRow
 from harness.commands.map.record import DRAFT_TOKENS, RECORD, MapSettings
 from harness.commands.map.rows import MapRow
 from harness.commands.map.tables import for_vllm, map_answer, map_details, schedule_of
@@ -25,9 +23,11 @@ from harness.config.settings import DecodingSettings, require
 from harness.engines.protocol import Engine
 from harness.engines.registry import engine_of
 from harness.measuring.encoding import Encoded, decide_ignore_eos
+from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, figures_of
 from harness.measuring.interleaving import ask_all
 from harness.measuring.progress import note
 from harness.measuring.prompts.sets import PromptSet, load_prompts
+from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.reporting.optional_plots import drawn_files
 from harness.reporting.table import Answer, Document

@@ -25,8 +25,8 @@ from harness.commands.map.tables import (
     speedup_of,
     word_of,
 )
-from harness.commands.read_runs import Run
 from harness.reporting.drawing import MOST_PLOTS, Plot, add_legend, new_axes
+from harness.results.runs import Run
 
 # Inches of the plot for each K, and for the axis and the legend.
 _ROW_HEIGHT = 0.42

@@ -15,7 +15,6 @@ from statistics import fmean
 from typing import TypeGuard
 
 from harness.commands.map.rows import MapRow
-from harness.commands.read_runs import Run
 from harness.engines.registry import is_elsewhere
 from harness.reporting.answers import Step, answer, answer_of_sweep, heading
 from harness.reporting.names import distinct_names
@@ -27,11 +26,11 @@ from harness.reporting.table import (
     Line,
     Table,
     TableRow,
-    grouped,
     interval,
     sentences,
 )
 from harness.reporting.words import device_of, settings_line, title, typed_again
+from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import counted
 from harness.results.verdict import verdict_of

@@ -15,7 +15,6 @@ from typing import Any
 import psutil
 import torch
 
-from harness.commands.acceptance.rows import AcceptanceRow
 from harness.commands.command import Experiment
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
@@ -38,6 +37,7 @@ from harness.local.models.sketch import Sketch, device_name, offloads
 from harness.local.models.tokenizers import PADDING, check_sizes
 from harness.measuring.session import Session
 from harness.reporting.table import Answer, Document
+from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval
 
 # The largest K that is tried with a guessed chance of acceptance.

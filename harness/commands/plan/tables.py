@@ -26,11 +26,11 @@ from harness.reporting.table import (
     Line,
     Table,
     TableRow,
-    grouped,
     in_brackets,
     times,
 )
 from harness.reporting.words import pair_name, typed_again
+from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
 
 _NO_GPU = "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs."

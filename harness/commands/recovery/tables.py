@@ -14,7 +14,6 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from harness.commands.read_runs import Run
 from harness.commands.recovery.rows import RecoveryRow
 from harness.reporting.answers import Step, answer, answer_of_sweep, heading, lossless_again
 from harness.reporting.names import named_runs
@@ -29,6 +28,7 @@ from harness.reporting.words import (
     too_long_warning,
     typed_again,
 )
+from harness.results.runs import Run
 from harness.results.schema import RunnerNames
 from harness.results.statistics.interval import counted
 

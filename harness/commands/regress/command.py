@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
 
-from harness.commands.read_runs import Run, every_run
+from harness.commands.read_runs import every_run
 from harness.commands.registry import commands
 from harness.commands.regress.comparisons import (
     Compared,
@@ -18,9 +18,10 @@ from harness.commands.regress.comparisons import (
 )
 from harness.config.errors import SettingError, VerdictError, nearest
 from harness.reporting.answers import Step, answer, heading
-from harness.reporting.table import Answer, Column, Document, Line, Table, grouped, sentences
+from harness.reporting.table import Answer, Column, Document, Line, Table, sentences
 from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import short_commit
+from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import counted
 

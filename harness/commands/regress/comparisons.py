@@ -19,13 +19,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.commands.eval.rows import read_answers
-from harness.commands.latency.prompt_times import Unit, ms_by_unit, ms_of_both_arms, rows_by_unit
-from harness.commands.latency.rows import LatencyPromptRow
 from harness.commands.latency.tables.costs import tokens_per_iteration
-from harness.commands.read_runs import Run
 from harness.commands.registry import COMMANDS
 from harness.reporting.names import STARTS_SERVERS, Name, distinct_names, name_of
-from harness.reporting.table import grouped
+from harness.results.prompt_times import Unit, ms_by_unit, ms_of_both_arms, rows_by_unit
+from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT, RunRow
 from harness.results.statistics.comparisons import (
     Comparison,

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harness.commands.command import Command
-from harness.commands.latency.rows import LatencyRow
 from harness.commands.read_runs import measuring, read
 from harness.commands.registry import COMMANDS, commands
 from harness.commands.report.pages import Report, html_page, markdown
@@ -19,6 +18,7 @@ from harness.commands.report.pull_request import last_runs, pull_request
 from harness.commands.report.table_row import table_rows
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import rule_of_paths
+from harness.measuring.rows import LatencyRow
 from harness.reporting.optional_plots import INSTALL_PLOTS, optional_plots
 from harness.reporting.overview import environment_table, failures_table, files_table
 from harness.reporting.table import Line, Table, sentences, without_empty

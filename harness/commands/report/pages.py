@@ -13,8 +13,8 @@ from typing import Any
 import jinja2
 
 from harness.commands.command import Command
-from harness.commands.read_runs import Run
 from harness.reporting.table import Document, Line
+from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
 # Control characters but for tab and line feed.

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.run import figure_in_words, headline
-from harness.commands.read_runs import Run
 from harness.commands.report.shown_commands import typed_command
 from harness.engines.registry import is_elsewhere
+from harness.measuring.rows import LatencyRow
 from harness.reporting.names import name_of
 from harness.reporting.words import device_of, pair_name, settings_line
+from harness.results.runs import Run
 from harness.results.verdict import judge
 
 

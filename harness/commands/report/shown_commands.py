@@ -7,8 +7,8 @@ import re
 import shlex
 from collections.abc import Sequence
 
-from harness.commands.latency.rows import LatencyRow
-from harness.commands.read_runs import Run
+from harness.measuring.rows import LatencyRow
+from harness.results.runs import Run
 from harness.servers.dialects import DIALECTS
 
 _FLAGS_OF_SECRETS = ("--api-key", "--hf-token", "-hft")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.commands.acceptance.rows import AcceptanceRow
 from harness.commands.acceptance.tables import acceptance_sweep, headlines
-from harness.commands.read_runs import Run
 from harness.reporting.terminal import as_text
+from harness.results.rows.acceptance import AcceptanceRow
+from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 from report_files import run_id
 

@@ -9,10 +9,10 @@ import pytest
 
 from harness.commands.eval.rows import EvalRow
 from harness.commands.eval.tables import accuracy_table, eval_answer, eval_details
-from harness.commands.read_runs import Run
 from harness.config.machine import note_command_line
 from harness.reporting.table import Table
 from harness.reporting.terminal import as_text, print_document
+from harness.results.runs import Run
 from wording import mentions
 
 ARM = {

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.costs import contradicting_passes, predicted_by_k
 from harness.commands.latency.tables.reason import reason
+from harness.measuring.rows import LatencyRow
 from wording import mentions
 
 LENGTHS = [1.9, 2.7, 3.3, 3.8]

@@ -12,12 +12,13 @@ import pytest
 from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.ranking.sweep import sweep_answer
 from harness.commands.latency.ranking.tables import pairs_table
-from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.commands.latency.tables.answer import latency_answer
 from harness.commands.latency.tables.iteration_time import iteration_line
-from harness.commands.read_runs import Run
 from harness.config.machine import note_command_line
+from harness.measuring.rows import LatencyRow
 from harness.reporting.terminal import as_text
+from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.runs import Run
 from report_files import latency_run
 from wording import mentions
 

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.commands.latency.tables.costs import StepCosts, held_back_in_words, main_limit
 from harness.commands.latency.tables.doubts import caveats, doubts
 from harness.commands.latency.tables.run import latency_document
+from harness.measuring.rows import LatencyRow
 from harness.reporting.terminal import print_document
+from harness.results.rows.prompts import LatencyPromptRow
 from report_files import latency_run, prompt_rows
 from wording import mentions
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from harness.commands.latency.plots import latency_plots
 from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.ranking.tables import pairs_table
-from harness.commands.read_runs import group
 from harness.commands.registry import COMMANDS
 from harness.commands.report.command import build
 from harness.reporting.table import Table
+from harness.results.runs import group
 from harness.results.statistics.interval import Interval
 from report_files import latency_run, write
 from wording import mentions

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.commands.latency.figures.acceptance import (
+from harness.measuring.figures.acceptance import (
     MeasuredAcceptance,
     lengths_by_num_draft_tokens,
 )
-from harness.commands.latency.rows import LatencyRow
+from harness.measuring.rows import LatencyRow
 from harness.results.acceptance import Acceptance
 from harness.results.files import read_rows
 from harness.results.statistics.arrays import Floats

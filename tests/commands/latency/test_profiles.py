@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.commands.latency.rows import LatencyRow
+from harness.measuring.rows import LatencyRow
 from harness.results.files import read_rows
 from in_process import Harness
 from wording import mentions

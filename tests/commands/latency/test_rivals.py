@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from harness.commands.latency.rows import LatencyRow
 from harness.commands.report.command import build
+from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Table
 from harness.results.files import append_rows
 from report_files import latency_run, prompt_rows, write

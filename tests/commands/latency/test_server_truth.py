@@ -12,9 +12,9 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.doubts import caveats
 from harness.config.settings import ModelSettings
+from harness.measuring.rows import LatencyRow
 from in_process import Harness, only, results
 from tiny_checkpoints import make_tokenizer
 from wording import mentions

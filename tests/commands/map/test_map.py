@@ -29,12 +29,12 @@ from harness.commands.map.tables import (
     schedule_of,
     word_of,
 )
-from harness.commands.read_runs import Run
 from harness.config.machine import note_command_line
 from harness.measuring.session import Session
 from harness.reporting.table import Line, Table
 from harness.reporting.terminal import as_text
 from harness.results.acceptance import Acceptance
+from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import Interval
 from in_process import QUICKEST_PAIR, Harness, only, results

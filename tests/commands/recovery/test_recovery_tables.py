@@ -9,7 +9,6 @@ import pytest
 
 from harness.commands.eval.rows import EvalRow
 from harness.commands.eval.tables import accuracy_losses
-from harness.commands.read_runs import Run
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import (
     losses,
@@ -21,6 +20,7 @@ from harness.commands.recovery.tables import (
 from harness.config.machine import note_command_line
 from harness.reporting.table import Line, Table
 from harness.reporting.terminal import as_text, print_document
+from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 from wording import mentions
 

@@ -13,10 +13,11 @@ import pytest
 from numpy.typing import NDArray
 
 from harness.commands.eval.rows import AnswerRow
-from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.commands.read_runs import every_run
 from harness.commands.regress.comparisons import compared_runs
+from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows
+from harness.results.rows.prompts import LatencyPromptRow
 from in_process import Harness
 from report_files import eval_run, latency_run, run_id
 from wording import mentions

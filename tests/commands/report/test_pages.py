@@ -13,13 +13,13 @@ from xml.etree import ElementTree
 import pytest
 
 from browser import CHROMIUM, browser
-from harness.commands.latency.rows import LatencyRow
 from harness.commands.map.rows import MapRow
-from harness.commands.read_runs import group
 from harness.commands.registry import COMMANDS
 from harness.commands.report.command import build
 from harness.commands.report.pages import Report, escape, html_page, markdown
+from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Table
+from harness.results.runs import group
 from harness.results.statistics.interval import Interval
 from report_files import eval_run, latency_run, prompt_rows, write
 

@@ -6,9 +6,9 @@ import dataclasses
 import json
 from pathlib import Path
 
-from harness.commands.latency.rows import LatencyRow
 from harness.commands.read_runs import read
 from harness.commands.report.pull_request import pull_request
+from harness.measuring.rows import LatencyRow
 from report_files import latency_run, run_id, write
 
 

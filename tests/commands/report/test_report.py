@@ -11,10 +11,10 @@ import pytest
 
 from harness.commands.compare.rows import CompareRow
 from harness.commands.latency.ranking.pairs import latency_pairs
-from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.predicted_curve import predicted_curve
 from harness.commands.report.command import build
 from harness.commands.report.pages import Report, markdown
+from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Line, Table
 from in_process import Harness
 from report_files import eval_run, latency_run, prompt_rows, write

@@ -10,14 +10,14 @@ from typing import Any
 
 import pytest
 
-from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.answer import latency_answer
-from harness.commands.read_runs import Run
 from harness.commands.report.table_row import table_rows
 from harness.config.machine import note_command_line
+from harness.measuring.rows import LatencyRow
 from harness.reporting.terminal import as_text
 from harness.results.files import append_rows
 from harness.results.result_file import write_result
+from harness.results.runs import Run
 from in_process import Harness
 from report_files import latency_run, run_id
 from wording import mentions

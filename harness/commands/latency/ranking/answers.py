@@ -7,11 +7,11 @@ from typing import Any
 
 import pandas as pd
 
-from harness.commands.latency.prompt_times import common_times, ms_of_both_arms
 from harness.commands.latency.ranking.pairs import CONDITIONS
 from harness.commands.latency.tables.iteration_time import iteration_line
 from harness.commands.latency.tables.run import figure_in_words
 from harness.reporting.table import Line, interval
+from harness.results.prompt_times import common_times, ms_of_both_arms
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 from harness.results.statistics.multiplicity import best_of_several, ranking

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from harness.commands.read_runs import Run
 from harness.reporting.names import distinct_names
 from harness.reporting.words import called, labels
+from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT, RunnerNames
 from harness.results.verdict import verdict_of, why_no_ranking
 

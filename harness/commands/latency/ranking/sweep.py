@@ -20,10 +20,10 @@ from harness.commands.latency.ranking.tables import (
 )
 from harness.commands.latency.tables.doubts import not_quiet
 from harness.commands.latency.tables.run import ACCEPTED, BOUNDS
-from harness.commands.read_runs import Run
 from harness.reporting.answers import Step, answer_of_sweep
 from harness.reporting.table import Answer, Column, Table
 from harness.reporting.words import typed_again
+from harness.results.runs import Run
 
 # Settings that get a column, and pairs that are shown.
 _MOST_SETTINGS = 3

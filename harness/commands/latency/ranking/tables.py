@@ -13,7 +13,6 @@ from typing import Any
 import pandas as pd
 
 from harness.commands.latency.ranking.answers import iteration_lines, not_ranked, ranking_notes
-from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.categories import by_category
 from harness.commands.latency.tables.costs import (
     AUTO_GAVE_UP,
@@ -34,6 +33,7 @@ from harness.commands.latency.tables.run import (
 )
 from harness.config.amounts import amount
 from harness.local.drafting.registry import METHODS
+from harness.measuring.rows import LatencyRow
 from harness.reporting.table import UNKNOWN, Column, Table, interval, number, percent, times
 from harness.reporting.words import FIRST_SETTINGS, cell_of, common_settings
 from harness.results.schema import NO_VERDICT

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.commands.latency.tables.costs import (
     AUTO_GAVE_UP,
     auto_gave_up,
@@ -24,9 +23,11 @@ from harness.commands.latency.tables.run import has_verdict, headline, was_measu
 from harness.config.amounts import SECONDS, quantity
 from harness.config.model_names import SECOND_COMMAND
 from harness.engines.registry import is_elsewhere
+from harness.measuring.rows import LatencyRow
 from harness.reporting.answers import Step, answer, heading
 from harness.reporting.table import Answer, Bar, Bars
 from harness.reporting.words import arm_name, settings_line, typed_again
+from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, counted
 from harness.results.statistics.stopping import half_width
 from harness.results.verdict import verdict_of

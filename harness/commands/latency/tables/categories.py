@@ -6,8 +6,9 @@ import dataclasses
 from collections.abc import Sequence
 from operator import attrgetter
 
-from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
-from harness.reporting.table import grouped
+from harness.measuring.rows import LatencyRow
+from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals, totals_by_unit
 

@@ -20,8 +20,9 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.commands.compare.rows import CompareRow
-from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.config.acceptance_rules import tests_each_token
+from harness.measuring.rows import LatencyRow
+from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import Interval, counted
 
 AUTO_GAVE_UP = "drafting does not pay: auto gave it up"

@@ -8,12 +8,13 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from urllib.parse import urlsplit
 
-from harness.commands.latency.rows import QUIET, LatencyPromptRow, LatencyRow
 from harness.config.errors import as_typed
 from harness.config.synthetic import is_length, length_deviation, mean_length, rates_of_row
 from harness.engines.registry import is_elsewhere
+from harness.measuring.rows import QUIET, LatencyRow
 from harness.reporting.table import interval
 from harness.reporting.words import lossy_warning, smaller_batch, synthetic_value, too_long_warning
+from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.schema import NO_VERDICT, RunnerNames
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, counted
 from harness.results.verdict import (

@@ -11,13 +11,14 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.commands.latency.prompt_times import Unit, rows_by_unit
-from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.commands.latency.tables.costs import proposed_per_iteration, tokens_per_iteration
 from harness.commands.latency.tables.doubts import mean_answer_length
-from harness.commands.read_runs import Run
 from harness.config.model_names import SECOND_COMMAND
 from harness.engines.registry import is_elsewhere
+from harness.measuring.rows import LatencyRow
+from harness.results.prompt_times import Unit, rows_by_unit
+from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.runs import Run
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval
 from harness.results.statistics.lines import FittedLine, line_of_ratios
 

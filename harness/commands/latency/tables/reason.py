@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.commands.latency.rows import LatencyRow
 from harness.commands.latency.tables.costs import (
     ForK,
     best_of,
@@ -22,6 +21,7 @@ from harness.commands.latency.tables.costs import (
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import amount
 from harness.engines.registry import is_elsewhere
+from harness.measuring.rows import LatencyRow
 from harness.reporting.table import UNKNOWN, Table, in_brackets, interval
 
 # So many predictions for other K fit a line.

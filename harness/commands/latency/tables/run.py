@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.commands.latency.tables.categories import Category, by_category, by_turn
 from harness.commands.latency.tables.doubts import doubts, mean_answer_length, notes
 from harness.commands.latency.tables.reason import costs_of_a_step, reason
+from harness.measuring.rows import LatencyRow
 from harness.reporting.table import (
     UNKNOWN,
     Column,
@@ -24,6 +24,7 @@ from harness.reporting.table import (
     without_empty,
 )
 from harness.reporting.words import arm_name, settings_line, title
+from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.schema import NO_VERDICT, ComparedRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval, counted
 from harness.results.verdict import Verdict, verdict_of

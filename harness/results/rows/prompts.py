@@ -1,91 +1,19 @@
-"""The rows of `latency`: one per arm, and one per prompt and arm."""
+"""The rows about the prompts of a run of `latency`, one per prompt and arm."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
-from harness.commands.latency.figures.acceptance import AcceptanceFigures
-from harness.commands.latency.figures.answers import Answers
-from harness.commands.latency.figures.costs import Costs
-from harness.commands.latency.figures.ends import Ends
-from harness.commands.latency.figures.experts import Experts
-from harness.commands.latency.figures.goodput import Goodput
-from harness.commands.latency.figures.machine import Energy, Machine
-from harness.commands.latency.figures.paired import Speedup
-from harness.commands.latency.figures.requests import Requests
-from harness.commands.latency.figures.server import Server
-from harness.commands.latency.figures.texts import Texts
 from harness.results.files import rows_in
-from harness.results.row import Row, figure, pooled, setting
-from harness.results.schema import (
-    ComparedRow,
-    MaybeBool,
-    MaybeFloat,
-    MaybeInt,
-    MaybeText,
-    PromptedRow,
-)
+from harness.results.row import Row, figure
+from harness.results.schema import MaybeFloat, MaybeInt, MaybeText
 
-# In the directory of a run: one row per prompt and arm.
+# In the directory of a run.
 PROMPTS_FILE = "latency_prompts.csv"
-# A machine counts as quiet if the process got at least this share of the processor time it asked for.
-QUIET = 0.9
 # About a month.
 _MOST_MS = 3e9
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Settings(PromptedRow, ComparedRow):
-    """Settings of `latency` alone."""
-
-    repeats: MaybeInt = setting(
-        "how many runs were asked for; in a pooled row, how many were pooled", "repeats"
-    )
-    repeat: int | Literal["all"] | None = setting(
-        "number of the run among its repetitions; `all` for the row that pools them, with means",
-        "repeat",
-    )
-    pooled_runs: list[str] | None = pooled("none", "`run` of those that a row pools, as JSON")
-    num_warmup: MaybeInt = setting("warm-up batches that were not counted", "num_warmup")
-    laps: int | Literal["auto"] | None = setting(
-        "how often the arms of an engine that keeps requests in flight take turns, or `auto`",
-        "laps",
-    )
-    test: MaybeBool = setting("whether this was a short trial, `test=true`", "test")
-
-
-@dataclass(frozen=True, kw_only=True)
-class LatencyRow(
-    Answers,
-    Requests,
-    Goodput,
-    Server,
-    Speedup,
-    Machine,
-    Energy,
-    AcceptanceFigures,
-    Ends,
-    Costs,
-    Texts,
-    Experts,
-    _Settings,
-):
-    """`latency.csv`: one row per arm."""
-
-    kind = "latency"
-    filled_if_measured = ("ms_per_token",)
-    recognised_by = ("arm", "ms_per_token", "speedup", "tokens_per_second")
-
-    seed: MaybeInt = setting("seed of the random numbers", "seed")
-    arm: MaybeText = pooled("same", "`regular` or `speculative`")
-
-    @property
-    def was_quiet(self) -> bool:
-        # A server computes elsewhere.
-        share = 1.0 if self.url is not None else self.processor_share
-        return not self.drifted and (share is None or share >= QUIET)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,3 +93,12 @@ def read_prompts(directory: str | Path | None, run: str | None) -> list[LatencyP
         return []
     rows = rows_in(Path(directory, PROMPTS_FILE), LatencyPromptRow)
     return [row for row in rows if row.run == run]
+
+
+def share_prompts(places: Mapping[int, set[int]]) -> bool:
+    """Whether a prompt is in several units, so that an interval over these covers no prompts.
+
+    Args:
+        places: of the prompts of each unit in their set, by its number.
+    """
+    return sum(map(len, places.values())) > len(set().union(*places.values()))

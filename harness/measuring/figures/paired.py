@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled, setting, with_interval
+from harness.results.rows.prompts import share_prompts
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeText, WithSpeedup
 from harness.results.statistics.interval import CONFIDENCE, SAME_TEXTS, Interval, counted
 
@@ -189,12 +189,3 @@ def paired_times(
     return PairedTimes(
         totals_by_unit(regular_times, units), totals_by_unit(speculative_times, units), name
     )
-
-
-def share_prompts(places: Mapping[int, set[int]]) -> bool:
-    """Whether a prompt is in several units, so that an interval over these covers no prompts.
-
-    Args:
-        places: of the prompts of each unit in their set, by its number.
-    """
-    return sum(map(len, places.values())) > len(set().union(*places.values()))

@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from harness.commands.latency.asking import batches_to_ask
-from harness.commands.latency.pooling import pooled_rows
-from harness.commands.latency.prompt_times import ms_of_both_arms
-from harness.commands.latency.rows import LatencyPromptRow, LatencyRow
 from harness.commands.latency.tables.doubts import doubts
+from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows
+from harness.results.pooling import pooled_rows
+from harness.results.prompt_times import ms_of_both_arms
+from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.runs import ratio_over_runs
 from report_files import latency_run

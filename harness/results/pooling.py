@@ -1,4 +1,4 @@
-"""Repetitions of a run of `latency`, in processes of their own, as one measurement.
+"""Repetitions of a run, each in its own process, as one measurement.
 
 With `repeats=5` a sweep ends with five runs, each of a regular and a speculative row. They become two rows with
 `repeat=all`: figures are means over the runs, and the interval of the speed-up is over prompts and runs. For that the
@@ -14,13 +14,13 @@ from itertools import zip_longest
 from statistics import fmean
 from typing import Any
 
-from harness.commands.latency.prompt_times import common_times, ms_of_both_arms
-from harness.commands.latency.rows import LatencyRow, read_prompts
 from harness.results.environment import new_run_id
+from harness.results.prompt_times import common_times, ms_of_both_arms
 from harness.results.row import Pooling
+from harness.results.rows.prompts import read_prompts
 from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.runs import ratio_over_runs
-from harness.results.verdict import judged
+from harness.results.verdict import AnyRow, judged
 
 _RULES: dict[Pooling, Callable[[Sequence[Any]], Any]] = {
     "mean": fmean,
@@ -32,7 +32,7 @@ _RULES: dict[Pooling, Callable[[Sequence[Any]], Any]] = {
 }
 
 
-def pooled_rows(runs: Sequence[Sequence[LatencyRow]]) -> list[LatencyRow]:
+def pooled_rows(runs: Sequence[Sequence[AnyRow]]) -> list[AnyRow]:
     """One row per arm for several runs of the same settings: means, with an interval over units and runs.
 
     Args:
@@ -65,7 +65,7 @@ def pooled_rows(runs: Sequence[Sequence[LatencyRow]]) -> list[LatencyRow]:
     return judged(pooled)
 
 
-def _pooled_figures(rows: Sequence[LatencyRow]) -> dict[str, Any]:
+def _pooled_figures(rows: Sequence[AnyRow]) -> dict[str, Any]:
     """The figures of an arm over its runs, by the rule of each field; None where a run lacks one.
 
     Of an interval the estimate has a rule, and its ends have none.
@@ -106,7 +106,7 @@ def _pooled(rule: Pooling, values: Sequence[Any]) -> Any:
     return round(pooled) if rule == "mean" and isinstance(known[0], int) else pooled
 
 
-def _speedup(runs: Sequence[Sequence[LatencyRow]]) -> dict[str, Any]:
+def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
     """The figures of the speed-up; without an interval where the runs' prompts are not found."""
     times = [ms_of_both_arms(read_prompts(row.directory, row.run)) for row, *_ in runs]
     regular, speculative = common_times(times)

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from harness.commands.latency.figures.machine import Energy
 from harness.engines import energy
 from harness.engines.energy import GpuMeter, GpuUse, gpus_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
 from harness.local.engine.engine import LocalEngine
+from harness.measuring.figures.machine import Energy
 from in_process import QUICKEST_PAIR, Harness, results
 from measured_runs import figures
 from wording import mentions

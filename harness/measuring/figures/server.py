@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from os.path import commonprefix
 from typing import Any
 
-from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 

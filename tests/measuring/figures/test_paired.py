@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from harness.commands.latency.figures import paired
-from harness.commands.latency.figures.paired import PairedTimes, Speedup
 from harness.engines.requests import RequestError, RequestRecord
 from harness.engines.timing import Generation
+from harness.measuring.figures import paired
+from harness.measuring.figures.paired import PairedTimes, Speedup
 from measured_runs import figures, run_of
 
 

@@ -7,9 +7,8 @@ from operator import attrgetter
 
 import numpy as np
 
-from harness.commands.latency.figures.paired import share_prompts
-from harness.commands.latency.rows import LatencyPromptRow
-from harness.reporting.table import grouped
+from harness.results.rows.prompts import LatencyPromptRow, share_prompts
+from harness.results.runs import grouped
 from harness.results.statistics.arrays import Floats
 
 # What intervals count as independent: prompts that are always asked together, one, a batch, or a lap of requests

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.acceptance import Acceptance, mean_length_per_request
 from harness.results.row import pooled, with_interval
 from harness.results.schema import Accepted, MaybeFloat, MaybeText

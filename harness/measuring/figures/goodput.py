@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from harness.commands.latency.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled, setting, with_interval
 from harness.results.schema import MaybeFloat
 from harness.results.statistics.interval import Interval

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from harness.commands.latency.figures.ends import Ends
 from harness.commands.latency.tables.doubts import notes
 from harness.config.settings import ModelSettings
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
+from harness.measuring.figures.ends import Ends
 from harness.servers.events import note_drafts, read_event
 from in_process import Harness, results
 from measured_runs import figures

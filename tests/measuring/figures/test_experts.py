@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
-from harness.commands.latency.figures.experts import Experts, experts_read
-from harness.commands.latency.rows import LatencyRow
 from harness.engines.protocol import Arm, Question
 from harness.local.decoding.protocols import Iteration
 from harness.local.models.experts import num_experts, watching_experts
+from harness.measuring.figures.experts import Experts, experts_read
+from harness.measuring.rows import LatencyRow
 from harness.results.files import read_rows
 from in_process import Harness
 from tiny_checkpoints import make_tokenizer

@@ -1,0 +1,92 @@
+"""The row of `latency`, one per arm: groups of figures, and settings of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from harness.measuring.figures.acceptance import AcceptanceFigures
+from harness.measuring.figures.answers import Answers
+from harness.measuring.figures.costs import Costs
+from harness.measuring.figures.ends import Ends
+from harness.measuring.figures.experts import Experts
+from harness.measuring.figures.goodput import Goodput
+from harness.measuring.figures.machine import Energy, Machine
+from harness.measuring.figures.paired import Speedup
+from harness.measuring.figures.requests import Requests
+from harness.measuring.figures.server import Server
+from harness.measuring.figures.texts import Texts
+from harness.results.row import pooled, setting
+from harness.results.schema import (
+    ComparedRow,
+    MaybeBool,
+    MaybeInt,
+    MaybeText,
+    PromptedRow,
+)
+
+# A machine counts as quiet if the process got at least this share of the processor time it asked for.
+QUIET = 0.9
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Settings(PromptedRow, ComparedRow):
+    """Settings of `latency` alone."""
+
+    repeats: MaybeInt = setting(
+        "how many runs were asked for; in a pooled row, how many were pooled", "repeats"
+    )
+    repeat: int | Literal["all"] | None = setting(
+        "number of the run among its repetitions; `all` for the row that pools them, with means",
+        "repeat",
+    )
+    pooled_runs: list[str] | None = pooled("none", "`run` of those that a row pools, as JSON")
+    num_warmup: MaybeInt = setting("warm-up batches that were not counted", "num_warmup")
+    laps: int | Literal["auto"] | None = setting(
+        "how often the arms of an engine that keeps requests in flight take turns, or `auto`",
+        "laps",
+    )
+    test: MaybeBool = setting("whether this was a short trial, `test=true`", "test")
+
+
+@dataclass(frozen=True, kw_only=True)
+class LatencyRow(
+    Answers,
+    Requests,
+    Goodput,
+    Server,
+    Speedup,
+    Machine,
+    Energy,
+    AcceptanceFigures,
+    Ends,
+    Costs,
+    Texts,
+    Experts,
+    _Settings,
+):
+    """`latency.csv`: one row per arm."""
+
+    kind = "latency"
+    filled_if_measured = ("ms_per_token",)
+    recognised_by = ("arm", "ms_per_token", "speedup", "tokens_per_second")
+
+    seed: MaybeInt = setting("seed of the random numbers", "seed")
+    arm: MaybeText = pooled("same", "`regular` or `speculative`")
+
+    @classmethod
+    def as_judged(cls, rows: Sequence[LatencyRow]) -> Sequence[LatencyRow]:
+        from harness.results.verdict import judged
+
+        return judged(rows)
+
+    @property
+    def lacks_an_arm(self) -> bool:
+        return self.arm == "regular" and bool(self.draft)
+
+    @property
+    def was_quiet(self) -> bool:
+        # A server computes elsewhere.
+        share = 1.0 if self.url is not None else self.processor_share
+        return not self.drifted and (share is None or share >= QUIET)

@@ -1,0 +1,1 @@
+"""Rows that more commands read than write them."""

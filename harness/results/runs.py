@@ -1,0 +1,160 @@
+"""A run as a value: the rows that it wrote, whatever the command, and which of several runs count."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from harness.results.row import Row
+from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.schema import RunRow
+
+Item = TypeVar("Item")
+Key = TypeVar("Key", bound=Hashable)
+
+# The directories above a CSV file from which that of its run is sought: as many as in
+# `outputs/latency/DAY/TIME/latency.csv`. From `results/latency.csv` two are enough.
+_NUM_PARENTS = 4
+
+
+def grouped(items: Iterable[Item], key: Callable[[Item], Key]) -> dict[Key, list[Item]]:
+    """Items by key, in their order."""
+    groups: dict[Key, list[Item]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups
+
+
+AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
+
+
+@dataclass(eq=False)
+class Run(Generic[AnyRunRow]):
+    """One run of a command: the rows that it wrote. `Run[LatencyRow]` is a run of `latency`.
+
+    Attributes:
+        rows: at least one, in the order written; of `latency` and `eval` the regular arm first.
+        file: the CSV file that they were read from.
+        directory: of the run, where it can be found.
+        times: how many runs with the same `measurement` and outcome were read; this is the newest.
+        prompt_rows: of its `latency_prompts.csv`, both arms; [] where that is not found.
+    """
+
+    rows: list[AnyRunRow]
+    file: Path | None = None
+    directory: Path | None = None
+    times: int = 1
+    prompt_rows: list[LatencyPromptRow] = field(default_factory=list)
+
+    @property
+    def command(self) -> str:
+        return str(self.last.kind)
+
+    @property
+    def id(self) -> str:
+        return str(self.last.run)
+
+    @property
+    def last(self) -> AnyRunRow:
+        """The row that says most about the run: of the draft's arm, of all seeds or prompts."""
+        return self.rows[-1]
+
+    @property
+    def status(self) -> str:
+        """The status in the last row; `incomplete` where a torn file lacks the draft's arm."""
+        if self.last.lacks_an_arm:
+            return "incomplete"
+        return self.last.status or "ok"
+
+    @property
+    def has_figures(self) -> bool:
+        """Whether anything was measured, even in part."""
+        return any(row.has_figures for row in self.rows)
+
+    @property
+    def reason(self) -> str:
+        """Why there is no full result."""
+        is_incomplete = self.status == "incomplete"
+        unknown = (
+            "the rows of its other arm are missing" if is_incomplete else "no reason was recorded"
+        )
+        reason = self.last.error or unknown
+        num_prompts = getattr(self.last, "num_prompts", None)
+        if self.has_figures and num_prompts and not is_incomplete:
+            reason += f" (the figures cover {num_prompts} prompts)"
+        return f"{reason} ({self.times} times)" if self.times > 1 else reason
+
+    def row(self, arm: str) -> AnyRunRow | None:
+        """The row of an arm, the last of several; None without any."""
+        return next((row for row in reversed(self.rows) if getattr(row, "arm", None) == arm), None)
+
+
+def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
+    """The runs that wrote these rows, once for each job of a sweep.
+
+    Jobs of a sweep that measure the same have copies of the rows of one run, distinguished by `job`
+    alone. `merge` counts them once.
+    """
+    of_runs = [row for row in rows if isinstance(row, RunRow)]
+    # Where the directories that rows name may be: where we are, at the file, or above it.
+    places = ["", *map(str, file.resolve().parents[:_NUM_PARENTS])] if file else [""]
+    beside = file.parent if file and (file.parent / "environment.json").exists() else None
+    runs = []
+    for same in grouped(of_runs, attrgetter("run", "job")).values():
+        # A run has one kind of row.
+        kept = list(type(same[0]).as_judged(same))
+        named = same[0].directory
+        possible = [os.path.join(place, named) for place in places] if named else []
+        # Not `Path.is_dir`: that raises an error for a name longer than a file's may be.
+        found = next(filter(os.path.isdir, possible), None)
+        runs.append(Run(kept, file, Path(found) if found else beside))
+    return runs
+
+
+def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
+    """Each measurement once, and the failures that still count.
+
+    A measurement is shown by its newest run that succeeded, or else by its newest run, if that has
+    figures. A pooled row replaces the runs that it pools. A failure counts until a newer run of the
+    same measurement succeeds: of ok, failed, ok the last is shown and no failure; of ok, failed
+    both.
+    """
+    single = each_once(runs)
+    by_id = {run.id: run for run in single}
+    pooled: set[str] = set()
+    for run in single:
+        of_run = getattr(run.last, "pooled_runs", None) or ()
+        pooled.update(of_run)
+        if of_run and run.directory is None and of_run[0] in by_id:
+            # Its command and its machine are those of the runs that it pools.
+            run.directory = by_id[of_run[0]].directory
+    by_measurement: dict[str, list[Run]] = {}
+    for run in single:
+        if run.id in pooled:
+            continue
+        measurement = run.last.measurement if run.last.is_repeatable else None
+        by_measurement.setdefault(measurement or run.id, []).append(run)
+    shown: list[Run] = []
+    failures: list[Run] = []
+    for repetitions in by_measurement.values():
+        succeeded = [run for run in repetitions if run.status == "ok"]
+        newest = succeeded[-1] if succeeded else repetitions[-1]
+        newest.times = max(1, len(succeeded))
+        if newest.has_figures:
+            shown.append(newest)
+        failed = repetitions[repetitions.index(newest) + 1 :] if succeeded else repetitions
+        if failed:
+            failed[-1].times = len(failed)
+            failures.append(failed[-1])
+    return sorted(shown, key=attrgetter("id")), sorted(failures, key=attrgetter("id"))
+
+
+def each_once(runs: Sequence[Run]) -> list[Run]:
+    """Each run once, in its most complete copy, the newest last: ids sort by time."""
+    # A torn file has fewer rows of a run, and a file that was moved may not find its directory.
+    ordered = sorted(runs, key=lambda run: (run.id, len(run.rows), run.directory is not None))
+    return list({run.id: run for run in ordered}.values())
