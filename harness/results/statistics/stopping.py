@@ -4,12 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from harness.results.statistics.interval import Interval
-
-if TYPE_CHECKING:
-    pass
 
 # Units before the first look. With fewer, a run that happens to begin with alike units ends too early.
 FIRST_LOOK = 12

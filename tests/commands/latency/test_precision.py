@@ -16,6 +16,7 @@ from harness.results.statistics.ratios import ratio_of_totals
 from harness.results.statistics.stopping import (
     CONFIDENCE_OF_LOOKS,
     FIRST_LOOK,
+    FIRST_LOOK_AT_BLOCKS,
     is_precise,
     looks,
 )
@@ -134,7 +135,9 @@ def test_a_budget_that_is_too_small_for_an_interval_is_raised() -> None:
 
 
 def test_looks_grow_and_a_narrow_interval_is_precise() -> None:
-    assert list(looks(25)) == [12, 15, 19, 24]
+    assert list(looks(24)) == [12, 15, 19, 24]
+    assert list(looks(8, FIRST_LOOK_AT_BLOCKS)) == [4, 5, 7]
     assert is_precise(Interval(2.0, 1.97, 2.03), 0.02)
+    assert is_precise(Interval(1.0, 0.5, 1.5), 0.5)
     assert not is_precise(Interval(2.0, 1.9, 2.1), 0.02)
     assert not is_precise(Interval(2.0), 0.02)

@@ -1,6 +1,6 @@
 """Prepared proposals of heads of every kind: the tokens are those of the eager head.
 
-The shipped EAGLE-3 head is compiled as well, through the command line: that takes many seconds.
+The shipped EAGLE-3 head is prepared as well, through the command line (`test_shipped_heads`).
 """
 
 from __future__ import annotations

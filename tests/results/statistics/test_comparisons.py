@@ -107,7 +107,9 @@ def test_a_lower_figure_is_better_or_worse() -> None:
     assert compare(before, lower, better="lower", margin=0.02).verdict == "better"
     assert compare(before, lower, better="higher", margin=0.02).verdict == "worse"
     assert compare(before, lower, better="higher", margin=0.15).verdict == "no worse"
-    assert compare(before, before, better="lower", margin=0.0).verdict == "cannot tell"
+    assert compare(lower, before, better="higher", margin=0.02).verdict == "better"
+    for better in ("lower", "higher"):
+        assert compare(before, before, better=better, margin=0.0).verdict == "cannot tell"
     assert compare(before, before, better="lower", margin=0.01).verdict == "no worse"
     few = compare(before[:7], lower[:7], better="lower", margin=0.02)
     assert few.verdict == "cannot tell"
@@ -132,8 +134,26 @@ def test_noise_is_that_of_identical_runs() -> None:
     assert noise.threshold() == pytest.approx(0.04, rel=0.1)
     # Of few pairs it is less certain, and the threshold is higher for that.
     assert Noise(0.02, 3).threshold() > 1.5 * noise.threshold()
+    # A further pair of identical runs, whose units do not differ.
+    pair = compare(np.ones(15), np.ones(15), better="lower", margin=0.02, noise=noise)
+    assert pair.change.high == pytest.approx(1 + noise.threshold())
     with pytest.raises(ValueError, match="positive"):
         noise_of_runs([[[1.0], [0.0]]])
+
+
+def test_the_parts_of_the_variance_shrink_with_runs_and_units() -> None:
+    """Four runs a side of eight units: between runs and within them the variances are known."""
+    between, within = 0.03, 0.01
+    of_run = np.array([[1], [1], [-1], [-1]])
+    of_both = of_run * np.array([1, -1] * 4)
+    runs = np.exp(between * of_run + within * of_both)
+    estimate = compare(runs, runs, better="lower", margin=0.02).estimate
+    assert estimate is not None
+    # Sums of squares over their degrees of freedom; the mean of a side is over 4 runs and 8 units.
+    residual = (32 * within**2 / 21) / (4 * 8) * 2
+    assert estimate.residual_variance == pytest.approx(residual)
+    assert estimate.run_variance == pytest.approx((4 * between**2 / 3) / 4 * 2 - residual)
+    assert estimate.run_degrees_of_freedom == 6
 
 
 def test_proportions_of_the_same_questions() -> None:
@@ -145,6 +165,7 @@ def test_proportions_of_the_same_questions() -> None:
     few = compare_proportions([True] * 5, [True] * 5, margin=0.05)
     assert few.verdict == "cannot tell"
     assert few.p_value == 1
+    assert compare_proportions(answers, lost, margin=0.0).verdict == "worse"
     with pytest.raises(ValueError, match="margin"):
         compare_proportions(answers, lost, margin=-0.1)
 

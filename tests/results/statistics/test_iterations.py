@@ -14,6 +14,7 @@ from harness.results.statistics.iterations import (
     Cut,
     acceptance_chances,
     cut,
+    expected_acceptance,
     tokens_per_iteration,
 )
 
@@ -165,6 +166,13 @@ def test_places_are_counted() -> None:
     assert found.proposed[3] == 4 + 3 + 1
     assert found.accepted_at[3].tolist() == [3, 1, 1, 1]
     assert found.tested[3] == 4 + 2 + 1
+    assert expected_acceptance([found, found], 4) == {
+        "acceptance_rate": 6 / 8,
+        "conditional_acceptance_rate": 6 / 7,
+        "mean_acceptance_length": 1 + 6 / 3,
+        "marginal_acceptance_by_position": [1, 0.3333, 0.3333, 0.3333],
+    }
+    assert expected_acceptance([cut([[np.nan]])], 1) == {}, "nothing was proposed"
     # K=1: 0 | 1 2 | 3 4 | 5 | 6 7 | 8 9: nothing is proposed after token 4.
     assert found.visits[0].tolist() == [1, 0, 1, 0, 1, 1, 0, 1, 0]
     assert found.drafted[0] == 4

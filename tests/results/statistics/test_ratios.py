@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import numpy as np
@@ -10,6 +11,8 @@ from scipy import stats
 
 from harness.results.statistics.ratios import (
     Rare,
+    _bounds_over_subsets,
+    _expanded,
     drift,
     rare_units,
     ratio_of_totals,
@@ -172,6 +175,28 @@ def test_bootstrap_interval_covers_the_truth(num_prompts: int, least: float) -> 
     assert least <= covered / 1000 <= 0.97
 
 
+@pytest.mark.parametrize("size", [8, 15, 200])
+def test_the_percentile_interval_of_a_mean_is_expanded_to_students(size: int) -> None:
+    """A bootstrap's standard deviation of a mean is smaller by √((n - 1) / n), and its quantiles are normal ones."""
+    normal = stats.norm.ppf((1 + _expanded(0.95, size)) / 2)
+    assert normal * math.sqrt((size - 1) / size) == pytest.approx(stats.t.ppf(0.975, size - 1))
+
+
+def test_bounds_over_all_subsets() -> None:
+    """255 ratios cut the line into 256 parts: 6 of them, 2.3 %, are below the sixth ratio."""
+    tops, bottoms = np.random.default_rng(0).gamma(4, 1, (2, 8))
+    subsets = (list(s) for size in range(1, 9) for s in itertools.combinations(range(8), size))
+    ratios = sorted(tops[units].sum() / bottoms[units].sum() for units in subsets)
+    expected = ratios[5], ratios[-6]
+    assert _bounds_over_subsets(tops, bottoms, 255, 0, 0.95) == pytest.approx(expected)
+    # Of more units, as many subsets as there are, but drawn.
+    tops, bottoms = np.random.default_rng(0).gamma(4, 1, (2, 14))
+    every = _bounds_over_subsets(tops, bottoms, 2**14 - 1, 0, 0.95)
+    drawn = _bounds_over_subsets(tops, bottoms, 2**14 - 2, 0, 0.95)
+    assert drawn != every
+    assert drawn == pytest.approx(every, rel=0.02)
+
+
 def test_the_interval_says_what_it_covers() -> None:
     laps = ratio_of_totals([2.0] * 9, [1.0] * 9, num_resamples=200, seed=0, unit="lap")
     assert laps.covers == "9 laps"
@@ -227,6 +252,14 @@ def test_a_small_drift_does_not_matter() -> None:
     assert found.change.excludes(1)
     assert found.change.estimate == pytest.approx(1.01, abs=1e-3)
     assert not found.matters
+
+
+def test_halves_of_different_variances_are_compared_by_welch() -> None:
+    """The first half has no variance: all degrees of freedom are those of the second."""
+    second = np.array([0.9, 1.1] * 4 + [1.0])
+    found = drift([1.0] * 8 + second.tolist(), np.ones(17)).change
+    half_width = stats.t.ppf(0.975, 8) * second.std(ddof=1) / 3
+    assert [found.low, found.high] == pytest.approx([math.exp(-half_width), math.exp(half_width)])
 
 
 def test_drift_of_a_few_units_has_no_interval() -> None:
