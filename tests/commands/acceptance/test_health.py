@@ -17,7 +17,6 @@ import echo_server
 from echo_server import EchoServer
 from echo_server import serving as echoing
 from harness.local.drafting.heads.unread import UnreadFeatures
-from harness.results.verdict import drafter_health
 from in_process import Harness, results
 from served import serving
 
@@ -126,14 +125,3 @@ def test_only_the_server_that_is_judged_is_started(harness: Harness) -> None:
     asked = ["model=tiny_draft", "draft=lookup", *ASKED, "decoding.max_new_tokens=4"]
     outcome = harness("acceptance", *asked, "--", *echo, code=1)
     assert "texts are not" in outcome.complaint
-
-
-def test_the_verdict_allows_coins_and_rounding() -> None:
-    """Four tokens an iteration by the weights, with a standard deviation of 1 % over all of them."""
-    known = {"num_tokens": 40_000, "expected": 10_000, "variance": 100.0**2, "own_texts": True}
-    within = [10_000, 10_700, 9_300]
-    assert {drafter_health(counted=n, **known)[0] for n in within} == {"as its weights say"}  # type: ignore[arg-type]
-    for counted in (10_900, 9_100):
-        assert drafter_health(counted=counted, **known)[0] == "broken"  # type: ignore[arg-type]
-    assert drafter_health(counted=None, **known)[0] == "cannot tell"  # type: ignore[arg-type]
-    assert drafter_health(counted=None, **known | {"own_texts": False})[0] == "other texts"  # type: ignore[arg-type]
