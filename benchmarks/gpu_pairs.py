@@ -270,7 +270,7 @@ def measure(case: Case, options: argparse.Namespace, save: Save) -> None:
         # The last runner's, which is the fastest; traces are too large to keep.
         engine = [engine for engine, _, _ in arms.watched.values()][-1]
         with tempfile.TemporaryDirectory() as traces:
-            tables = profile_arms(engine, questions[0], Path(traces))
+            tables = profile_arms(engine.arms, pair.devices, questions[0], Path(traces))
         for arm, profile in zip(engine.arms, tables, strict=True):
             profiles[arm.name] = [row.cells for row in profile.rows]
         save_lines(seconds)

@@ -50,7 +50,8 @@ def main() -> None:
     engine = LocalEngine(pair, Preparation(decoding=decoding, runner="eager"))
     prompts = common.read_prompts(settings, pair, NUM_PROMPTS)
     contexts = [
-        list(context.token_ids) for context in choose_contexts(engine.reference, prompts, decoding)
+        list(context.token_ids)
+        for context in choose_contexts(engine.weights.reference, prompts, decoding)
     ]
     test = TokenTest(FALSE_ALARM_RATE / (len(contexts) + 1), options.shift)
     sampling = Sampling("as asked", decoding)
@@ -72,7 +73,7 @@ def main() -> None:
         for position, context in enumerate(contexts):
             streams = range(position * num_draws, (position + 1) * num_draws)
             planned = PlannedRequest(tuple(context), sampling, options.num_tokens, 0)
-            scores = Scores(engine.reference, frozenset(), BATCH_SIZE, [seed, position])
+            scores = Scores(engine.weights.reference, frozenset(), BATCH_SIZE, [seed, position])
             acceptance = Acceptance()
             for generation in draw(faulty, context, seed, streams):
                 scores.add([(planned, answer) for answer in generation.requests])

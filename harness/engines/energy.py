@@ -3,14 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import pynvml
-
-if TYPE_CHECKING:
-    import torch
 
 # NVML's bits for clocks that are lowered because of heat or power, not because the GPU idles.
 REASONS = {
@@ -67,31 +62,6 @@ def throttle_reasons(gpu: str) -> list[str]:
     except pynvml.NVMLError:
         return []
     return [name for bit, name in REASONS.items() if bits & bit]
-
-
-def gpus_of(devices: Sequence[torch.device]) -> list[str]:
-    """UUIDs of the GPUs among these devices, for NVML, which counts GPUs in another order than CUDA.
-
-    [] without NVML, and where one of them is an instance of a divided GPU (MIG): what a GPU counts
-    is of all its instances.
-    """
-    places = [device.index or 0 for device in devices if device.type == "cuda"]
-    if not places:
-        return []
-    import torch
-
-    try:
-        pynvml.nvmlInit()
-        gpus = [f"GPU-{torch.cuda.get_device_properties(place).uuid}" for place in places]
-        for gpu in gpus:
-            handle = pynvml.nvmlDeviceGetHandleByUUID(gpu)
-            with suppress(pynvml.NVMLError):  # of a kind that cannot be divided
-                is_divided, _ = pynvml.nvmlDeviceGetMigMode(handle)
-                if is_divided:
-                    return []
-    except pynvml.NVMLError:
-        return []
-    return gpus
 
 
 def _energy_mj(gpus: Sequence[str]) -> int | None:

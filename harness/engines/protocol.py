@@ -15,7 +15,6 @@ import numpy as np
 
 from harness.config.settings import DecodingSettings
 from harness.engines.counts import Counts
-from harness.engines.energy import gpus_of
 from harness.engines.requests import Load, RequestRecord
 from harness.local.decoding.protocols import Iteration
 from harness.local.engine.stopwatches import Phases
@@ -23,7 +22,6 @@ from harness.results.statistics.arrays import Floats
 from harness.servers.dialects import UNKNOWN, Dialect
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 # Log-probabilities by token id at one position of a text: of the likeliest tokens, and of the text's own token if the
@@ -248,13 +246,32 @@ class Reference(TextReference, Protocol):
         """
 
 
+class Weights(Protocol):
+    """The models that generate in this process, and the devices that hold them."""
+
+    @property
+    def reference(self) -> Reference:
+        """Their own probabilities, until the engine is closed."""
+
+    @property
+    def gpus(self) -> Sequence[str]:
+        """UUIDs of the GPUs that compute, by which NVML finds them."""
+
+    def synchronize(self) -> None:
+        """Wait until every device has finished its queue."""
+
+    def reset_peak_memory(self) -> None:
+        """Start a new period for `peak_memory_bytes`."""
+
+    def peak_memory_bytes(self) -> int | None:
+        """The most bytes that GPUs held in this period; None without a GPU."""
+
+
 class Engine:
     """Generates with and without speculation. Attributes that an engine does not support are None or empty.
 
     Attributes:
         arms: `regular`, and `speculative` where there is a draft.
-        devices: those of this process that compute, so that they can be synchronised and their
-            memory read.
         reports_token_ids: whether its tokens are those that the model drew, and not read from text.
         queues: whether a question may have more prompts than the batch size: the others wait until
             one of those in flight has ended. Each prompt then has its own time.
@@ -262,7 +279,7 @@ class Engine:
         has_rate: whether it sends the prompts of a question at a rate, however many are in flight.
         salts: whether prefix caches heed `Question.salts`; None where there is no such cache between
             questions.
-        reference: the weights that generate, if they can be asked for their probabilities.
+        weights: the models that generate, where they are in this process.
         stopwatches_are_free: whether those of `watched` cost next to nothing, so that timed arms
             may have them too.
         runner: what runs the models, for the column `runner`.
@@ -275,13 +292,12 @@ class Engine:
     """
 
     arms: Sequence[Arm]
-    devices: Sequence[torch.device] = ()
     reports_token_ids: bool = True
     queues: bool = False
     alternates: bool = True
     has_rate: bool = False
     salts: bool | None = None
-    reference: Reference | None = None
+    weights: Weights | None = None
     stopwatches_are_free: bool = False
     runner: str | None = None
     server: str | None = None
@@ -289,13 +305,6 @@ class Engine:
     server_command: str | None = None
     num_blocks: int = 0
     setup_seconds: float | None = None
-
-    @property
-    def gpus(self) -> Sequence[str]:
-        """UUIDs of the GPUs that compute, by which NVML finds them; none for an engine on another
-        machine.
-        """
-        return gpus_of(self.devices)
 
     def begin_turn(self, arm: Arm) -> None:
         """Prepare for the next question to an arm; an engine with blocks starts it afresh."""

@@ -20,7 +20,6 @@ from harness.engines.energy import GpuMeter, GpuUse
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import Load, RequestRecord
 from harness.local.decoding.protocols import Iteration
-from harness.local.models import devices
 from harness.results.acceptance import Acceptance, outcome_of
 
 # Seconds between two frames. After a frame that was slow to draw the next one waits for a multiple
@@ -180,12 +179,19 @@ def run_lap(
         RunError: processes that share the models came to different tokens, or a request failed.
     """
     generation = Generation(arm.name, question=question, sent=engine.queues)
-    devices.reset_peak_memory(engine.devices)
+    weights = engine.weights
+
+    def synchronize() -> None:
+        if weights is not None:
+            weights.synchronize()
+
+    if weights is not None:
+        weights.reset_peak_memory()
     with without_garbage_collection():
         records = arm.stream(question)
-        meter = GpuMeter(engine.gpus)
+        meter = GpuMeter(weights.gpus if weights is not None else ())
         next_frame = 0.0
-        devices.synchronize(engine.devices)
+        synchronize()
         # Moved forward by every stop of the clock, so that stops do not count.
         started = time.perf_counter()
         for iteration in records:
@@ -196,7 +202,7 @@ def run_lap(
             generation.iterations.append(iteration)
             generation.decided.append(generation.seconds)
             if draw is not None and now >= next_frame:
-                devices.synchronize(engine.devices)
+                synchronize()
                 stopped = time.perf_counter()
                 draw(generation)
                 cost = time.perf_counter() - stopped
@@ -206,13 +212,14 @@ def run_lap(
         generation.gpu = meter.stop()
         # A loop that works ahead has queued another turn behind a stop token. It must not slow what
         # is timed next.
-        devices.synchronize(engine.devices)
+        synchronize()
     generation.finish(arm.last_requests)
     generation.load = arm.last_load
     if generation.load is not None:
         generation.seconds = generation.load.seconds * generation.load.share
     generation.counted = arm.counted()
-    generation.peak_memory_bytes = devices.peak_memory_bytes(engine.devices)
+    if weights is not None:
+        generation.peak_memory_bytes = weights.peak_memory_bytes()
     errors = [str(request.error) for request in generation.requests if request.error is not None]
     if errors and not allow_failures:
         count = f"{len(errors)} of {len(generation.requests)}"

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.engines.detokenizer import Detokenizer
 from harness.engines.divergence import first_divergence
-from harness.engines.protocol import Engine, Question
+from harness.engines.protocol import Question, Weights
 from harness.engines.timing import Generation
 from harness.measuring.acceptance import acceptance_columns
 from harness.results.acceptance import Rejection
@@ -40,11 +40,17 @@ def figures(arm: str, generation: Generation, tokenizer: PreTrainedTokenizerBase
 
 
 def outcome(
-    engine: Engine, question: Question, regular: Generation, speculative: Generation
+    weights: Weights | None, question: Question, regular: Generation, speculative: Generation
 ) -> dict[str, Any]:
-    """The columns of `CompareRow` that compare the arms."""
+    """The columns of `CompareRow` that compare the arms.
+
+    Args:
+        weights: of the engine, to measure where greedy texts part.
+    """
     [expected], [actual] = regular.tokens, speculative.tokens
-    reference = engine.reference if question.decoding.temperature == 0 else None
+    reference = None
+    if weights is not None and question.decoding.temperature == 0:
+        reference = weights.reference
     divergence = first_divergence(reference, question.prompts[0], expected, actual)
     return {
         **_speedup(regular, speculative),

@@ -37,7 +37,8 @@ class References:
         """The reference for texts, whose tokens may be unknown; None where there is none."""
         if self._session.settings.engine.beyond_model is not None:
             return None
-        return self._engine.reference or self._loaded
+        weights = self._engine.weights
+        return self._loaded if weights is None else weights.reference
 
     def text_divergence(
         self, prompt: Sequence[int], text: str, num_tokens: int

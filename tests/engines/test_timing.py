@@ -31,15 +31,39 @@ class FakeArm(Arm):
         self.stream = stream
 
 
+class FakeWeights:
+    """Models on a device without GPUs, whose calls are noted."""
+
+    reference: Any = None
+    gpus: Sequence[str] = ()
+
+    def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
+        self._synchronize = synchronize
+        self.calls: list[str] = []
+
+    def synchronize(self) -> None:
+        self.calls.append("synchronize")
+        self._synchronize()
+
+    def reset_peak_memory(self) -> None:
+        self.calls.append("reset")
+
+    def peak_memory_bytes(self) -> int:
+        return 77
+
+
+def engine_with(weights: FakeWeights) -> Engine:
+    engine = Engine()
+    engine.weights = weights
+    return engine
+
+
 def run(stream: Callable[[Question], Iterator[Iteration]]) -> Generation:
     """Checks that devices are synchronised at both ends."""
-    calls: list[str] = []
-    engine = Engine()
-    engine.devices = [torch.device("cpu")]
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(timing.devices, "synchronize", lambda devices: calls.append("synchronize"))
-        generation = generate(engine, FakeArm(stream), QUESTION)
-    assert calls == ["synchronize", "synchronize"]
+    weights = FakeWeights()
+    generation = generate(engine_with(weights), FakeArm(stream), QUESTION)
+    assert weights.calls == ["reset", "synchronize", "synchronize"]
+    assert generation.peak_memory_bytes == 77
     return generation
 
 
@@ -159,14 +183,13 @@ def test_the_clock_stops_at_the_last_turn_and_not_behind_one_that_is_dropped(
     """A stop token is seen when the next turn is queued already."""
     device = BusyDevice()
     clock = SimpleNamespace(perf_counter=lambda: device.now, time_ns=time.time_ns)
-    wait = lambda devices: device.wait_until(device.queue_ends)  # noqa: E731
+    engine = engine_with(FakeWeights(lambda: device.wait_until(device.queue_ends)))
     monkeypatch.setattr(timing, "time", clock)
-    monkeypatch.setattr(timing.devices, "synchronize", wait)
     monkeypatch.setattr(turns, "to_host", device.to_host)
     arm = FakeArm(lambda question: autoregressive(device, request([[2]], stop=[7]), ahead))
     for _ in range(2):
         began = device.now
-        generation = generate(Engine(), arm, Question([[2]], QUESTION.decoding, 0, (0,)))
+        generation = generate(engine, arm, Question([[2]], QUESTION.decoding, 0, (0,)))
         assert generation.tokens == [[3, 4, 5, 6, 7]]
         assert generation.seconds == 5
         # What was dropped is over before another clock starts.

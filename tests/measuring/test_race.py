@@ -47,8 +47,6 @@ class Engine:
     last_requests = ()
     last_load = None
     queues = False
-    devices = ()
-    gpus = ()
     vocabulary_size = 1000
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float] = ()) -> None:
@@ -69,8 +67,14 @@ class Engine:
         self.now += 0.25  # what an arm does after its last token counts
 
     @property
-    def reference(self) -> Engine:
-        return self
+    def weights(self) -> SimpleNamespace:
+        return SimpleNamespace(
+            reference=self,
+            gpus=(),
+            synchronize=lambda: None,
+            reset_peak_memory=lambda: None,
+            peak_memory_bytes=lambda: None,
+        )
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
         self.prompts = [token_ids]
@@ -158,7 +162,7 @@ def test_where_texts_differ(
     ]
     for lap in laps:
         lap.finish()
-    figures = outcome(engine, question, *laps)
+    figures = outcome(engine.weights, question, *laps)
     assert (figures["parted_at"], figures["logit_margin"]) == expected
     assert figures["identical"] is (expected[0] is None)
     assert figures["speedup"] == len(actual) / 3
@@ -180,11 +184,11 @@ def test_texts_of_different_lengths_are_compared_up_to_the_end_of_the_shorter() 
     """10 tokens in 10 s; of 6 iterations with 4 tokens each the first two and a half have as many, in 5 s."""
     question = Question([[1, 2]], DecodingSettings(temperature=1.0), 0, [0])
     laps = lap_of("regular", [1] * 10, 1.0), lap_of("speculative", [4] * 6, 2.0)
-    figures = outcome(None, question, *laps)  # type: ignore[arg-type]
+    figures = outcome(None, question, *laps)
     assert figures["num_compared"] == 10
     assert figures["speedup"] == pytest.approx(10 / 5)
     equal = lap_of("regular", [1] * 24, 1.0), laps[1]
-    assert "num_compared" not in outcome(None, question, *equal)  # type: ignore[arg-type]
+    assert "num_compared" not in outcome(None, question, *equal)
 
 
 def test_an_answer_without_a_token_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,7 +204,7 @@ def test_an_answer_without_a_token_has_no_rate(monkeypatch: pytest.MonkeyPatch) 
     }
     question = Question([[1, 2]], DecodingSettings(), 0, [0])
     engine: Any = Engine(monkeypatch)
-    compared = outcome(engine, question, full, empty)
+    compared = outcome(engine.weights, question, full, empty)
     assert "speedup" not in compared
     assert (compared["identical"], compared["parted_at"]) == (False, 0)
     assert as_json(empty, Digits(), [1, 2])["num_tokens"] == 0  # type: ignore[arg-type]

@@ -31,7 +31,9 @@ def test_a_reference_is_for_what_the_model_read(
     own = object()
     session: Any = SimpleNamespace(
         settings=SimpleNamespace(engine=settings),
-        engine=SimpleNamespace(reference=own, reports_token_ids=reports_token_ids),
+        engine=SimpleNamespace(
+            weights=SimpleNamespace(reference=own), reports_token_ids=reports_token_ids
+        ),
     )
     references = References(session)
     assert references.for_tokens() is (own if has_tokens else None)

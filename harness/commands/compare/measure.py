@@ -173,7 +173,7 @@ class Compare(Experiment):
                     laps[arm.name] = self._lap(session, engine, arm, question)
                     columns |= figures(arm.name, laps[arm.name], session.tokenizer)
                 if "speculative" in laps:
-                    columns |= outcome(engine, question, *laps.values())
+                    columns |= outcome(engine.weights, question, *laps.values())
                     if engine.arms[-1].reports_drafts:
                         rejected = find_rejections(laps["speculative"], session.tokenizer)
                         columns["num_rejections"] = len(rejected)

@@ -155,7 +155,9 @@ class Latency(Experiment):
             context = encoded.mean_length + new_tokens / 2
             self.run.roofs = roofs(placed, batch_size, round(context))
             if settings.profile:
-                self.profiles = profile_arms(engine, example, session.directory)
+                self.profiles = profile_arms(
+                    engine.arms, placed.devices, example, session.directory
+                )
         self._read_answers(session, engine)
 
     def _read_answers(self, session: Session, engine: Engine) -> None:
@@ -198,7 +200,9 @@ class Latency(Experiment):
     def _time_arms(self, session: Session, engine: Engine) -> None:
         """Time both arms, and the phases of their iterations under stopwatches."""
         settings = self.settings
-        quietness = self.run.quietness = Quietness(engine.gpus, say)
+        quietness = self.run.quietness = Quietness(
+            () if engine.weights is None else engine.weights.gpus, say
+        )
         timed: Sequence[Arm] = engine.arms
         watched: list[Arm] = []
         for arm, phases in engine.watched():

@@ -7,12 +7,14 @@ from __future__ import annotations
 import dataclasses
 import operator
 import os
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.protocol import Arm, Question
 from harness.local.models.devices import synchronize
 from harness.reporting.table import Column, Table, TableRow, number, percent
 
@@ -20,25 +22,30 @@ from harness.reporting.table import Column, Table, TableRow, number, percent
 NUM_TOKENS = 8
 
 
-def profile_arms(engine: Engine, question: Question, directory: Path) -> list[Table]:
+def profile_arms(
+    arms: Sequence[Arm], devices: Sequence[Any], question: Question, directory: Path
+) -> list[Table]:
     """Run each arm for a few tokens under torch's profiler, and write `trace_<arm>.json.gz` into
     `directory`.
 
     Nothing else may be timed meanwhile: the profiler slows everything down.
+
+    Args:
+        devices: those that the models of the arms are on.
     """
     decoding = question.decoding
     num_tokens = min(NUM_TOKENS, decoding.max_new_tokens)
     decoding = dataclasses.replace(decoding, max_new_tokens=num_tokens)
     shortened = dataclasses.replace(question, decoding=decoding)
     tables = []
-    for arm in engine.arms:
+    for arm in arms:
         file = directory / f"trace_{arm.name}.json.gz"
-        tables.append(_profile(engine, arm, shortened, file))
+        tables.append(_profile(arm, devices, shortened, file))
     return tables
 
 
-def _profile(engine: Engine, arm: Arm, question: Question, file: Path) -> Table:
-    on_gpu = any(device.type == "cuda" for device in engine.devices)
+def _profile(arm: Arm, devices: Sequence[Any], question: Question, file: Path) -> Table:
+    on_gpu = any(device.type == "cuda" for device in devices)
     device = "CPU"
     # Operators on a CPU, but kernels on a GPU: those of a CUDA graph belong to no operator.
     listed = "operator"
@@ -58,7 +65,7 @@ def _profile(engine: Engine, arm: Arm, question: Question, file: Path) -> Table:
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     with profile(activities=activities) as profiler:
         num_iterations = sum(1 for _ in arm.stream(question))
-        synchronize(engine.devices)
+        synchronize(devices)
     profiler.export_chrome_trace(str(file))
 
     events = []

@@ -35,6 +35,7 @@ from harness.local.engine.pair import Pair
 from harness.local.engine.pair_runners import PairRunners, open_runners
 from harness.local.engine.rules import rule_of, tree_rule_of, warp_of
 from harness.local.engine.stopwatches import Phases, pass_ms, pass_widths
+from harness.local.engine.weights import LoadedWeights
 from harness.local.models.quantization import eight_bit_layers
 from harness.local.runners.base import Options
 from harness.local.runners.checks import plain_outputs
@@ -278,8 +279,7 @@ class LocalEngine(Engine):
         self._is_checked = False
         self._has_checked_rule = False
         self.runners = open_runners(pair, preparation)
-        self.reference: ModelReference = ModelReference(self.runners)
-        self.devices = pair.devices
+        self.weights = LoadedWeights(pair.devices, ModelReference(self.runners))
         # Elsewhere stopwatches slow the run: they synchronise the GPU, or time every 8-bit layer.
         has_8bit_layers = any(
             model is not None and eight_bit_layers(model.model)
@@ -296,7 +296,7 @@ class LocalEngine(Engine):
 
         Those that answer what the arms themselves have answered learn nothing from them.
         """
-        phases = [Phases(self.devices) for _ in self.arms]
+        phases = [Phases(self._pair.devices) for _ in self.arms]
         make = self.runners.make_drafter
         if not self.stopwatches_are_free:
             make = self.runners.new_drafters()
@@ -321,13 +321,13 @@ class LocalEngine(Engine):
         if number >= question.decoding.max_new_tokens:
             return None
         widths = pass_widths(number)
-        return pass_ms(self.runners.target, question.prompts, widths, self.devices)
+        return pass_ms(self.runners.target, question.prompts, widths, self._pair.devices)
 
     def close(self) -> None:
         """Free the runners; the pair is the caller's."""
         self.arms = ()
         self.runners.close()
-        release_memory(self.devices)
+        release_memory(self._pair.devices)
 
     def _make_arms(
         self, make: MakeDrafter | None, phases: Sequence[Phases | None] = (None, None)

@@ -26,10 +26,11 @@ from harness.config.settings import DecodingSettings, require
 from harness.engines.protocol import Arm, Engine, Likeliest, LoadRequest, Question
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
-from harness.local.checks.reference import ModelReference, not_finite, open_reference
+from harness.local.checks.reference import not_finite, open_reference
 from harness.local.decoding.protocols import Iteration, Origin
 from harness.local.drafting.registry import method_of
 from harness.local.engine.pair import Pair, SketchedPair
+from harness.local.engine.weights import LoadedWeights
 from harness.local.models.checkpoints import recurrent_kind
 from harness.local.models.tokenizers import vocabulary_size
 from harness.local.runners.attention import without_cudnn
@@ -90,9 +91,8 @@ class HuggingFaceEngine(Engine):
             arguments = method.huggingface(pair, draft_settings, preparation.decoding)
             shares = method.memory == "shared"
             assistant = pair.target.model if shares else arguments.get("assistant_model")
-        # The same weights in our eager runner.
-        self.reference: ModelReference = open_reference(pair, preparation)
-        self.devices = pair.devices
+        # The reference has the same weights in our eager runner.
+        self.weights: LoadedWeights = LoadedWeights(pair.devices, open_reference(pair, preparation))
         self.runner = "generate"
         self.setup_seconds = 0.0
         # One thread for all questions: each new one would start more threads for the CPU's kernels.
@@ -109,8 +109,8 @@ class HuggingFaceEngine(Engine):
         """End the thread and free the reference's runners; the pair is the caller's."""
         self.arms = ()
         self._thread.shutdown()
-        self.reference.close()
-        release_memory(self.devices)
+        self.weights.reference.close()
+        release_memory(self.weights.devices)
 
 
 @dataclass(frozen=True)

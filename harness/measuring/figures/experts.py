@@ -48,9 +48,11 @@ def experts_read(engine: Engine, question: Question) -> Experts | None:
 
     None for a dense model, or where an engine does not report what it proposed.
     """
-    reference = engine.reference
     arm = engine.arms[-1]
-    if reference is None or reference.num_experts is None or not arm.reports_drafts:
+    if engine.weights is None or not arm.reports_drafts:
+        return None
+    reference = engine.weights.reference
+    if reference.num_experts is None:
         return None
     from harness.engines.timing import run_lap
 

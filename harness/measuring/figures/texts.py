@@ -71,6 +71,8 @@ def compare_texts(run: MeasuredRun, session: Session, answers: Mapping[str, Gene
     if decoding.temperature > 0 or decoding.synthetic_acceptance is not None:
         return
     assert session.engine is not None
+    weights = session.engine.weights
+    reference = None if weights is None else weights.reference
     divergences = run.arms["speculative"].divergences
     regular, speculative = (answers[name] for name in run.arms)
     pairs = zip(regular.with_prompts, speculative.with_prompts, strict=True)
@@ -82,4 +84,4 @@ def compare_texts(run: MeasuredRun, session: Session, answers: Mapping[str, Gene
             # The tokens that were drawn need not be those of their text.
             encode = functools.partial(session.tokenizer.encode, add_special_tokens=False)
             texts = [encode(request.text), encode(other.text)]
-        divergences[request.index] = first_divergence(session.engine.reference, prompt, *texts)
+        divergences[request.index] = first_divergence(reference, prompt, *texts)

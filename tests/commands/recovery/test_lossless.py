@@ -87,7 +87,7 @@ def sample(
         question = Question([PROMPT] * len(streams), decoding, 0, streams)
         for answer in generate(faulty, tested, question).requests:
             answered.append((PlannedRequest(tuple(PROMPT), sampling, num_tokens, 0), answer))
-    scores = Scores(engine(dtype=dtype).reference, frozenset(), 64, [0])
+    scores = Scores(engine(dtype=dtype).weights.reference, frozenset(), 64, [0])
     scores.add(answered)
     test = TokenTest(level_share=1e-9, shift=0.15)
     return test.check_continuations(scores.drawn, scores.two_routes)
@@ -104,7 +104,7 @@ def compare(
     texts, others = (generate(faulty, arm, question).tokens for arm in faulty.arms)
     assert sum(map(len, texts)) == 4 * 24
     return [
-        first_divergence(faulty.reference, *parts)
+        first_divergence(faulty.weights.reference, *parts)
         for parts in zip(prompts, texts, others, strict=True)
     ]
 

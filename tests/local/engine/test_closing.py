@@ -57,8 +57,8 @@ def use(engine: Engine) -> None:
         list(arm.stream(QUESTION))
     for arm, _ in engine.watched():
         list(arm.stream(QUESTION))
-    assert engine.reference is not None
-    engine.reference.logits([[5, 6, 7]])
+    assert engine.weights is not None
+    engine.weights.reference.logits([[5, 6, 7]])
 
 
 @pytest.mark.parametrize("runner", ["eager", "static", "graphs_only"])
@@ -99,7 +99,7 @@ def test_hugging_faces_engine_is_freed(pair: Pair, without_collections: None) ->
     engine = HuggingFaceEngine(pair, Preparation(decoding=greedy, longest_prompt=8))
     assert not isinstance(engine, LocalEngine)
     use(engine)
-    refs = [weakref.ref(engine), weakref.ref(engine.reference)]
+    refs = [weakref.ref(engine), weakref.ref(engine.weights.reference)]
     engine.close()
     del engine
     assert [ref() for ref in refs] == [None, None]

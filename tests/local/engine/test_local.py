@@ -99,8 +99,8 @@ def test_graphs_write_the_same(save_model: Callable[..., ModelSettings], gpus: A
     ):
         engine = open_engine(one, runner)
         assert engine.runner == runner
-        chosen = choose_contexts(engine.reference, PROMPTS, DECODING)
-        logits = engine.reference.logits_along(PROMPTS[:1], [[7, 8, 9]])
+        chosen = choose_contexts(engine.weights.reference, PROMPTS, DECODING)
+        logits = engine.weights.reference.logits_along(PROMPTS[:1], [[7, 8, 9]])
         found.append((texts_of(engine), chosen, logits))
     assert found[0][:2] == found[1][:2]
     assert found[0][2] == pytest.approx(found[1][2], abs=1e-3)
@@ -302,7 +302,7 @@ def test_logits_that_are_not_finite_are_an_error(
             list(arm.stream(question))
     if role == "model":
         with pytest.raises(RunError, match="at token 3 of prompt and text"):
-            engine.reference.logits(PROMPTS)
+            engine.weights.reference.logits(PROMPTS)
 
 
 @pytest.mark.parametrize("runner", ["eager", "static", "graphs_only"])

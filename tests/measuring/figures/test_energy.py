@@ -9,10 +9,11 @@ import pytest
 import torch
 
 from harness.engines import energy
-from harness.engines.energy import GpuMeter, GpuUse, gpus_of
+from harness.engines.energy import GpuMeter, GpuUse
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
-from harness.local.engine.engine import LocalEngine
+from harness.local.engine import weights
+from harness.local.engine.weights import LoadedWeights, gpus_of
 from harness.measuring.figures.machine import Energy
 from in_process import QUICKEST_PAIR, Harness, results
 from measured_runs import figures
@@ -77,7 +78,7 @@ def test_gpus_are_found_by_what_both_cuda_and_nvml_call_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nvml = Nvml()
-    monkeypatch.setattr(energy, "pynvml", nvml)
+    monkeypatch.setattr(weights, "pynvml", nvml)
 
     def properties(place: int) -> SimpleNamespace:
         return SimpleNamespace(uuid=nvml.of_cuda[place])
@@ -148,7 +149,7 @@ def test_joules_are_told_where_gpus_count_them(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(energy, "pynvml", Nvml())
-    monkeypatch.setattr(LocalEngine, "gpus", Nvml.uuids)
+    monkeypatch.setattr(LoadedWeights, "gpus", Nvml.uuids)
     outcome = harness(*QUICK)
     regular, speculative = results().to_dict("records")
     for row in (regular, speculative):

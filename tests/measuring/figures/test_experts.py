@@ -60,11 +60,11 @@ class Told(Arm):
     num_experts = 50
     name = "speculative"
     queues = False
-    devices = ()
     gpus = ()
 
     def __init__(self) -> None:
-        self.arms, self.reference = [self], self
+        self.arms = [self]
+        self.weights = self.reference = self
 
     def stream(self, question: Question) -> Any:
         origins: list[Any] = [["target"], ["target"]]
@@ -72,6 +72,11 @@ class Told(Arm):
         # Of row 0, 5 6 9 are verified, and of row 1, 20 30.
         yield Iteration([0, 1], [[6, 7], [21]], origins, [[6, 9], [30]], [1, 0])
         yield Iteration([0], [[8]], origins[:1], [[]], [0])
+
+    def synchronize(self) -> None:
+        """Nothing runs on a device."""
+
+    reset_peak_memory = peak_memory_bytes = synchronize
 
     def experts(self, token_ids: Sequence[int], num_last: int) -> list[list[list[int]]]:
         return [[[token, token + 1] for token in token_ids[-num_last:]]]

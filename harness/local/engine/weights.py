@@ -1,0 +1,62 @@
+"""The loaded models of an engine, for what measures them: their devices' queues, memory and GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import cached_property
+
+import pynvml
+import torch
+
+from harness.local.checks.reference import ModelReference
+from harness.local.models import devices
+
+
+class LoadedWeights:
+    """The `Weights` of an engine over a loaded pair.
+
+    Args:
+        devices: those that hold the models and compute.
+        reference: over the same models.
+    """
+
+    def __init__(self, devices: Sequence[torch.device], reference: ModelReference) -> None:
+        self.devices = devices
+        self.reference = reference
+
+    @cached_property
+    def gpus(self) -> Sequence[str]:
+        return gpus_of(self.devices)
+
+    def synchronize(self) -> None:
+        devices.synchronize(self.devices)
+
+    def reset_peak_memory(self) -> None:
+        devices.reset_peak_memory(self.devices)
+
+    def peak_memory_bytes(self) -> int | None:
+        return devices.peak_memory_bytes(self.devices)
+
+
+def gpus_of(devices: Sequence[torch.device]) -> list[str]:
+    """UUIDs of the GPUs among these devices, for NVML, which counts GPUs in another order than CUDA.
+
+    [] without NVML, and where one of them is an instance of a divided GPU (MIG): what a GPU counts
+    is of all its instances.
+    """
+    places = [device.index or 0 for device in devices if device.type == "cuda"]
+    if not places:
+        return []
+    try:
+        pynvml.nvmlInit()
+        gpus = [f"GPU-{torch.cuda.get_device_properties(place).uuid}" for place in places]
+        for gpu in gpus:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(gpu)
+            with suppress(pynvml.NVMLError):  # of a kind that cannot be divided
+                is_divided, _ = pynvml.nvmlDeviceGetMigMode(handle)
+                if is_divided:
+                    return []
+    except pynvml.NVMLError:
+        return []
+    return gpus
