@@ -17,13 +17,13 @@ from omegaconf import OmegaConf
 from harness.cli.menu import config_source, names
 from harness.cli.menu.conversion import from_config
 from harness.commands.latency.record import LatencySettings
+from harness.config.demand import Demand
 from harness.config.machine import cpu_name
 from harness.config.settings import DecodingSettings
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Question
 from harness.engines.timing import quick_garbage_collections, without_garbage_collection
 from harness.local.engine.pair import Pair, PlacedPair
-from harness.local.models.case import Demand
 from harness.local.models.devices import synchronize
 from harness.local.models.tokenizers import encode_prompts
 from harness.local.runners.attention import without_cudnn

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from harness.engines.tokenizer import Tokenizer
 
 # A character has at most four bytes, so at most four tokens hold it. The fourth may begin another
 # character, which needs up to three more. What is still broken then will never be whole.
@@ -33,7 +31,7 @@ class Detokenizer:
         prompt: token ids of the prompt.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
         # What stands before the pending tokens: parts that begin and end with whole characters.
         self._parts = deque([self._end_of(prompt)], maxlen=_CONTEXT)

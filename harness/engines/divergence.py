@@ -6,14 +6,11 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from harness.config.errors import RunError
 from harness.engines.detokenizer import BROKEN
 from harness.engines.protocol import Reference, TextReference
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from harness.engines.tokenizer import Tokenizer
 
 # The likeliest tokens that are tried for the one that a text goes on with.
 _MOST_TRIED = 1000
@@ -85,7 +82,7 @@ def _with_margin(
 class _Written:
     """The reference's tokens behind a prompt so far, and their text."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self.tokens: list[int] = []
         self._tokenizer = tokenizer
         self._prompt = list(prompt)
@@ -116,7 +113,7 @@ class _Written:
 
 def text_divergence(
     reference: Reference,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     prompt: Sequence[int],
     text: str,
     num_tokens: int,

@@ -11,22 +11,17 @@ import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from harness.config.demand import Demand
+from harness.config.model_names import SERVED
+from harness.config.packages import is_installed
 from harness.config.run import RunSettings
+from harness.engines.door import local
+from harness.engines.pairs import AnyPair, Pair, PlacedPair, ServedPair
 from harness.engines.protocol import Engine
 from harness.engines.record import Opening, Preparation
 from harness.engines.registry import engine_of, pair_of
-from harness.local.engine.pair import (
-    Pair,
-    PlacedPair,
-    PlannedPair,
-    plan_pair,
-    plan_tokenizer,
-)
-
-if TYPE_CHECKING:
-    from harness.local.models.case import Demand
+from harness.engines.text_tokenizer import TextTokenizer
 
 
 class PairKeeper:
@@ -43,11 +38,11 @@ class PairKeeper:
         self._note_loading = note_loading
         # The identity of the planned pair, by `pair_of`.
         self._key: object = None
-        self._planned: PlannedPair | None = None
+        self._planned: AnyPair | None = None
         self._placed: PlacedPair | None = None
         self._pair: Pair | None = None
 
-    def plan(self, settings: RunSettings) -> PlannedPair:
+    def plan(self, settings: RunSettings) -> AnyPair:
         """Read and check what can be known of the settings' pair before weights load.
 
         Another pair that was kept is let go.
@@ -67,15 +62,14 @@ class PairKeeper:
         A pair that is loaded stays, unless this run on its own would place it elsewhere, or not at
         all.
         """
-        from harness.local.engine.runner_choice import resolve
-
         planned = self.plan(settings)
+        assert not isinstance(planned, ServedPair)
         if self._placed is None or self._pair is None:
             self._placed = planned.place(demand, force=settings.force)
         elif not self._placed.suits(demand, force=settings.force):
             self._let_go()
             self._placed = planned.place(demand, force=settings.force)
-        resolve(settings.runner, self._placed.devices)  # refuses a runner that these do not have
+        self._placed.check_runner(settings.runner)
         return self._placed
 
     def load(self) -> Pair:
@@ -90,13 +84,11 @@ class PairKeeper:
 
     def _let_go(self) -> None:
         """Free the memory of the loaded pair, if there is one."""
-        devices = self._pair.devices if self._pair is not None else []
+        devices = list(self._pair.devices) if self._pair is not None else []
         self._placed = self._pair = None
         if devices:
-            from harness.local.runners.graphs import release_memory
-
             gc.collect()
-            release_memory(devices)
+            local().release_memory(devices)
 
     @contextmanager
     def _loading(self) -> Iterator[None]:
@@ -129,16 +121,18 @@ class PairKeeper:
         """Whether the capture of a CUDA graph failed, after which this process should not go on."""
         if self._placed is None:
             return False  # as with an engine elsewhere, for which torch need not be imported
-        from harness.local.runners.graphs import GraphRecorder
-
-        return GraphRecorder.has_failed
+        return local().capture_has_failed()
 
 
-def _planned_pair(settings: RunSettings) -> PlannedPair:
-    """The pair; of an engine on another machine the tokenizer alone."""
+def _planned_pair(settings: RunSettings) -> AnyPair:
+    """The pair; of an engine on another machine the tokenizer alone, for which text stands in where nobody here knows
+    the model, or this installation reads no tokenizers.
+    """
     if not engine_of(settings).computes_here:
-        return plan_tokenizer(settings.model)
-    return plan_pair(
+        if settings.model.repository == SERVED or not is_installed("transformers"):
+            return ServedPair(TextTokenizer())
+        return ServedPair(local().load_tokenizer(settings.model))
+    return local().plan_pair(
         settings.model,
         settings.draft,
         settings.placement,

@@ -21,9 +21,10 @@ from harness.config.settings import require
 if TYPE_CHECKING:
     from harness.config.run import RunnerName, RunSettings
     from harness.config.settings import DecodingSettings, DraftSettings
+    from harness.engines.pairs import AnyPair, Pair
     from harness.engines.protocol import Engine
     from harness.local.drafting.method import Method
-    from harness.local.engine.pair import Pair, PlannedPair, SketchedPair
+    from harness.local.engine.pair import SketchedPair
 
 
 # The numbers of draft tokens that `auto` chooses from where each takes time to prepare.
@@ -82,7 +83,7 @@ class Opening(Preparation):
     """
 
     settings: RunSettings
-    planned: PlannedPair
+    planned: AnyPair
     load: Callable[[], Pair]
     directory: Path = Path()
 

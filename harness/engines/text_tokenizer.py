@@ -29,6 +29,15 @@ class TextTokenizer:
         parts = [data[start : start + _BYTES] for start in range(0, len(data), _BYTES)]
         return [int.from_bytes(_MARK + part) for part in parts]
 
+    def __len__(self) -> int:
+        return 1 << 8 * _BYTES
+
     def decode(self, ids: Sequence[int], **options: Any) -> str:
         parts = [number.to_bytes(_BYTES + 1).lstrip(b"\0") for number in ids]
         return b"".join(part.removeprefix(_MARK) for part in parts).decode(errors="replace")
+
+    def batch_decode(self, texts: Sequence[Sequence[int]], **options: Any) -> list[str]:
+        return [self.decode(ids) for ids in texts]
+
+    def convert_ids_to_tokens(self, token: int) -> str:
+        return self.decode([token])

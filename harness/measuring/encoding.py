@@ -6,22 +6,20 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from harness.config.errors import SettingError
 from harness.config.packages import INSTALL_LOCAL
 from harness.config.run import ChatTemplate, PromptedSettings, RunSettings
 from harness.config.settings import PromptSettings
+from harness.engines.pairs import AnyPair
 from harness.engines.text_tokenizer import TextTokenizer
-from harness.local.engine.pair import PlannedPair
-from harness.local.models.tokenizers import encode_prompts, uses_template
+from harness.engines.tokenizer import Tokenizer
 from harness.measuring.progress import note, say
+from harness.measuring.prompts.chat_templates import encode_prompts, uses_template
 from harness.measuring.prompts.prompt_files import fetched_commit
 from harness.measuring.prompts.sets import Prompt, PromptSet, listed
 from harness.results.statistics.interval import counted
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 # Tokens by which an answer may grow when its text is encoded again as part of the next prompt.
 _MARGIN = 8
@@ -80,9 +78,7 @@ def chats_of(prompts: Sequence[Prompt]) -> list[Chat]:
     return [prompt.chat() for prompt in prompts]
 
 
-def encode(
-    planned: PlannedPair, settings: RunSettings, prompts: Sequence[Prompt]
-) -> list[list[int]]:
+def encode(planned: AnyPair, settings: RunSettings, prompts: Sequence[Prompt]) -> list[list[int]]:
     """Token ids of each prompt, through the chat template where setting and tokenizer agree on it;
     those of given lengths are text that is cut. Prompts may be too long for the models.
 
@@ -129,7 +125,7 @@ def origin(settings: PromptSettings) -> str | None:
 
 
 def encode_set(
-    planned: PlannedPair,
+    planned: AnyPair,
     settings: PromptedSettings,
     prompt_set: PromptSet,
     prompts: tuple[Prompt, ...],
@@ -176,7 +172,7 @@ def most_answered(turn: int, new_tokens: int) -> int:
 def _fitted(
     encoded: Encoded,
     whole: list[list[int]],
-    planned: PlannedPair,
+    planned: AnyPair,
     settings: PromptedSettings,
     new_tokens: int,
 ) -> Encoded:
@@ -243,7 +239,7 @@ def asks_chats(settings: RunSettings) -> bool:
     return getattr(settings.engine, "chat", False) is True
 
 
-def template_here(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> ChatTemplate:
+def template_here(settings: RunSettings, tokenizer: Tokenizer) -> ChatTemplate:
     """The use of a chat template by which prompts are encoded here."""
     if asks_chats(settings) and not tokenizer.chat_template:
         # The messages are sent; token ids only say about how long they are.
@@ -251,7 +247,7 @@ def template_here(settings: RunSettings, tokenizer: PreTrainedTokenizerBase) -> 
     return settings.chat_template
 
 
-def decide_ignore_eos(settings: AnySettings, tokenizer: PreTrainedTokenizerBase) -> AnySettings:
+def decide_ignore_eos(settings: AnySettings, tokenizer: Tokenizer) -> AnySettings:
     """Settings with `decoding.ignore_eos=auto` decided: texts go on after their end, but not in
     chats.
     """

@@ -6,23 +6,21 @@ A lap is one arm's answer: its figures, where the two texts differ, and every re
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.engines.detokenizer import Detokenizer
 from harness.engines.divergence import first_divergence
 from harness.engines.protocol import Question, Weights
 from harness.engines.timing import Generation
+from harness.engines.tokenizer import Tokenizer
 from harness.measuring.acceptance import acceptance_columns
 from harness.results.acceptance import Rejection
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 # A shorter text than this is too short to compare both arms' times up to its end.
 _FEWEST_COMPARED = 8
 
 
-def figures(arm: str, generation: Generation, tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+def figures(arm: str, generation: Generation, tokenizer: Tokenizer) -> dict[str, Any]:
     """The columns of `CompareRow` about one arm; no rates of an answer without a token."""
     [request] = generation.requests
     columns: dict[str, Any] = {
@@ -98,7 +96,7 @@ def _seconds_until(lap: Generation, number: int) -> float | None:
     return None
 
 
-def find_rejections(lap: Generation, tokenizer: PreTrainedTokenizerBase) -> list[Rejection]:
+def find_rejections(lap: Generation, tokenizer: Tokenizer) -> list[Rejection]:
     """Every draft token that was rejected, in order, with the token that came in its place."""
     rejections = []
     num_generated = 0
@@ -125,7 +123,7 @@ def find_rejections(lap: Generation, tokenizer: PreTrainedTokenizerBase) -> list
     return rejections
 
 
-def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
+def token_text(tokenizer: Tokenizer, token: int) -> str:
     """A token by itself, for a reader; part of a character as the vocabulary writes it."""
     text = tokenizer.decode([token], skip_special_tokens=False, clean_up_tokenization_spaces=False)
     assert isinstance(text, str)
@@ -134,9 +132,7 @@ def token_text(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
     return text
 
 
-def as_json(
-    lap: Generation, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int]
-) -> dict[str, Any]:
+def as_json(lap: Generation, tokenizer: Tokenizer, prompt: Sequence[int]) -> dict[str, Any]:
     """A lap as the page draws it; one that still runs as far as it has come.
 
     `steps` has for each record `at`, its time in seconds, and `tokens`: the text of each, who wrote

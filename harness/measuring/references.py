@@ -5,15 +5,21 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+from harness.config.demand import Demand
 from harness.config.errors import HarnessError, SettingError
-from harness.config.packages import require_local
 from harness.engines.divergence import Divergence, text_divergence
+from harness.engines.door import local
+from harness.engines.pairs import ServedPair
 from harness.engines.protocol import Engine, Reference
 from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
-from harness.local.engine.pair import plan_pair
 from harness.measuring.progress import say
 from harness.measuring.session import Session
+
+# The room that is planned where an engine has no weights here and they load for checks alone: the
+# most rows of a batch, and tokens of each.
+REFERENCE_BATCH = 64
+REFERENCE_TOKENS = 128
 
 
 class References:
@@ -65,18 +71,10 @@ class References:
         """The target, loaded here; None, after a message, where that of a server cannot be loaded."""
         settings = self._session.settings
         try:
-            require_local("model", settings.model.name)
+            wing = local("model", settings.model.name)
         except SettingError as error:
             say(f"no exact distribution: {error}")
             return None
-        # A run that only asks servers imports no torch.
-        from harness.local.checks.reference import (
-            REFERENCE_BATCH,
-            REFERENCE_TOKENS,
-            open_reference,
-        )
-        from harness.local.models.case import Demand
-
         computes_here = engine_of(settings).computes_here
         demand = Demand(
             batch_size=REFERENCE_BATCH,
@@ -86,10 +84,9 @@ class References:
             runner="eager",
         )
         try:
-            if computes_here:
-                planned = self._session.planned
-            else:
-                planned = plan_pair(settings.model, None, settings.placement, settings.dtype)
+            planned = self._session.planned
+            if isinstance(planned, ServedPair):
+                planned = wing.plan_pair(settings.model, None, settings.placement, settings.dtype)
             pair = planned.place(demand, force=settings.force).load()
         except HarnessError as error:
             if computes_here:
@@ -97,4 +94,4 @@ class References:
             say(f"model={settings.model.name} cannot be loaded here: {error}")
             return None
         never_drawn = set().union(*(arm.never_drawn for arm in self._engine.arms))
-        return open_reference(pair, Preparation(decoding=settings.decoding), never_drawn)
+        return wing.open_reference(pair, Preparation(decoding=settings.decoding), never_drawn)

@@ -8,20 +8,22 @@ import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
+from harness.config.demand import Demand
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.machine import device_names
 from harness.config.model_names import SERVED
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.keeper import PairKeeper
+from harness.engines.pairs import AnyPair, Pair, PlacedPair
 from harness.engines.protocol import Engine, Question
 from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
-from harness.local.engine.pair import Pair, PlacedPair, PlannedPair
+from harness.engines.tokenizer import Tokenizer
 from harness.measuring.encoding import Chat, Encoded, encode, encode_set, origin
 from harness.measuring.measurement import Measurement, further_settings, identify
 from harness.measuring.progress import note, say
@@ -33,9 +35,6 @@ from harness.results.row import Row
 from harness.results.schema import OF_A_PAIR_HERE, REFUSED, PromptedRow, RunRow
 from harness.results.statistics.interval import Interval
 from harness.results.weights import weights_identity
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
 
 AnyRow = TypeVar("AnyRow", bound=Row)
 
@@ -109,12 +108,12 @@ class Session:
         return self._keeper.load()
 
     @property
-    def planned(self) -> PlannedPair:
+    def planned(self) -> AnyPair:
         """The pair before its weights load; for engines elsewhere its tokenizer alone."""
         return self._keeper.plan(self.settings)
 
     @property
-    def tokenizer(self) -> PreTrainedTokenizerBase:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer that the pair shares."""
         return self.planned.tokenizer
 
@@ -226,8 +225,6 @@ class Session:
         if advice is not None:
             say(advice)
         if engine.loads_pair:
-            from harness.local.models.case import Demand
-
             demand = Demand(
                 batch_size,
                 prompt_tokens,
@@ -408,23 +405,8 @@ class Session:
             columns["served_model"] = self.engine.served_model
             columns["server_command"] = self.engine.server_command
             columns["setup_s"] = self.engine.setup_seconds
-        placed = self.placed
-        if placed is not None:
-            # Only some ways to draft, such as early_exit, have the setting `draft.layers`.
-            columns["draft_layers"] = getattr(placed.draft_settings, "layers", None)
-            target = placed.models[0]
-            columns["dtype"] = str(target.dtype).removeprefix("torch.")
-            columns["weight_bytes"] = target.placement.bytes_per_device
-            draft = placed.draft_model
-            if placed.head is not None:
-                # A head is beside the target's first layers, in the target's format.
-                columns["draft_dtype"] = columns["dtype"]
-                columns["draft_weight_bytes"] = {
-                    str(placed.devices[0]): placed.sketches[1].weight_bytes
-                }
-            elif draft is not None:
-                columns["draft_dtype"] = str(draft.dtype).removeprefix("torch.")
-                columns["draft_weight_bytes"] = draft.placement.bytes_per_device
+        if self.placed is not None:
+            columns |= self.placed.columns()
         return columns
 
 

@@ -26,6 +26,7 @@ from harness.engines.protocol import Arm, Engine, Likeliest, LoadRequest, Questi
 from harness.engines.record import Opening
 from harness.engines.requests import RequestError, RequestRecord, as_records
 from harness.engines.text_tokenizer import TextTokenizer
+from harness.engines.tokenizer import Tokenizer
 from harness.local.decoding.protocols import Iteration
 from harness.results.statistics.interval import counted
 from harness.servers.connection import RequestFailed, api_key, new_client
@@ -44,7 +45,6 @@ from harness.servers.sending import Outgoing, Sender, arrival_times, send_all
 
 if TYPE_CHECKING:
     import httpx2
-    from transformers import PreTrainedTokenizerBase
 
 # (takes_ids, takes_extensions) of `RequestForm`: the first pair that a server understands is taken.
 _FORMS = ((True, True), (False, True), (False, False))
@@ -91,7 +91,7 @@ class ServerEngine(Engine):
         settings: Any = opening.settings.engine
         self.settings = settings
         self.key = api_key("engine.api_key_variable", settings.api_key_variable)
-        self.tokenizer: PreTrainedTokenizerBase = opening.planned.tokenizer
+        self.tokenizer: Tokenizer = opening.planned.tokenizer
         self.knows_tokens = not isinstance(self.tokenizer, TextTokenizer)
         self.say = opening.say
         self.num_blocks = num_blocks

@@ -5,16 +5,13 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from harness.config.errors import SettingError
 from harness.engines.protocol import Question
 from harness.engines.text_tokenizer import TextTokenizer
+from harness.engines.tokenizer import Tokenizer
 from harness.servers.dialects import Dialect
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
-
 
 # OpenAI's API takes no more texts to stop at.
 _MOST_STOPS = 4
@@ -34,7 +31,7 @@ class RequestForm:
         salt: random text before the salts of questions, so that no earlier run had the same.
     """
 
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     model: str
     dialect: Dialect
     chat: bool

@@ -21,6 +21,7 @@ from harness.config.packages import INSTALL_LOCAL
 from harness.engines.protocol import Question
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
+from harness.engines.tokenizer import Tokenizer
 from harness.servers.connection import RequestFailed, answer_to, events
 from harness.servers.events import (
     check_length,
@@ -32,7 +33,6 @@ from harness.servers.events import (
 
 if TYPE_CHECKING:
     import httpx2
-    from transformers import PreTrainedTokenizerBase
 
 # Requests without an answer in a row, beyond those that are in flight together, after which no more
 # are sent: each may take `engine.timeout_s`.
@@ -74,7 +74,7 @@ class Sender:
         self,
         client: httpx2.AsyncClient,
         key: str | None,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         settings: Any,
     ) -> None:
         self._client = client

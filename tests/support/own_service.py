@@ -13,11 +13,11 @@ from harness.commands.serve.app import make_app
 from harness.commands.serve.command import listen
 from harness.commands.serve.record import ServeSettings
 from harness.commands.serve.service import Service
+from harness.config.demand import Demand
 from harness.config.run import RunnerName
 from harness.config.settings import ModelSettings
 from harness.engines.keeper import PairKeeper
 from harness.local.drafting.methods.model import ModelDraftSettings
-from harness.local.models.case import Demand
 from some_settings import settings_of
 
 BATCH_SIZE = 6

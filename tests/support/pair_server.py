@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from echo_server import FIRST_LETTER, EchoServer, serving
+from harness.config.demand import Demand
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.engines.timing import Generation
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair, plan_pair
-from harness.local.models.case import Demand
 from tiny_checkpoints import as_draft
 
 SHIPPED = Path(__file__).parents[2] / "harness" / "local" / "models" / "shipped"

@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
+from harness.config.demand import Demand
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.local.models.case import Case, Demand, Misfit, Placement
+from harness.local.models.case import Case, Misfit, Placement
 from harness.local.models.fit import fit
 from harness.local.models.sketch import Block, LayerCache, Sketch, TensorSketch
 

@@ -10,10 +10,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerFast
 
 from architectures import random_model
+from harness.config.demand import Demand
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.local.drafting.methods.model import ModelDraftSettings
 from harness.local.engine.pair import Pair, plan_pair
-from harness.local.models.case import Demand
 from harness.local.models.checkpoints import Checkpoint
 
 VOCABULARY_SIZE = 320

@@ -6,7 +6,7 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from harness.commands.command import Experiment
 from harness.commands.latency.tables.costs import costs_in_steps, iteration_steps
 from harness.commands.plan.measure import least_iteration_steps
 from harness.commands.read_runs import newest_of_pair
+from harness.config.demand import Demand
 from harness.config.errors import SettingError, VerdictError
 from harness.engines.protocol import in_batches
 from harness.engines.registry import engine_of
@@ -35,7 +36,6 @@ from harness.local.engine.reading import (
     likelihood_columns,
     most_drafted,
 )
-from harness.local.models.case import Demand
 from harness.measuring.encoding import Encoded, completion_ids
 from harness.measuring.progress import progress, say
 from harness.measuring.prompts.sets import Occurrence, listed, load_prompts
@@ -125,7 +125,7 @@ class AcceptanceOfTexts(Experiment):
             known = engine_of(settings).columns(settings).get("num_draft_tokens")
             self.served_k = most_drafted(requests) or known or settings.decoding.most_draft_tokens
             self.most = max(settings.up_to, self.served_k)
-        placed = session.placed
+        placed = cast(PlacedPair | None, session.placed)
         if placed is None:
             planned = plan_pair(settings.model, settings.draft, settings.placement, settings.dtype)
             num_rows = min(TOGETHER, len(answers))
@@ -134,7 +134,7 @@ class AcceptanceOfTexts(Experiment):
             placed = planned.place(demand, force=settings.force)
             pair = placed.load()
         else:
-            pair = session.pair
+            pair = cast(Pair, session.pair)
 
         # An iteration decides the tokens after the first one.
         long_enough = [place for place in range(len(answers)) if len(answers[place]) > 1]

@@ -16,10 +16,10 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 from rich.text import Text
-from transformers import PreTrainedTokenizerBase
 
 from harness.engines.detokenizer import Detokenizer
 from harness.engines.timing import FRAME_S, Generation
+from harness.engines.tokenizer import Tokenizer
 from harness.local.decoding.protocols import Origin
 from harness.reporting.table import visible
 from harness.reporting.terminal import LastingConsole
@@ -68,7 +68,7 @@ class Lane:
         self,
         console: Console,
         arm: str,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         prompt: Sequence[int],
         legend: bool = True,
     ) -> None:
@@ -191,7 +191,7 @@ def live(lane: Lane) -> Iterator[Callable[[Generation], None] | None]:
 def show_race(
     console: Console,
     laps: Sequence[Generation],
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
     prompt: Sequence[int],
     legend: bool = True,
 ) -> None:

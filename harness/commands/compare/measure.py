@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from harness.cli.menu.conversion import setting_hints
 from harness.cli.menu.typed import changed
 from harness.commands.command import Experiment
@@ -26,6 +24,7 @@ from harness.config.errors import HarnessError, RunError, SettingError, nearest
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.timing import Generation, generate, quick_garbage_collections, run_lap
+from harness.engines.tokenizer import Tokenizer
 from harness.local.decoding.protocols import Origin
 from harness.measuring.measurement import identify
 from harness.measuring.progress import say, show
@@ -263,7 +262,7 @@ def _record(
     speculative: Generation | None,
     reports_origins: bool,
     rejected: Sequence[Rejection] | None,
-    tokenizer: PreTrainedTokenizerBase,
+    tokenizer: Tokenizer,
 ) -> dict[str, Any]:
     """The row as JSON, with the origin of each token, and every rejection; null where the engine
     does not report them.

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +23,7 @@ from harness.commands.eval.record import LM_EVAL
 from harness.commands.eval.tasks import Judgement, Problem, Task
 from harness.config.errors import RunError, SettingError
 from harness.config.failures import first_line, is_unreachable
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from harness.engines.tokenizer import Tokenizer
 
 # Defaults of lm-evaluation-harness: the seed of its examples, and the longest answer.
 _EXAMPLES_SEED = 1234
@@ -111,7 +109,7 @@ class LmEvalTask(Task):
 
     def check_answer_length(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         problems: Sequence[Problem],
         max_new_tokens: int,
     ) -> None:

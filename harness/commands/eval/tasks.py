@@ -10,7 +10,7 @@ import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -19,9 +19,7 @@ from harness.config.errors import SettingError
 from harness.config.model_names import without_suffixes
 from harness.config.settings import ModelSettings
 from harness.engines.text_tokenizer import TextTokenizer
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+from harness.engines.tokenizer import Tokenizer
 
 # Reads -5, 1,234 and 12; a sign must touch the digits, and exactly three digits follow a comma.
 _INTEGER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)")
@@ -108,7 +106,7 @@ class Task(Protocol):
 
     def check_answer_length(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         problems: Sequence[Problem],
         max_new_tokens: int,
     ) -> None:
@@ -208,7 +206,7 @@ class DrawnTask(Task):
 
     def check_answer_length(
         self,
-        tokenizer: PreTrainedTokenizerBase,
+        tokenizer: Tokenizer,
         problems: Sequence[Problem],
         max_new_tokens: int,
     ) -> None:
@@ -240,7 +238,7 @@ def read_answer(completion: str) -> tuple[str, int | None]:
     return line, int(match[0].replace(",", "")) if match else None
 
 
-def tokens_with(tokenizer: PreTrainedTokenizerBase, ends: Sequence[str]) -> frozenset[int]:
+def tokens_with(tokenizer: Tokenizer, ends: Sequence[str]) -> frozenset[int]:
     """Every token whose text contains one of these; BPE vocabularies have many with a line break.
 
     No token where only the server knows them.

@@ -8,6 +8,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any, cast
 
 from harness.commands.command import Experiment
 from harness.commands.latency.asking import asks_again, questions_to_ask
@@ -20,10 +21,10 @@ from harness.config.acceptance_rules import tests_each_token
 from harness.config.errors import RunError, SettingError
 from harness.config.run import PromptedSettings
 from harness.config.settings import require
+from harness.engines.pairs import AnyPair
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
-from harness.local.engine.pair import PlannedPair
 from harness.measuring.encoding import decide_ignore_eos
 from harness.measuring.figures.experts import experts_read
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, figures_of
@@ -153,7 +154,7 @@ class Latency(Experiment):
 
             # An average step reads the prompt and half of the new tokens.
             context = encoded.mean_length + new_tokens / 2
-            self.run.roofs = roofs(placed, batch_size, round(context))
+            self.run.roofs = roofs(cast(Any, placed), batch_size, round(context))
             if settings.profile:
                 self.profiles = profile_arms(
                     engine.arms, placed.devices, example, session.directory
@@ -413,7 +414,7 @@ def _shortened(settings: LatencySettings) -> tuple[LatencySettings, str]:
     return shortened, f"test=true: {' and '.join(changes)}" if changes else ""
 
 
-def _smaller_k_follow(planned: PlannedPair, settings: PromptedSettings) -> bool:
+def _smaller_k_follow(planned: AnyPair, settings: PromptedSettings) -> bool:
     """Whether a smaller K would accept the beginnings of what was accepted.
 
     A smaller tree or a smaller block is not the beginning of a larger one, and what a server drafts
@@ -421,9 +422,7 @@ def _smaller_k_follow(planned: PlannedPair, settings: PromptedSettings) -> bool:
     """
     if settings.num_levels is not None or not tests_each_token(settings.decoding.rule):
         return False
-    if planned.draft_plan is None:
-        return False
-    return not any(sketch.drafts_in_one_pass for sketch in planned.sketches[1:])
+    return planned.shorter_proposals_follow
 
 
 EXPERIMENT = Latency

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any, cast
 
 from harness.commands.acceptance.record import AcceptanceSettings
 from harness.commands.latency.record import LatencySettings
@@ -27,7 +28,7 @@ def why_not_exact(session: Session, settings: LatencySettings) -> str | None:
     """Why smaller K do not follow from the answers of a run with a draft; None where they do."""
     if not engine_of(settings).own_loop:
         return "another engine decoded them"
-    if any(sketch.drafts_in_one_pass for sketch in session.planned.sketches[1:]):
+    if not session.planned.shorter_proposals_follow:
         return "a shorter proposal of this draft is not the beginning of a longer one"
     if getattr(settings.draft, "shared", False):
         return "what is proposed depends on earlier answers"
@@ -69,7 +70,7 @@ def tokens_by_k(
     engine.close()
     most = min(settings.decoding.most_draft_tokens, _MOST_K)
     try:
-        reader = TextReader(session.pair, settings.decoding, most)
+        reader = TextReader(cast(Any, session.pair), settings.decoding, most)
         cuts = [text.cut for text in reader.read(asked)]
         reader.close()
     except HarnessError as error:

@@ -20,6 +20,7 @@ from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import least_ms, plan_answer, plan_details
 from harness.commands.read_runs import newest_of_pair
+from harness.config.demand import Demand
 from harness.config.errors import SettingError, VerdictError
 from harness.config.machine import cpu_name
 from harness.config.settings import PlacementSettings
@@ -27,7 +28,7 @@ from harness.engines.registry import engine_of
 from harness.local.drafting.translation import check_if_local
 from harness.local.engine.pair import sketch_pair
 from harness.local.engine.roofline import known_gpu, known_gpus
-from harness.local.models.case import Case, Demand, Memory, Misfit, Placement
+from harness.local.models.case import Case, Memory, Misfit, Placement
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.devices import free_memory, visible_gpus
 from harness.local.models.fit import fit

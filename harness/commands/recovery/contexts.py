@@ -43,7 +43,7 @@ def choose_contexts(
     # A run that only asks servers imports no torch.
     import torch
 
-    from harness.local.checks.reference import REFERENCE_BATCH
+    from harness.measuring.references import REFERENCE_BATCH
 
     contexts_by_prompt = []
     for index, prompt in enumerate(prompts):

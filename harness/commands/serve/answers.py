@@ -12,10 +12,9 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
-
 from harness.engines.detokenizer import Detokenizer
 from harness.engines.protocol import Question
+from harness.engines.tokenizer import Tokenizer
 from harness.local.engine.engine import LocalArm
 from harness.local.engine.logprobs import TokenLogprob
 from harness.results.acceptance import Acceptance, outcome_of
@@ -75,7 +74,7 @@ class Answer:
 
     arm: LocalArm
     question: Question
-    tokenizer: PreTrainedTokenizerBase
+    tokenizer: Tokenizer
     put: Callable[[Piece], None]
     choice: int = 0
     stops: Sequence[str] = ()

@@ -14,10 +14,10 @@ import uvicorn
 from harness.commands.serve.app import make_app
 from harness.commands.serve.record import ServeSettings
 from harness.commands.serve.service import Service
+from harness.config.demand import Demand
 from harness.config.errors import SettingError
 from harness.config.failures import as_run_error
 from harness.engines.keeper import PairKeeper
-from harness.local.models.case import Demand
 from harness.servers.connection import api_key
 
 # Seconds after a signal in which answers may end, and then those in which the rest of them is sent.

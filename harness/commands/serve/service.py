@@ -27,7 +27,7 @@ from harness.engines.protocol import Engine, Question
 from harness.engines.record import Preparation
 from harness.engines.timing import Generation, generate, run_lap
 from harness.local.engine.engine import LocalArm
-from harness.local.models.tokenizers import Chat, encode_prompts, max_context
+from harness.measuring.prompts.chat_templates import Chat, encode_prompts
 from harness.measuring.race import as_json, token_text
 
 
@@ -57,10 +57,7 @@ class Service:
         self.token_text = functools.lru_cache(maxsize=2**16)(
             functools.partial(token_text, pair.tokenizer)
         )
-        contexts = (
-            max_context(one.model.config) for one in (pair.target, pair.draft) if one is not None
-        )
-        self._context = min(filter(None, contexts), default=None)
+        self._context = pair.context
         # By `arm_names`; `_open` fills it.
         self._arms: dict[str, LocalArm] = {}
         self.scheduler = Scheduler(settings.batch_size, settings.max_waiting)

@@ -61,11 +61,15 @@ class HuggingFace(EngineRecord):
 
     def open(self, opening: Opening) -> Engine:
         from harness.local.engine.huggingface import HuggingFaceEngine, check_pair
+        from harness.local.engine.pair import Pair, PlannedPair
 
         settings = opening.settings.engine
         assert isinstance(settings, HuggingFaceSettings)
+        assert isinstance(opening.planned, PlannedPair)
         check_pair(opening.planned, opening.decoding, settings.schedule)
-        return HuggingFaceEngine(opening.load(), opening, settings.schedule)
+        pair = opening.load()
+        assert isinstance(pair, Pair)
+        return HuggingFaceEngine(pair, opening, settings.schedule)
 
 
 RECORD = HuggingFace()

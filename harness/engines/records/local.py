@@ -21,8 +21,11 @@ class Local(EngineRecord):
 
     def open(self, opening: Opening) -> Engine:
         from harness.local.engine.engine import LocalEngine
+        from harness.local.engine.pair import Pair
 
-        return LocalEngine(opening.load(), opening)
+        pair = opening.load()
+        assert isinstance(pair, Pair)
+        return LocalEngine(pair, opening)
 
 
 RECORD = Local()

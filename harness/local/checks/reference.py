@@ -20,11 +20,6 @@ from harness.local.engine.rules import warp_of
 from harness.local.models.experts import num_experts, watching_experts
 from harness.results.statistics.arrays import Floats
 
-# The room that is planned where an engine has no weights here and they load for checks alone: the
-# most rows of a batch, and tokens of each.
-REFERENCE_BATCH = 64
-REFERENCE_TOKENS = 128
-
 
 class ModelReference:
     """A `Reference` over runners of a loaded pair. Each call begins a new batch on them.

@@ -11,16 +11,14 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from harness.config.amounts import amount
 from harness.config.errors import RunError, SettingError
 from harness.config.machine import cpu_name
-from harness.config.model_names import SERVED
-from harness.config.packages import is_installed
-from harness.config.run import Weights
+from harness.config.run import RunnerName, Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
-from harness.engines.text_tokenizer import TextTokenizer
+from harness.engines.pairs import Excess
 from harness.local.drafting.method import LoadedPair
 from harness.local.drafting.registry import method_of
 from harness.local.models.devices import free_memory, visible_gpus
@@ -31,9 +29,10 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
+    from harness.config.demand import Demand
     from harness.local.drafting.heads.find import DraftPlan, HeadCheckpoint
     from harness.local.drafting.translated import Translation
-    from harness.local.models.case import Case, Demand, Memory, Placement
+    from harness.local.models.case import Case, Memory, Placement
     from harness.local.models.checkpoints import Checkpoint, ReadCheckpoint
     from harness.local.models.loading import PlacedModel
     from harness.local.models.sketch import Sketch
@@ -60,6 +59,13 @@ class Pair(LoadedPair):
             return width
         return min(width, vocabulary_size(self.draft.model.config))
 
+    @property
+    def context(self) -> int | None:
+        """The most tokens of a row, prompt included, that both models take; None for any number."""
+        models = [self.target] if self.draft is None else [self.target, self.draft]
+        contexts = [max_context(loaded.model.config) for loaded in models]
+        return min((context for context in contexts if context is not None), default=None)
+
     def stop_tokens(self) -> frozenset[int]:
         """The token ids at which the target ends a text by itself."""
         generation = self.target.model.generation_config
@@ -68,18 +74,6 @@ class Pair(LoadedPair):
         if not isinstance(configured, list):
             ids = [configured, self.tokenizer.eos_token_id]
         return frozenset(int(token) for token in ids if token is not None)
-
-
-class Excess(NamedTuple):
-    """How a prompt is too long for a model.
-
-    Attributes:
-        num_prompt_tokens: of the prompt, in that model's tokens.
-        rule: `with decoding.max_new_tokens=64 that is 1088 tokens, and draft=tiny takes 1024`.
-    """
-
-    num_prompt_tokens: int
-    rule: str
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -114,6 +108,13 @@ class SketchedPair:
     def head(self) -> HeadCheckpoint | None:
         """A draft that is a head."""
         return None if self.draft_plan is None else self.draft_plan.head
+
+    @property
+    def shorter_proposals_follow(self) -> bool:
+        """Whether a shorter proposal is the beginning of a longer one; False without a draft."""
+        if self.draft_plan is None:
+            return False
+        return not any(sketch.drafts_in_one_pass for sketch in self.sketches[1:])
 
     def case(self, free: Memory, demand: Demand) -> Case:
         """Return the case of placing this pair on devices with these free bytes."""
@@ -246,6 +247,12 @@ class PlacedPair(PlannedPair):
             devices += model.placement.devices
         return list(dict.fromkeys(devices))
 
+    def check_runner(self, runner: RunnerName) -> None:
+        """Raise a SettingError for a runner that the devices do not have."""
+        from harness.local.engine.runner_choice import resolve
+
+        resolve(runner, self.devices)
+
     def device_names(self) -> list[str]:
         """Product names of the devices, `NVIDIA A100-SXM4-40GB` or the CPU's model."""
         import torch
@@ -274,6 +281,25 @@ class PlacedPair(PlannedPair):
                 "random weights: text is read byte by byte, about 4 times the tokens of a trained tokenizer"
             )
         return "\n".join(filter(None, lines))
+
+    def columns(self) -> dict[str, Any]:
+        """The columns of a row about number formats and bytes of the models."""
+        target = self.models[0]
+        columns: dict[str, Any] = {
+            # Only some ways to draft, such as early_exit, have the setting `draft.layers`.
+            "draft_layers": getattr(self.draft_settings, "layers", None),
+            "dtype": str(target.dtype).removeprefix("torch."),
+            "weight_bytes": target.placement.bytes_per_device,
+        }
+        draft = self.draft_model
+        if self.head is not None:
+            # A head is beside the target's first layers, in the target's format.
+            columns["draft_dtype"] = columns["dtype"]
+            columns["draft_weight_bytes"] = {str(self.devices[0]): self.sketches[1].weight_bytes}
+        elif draft is not None:
+            columns["draft_dtype"] = str(draft.dtype).removeprefix("torch.")
+            columns["draft_weight_bytes"] = draft.placement.bytes_per_device
+        return columns
 
     def load(self) -> Pair:
         """Load the weights. Raises RunError or SettingError if memory, files or a library fail."""
@@ -392,17 +418,4 @@ def sketch_pair(
         sketches += [] if own_sketch is None else [own_sketch]
     return SketchedPair(
         checkpoints=checkpoints, sketches=sketches, placement=placement, draft_plan=plan
-    )
-
-
-def plan_tokenizer(target: ModelSettings) -> PlannedPair:
-    """The tokenizer alone, for engines with the weights elsewhere; text in its place of a model that only
-    its server knows, and where this installation reads no tokenizers. Raises SettingError or RunError without one.
-    """
-    tokenizer: Any = TextTokenizer()
-    if target.repository != SERVED and is_installed("transformers"):
-        quiet_libraries(loads_weights=False)
-        tokenizer = load_tokenizer(target)
-    return PlannedPair(
-        checkpoints=[], sketches=[], placement=PlacementSettings(), tokenizer=tokenizer, gpus=[]
     )

@@ -18,7 +18,8 @@ from typing import NamedTuple
 
 import torch
 
-from harness.config.amounts import amount, round_up
+from harness.config.amounts import amount
+from harness.config.demand import Demand
 from harness.config.errors import RunError
 from harness.config.run import RunnerName
 from harness.config.settings import ModelSettings, PlacementSettings
@@ -44,79 +45,6 @@ class Needs(NamedTuple):
     tokens: int
     states: int
     graph_bytes: int
-
-
-@dataclass(frozen=True)
-class Demand:
-    """The settings of a run that its memory depends on.
-
-    Attributes:
-        batch_size: the most rows that are decoded at once.
-        prompt_tokens: length of the longest prompt.
-        new_tokens: the most new tokens of a row.
-        num_draft_tokens: K, or the nodes of a tree; 0 without a draft.
-        rows_setting, tokens_setting: the settings of `batch_size` and `new_tokens`, which advice
-            names.
-    """
-
-    batch_size: int
-    prompt_tokens: int
-    new_tokens: int
-    num_draft_tokens: int
-    runner: RunnerName
-    rows_setting: str = "batch_size"
-    tokens_setting: str = "decoding.max_new_tokens"
-
-    @property
-    def row_tokens(self) -> int:
-        """Tokens of the longest row: its prompt, the new tokens and the draft tokens."""
-        return self.prompt_tokens + self.new_tokens + self.num_draft_tokens
-
-    def cached_tokens(self, runner: RunnerName, spare_slots: int | None = None) -> int:
-        """The most tokens whose keys and values are kept for a row.
-
-        Args:
-            spare_slots: the spare slots of a head's own cache; None for a cache that a runner
-                holds.
-        """
-        if spare_slots is not None:
-            first_size = self.prompt_tokens + self.num_draft_tokens + spare_slots
-            if self.row_tokens <= first_size:
-                return first_size
-            # The old buffer stays allocated until its contents have been copied.
-            return 2 * self.row_tokens + spare_slots
-        if runner == "eager":
-            return self.row_tokens
-        # The prompt is read into a separate cache and copied from there.
-        return round_up(self.row_tokens + 1) + self.prompt_tokens
-
-    def prompt_bytes(self, sketch: Sketch) -> int:
-        """Estimate what reading all prompts at once takes beyond weights and caches: a layer's work,
-        and logits after each prompt, in float32 too.
-        """
-        num_tokens = self.batch_size * self.prompt_tokens
-        layer = num_tokens * sketch.pass_numbers * sketch.dtype.itemsize
-        return layer + self.batch_size * sketch.vocabulary_size * (sketch.dtype.itemsize + 4)
-
-    def graph_bytes(self, sketch: Sketch, role: str) -> int:
-        """Estimate the memory of captured graphs: their results, and as much again to work in.
-
-        A target's results are the logits of one token and of K + 1, each also with the verdict,
-        which takes K distributions in float32. A draft's are those of one token and of two, each
-        also with K such distributions.
-        """
-        num_draft_tokens = self.num_draft_tokens
-        if role == "draft":
-            num_logits = 3
-            num_distributions = 2 * num_draft_tokens
-        elif num_draft_tokens > 0:
-            num_logits = 2 * (num_draft_tokens + 2)
-            num_distributions = num_draft_tokens
-        else:
-            num_logits = 2
-            num_distributions = 0
-        bytes_per_token = num_logits * sketch.dtype.itemsize + 4 * num_distributions
-        return 2 * self.batch_size * sketch.vocabulary_size * bytes_per_token
 
 
 @dataclass(frozen=True)
@@ -194,7 +122,7 @@ class Case:
     @property
     def _prompt_bytes(self) -> int:
         # The models read one after the other.
-        return max(map(self.demand.prompt_bytes, self.models))
+        return max(_prompt_bytes(self.demand, sketch) for sketch in self.models)
 
     def placement_of(self, sketch: Sketch) -> PlacementSettings:
         """The settings of the run's placement, or a model's own where it has some."""
@@ -227,7 +155,7 @@ class Case:
         runner = self._runner(sketch, whole=whole, on_gpu=on_gpu)
         graph_bytes = 0
         if on_gpu and runner.startswith("graphs") and not sketch.is_head:
-            graph_bytes = sum(demand.graph_bytes(sketch, role) for role in roles)
+            graph_bytes = sum(_graph_bytes(demand, sketch, role) for role in roles)
         tokens = num_rows * demand.cached_tokens(runner, sketch.spare_slots)
         return Needs(tokens, states=0, graph_bytes=graph_bytes)
 
@@ -259,6 +187,36 @@ class Case:
             reserve = f"the {amount(self.reserve_bytes)} that reading the prompts takes"
         free = _describe_room(list(room.values()), on_gpu, reserve)
         return Misfit(f"{sketch.role}: {sketch.settings.name} does not fit{where}: {text}, {free}")
+
+
+def _prompt_bytes(demand: Demand, sketch: Sketch) -> int:
+    """Estimate what reading all prompts at once takes beyond weights and caches: a layer's work,
+    and logits after each prompt, in float32 too.
+    """
+    num_tokens = demand.batch_size * demand.prompt_tokens
+    layer = num_tokens * sketch.pass_numbers * sketch.dtype.itemsize
+    return layer + demand.batch_size * sketch.vocabulary_size * (sketch.dtype.itemsize + 4)
+
+
+def _graph_bytes(demand: Demand, sketch: Sketch, role: str) -> int:
+    """Estimate the memory of captured graphs: their results, and as much again to work in.
+
+    A target's results are the logits of one token and of K + 1, each also with the verdict,
+    which takes K distributions in float32. A draft's are those of one token and of two, each
+    also with K such distributions.
+    """
+    num_draft_tokens = demand.num_draft_tokens
+    if role == "draft":
+        num_logits = 3
+        num_distributions = 2 * num_draft_tokens
+    elif num_draft_tokens > 0:
+        num_logits = 2 * (num_draft_tokens + 2)
+        num_distributions = num_draft_tokens
+    else:
+        num_logits = 2
+        num_distributions = 0
+    bytes_per_token = num_logits * sketch.dtype.itemsize + 4 * num_distributions
+    return 2 * demand.batch_size * sketch.vocabulary_size * bytes_per_token
 
 
 def _describe_room(sizes: list[int], on_gpu: bool, reserve: str) -> str:

@@ -17,6 +17,7 @@ from harness.config.errors import RunError, SettingError, nearest
 from harness.config.failures import explain, first_line
 from harness.config.packages import INSTALL_LOCAL, is_installed
 from harness.config.settings import PROMPT_FILES, ModelSettings, PromptSettings
+from harness.engines.door import local
 
 # The number of a row, from 1, and the row.
 NumberedRow = tuple[int, Any]
@@ -51,12 +52,10 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
         return cached
     import huggingface_hub
 
-    from harness.local.models.checkpoints import check_hub_access
-
     try:
         # Raises within seconds if the hub refuses or is out of reach: the download would try for
         # half a minute.
-        check_hub_access(repository, file, revision, "dataset")
+        local().check_hub_access(repository, file, revision, "dataset")
         path = huggingface_hub.hf_hub_download(
             repository, file, repo_type="dataset", revision=revision
         )

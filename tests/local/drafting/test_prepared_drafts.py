@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from chains import request
+from harness.config.demand import Demand
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.engines.record import Preparation
 from harness.local.decoding.loops import speculative
@@ -16,7 +17,6 @@ from harness.local.drafting.methods.model import ModelDraftSettings
 from harness.local.drafting.translated import TranslatedDrafter, Translation
 from harness.local.engine.pair import plan_pair
 from harness.local.engine.pair_runners import open_runners
-from harness.local.models.case import Demand
 from harness.local.runners.compiled import PreparedRunner
 from harness.local.runners.prepared_calls import RunnerShapes
 from harness.local.runners.static import StaticRunner

@@ -13,6 +13,7 @@ import torch
 
 from harness.commands.latency.record import LatencySettings
 from harness.commands.run import run_command
+from harness.config.demand import Demand
 from harness.config.errors import RunError
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings
@@ -25,7 +26,6 @@ from harness.local.engine.engine import LocalArm, LocalEngine
 from harness.local.engine.huggingface import HuggingFaceEngine
 from harness.local.engine.pair import Pair, plan_pair
 from harness.local.engine.pair_runners import PairRunners
-from harness.local.models.case import Demand
 from in_process import QUICKEST_PAIR, Harness
 from some_settings import settings_of
 from tiny_checkpoints import as_draft

@@ -12,6 +12,7 @@ from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
 from chain_pair import save_chain_pair
 from harness.cli.menu.names import PACKAGE
+from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import (
     DecodingSettings,
@@ -29,7 +30,6 @@ from harness.local.drafting.methods.model import SampledDraftSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.huggingface import HuggingFaceEngine, check_pair
 from harness.local.engine.pair import Pair, plan_pair
-from harness.local.models.case import Demand
 from mtp_models import mtp_target, save_with_mtp
 from tiny_checkpoints import as_draft, make_tokenizer
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from harness.commands.recovery.contexts import choose_contexts
+from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
@@ -20,7 +21,6 @@ from harness.local.drafting.methods.suffix import SuffixSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair, plan_pair
 from harness.local.engine.runner_choice import resolve
-from harness.local.models.case import Demand
 from harness.local.runners.compiled import PreparedRunner
 from harness.local.runners.eager import EagerRunner
 from tiny_checkpoints import as_draft

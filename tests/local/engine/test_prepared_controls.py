@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from harness.config.demand import Demand
 from harness.config.run import RunnerName
 from harness.config.settings import (
     DecodingSettings,
@@ -24,7 +25,6 @@ from harness.local.decoding.protocols import Iteration, Runner
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.fault import FAULTS
 from harness.local.engine.pair import Pair, plan_pair
-from harness.local.models.case import Demand
 from harness.local.runners.graphs import FixedCall
 from harness.local.runners.static import StaticRunner
 from planted_faults import planted

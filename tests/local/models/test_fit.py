@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
-from harness.local.models.case import Case, Demand, Misfit
+from harness.local.models.case import Case, Misfit
 from harness.local.models.fit import balanced, filled, fit
 from harness.local.models.remedies import fit_or_explain, remedies
 from harness.local.models.sketch import Block, TensorSketch, offloads

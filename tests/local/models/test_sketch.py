@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from architectures import RECURRENT, random_model
+from harness.config.demand import Demand
 from harness.config.settings import ModelSettings, PlacementSettings, Quantization
 from harness.local.models.cache_sizes import configured_caches
-from harness.local.models.case import Demand
 from harness.local.models.fit import fit
 from harness.local.models.meta import bare_model, sketch_model
 from harness.local.models.sketch import Sketch

@@ -1,11 +1,10 @@
-"""Vocabularies that agree, prompts as token ids, and the longest sequence a model takes."""
+"""Vocabularies that agree, and the longest sequence a model takes."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
@@ -14,7 +13,7 @@ from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.local.drafting.translated import Translation
 from harness.local.drafting.translation import how_to_translate
-from harness.local.models.tokenizers import encode_prompts, load_tokenizer, max_context
+from harness.local.models.tokenizers import load_tokenizer, max_context
 from tiny_checkpoints import VOCABULARY_SIZE, as_checkpoint, load_pair, make_config, make_tokenizer
 
 SaveModel = Callable[..., ModelSettings]
@@ -88,94 +87,6 @@ def test_declared_classes_load_as_transformers_would_load_them(
     same = AutoTokenizer.from_pretrained(settings.repository)
     assert type(tokenizer) is type(same)
     assert tokenizer("1 + 1 = 2, größer") == same("1 + 1 = 2, größer")
-
-
-def said(*texts: str) -> list[dict[str, str]]:
-    """A chat in which user and assistant take turns."""
-    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
-
-
-def test_plain_prompts() -> None:
-    tokenizer = make_tokenizer()
-    a, b = tokenizer.get_vocab()["a"], tokenizer.get_vocab()["b"]
-    for mode in ("auto", "never"):
-        assert encode_prompts(tokenizer, [said("ab"), said("b")], mode) == [[a, b], [b]]
-
-
-def test_chat_template() -> None:
-    tokenizer = make_tokenizer(chat_template=TEMPLATE)
-    a, colon = tokenizer.get_vocab()["a"], tokenizer.get_vocab()[":"]
-    for mode in ("auto", "always"):
-        assert encode_prompts(tokenizer, [said("a")], mode) == [[0, a, colon]]
-    assert encode_prompts(tokenizer, [said("a")], "never") == [[a]]
-
-
-def test_a_template_has_the_variables_of_the_user() -> None:
-    template = "{% if loud %}b{% endif %}{{ messages[0]['content'] }}"
-    tokenizer = make_tokenizer(chat_template=template)
-    a, b = tokenizer.get_vocab()["a"], tokenizer.get_vocab()["b"]
-    assert encode_prompts(tokenizer, [said("a")], "auto") == [[a]]
-    assert encode_prompts(tokenizer, [said("a")], "auto", {"loud": True}) == [[b, a]]
-
-
-def test_a_chat_keeps_its_turns_in_a_template_and_as_text() -> None:
-    tokenizer = make_tokenizer(chat_template=TEMPLATE)
-    a, b, colon = (tokenizer.get_vocab()[token] for token in "ab:")
-    (templated,) = encode_prompts(tokenizer, [said("a", "b", "a")], "auto")
-    assert [token for token in templated if token in (a, b)] == [a, b, a]
-    assert templated[-1] == colon
-    (text,) = encode_prompts(tokenizer, [said("a", "b", "a")], "never")
-    assert tokenizer.decode(text) == "user: a\nassistant: b\nuser: a\nassistant:"
-
-
-def test_a_chat_without_a_template_is_refused() -> None:
-    hint = "2 of 3 prompts are chats of several messages; chat_template=never reads them as text"
-    with pytest.raises(
-        SettingError, match=rf"^chat_template=auto: this model's tokenizer has none, and {hint}$"
-    ):
-        encode_prompts(
-            make_tokenizer(), [said("a", "b", "a"), said("a"), said("a", "b", "c")], "auto"
-        )
-
-
-def test_a_system_prompt_needs_a_template() -> None:
-    """A chat of a system prompt and one message is no chat of several messages to its user."""
-    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}]
-    with pytest.raises(
-        SettingError,
-        match="a system message needs a chat template, and this model's tokenizer has none; chat_template=never",
-    ):
-        encode_prompts(make_tokenizer(), [chat, chat], "auto")
-
-
-@pytest.mark.parametrize(
-    ("template", "reason"),
-    [
-        ("{{ raise_exception('System role not supported') }}", r"System role not supported"),
-        ({"rag": TEMPLATE, "tool_use": TEMPLATE}, r".*no default.*"),
-    ],
-)
-def test_a_template_that_refuses_a_chat(template: Any, reason: str) -> None:
-    tokenizer = make_tokenizer()
-    tokenizer.chat_template = template
-    advice = "chat_template=never reads it as text"
-    with pytest.raises(
-        SettingError,
-        match=rf"^chat_template=auto: this model's template refuses a prompt \({reason}\); {advice}$",
-    ):
-        encode_prompts(tokenizer, [said("a")], "auto")
-
-
-def test_template_that_is_not_there() -> None:
-    with pytest.raises(
-        SettingError, match=r"^chat_template=always: this model's tokenizer has none"
-    ):
-        encode_prompts(make_tokenizer(), [said("a")], "always")
-
-
-def test_prompt_without_tokens_is_named() -> None:
-    with pytest.raises(SettingError, match=r"^prompts: the prompt '' has no tokens$"):
-        encode_prompts(make_tokenizer(), [said("a"), said("")], "auto")
 
 
 @pytest.mark.parametrize(
