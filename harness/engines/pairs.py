@@ -61,6 +61,10 @@ class PlannedPair(Protocol):
 class PlacedPair(Protocol):
     """A pair that is ready to load."""
 
+    @property
+    def devices(self) -> Sequence[Any]:
+        """Every device that will have a layer of either, the target's first."""
+
     def suits(self, demand: Demand, *, force: bool = False) -> bool:
         """Whether every layer would be where it is for another demand, too."""
 

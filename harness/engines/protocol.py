@@ -15,8 +15,8 @@ import numpy as np
 
 from harness.config.settings import DecodingSettings
 from harness.engines.counts import Counts
+from harness.engines.iteration import Iteration
 from harness.engines.requests import Load, RequestRecord
-from harness.local.decoding.protocols import Iteration
 from harness.local.engine.stopwatches import Phases
 from harness.results.statistics.arrays import Floats
 from harness.servers.dialects import UNKNOWN, Dialect

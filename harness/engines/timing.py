@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from harness.config.errors import RunError
 from harness.engines.counts import Counts
 from harness.engines.energy import GpuMeter, GpuUse
+from harness.engines.iteration import Iteration
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import Load, RequestRecord
-from harness.local.decoding.protocols import Iteration
 from harness.results.acceptance import Acceptance, outcome_of
 
 # Seconds between two frames. After a frame that was slow to draw the next one waits for a multiple

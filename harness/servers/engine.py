@@ -22,12 +22,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from harness.config.errors import RunError, SettingError, from_outside
 from harness.config.settings import DecodingSettings
 from harness.engines.counts import Counts, growth
+from harness.engines.iteration import Iteration
 from harness.engines.protocol import Arm, Engine, Likeliest, LoadRequest, Question
 from harness.engines.record import Opening
 from harness.engines.requests import RequestError, RequestRecord, as_records
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
-from harness.local.decoding.protocols import Iteration
 from harness.results.statistics.interval import counted
 from harness.servers.connection import RequestFailed, api_key, new_client
 from harness.servers.counters import CounterPage

@@ -13,12 +13,13 @@ from chains import SIZE, request
 from fakes import MarkovRunner
 from harness.config.settings import DecodingSettings
 from harness.engines import timing
+from harness.engines.iteration import Iteration, Origin
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import as_records
 from harness.engines.timing import Generation, generate, without_garbage_collection
 from harness.local.decoding import turns
 from harness.local.decoding.loops import autoregressive, speculative
-from harness.local.decoding.protocols import Iteration, Origin, Step
+from harness.local.decoding.protocols import Step
 from harness.local.drafting.model import ModelDrafter
 
 QUESTION = Question([[1], [2]], DecodingSettings(max_new_tokens=3), seed=0, indices=(0, 1))

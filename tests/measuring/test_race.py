@@ -11,10 +11,10 @@ import torch
 
 from harness.config.settings import DecodingSettings
 from harness.engines import timing
+from harness.engines.iteration import Iteration, Origin
 from harness.engines.protocol import Margin, Question
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, run_lap
-from harness.local.decoding.protocols import Iteration, Origin
 from harness.local.decoding.verify import Verdict
 from harness.measuring.race import as_json, figures, find_rejections, outcome
 from harness.results.acceptance import Rejection

@@ -18,9 +18,9 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.engines.detokenizer import Detokenizer
+from harness.engines.iteration import Origin
 from harness.engines.timing import FRAME_S, Generation
 from harness.engines.tokenizer import Tokenizer
-from harness.local.decoding.protocols import Origin
 from harness.reporting.table import visible
 from harness.reporting.terminal import LastingConsole
 

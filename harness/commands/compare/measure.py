@@ -22,10 +22,10 @@ from harness.commands.compare.rows import CompareRow
 from harness.commands.compare.tables import rejections, verdict
 from harness.config.errors import HarnessError, RunError, SettingError, nearest
 from harness.config.settings import DecodingSettings
+from harness.engines.iteration import Origin
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.timing import Generation, generate, quick_garbage_collections, run_lap
 from harness.engines.tokenizer import Tokenizer
-from harness.local.decoding.protocols import Origin
 from harness.measuring.measurement import identify
 from harness.measuring.progress import say, show
 from harness.measuring.prompts.sets import Prompt, load_prompts

@@ -17,8 +17,9 @@ from starlette.exceptions import HTTPException
 from harness.commands.serve.answers import Answer
 from harness.config.errors import in_one_line
 from harness.config.failures import as_run_error
+from harness.engines.iteration import Iteration
 from harness.local.decoding.batch import Change, Records
-from harness.local.decoding.protocols import Iteration, NonFiniteError
+from harness.local.decoding.protocols import NonFiniteError
 from harness.local.engine.engine import LocalArm
 from harness.local.engine.logprobs import TokenLogprob
 

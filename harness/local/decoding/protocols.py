@@ -1,20 +1,18 @@
-"""The two seams, Runner and Drafter, and the records that loops yield.
+"""The two seams, Runner and Drafter.
 
 A runner hides the KV cache, a drafter hides how tokens are proposed.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
     from torch import Tensor
 
     from harness.local.decoding.trees import TreeProposal, TreeShape
-    from harness.local.decoding.verify import Verdict
     from harness.local.decoding.warp import AnyWarp
 
 
@@ -214,38 +212,3 @@ class NonFiniteError(ArithmeticError):
         self.role = role
         self.position = position
         self.row = row
-
-
-class Origin(StrEnum):
-    """Where a token comes from."""
-
-    TARGET = "target"  # drawn from the target where no draft token was offered
-    DRAFT = "draft"  # proposed by the drafter and accepted
-    RECOVERED = "recovered"  # drawn from the residual after a rejection
-    BONUS = "bonus"  # drawn from the target after all offered draft tokens were accepted
-
-
-@dataclass(frozen=True, slots=True)
-class Iteration:
-    """The tokens that one turn of a loop decided, in the rows that had not ended before it. All
-    lists are parallel to `rows`.
-
-    Attributes:
-        rows: their numbers, in the order in which rows joined the batch, from 0.
-        tokens: the tokens each row gained, at least one, cut after a stop token or at the length
-            limit.
-        origins: where each of `tokens` comes from.
-        proposed: the draft tokens verified; empty in regular decoding.
-        num_accepted: how many of `proposed` were accepted.
-        verdict: the verification itself, on the device; None where nothing was verified.
-        logits: by number, of the rows whose request keeps them: the target's [n, V], on the device.
-            The i-th decided the i-th of `tokens`, which may be fewer. For chains alone.
-    """
-
-    rows: list[int]
-    tokens: list[list[int]]
-    origins: list[list[Origin]]
-    proposed: list[list[int]]
-    num_accepted: list[int]
-    verdict: Verdict | None = None
-    logits: Mapping[int, Tensor] = field(default_factory=dict)

@@ -19,13 +19,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.engines.iteration import Iteration, Origin
 from harness.local.decoding.batch import Progress, Records, Request, Rows
 from harness.local.decoding.decisions import Draw, Figures
 from harness.local.decoding.protocols import (
     Drafter,
-    Iteration,
     NonFiniteError,
-    Origin,
     Runner,
     Step,
 )

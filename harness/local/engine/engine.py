@@ -15,6 +15,7 @@ from typing import Any
 from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings
+from harness.engines.iteration import Iteration
 from harness.engines.protocol import Arm, Engine, LoadRequest, Question
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
@@ -22,7 +23,7 @@ from harness.local.checks.reference import ModelReference, not_finite
 from harness.local.decoding.adaptive import Adaptive
 from harness.local.decoding.batch import Change, Records, Request
 from harness.local.decoding.loops import autoregressive, speculative
-from harness.local.decoding.protocols import Drafter, Iteration, NonFiniteError
+from harness.local.decoding.protocols import Drafter, NonFiniteError
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.tree_speculation import speculative_trees
 from harness.local.decoding.warp import AnyWarp

@@ -23,11 +23,11 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.modeling_layers import MtpModel
 
 from harness.config.settings import DecodingSettings, require
+from harness.engines.iteration import Iteration, Origin
 from harness.engines.protocol import Arm, Engine, Likeliest, LoadRequest, Question
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.local.checks.reference import not_finite, open_reference
-from harness.local.decoding.protocols import Iteration, Origin
 from harness.local.drafting.registry import method_of
 from harness.local.engine.pair import Pair, SketchedPair
 from harness.local.engine.weights import LoadedWeights

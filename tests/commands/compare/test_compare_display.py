@@ -14,8 +14,8 @@ from transformers import AutoTokenizer
 from chain_pair import CHAIN, MARKED, save_chain_pair
 from harness.commands.compare import display as compare_display
 from harness.commands.compare.display import Lane, live, plain_console, show_race, view
+from harness.engines.iteration import Iteration, Origin
 from harness.engines.timing import Generation
-from harness.local.decoding.protocols import Iteration, Origin
 
 
 @pytest.fixture(scope="module")

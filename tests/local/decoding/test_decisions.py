@@ -15,10 +15,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from chains import GREEDY, RAGGED, fields, request
 from fakes import Scripted
 from harness.config.settings import DecodingSettings
+from harness.engines.iteration import Iteration
 from harness.local.decoding.batch import Request
 from harness.local.decoding.decisions import Draw, Figures, Judge
 from harness.local.decoding.loops import autoregressive, speculative
-from harness.local.decoding.protocols import Iteration, NonFiniteError, Runner
+from harness.local.decoding.protocols import NonFiniteError, Runner
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.rules import AcceptByCoin, verify_block
 from harness.local.decoding.verify import Offer, Verdict, verify

@@ -14,11 +14,12 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from chains import GREEDY, RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner
+from harness.engines.iteration import Origin
 from harness.local import models
 from harness.local.decoding import reference
 from harness.local.decoding.batch import Request
 from harness.local.decoding.loops import autoregressive, speculative
-from harness.local.decoding.protocols import Origin, Step
+from harness.local.decoding.protocols import Step
 from harness.local.decoding.randomness import Purpose
 from harness.local.decoding.reference import speculative_reference
 from harness.local.decoding.trees import TreeShape

@@ -19,9 +19,10 @@ from chains import (
     texts,
 )
 from fakes import ChainTreeDrafter, MarkovRunner, Scripted
+from harness.engines.iteration import Origin
 from harness.local.decoding.batch import Request
 from harness.local.decoding.loops import autoregressive, speculative
-from harness.local.decoding.protocols import Origin, Step
+from harness.local.decoding.protocols import Step
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.tree_rules import verify_rounds
 from harness.local.decoding.tree_speculation import speculative_trees

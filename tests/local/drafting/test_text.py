@@ -10,9 +10,10 @@ from torch import Tensor
 
 from chains import GREEDY, RAGGED, SIZE, chain, p_value_of_texts, request, small_chain, texts
 from fakes import MarkovRunner
+from harness.engines.iteration import Iteration
 from harness.local.decoding.batch import Request
 from harness.local.decoding.loops import autoregressive, speculative
-from harness.local.decoding.protocols import Iteration, Proposal, Step
+from harness.local.decoding.protocols import Proposal, Step
 from harness.local.decoding.verify import Verdict, verify
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.text import TextDrafter

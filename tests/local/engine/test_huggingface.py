@@ -19,10 +19,10 @@ from harness.config.settings import (
     ModelSettings,
     PlacementSettings,
 )
+from harness.engines.iteration import Iteration, Origin
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.record import Preparation
 from harness.engines.timing import generate
-from harness.local.decoding.protocols import Iteration, Origin
 from harness.local.drafting.early_exit import truncated
 from harness.local.drafting.methods.early_exit import EarlyExitSettings
 from harness.local.drafting.methods.lookup import LookupSettings

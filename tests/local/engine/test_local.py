@@ -13,10 +13,10 @@ from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.engines.iteration import Iteration
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.local.checks.reference import not_finite
-from harness.local.decoding.protocols import Iteration
 from harness.local.drafting.methods.suffix import SuffixSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair, plan_pair

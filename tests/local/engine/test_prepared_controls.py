@@ -19,9 +19,10 @@ from harness.config.settings import (
     ModelSettings,
     PlacementSettings,
 )
+from harness.engines.iteration import Iteration
 from harness.engines.protocol import Question
 from harness.engines.record import Preparation
-from harness.local.decoding.protocols import Iteration, Runner
+from harness.local.decoding.protocols import Runner
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.fault import FAULTS
 from harness.local.engine.pair import Pair, plan_pair

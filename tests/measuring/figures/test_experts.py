@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
+from harness.engines.iteration import Iteration
 from harness.engines.protocol import Arm, Question
-from harness.local.decoding.protocols import Iteration
 from harness.local.models.experts import num_experts, watching_experts
 from harness.measuring.figures.experts import Experts, experts_read
 from harness.measuring.rows import LatencyRow

@@ -1,0 +1,58 @@
+"""The record of decided tokens that every way of generating yields: our loops, transformers and servers.
+
+It is a value without imports. `local/decoding`, which imports nothing else of ours, makes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Protocol
+
+
+class Origin(StrEnum):
+    """Where a token comes from."""
+
+    TARGET = "target"  # drawn from the target where no draft token was offered
+    DRAFT = "draft"  # proposed by the drafter and accepted
+    RECOVERED = "recovered"  # drawn from the residual after a rejection
+    BONUS = "bonus"  # drawn from the target after all offered draft tokens were accepted
+
+
+class Verified(Protocol):
+    """What a verification knows about the draft tokens of each row; tensors [B, K] of torch, on the device."""
+
+    @property
+    def target_probability(self) -> Any:
+        """The target's probability of each draft token."""
+
+    @property
+    def draft_probability(self) -> Any:
+        """The drafter's."""
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """The tokens that one turn of a loop decided, in the rows that had not ended before it. All
+    lists are parallel to `rows`.
+
+    Attributes:
+        rows: their numbers, in the order in which rows joined the batch, from 0.
+        tokens: the tokens each row gained, at least one, cut after a stop token or at the length
+            limit.
+        origins: where each of `tokens` comes from.
+        proposed: the draft tokens verified; empty in regular decoding.
+        num_accepted: how many of `proposed` were accepted.
+        verdict: the verification itself; None where nothing was verified.
+        logits: by number, of the rows whose request keeps them: the target's tensor [n, V], on the
+            device. The i-th decided the i-th of `tokens`, which may be fewer. For chains alone.
+    """
+
+    rows: list[int]
+    tokens: list[list[int]]
+    origins: list[list[Origin]]
+    proposed: list[list[int]]
+    num_accepted: list[int]
+    verdict: Verified | None = None
+    logits: Mapping[int, Any] = field(default_factory=dict)
