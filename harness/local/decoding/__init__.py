@@ -1,7 +1,8 @@
 """The algorithms: warping, sampling, verification and the decoding loops.
 
-Pure tensors and the protocols defined here (and `engines/iteration.py`, the record of decided tokens); no model library is imported. Words, after Leviathan
-et al. 2023 (arXiv:2211.17192) and Chen et al. 2023 (arXiv:2302.01318):
+Pure tensors, the protocols defined here, and the record of decided tokens (`engines/iteration.py`);
+no model library is imported. Words, after Leviathan et al. 2023 (arXiv:2211.17192) and Chen et al.
+2023 (arXiv:2302.01318):
 
 - target: the model whose output distribution counts.
 - drafter: proposes tokens; usually a small draft model.
