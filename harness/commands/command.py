@@ -130,7 +130,7 @@ class Command(Record):
         """Each figure of a measurement before and after a change, for `regress`, each as `Compared`.
 
         Args:
-            sides: runs before and after, as `Sides`; both are in `commands/regress/comparisons.py`.
+            sides: runs before and after, as `Sides`; both are in `reporting/changes.py`.
         """
         return []
 

@@ -50,6 +50,7 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 ONLY_SHOWING = frozenset(
     {
         "__main__",
+        "changes",
         "cli",
         "columns",
         "documentation",

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.commands.latency.asking import batches_to_ask
 from harness.commands.latency.tables.doubts import doubts
+from harness.measuring.asking import batches_to_ask
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows
 from harness.results.pooling import pooled_rows

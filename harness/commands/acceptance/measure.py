@@ -17,8 +17,6 @@ from harness.commands.acceptance.tables import (
     health_in_words,
 )
 from harness.commands.command import Experiment
-from harness.commands.latency.tables.costs import costs_in_steps, iteration_steps
-from harness.commands.plan.measure import least_iteration_steps
 from harness.commands.read_runs import newest_of_pair
 from harness.config.demand import Demand
 from harness.config.errors import SettingError, VerdictError
@@ -36,6 +34,7 @@ from harness.local.engine.reading import (
     likelihood_columns,
     most_drafted,
 )
+from harness.measuring.costs import costs_in_steps, iteration_steps
 from harness.measuring.encoding import Encoded, completion_ids
 from harness.measuring.progress import progress, say
 from harness.measuring.prompts.sets import Occurrence, listed, load_prompts
@@ -270,7 +269,7 @@ class AcceptanceOfTexts(Experiment):
         case = placed.case(placed.free, demand)
         if not all(sketch.knows_cache for sketch in case.models):
             return []
-        return [least_iteration_steps(case, number) for number in numbers]
+        return [case.least_iteration_steps(number) for number in numbers]
 
     def rows(self, session: Session) -> list[AcceptanceRow]:
         common: dict[str, Any] = {

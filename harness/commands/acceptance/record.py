@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.commands.command import Command
+from harness.config.closed_form import require_closed_form
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import LARGEST_K, require, require_at_least
@@ -16,9 +17,6 @@ if TYPE_CHECKING:
     from harness.reporting.table import Answer, Document, Line
 
 
-# Rules whose acceptance of a given text is known at any temperature, and those for greedy decoding alone.
-RULES = ("deepmind", "google", "block")
-GREEDY_RULES = ("typical",)
 EXIT_CODES = {"broken": 1, "other texts": 1, "cannot tell": 3}
 
 
@@ -51,24 +49,7 @@ class AcceptanceSettings(PromptedSettings):
             require(
                 self.num_prompts >= 1, "num_prompts", "must be auto or at least 1", self.num_prompts
             )
-        rule = "must be set: without one nothing is accepted"
-        require(self.draft is not None, "draft", rule, "none")
-        assert self.draft is not None
-        decoding = self.decoding
-        rates = decoding.synthetic_acceptance
-        rule = "must be null: a coin accepts as often on any text"
-        require(rates is None, "decoding.synthetic_acceptance", rule, rates)
-        rule = "below 1 has no closed form: its texts are not the target's, and how likely they are depends on K"
-        plain = decoding.lenience == 1 or decoding.temperature == 0
-        require(plain, "decoding.lenience", rule, decoding.lenience)
-        # Greedily the lossy rules keep the same tokens.
-        known = [*RULES, *(GREEDY_RULES if decoding.temperature == 0 else ())]
-        rule = f"must be one of {', '.join(known)}: of others no closed form is known at this temperature"
-        require(decoding.rule in known, "decoding.rule", rule, decoding.rule)
-        rule = "must be chain: which branch of a tree is kept does not follow from the text alone"
-        require(not self.draft.most_nodes, "draft.tree", rule, getattr(self.draft, "tree", None))
-        rule = "must be stored: how often random weights agree means nothing"
-        require(self.weights == "stored", "weights", rule, self.weights)
+        require_closed_form(self)
 
     @property
     def named_paths(self) -> dict[str, str]:

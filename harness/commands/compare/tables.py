@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 
 from harness.commands.compare.rows import CompareRow
-from harness.commands.latency.tables.costs import tokens_per_iteration
 from harness.engines.registry import is_elsewhere
+from harness.measuring.costs import tokens_per_iteration
 from harness.reporting.names import distinct_names
 from harness.reporting.table import (
     Column,

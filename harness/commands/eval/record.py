@@ -120,7 +120,7 @@ class Eval(Command):
 
     def changes(self, sides: Any) -> Sequence[Any]:
         """Accuracy, question by question."""
-        from harness.commands.regress.comparisons import change_of_accuracy
+        from harness.commands.eval.changes import change_of_accuracy
 
         return [change_of_accuracy(sides)]
 

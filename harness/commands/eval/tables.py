@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from harness.commands.eval.rows import EvalRow
-from harness.commands.latency.tables.run import ACCEPTED, ARM
 from harness.commands.published import MULTIPLICATION_NOTE
 from harness.reporting.answers import Step, answer, answer_of_sweep, heading, lossless_again
 from harness.reporting.names import Name, Named, named_runs
@@ -19,6 +18,7 @@ from harness.reporting.table import (
     Table,
     interval,
     number,
+    percent,
     sentences,
 )
 from harness.reporting.words import (
@@ -166,7 +166,7 @@ def accuracy_table(runs: Sequence[Run]) -> Table:
     columns = (
         Column("pair", text=True, of="name.cell", optional=True, once=True),
         Column("K", of="row.num_draft_tokens", optional=True, identifies_row=True),
-        ARM[0].at("row"),
+        Column("arm", text=True, of=arm_name).at("row"),
         *([seed] if with_seeds else []),
         Column("asked", of="row.num_prompts"),
         Column("correct %\n± Wald", of=_with_margin),
@@ -175,7 +175,7 @@ def accuracy_table(runs: Sequence[Run]) -> Table:
         Column("difference", _difference, "row.difference", optional=True, reference=0),
         Column("McNemar p", "{:.2g}".format, "row.mcnemar_p_value", optional=True),
         Column("ms per\nanswer", number(), "row.ms_per_answer"),
-        ACCEPTED.at("row"),
+        Column("accepted", percent, "row.acceptance_rate"),
         Column("pub-\nlished %", _percent, "row.published_accuracy", optional=True),
     )
     notes = []

@@ -11,9 +11,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, cast
 
 from harness.commands.command import Experiment
-from harness.commands.latency.asking import asks_again, questions_to_ask
 from harness.commands.latency.conversations import Conversations
 from harness.commands.latency.own_texts import tokens_by_k, why_not_exact
+from harness.commands.latency.questions import asks_again, questions_to_ask
 from harness.commands.latency.record import LatencySettings
 from harness.commands.latency.tables.answer import latency_answer
 from harness.commands.latency.tables.run import latency_details

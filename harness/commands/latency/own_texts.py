@@ -7,12 +7,11 @@ shorter is off where hard tokens stand together, or apart: by -11 to +33 % in si
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any, cast
 
-from harness.commands.acceptance.record import AcceptanceSettings
 from harness.commands.latency.record import LatencySettings
+from harness.config.closed_form import require_closed_form
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.engines.protocol import Engine
 from harness.engines.registry import engine_of
@@ -32,11 +31,8 @@ def why_not_exact(session: Session, settings: LatencySettings) -> str | None:
         return "a shorter proposal of this draft is not the beginning of a longer one"
     if getattr(settings.draft, "shared", False):
         return "what is proposed depends on earlier answers"
-    # The rules of `acceptance` say which acceptance has a closed form.
-    names = [field.name for field in dataclasses.fields(AcceptanceSettings)]
-    shared = {name: getattr(settings, name) for name in names if hasattr(settings, name)}
     try:
-        AcceptanceSettings(**shared)
+        require_closed_form(settings)
     except SettingError as error:
         return str(error)
     return None

@@ -243,7 +243,7 @@ class Latency(Command):
 
     def changes(self, sides: Any) -> Sequence[Any]:
         """Times and acceptance, prompt by prompt."""
-        from harness.commands.regress.comparisons import changes_by_prompt
+        from harness.commands.latency.changes import changes_by_prompt
 
         return changes_by_prompt(sides)
 

@@ -10,11 +10,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.commands.command import Experiment
-from harness.commands.latency.asking import (
-    batches_to_ask,
-    first_turns,
-    warmup_question,
-)
 from harness.commands.map.record import DRAFT_TOKENS, RECORD, MapSettings
 from harness.commands.map.rows import MapRow
 from harness.commands.map.tables import for_vllm, map_answer, map_details, schedule_of
@@ -22,6 +17,7 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, require
 from harness.engines.protocol import Engine
 from harness.engines.registry import engine_of
+from harness.measuring.asking import batches_to_ask, first_turns, warmup_question
 from harness.measuring.encoding import Encoded, decide_ignore_eos
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, figures_of
 from harness.measuring.interleaving import ask_all

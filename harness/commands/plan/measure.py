@@ -301,11 +301,10 @@ def _limits(case: Case, bandwidths: dict[str, float]) -> dict[str, Any]:
     """
     if not all(sketch.knows_cache for sketch in case.models):
         return {"bandwidths": bandwidths}
-    demand = case.demand
-    num_draft_tokens = demand.num_draft_tokens
+    num_draft_tokens = case.demand.num_draft_tokens
     bandwidth = next(iter(bandwidths.values())) if len(bandwidths) == 1 else None
     target = case.models[0]
-    target_step = _step_bytes(demand, target)
+    target_step = case.step_bytes(target)
     figures: dict[str, Any] = {
         "read_bytes": round(target_step),
         "bandwidths": bandwidths,
@@ -314,10 +313,10 @@ def _limits(case: Case, bandwidths: dict[str, float]) -> dict[str, Any]:
     if num_draft_tokens == 0:
         return figures
     most_tokens = num_draft_tokens + 1
-    steps = least_iteration_steps(case, num_draft_tokens)
+    steps = case.least_iteration_steps(num_draft_tokens)
     bytes_per_token = steps * target_step / most_tokens
     return figures | {
-        "verification_steps": _step_bytes(demand, target, most_tokens) / target_step,
+        "verification_steps": case.step_bytes(target, most_tokens) / target_step,
         "speculative_read_bytes": round(bytes_per_token),
         "highest_speedup": most_tokens / steps,
         "break_even_tokens": steps,
@@ -332,7 +331,7 @@ def _prediction(case: Case, accepted: Mapping[int, Interval]) -> dict[str, Any]:
         accepted: the tokens per iteration of each K.
     """
     speedups = {
-        k: tokens.scaled(1 / least_iteration_steps(case, k)) for k, tokens in accepted.items()
+        k: tokens.scaled(1 / case.least_iteration_steps(k)) for k, tokens in accepted.items()
     }
     best = max(speedups, key=lambda k: speedups[k].estimate)
     return {
@@ -340,29 +339,6 @@ def _prediction(case: Case, accepted: Mapping[int, Interval]) -> dict[str, Any]:
         "predicted_tokens_per_iteration": accepted[best].estimate,
         "best_num_draft_tokens": best,
     }
-
-
-def least_iteration_steps(case: Case, num_draft_tokens: int) -> float:
-    """What drafting K tokens and verifying them costs in steps of the target, by the bytes that they must read."""
-    target, draft = case.models[0], case.models[-1]
-    num_bytes = _step_bytes(case.demand, target, num_draft_tokens + 1)
-    if len(case.models) > 1 or case.shared:
-        num_steps = 1 if draft.drafts_in_one_pass else num_draft_tokens
-        num_bytes += num_steps * _step_bytes(case.demand, draft)
-    return num_bytes / _step_bytes(case.demand, target)
-
-
-def _step_bytes(demand: Demand, sketch: Sketch, tokens_of_a_row: int = 1) -> float:
-    """The bytes that one pass reads.
-
-    Args:
-        tokens_of_a_row: 1 for a step, K + 1 for a verification.
-    """
-    # An average pass finds half of the new tokens in the cache.
-    tokens = demand.batch_size * (demand.prompt_tokens + demand.new_tokens // 2)
-    cache = sketch.read_cache_bytes(tokens, demand.batch_size)
-    weights = sketch.read_bytes(demand.batch_size * tokens_of_a_row)
-    return weights + cache
 
 
 def _note(case: Case, placements: Sequence[Placement]) -> str | None:

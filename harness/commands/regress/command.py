@@ -12,8 +12,8 @@ from harness.commands.registry import commands
 from harness.commands.regress.comparisons import (
     Compared,
     compared_runs,
+    has_repetitions,
     nearest_difference,
-    noise_by_figure,
     settings_key,
 )
 from harness.config.errors import SettingError, VerdictError, nearest
@@ -98,7 +98,7 @@ def main(arguments: Sequence[str]) -> None:
         raise SettingError(
             "after", "holds no run that before does not hold, too", settings["after"]
         )
-    if noise and not noise_by_figure(noise):
+    if noise and not has_repetitions(noise):
         rule = "must hold two runs of latency with the same settings (repeats=10)"
         raise SettingError("noise", rule, settings["noise"])
     compared = compared_runs(before, after, margin, noise)

@@ -119,6 +119,28 @@ class Case:
         """
         return max(int(self.placement.reserve_gb * 1e9), self._prompt_bytes)
 
+    def step_bytes(self, sketch: Sketch, tokens_of_a_row: int = 1) -> float:
+        """The bytes that one pass of a model reads.
+
+        Args:
+            tokens_of_a_row: 1 for a step, K + 1 for a verification.
+        """
+        demand = self.demand
+        # An average pass finds half of the new tokens in the cache.
+        tokens = demand.batch_size * (demand.prompt_tokens + demand.new_tokens // 2)
+        cache = sketch.read_cache_bytes(tokens, demand.batch_size)
+        weights = sketch.read_bytes(demand.batch_size * tokens_of_a_row)
+        return weights + cache
+
+    def least_iteration_steps(self, num_draft_tokens: int) -> float:
+        """What drafting K tokens and verifying them costs in steps of the target, by the bytes that they must read."""
+        target, draft = self.models[0], self.models[-1]
+        num_bytes = self.step_bytes(target, num_draft_tokens + 1)
+        if len(self.models) > 1 or self.shared:
+            num_steps = 1 if draft.drafts_in_one_pass else num_draft_tokens
+            num_bytes += num_steps * self.step_bytes(draft)
+        return num_bytes / self.step_bytes(target)
+
     @property
     def _prompt_bytes(self) -> int:
         # The models read one after the other.

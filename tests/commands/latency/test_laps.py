@@ -11,8 +11,9 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.commands.latency.asking import choose_num_laps, in_laps
 from harness.commands.latency.measure import Latency
+from harness.commands.latency.questions import choose_num_laps
+from harness.measuring.asking import in_laps
 from in_process import Harness, only, results
 from wording import mentions
 

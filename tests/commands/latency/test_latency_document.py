@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from harness.commands.latency.tables.costs import StepCosts, held_back_in_words, main_limit
+from harness.commands.latency.tables.costs import held_back_in_words, main_limit
 from harness.commands.latency.tables.doubts import caveats, doubts
 from harness.commands.latency.tables.run import latency_document
+from harness.measuring.costs import StepCosts
 from harness.measuring.rows import LatencyRow
 from harness.reporting.terminal import print_document
 from harness.results.rows.prompts import LatencyPromptRow

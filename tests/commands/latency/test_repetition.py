@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.commands.latency.asking import Part, batches_to_ask, laps_to_ask
+from harness.measuring.asking import Part, batches_to_ask, laps_to_ask
 from harness.measuring.prompts.sets import Occurrence, Prompt, PromptSet
 from in_process import QUICKEST_PAIR, Harness, only, results
 from wording import mentions

@@ -17,11 +17,9 @@ from harness.commands.latency.tables.categories import by_category
 from harness.commands.latency.tables.costs import (
     AUTO_GAVE_UP,
     auto_gave_up,
-    costs_in_steps,
     held_back,
     rest_ms,
     share_of_predicted,
-    tokens_per_iteration,
 )
 from harness.commands.latency.tables.doubts import caveats
 from harness.commands.latency.tables.run import (
@@ -33,6 +31,7 @@ from harness.commands.latency.tables.run import (
 )
 from harness.config.amounts import amount
 from harness.local.drafting.registry import METHODS
+from harness.measuring.costs import costs_in_steps, tokens_per_iteration
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import UNKNOWN, Column, Table, interval, number, percent, times
 from harness.reporting.words import FIRST_SETTINGS, cell_of, common_settings

@@ -9,12 +9,9 @@ from harness.commands.latency.tables.costs import (
     AUTO_GAVE_UP,
     auto_gave_up,
     best_of,
-    costs_in_steps,
     held_back,
     is_exact,
     predicted_by_k,
-    proposed_per_iteration,
-    tokens_per_iteration,
 )
 from harness.commands.latency.tables.doubts import doubts, percent
 from harness.commands.latency.tables.iteration_time import share_of_iteration
@@ -23,6 +20,7 @@ from harness.commands.latency.tables.run import has_verdict, headline, was_measu
 from harness.config.amounts import SECONDS, quantity
 from harness.config.model_names import SECOND_COMMAND
 from harness.engines.registry import is_elsewhere
+from harness.measuring.costs import costs_in_steps, proposed_per_iteration, tokens_per_iteration
 from harness.measuring.rows import LatencyRow
 from harness.reporting.answers import Step, answer, heading
 from harness.reporting.table import Answer, Bar, Bars

@@ -1,9 +1,4 @@
-"""Costs of drafting and verifying in target steps, and which of them limits the speed-up.
-
-An iteration drafts K tokens at c target steps each, verifies them in v target steps, and yields
-some tokens: speed-up = tokens / (K c + v), by Leviathan et al. 2023. With K = 4, c = 0.1 and v =
-1.1, an iteration that yields 3 tokens takes 1.5 target steps, in which regular decoding yields 1.5
-tokens: the speed-up is 2.
+"""Which cost of drafting and verifying limits the speed-up, and what other K would have given.
 
 Functions take rows of one run of `latency`: `row` is that of the speculative arm, `regular` that of
 the regular one.
@@ -19,23 +14,19 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.commands.compare.rows import CompareRow
 from harness.config.acceptance_rules import tests_each_token
+from harness.measuring.costs import (
+    StepCosts,
+    costs_in_steps,
+    proposed_per_iteration,
+    tokens_per_iteration,
+)
 from harness.measuring.rows import LatencyRow
-from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import Interval, counted
 
 AUTO_GAVE_UP = "drafting does not pay: auto gave it up"
 # Of a pass over one token. Noise below it moves a prediction by less.
 _TOLERATED_NOISE = 0.2
-
-
-@dataclass(frozen=True)
-class StepCosts:
-    """Times in target steps: of one draft step (c), and of one verification of all K tokens (v)."""
-
-    draft: float
-    verify: float
 
 
 @dataclass(frozen=True)
@@ -89,45 +80,6 @@ def main_limit(tokens: float, proposed: float, costs: StepCosts, acceptable: flo
         f"{tokens:.2f} of {most_tokens:.3g} tokens per iteration; with all of them",
     )
     return max(slow_draft, slow_verification, low_acceptance, key=attrgetter("ideal_speedup"))
-
-
-def tokens_per_iteration(row: LatencyRow | LatencyPromptRow | CompareRow) -> float | None:
-    """Tokens that an iteration yields; in older files the mean over iterations that drafted."""
-    return row.tokens_per_iteration or row.mean_acceptance_length
-
-
-def proposed_per_iteration(row: LatencyRow) -> float | None:
-    """Draft tokens per iteration; in older files the mean over iterations that drafted."""
-    return row.mean_num_draft_tokens or row.mean_proposed
-
-
-def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | None:
-    """Measured costs; None where one of them is unknown."""
-    if regular is None or row.draft_ms is None or row.verify_ms is None:
-        return None
-    step_ms = regular.target_step_ms
-    proposed = proposed_per_iteration(row)
-    if not step_ms or not proposed:
-        return None
-    # Both times are of a whole iteration.
-    return StepCosts(row.draft_ms / proposed / step_ms, row.verify_ms / step_ms)
-
-
-def iteration_steps(
-    regular: LatencyRow | None, row: LatencyRow, num_draft_tokens: int, *, in_one_pass: bool
-) -> float | None:
-    """What an iteration of any K would cost in target steps: each token that a pass verifies adds as much as in the
-    run; None where its costs are unknown.
-
-    Args:
-        in_one_pass: whether a pass of the draft proposes all tokens.
-    """
-    costs = costs_in_steps(regular, row)
-    proposed = proposed_per_iteration(row)
-    if costs is None or proposed is None:
-        return None
-    verifying = 1 + num_draft_tokens * (costs.verify - 1) / proposed
-    return verifying + (proposed if in_one_pass else num_draft_tokens) * costs.draft
 
 
 def rest_ms(row: LatencyRow) -> float | None:

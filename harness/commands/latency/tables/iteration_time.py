@@ -11,10 +11,10 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from harness.commands.latency.tables.costs import proposed_per_iteration, tokens_per_iteration
 from harness.commands.latency.tables.doubts import mean_answer_length
 from harness.config.model_names import SECOND_COMMAND
 from harness.engines.registry import is_elsewhere
+from harness.measuring.costs import proposed_per_iteration, tokens_per_iteration
 from harness.measuring.rows import LatencyRow
 from harness.results.prompt_times import Unit, rows_by_unit
 from harness.results.rows.prompts import LatencyPromptRow

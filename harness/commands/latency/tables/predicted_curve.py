@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from harness.commands.latency.tables.costs import costs_in_steps
+from harness.measuring.costs import costs_in_steps
 
 # The curve reaches this K at least.
 _LEAST_END = 8

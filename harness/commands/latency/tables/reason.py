@@ -8,19 +8,17 @@ from harness.commands.latency.tables.costs import (
     ForK,
     best_of,
     contradicting_passes,
-    costs_in_steps,
     held_back_in_words,
     is_exact,
     lengths_by_k,
     predicted_by_k,
-    proposed_per_iteration,
     rest_ms,
     share_of_predicted,
-    tokens_per_iteration,
 )
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import amount
 from harness.engines.registry import is_elsewhere
+from harness.measuring.costs import costs_in_steps, proposed_per_iteration, tokens_per_iteration
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import UNKNOWN, Table, in_brackets, interval
 

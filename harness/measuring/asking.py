@@ -1,4 +1,4 @@
-"""The questions of `latency` and `map`: prompts in batches, or in laps where an engine keeps requests in flight, which
+"""Questions about a prompt set: prompts in batches, or in laps where an engine keeps requests in flight, which
 are asked again, in another order, where more answers are wanted than the set has prompts; and a warm-up.
 
 Requests that are in flight together are not independent of each other. So both arms take turns lap
@@ -22,17 +22,14 @@ there would otherwise be too few units for an interval:
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from harness.commands.latency.conversations import Conversations
-from harness.commands.latency.record import OPEN_LOOP_LAP, LatencySettings
 from harness.config.settings import DecodingSettings
-from harness.engines.protocol import Engine, Question
+from harness.engines.protocol import Question
 from harness.measuring.encoding import Encoded, chats_of
 from harness.measuring.prompts.sets import Occurrence, PromptSet
 from harness.measuring.session import Session
@@ -40,11 +37,6 @@ from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 # For a warm-up of n prompts, at most this many times n are encoded to find short ones.
 _MOST_WARMUP = 4
-
-# A lap begins and ends with fewer requests in flight than it should have, so laps are long where
-# that leaves _MANY_LAPS of them: up to _LONGEST_LAP times the requests that are in flight at once.
-_MANY_LAPS = 16
-_LONGEST_LAP = 4
 
 
 class Part(NamedTuple):
@@ -122,80 +114,10 @@ def _again_and_again(number: int, seed: int) -> Iterator[tuple[int, int]]:
             yield place, repeat
 
 
-def choose_num_laps(num_prompts: int, batch_size: int, open_loop: bool = False) -> int:
-    """Return how many laps there are: as many as prompts where one request is in flight at a time.
-
-    128 prompts with batch_size=4 make 16 laps of 8.
-
-    Args:
-        batch_size: requests in flight at once; a lap has at least as many prompts, if there are so
-            many.
-        open_loop: whether requests are sent at a rate, whatever is in flight.
-    """
-    in_flight = max(batch_size, OPEN_LOOP_LAP) if open_loop else batch_size
-    if in_flight == 1:
-        return num_prompts
-    turns = num_prompts // (_MANY_LAPS * in_flight)
-    lap_size = in_flight * min(max(turns, 1), _LONGEST_LAP)
-    return max(1, num_prompts // lap_size)
-
-
 def in_laps(num_prompts: int, num_laps: int) -> list[range]:
     """The places of each lap, whose sizes differ by one at most: 10 in 3 laps are 0:3, 3:6, 6:10."""
     ends = [num_prompts * lap // num_laps for lap in range(num_laps + 1)]
     return [range(begin, end) for begin, end in itertools.pairwise(ends)]
-
-
-def asks_again(settings: LatencySettings, prompt_set: PromptSet) -> bool:
-    """Whether some prompts are asked more than once: more answers are wanted than the set has prompts."""
-    return settings.num_asked > len(prompt_set.prompts)
-
-
-def num_laps_of(settings: LatencySettings, engine: Engine, num_prompts: int) -> int:
-    """The number of laps in which this many prompts are asked."""
-    if settings.laps != "auto":
-        return settings.laps
-    if engine.num_blocks:
-        return engine.num_blocks
-    # The last requests of a lap have fewer beside them, which one arm alone can do without.
-    in_flight = settings.batch_size > 1 or engine.has_rate
-    if not engine.alternates or (len(engine.arms) == 1 and in_flight):
-        return 1
-    return choose_num_laps(num_prompts, settings.batch_size, engine.has_rate)
-
-
-def questions_to_ask(
-    session: Session,
-    settings: LatencySettings,
-    prompt_set: PromptSet,
-    encoded: Encoded,
-    conversations: Conversations,
-) -> tuple[Question, list[Question]]:
-    """The question of the warm-up, and the questions that both arms are asked, in their order: each is about a
-    batch, a lap, or a later turn of one.
-
-    Args:
-        encoded: the prompts that are measured.
-        conversations: has the later turns.
-    """
-    engine = session.engine
-    assert engine is not None
-    num_prompts = num_asked = len(encoded.prompts)
-    if asks_again(settings, prompt_set):
-        num_asked = settings.num_asked
-    if engine.queues:
-        num_laps = functools.partial(num_laps_of, settings, engine)
-        parts = laps_to_ask(num_prompts, num_asked, num_laps, settings.seed)
-    else:
-        parts = batches_to_ask(num_prompts, num_asked, settings.batch_size, settings.seed)
-    unused = prompt_set.first_unused(settings.num_asked)
-    warmup = warmup_question(session, prompt_set, encoded, settings.batch_size, unused)
-    questions = []
-    for first in first_turns(
-        session, prompt_set, encoded, parts, warmup, seed=settings.seed_of_run
-    ):
-        questions += [first, *conversations.follow_ups(first)]
-    return warmup, questions
 
 
 def warmup_question(

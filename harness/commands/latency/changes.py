@@ -1,0 +1,237 @@
+"""How the times and the acceptance of a measurement changed, prompt by prompt, for `regress`.
+
+Figures are compared over the units that all runs of both sides have: prompts, or batches or laps of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from operator import attrgetter
+from statistics import fmean
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.measuring.costs import tokens_per_iteration
+from harness.reporting.changes import ONE_RUN, Compared, Figure, Sides
+from harness.results.prompt_times import Unit, ms_by_unit, ms_of_both_arms, rows_by_unit
+from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.runs import Run
+from harness.results.schema import NO_VERDICT
+from harness.results.statistics.comparisons import Noise, compare, noise_of_runs
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
+from harness.results.verdict import ArmEvidence, why_other_work
+
+# If the mean numbers of draft tokens per iteration differ by more than this, in logarithms (10 %), a
+# server drafted with another K.
+_OTHER_K = 0.1
+
+Values = Mapping[Unit, float]
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class FigureOfPrompts(Figure):
+    """A figure that every prompt has.
+
+    Attributes:
+        column: of the runs' own rows.
+        by_unit: rows of a run's prompts file -> its value for each unit; empty where they lack it.
+    """
+
+    column: str = field(kw_only=True)
+    by_unit: Callable[[Sequence[LatencyPromptRow]], Values] = field(kw_only=True)
+
+
+def changes_by_prompt(sides: Sides) -> list[Compared]:
+    """The figures of `latency` that both sides have; without a verdict where they cannot be compared."""
+    both = (("before", sides.before), ("after", sides.after))
+    refused = [(side, run) for side, runs in both for run in runs if run.status == NO_VERDICT]
+    if refused:
+        side, run = refused[0]
+        reason: str | None = f"{side}: no verdict: {run.last.error}"
+    else:
+        reason = why_other_work(_evidence(sides.before[-1]), _evidence(sides.after[-1]))
+    noise = _noise_by_figure(sides.noise)
+    compared = [_compared_figure(figure, sides, noise.get(figure.name)) for figure in _OF_PROMPTS]
+    known = [one for one in compared if one is not None]
+    if reason is not None and known:
+        # Without the figures: they are of different work.
+        return [replace(sides.compared(one.figure), reason=reason) for one in known]
+    if known:
+        return known
+    if reason is None:
+        unread = [run for run in sides.runs if not run.prompt_rows]
+        reason = "the times in the prompts' files cannot be read"
+        if unread:
+            reason = "files of the prompts are gone (column directory)"
+        places = {str(run.directory or run.file) for run in unread or sides.runs}
+        reason += f": {', '.join(sorted(places))}"
+    return [replace(sides.compared(_OF_PROMPTS[0]), reason=reason)]
+
+
+def _evidence(run: Run) -> ArmEvidence:
+    row = run.last
+    of_arm = [prompt for prompt in run.prompt_rows if prompt.arm == row.arm and prompt.is_timed]
+    return ArmEvidence.of(
+        vars(row),
+        lengths={prompt.prompt_index: prompt.num_tokens for prompt in of_arm},
+        drawn=row.ignore_eos is False and bool(row.temperature),
+    )
+
+
+def _noise_by_figure(runs: Sequence[Run]) -> dict[str, Noise]:
+    """How far apart runs with the same settings are, for each figure that is timed."""
+    noises = {}
+    for figure in filter(attrgetter("timed"), _OF_PROMPTS):
+        values = _by_run(runs, figure)
+        units = _common_units(values)
+        if len(values) > 1 and units:
+            noises[figure.name] = noise_of_runs([_matrix(values, units)])
+    return noises
+
+
+def _compared_figure(figure: FigureOfPrompts, sides: Sides, noise: Noise | None) -> Compared | None:
+    """One figure of a measurement; None where a side does not have it."""
+    runs_before = _by_run(sides.before, figure)
+    runs_after = _by_run(sides.after, figure)
+    if not runs_before or not runs_after:
+        return None
+    with_same_seeds = None if figure.timed else _by_common_seed(sides, figure)
+    if with_same_seeds is not None:
+        runs_before, runs_after = with_same_seeds
+    compared = sides.compared(figure)
+    units = _common_units([*runs_before, *runs_after])
+    if not units:
+        return replace(compared, reason="no prompt has a time on both sides")
+    before = _matrix(runs_before, units)
+    after = _matrix(runs_after, units)
+    if with_same_seeds is not None:
+        # Runs of one side differ because of their seeds, which the other side has too: that is no noise.
+        before = _mean_over_runs(before)
+        after = _mean_over_runs(after)
+    unit = "prompt" if all(len(unit) == 1 for unit in units) else "lap"
+    comparison = compare(before, after, figure.better, sides.margin, noise, unit=unit)
+    verdict = comparison.verdict
+    reason = ""
+    if figure is _TOKENS_PER_ITERATION:
+        reason = _other_k(sides)
+    if len(units) < FEWEST_FOR_INTERVAL:
+        reason = f"{len(units)} prompts or laps are on both sides, and {FEWEST_FOR_INTERVAL} needed"
+    elif figure.timed and noise is None and len(before) == len(after) == 1:
+        reason = ONE_RUN
+    if reason:
+        verdict = "cannot tell"
+    return replace(
+        compared,
+        comparison=comparison,
+        mean_before=_own_figure(figure, sides.before),
+        mean_after=_own_figure(figure, sides.after),
+        noise=noise,
+        verdict=verdict,
+        reason=reason,
+    )
+
+
+def _own_figure(figure: FigureOfPrompts, runs: Sequence[Run]) -> float | None:
+    """The mean over runs of the figure that their own pages show; None where none shows it."""
+    values = [run.last.values()[figure.column] for run in runs]
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else None
+
+
+def _other_k(sides: Sides) -> str:
+    """Why tokens per iteration are no better or worse: a server proposed more or fewer, which its settings do not
+    show. Empty where both sides proposed alike.
+    """
+    before, after = (
+        [run.last.mean_proposed for run in runs if run.last.url and run.last.mean_proposed]
+        for runs in (sides.before, sides.after)
+    )
+    if not before or not after or abs(math.log(fmean(after) / fmean(before))) < _OTHER_K:
+        return ""
+    return f"{fmean(before):.3g} draft tokens per iteration before, {fmean(after):.3g} after"
+
+
+def _by_run(runs: Iterable[Run], figure: FigureOfPrompts) -> list[Values]:
+    """The figure in each run that has it."""
+    values = [figure.by_unit(run.prompt_rows) for run in runs]
+    return [of_run for of_run in values if of_run]
+
+
+def _by_common_seed(
+    sides: Sides, figure: FigureOfPrompts
+) -> tuple[list[Values], list[Values]] | None:
+    """The figure in runs with the same seeds before and after, in the same order; else None."""
+    before = {run.last.seed: figure.by_unit(run.prompt_rows) for run in sides.before}
+    after = {run.last.seed: figure.by_unit(run.prompt_rows) for run in sides.after}
+    seeds = [seed for seed in before if before[seed] and after.get(seed)]
+    if not seeds:
+        return None
+    return [before[seed] for seed in seeds], [after[seed] for seed in seeds]
+
+
+def _mean_over_runs(values: Floats) -> Floats:
+    """Geometric means, [1, num_units], of [num_runs, num_units]."""
+    return np.asarray(np.exp(np.log(values).mean(axis=0, keepdims=True)))
+
+
+def _common_units(runs: Sequence[Values]) -> list[Unit]:
+    """The units that all runs have."""
+    return sorted(set.intersection(*(set(values) for values in runs))) if runs else []
+
+
+def _matrix(runs: Sequence[Values], units: Sequence[Unit]) -> Floats:
+    """The values of a figure, [num_runs, num_units]."""
+    return np.array([[values[unit] for unit in units] for values in runs])
+
+
+def _ms_per_token(prompts: Sequence[LatencyPromptRow]) -> Values:
+    """Milliseconds per token of the arm that speculates, or of the only one."""
+    has_draft = any(row.arm == "speculative" for row in prompts)
+    times = ms_by_unit(prompts, "speculative" if has_draft else "regular")
+    return {unit: fmean(of_unit) for unit, of_unit in times.items()}
+
+
+def _speedup(prompts: Sequence[LatencyPromptRow]) -> Values:
+    return {unit: regular / ms for unit, (regular, ms) in ms_of_both_arms(prompts).items()}
+
+
+def _tokens_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
+    by_unit = {}
+    for unit, rows in rows_by_unit(prompts, "speculative").items():
+        lengths = [tokens_per_iteration(row) for row in rows]
+        known = [length for length in lengths if length]
+        if len(known) == len(lengths):
+            by_unit[unit] = fmean(known)
+    return by_unit
+
+
+_TOKENS_PER_ITERATION = FigureOfPrompts(
+    name="tokens per iteration",
+    better="higher",
+    words=("more", "fewer"),
+    column="tokens_per_iteration",
+    by_unit=_tokens_per_iteration,
+)
+_OF_PROMPTS = (
+    FigureOfPrompts(
+        name="ms per token",
+        better="lower",
+        words=("faster", "slower"),
+        timed=True,
+        column="ms_per_token",
+        by_unit=_ms_per_token,
+    ),
+    FigureOfPrompts(
+        name="speed-up",
+        better="higher",
+        words=("higher", "lower"),
+        timed=True,
+        column="speedup",
+        by_unit=_speedup,
+    ),
+    _TOKENS_PER_ITERATION,
+)
