@@ -20,7 +20,7 @@ from contextlib import contextmanager, redirect_stdout, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from harness.cli import signals
+from harness.cli import hydra_app, signals
 from harness.commands.registry import COMMANDS, commands, settings_of, with_settings
 from harness.config import machine
 from harness.config.errors import HarnessError, RunError, SettingError, in_one_line
@@ -55,11 +55,6 @@ _INTERRUPTED = "harness: interrupted; what was measured so far is kept"
 # Of several exit codes the worst counts: success, doubt, a wrong setting; then 1, a failure or a bad answer, and any
 # that a user's own command has.
 _SEVERITIES = {0: 0, 3: 1, 2: 2}
-
-# `_run_hydra` sets HYDRA_FULL_ERROR=1 for Hydra's own sake. So the processes of launchers, which inherit that, find in
-# this variable whether the user asked for tracebacks.
-_TRACEBACK = "HARNESS_TRACEBACK"
-_wants_traceback = os.environ.get(_TRACEBACK, os.environ.get("HYDRA_FULL_ERROR", "")) == "1"
 
 
 @dataclass
@@ -105,7 +100,7 @@ def main() -> None:
             print(_INTERRUPTED, file=sys.stderr)
         sys.exit(130)
     except OSError as error:
-        if _wants_traceback and not isinstance(error, BrokenPipeError):
+        if hydra_app.WANTS_TRACEBACK and not isinstance(error, BrokenPipeError):
             raise
         # An error of stdout: `_reporting` handles all others. Its buffer must not fail again at the exit.
         terminal.discard(sys.stdout)
@@ -268,17 +263,10 @@ def _known(command: str, known: Collection[str], others: Sequence[str] = ()) -> 
 
 def _run_hydra(command: str, words: Sequence[str]) -> None:
     """Run a command that has settings, once or as a sweep; its outcome is in `_outcome`."""
-    import hydra
-    from hydra._internal.utils import get_args_parser
-    from hydra.core.global_hydra import GlobalHydra
-    from hydra.core.utils import env_override
-
     from harness.cli.manifest import round_overrides
     from harness.cli.menu import config_source, help, names, server_words, typed
 
     config_source.register()
-    # In a notebook there may be one.
-    GlobalHydra.instance().clear()
     # Shell completion is for the program as a whole: its first word is the command.
     line = ["harness", *words]
     # What is printed in place of a run comes at the end: an error of stdout must not pass for one of Hydra's.
@@ -289,7 +277,7 @@ def _run_hydra(command: str, words: Sequence[str]) -> None:
             words, servers = server_words.split_commands(words)
             options, settings, topic = typed.for_hydra(words, command, known)
             settings += server_words.server_settings(servers, settings, command)
-            flags = get_args_parser().parse_args(options)
+            flags = hydra_app.flags(options)
             if flags.help:
                 text = help.command_help(COMMANDS[command], settings, topic, flags.config_dir)
             elif flags.cfg or flags.info or flags.hydra_help:
@@ -304,32 +292,23 @@ def _run_hydra(command: str, words: Sequence[str]) -> None:
         if flags.help:
             print(text)
             return
-    # With this set Hydra raises exceptions instead of printing them over many lines.
-    variables = {"HYDRA_FULL_ERROR": "1", _TRACEBACK: str(int(_wants_traceback))}
-    argv = sys.argv
-    sys.argv = line
+    called = hydra_app.calling(run_job, line, names.CONF, names.primary(command))
     try:
-        with _reporting(command), env_override(variables), redirect_stdout(printed or sys.stdout):
-            main = hydra.main(
-                config_path=str(names.CONF),
-                config_name=names.primary(command),
-                version_base="1.3",
-            )
-            _call_hydra(main(run_job))
+        with _reporting(command), redirect_stdout(printed or sys.stdout), called as call:
+            _call_hydra(call)
     finally:
-        sys.argv = argv
         _finish_sweep(command)
         if printed is not None:
             print(printed.getvalue(), end="")
 
 
-def _call_hydra(hydra_main: Callable[[], None]) -> None:
+def _call_hydra(call: Callable[[], None]) -> None:
     """Call Hydra, and explain its errors: it makes directories before our code runs."""
     from harness.cli.manifest import Manifest, SweepCallback
     from harness.results.locked_files import OF_THE_DISK
 
     try:
-        hydra_main()
+        call()
     except OSError as error:
         # Hydra's error about a missing preset is an OSError without a number.
         if error.errno in (None, errno.EPIPE):
@@ -391,7 +370,7 @@ def _reporting(command: str) -> Iterator[None]:
     except BrokenPipeError:
         raise
     except Exception as error:
-        if _wants_traceback:
+        if hydra_app.WANTS_TRACEBACK:
             raise
         known = error if isinstance(error, HarnessError) else _explained(error, command)
         _outcome.errors.append(known or error)

@@ -9,17 +9,13 @@ import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import MISSING
-from pathlib import Path
 from typing import Any
 
-from hydra import compose
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
-from hydra.core.global_hydra import GlobalHydra
-from hydra.version import setbase
+from hydra.core.config_loader import ConfigLoader
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from harness.cli import hydra_app
 from harness.cli.menu import documentation, names
 from harness.cli.menu.documentation import Setting
 from harness.commands.command import Command
@@ -61,15 +57,9 @@ def command_help(
     Raises:
         SettingError: there is no such section.
     """
-    searched = create_config_search_path(str(names.CONF))
-    if presets is not None:
-        searched.prepend("command-line", f"file://{Path(presets).resolve()}", "schema")
-    setbase("1.3")
-    Hydra.create_main_hydra2("harness", searched)
-    try:
-        sections = _sections(command, compose(names.primary(command.name), list(overrides)))
-    finally:
-        GlobalHydra.instance().clear()
+    primary = names.primary(command.name)
+    with hydra_app.composed(names.CONF, primary, overrides, presets) as (config, loader):
+        sections = _sections(command, config, loader)
     if not topic:
         return _page(command, sections, overrides)
     if topic not in ("all", *sections):
@@ -83,12 +73,13 @@ def command_help(
     return "\n\n".join(parts)
 
 
-def _sections(command: Command, config: DictConfig) -> dict[str, list[Setting]]:
+def _sections(
+    command: Command, config: DictConfig, loader: ConfigLoader
+) -> dict[str, list[Setting]]:
     """Everything that can be typed: presets, drafts, engines and settings, by the title of their section.
 
     Settings have the values that the composed configuration gives them, and their choices in the meaning.
     """
-    loader = GlobalHydra.instance().config_loader()
     presets = []
     # Those with a plus have no default in any command, and are typed with it.
     for group in "model decoding placement prompts +experiment +launcher".split():

@@ -19,10 +19,10 @@ from numbers import Number
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from hydra._internal.utils import get_args_parser
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
+from harness.cli import hydra_app
 from harness.cli.menu import names
 from harness.cli.menu.conversion import alternatives, from_config, setting_hints
 from harness.cli.menu.removed import refuse_removed
@@ -72,7 +72,7 @@ def for_hydra(
     # The name under which each of these was typed.
     names_typed: list[str] = []
     topic = ""
-    of_hydra = get_args_parser()._option_string_actions
+    of_hydra = hydra_app.options()
     asks_for_help = not {"-h", "--help"}.isdisjoint(words)
     remaining = list(words)
     beginning = beginning or f"harness {command}"

@@ -1,0 +1,99 @@
+"""What harness takes from Hydra beyond its public interface: two private names, and what Hydra reads of the process.
+
+Hydra has no public way to say which options it has, to compose presets of a further directory as its `-cd` does, or to
+run a command line other than `sys.argv`. tests/cli/test_hydra_app.py calls all of this; a release of Hydra in the range
+of pyproject.toml must pass it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from argparse import Action, ArgumentParser, Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hydra.core.config_loader import ConfigLoader
+    from omegaconf import DictConfig
+
+_VERSION_BASE = "1.3"
+# `calling` sets HYDRA_FULL_ERROR=1 for Hydra's own sake. So the processes of launchers, which inherit that, find in
+# this variable whether the user asked for tracebacks.
+_TRACEBACK = "HARNESS_TRACEBACK"
+
+WANTS_TRACEBACK = os.environ.get(_TRACEBACK, os.environ.get("HYDRA_FULL_ERROR", "")) == "1"
+
+
+def options() -> Mapping[str, Action]:
+    """Hydra's options by each of their names, `-m` and `--multirun`: whether a value follows, and which ones."""
+    return _parser()._option_string_actions
+
+
+def flags(typed: Sequence[str]) -> Namespace:
+    """Parse Hydra's options: `flags(["-m"]).multirun` is true."""
+    return _parser().parse_args(typed)
+
+
+def _parser() -> ArgumentParser:
+    from hydra._internal.utils import get_args_parser
+
+    return get_args_parser()
+
+
+@contextmanager
+def composed(
+    directory: Path, name: str, overrides: Sequence[str], presets: str | None
+) -> Iterator[tuple[DictConfig, ConfigLoader]]:
+    """Give a configuration, without a run, and the loader that knows the groups of presets.
+
+    Args:
+        directory: holds the configuration with this name, and all groups.
+        presets: a directory with more presets, as after `-cd`; None for none.
+    """
+    from hydra import compose
+    from hydra._internal.hydra import Hydra
+    from hydra._internal.utils import create_config_search_path
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.version import setbase
+
+    searched = create_config_search_path(str(directory))
+    if presets is not None:
+        searched.prepend("command-line", f"file://{Path(presets).resolve()}", "schema")
+    setbase(_VERSION_BASE)
+    GlobalHydra.instance().clear()  # In a notebook there may be one.
+    Hydra.create_main_hydra2("harness", searched)
+    try:
+        yield compose(name, list(overrides)), GlobalHydra.instance().config_loader()
+    finally:
+        GlobalHydra.instance().clear()
+
+
+@contextmanager
+def calling(
+    task: Callable[[Any], None], line: Sequence[str], directory: Path, name: str
+) -> Iterator[Callable[[], None]]:
+    """Give a function that runs a command line: Hydra calls the task with each configuration that it composes.
+
+    Within the block `sys.argv` is this line, and Hydra raises exceptions instead of printing them over many lines.
+
+    Args:
+        task: a function of a module, which launchers import in other processes.
+        line: the name of the program, which completion prints, then Hydra's options and the settings.
+        directory: holds the configuration with this name, and all groups.
+    """
+    import hydra
+    from hydra.core.global_hydra import GlobalHydra
+    from hydra.core.utils import env_override
+
+    GlobalHydra.instance().clear()  # In a notebook there may be one.
+    argv = sys.argv
+    sys.argv = list(line)
+    variables = {"HYDRA_FULL_ERROR": "1", _TRACEBACK: str(int(WANTS_TRACEBACK))}
+    try:
+        with env_override(variables):
+            yield hydra.main(str(directory), name, version_base=_VERSION_BASE)(task)
+    finally:
+        sys.argv = argv

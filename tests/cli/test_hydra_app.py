@@ -1,0 +1,117 @@
+"""What harness takes from Hydra beyond its public interface. Needs nothing but Hydra, so that it runs with any release:
+
+pip install --no-deps --target /tmp/hydra hydra-core==1.3.2
+PYTHONPATH=/tmp/hydra:. pytest --noconftest -o addopts= tests/cli/test_hydra_app.py
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import hydra
+import pytest
+
+from harness.cli import hydra_app
+
+# Every release that pyproject.toml allows. All were tried on 2026-11-23.
+TRIED = ["1.3.2", "1.3.3", "1.3.4", "1.3.5", "1.3.6", "1.3.7", "1.3.8"]
+PYPROJECT = Path(__file__).parents[2] / "pyproject.toml"
+
+called: list[Any] = []
+
+
+def task(config: Any) -> None:
+    called.append((config.size, list(sys.argv), os.environ["HYDRA_FULL_ERROR"]))
+    if config.size == "bad":
+        raise ArithmeticError(config.size)
+
+
+@pytest.fixture
+def conf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    called.clear()
+    directory = tmp_path / "conf"
+    (directory / "model").mkdir(parents=True)
+    defaults = "defaults: [{model: small}, {override hydra/job_logging: disabled}, _self_]\n"
+    output = "hydra: {output_subdir: null, run: {dir: out}, sweep: {dir: out}}\n"
+    (directory / "main.yaml").write_text(f"{defaults}{output}size: 1\n")
+    (directory / "model" / "small.yaml").write_text("layers: 2\n")
+    (tmp_path / "mine" / "model").mkdir(parents=True)
+    (tmp_path / "mine" / "model" / "own.yaml").write_text("layers: 3\n")
+    return directory
+
+
+def test_the_releases_that_are_allowed_were_tried() -> None:
+    dependencies = tomllib.loads(PYPROJECT.read_text())["project"]["dependencies"]
+    assert "hydra-core>=1.3.2,<1.4" in dependencies
+    assert hydra.__version__ in TRIED, "try it, and add it"
+
+
+def test_options_say_what_follows_them() -> None:
+    options = hydra_app.options()
+    assert options["-m"].nargs == options["--multirun"].nargs == options["-sc"].nargs == 0
+    assert options["-c"].choices == ["job", "hydra", "all"]
+    assert options["--info"].nargs == "?"
+    assert options["-cd"].nargs is None
+    assert options["-cd"].choices is None
+
+
+def test_flags() -> None:
+    flags = hydra_app.flags(["-m", "-cd", "mine"])
+    assert flags.multirun
+    assert flags.config_dir == "mine"
+    assert not flags.help
+    assert (flags.cfg, flags.info, flags.hydra_help) == (None, None, False)
+    assert hydra_app.flags(["--help"]).help
+
+
+def test_a_configuration_without_a_run(conf: Path) -> None:
+    for _ in range(2):
+        with hydra_app.composed(conf, "main", ["size=5"], None) as (config, loader):
+            assert (config.size, config.model.layers) == (5, 2)
+            assert loader.get_group_options("model") == ["small"]
+    with hydra_app.composed(conf, "main", ["model=own"], "mine") as (config, loader):
+        assert (config.size, config.model.layers) == (1, 3)
+        assert loader.get_group_options("model") == ["own", "small"]
+
+
+def test_a_run_and_a_sweep_of_the_line(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
+    before = list(sys.argv)
+    for line, sizes in [(["program", "size=2"], [2]), (["program", "-m", "size=3,4"], [3, 4])]:
+        called.clear()
+        with hydra_app.calling(task, line, conf, "main") as call:
+            call()
+        assert called == [(size, line, "1") for size in sizes]
+        assert sys.argv == before
+        assert "HYDRA_FULL_ERROR" not in os.environ
+
+
+def test_an_error_of_the_task_comes_out(conf: Path) -> None:
+    before = list(sys.argv)
+    with (
+        pytest.raises(ArithmeticError, match="bad"),
+        hydra_app.calling(task, ["program", "size=bad"], conf, "main") as call,
+    ):
+        call()
+    assert sys.argv == before
+
+
+def test_an_error_of_hydra_comes_out(conf: Path) -> None:
+    with (
+        pytest.raises(hydra.errors.HydraException, match="nowhere"),
+        hydra_app.calling(task, ["program", "model=nowhere"], conf, "main") as call,
+    ):
+        call()
+
+
+def test_completion_is_of_the_first_word(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    line = ["program", "-sc", "install=bash"]
+    with hydra_app.calling(task, line, conf, "main") as call:
+        call()
+    assert "COMP_CWORD" in (printed := capsys.readouterr().out)
+    assert " program\n" in printed
