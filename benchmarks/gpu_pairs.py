@@ -26,6 +26,7 @@ from harness.commands.latency.profiling import profile_arms
 from harness.commands.latency.record import LatencySettings
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
+from harness.engines.phases import Phases
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.engines.timing import Generation, generate
@@ -34,7 +35,6 @@ from harness.local.decoding.warp import Warp
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair
 from harness.local.engine.roofline import roofs
-from harness.local.engine.stopwatches import Phases
 from harness.local.runners.attention import without_cudnn
 from harness.reporting.table import Table
 from harness.results.acceptance import Acceptance, predicted_speedup
@@ -211,10 +211,11 @@ def our_arms(case: Case, pair: Pair, decoding: DecodingSettings, on_gpu: bool) -
         engine = LocalEngine(pair, preparation)
         if f"{engine.runner} regular" in arms.contenders:
             continue
-        for arm, (watched_arm, phases) in zip(engine.arms, engine.watched(), strict=True):
+        assert engine.stopwatches is not None
+        for arm, watched in zip(engine.arms, engine.stopwatches.arms(), strict=True):
             name = f"{engine.runner} {arm.name}"
             arms.contenders[name] = functools.partial(ours, name, engine, arm)
-            arms.watched[name] = engine, watched_arm, phases
+            arms.watched[name] = engine, watched, Phases()
     return arms
 
 
@@ -263,8 +264,8 @@ def measure(case: Case, options: argparse.Namespace, save: Save) -> None:
     for seconds in common.turns(arms.contenders, questions):
         save_lines(seconds)
     for question in questions[:NUM_WATCHED]:
-        for engine, arm, _ in arms.watched.values():
-            generate(engine, arm, question)
+        for engine, arm, phases in arms.watched.values():
+            phases.add(generate(engine, arm, question).phases)
     save_lines(seconds)
     if arms.watched:
         # The last runner's, which is the fastest; traces are too large to keep.

@@ -16,8 +16,8 @@ import numpy as np
 from harness.config.settings import DecodingSettings
 from harness.engines.counts import Counts
 from harness.engines.iteration import Iteration
+from harness.engines.phases import Phases
 from harness.engines.requests import Load, RequestRecord
-from harness.local.engine.stopwatches import Phases
 from harness.results.statistics.arrays import Floats
 from harness.servers.dialects import UNKNOWN, Dialect
 
@@ -103,6 +103,17 @@ def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
     return [items[first : first + size] for first in range(0, len(items), size)]
 
 
+@dataclass(frozen=True)
+class Answered:
+    """What an arm knows about its last question beyond the records.
+
+    Attributes:
+        phases: the time of each, of an arm under stopwatches.
+    """
+
+    phases: Phases = field(default_factory=Phases)
+
+
 class Arm:
     """One way of generating, `regular` or `speculative`.
 
@@ -135,8 +146,9 @@ class Arm:
         """
         raise NotImplementedError
 
-    def warmed_up(self) -> None:
-        """Forget what was counted until now: only answers to warm up."""
+    def answered(self) -> Answered:
+        """What the arm knows about its last question."""
+        return Answered()
 
     def under_load(
         self, requests: Sequence[LoadRequest], num_in_flight: int
@@ -267,6 +279,23 @@ class Weights(Protocol):
         """The most bytes that GPUs held in this period; None without a GPU."""
 
 
+class Stopwatches(Protocol):
+    """Measures where the time of an engine goes."""
+
+    @property
+    def are_free(self) -> bool:
+        """Whether they cost next to nothing, so that timed arms may have them too."""
+
+    def arms(self) -> Sequence[Arm]:
+        """Copies of the engine's arms whose answers have their `phases`."""
+
+    def pass_ms(self, question: Question) -> list[float | None] | None:
+        """Milliseconds of the target's pass over 1, 2, 3, ... tokens behind the question's prompts.
+
+        None in place of a width that was not timed, and in place of the list where passes cannot be timed.
+        """
+
+
 class Engine:
     """Generates with and without speculation. Attributes that an engine does not support are None or empty.
 
@@ -280,8 +309,7 @@ class Engine:
         salts: whether prefix caches heed `Question.salts`; None where there is no such cache between
             questions.
         weights: the models that generate, where they are in this process.
-        stopwatches_are_free: whether those of `watched` cost next to nothing, so that timed arms
-            may have them too.
+        stopwatches: for the phases of answers, of an engine that can time them.
         runner: what runs the models, for the column `runner`.
         server: name and version of the server that answers, as it says.
         served_model: the model that it was asked for, by its name there.
@@ -298,7 +326,7 @@ class Engine:
     has_rate: bool = False
     salts: bool | None = None
     weights: Weights | None = None
-    stopwatches_are_free: bool = False
+    stopwatches: Stopwatches | None = None
     runner: str | None = None
     server: str | None = None
     served_model: str | None = None
@@ -312,18 +340,6 @@ class Engine:
     def is_loaded(self, arm: Arm) -> bool:
         """Whether the arm's weights are in memory. If not, it loads them and must warm up again."""
         return True
-
-    def watched(self) -> Sequence[tuple[Arm, Phases]]:
-        """Each arm under stopwatches of its own; none if the engine cannot time its phases."""
-        return ()
-
-    def pass_ms(self, question: Question) -> list[float | None] | None:
-        """Milliseconds of the target's pass over 1, 2, 3, ... tokens behind the question's prompts.
-
-        None in place of a width that was not timed, and in place of the list where the engine
-        cannot time passes.
-        """
-        return None
 
     def close(self) -> None:
         """Give back memory, threads and connections."""

@@ -18,6 +18,7 @@ from harness.config.errors import RunError
 from harness.engines.counts import Counts
 from harness.engines.energy import GpuMeter, GpuUse
 from harness.engines.iteration import Iteration
+from harness.engines.phases import Phases
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import Load, RequestRecord
 from harness.results.acceptance import Acceptance, outcome_of
@@ -46,6 +47,7 @@ class Generation:
             share theirs.
         load: what was in flight meanwhile, where the arm sends requests to a server.
         counted: growth of the server's counters meanwhile; None where it reports none.
+        phases: under stopwatches.
         gpu: energy and lowered clocks of GPUs meanwhile; None without any.
         peak_memory_bytes: the most that GPUs held meanwhile; None where that is not known.
     """
@@ -60,6 +62,7 @@ class Generation:
     sent: bool = False
     load: Load | None = None
     counted: Counts | None = None
+    phases: Phases = field(default_factory=Phases)
     gpu: GpuUse | None = None
     peak_memory_bytes: int | None = None
 
@@ -214,6 +217,7 @@ def run_lap(
         # is timed next.
         synchronize()
     generation.finish(arm.last_requests)
+    generation.phases = arm.answered().phases
     generation.load = arm.last_load
     if generation.load is not None:
         generation.seconds = generation.load.seconds * generation.load.share

@@ -88,7 +88,6 @@ def ask_in_turns(
                     for warmup in warmups:
                         generate(engine, arm, warmup, allow_failures=allow_failures)
                     warm.add(arm.name)
-                    arm.warmed_up()
                 own_question = question_for(question, arm.name)
                 if engine.queues:
                     time.sleep(_REST_S)

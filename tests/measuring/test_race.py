@@ -12,7 +12,7 @@ import torch
 from harness.config.settings import DecodingSettings
 from harness.engines import timing
 from harness.engines.iteration import Iteration, Origin
-from harness.engines.protocol import Margin, Question
+from harness.engines.protocol import Answered, Margin, Question
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, run_lap
 from harness.local.decoding.verify import Verdict
@@ -59,6 +59,9 @@ class Engine:
 
     def counted(self) -> None:
         """No server counts."""
+
+    def answered(self) -> Answered:
+        return Answered()
 
     def stream(self, _: Question) -> Iterator[Iteration]:
         for token, taken in enumerate(self.seconds):

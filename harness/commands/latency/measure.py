@@ -147,7 +147,8 @@ class Latency(Experiment):
 
         example = self.questions[0]
         self.run.experts = experts_read(engine, example)
-        self.run.pass_ms = engine.pass_ms(example)
+        if engine.stopwatches is not None:
+            self.run.pass_ms = engine.stopwatches.pass_ms(example)
         if placed is not None:
             from harness.commands.latency.profiling import profile_arms
             from harness.local.engine.roofline import roofs
@@ -205,13 +206,12 @@ class Latency(Experiment):
             () if engine.weights is None else engine.weights.gpus, say
         )
         timed: Sequence[Arm] = engine.arms
-        watched: list[Arm] = []
-        for arm, phases in engine.watched():
-            self.run.arms[arm.name].phases = phases
-            watched.append(arm)
-        if engine.stopwatches_are_free:
-            timed = watched
-            watched = []
+        watched: Sequence[Arm] = []
+        if engine.stopwatches is not None:
+            watched = engine.stopwatches.arms()
+            if engine.stopwatches.are_free:
+                timed = watched
+                watched = []
 
         seconds = dict.fromkeys((arm.name for arm in timed), 0.0)
         num_tokens = dict.fromkeys(seconds, 0)
@@ -233,6 +233,7 @@ class Latency(Experiment):
         for generation in self._answers(session, timed, so_far):
             name = generation.arm
             answers[name] = generation
+            self.run.arms[name].phases.add(generation.phases)
             seconds[name] += generation.seconds
             num_tokens[name] += sum(request.num_tokens for request in generation.requests)
             quietness.look()
@@ -244,7 +245,8 @@ class Latency(Experiment):
             question = self.questions[num_answered]
             for arm in watched:
                 # Once more, under stopwatches.
-                generate(engine, arm, self.conversations.for_arm(question, arm.name))
+                again = generate(engine, arm, self.conversations.for_arm(question, arm.name))
+                self.run.arms[arm.name].phases.add(again.phases)
             if not engine.queues:
                 self._keep(session, answers, list(answers))
             answers = {}

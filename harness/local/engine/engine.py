@@ -16,7 +16,8 @@ from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.iteration import Iteration
-from harness.engines.protocol import Arm, Engine, LoadRequest, Question
+from harness.engines.phases import Phases
+from harness.engines.protocol import Answered, Arm, Engine, LoadRequest, Question
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.local.checks.reference import ModelReference, not_finite
@@ -35,7 +36,7 @@ from harness.local.engine.logprobs import Burst, TokenLogprob, token_logprobs
 from harness.local.engine.pair import Pair
 from harness.local.engine.pair_runners import PairRunners, open_runners
 from harness.local.engine.rules import rule_of, tree_rule_of, warp_of
-from harness.local.engine.stopwatches import Phases, pass_ms, pass_widths
+from harness.local.engine.stopwatches import Stopwatches, pass_ms, pass_widths
 from harness.local.engine.weights import LoadedWeights
 from harness.local.models.quantization import eight_bit_layers
 from harness.local.runners.base import Options
@@ -55,7 +56,7 @@ class LocalArm(Arm):
             from question to question.
         make_drafter: makes a drafter for a warp, for each question; None without a draft.
         fault: a mistake planted in the speculative arm.
-        phases: stopwatches around target and drafter; None for none.
+        stopwatches: around target and drafter; None for none.
         checks_rule: whether the numbers of a rule that is not built in are checked in the next question.
     """
 
@@ -64,7 +65,7 @@ class LocalArm(Arm):
     policy: Adaptive
     make_drafter: MakeDrafter | None = None
     fault: str = "none"
-    phases: Phases | None = None
+    stopwatches: Stopwatches | None = None
     checks_rule: Callable[[], bool] | None = None
     reports_drafts = True
 
@@ -72,9 +73,8 @@ class LocalArm(Arm):
         """Records as they are decided; the iterator takes a `batch.Change` after each."""
         return self._explained(self._records(question))
 
-    def warmed_up(self) -> None:
-        if self.phases is not None:
-            self.phases.clear()
+    def answered(self) -> Answered:
+        return Answered() if self.stopwatches is None else Answered(phases=self.stopwatches.phases)
 
     def request(self, question: Question) -> Request:
         """The loop's form of a question, which begins a batch or joins a running one."""
@@ -205,20 +205,21 @@ class LocalArm(Arm):
         decoding = question.decoding
         ahead = self.runners.works_ahead
         target: Any = self.runners.target
-        if self.phases is not None:
+        if self.stopwatches is not None:
+            self.stopwatches.phases = Phases()
             layers = eight_bit_layers(self.pair.target.model)
-            target = self.phases.watch("forward", target, "decide", layers)
+            target = self.stopwatches.watch("forward", target, "decide", layers)
         if self.make_drafter is None:
             return autoregressive(target, request, ahead)
         fault = fault_of(self.fault)
         target = fault.runner(target)
         warp = fault.warp()
         drafter: Any = self.make_drafter(warp)
-        if self.phases is not None:
+        if self.stopwatches is not None:
             model = self.runners.draft_model
             layers = [] if model is None else eight_bit_layers(model.model)
             proposes = "propose_tree" if self._most_nodes else "propose"
-            drafter = self.phases.watch("drafting", drafter, proposes, layers)
+            drafter = self.stopwatches.watch("drafting", drafter, proposes, layers)
         number = decoding.num_draft_tokens
         num_draft_tokens = self.policy if number == "auto" else number
         if self._most_nodes:
@@ -261,6 +262,56 @@ class LocalArm(Arm):
             raise not_finite(self.pair, error.role, f"new token {error.position}") from error
 
 
+class LocalStopwatches:
+    """The stopwatches of an engine over a loaded pair.
+
+    Args:
+        make_arms: makes arms with stopwatches over these runners.
+    """
+
+    def __init__(self, runners: PairRunners, make_arms: Callable[..., Sequence[Arm]]) -> None:
+        self._runners = runners
+        self._make_arms = make_arms
+        self._devices = runners.pair.devices
+
+    @property
+    def are_free(self) -> bool:
+        """Elsewhere stopwatches slow the run: they synchronise the GPU, or time every 8-bit layer."""
+        has_8bit_layers = any(
+            model is not None and eight_bit_layers(model.model)
+            for model in (self._runners.pair.target, self._runners.draft_model)
+        )
+        return not has_8bit_layers and all(device.type == "cpu" for device in self._devices)
+
+    def arms(self) -> Sequence[Arm]:
+        """Copies of the arms. Those that answer what the arms themselves have answered learn nothing from them."""
+        make = self._runners.make_drafter
+        if not self.are_free:
+            make = self._runners.new_drafters()
+        return self._make_arms(make, lambda: Stopwatches(self._devices))
+
+    def pass_ms(self, question: Question) -> list[float | None] | None:
+        """Milliseconds of the target's pass over 1, 2, 3, ..., K + 1 tokens, where the run makes
+        such passes.
+
+        None in place of a width between that is not timed.
+        """
+        runners = self._runners
+        number = question.decoding.num_draft_tokens
+        if runners.make_drafter is None or number == "auto":
+            return None
+        # Prepared runners have few widths, and read others more slowly.
+        if runners.names.target not in ("eager", "static"):
+            return None
+        # A recurrent state also reads again what was kept before.
+        if isinstance(runners.target, SnapshotRunner):
+            return None
+        # The text has no room for the widest pass.
+        if number >= question.decoding.max_new_tokens:
+            return None
+        return pass_ms(runners.target, question.prompts, pass_widths(number), self._devices)
+
+
 class LocalEngine(Engine):
     """An `Engine` over a loaded pair; logits of both models are cut to the vocabulary they share.
 
@@ -281,66 +332,31 @@ class LocalEngine(Engine):
         self._has_checked_rule = False
         self.runners = open_runners(pair, preparation)
         self.weights = LoadedWeights(pair.devices, ModelReference(self.runners))
-        # Elsewhere stopwatches slow the run: they synchronise the GPU, or time every 8-bit layer.
-        has_8bit_layers = any(
-            model is not None and eight_bit_layers(model.model)
-            for model in (pair.target, self.runners.draft_model)
-        )
-        on_cpu = all(device.type == "cpu" for device in pair.devices)
-        self.stopwatches_are_free = on_cpu and not has_8bit_layers
         self.runner = str(self.runners.names)
         self.setup_seconds = self.runners.setup_seconds
-        self.arms: Sequence[Arm] = self._make_arms(self.runners.make_drafter)
-
-    def watched(self) -> Sequence[tuple[Arm, Phases]]:
-        """Copies of the arms with stopwatches.
-
-        Those that answer what the arms themselves have answered learn nothing from them.
-        """
-        phases = [Phases(self._pair.devices) for _ in self.arms]
-        make = self.runners.make_drafter
-        if not self.stopwatches_are_free:
-            make = self.runners.new_drafters()
-        return list(zip(self._make_arms(make, phases), phases, strict=True))
-
-    def pass_ms(self, question: Question) -> list[float | None] | None:
-        """Milliseconds of the target's pass over 1, 2, 3, ..., K + 1 tokens, where the run makes
-        such passes.
-
-        None in place of a width between that is not timed.
-        """
-        number = question.decoding.num_draft_tokens
-        if self.runners.make_drafter is None or number == "auto":
-            return None
-        # Prepared runners have few widths, and read others more slowly.
-        if self.runners.names.target not in ("eager", "static"):
-            return None
-        # A recurrent state also reads again what was kept before.
-        if isinstance(self.runners.target, SnapshotRunner):
-            return None
-        # The text has no room for the widest pass.
-        if number >= question.decoding.max_new_tokens:
-            return None
-        widths = pass_widths(number)
-        return pass_ms(self.runners.target, question.prompts, widths, self._pair.devices)
+        self.arms = self._make_arms(self.runners.make_drafter)
+        self.stopwatches = LocalStopwatches(self.runners, self._make_arms)
 
     def close(self) -> None:
         """Free the runners; the pair is the caller's."""
         self.arms = ()
+        self.stopwatches = None
         self.runners.close()
         release_memory(self._pair.devices)
 
     def _make_arms(
-        self, make: MakeDrafter | None, phases: Sequence[Phases | None] = (None, None)
-    ) -> list[Arm]:
+        self, make: MakeDrafter | None, stopwatches: Callable[[], Stopwatches | None] = lambda: None
+    ) -> Sequence[Arm]:
         """The regular arm and, where there is a draft, the speculative one."""
         policy = Adaptive(self.runners.num_choices)
         common = (self.runners, policy)
-        arms: list[Arm] = [LocalArm("regular", *common, None, self._fault, phases[0])]
+        arms = [LocalArm("regular", *common, None, self._fault, stopwatches())]
         if make is not None:
             make = functools.partial(self._drafter, make)
             arms.append(
-                LocalArm("speculative", *common, make, self._fault, phases[1], self._checks_rule)
+                LocalArm(
+                    "speculative", *common, make, self._fault, stopwatches(), self._checks_rule
+                )
             )
         return arms
 

@@ -6,11 +6,11 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from harness.engines.phases import Phases
 from harness.local.models.devices import synchronize
 
 if TYPE_CHECKING:
@@ -34,25 +34,18 @@ class Replacing:
         return getattr(self._original, name)
 
 
-class Phases:
-    """Seconds and calls of the phases of a loop, with the devices synchronised around each call.
+class Stopwatches:
+    """Time the phases of a loop, with the devices synchronised around each call.
 
     On a GPU that costs more than it measures, so that a timed run has no stopwatches there.
 
-    The phases: `forward` is the target's passes after the prompt, one per iteration, each with the
-    decision that follows it, because a runner may have prepared both as one. `drafting` is the
-    proposals.
-
     Attributes:
-        seconds: of each phase; `seconds_in_layers` those within its watched layers.
-        calls: of each phase.
+        phases: of the present question.
     """
 
     def __init__(self, devices: Sequence[torch.device] = ()) -> None:
         self._devices = devices
-        self.seconds: defaultdict[str, float] = defaultdict(float)
-        self.seconds_in_layers: defaultdict[str, float] = defaultdict(float)
-        self.calls: Counter[str] = Counter()
+        self.phases = Phases()
 
     def watch(self, phase: str, watched: Any, method: str, layers: Sequence[nn.Module] = ()) -> Any:
         """The object with one method timed: the time of each call is added to the phase.
@@ -61,7 +54,7 @@ class Phases:
             phase: `forward` or `drafting`.
             watched: the object.
             method: its name.
-            layers: their time within the method counts for `share_in_layers`.
+            layers: their time within the method counts for `Phases.share_in_layers`.
         """
         call = getattr(watched, method)
 
@@ -71,39 +64,15 @@ class Phases:
                 started = time.perf_counter()
                 result = call(*arguments, **named)
                 synchronize(self._devices)
-                self.seconds[phase] += time.perf_counter() - started
-            self.calls[phase] += 1
+                self.phases.seconds[phase] += time.perf_counter() - started
+            self.phases.calls[phase] += 1
             for begin, end in zip(marks[::2], marks[1::2], strict=True):
                 on_cpu = isinstance(end, float)
                 seconds = end - begin if on_cpu else begin.elapsed_time(end) / 1000
-                self.seconds_in_layers[phase] += seconds
+                self.phases.seconds_in_layers[phase] += seconds
             return result
 
         return Replacing(watched, **{method: timed})
-
-    def clear(self) -> None:
-        """Begin again."""
-        self.seconds.clear()
-        self.seconds_in_layers.clear()
-        self.calls.clear()
-
-    def mean_ms(self, phase: str) -> float | None:
-        """A phase's milliseconds per iteration; None without such a phase or an iteration."""
-        num_iterations = self.calls["forward"]
-        if not self.calls[phase] or not num_iterations:
-            return None
-        return 1000 * self.seconds[phase] / num_iterations
-
-    def share_in_layers(self, phase: str) -> float | None:
-        """The share of a phase's time that its watched layers took; None without any.
-
-        On a GPU it is measured by events in the layer's stream, which add no waiting. It includes
-        all kernels of the layer, and the gaps between them in which the GPU waits for the host. The
-        events take a few microseconds per layer, which count for the phase.
-        """
-        if not self.seconds_in_layers[phase]:
-            return None
-        return self.seconds_in_layers[phase] / self.seconds[phase]
 
 
 @contextmanager

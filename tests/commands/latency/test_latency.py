@@ -17,8 +17,8 @@ from architectures import RECURRENT
 from forked import run, start
 from halting import HALTED, halting
 from harness.config.settings import ModelSettings
+from harness.engines.phases import Phases
 from harness.local.engine.engine import LocalArm
-from harness.local.engine.stopwatches import Phases
 from in_process import Harness, only, results
 from processes import end, wait_for
 from tiny_checkpoints import make_tokenizer
@@ -59,17 +59,20 @@ def test_on_a_cpu_each_prompt_is_answered_once(
 ) -> None:
     """With its phases timed, of which the warm-up is none."""
     asked: list[str] = []
-    cleared: list[dict[str, int]] = []
-    original, clear = LocalArm.stream, Phases.clear
+    counted: list[dict[str, int]] = []
+    original, mean_ms = LocalArm.stream, Phases.mean_ms
     monkeypatch.setattr(
         LocalArm, "stream", lambda arm, question: asked.append(arm.name) or original(arm, question)
     )
     monkeypatch.setattr(
-        Phases, "clear", lambda phases: cleared.append(dict(phases.calls)) or clear(phases)
+        Phases,
+        "mean_ms",
+        lambda phases, phase: counted.append(dict(phases.calls)) or mean_ms(phases, phase),
     )
     harness("latency", *pair, *QUICK, "num_warmup=1")
     assert Counter(asked) == {"regular": 5, "speculative": 5}
-    assert {"forward": 7} in cleared
+    # Seven steps behind the first token of each of four prompts.
+    assert {"forward": 28} in counted
     regular, speculative = (row for _, row in results().iterrows())
     assert regular["target_step_ms"] > 0
     assert 0 < speculative["draft_ms"] + speculative["verify_ms"] <= speculative["iteration_ms"]

@@ -55,8 +55,9 @@ def pair(save_model: Callable[..., ModelSettings]) -> Pair:
 def use(engine: Engine) -> None:
     for arm in engine.arms:
         list(arm.stream(QUESTION))
-    for arm, _ in engine.watched():
-        list(arm.stream(QUESTION))
+    if engine.stopwatches is not None:
+        for arm in engine.stopwatches.arms():
+            list(arm.stream(QUESTION))
     assert engine.weights is not None
     engine.weights.reference.logits([[5, 6, 7]])
 

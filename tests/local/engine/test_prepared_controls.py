@@ -138,7 +138,7 @@ def require_prepared(
     for (decoding, fault), eager in zip(controls, expected, strict=True):
         engine = open_engine(moved, decoding, runner, fault)
         assert engine.runner == runner
-        watched, phases = engine.watched()[1]
+        watched = engine.stopwatches.arms()[1]
         for arm in (engine.arms[1], watched):
             with counting() as calls:
                 records = decided(arm.stream(question(decoding)))
@@ -147,7 +147,7 @@ def require_prepared(
             assert set(calls.plain_decisions) <= decided_plainly, fault
             # A draft and a verdict each; the last turn may have nothing to draft.
             assert calls.num_prepared >= 2 * (len(records) - 1) - 1, fault
-        assert phases.calls["forward"] == len(records) - 1
+        assert watched.answered().phases.calls["forward"] == len(records) - 1
 
 
 def test_controls_run_captured(pair: Pair, gpus: Any) -> None:

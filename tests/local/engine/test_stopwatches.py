@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import pytest
 import torch
 from torch import nn
 
-from harness.local.engine.stopwatches import Phases
+from harness.engines.phases import Phases
+from harness.local.engine.stopwatches import Stopwatches
 
 
 class Runner:
@@ -18,8 +20,9 @@ class Runner:
 
 
 def test_a_phase_averages_the_calls_of_one_method() -> None:
-    phases = Phases()
-    runner = phases.watch("forward", Runner(), "extend")
+    stopwatches = Stopwatches()
+    phases = stopwatches.phases
+    runner = stopwatches.watch("forward", Runner(), "extend")
     assert phases.mean_ms("forward") is None
     assert runner.extend(0) == 7
     runner.extend(0.02)
@@ -30,9 +33,20 @@ def test_a_phase_averages_the_calls_of_one_method() -> None:
 
 
 def test_an_iteration_that_failed_while_verifying_has_no_mean() -> None:
-    phases = Phases()
-    phases.watch("drafting", Runner(), "extend").extend(0)
+    stopwatches = Stopwatches()
+    phases = stopwatches.phases
+    stopwatches.watch("drafting", Runner(), "extend").extend(0)
     assert phases.mean_ms("drafting") is None
+
+
+def test_phases_of_several_answers_add_up() -> None:
+    one = Phases(calls=Counter(forward=2))
+    one.seconds["forward"] = 3.0
+    total = Phases()
+    for _ in range(2):
+        total.add(one)
+    assert (total.calls["forward"], total.mean_ms("forward")) == (4, 1500)
+    assert one.calls["forward"] == 2
 
 
 class Layers:
@@ -47,13 +61,15 @@ class Layers:
 
 
 def test_the_share_of_layers_in_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    phases, layers = Phases(), Layers("cpu")
+    stopwatches = Stopwatches()
+    phases = stopwatches.phases
+    layers = Layers("cpu")
     ticks = iter(range(100))
     monkeypatch.setattr(
         "harness.local.engine.stopwatches.time.perf_counter", lambda: float(next(ticks))
     )
-    phases.watch("plain", layers, "run").run()
-    phases.watch("forward", layers, "run", [layers.watched]).run()
+    stopwatches.watch("plain", layers, "run").run()
+    stopwatches.watch("forward", layers, "run", [layers.watched]).run()
     assert phases.share_in_layers("plain") is None
     assert phases.share_in_layers("forward") == 2 / 5
     layers.run()
@@ -63,9 +79,11 @@ def test_the_share_of_layers_in_a_phase(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.gpu
 def test_on_a_gpu_the_share_comes_from_events() -> None:
     device = torch.device("cuda", 0)
-    phases, layers = Phases([device]), Layers("cuda")
+    stopwatches = Stopwatches([device])
+    phases = stopwatches.phases
+    layers = Layers("cuda")
     layers.run()
-    phases.watch("forward", layers, "run", [layers.watched]).run()
+    stopwatches.watch("forward", layers, "run", [layers.watched]).run()
     share = phases.share_in_layers("forward")
     assert share is not None
     assert 0 < share < 1
