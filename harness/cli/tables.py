@@ -11,7 +11,6 @@ from typing import Any
 from rich.text import Text
 
 from harness.commands.registry import COMMANDS
-from harness.engines.registry import is_elsewhere
 from harness.reporting.overview import failures_table
 from harness.reporting.table import Answer, Document, Line, without_empty
 from harness.reporting.terminal import WIDE, LastingConsole, as_text, plain_console, print_document
@@ -79,7 +78,7 @@ def print_sweep(
     again = "the same command again"
     # Figures of a server that may be another one by now are reused only if the user says so. One row with its start
     # is enough: jobs that reached no server have none.
-    of_servers = [row for row in rows if is_elsewhere(row.engine)]
+    of_servers = [row for row in rows if row.is_elsewhere]
     if of_servers and not any(row.server_started for row in of_servers):
         again = (
             "the same command with resume=always (the server does not report when it was started)"

@@ -21,16 +21,6 @@ def engine_of(settings: RunSettings) -> EngineRecord:
     return ENGINES[settings.engine.name]
 
 
-def is_elsewhere(engine: str | None) -> bool:
-    """Whether an engine of this name, of a row, computes on another machine.
-
-    A name in a row runs no code: engines in files of the user's are not looked up.
-    """
-    if engine is None or engine not in ENGINES.names():
-        return False
-    return not ENGINES[engine].computes_here
-
-
 def default_draft(engine: str) -> str | None:
     """The draft of an engine where the user names none; None where the model's preset decides.
 

@@ -1,12 +1,12 @@
-"""The module `tables.drawing`, for callers that do without plots where matplotlib is not installed."""
+"""The module `reporting.drawing`, for callers that do without plots where matplotlib is not installed."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
-from harness.commands.command import Command
 from harness.results.runs import Run
 from harness.results.schema import RunRow
 
@@ -25,15 +25,18 @@ def optional_plots() -> ModuleType | None:
     return drawing
 
 
-def drawn_files(command: Command, rows: Sequence[RunRow]) -> dict[str, str]:
-    """The SVG text of the command's plots of one run, by file name; {} without matplotlib.
+def drawn_files(
+    plots: Callable[[Sequence[Run]], Mapping[str, Sequence[Any]]], rows: Sequence[RunRow]
+) -> dict[str, str]:
+    """The SVG text of the plots of one run, by file name; {} without matplotlib.
 
     Args:
+        plots: of a command, see `Command.plots`.
         rows: all rows of the run.
     """
     drawing = optional_plots()
     if drawing is None:
         return {}
     run = Run(list(rows))
-    files: dict[str, str] = drawing.picture_files(lambda: command.plots([run]))
+    files: dict[str, str] = drawing.picture_files(lambda: plots([run]))
     return files

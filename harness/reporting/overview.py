@@ -8,7 +8,6 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from harness.engines.registry import is_elsewhere
 from harness.reporting.names import name_of
 from harness.reporting.table import Column, Table, TableRow
 from harness.reporting.words import short_commit
@@ -92,7 +91,7 @@ def _facts(run: Run) -> dict[str, object]:
         "memory GB": f"{memory / 1e9:.0f}" if isinstance(memory, int) else None,
         "Python": recorded.get("python"),
     }
-    if is_elsewhere(row.engine):
+    if row.is_elsewhere:
         # The machine that asked, which may not be the one that answered.
         machine = {f"client's {name}": value for name, value in machine.items()}
     versions = {name.removesuffix("_version"): getattr(row, name) for name in _VERSIONS}

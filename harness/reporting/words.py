@@ -9,13 +9,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.commands.eval.rows import EvalRow
 from harness.config import synonyms
 from harness.config.acceptance_rules import RULES
 from harness.config.machine import command_line
 from harness.config.model_names import SECOND_COMMAND
 from harness.config.synthetic import is_length, rates_of_row
-from harness.engines.registry import is_elsewhere
 from harness.reporting.table import UNKNOWN
 from harness.results.schema import RunRow
 from harness.results.statistics.interval import counted
@@ -154,7 +152,7 @@ def pair_name(row: RunRow, joint: str = " with ") -> str:
 def _draft_name(row: RunRow, joint: str) -> str:
     if not row.draft:
         return ""
-    if not is_elsewhere(row.engine):
+    if not row.is_elsewhere:
         return f"{joint}{called(row.draft)}"
     # A server does not report its draft. The user may have named it.
     if row.draft == "server":
@@ -285,11 +283,9 @@ def _as_text(value: Any) -> str:
     return re.sub(r"https?://([^/,; ]+)[^,; ]*", r"\1", str(value))
 
 
-def _prompts(row: Any) -> str | None:
-    if isinstance(row, EvalRow):
-        operands = f" of {row.operands.replace('-', ' to ')}" if row.operands else ""
-        metric = f", scored by {row.metric}" if row.metric else ""
-        return f"{row.task}{operands}{metric}"
+def _prompts(row: RunRow) -> str | None:
+    if row.questions_in_words is not None:
+        return row.questions_in_words
     if row.status not in (None, "ok"):
         # A run that ended early does not record how many prompts it was asked for.
         return None
@@ -305,9 +301,9 @@ def _prompts(row: Any) -> str | None:
 
 def _batch(row: RunRow) -> str:
     size = row.batch_size
-    if is_elsewhere(row.engine) and row.request_rate:
+    if row.is_elsewhere and row.request_rate:
         return f"{row.request_rate:g} requests/s"
-    if is_elsewhere(row.engine):
+    if row.is_elsewhere:
         return f"{size} in flight" if size else ""
     return "" if size in (None, 1) else f"batches of {size}"
 

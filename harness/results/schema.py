@@ -26,6 +26,8 @@ NO_VERDICT = "no_verdict"
 # The status of a job that ended with a SettingError.
 REFUSED = "refused"
 
+# Whether an engine of this project computes elsewhere; rows of others show it by what they leave empty.
+_ELSEWHERE = {None: False, "local": False, "huggingface": False, "server": True}
 # Settings and circumstances of a pair that decodes here: these cells are empty in rows of servers, which have their
 # own and do not report them.
 OF_A_PAIR_HERE = (
@@ -220,6 +222,16 @@ class RunRow(Row):
             name for name in columns if columns[name].kind == "figure"
         ]
         return any(columns[name].of(self) is not None for name in figures)
+
+    @property
+    def is_elsewhere(self) -> bool:
+        """Whether a server computed, or another engine that knows nothing of the pair's weights."""
+        return _ELSEWHERE.get(self.engine, self.weights is None)
+
+    @property
+    def questions_in_words(self) -> str | None:
+        """What was asked, where that was no prompt set: `multiplication of 1 to 99`."""
+        return None
 
     @property
     def lacks_an_arm(self) -> bool:

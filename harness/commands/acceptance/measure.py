@@ -296,7 +296,7 @@ class AcceptanceOfTexts(Experiment):
             if number == self.served_k:
                 figures |= self.health
             rows.append(session.row(AcceptanceRow, **figures))
-        for name, content in drawn_files(RECORD, rows).items():
+        for name, content in drawn_files(RECORD.plots, rows).items():
             replace_file(session.directory / name, content.encode())
         return rows
 

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Sequence
 
 from harness.commands.compare.rows import CompareRow
-from harness.engines.registry import is_elsewhere
 from harness.measuring.costs import tokens_per_iteration
 from harness.reporting.names import distinct_names
 from harness.reporting.table import (
@@ -45,7 +44,7 @@ def verdict(row: CompareRow) -> Document:
             part = f"over the first {row.num_compared} tokens, where the {shorter} text ends"
         headline = f"{times(row.speedup)} {part}"
     accepted = "nothing was drafted"
-    if is_elsewhere(row.engine):
+    if row.is_elsewhere:
         accepted = "the server does not report how many draft tokens it accepted"
     if row.acceptance_rate is not None:
         accepted = f"{row.acceptance_rate:.0%} of the draft tokens accepted"

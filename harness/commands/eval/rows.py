@@ -63,6 +63,12 @@ class EvalRow(DecodedRow):
     )
     prompts_digest: MaybeText = circumstance("digest of the questions")
 
+    @property
+    def questions_in_words(self) -> str | None:
+        operands = f" of {self.operands.replace('-', ' to ')}" if self.operands else ""
+        metric = f", scored by {self.metric}" if self.metric else ""
+        return f"{self.task}{operands}{metric}"
+
 
 @dataclass(frozen=True, kw_only=True)
 class AnswerRow(Row):

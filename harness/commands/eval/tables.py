@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from harness.commands.eval.rows import EvalRow
-from harness.commands.published import MULTIPLICATION_NOTE
 from harness.reporting.answers import Step, answer, answer_of_sweep, heading, lossless_again
 from harness.reporting.names import Name, Named, named_runs
 from harness.reporting.table import (
@@ -31,6 +30,7 @@ from harness.reporting.words import (
     smaller_batch,
     typed_again,
 )
+from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 

@@ -14,12 +14,12 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
-from harness.commands.published import MULTIPLICATION_ACCURACY
 from harness.config.errors import SettingError
 from harness.config.model_names import without_suffixes
 from harness.config.settings import ModelSettings
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
+from harness.results.published import MULTIPLICATION_ACCURACY
 
 # Reads -5, 1,234 and 12; a sign must touch the digits, and exactly three digits follow a comma.
 _INTEGER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)")

@@ -266,7 +266,7 @@ class Map(Experiment):
         schedule, _ = schedule_of(rows)
         if schedule:
             files["schedule_vllm.json"] = for_vllm(schedule)
-        files |= drawn_files(RECORD, rows)
+        files |= drawn_files(RECORD.plots, rows)
         for name, content in files.items():
             replace_file(session.directory / name, content.encode())
 

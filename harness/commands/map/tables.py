@@ -15,7 +15,6 @@ from statistics import fmean
 from typing import TypeGuard
 
 from harness.commands.map.rows import MapRow
-from harness.engines.registry import is_elsewhere
 from harness.reporting.answers import Step, answer, answer_of_sweep, heading
 from harness.reporting.names import distinct_names
 from harness.reporting.table import (
@@ -121,7 +120,7 @@ def finding(cells: Sequence[MapRow]) -> Line:
 
 
 def _place(row: MapRow) -> str:
-    if is_elsewhere(row.engine):
+    if row.is_elsewhere:
         return f"{counted(row.batch_size or 1, 'request')} in flight"
     return f"batch size {row.batch_size}"
 
@@ -254,7 +253,7 @@ def k_of(row: MapRow) -> int:
 
 def load_of(cells: Sequence[MapRow]) -> str:
     """`batch size`, or `requests in flight` of a server."""
-    return "requests in flight" if is_elsewhere(cells[0].engine) else "batch size"
+    return "requests in flight" if cells[0].is_elsewhere else "batch size"
 
 
 def word_of(row: MapRow) -> str:
@@ -265,7 +264,7 @@ def word_of(row: MapRow) -> str:
 
 def _at(cells: Sequence[MapRow], sizes: Sequence[int]) -> str:
     """`at batch size 1 and 4`, or `with 1 and 4 requests in flight`."""
-    if not is_elsewhere(cells[0].engine):
+    if not cells[0].is_elsewhere:
         return f"at batch size {listed(sizes)}"
     return f"with {listed(sizes)} request{'' if sizes == [1] else 's'} in flight"
 
@@ -392,7 +391,7 @@ def _table(cells: Sequence[MapRow]) -> Table:
             rows.append(TableRow((*place, *map(texts.get, by_k))))
     columns = [
         *([Column("context", once=True, identifies_row=True)] if several else []),
-        Column("in flight" if is_elsewhere(cells[0].engine) else "batch", identifies_row=True),
+        Column("in flight" if cells[0].is_elsewhere else "batch", identifies_row=True),
         *(Column(f"K={k}" if k else "its own K") for k in by_k),
     ]
     title = f"Speed-up with 95 % intervals, by {load_of(cells)} and K"

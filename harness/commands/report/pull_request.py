@@ -7,7 +7,6 @@ from pathlib import Path
 
 from harness.commands.latency.tables.run import figure_in_words, headline
 from harness.commands.report.shown_commands import typed_command
-from harness.engines.registry import is_elsewhere
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import name_of
 from harness.reporting.words import device_of, pair_name, settings_line
@@ -28,7 +27,7 @@ def _lines(run: Run[LatencyRow]) -> Iterator[str | None]:
     regular = rows[0] if len(rows) > 1 else None
     yield f"**{pair_name(last)}**, {settings_line(rows)}, on {device_of(last)}"
     method = last.draft_method or "none"
-    if last.draft and last.draft_method is None and is_elsewhere(last.engine):
+    if last.draft and last.draft_method is None and last.is_elsewhere:
         # The settings only label what a server does.
         method = "its server's own" if last.draft == "server" else f"{last.draft} as labelled"
         reported = name_of(last).num_draft_tokens

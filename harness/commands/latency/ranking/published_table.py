@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 import pandas as pd
 
 from harness.commands.latency.tables.run import BOUNDS, SPEEDUP
-from harness.commands.published import DIFFERENCES, FIGURES, Published, published_for
 from harness.measuring.costs import tokens_per_iteration
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number
+from harness.results.published import DIFFERENCES, FIGURES, Published, published_for
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from harness.commands.latency.tables.reason import choice_of_k, not_reported, ri
 from harness.commands.latency.tables.run import has_verdict, headline, was_measured
 from harness.config.amounts import SECONDS, quantity
 from harness.config.model_names import SECOND_COMMAND
-from harness.engines.registry import is_elsewhere
 from harness.measuring.costs import costs_in_steps, proposed_per_iteration, tokens_per_iteration
 from harness.measuring.rows import LatencyRow
 from harness.reporting.answers import Step, answer, heading
@@ -88,7 +87,7 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
     if not known:
         # Of two commands neither need draft.
         may_draft = row.draft != SECOND_COMMAND
-        if is_elsewhere(row.engine) and row.arm == "speculative" and may_draft:
+        if row.is_elsewhere and row.arm == "speculative" and may_draft:
             why = not_reported(row)
             yield why if row.drafted is False else f"acceptance is {why}"
         return

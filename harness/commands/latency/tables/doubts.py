@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 from harness.config.errors import as_typed
 from harness.config.synthetic import is_length, length_deviation, mean_length, rates_of_row
-from harness.engines.registry import is_elsewhere
 from harness.measuring.rows import QUIET, LatencyRow
 from harness.reporting.table import interval
 from harness.reporting.words import lossy_warning, smaller_batch, synthetic_value, too_long_warning
@@ -130,7 +129,7 @@ def _of_settings(row: LatencyRow) -> Iterator[str]:
     if lossy := lossy_warning(row):
         yield lossy
     # A server's regular arm was not started with the coin; here both arms belong to the same run.
-    if row.synthetic and (row.arm != "regular" or not is_elsewhere(row.engine)):
+    if row.synthetic and (row.arm != "regular" or not row.is_elsewhere):
         yield _synthetic(row)
     runners = RunnerNames.parse(row.runner or "")
     if runners.target in _SLOW_RUNNERS and runners.draft not in _SLOW_RUNNERS:
@@ -200,7 +199,7 @@ def _too_slow(row: LatencyRow) -> str | None:
 
 def _synthetic(row: LatencyRow) -> str:
     setting = f"decoding.synthetic_acceptance={synthetic_value(row)}"
-    if is_elsewhere(row.engine):
+    if row.is_elsewhere:
         return f"{setting} is how the server should have been started{_whether_it_was(row)}."
     return f"{setting}: a coin accepted the draft tokens, as of a pair that agrees this often."
 

@@ -13,7 +13,6 @@ import numpy as np
 
 from harness.commands.latency.tables.doubts import mean_answer_length
 from harness.config.model_names import SECOND_COMMAND
-from harness.engines.registry import is_elsewhere
 from harness.measuring.costs import proposed_per_iteration, tokens_per_iteration
 from harness.measuring.rows import LatencyRow
 from harness.results.prompt_times import Unit, rows_by_unit
@@ -75,7 +74,7 @@ def _what_follows(share: Interval, row: LatencyRow) -> str:
     cost = f"{share.estimate:.0%} of a regular step".replace("%", " %")
     if low < _EXPENSIVE:
         return f"a draft token costs {cost}, and pays only if it is accepted more often than that"
-    place = "this server" if is_elsewhere(row.engine) else "this target"
+    place = "this server" if row.is_elsewhere else "this target"
     if _is_free(row):
         return f"each verified token costs {cost}: {place} does not batch verification"
     return (

@@ -17,7 +17,6 @@ from harness.commands.latency.tables.costs import (
 )
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import amount
-from harness.engines.registry import is_elsewhere
 from harness.measuring.costs import costs_in_steps, proposed_per_iteration, tokens_per_iteration
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import UNKNOWN, Table, in_brackets, interval
@@ -78,7 +77,7 @@ def _acceptance(row: LatencyRow) -> str | None:
             length += f", {proposed} nodes on average" if is_tree else f", K={proposed} on average"
         parts.append(length)
     if not parts:
-        return not_reported(row) if is_elsewhere(row.engine) else None
+        return not_reported(row) if row.is_elsewhere else None
     source = ", by the server's counters" if row.acceptance_source == "metrics" else ""
     return "; ".join(parts) + source
 

@@ -2,14 +2,14 @@ from __future__ import annotations
 
 import pytest
 
-from harness.commands.published import (
+from harness.config.model_names import canonical_name
+from harness.measuring.rows import LatencyRow
+from harness.results.published import (
     DIFFERENCES,
     FIGURES,
     MULTIPLICATION_ACCURACY,
     published_for,
 )
-from harness.config.model_names import canonical_name
-from harness.measuring.rows import LatencyRow
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from harness.config.model_names import canonical_name
-from harness.measuring.rows import LatencyRow
+from harness.results.schema import PromptedRow
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,7 @@ class Published:
     temperature: float | None = None
     mean_acceptance_length: float | None = None
 
-    def is_of(self, model: str, draft: str | None, row: LatencyRow) -> bool:
+    def is_of(self, model: str, draft: str | None, row: PromptedRow) -> bool:
         """Whether this is a time or speed-up of the pair in a row of `latency`, at its temperature and prompts."""
         same_pair = model in self.models and (not self.drafts or draft in self.drafts)
         same_prompts = self.prompts in ("", row.prompts)
@@ -67,7 +67,7 @@ class Published:
         return " / ".join(f"{100 * value:.1f}" for value in self.accuracy.values())
 
 
-def published_for(row: LatencyRow) -> list[Published]:
+def published_for(row: PromptedRow) -> list[Published]:
     """The figures of the pair in a row of `latency`: of pair and target, or of the target in a run without a draft.
 
     Random weights and synthetic acceptance have no published counterpart.
