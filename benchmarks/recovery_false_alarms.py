@@ -20,11 +20,11 @@ from harness.commands.recovery.drawn import SampledCheck, TokenTest, together
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import PlannedRequest
+from harness.config.faults import fault_names
 from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.engines.timing import Generation, generate, quick_garbage_collections
 from harness.local.engine.engine import LocalEngine
-from harness.local.engine.fault import fault_names
 from harness.results.acceptance import Acceptance
 
 # As the command's: one false alarm in a thousand million runs.

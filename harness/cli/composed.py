@@ -24,11 +24,11 @@ from harness.commands.command import Command
 from harness.commands.registry import COMMANDS, settings_of
 from harness.config.errors import SettingError
 from harness.config.machine import gpu_names, share_cores
+from harness.config.methods import METHODS
 from harness.config.model_names import SERVED
 from harness.config.packages import is_installed, require_local
 from harness.config.run import RunSettings
 from harness.engines.registry import ENGINES, engine_of
-from harness.local.drafting.registry import METHODS
 from harness.measuring.named_files import require_files
 from harness.measuring.progress import note, say
 

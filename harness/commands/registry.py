@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from harness.commands.command import Command
 from harness.config.acceptance_rules import RULES
+from harness.config.methods import METHODS
 from harness.config.registry import Registry
 from harness.config.run import RunSettings
 from harness.config.settings import require
 from harness.engines.registry import engine_of
-from harness.local.drafting.registry import method_of
 from harness.results.row import Row
 
 COMMANDS: Registry[Command] = Registry(
@@ -55,7 +55,7 @@ def checked(settings: RunSettings) -> RunSettings:
     settings.check_engine(engine)
     _check_trees(settings, own_loop=engine.own_loop)
     if settings.draft is not None:
-        method = method_of(settings.draft)
+        method = METHODS[settings.draft.method]
         method.check(settings)
         engine.check_draft(method, settings.draft, settings.engine)
     return settings

@@ -59,9 +59,9 @@ class Registry(Generic[AnyRecord]):
 
     Args:
         setting: that names a record, for errors: `draft`.
-        base: class of the records.
-        built_in: the package with a module, or a folder, for each built-in record; or the records, or their classes,
-            by name.
+        base: class of the records; or its full name, where it is of the other wing.
+        built_in: the package with a module, or a folder, for each built-in record; or by name the records, their
+            classes, or their modules.
         file: where each record has a folder, the module in it that has the record; empty where it has a module.
         group: of entry points.
         advice: on writing a record of one's own, for errors.
@@ -70,8 +70,8 @@ class Registry(Generic[AnyRecord]):
     def __init__(
         self,
         setting: str,
-        base: type[AnyRecord],
-        built_in: str | Mapping[str, AnyRecord | type[AnyRecord]],
+        base: type[AnyRecord] | str,
+        built_in: str | Mapping[str, AnyRecord | type[AnyRecord] | str],
         group: str,
         advice: str = "",
         file: str = "",
@@ -182,10 +182,11 @@ class Registry(Generic[AnyRecord]):
 
     def _checked(self, name: str, record: Any) -> AnyRecord:
         """The record itself; a class is instantiated."""
-        if inspect.isclass(record) and issubclass(record, self._base):
+        base = _class_of(self._base) if isinstance(self._base, str) else self._base
+        if inspect.isclass(record) and issubclass(record, base):
             record = record()
-        if not isinstance(record, self._base):
-            rule = f"must inherit from {self._base.__module__}.{self._base.__name__}"
+        if not isinstance(record, base):
+            rule = f"must inherit from {base.__module__}.{base.__name__}"
             raise SettingError(self._setting, f"{rule}{self._advice}", name)
         # Modules of ours name their records themselves. Others go by the name that they are asked for with.
         if not self.is_built_in(name) or isinstance(self._source, Mapping):
@@ -194,7 +195,8 @@ class Registry(Generic[AnyRecord]):
 
     def _load_built_in(self, name: str) -> Any:
         if isinstance(self._source, Mapping):
-            return self._source[name]
+            found = self._source[name]
+            return importlib.import_module(found).RECORD if isinstance(found, str) else found
         path = ".".join(filter(None, [self._source, name, self._file]))
         return importlib.import_module(path).RECORD
 
@@ -206,6 +208,13 @@ class Registry(Generic[AnyRecord]):
     def _installed(self) -> dict[str, EntryPoint]:
         found = _entry_points(tuple(sys.path))
         return {point.name: point for point in found if point.group == self._group}
+
+
+def _class_of(path: str) -> type[Any]:
+    """The class of a full name, `package.module.Name`."""
+    module, _, name = path.rpartition(".")
+    found: type[Any] = getattr(importlib.import_module(module), name)
+    return found
 
 
 @functools.cache

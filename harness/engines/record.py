@@ -1,6 +1,6 @@
 """The record of an engine: everything that the rest of the house needs to know about it.
 
-An engine's record is a subclass of `EngineRecord` in a file of `engines/records/`, in an installed
+An engine's record is a subclass of `EngineRecord` in the room that does its work, in an installed
 package (entry point group `harness.engines`), or in a file of the user's
 (`engine=./my_engine.py:MyEngine`). What needs torch is imported inside functions: names, settings
 and help are known without it.
@@ -19,12 +19,11 @@ from harness.config.registry import RecordWithSettings
 from harness.config.settings import require
 
 if TYPE_CHECKING:
+    from harness.config.methods import MethodRecord
     from harness.config.run import RunnerName, RunSettings
     from harness.config.settings import DecodingSettings, DraftSettings
     from harness.engines.pairs import AnyPair, Pair
     from harness.engines.protocol import Engine
-    from harness.local.drafting.method import Method
-    from harness.local.engine.pair import SketchedPair
 
 
 # The numbers of draft tokens that `auto` chooses from where each takes time to prepare.
@@ -133,7 +132,7 @@ class EngineRecord(RecordWithSettings, Abilities):
         advice = "huggingface has its own way: engine.schedule=adaptive"
         require(number != "auto", "decoding.num_draft_tokens", f"{rule} ({advice})", number)
 
-    def check_draft(self, method: Method, draft: DraftSettings, settings: Any) -> None:
+    def check_draft(self, method: MethodRecord, draft: DraftSettings, settings: Any) -> None:
         """Raise a SettingError for a way to draft that this engine does not have, as far as the
         settings tell.
 
@@ -141,9 +140,12 @@ class EngineRecord(RecordWithSettings, Abilities):
             settings: the engine's, of the class `settings`.
         """
 
-    def check_pair(self, pair: SketchedPair, run: RunSettings) -> None:
+    def check_pair(self, pair: Any, run: RunSettings) -> None:
         """Raise a SettingError for models that this engine cannot run, as far as their configurations
         show; `plan` calls it.
+
+        Args:
+            pair: a `SketchedPair` of the other wing.
         """
 
     def check_installed(self) -> None:

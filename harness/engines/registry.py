@@ -13,7 +13,13 @@ class Engines(SettingsRegistry[EngineRecord]):
     default = "local"
 
 
-ENGINES = Engines("engine", EngineRecord, "harness.engines.records", "harness.engines")
+# Each is in the room that does its work.
+_BUILT_IN = {
+    "huggingface": "harness.local.engine.records.huggingface",
+    "local": "harness.local.engine.records.local",
+    "server": "harness.engines.records.server",
+}
+ENGINES = Engines("engine", EngineRecord, _BUILT_IN, "harness.engines")
 
 
 def engine_of(settings: RunSettings) -> EngineRecord:

@@ -20,10 +20,10 @@ from typing import Any, TypeVar
 
 from harness.config.acceptance_rules import RULES
 from harness.config.machine import cpu_name, gpu_names, num_usable_cores, other_gpus
+from harness.config.methods import METHODS
 from harness.config.run import RunSettings
 from harness.config.settings import ModelSettings, PromptSettings
 from harness.engines.registry import ENGINES, engine_of
-from harness.local.drafting.registry import METHODS
 from harness.results.environment import package_version
 from harness.results.files import read_rows
 from harness.results.schema import RunRow

@@ -22,7 +22,7 @@ from harness.cli.menu import config_source, conversion, documentation, names, se
 from harness.cli.menu.names import CONF
 from harness.commands.registry import COMMANDS, commands, settings_of, with_settings
 from harness.config.errors import SettingError
-from harness.local.drafting.registry import METHODS
+from harness.config.methods import METHODS
 from remembered_configs import remember
 
 remember()

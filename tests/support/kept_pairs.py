@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from harness.cli.menu.names import PACKAGE
+from harness.config.methods import METHODS
 from harness.config.run import RunSettings
 from harness.engines import keeper
 from harness.engines.registry import engine_of, pair_of
-from harness.local.drafting.registry import METHODS
 from harness.local.engine.pair import PlannedPair
 from harness.local.models.loading import LoadedModel, PlacedModel
 

@@ -16,7 +16,7 @@ from omegaconf import OmegaConf
 from harness.cli.menu import config_source, conversion, names, typed
 from harness.cli.menu.names import CONF
 from harness.commands.registry import COMMANDS, settings_of, with_settings
-from harness.local.drafting.registry import METHODS
+from harness.config.methods import METHODS
 from harness.reporting.answers import Step
 from remembered_configs import remember
 

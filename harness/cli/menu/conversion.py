@@ -17,11 +17,11 @@ from typing import Any, Literal, TypeVar
 from harness.commands.registry import checked
 from harness.config.engines import EngineSettings
 from harness.config.errors import SettingError, nearest
+from harness.config.methods import METHODS
 from harness.config.registry import SettingsRegistry
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings
 from harness.engines.registry import ENGINES
-from harness.local.drafting.registry import METHODS
 
 SettingsType = TypeVar("SettingsType")
 

@@ -14,10 +14,10 @@ from harness.cli.menu.conversion import fixed_groups, value_types
 from harness.commands.registry import COMMANDS, commands
 from harness.config.engines import EngineSettings
 from harness.config.errors import as_typed
+from harness.config.methods import METHODS
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import DraftSettings, ModelSettings
 from harness.engines.registry import ENGINES
-from harness.local.drafting.registry import METHODS
 
 # The groups of settings that every command has, apart from drafts and engines.
 GROUPS = dict(sorted(fixed_groups(PromptedSettings).items()))

@@ -21,9 +21,9 @@ from harness.cli.menu.documentation import Setting
 from harness.commands.command import Command
 from harness.config.errors import SettingError, as_typed
 from harness.config.machine import terminal_width
+from harness.config.methods import METHODS
 from harness.config.run import RunSettings
 from harness.engines.registry import ENGINES
-from harness.local.drafting.registry import METHODS
 
 _NAME_WIDTH = 28
 _EXAMPLE_WIDTH = 44

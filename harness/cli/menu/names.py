@@ -35,11 +35,11 @@ from omegaconf import OmegaConf
 
 from harness.cli.menu.conversion import fixed_groups, value_types
 from harness.commands.registry import COMMANDS
+from harness.config.methods import METHODS
 from harness.config.model_names import SERVED, split_suffixes, without_suffixes
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import PROMPT_FILES, PromptSettings
 from harness.engines.registry import ENGINES
-from harness.local.drafting.registry import METHODS
 
 PACKAGE = Path(__file__).resolve().parents[2]
 # A wheel has conf/ inside the package, a checkout next to it.

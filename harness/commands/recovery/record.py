@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from harness.commands.command import Command
 from harness.commands.recovery.rows import RecoveryRow
 from harness.config.engines import Abilities
+from harness.config.faults import FAULTS, fault_names
 from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
-from harness.local.engine.fault import FAULTS, fault_names, fault_of
 
 if TYPE_CHECKING:
     from harness.reporting.table import Answer, Document, Line
@@ -117,7 +117,7 @@ class RecoverySettings(PromptedSettings):
         """Refuse a fault that would change nothing: its run would seem to prove the tests blind."""
         if self.fault == "none":
             return
-        fault = fault_of(self.fault)
+        fault = FAULTS[self.fault]
         rule = "must be none where decoding.synthetic_acceptance replaces the acceptance rule"
         by_rule = self.decoding.synthetic_acceptance is None
         require(by_rule, "fault", rule, self.fault)

@@ -8,11 +8,11 @@ from typing import Any
 from harness.commands.command import Command
 from harness.config.engines import Abilities
 from harness.config.errors import SettingError
+from harness.config.faults import FAULTS, fault_names
 from harness.config.machine import is_loopback
 from harness.config.packages import is_installed
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
-from harness.local.engine.fault import fault_names, fault_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +58,9 @@ class ServeSettings(RunSettings):
             "must be positive, and at most 1000",
             self.max_body_mb,
         )
-        fault_of(self.fault)  # refuses unknown names
         is_planted = self.fault != "none"
+        if is_planted:
+            FAULTS[self.fault]  # refuses unknown names
         rule = "changes nothing with draft=none"
         require(self.draft is not None or not is_planted, "fault", rule, self.fault)
         default = self.decoding.max_new_tokens

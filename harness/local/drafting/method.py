@@ -1,4 +1,4 @@
-"""The record of a way to draft: everything that the rest of the house needs to know about it.
+"""The record of a way to draft: its settings and rules (`MethodRecord`), and its work.
 
 A method is a subclass of `Method` in a file of `local/drafting/methods/`, in an installed package (entry
 point group `harness.methods`), or in a file of the user's (`draft=./my_method.py:MyMethod`). What
@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from harness.config.registry import RecordWithSettings
+from harness.config.methods import MethodRecord
 from harness.config.settings import DraftSettings, require
 from harness.local.drafting.head_kind import FOR_HUGGINGFACE
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     import torch
     from transformers import PreTrainedTokenizerBase
 
-    from harness.config.run import RunSettings
     from harness.config.settings import DecodingSettings
     from harness.local.decoding.protocols import Drafter, Runner
     from harness.local.decoding.warp import AnyWarp, Warp
@@ -72,40 +71,14 @@ class Passes:
     num_drawn: Sequence[int]
 
 
-class Method(RecordWithSettings):
+class Method(MethodRecord):
     """One way to draft.
 
     Attributes:
-        name: what `draft=` calls it.
-        summary: what it proposes, in half a line, for help.
-        settings: the dataclass of what can be set under `draft.`.
-        memory: the entry in the column `memory` of the table of methods, for a draft without
-            weights: `none`, or `shared` with the target; None for a draft with weights, whose size
-            is shown.
         deterministic: whether its proposals come without probabilities; None if only some do.
-        batches: whether it drafts for several prompts at once.
-        named: whether `draft=NAME` alone chooses it; False for models, which have names of their
-            own.
     """
 
-    summary: ClassVar[str]
-    settings: ClassVar[type[DraftSettings]] = DraftSettings
-    memory: ClassVar[str | None] = None
     deterministic: ClassVar[bool | None] = False
-    batches: ClassVar[bool] = True
-    named: ClassVar[bool] = True
-
-    def choice(self, name: str) -> dict[str, Any] | None:
-        """Return the settings that a name stands for, or None for another method's name.
-
-        `early_exit_8` stands for {"layers": [8]}.
-        """
-        return {} if name == self.name else None
-
-    def check(self, run: RunSettings) -> None:
-        """Raise a SettingError for a run that this way to draft is not for."""
-        rule = f"must be 1: draft={self.name} takes one prompt at a time"
-        require(self.batches or run.batch_size == 1, "batch_size", rule, run.batch_size)
 
     def plan(
         self,
@@ -177,9 +150,6 @@ class Method(RecordWithSettings):
         raise NotImplementedError
 
     def check_huggingface(self, settings: Any, schedule: str) -> None:
-        """Raise a SettingError if `generate` cannot draft in this way, as far as the settings
-        tell.
-        """
         has_words = type(self).huggingface is not Method.huggingface
         require(has_words, "draft", FOR_HUGGINGFACE, settings.name)
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
+from harness.config.methods import METHODS
 from harness.config.settings import DecodingSettings
 from harness.engines.iteration import Iteration
 from harness.engines.phases import Phases
@@ -30,7 +31,6 @@ from harness.local.decoding.tree_speculation import speculative_trees
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.checked import CheckedDrafter, blaming
 from harness.local.drafting.method import MakeDrafter
-from harness.local.drafting.registry import METHODS
 from harness.local.engine.fault import fault_of
 from harness.local.engine.logprobs import Burst, TokenLogprob, token_logprobs
 from harness.local.engine.pair import Pair

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
-from harness.config.registry import Record, Registry
+from harness.config.faults import FAULTS, FaultRecord
 
 if TYPE_CHECKING:
-    from harness.config.settings import DecodingSettings
     from harness.local.decoding.protocols import Runner
     from harness.local.decoding.tree_rules import TreeOffer, TreeRule, TreeVerdict
     from harness.local.decoding.verify import Offer, Verdict
@@ -24,37 +23,10 @@ if TYPE_CHECKING:
     Verification = Callable[[Offer], Verdict]
 
 
-class Fault(Record):
-    """A mistake; this class plants none.
-
-    Attributes:
-        in_texts: whether texts change; else the log-probabilities that `serve` returns with them, alone.
-        in_greedy_texts: whether greedy texts change too, and not only the probabilities that tokens are drawn with.
-        in_trees: whether drafts that propose trees can have it.
-        fewest_rows: how many rows must be decoded at once before it changes anything.
-        needs_mixed_settings: whether the rows must have different settings of sampling.
-        lenience: in place of the run's; None to keep that.
-    """
+class Fault(FaultRecord):
+    """A mistake; this class plants none."""
 
     name = "none"
-    in_texts: ClassVar[bool] = True
-    in_greedy_texts: ClassVar[bool] = False
-    in_trees: ClassVar[bool] = False
-    fewest_rows: ClassVar[int] = 1
-    needs_mixed_settings: ClassVar[bool] = False
-    lenience: ClassVar[float | None] = None
-
-    @property
-    def only_in_batches(self) -> bool:
-        """Whether single requests do not show it."""
-        return self.fewest_rows > 1 or self.needs_mixed_settings
-
-    def is_idle(self, decoding: DecodingSettings) -> str | None:
-        """The settings of decoding with which it changes nothing, in words; None where it does."""
-        if not self.in_texts:
-            return "in texts, but in the log-probabilities of serve"
-        is_greedy = decoding.temperature == 0
-        return "at decoding.temperature=0" if is_greedy and not self.in_greedy_texts else None
 
     def verdict(self, rule: Verification, offer: Offer, warp: Warp) -> Verdict:
         """The verdict of a rule of acceptance over a chain, with the mistake in it."""
@@ -97,13 +69,7 @@ class FaultyRule:
         return self.verdict(self.rule, offer, self.warp)
 
 
-FAULTS = Registry("fault", Fault, "harness.local.engine.faults", "harness.faults")
 _NONE = Fault()
-
-
-def fault_names() -> list[str]:
-    """The values of `fault=`."""
-    return ["none", *FAULTS.names()]
 
 
 def fault_of(name: str) -> Fault:
@@ -112,4 +78,6 @@ def fault_of(name: str) -> Fault:
     Raises:
         SettingError: there is none.
     """
-    return _NONE if name == "none" else FAULTS[name]
+    fault = _NONE if name == "none" else FAULTS[name]
+    assert isinstance(fault, Fault)
+    return fault

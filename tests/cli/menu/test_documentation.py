@@ -14,9 +14,9 @@ from harness.cli.menu.documentation import Setting
 from harness.cli.menu.names import written
 from harness.commands.command import Command
 from harness.commands.registry import COMMANDS, commands, settings_of, with_settings
+from harness.config.methods import METHODS
 from harness.config.run import RunSettings
 from harness.engines.registry import ENGINES
-from harness.local.drafting.registry import METHODS
 from in_process import Harness
 
 WITH_SETTINGS = [command for command in commands() if command.settings is not None]

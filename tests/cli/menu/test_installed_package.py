@@ -15,8 +15,9 @@ import pytest
 from harness.cli.menu import documentation
 from harness.cli.menu.names import PACKAGE
 from harness.commands.registry import COMMANDS
+from harness.config.methods import METHODS
 from harness.engines.registry import ENGINES
-from harness.local.drafting.registry import HEADS, METHODS
+from harness.local.drafting.registry import HEADS
 from in_process import Harness, results
 
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -30,7 +31,7 @@ hydra = foreign_head:Hydra
 [harness.methods]
 foreign_method = harness.local.drafting.methods.lookup:Lookup
 [harness.engines]
-foreign_engine = harness.engines.records.huggingface:HuggingFace
+foreign_engine = harness.local.engine.records.huggingface:HuggingFace
 """
 # Medusa heads, in a format that no kind of ours recognises.
 HEAD = """

@@ -12,9 +12,9 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from harness.cli.menu.names import PACKAGE
 from harness.commands.report.command import main as report
+from harness.config.methods import METHODS
 from harness.local.decoding.protocols import Drafter
 from harness.local.drafting.checked import CheckedDrafter
-from harness.local.drafting.registry import METHODS
 from harness.local.drafting.text import TextDrafter
 from in_process import Harness, results
 

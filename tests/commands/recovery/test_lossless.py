@@ -18,6 +18,7 @@ from harness.commands.recovery.greedy import judge_greedy
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import PlannedRequest
+from harness.config.faults import FAULTS as PLANTED
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Question
@@ -25,7 +26,6 @@ from harness.engines.record import Preparation
 from harness.engines.timing import generate
 from harness.local.checks.reference import ModelReference, open_reference
 from harness.local.engine.engine import LocalEngine
-from harness.local.engine.fault import FAULTS as PLANTED
 from harness.local.engine.pair import Pair
 from harness.local.models.loading import LoadedModel
 from planted_faults import planted

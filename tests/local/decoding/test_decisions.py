@@ -14,6 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from chains import GREEDY, RAGGED, fields, request
 from fakes import Scripted
+from harness.config.faults import fault_names
 from harness.config.settings import DecodingSettings
 from harness.engines.iteration import Iteration
 from harness.local.decoding.batch import Request
@@ -25,7 +26,7 @@ from harness.local.decoding.rules import AcceptByCoin, verify_block
 from harness.local.decoding.verify import Offer, Verdict, verify
 from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.model import ModelDrafter
-from harness.local.engine.fault import FaultyRule, fault_names, fault_of
+from harness.local.engine.fault import FaultyRule, fault_of
 from harness.local.engine.rules import decisions_of
 from harness.local.runners.compiled import PreparedRunner
 from harness.local.runners.eager import EagerRunner

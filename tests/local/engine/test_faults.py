@@ -8,10 +8,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from harness.config.faults import fault_names
 from harness.local.decoding.rules import verify_block
 from harness.local.decoding.verify import Offer, Verdict, verify
 from harness.local.decoding.warp import Warp
-from harness.local.engine.fault import fault_names, fault_of
+from harness.local.engine.fault import fault_of
 from harness.local.engine.logprobs import Burst
 from planted_faults import IN_BATCHES, OF_LOGPROBS, planted
 from verifiers import arguments

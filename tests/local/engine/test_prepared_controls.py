@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.config.demand import Demand
+from harness.config.faults import FAULTS
 from harness.config.run import RunnerName
 from harness.config.settings import (
     DecodingSettings,
@@ -24,7 +25,6 @@ from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.local.decoding.protocols import Runner
 from harness.local.engine.engine import LocalEngine
-from harness.local.engine.fault import FAULTS
 from harness.local.engine.pair import Pair, plan_pair
 from harness.local.runners.graphs import FixedCall
 from harness.local.runners.static import StaticRunner

@@ -30,7 +30,7 @@ from harness.commands.latency.tables.run import (
     speedup_bounds,
 )
 from harness.config.amounts import amount
-from harness.local.drafting.registry import METHODS
+from harness.config.methods import METHODS
 from harness.measuring.costs import costs_in_steps, tokens_per_iteration
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import UNKNOWN, Column, Table, interval, number, percent, times

@@ -105,7 +105,6 @@ class ModelDraft(Method):
         "a model also with another tokenizer"
     )
     settings = ModelDraftSettings
-    trains = True
     named = False
 
     def plan(

@@ -10,10 +10,10 @@ from harness.config.settings import require
 from harness.engines.record import EngineRecord, Opening
 
 if TYPE_CHECKING:
+    from harness.config.methods import MethodRecord
     from harness.config.run import RunSettings
     from harness.config.settings import DraftSettings
     from harness.engines.protocol import Engine
-    from harness.local.drafting.method import Method
     from harness.local.engine.pair import SketchedPair
 
 Schedule = Literal["constant", "adaptive"]
@@ -49,7 +49,7 @@ class HuggingFace(EngineRecord):
         require(run.batch_size == 1, "batch_size", rule, run.batch_size)
 
     def check_draft(
-        self, method: Method, draft: DraftSettings, settings: HuggingFaceSettings
+        self, method: MethodRecord, draft: DraftSettings, settings: HuggingFaceSettings
     ) -> None:
         method.check_huggingface(draft, settings.schedule)
 

@@ -1,0 +1,55 @@
+"""Mistakes planted on purpose, as far as settings know them: their names, and where they change anything."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, ClassVar
+
+from harness.config.registry import Record, Registry
+
+if TYPE_CHECKING:
+    from harness.config.settings import DecodingSettings
+
+
+class FaultRecord(Record):
+    """What is known of a mistake without the code that has it. `local.engine.fault.Fault` adds that, to inherit from.
+
+    Attributes:
+        in_texts: whether texts change; else the log-probabilities that `serve` returns with them, alone.
+        in_greedy_texts: whether greedy texts change too, and not only the probabilities that tokens are drawn with.
+        in_trees: whether drafts that propose trees can have it.
+        fewest_rows: how many rows must be decoded at once before it changes anything.
+        needs_mixed_settings: whether the rows must have different settings of sampling.
+        lenience: in place of the run's; None to keep that.
+    """
+
+    in_texts: ClassVar[bool] = True
+    in_greedy_texts: ClassVar[bool] = False
+    in_trees: ClassVar[bool] = False
+    fewest_rows: ClassVar[int] = 1
+    needs_mixed_settings: ClassVar[bool] = False
+    lenience: ClassVar[float | None] = None
+
+    @property
+    def only_in_batches(self) -> bool:
+        """Whether single requests do not show it."""
+        return self.fewest_rows > 1 or self.needs_mixed_settings
+
+    def is_idle(self, decoding: DecodingSettings) -> str | None:
+        """The settings of decoding with which it changes nothing, in words; None where it does."""
+        if not self.in_texts:
+            return "in texts, but in the log-probabilities of serve"
+        is_greedy = decoding.temperature == 0
+        return "at decoding.temperature=0" if is_greedy and not self.in_greedy_texts else None
+
+
+FAULTS: Registry[FaultRecord] = Registry(
+    "fault",
+    "harness.local.engine.fault.Fault",
+    built_in="harness.local.engine.faults",
+    group="harness.faults",
+)
+
+
+def fault_names() -> list[str]:
+    """The values of `fault=`."""
+    return ["none", *FAULTS.names()]

@@ -1,0 +1,65 @@
+"""Ways to draft, as far as settings, rules and help know them: their names, and what can be set under `draft.`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from harness.config.registry import RecordWithSettings, SettingsRegistry
+from harness.config.settings import DraftSettings, require
+
+if TYPE_CHECKING:
+    from harness.config.run import RunSettings
+
+
+class MethodRecord(RecordWithSettings):
+    """What is known of a way to draft without models. `local.drafting.method.Method` adds the work, to inherit from.
+
+    Attributes:
+        name: what `draft=` calls it.
+        summary: what it proposes, in half a line, for help.
+        settings: the dataclass of what can be set under `draft.`.
+        memory: the entry in the column `memory` of the table of methods, for a draft without
+            weights: `none`, or `shared` with the target; None for a draft with weights, whose size
+            is shown.
+        batches: whether it drafts for several prompts at once.
+        named: whether `draft=NAME` alone chooses it; False for models, which have names of their
+            own.
+    """
+
+    summary: ClassVar[str]
+    settings: ClassVar[type[DraftSettings]] = DraftSettings
+    memory: ClassVar[str | None] = None
+    batches: ClassVar[bool] = True
+    named: ClassVar[bool] = True
+
+    def choice(self, name: str) -> dict[str, Any] | None:
+        """Return the settings that a name stands for, or None for another method's name.
+
+        `early_exit_8` stands for {"layers": [8]}.
+        """
+        return {} if name == self.name else None
+
+    def check(self, run: RunSettings) -> None:
+        """Raise a SettingError for a run that this way to draft is not for."""
+        rule = f"must be 1: draft={self.name} takes one prompt at a time"
+        require(self.batches or run.batch_size == 1, "batch_size", rule, run.batch_size)
+
+    def check_huggingface(self, settings: Any, schedule: str) -> None:
+        """Raise a SettingError if transformers' `generate` cannot draft in this way, as far as the
+        settings tell.
+        """
+        raise NotImplementedError
+
+
+class Methods(SettingsRegistry[MethodRecord]):
+    key = "method"
+    default = "model"
+
+
+METHODS = Methods(
+    "draft",
+    "harness.local.drafting.method.Method",
+    built_in="harness.local.drafting.methods",
+    group="harness.methods",
+    advice=" or TextMethod: docs/your-own-method.md",
+)
