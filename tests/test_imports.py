@@ -35,7 +35,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "config",
         "results",
         "engines",
-        "local.checks",
         "local.engine",
         "local.models",
         "local.runners",
@@ -44,7 +43,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "local.runners": {"config", "local.decoding"},
     "local.models": {"config"},
     "local.drafting": {"config", "local.decoding", "local.runners", "local.models"},
-    "local.checks": {"config", "engines", "local.decoding", "local.runners", "local.models"},
     "local.engine": {
         "config",
         "results",
@@ -53,7 +51,6 @@ MAY_IMPORT: dict[str, set[str]] = {
         "local.runners",
         "local.models",
         "local.drafting",
-        "local.checks",
     },
 }
 # Only the wing with the models imports these, in functions and for types too.

@@ -8,10 +8,10 @@ and help are known without it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from harness.config.engines import Abilities, EngineSettings
 from harness.config.packages import require_local
@@ -93,6 +93,21 @@ class Opening(Preparation):
         return self.longest_prompt + new_tokens
 
 
+class ServerIdentity(Protocol):
+    """A server as it describes itself.
+
+    Attributes:
+        about: what does not change while it runs.
+        started: text that changes when the server is restarted; None where it reports none.
+    """
+
+    @property
+    def about(self) -> Mapping[str, Any]: ...
+
+    @property
+    def started(self) -> str | None: ...
+
+
 class EngineRecord(RecordWithSettings, Abilities):
     """One engine.
 
@@ -164,6 +179,14 @@ class EngineRecord(RecordWithSettings, Abilities):
 
     def addresses(self, settings: Any) -> list[str]:
         """The URLs of the servers whose identity is part of what is measured.
+
+        Args:
+            settings: of the class `settings`.
+        """
+        return []
+
+    def identities(self, settings: Any) -> Sequence[ServerIdentity] | None:
+        """The servers at `addresses` as they describe themselves now; None where one does not answer.
 
         Args:
             settings: of the class `settings`.

@@ -45,8 +45,8 @@ class Wing(LocalWing):
     def open_reference(
         self, pair: Pair, preparation: Preparation, never_drawn: Collection[int] = ()
     ) -> Reference:
-        from harness.local.checks.reference import open_reference
         from harness.local.engine.pair import Pair
+        from harness.local.engine.reference import open_reference
 
         assert isinstance(pair, Pair)
         return open_reference(pair, preparation, never_drawn)

@@ -13,7 +13,7 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,12 +23,12 @@ from harness.config.machine import cpu_name, gpu_names, num_usable_cores, other_
 from harness.config.methods import METHODS
 from harness.config.run import RunSettings
 from harness.config.settings import ModelSettings, PromptSettings
+from harness.engines.record import ServerIdentity
 from harness.engines.registry import ENGINES, engine_of
 from harness.results.environment import package_version
 from harness.results.files import read_rows
 from harness.results.schema import RunRow
 from harness.results.weights import hub_commit
-from harness.servers.identity import ServerReport, server_reports
 
 AnyRunRow = TypeVar("AnyRunRow", bound=RunRow)
 
@@ -116,10 +116,7 @@ def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measur
     Args:
         leaving_out: names of further settings that do not matter.
     """
-    urls = engine_of(settings).addresses(settings.engine)
-    key_variable = getattr(settings.engine, "api_key_variable", None)
-    # None where a server does not say who it is.
-    servers = server_reports(urls, os.environ.get(key_variable or ""))
+    servers = engine_of(settings).identities(settings.engine)
     digest = _digest(settings, leaving_out, servers or [])
     if servers is None:
         return Measurement(digest, reusable=False)
@@ -131,7 +128,7 @@ def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measur
 
 
 def _digest(
-    settings: RunSettings, leaving_out: Collection[str], servers: list[ServerReport]
+    settings: RunSettings, leaving_out: Collection[str], servers: Sequence[ServerIdentity]
 ) -> str:
     """The digest of a measurement.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+import os
 import shlex
 import shutil
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,7 @@ from harness.config.synthetic import for_llama_cpp, for_vllm, marginal_rates
 from harness.engines.record import EngineRecord, Opening
 from harness.servers.command import ServerCommand, is_variable, read_command, removed_words
 from harness.servers.dialects import DIALECTS
+from harness.servers.identity import ServerReport, server_reports
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
@@ -250,6 +252,11 @@ class Server(EngineRecord):
     def addresses(self, settings: Any) -> list[str]:
         """All addresses, the regular one first."""
         return [url for url in (settings.regular_url, settings.url) if url is not None]
+
+    def identities(self, settings: Any) -> Sequence[ServerReport] | None:
+        return server_reports(
+            self.addresses(settings), os.environ.get(settings.api_key_variable or "")
+        )
 
     def advice(self, run: RunSettings) -> str | None:
         """The flags of llama.cpp and vLLM for `decoding.synthetic_acceptance`.

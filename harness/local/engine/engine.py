@@ -21,7 +21,6 @@ from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, Arm, Engine, LoadRequest, Question
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
-from harness.local.checks.reference import ModelReference, not_finite
 from harness.local.decoding.adaptive import Adaptive
 from harness.local.decoding.batch import Change, Records, Request
 from harness.local.decoding.loops import autoregressive, speculative
@@ -35,6 +34,7 @@ from harness.local.engine.fault import fault_of
 from harness.local.engine.logprobs import Burst, TokenLogprob, token_logprobs
 from harness.local.engine.pair import Pair
 from harness.local.engine.pair_runners import PairRunners, open_runners
+from harness.local.engine.reference import ModelReference, not_finite
 from harness.local.engine.rules import rule_of, tree_rule_of, warp_of
 from harness.local.engine.stopwatches import Stopwatches, pass_ms, pass_widths
 from harness.local.engine.weights import LoadedWeights

@@ -27,9 +27,9 @@ from harness.engines.iteration import Iteration, Origin
 from harness.engines.protocol import Arm, Engine, Likeliest, LoadRequest, Question
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
-from harness.local.checks.reference import not_finite, open_reference
 from harness.local.drafting.registry import method_of
 from harness.local.engine.pair import Pair, SketchedPair
+from harness.local.engine.reference import not_finite, open_reference
 from harness.local.engine.weights import LoadedWeights
 from harness.local.models.checkpoints import recurrent_kind
 from harness.local.models.tokenizers import vocabulary_size

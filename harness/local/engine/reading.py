@@ -19,7 +19,6 @@ from harness.config.settings import DecodingSettings
 from harness.engines.protocol import in_batches
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
-from harness.local.checks.reference import not_finite
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.drafting.teacher_forcing import (
     chosen,
@@ -29,6 +28,7 @@ from harness.local.drafting.teacher_forcing import (
 )
 from harness.local.engine.pair import Pair
 from harness.local.engine.pair_runners import open_runners
+from harness.local.engine.reference import not_finite
 from harness.local.engine.rules import warp_of
 from harness.results.statistics.iterations import Cut, acceptance_chances, cut
 from harness.results.verdict import MOST_DEVIATIONS, MOST_IMPOSSIBLE, drafter_health

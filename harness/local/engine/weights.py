@@ -9,7 +9,7 @@ from functools import cached_property
 import pynvml
 import torch
 
-from harness.local.checks.reference import ModelReference
+from harness.local.engine.reference import ModelReference
 from harness.local.models import devices
 
 

@@ -24,9 +24,9 @@ from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.engines.timing import generate
-from harness.local.checks.reference import ModelReference, open_reference
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair
+from harness.local.engine.reference import ModelReference, open_reference
 from harness.local.models.loading import LoadedModel
 from planted_faults import planted
 from tiny_checkpoints import as_draft

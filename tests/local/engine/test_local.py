@@ -16,10 +16,10 @@ from harness.config.settings import DecodingSettings, ModelSettings, PlacementSe
 from harness.engines.iteration import Iteration
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
-from harness.local.checks.reference import not_finite
 from harness.local.drafting.methods.suffix import SuffixSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair, plan_pair
+from harness.local.engine.reference import not_finite
 from harness.local.engine.runner_choice import resolve
 from harness.local.runners.compiled import PreparedRunner
 from harness.local.runners.eager import EagerRunner

@@ -9,9 +9,9 @@ from architectures import VOCABULARY, random_model
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.record import Preparation
-from harness.local.checks.reference import open_reference
 from harness.local.engine.pair import Pair
 from harness.local.engine.reading import TextReader
+from harness.local.engine.reference import open_reference
 from harness.local.models.loading import LoadedModel
 from tiny_checkpoints import as_draft
 

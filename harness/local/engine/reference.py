@@ -12,10 +12,10 @@ from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Margin
 from harness.engines.record import Preparation
-from harness.local.checks.rounding import largest_rounding, recompute
 from harness.local.decoding.transfer import padded
 from harness.local.engine.pair import Pair
 from harness.local.engine.pair_runners import PairRunners, open_runners
+from harness.local.engine.rounding import largest_rounding, recompute
 from harness.local.engine.rules import warp_of
 from harness.local.models.experts import num_experts, watching_experts
 from harness.results.statistics.arrays import Floats

@@ -1,1 +1,0 @@
-"""The models' own probabilities, to check texts against."""
