@@ -8,11 +8,14 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
 from echo_server import EchoServer, serving
+
+# Runs `harness` with arguments and further environment variables in the directory of the check.
+Run = Callable[[Sequence[str], Mapping[str, str]], subprocess.CompletedProcess[str]]
 
 _QUICK = ["num_prompts=8", "tokens=4"]
 _INSTALL = "pip install 'specharness[local]'"
@@ -27,24 +30,18 @@ _LOCAL_COMMANDS = [
 ]
 
 
-def check_commands(
-    command: Sequence[str], directory: Path, environment: Mapping[str, str]
-) -> list[dict[str, str]]:
+def check_commands(run: Run, directory: Path) -> list[dict[str, str]]:
     """Run every command about servers, `report`, `regress`, help and completion; they must succeed.
 
     Args:
-        command: that stands for `harness`.
-        directory: an empty one.
+        directory: an empty one, in which `run` runs commands.
 
     Returns:
         The rows of `latency`.
     """
 
     def harness(*arguments: str, code: int | None = 0, **variables: str) -> str:
-        done = subprocess.run(
-            [*command, *arguments],
-            cwd=directory, env={**environment, **variables}, capture_output=True, text=True, check=False,
-        )  # fmt: skip
+        done = run(arguments, variables)
         assert code in (None, done.returncode), (arguments, done.returncode, done.stderr)
         assert "Traceback" not in done.stderr, done.stderr
         return done.stdout + done.stderr
@@ -91,7 +88,16 @@ def main() -> None:
     python = sys.argv[1]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     with tempfile.TemporaryDirectory() as directory:
-        rows = check_commands([python, "-m", "harness"], Path(directory), environment)
+
+        def run(
+            arguments: Sequence[str], variables: Mapping[str, str]
+        ) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(
+                [python, "-m", "harness", *arguments],
+                cwd=directory, env={**environment, **variables}, capture_output=True, text=True, check=False,
+            )  # fmt: skip
+
+        rows = check_commands(run, Path(directory))
     absent = {row[f"{name}_version"] for row in rows for name in ("torch", "transformers")}
     assert absent == {""}, absent
     print("all commands about servers run without torch")
