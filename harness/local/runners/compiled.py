@@ -31,13 +31,16 @@ from harness.local.runners.graphs import GraphRecorder, TensorCall
 from harness.local.runners.prepared_calls import (
     CallMaker,
     CallName,
+    DrawInputs,
     PreparedCalls,
     RunnerShapes,
+    TextInputs,
     prepare_calls,
 )
 from harness.local.runners.sizes import filled_up, least_fitting
 from harness.local.runners.slots import Slots, UnsupportedModelError
 from harness.local.runners.static import StaticRunner
+from harness.local.runners.tree_passes import TreeInputs
 
 
 class PreparedRunner(StaticRunner):
@@ -206,9 +209,12 @@ class PreparedRunner(StaticRunner):
             return Runner.draw(self, tokens, uniforms, warp)
         size = self._prepared.num_rows(num_rows)
         call = self._prepared.calls[CallName("draw", size, num_tokens, number)]
-        drawn, probabilities = call(
-            filled_up(tokens, size), self._starts(size), filled_up(uniforms, size, number)
+        inputs = DrawInputs(
+            tokens=filled_up(tokens, size),
+            starts=self._starts(size),
+            uniforms=filled_up(uniforms, size, number),
         )
+        drawn, probabilities = call(*inputs)
         self._num_extended += num_tokens + num_drawn - 1
         return drawn[:num_rows, :num_drawn], probabilities[:num_rows, :num_drawn]
 
@@ -247,14 +253,16 @@ class PreparedRunner(StaticRunner):
 
     def _pass_inputs(
         self, name: CallName, tokens: Tensor, tree: TreeShape | None
-    ) -> tuple[Tensor, ...]:
+    ) -> TextInputs | TreeInputs:
         """Return the inputs of a pass over tokens [B, n], filled up to its shape."""
         starts = self._starts(name.num_rows)
         width = name.num_tokens
         if tree is None:
-            # The filling takes the last real token's position, so that none is outside of the model's context.
-            num_real = self._prepared.counts[tokens.shape[1]]
-            return filled_up(tokens, name.num_rows, width), starts, num_real
+            return TextInputs(
+                tokens=filled_up(tokens, name.num_rows, width),
+                starts=starts,
+                num_real=self._prepared.counts[tokens.shape[1]],
+            )
         self._require_whole_trees(tokens, tree)
         most_tokens = self._prepared.shapes.trees.most_tokens
         return tree_passes.inputs(tokens, starts, tree, width, most_tokens)

@@ -31,7 +31,7 @@ from harness.local.runners.prompt_passes import PromptPass
 from harness.local.runners.regions import compile_call
 from harness.local.runners.sizes import least_fitting
 from harness.local.runners.slots import SlotForward, Slots, UnsupportedModelError
-from harness.local.runners.tree_passes import TreeDemand, TreePass
+from harness.local.runners.tree_passes import TreeDemand, TreeInputs, TreePass
 
 
 class CompilationError(UnsupportedModelError):
@@ -161,7 +161,40 @@ class CallMaker:
         return compare
 
 
-@dataclass
+class TextInputs(NamedTuple):
+    """The inputs of a pass over texts.
+
+    Attributes:
+        tokens: [B, n], filled up.
+        starts: [B], the slot of each row's first token.
+        num_real: [], how many of the n tokens count. The others take the position of the last real
+            one, so that none is outside of the model's context.
+    """
+
+    tokens: Tensor
+    starts: Tensor
+    num_real: Tensor
+
+    def moved(self) -> TextInputs:
+        """Return other inputs of the same shapes, of which a call has other outputs."""
+        return self._replace(tokens=self.tokens + 1, starts=self.starts + 1)
+
+
+class DrawInputs(NamedTuple):
+    """The inputs of the draws of a draft: tokens [B, n] from slots starts [B] on, and uniforms
+    [B, K], by which K tokens follow.
+    """
+
+    tokens: Tensor
+    starts: Tensor
+    uniforms: Tensor
+
+    def moved(self) -> DrawInputs:
+        """As `TextInputs.moved`."""
+        return self._replace(tokens=self.tokens + 1, starts=self.starts + 1)
+
+
+@dataclass(frozen=True)
 class PreparedCalls:
     """Finds the call for a batch. The calls hold slots and model, but not their runner, so that
     they are freed with it. Without arguments there are no calls.
@@ -170,9 +203,10 @@ class PreparedCalls:
         slots: what all calls read and write.
         sizes: the numbers of rows that are prepared, ascending.
         buckets: the numbers of tokens of a prompt that are prepared, ascending.
-        counts: the numbers from 0 to the widest text, each [] on the device: how many tokens of a
-            pass are real.
-        calls: by their names.
+        counts: the numbers from 0 to the widest text, each [] on the device, for `num_real`.
+        calls: by their names. They take the tensors of `TextInputs`, `tree_passes.TreeInputs`,
+            `DrawInputs` or `prompt_passes.PromptInputs`, by the kind of the name, and behind them
+            those of the decision.
     """
 
     slots: Slots = field(default_factory=lambda: Slots([]))
@@ -180,7 +214,7 @@ class PreparedCalls:
     sizes: Sequence[int] = ()
     buckets: Sequence[int] = ()
     counts: Sequence[Tensor] = ()
-    calls: dict[CallName, TensorCall] = field(default_factory=dict)
+    calls: Mapping[CallName, TensorCall] = field(default_factory=dict)
 
     def num_rows(self, num_rows: int) -> int:
         """Return the prepared number of rows for a batch that has room in the slots."""
@@ -197,7 +231,8 @@ class PreparedCalls:
         """Name the smallest pass that tokens of trees can be filled up to; None without one."""
         trees = self.shapes.trees
         width = least_fitting(trees.widths, num_tokens)
-        if width is None or num_nodes >= trees.most_tokens:
+        num_with_root = num_nodes + 1
+        if width is None or num_with_root > trees.most_tokens:
             return None
         return CallName("tree", self.num_rows(num_rows), width)
 
@@ -216,124 +251,112 @@ def prepare_calls(
         forward: the model over slots.
         slots: of as many rows and tokens as the shapes.
     """
-    making = _Making(forward, slots, shapes, maker)
-    making.make_passes()
+    sizes = prepared_sizes(shapes.batch_size, are_compiled=maker.compiles)
+    counts = torch.arange(max(shapes.widths) + 1, device=maker.device).unbind()
+    buckets: Sequence[int] = ()
+    if shapes.longest_prompt:
+        buckets = prompt_passes.buckets(shapes.longest_prompt, slots.num_rows, slots.num_slots)
+    passes = _passes(forward, slots, shapes, sizes, maker)
+    calls: dict[CallName, TensorCall] = {}
     with refusing(UnsupportedModelError, "cannot be captured"):
-        making.make_calls()
-        making.make_prompt_calls()
-    return making.prepared
+        # The largest are made first: the others then find memory in the pool of their graphs.
+        for name in reversed(passes):
+            calls |= _calls_with(name, passes, counts, shapes, maker)
+        prompt_pass = PromptPass(forward, slots)
+        for bucket in reversed(buckets):
+            example = prompt_passes.example(slots.num_rows, bucket, maker.device)
+            name = CallName("prompts", slots.num_rows, bucket)
+            calls[name] = maker.captured(prompt_pass, example, example.moved())
+    return PreparedCalls(slots, shapes, sizes, buckets, counts, calls)
 
 
-class _Making:
-    """The steps of `prepare_calls`, which explains the arguments.
+def _passes(
+    forward: SlotForward,
+    slots: Slots,
+    shapes: RunnerShapes,
+    sizes: Sequence[int],
+    maker: CallMaker,
+) -> dict[CallName, TensorCall]:
+    """Return the passes of all shapes, the smallest first, compiled where they are to be."""
+    passes: dict[CallName, TensorCall] = {}
+    for size in sizes:
+        own_slots = slots.first_rows(size)
+        for width in shapes.widths:
+            name = CallName("text", size, width)
+            text_pass = functools.partial(forward, own_slots)
+            passes[name] = maker.compiled(text_pass, _example(name, shapes, maker.device))
+        for width in shapes.trees.widths:
+            name = CallName("tree", size, width)
+            tree_pass = TreePass(forward, own_slots)
+            passes[name] = maker.compiled(tree_pass, _example(name, shapes, maker.device))
+    return passes
+
+
+def _calls_with(
+    name: CallName,
+    passes: Mapping[CallName, TensorCall],
+    counts: Sequence[Tensor],
+    shapes: RunnerShapes,
+    maker: CallMaker,
+) -> dict[CallName, TensorCall]:
+    """Return the calls that begin with a pass: itself, with decisions, and with draws."""
+    forward = passes[name]
+    example = _example(name, shapes, maker.device)
+    calls = {name: maker.captured(forward, example, example.moved())}
+    for decision in _decisions_after(name, shapes):
+        logits = forward(*example)[0]
+        inputs = decision.examples(logits)
+        decided = DecidedPass(forward, decision, type(example))
+        calls[name._replace(decision=decision)] = maker.captured(
+            decided, (*example, *inputs), (*example.moved(), *inputs)
+        )
+    if name.kind == "text":
+        for number in reversed(shapes.num_drawn):
+            draws = functools.partial(_draw, passes, counts, shapes.warp)
+            uniforms = torch.full((name.num_rows, number), 0.5, device=maker.device)
+            drawing = DrawInputs(example.tokens, example.starts, uniforms)
+            drawn = CallName("draw", name.num_rows, name.num_tokens, number)
+            calls[drawn] = maker.captured(draws, drawing, drawing.moved())
+    return calls
+
+
+def _decisions_after(name: CallName, shapes: RunnerShapes) -> Sequence[Decision]:
+    if name.kind == "text":
+        return shapes.decisions.get(name.num_tokens, ())
+    is_whole_tree = name.num_tokens == shapes.trees.most_tokens
+    return shapes.trees.decisions if is_whole_tree else ()
+
+
+def _example(name: CallName, shapes: RunnerShapes, device: torch.device) -> TextInputs | TreeInputs:
+    """Return inputs of a pass that is only compared."""
+    size, width = name.num_rows, name.num_tokens
+    if name.kind == "tree":
+        return tree_passes.example(size, width, shapes.trees.most_tokens, device)
+    return TextInputs(
+        tokens=torch.arange(size * width, device=device).view(size, width) % 16,
+        starts=torch.zeros(size, dtype=torch.long, device=device),
+        num_real=torch.full((), width, device=device),
+    )
+
+
+@dataclass(frozen=True)
+class DecidedPass:
+    """A pass and the decision after it, as one function of the inputs of both, the pass's first.
 
     Attributes:
-        prepared: the calls that are made by now.
+        inputs: names those of the pass.
     """
 
-    def __init__(
-        self,
-        forward: SlotForward,
-        slots: Slots,
-        shapes: RunnerShapes,
-        maker: CallMaker,
-    ) -> None:
-        self._forward = forward
-        self._maker = maker
-        self._passes: dict[CallName, TensorCall] = {}
-        self.prepared = PreparedCalls(
-            slots,
-            shapes,
-            sizes=prepared_sizes(shapes.batch_size, are_compiled=maker.compiles),
-            counts=torch.arange(max(shapes.widths) + 1, device=maker.device).unbind(),
-        )
+    forward: TensorCall
+    decision: Decision
+    inputs: type[TextInputs] | type[TreeInputs]
 
-    def make_passes(self) -> None:
-        """Compile the passes of all shapes, where they are to be compiled."""
-        shapes = self.prepared.shapes
-        for size in self.prepared.sizes:
-            slots = self.prepared.slots.first_rows(size)
-            for width in shapes.widths:
-                text_pass = functools.partial(self._forward, slots)
-                self._make_pass(CallName("text", size, width), text_pass)
-            for width in shapes.trees.widths:
-                tree_pass = TreePass(self._forward, slots)
-                self._make_pass(CallName("tree", size, width), tree_pass)
-
-    def _make_pass(self, name: CallName, forward: TensorCall) -> None:
-        self._passes[name] = self._maker.compiled(forward, self._example(name))
-
-    def make_calls(self) -> None:
-        """Make the calls that consist of passes: themselves, with decisions, and with draws.
-
-        The largest are made first: the others then find memory in the pool of their graphs.
-        """
-        for name in reversed(self._passes):
-            example = self._example(name)
-            forward = self._passes[name]
-            self._make(name, forward, example)
-            for decision in self._decisions_after(name):
-                call = functools.partial(_extend_and_decide, forward, decision, len(example))
-                logits = forward(*example)[0]
-                inputs = (*example, *decision.examples(logits))
-                self._make(name._replace(decision=decision), call, inputs)
-            if name.kind == "text":
-                self._make_draws(name, example)
-
-    def _make_draws(self, name: CallName, example: tuple[Tensor, ...]) -> None:
-        tokens, starts, _ = example
-        shapes = self.prepared.shapes
-        for number in reversed(shapes.num_drawn):
-            call = functools.partial(_draw, self._passes, self.prepared.counts, shapes.warp)
-            uniforms = torch.full((name.num_rows, number), 0.5, device=self._maker.device)
-            drawing = CallName("draw", name.num_rows, name.num_tokens, number)
-            self._make(drawing, call, (tokens, starts, uniforms))
-
-    def make_prompt_calls(self) -> None:
-        """Make the calls that begin a batch, if there are prompts to prepare for."""
-        if not self.prepared.shapes.longest_prompt:
-            return
-        slots = self.prepared.slots
-        size = slots.num_rows
-        longest = self.prepared.shapes.longest_prompt
-        call = PromptPass(self._forward, slots)
-        buckets = prompt_passes.buckets(longest, size, slots.num_slots)
-        for bucket in reversed(buckets):
-            example = prompt_passes.example(size, bucket, self._maker.device)
-            self._make(CallName("prompts", size, bucket), call, example)
-        self.prepared.buckets = buckets
-
-    def _make(self, name: CallName, call: TensorCall, inputs: tuple[Tensor, ...]) -> None:
-        # Each token and start, or length, may be one more.
-        tokens, numbers, *rest = inputs
-        others = (tokens + 1, numbers + 1, *rest)
-        self.prepared.calls[name] = self._maker.captured(call, inputs, others)
-
-    def _decisions_after(self, name: CallName) -> Sequence[Decision]:
-        shapes = self.prepared.shapes
-        if name.kind == "text":
-            return shapes.decisions.get(name.num_tokens, ())
-        return shapes.trees.decisions if name.num_tokens == shapes.trees.most_tokens else ()
-
-    def _example(self, name: CallName) -> tuple[Tensor, ...]:
-        """Return inputs of a pass that is only compared."""
-        size, width = name.num_rows, name.num_tokens
-        device = self._maker.device
-        if name.kind == "tree":
-            most_tokens = self.prepared.shapes.trees.most_tokens
-            return tree_passes.example(size, width, most_tokens, device)
-        tokens = torch.arange(size * width, device=device).view(size, width) % 16
-        starts = torch.zeros(size, dtype=torch.long, device=device)
-        return tokens, starts, torch.full((), width, device=device)
-
-
-def _extend_and_decide(
-    forward: TensorCall, decision: Decision, num_pass_inputs: int, *inputs: Tensor
-) -> tuple[Tensor, ...]:
-    """Run a pass over the first inputs, and the decision over the others -> the outputs of both."""
-    outputs = forward(*inputs[:num_pass_inputs])
-    logits = outputs[0]
-    return *outputs, *decision(logits, *inputs[num_pass_inputs:])
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Return the outputs of both, the pass's first."""
+        num_of_pass = len(self.inputs._fields)
+        outputs = self.forward(*tensors[:num_of_pass])
+        logits = outputs[0]
+        return *outputs, *self.decision(logits, *tensors[num_of_pass:])
 
 
 def _draw(
@@ -344,7 +367,7 @@ def _draw(
     starts: Tensor,
     uniforms: Tensor,
 ) -> tuple[Tensor, ...]:
-    """Draw with uniforms [B, K] after tokens [B, n] from starts [B] on, by passes over texts."""
+    """Draw by passes over texts; the last three are `DrawInputs`."""
     ends = starts.clone()
 
     def extend(tokens: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ count, and no token of the prompt attends to it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -34,6 +35,21 @@ def buckets(longest_prompt: int, num_rows: int, num_slots: int) -> list[int]:
     return found
 
 
+class PromptInputs(NamedTuple):
+    """The inputs of a pass over prompts: tokens [B, n], filled up, and how many of each row count,
+    lengths [B].
+    """
+
+    tokens: Tensor
+    lengths: Tensor
+
+    def moved(self) -> PromptInputs:
+        """Return other inputs of the same shapes, of which a call has other outputs. Each length is
+        one more.
+        """
+        return PromptInputs(self.tokens + 1, self.lengths + 1)
+
+
 class PromptPass:
     """A pass over the prompts of a new batch, as a function of tensors alone.
 
@@ -53,20 +69,20 @@ class PromptPass:
         return self._forward(self._slots, tokens, starts, lengths.max(), last_places=lengths - 1)
 
 
-def example(num_rows: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def example(num_rows: int, width: int, device: torch.device) -> PromptInputs:
     """Return inputs of a `PromptPass` that is only compared; each length may be one more."""
     tokens = torch.arange(num_rows * width, device=device).view(num_rows, width) % 16
-    return tokens, torch.full((num_rows,), width - 1, device=device)
+    return PromptInputs(tokens, torch.full((num_rows,), width - 1, device=device))
 
 
 def inputs(
     prompts: Sequence[Sequence[int]], num_rows: int, width: int, device: torch.device
-) -> tuple[Tensor, Tensor]:
+) -> PromptInputs:
     """Return prompts as inputs of a `PromptPass` with this number of rows and tokens."""
     tokens = to_device(padded(prompts, width), device)
     missing = num_rows - len(prompts)
     lengths = [*map(len, prompts), *[1] * missing]
-    return filled_up(tokens, num_rows), to_device(lengths, device)
+    return PromptInputs(filled_up(tokens, num_rows), to_device(lengths, device))
 
 
 def outputs(results: Sequence[Tensor], lengths: Sequence[int]) -> list[Tensor]:

@@ -33,25 +33,47 @@ class TreeDemand(NamedTuple):
     decisions: Sequence[Decision] = ()
 
 
+class TreeInputs(NamedTuple):
+    """The inputs of a pass over parts of trees: tokens [B, n], filled up, the slots starts [B] of
+    the first of them, and the fields of a `TreePart`.
+    """
+
+    tokens: Tensor
+    starts: Tensor
+    num_before: Tensor
+    depths: Tensor
+    own_depths: Tensor
+    visible: Tensor
+
+    def moved(self) -> TreeInputs:
+        """Return other inputs of the same shapes, of which a call has other outputs."""
+        return self._replace(tokens=self.tokens + 1, starts=self.starts + 1)
+
+
 class TreePass:
-    """A forward pass over parts of trees. Its inputs are what `inputs` returns."""
+    """A forward pass over parts of trees."""
 
     def __init__(self, forward: SlotForward, slots: Slots) -> None:
         self._forward = forward
         self._slots = slots
 
-    def __call__(self, tokens: Tensor, starts: Tensor, *part: Tensor) -> tuple[Tensor, ...]:
-        """Read tokens [B, n] into the slots from starts [B] on; `part` has the fields of a
-        `TreePart`.
-
-        Returns what `base.run_model` does.
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        """Read the tokens of these `TreeInputs` into the slots; returns what `base.run_model`
+        does.
         """
-        return self._forward(self._slots, tokens, starts, tree=TreePart(*part))
+        given = TreeInputs(*tensors)
+        part = TreePart(
+            num_before=given.num_before,
+            depths=given.depths,
+            own_depths=given.own_depths,
+            visible=given.visible,
+        )
+        return self._forward(self._slots, given.tokens, given.starts, tree=part)
 
 
 def inputs(
     tokens: Tensor, starts: Tensor, shape: TreeShape, width: int, most_tokens: int
-) -> tuple[Tensor, ...]:
+) -> TreeInputs:
     """Return the inputs of a `TreePass` over `width` tokens of trees of `most_tokens`.
 
     Args:
@@ -60,19 +82,17 @@ def inputs(
     """
     num_rows = len(starts)
     part = TreePart.of(shape, tokens.shape[1], tokens.device)
-    return (
-        filled_up(tokens, num_rows, width),
-        starts,
-        torch.full((), int(part.num_before), device=tokens.device),
-        filled_up(part.depths, num_rows, most_tokens),
-        filled_up(part.own_depths, num_rows, width),
-        filled_up(part.visible, num_rows, width, most_tokens),
+    return TreeInputs(
+        tokens=filled_up(tokens, num_rows, width),
+        starts=starts,
+        num_before=torch.full((), int(part.num_before), device=tokens.device),
+        depths=filled_up(part.depths, num_rows, most_tokens),
+        own_depths=filled_up(part.own_depths, num_rows, width),
+        visible=filled_up(part.visible, num_rows, width, most_tokens),
     )
 
 
-def example(
-    num_rows: int, width: int, most_tokens: int, device: torch.device
-) -> tuple[Tensor, ...]:
+def example(num_rows: int, width: int, most_tokens: int, device: torch.device) -> TreeInputs:
     """Return inputs of a `TreePass` that is only compared: the root and its children."""
     tokens = torch.arange(num_rows * width, device=device).view(num_rows, width) % 16
     starts = torch.zeros(num_rows, dtype=torch.long, device=device)
