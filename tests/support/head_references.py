@@ -15,9 +15,11 @@ from harness.local.decoding.adaptive import DraftLength
 from harness.local.decoding.loops import speculative
 from harness.local.decoding.protocols import Drafter, Proposal, Step
 from harness.local.decoding.warp import Warp
+from harness.local.models.checkpoints import recurrent_kind
 from harness.local.runners.compiled import PreparedRunner
 from harness.local.runners.eager import EagerRunner
 from harness.local.runners.prepared_calls import RunnerShapes
+from harness.local.runners.snapshot import SnapshotRunner
 
 PROMPTS = [[5, 9, 3, 4, 7, 1, 8], [11, 3], [10, 1, 6, 3, 4, 5, 6, 7, 8, 9, 20]]
 
@@ -87,9 +89,9 @@ def check_against(
     """Ragged rows that accept different numbers of tokens and end at different times."""
     checked = Checked(drafter, target, expected)
     what = request(PROMPTS, Warp(), length=40, stop=range(60, 63))
-    iterations = list(
-        speculative(EagerRunner(target, hidden_layers=drafter.layers), checked, what, k)
-    )
+    has_state = recurrent_kind(target.config) is not None
+    runner = (SnapshotRunner if has_state else EagerRunner)(target, hidden_layers=drafter.layers)
+    iterations = list(speculative(runner, checked, what, k))
     assert len({len(iteration.rows) for iteration in iterations}) > 1
     assert len(checked.num_accepted) >= 3
     assert checked.error < 1e-4, checked.error

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
+from harness.local.drafting.heads.mtp_checkpoint import name_layers
+
 _MIXTURE = {
     "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 2,
     "num_attention_heads": 4, "n_routed_experts": 4, "num_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
@@ -18,6 +21,11 @@ _MIXTURE = {
     "pad_token_id": 0,
 }  # fmt: skip
 _WINDOW = {"sliding_window": 5, "layer_types": ["sliding_attention", "full_attention"]}
+_HYBRID = {
+    "num_key_value_heads": 2, "head_dim": 8, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "layer_types": ["linear_attention", "full_attention"],
+}  # fmt: skip
+QWEN_LAYOUT = ("qwen3_5_text", "qwen3_next", "qwen3_5_moe_text")
 FAMILIES: dict[str, dict[str, Any]] = {
     # Its cache has states of two widths.
     "deepseek_v3": {
@@ -27,18 +35,29 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "glm4_moe": {"num_key_value_heads": 2, "head_dim": 8},
     # A window in the layer itself, and angles that differ by kind of layer.
     "mellum": {"num_key_value_heads": 2, "head_dim": 8, "num_mtp_layers": 1, **_WINDOW},
+    # Qwen's layout, dense and with experts. Their targets have a recurrent state.
+    "qwen3_5_text": {**_HYBRID, "mtp_num_hidden_layers": 1},
+    "qwen3_next": {**_HYBRID, "shared_expert_intermediate_size": 16},
+    "qwen3_5_moe_text": {
+        **_HYBRID, "shared_expert_intermediate_size": 16, "mtp_num_hidden_layers": 1,
+    },
 }  # fmt: skip
 if not hasattr(MtpModel, "forward_layer"):
-    del FAMILIES["mellum"]  # an older transformers cannot tell which layers it has
+    # An older transformers cannot tell which layers these have.
+    for name in ("mellum", *QWEN_LAYOUT):
+        FAMILIES.pop(name)
 
 
 def mtp_target(
     family: str, vocab_size: int = 97, **changes: Any
 ) -> tuple[PreTrainedModel, MtpModel]:
     """A target whose distributions are flat enough for random layers to be accepted now and then, and its layers."""
+    if family in QWEN_LAYOUT:
+        changes.pop("num_mtp_layers", None)  # it is always one, under another name
     config = AutoConfig.for_model(
         family, vocab_size=vocab_size, **(_MIXTURE | FAMILIES[family] | changes)
     )
+    name_layers(config)
     torch.manual_seed(0)
     target = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     with torch.device("meta"):
@@ -58,14 +77,19 @@ def mtp_target(
 def save_with_mtp(target: PreTrainedModel, layers: MtpModel, directory: Path) -> None:
     """Save both as published: behind the target's layers or under `mtp`, experts one by one, shared matrices again."""
     target.save_pretrained(directory)
+    if target.config.model_type in QWEN_LAYOUT:
+        file = directory / "config.json"
+        published = json.loads(file.read_text(encoding="utf-8"))
+        del published["num_mtp_layers"], published["mtp_layer_types"]
+        file.write_text(json.dumps(published), encoding="utf-8")
     stored = load_file(directory / "model.safetensors")
     for name, tensor in layers.layers.state_dict().items():
         number, _, rest = name.partition(".")
         behind = target.config.num_hidden_layers + int(number)
         for part, piece in _experts(rest.removeprefix("mtp_block."), tensor).items():
-            if target.config.model_type == "mellum":
+            if target.config.model_type in ("mellum", *QWEN_LAYOUT):
                 place = next(
-                    (f"mtp.{its}" for ours, its in _MELLUM.items() if part.startswith(ours)),
+                    (f"mtp.{its}" for ours, its in _NAMES.items() if part.startswith(ours)),
                     "mtp.layers.0",
                 )
                 part = (
@@ -87,7 +111,7 @@ def save_with_mtp(target: PreTrainedModel, layers: MtpModel, directory: Path) ->
     save_file(stored, directory / "model.safetensors", metadata={"format": "pt"})
 
 
-_MELLUM = {
+_NAMES = {
     "eh_proj.": "fc",
     "enorm.": "pre_fc_norm_embedding",
     "hnorm.": "pre_fc_norm_hidden",

@@ -53,7 +53,7 @@ def test_the_layers_come_from_the_targets_own_checkpoint(
     assert placed.head is not None
     sketch = placed.head.sketch(torch.float32)
     assert sketch.weight_bytes == sum(tensor.nbytes for tensor in expected.values())
-    cache = DynamicCache()
+    cache = DynamicCache(config=target.config)
     with torch.inference_mode():
         target(input_ids=torch.ones(1, 1, dtype=torch.long), past_key_values=cache)
     kept: Any = cache.layers[-1]

@@ -150,6 +150,7 @@ def read_mtp(draft: str, target: Checkpoint, *, weights: bool = True) -> MtpChec
         RunError: weights that cannot be fetched.
     """
     text_config = target.config.get_text_config(decoder=True)
+    name_layers(text_config)
     size = vocabulary_size(text_config)
     # They draft as an EAGLE head does that reads the states after the target's last layer alone.
     config = EagleConfig(
@@ -170,6 +171,21 @@ def read_mtp(draft: str, target: Checkpoint, *, weights: bool = True) -> MtpChec
         rule = f"needs multi-token-prediction layers, and the weights of {model} hold none"
         raise SettingError("draft", rule, draft)
     return replace(checkpoint, files=(file,))
+
+
+def name_layers(text_config: Any) -> None:
+    """Add the attributes by which transformers finds the MTP layer of a target in Qwen's layout.
+
+    Qwen3-Next and its successors store one attention layer as `mtp.layers.0`, with `mtp.fc`,
+    `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden` and `mtp.norm` beside it. transformers
+    renames these, but their configurations say it in another word, or not at all (Qwen3-Next).
+    """
+    number = getattr(text_config, "mtp_num_hidden_layers", None)
+    if text_config.model_type == "qwen3_next":
+        number = 1
+    if number == 1 and not hasattr(text_config, "num_mtp_layers"):
+        text_config.num_mtp_layers = number
+        text_config.mtp_layer_types = ["full_attention"]
 
 
 def _layers_config(draft: str, target: Checkpoint) -> PreTrainedConfig:
