@@ -20,12 +20,13 @@ from harness.servers.counters import (
 VLLM = """# HELP vllm:spec_decode_num_drafts Number of spec decoding drafts.
 # TYPE vllm:spec_decode_num_drafts counter
 vllm:generation_tokens_total{engine="0",model_name="m"} 100.0
-vllm:generation_tokens_total{engine="1",model_name="m"} 20.0
+vllm:generation_tokens_total{engine="1",model_name="m",position="1"} 20.0
 vllm:spec_decode_num_drafts_total{engine="0",model_name="m"} 40.0
 vllm:spec_decode_num_draft_tokens_total{engine="0",model_name="m"} 80.0
 vllm:spec_decode_num_accepted_tokens_total{engine="0",model_name="m"} 50.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="0"} 30.0
 vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m",position="1"} 20.0
+vllm:spec_decode_num_accepted_tokens_per_pos_total{engine="0",model_name="m"} 7.0
 vllm:spec_decode_num_drafts_created{engine="0",model_name="m"} 1.7e+09
 vllm:e2e_request_latency_seconds_bucket{le="0.3"} nan
 """
@@ -87,6 +88,8 @@ def test_rates_follow_from_vllms_definitions() -> None:
     assert columns["mean_proposed"] == 2
     assert columns["marginal_acceptance_by_position"] == [0.75, 0.5]
     assert columns["acceptance_source"] == "metrics"
+    thirds = counted_acceptance({"drafts": 3, "accepted": 1, "accepted at 0": 1}, 1)
+    assert thirds["marginal_acceptance_by_position"] == [0.3333]
 
 
 def test_growth_is_what_counts_and_a_restart_is_no_growth() -> None:
@@ -141,12 +144,25 @@ def test_traffic_of_others_is_what_is_not_ours() -> None:
         assert (columns["foreign_tokens"], columns["unseen_tokens"]) == (foreign, unseen)
     assert traffic_columns({}, ours) == {}
     assert counter_columns({"preempted": 3}) == {"num_preemptions": 3}
+    first_tokens = counter_columns({"first_tokens": 4, "first_token_s": 2})
+    assert first_tokens == {"server_time_to_first_token_ms": 500}
 
 
 def test_a_server_that_drafts_nothing_has_no_acceptance() -> None:
     nothing = {"generated": 100.0, "drafts": 0.0, "proposed": 0.0, "accepted": 0.0}
     assert counted_acceptance(nothing, 1) == {}
     assert counted_acceptance({"generated": 100.0}, 1) == {}
+
+
+@pytest.mark.parametrize(("num_missed", "is_asked"), [(2, True), (3, False)])
+def test_a_server_without_counters_is_soon_not_asked_again(
+    tmp_path: Path, num_missed: int, is_asked: bool
+) -> None:
+    file = tmp_path / "metrics"
+    page = CounterPage("http://localhost/v1", None, [file.as_uri()])
+    assert [page.read() for _ in range(num_missed)] == [None] * num_missed
+    file.write_text(VLLM)
+    assert (page.read() is not None) == is_asked
 
 
 def test_counters_of_several_pages_are_added_up(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch import Tensor
 
 from chains import RAGGED, chain, p_value_of_texts, request, small_chain, texts
 from fakes import MarkovRunner, TableDrafter
@@ -149,6 +150,17 @@ def test_equal_distributions_are_never_rejected(rule: Rule) -> None:
     assert (
         rule(Offer(target, tokens, target[:, :3], accept, torch.rand(500, 4))).num_accepted == 3
     ).all()
+
+
+@pytest.mark.parametrize("rule", [verify, verify_block])
+@pytest.mark.parametrize("lengths", [None, torch.tensor([1])])
+def test_what_the_target_cannot_draw_is_rejected_whatever_the_number(
+    rule: Rule, lengths: Tensor | None
+) -> None:
+    target, draft = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]]), torch.tensor([[[1.0, 0.0]]])
+    given = target, torch.tensor([[0]]), draft, torch.zeros(1, 1), torch.zeros(1, 2)
+    verdict = rule(Offer(*given, lengths=lengths))
+    assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [1])
 
 
 def test_a_later_token_makes_up_for_an_earlier_one() -> None:
