@@ -30,7 +30,7 @@ from typing import NamedTuple
 
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Question
-from harness.measuring.encoding import Encoded, chats_of
+from harness.measuring.prompts.encoding import Encoded, chats_of
 from harness.measuring.prompts.sets import Occurrence, PromptSet
 from harness.measuring.session import Session
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL

@@ -24,9 +24,10 @@ from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
-from harness.measuring.encoding import Chat, Encoded, encode, encode_set, origin
 from harness.measuring.measurement import Measurement, further_settings, identify
 from harness.measuring.progress import note, say
+from harness.measuring.prompts.chat_templates import Chat
+from harness.measuring.prompts.encoding import Encoded, encode, encode_set, origin
 from harness.measuring.prompts.sets import Prompt, PromptSet
 from harness.results.acceptance import Acceptance
 from harness.results.environment import environment_columns, new_run_id, write_environment

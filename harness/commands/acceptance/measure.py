@@ -35,8 +35,8 @@ from harness.local.engine.reading import (
     most_drafted,
 )
 from harness.measuring.costs import costs_in_steps, iteration_steps
-from harness.measuring.encoding import Encoded, completion_ids
 from harness.measuring.progress import progress, say
+from harness.measuring.prompts.encoding import Encoded, completion_ids
 from harness.measuring.prompts.sets import Occurrence, listed, load_prompts
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session

@@ -10,8 +10,8 @@ import itertools
 from harness.engines.protocol import Question
 from harness.engines.registry import engine_of
 from harness.engines.timing import Generation
-from harness.measuring.encoding import last, most_answered
 from harness.measuring.progress import say
+from harness.measuring.prompts.encoding import last, most_answered
 from harness.measuring.prompts.sets import Prompt, PromptSet
 from harness.measuring.session import Session
 

@@ -25,13 +25,13 @@ from harness.engines.pairs import AnyPair
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
-from harness.measuring.encoding import decide_ignore_eos
 from harness.measuring.figures.experts import experts_read
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, figures_of
 from harness.measuring.figures.paired import paired_times
 from harness.measuring.figures.texts import compare_texts
 from harness.measuring.interleaving import Answers, ask_in_turns
 from harness.measuring.progress import say
+from harness.measuring.prompts.encoding import decide_ignore_eos
 from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.quietness import Quietness
 from harness.measuring.rows import LatencyRow

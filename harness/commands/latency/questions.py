@@ -10,7 +10,7 @@ from harness.commands.latency.conversations import Conversations
 from harness.commands.latency.record import OPEN_LOOP_LAP, LatencySettings
 from harness.engines.protocol import Engine, Question
 from harness.measuring.asking import batches_to_ask, first_turns, laps_to_ask, warmup_question
-from harness.measuring.encoding import Encoded
+from harness.measuring.prompts.encoding import Encoded
 from harness.measuring.prompts.sets import PromptSet
 from harness.measuring.session import Session
 

@@ -18,10 +18,10 @@ from harness.config.settings import DecodingSettings, require
 from harness.engines.protocol import Engine
 from harness.engines.registry import engine_of
 from harness.measuring.asking import batches_to_ask, first_turns, warmup_question
-from harness.measuring.encoding import Encoded, decide_ignore_eos
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, figures_of
 from harness.measuring.interleaving import ask_all
 from harness.measuring.progress import note
+from harness.measuring.prompts.encoding import Encoded, decide_ignore_eos
 from harness.measuring.prompts.sets import PromptSet, load_prompts
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session

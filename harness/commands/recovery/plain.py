@@ -34,9 +34,9 @@ from harness.engines.protocol import in_batches
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate, quick_garbage_collections
-from harness.measuring.encoding import Encoded
 from harness.measuring.interleaving import ask_all
 from harness.measuring.progress import progress, say
+from harness.measuring.prompts.encoding import Encoded
 from harness.measuring.references import References
 from harness.measuring.session import Session
 from harness.results.acceptance import Acceptance

@@ -1,1 +1,1 @@
-"""Prompt sets, from files here or on the hub."""
+"""Prompt sets, from files here or on the hub, and their token ids."""

@@ -135,7 +135,7 @@ def test_answers_that_grow_when_they_are_read_again_cost_a_turn(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As if answers were read with fewer tokens than they were written with."""
-    monkeypatch.setattr("harness.measuring.encoding._MARGIN", -6)
+    monkeypatch.setattr("harness.measuring.prompts.encoding._MARGIN", -6)
     outcome = harness(*TALK, "prompts.turns=all")
     assert outcome.stderr.count("without its first") == 1, "said once"
     answers = pd.read_csv(only("latency_prompts.csv")).query("arm == 'regular'")

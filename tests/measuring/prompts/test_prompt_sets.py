@@ -18,7 +18,7 @@ from harness.cli.menu import config_source, names
 from harness.cli.menu.conversion import from_config
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.settings import PromptSettings
-from harness.measuring.encoding import origin
+from harness.measuring.prompts.encoding import origin
 from harness.measuring.prompts.sets import PromptSet, load_prompts
 from in_process import QUICKEST_PAIR, Harness, results
 from prompt_rows import NUM_ROWS, ROWS, fill_cache, write_rows

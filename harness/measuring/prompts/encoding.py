@@ -6,7 +6,7 @@ import dataclasses
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from harness.config.errors import SettingError
 from harness.config.packages import INSTALL_LOCAL
@@ -16,7 +16,7 @@ from harness.engines.pairs import AnyPair
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.progress import note, say
-from harness.measuring.prompts.chat_templates import encode_prompts, uses_template
+from harness.measuring.prompts.chat_templates import Chat, encode_prompts, uses_template
 from harness.measuring.prompts.prompt_files import fetched_commit
 from harness.measuring.prompts.sets import Prompt, PromptSet, listed
 from harness.results.statistics.interval import counted
@@ -25,8 +25,6 @@ from harness.results.statistics.interval import counted
 _MARGIN = 8
 
 AnySettings = TypeVar("AnySettings", bound=RunSettings)
-
-Chat = list[dict[str, str]]
 
 
 @dataclass(frozen=True)
@@ -258,7 +256,7 @@ def decide_ignore_eos(settings: AnySettings, tokenizer: Tokenizer) -> AnySetting
     return dataclasses.replace(settings, decoding=decoding)
 
 
-def completion_ids(tokenizer: Any, prompt: Prompt) -> list[int]:
+def completion_ids(tokenizer: Tokenizer, prompt: Prompt) -> list[int]:
     """The tokens of a prompt's answer; none without one."""
     completion = prompt.completion
     if completion is None or isinstance(completion, tuple):
