@@ -21,6 +21,7 @@ from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import PlannedRequest
 from harness.config.settings import DecodingSettings
+from harness.engines.protocol import Traits
 from harness.engines.requests import RequestRecord
 
 VOCABULARY = 200
@@ -32,10 +33,11 @@ SHIFT = 0.1
 class Showing:
     """A server that shows the likeliest tokens of fixed distributions, and the text's own."""
 
-    never_drawn: frozenset[int] = frozenset()
+    traits = Traits()
 
     def __init__(self, logprobs: np.ndarray, num_top: int) -> None:
         self._logprobs = logprobs
+        self.scores = self
         self._likeliest = [np.argsort(-row)[:num_top].tolist() for row in logprobs]
 
     def text_logprobs(self, texts: list, num_top: int, num_in_flight: int) -> list:

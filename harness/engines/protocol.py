@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from harness.engines.iteration import Iteration
 from harness.engines.phases import Phases
 from harness.engines.requests import Load, RequestRecord
 from harness.results.statistics.arrays import Floats
-from harness.servers.dialects import UNKNOWN, Dialect
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -104,39 +103,64 @@ def in_batches(items: Sequence[Item], size: int) -> list[Sequence[Item]]:
 
 
 @dataclass(frozen=True)
-class Answered:
-    """What an arm knows about its last question beyond the records.
-
-    Attributes:
-        phases: the time of each, of an arm under stopwatches.
-    """
-
-    phases: Phases = field(default_factory=Phases)
-
-
-class Arm:
-    """One way of generating, `regular` or `speculative`.
+class Traits:
+    """How an arm answers, the same for every question.
 
     Attributes:
         reports_drafts: whether its records hold what was proposed, and the origin of each token. A
             server's hold tokens alone.
         never_drawn: tokens that it never draws where texts go on after their end.
-        drafts: whether it is known to speculate before it is asked.
-        dialect: what is known of servers of its kind; of other engines how they document log-probabilities.
-        last_requests: the requests of the last question, one per prompt, of an arm that sends
-            requests. Reported acceptance is there, because records do not have it.
-        scores_texts: whether it has log-probabilities of given texts (`text_logprobs`).
-        last_load: what it had in flight meanwhile; None where it sends no requests.
+        penalises_prompts: whether penalties count the tokens of prompts, too.
+        logprobs: whether it documents those of new tokens as `raw`, the model's own, or as
+            `processed`, after temperature and truncation; None where this is not known.
     """
 
-    name: str
     reports_drafts: bool = False
     never_drawn: frozenset[int] = frozenset()
-    drafts: bool = False
-    dialect: Dialect = UNKNOWN
-    scores_texts: bool = False
-    last_requests: Sequence[RequestRecord] = ()
-    last_load: Load | None = None
+    penalises_prompts: bool = False
+    logprobs: Literal["raw", "processed"] | None = None
+
+
+@dataclass(frozen=True)
+class Answered:
+    """What an arm knows about its last question beyond the records.
+
+    Attributes:
+        requests: one per prompt, each with its own times, of an arm that keeps requests in flight.
+            Reported acceptance is there, because a server's records do not have it.
+        load: what a server had in flight meanwhile.
+        counted: growth of a server's counters since the question began; None where it reports none.
+        phases: the time of each, of an arm under stopwatches.
+    """
+
+    requests: Sequence[RequestRecord] = ()
+    load: Load | None = None
+    counted: Counts | None = None
+    phases: Phases = field(default_factory=Phases)
+
+
+class TextScores(Protocol):
+    """Scores given texts."""
+
+    def text_logprobs(
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], num_top: int, num_in_flight: int
+    ) -> list[list[Likeliest]]:
+        """The log-probabilities before each token of texts.
+
+        Args:
+            texts: prompts and texts behind them.
+            num_top: how many of the likeliest tokens are asked for; -1 for all.
+
+        Raises:
+            RunError: the arm does not give them.
+        """
+
+
+class Arm:
+    """One way of generating, `regular` or `speculative`."""
+
+    name: str
+    traits: Traits = Traits()
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """Records as they are decided; the first one holds every row's first token.
@@ -147,7 +171,7 @@ class Arm:
         raise NotImplementedError
 
     def answered(self) -> Answered:
-        """What the arm knows about its last question."""
+        """What the arm knows about its last question; asked once, at its end."""
         return Answered()
 
     def under_load(
@@ -163,20 +187,6 @@ class Arm:
         """
         raise NotImplementedError
 
-    def text_logprobs(
-        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], num_top: int, num_in_flight: int
-    ) -> list[list[Likeliest]]:
-        """The log-probabilities before each token of texts, for arms with `scores_texts`.
-
-        Args:
-            texts: prompts and texts behind them.
-            num_top: how many of the likeliest tokens are asked for; -1 for all.
-
-        Raises:
-            RunError: the arm does not give them.
-        """
-        raise NotImplementedError
-
     @property
     def given_up(self) -> str | None:
         """Why all further requests fail: too many had no answer. None while they are sent."""
@@ -186,8 +196,9 @@ class Arm:
         """The tokens of a prompt as they are read: a server that takes text makes them itself."""
         return prompt
 
-    def counted(self) -> Counts | None:
-        """The counts of a server since the last question began; None where it reports none."""
+    @property
+    def scores(self) -> TextScores | None:
+        """Log-probabilities of given texts; None where the arm does not give them."""
         return None
 
 

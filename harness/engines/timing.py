@@ -111,9 +111,10 @@ class Generation:
         return {self.requests[0].index: 1000 * seconds * len(self.requests) / num_tokens}
 
     def finish(self, requests: Sequence[RequestRecord] = ()) -> None:
-        """Set `requests`: the arm's own records of them, or one for each row of the batch."""
+        """Set `requests`, to the arm's own records of them, or to one for each row of the batch, and `sent`."""
         if requests:
             self.requests = requests
+            self.sent = True
             return
         first = self.iterations[0]
         self.num_first = sum(map(len, first.tokens))
@@ -181,7 +182,7 @@ def run_lap(
     Raises:
         RunError: processes that share the models came to different tokens, or a request failed.
     """
-    generation = Generation(arm.name, question=question, sent=engine.queues)
+    generation = Generation(arm.name, question=question)
     weights = engine.weights
 
     def synchronize() -> None:
@@ -216,12 +217,13 @@ def run_lap(
         # A loop that works ahead has queued another turn behind a stop token. It must not slow what
         # is timed next.
         synchronize()
-    generation.finish(arm.last_requests)
-    generation.phases = arm.answered().phases
-    generation.load = arm.last_load
+    answered = arm.answered()
+    generation.finish(answered.requests)
+    generation.load = answered.load
     if generation.load is not None:
         generation.seconds = generation.load.seconds * generation.load.share
-    generation.counted = arm.counted()
+    generation.counted = answered.counted
+    generation.phases = answered.phases
     if weights is not None:
         generation.peak_memory_bytes = weights.peak_memory_bytes()
     errors = [str(request.error) for request in generation.requests if request.error is not None]

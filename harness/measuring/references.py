@@ -93,5 +93,5 @@ class References:
                 raise
             say(f"model={settings.model.name} cannot be loaded here: {error}")
             return None
-        never_drawn = set().union(*(arm.never_drawn for arm in self._engine.arms))
+        never_drawn = set().union(*(arm.traits.never_drawn for arm in self._engine.arms))
         return wing.open_reference(pair, Preparation(decoding=settings.decoding), never_drawn)

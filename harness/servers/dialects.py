@@ -71,8 +71,6 @@ class Dialect(Record):
 
 
 UNKNOWN = Dialect(name="", title="")
-# vLLM and transformers in this process.
-IN_PROCESS = Dialect(name="", title="", logprobs="raw")
 
 _BUILT_IN = {
     dialect.name: dialect

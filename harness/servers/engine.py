@@ -19,19 +19,19 @@ from concurrent.futures import wait
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from harness.config.errors import RunError, SettingError, from_outside
+from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.counts import Counts, growth
 from harness.engines.iteration import Iteration
-from harness.engines.protocol import Arm, Engine, Likeliest, LoadRequest, Question
+from harness.engines.protocol import Answered, Arm, Engine, LoadRequest, Question, Traits
 from harness.engines.record import Opening
-from harness.engines.requests import RequestError, RequestRecord, as_records
+from harness.engines.requests import Load, RequestError, RequestRecord, as_records
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.results.statistics.interval import counted
-from harness.servers.connection import RequestFailed, api_key, new_client
+from harness.servers.connection import api_key, new_client
 from harness.servers.counters import CounterPage
-from harness.servers.dialects import dialect_of
+from harness.servers.dialects import UNKNOWN, Dialect, dialect_of
 from harness.servers.identity import (
     ServedModel,
     check_same_weights,
@@ -39,7 +39,7 @@ from harness.servers.identity import (
     server_report,
 )
 from harness.servers.launch import Served, StartedServer
-from harness.servers.logprobs import text_logprobs
+from harness.servers.logprobs import ServedTexts
 from harness.servers.request_form import RequestForm
 from harness.servers.sending import Outgoing, Sender, arrival_times, send_all
 
@@ -208,8 +208,10 @@ class ServerArm(Arm):
         was_asked: whether it got a question since it was connected.
         is_connected: whether it is known to answer, and how it is asked.
         client: of its API; None while there is no connection.
+        requests: of the last question, or of the last call of `under_load`.
+        drafts: whether it speculates, as far as it shows before it is measured.
 
-    `identify` (model, dialect, server) and `connect` set the others, which stay when the server has ended:
+    `identify` (model, dialect, server) and `connect` set the following, which stay when the server has ended:
         model: that it is asked for; None before the first time.
         dialect: how it is asked.
         form: of its requests.
@@ -218,6 +220,7 @@ class ServerArm(Arm):
         server: its name and version as it reports them; None where it does not.
     """
 
+    dialect: Dialect = UNKNOWN
     form: RequestForm
     reports_token_ids: bool
     server: str | None
@@ -229,6 +232,9 @@ class ServerArm(Arm):
         self.is_connected = False
         self.was_asked = False
         self.client: httpx2.AsyncClient | None = None
+        self.requests: Sequence[RequestRecord] = ()
+        self.drafts = False
+        self._load: Load | None = None
         self._engine = engine
         self._settings = engine.settings
         self._url = served.url or ""
@@ -272,7 +278,10 @@ class ServerArm(Arm):
             rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
         self.dialect = dialect_of(model.owner, self._settings.dialect)
-        self.scores_texts = self.dialect.scoring is not None
+        self.traits = Traits(
+            penalises_prompts=self.dialect.penalised_tokens is not None,
+            logprobs=self.dialect.logprobs,
+        )
         self.server = (report and self.dialect.named(report.about)) or None
         self.model = model
 
@@ -329,7 +338,11 @@ class ServerArm(Arm):
     def as_read(self, prompt: Sequence[int]) -> Sequence[int]:
         return self.form.as_read(prompt)
 
-    def counted(self) -> Counts | None:
+    def answered(self) -> Answered:
+        return Answered(self.requests, self._load, self._growth())
+
+    def _growth(self) -> Counts | None:
+        """How much the server's counters grew since the last question began."""
         now = self._page.read()
         before = self._counted_before
         if now is None or before is None:
@@ -370,14 +383,14 @@ class ServerArm(Arm):
             records.append(RequestRecord(index, len(prompt)))
             body = self.form.body(question, row)
             outgoing.append(Outgoing(body, records[row], functools.partial(add, row)))
-        self.last_requests = records
+        self.requests = records
         rate = self._settings.rate
         # `extra` has as many prompts as are kept in flight, which may be fewer than the server is started for.
         extra = question.extra
         num_in_flight = len(extra.prompts) if extra else self._engine.opening.batch_size
 
         async def ask() -> None:
-            self.last_load = await send_all(
+            self._load = await send_all(
                 self._sender,
                 outgoing,
                 _refuse_empty,
@@ -408,7 +421,7 @@ class ServerArm(Arm):
         self._engine.make_ready(self)
         self.was_asked = True
         records = [request.record(place) for place, request in enumerate(requests)]
-        self.last_requests = records
+        self.requests = records
         outgoing = []
         for request, record in zip(requests, records, strict=True):
             body = self.form.body(request.question, 0, request.parameters)
@@ -423,41 +436,18 @@ class ServerArm(Arm):
 
         yield from self._received(ask, ended)
 
-    def text_logprobs(
-        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], num_top: int, num_in_flight: int
-    ) -> list[list[Likeliest]]:
-        import httpx2
-
-        self._engine.make_ready(self)
-        client = self.client
-        model = self.model
+    @property
+    def scores(self) -> ServedTexts | None:
         scoring = self.dialect.scoring
-        assert client is not None
-        assert model is not None
-        assert scoring is not None
-        room = asyncio.Semaphore(num_in_flight)
+        if scoring is None:
+            return None
+        assert self.model is not None
+        return ServedTexts(self._ready_client, self._engine.loop, self.model.name, scoring)
 
-        async def ask(prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
-            async with room:
-                return await text_logprobs(client, model.name, scoring, prompt, text, num_top)
-
-        async def ask_all() -> list[list[Likeliest]]:
-            requests = [asyncio.create_task(ask(prompt, text)) for prompt, text in texts]
-            try:
-                return await asyncio.gather(*requests)
-            finally:
-                # After a failure no other one is sent.
-                for request in requests:
-                    request.cancel()
-
-        asking = asyncio.run_coroutine_threadsafe(ask_all(), self._engine.loop)
-        try:
-            return asking.result()
-        except (RequestFailed, httpx2.RequestError) as error:
-            about = f"log-probabilities of a text from {self._url}"
-            raise RunError(f"{about}: {from_outside(str(error))}") from error
-        finally:
-            asking.cancel()
+    def _ready_client(self) -> httpx2.AsyncClient:
+        self._engine.make_ready(self)
+        assert self.client is not None
+        return self.client
 
     def _received(
         self, ask: Callable[[], Coroutine[Any, Any, None]], queue: SimpleQueue[Message | None]
@@ -488,10 +478,10 @@ class ServerArm(Arm):
         silent_s = time.perf_counter() - self._sender.last_event
         if silent_s < QUIET_S or not self._sender.num_in_flight:
             return
-        num_ended = sum(request.seconds > 0 for request in self.last_requests)
+        num_ended = sum(request.seconds > 0 for request in self.requests)
         self._engine.say(
             f"{self.name}: nothing from {self._url} for {silent_s:.0f} s;"
-            f" {num_ended} of {len(self.last_requests)} requests have ended, and"
+            f" {num_ended} of {len(self.requests)} requests have ended, and"
             f" engine.timeout_s={self._settings.timeout_s:g} ends those that have not"
         )
 
@@ -532,7 +522,7 @@ class ServerArm(Arm):
                 # Answers in a chat are compared with each other alone.
                 reads_as_known = takes_ids or chat
                 self.reports_token_ids = reads_as_known and not request.from_text
-                self.never_drawn = request.never_drawn
+                self.traits = dataclasses.replace(self.traits, never_drawn=request.never_drawn)
                 counts = self._page.read() or {}
                 numbers = (request.num_drafted, counts.get("drafts"), counts.get("proposed"))
                 self.drafts = any(numbers)

@@ -44,8 +44,6 @@ class Engine:
 
     name = "regular"
 
-    last_requests = ()
-    last_load = None
     queues = False
     vocabulary_size = 1000
 
@@ -56,9 +54,6 @@ class Engine:
         monkeypatch.setattr(
             timing, "time", SimpleNamespace(perf_counter=lambda: self.now, time_ns=lambda: 0)
         )
-
-    def counted(self) -> None:
-        """No server counts."""
 
     def answered(self) -> Answered:
         return Answered()

@@ -55,7 +55,7 @@ def test_without_token_ids_there_is_text(open_engine: Open, dialect: str) -> Non
     engine = open_engine(EchoServer(dialect=dialect, delay_s=0.01))  # type: ignore[arg-type]
     question = ask(top_k=0)
     generation = generate(engine, engine.arms[0], question)
-    (request,) = arm_of(engine).last_requests
+    (request,) = arm_of(engine).requests
     assert len(request.text) == request.num_tokens == len(request.arrivals) == 7
     assert generation.tokens == [TOKENIZER.encode(request.text)]
     assert request.time_to_first_token_ms < 1000 * request.seconds
@@ -71,7 +71,7 @@ def test_acceptance_is_what_the_server_says(open_engine: Open, dialect: str) -> 
     engine = open_engine(EchoServer(dialect=dialect, num_draft_tokens=4))  # type: ignore[arg-type]
     generate(engine, engine.arms[0], ask(2, max_new_tokens=8))
     # One token, then three at a time: 2 of 4 accepted; the last step has room for one token.
-    found = acceptance_columns(arm_of(engine).last_requests)
+    found = acceptance_columns(arm_of(engine).requests)
     assert found["acceptance_histogram"] == [2, 0, 4, 0, 0]
     assert found["acceptance_rate"] == 4 * 2 / (6 * 4)
     assert found["mean_acceptance_length"] == pytest.approx(1 + 8 / 6)
@@ -84,7 +84,7 @@ def test_acceptance_is_what_the_server_says(open_engine: Open, dialect: str) -> 
 def test_llama_cpp_says_less(open_engine: Open) -> None:
     engine = open_engine(EchoServer(dialect="llama.cpp", num_draft_tokens=4))
     generate(engine, engine.arms[0], ask(max_new_tokens=8))
-    assert acceptance_columns(arm_of(engine).last_requests) == {"acceptance_rate": 4 / 12}
+    assert acceptance_columns(arm_of(engine).requests) == {"acceptance_rate": 4 / 12}
 
 
 def llama_cpp(**behaviour: Any) -> EchoServer:
@@ -95,7 +95,7 @@ def test_llama_cpp_tells_token_ids_and_what_it_never_draws(open_engine: Open) ->
     server = llama_cpp()
     engine, question = open_engine(server), ask()
     assert engine.reports_token_ids
-    assert engine.arms[0].never_drawn == {NEVER_DRAWN}
+    assert engine.arms[0].traits.never_drawn == {NEVER_DRAWN}
     generation = generate(engine, engine.arms[0], question)
     assert generation.tokens == texts(question)
     assert not generation.requests[0].from_text
@@ -122,7 +122,7 @@ def test_an_answer_without_all_its_token_ids_is_read_from_its_text(open_engine: 
 def test_a_server_that_says_nothing_leaves_empty_cells(open_engine: Open) -> None:
     engine = open_engine(EchoServer())
     generate(engine, engine.arms[0], ask())
-    assert set(acceptance_columns(arm_of(engine).last_requests).values()) == {None}
+    assert set(acceptance_columns(arm_of(engine).requests).values()) == {None}
 
 
 def test_iterations_that_drafted_nothing_are_those_of_the_other_tokens() -> None:
@@ -254,7 +254,7 @@ def test_a_few_per_cent_of_failures_lose_no_request(open_engine: Open) -> None:
     server = EchoServer(fail_every=40, break_every=28)
     engine, question = open_engine(server, batch_size=64), ask(400, max_new_tokens=3)
     generation = generate(engine, engine.arms[0], question, allow_failures=True)
-    requests = arm_of(engine).last_requests
+    requests = arm_of(engine).requests
     assert len(generation.tokens) == len(server.bodies) == 400
     assert [request.index for request in requests] == list(range(400))
     failed = [request for request in requests if request.error is not None]
@@ -283,15 +283,15 @@ def test_a_request_that_takes_too_long_is_a_time_out(
     engine = open_engine(server, timeout_s=300, batch_size=2)
     server.stall = True
     asked = time_is_up_when(
-        lambda: all(one.token_ids for one in arm_of(engine).last_requests), monkeypatch
+        lambda: all(one.token_ids for one in arm_of(engine).requests), monkeypatch
     )
     with pytest.raises(RunError, match=r"Timeout: no end after 300 s"):
         generate(engine, engine.arms[0], ask(2))
     assert asked == [300, 300]
     assert [
-        (one.error.code, len(one.token_ids)) for one in arm_of(engine).last_requests if one.error
+        (one.error.code, len(one.token_ids)) for one in arm_of(engine).requests if one.error
     ] == [(408, 1)] * 2
-    assert all(one.seconds > 0 for one in arm_of(engine).last_requests)
+    assert all(one.seconds > 0 for one in arm_of(engine).requests)
 
 
 def test_requests_that_nobody_reads_are_cancelled(open_engine: Open) -> None:
@@ -303,13 +303,13 @@ def test_requests_that_nobody_reads_are_cancelled(open_engine: Open) -> None:
     records.close()  # type: ignore[attr-defined]
     while server.num_abandoned < 2:
         time.sleep(0.01)
-    assert all(one.is_cancelled for one in arm_of(engine).last_requests)
+    assert all(one.is_cancelled for one in arm_of(engine).requests)
 
 
 def test_a_request_has_the_times_of_its_chunks(open_engine: Open) -> None:
     engine = open_engine(EchoServer(delay_s=0.01))
     generate(engine, engine.arms[0], ask())
-    (request,) = arm_of(engine).last_requests
+    (request,) = arm_of(engine).requests
     assert (request.num_prompt_tokens, request.num_tokens, len(request.arrivals)) == (3, 7, 7)
     assert request.time_to_first_token_ms is not None
     assert 10 <= request.time_to_first_token_ms < 1000 * request.seconds
@@ -325,7 +325,7 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_else(
     server.key = "another"
     with pytest.raises(RunError, match=r"wrong key bearer \*\*\*"):
         generate(engine, engine.arms[0], ask())
-    assert "s3cret" not in str(arm_of(engine).last_requests)
+    assert "s3cret" not in str(arm_of(engine).requests)
     with pytest.raises(SettingError, match=r"engine.api_key_variable=NO_KEY"):
         open_engine(server, api_key_variable="NO_KEY")
 

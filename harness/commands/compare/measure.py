@@ -173,7 +173,7 @@ class Compare(Experiment):
                     columns |= figures(arm.name, laps[arm.name], session.tokenizer)
                 if "speculative" in laps:
                     columns |= outcome(engine.weights, question, *laps.values())
-                    if engine.arms[-1].reports_drafts:
+                    if engine.arms[-1].traits.reports_drafts:
                         rejected = find_rejections(laps["speculative"], session.tokenizer)
                         columns["num_rejections"] = len(rejected)
         finally:
@@ -182,7 +182,7 @@ class Compare(Experiment):
             if row.why_no_verdict is not None:
                 row = dataclasses.replace(row, speedup=None)
             self._written = session.write_rows([row])
-        reports_drafts = engine.arms[-1].reports_drafts
+        reports_drafts = engine.arms[-1].traits.reports_drafts
         if settings.json:
             speculative = laps.get("speculative")
             _print_json(_record(row, speculative, reports_drafts, rejected, session.tokenizer))
@@ -202,7 +202,7 @@ class Compare(Experiment):
             arm=arm.name,
             tokenizer=session.tokenizer,
             prompt=question.prompts[0],
-            legend=arm.reports_drafts,
+            legend=arm.traits.reports_drafts,
         )
         with live(lane) as draw:
             lap = run_lap(engine, arm, question, draw)

@@ -276,7 +276,7 @@ def _returned_check(
     """The check of log-probabilities that an arm returned, if it returned any."""
     if not scores.returned.returned:
         return []
-    columns = scores.returned.columns(arm.dialect.logprobs, tolerance)
+    columns = scores.returned.columns(arm.traits.logprobs, tolerance)
     if not columns:
         say(f"{arm.name}: log-probabilities were asked for, and none came")
         return []

@@ -57,8 +57,10 @@ class RegularReference:
         num_top: int,
         num_in_flight: int,
     ) -> None:
+        assert arm.scores is not None
         self.arm = arm
-        [[likeliest]] = arm.text_logprobs([(prompt, prompt[:1])], num_top, 1)
+        self._scores = arm.scores
+        [[likeliest]] = self._scores.text_logprobs([(prompt, prompt[:1])], num_top, 1)
         # Some models know more tokens than their tokenizer.
         self.vocabulary_size = max(num_tokens, 1 + max(likeliest))
         self.rounding = _LEAST_ROUNDING
@@ -89,10 +91,10 @@ class RegularReference:
             returned: of its own new tokens.
         """
         twice = texts[:_NUM_TWICE]
-        together = self.arm.text_logprobs(twice, self._num_top, self._num_in_flight)
+        together = self._scores.text_logprobs(twice, self._num_top, self._num_in_flight)
         differences = [0.0]
         for text, first in zip(twice, together, strict=True):
-            [second] = self.arm.text_logprobs([text], self._num_top, 1)
+            [second] = self._scores.text_logprobs([text], self._num_top, 1)
             for one, other in zip(first, second, strict=True):
                 likeliest = max(one, key=lambda token: one[token])
                 differences.append(abs(one[likeliest] - other.get(likeliest, -math.inf)))
@@ -102,7 +104,7 @@ class RegularReference:
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
         pairs = [(token_ids, [wanted]), (token_ids, [other])]
-        scored = self.arm.text_logprobs(pairs, self._num_top, 1)
+        scored = self._scores.text_logprobs(pairs, self._num_top, 1)
         either = {**scored[0][0], **scored[1][0]}
         # Of a token that is not shown no more is known than that it is less likely than those.
         least = min(either.values())
@@ -112,7 +114,7 @@ class RegularReference:
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> Floats:
         pairs = list(zip(prompts, texts, strict=True))
-        scored = self.arm.text_logprobs(pairs, self._num_top, self._num_in_flight)
+        scored = self._scores.text_logprobs(pairs, self._num_top, self._num_in_flight)
         logits = np.zeros((len(texts), max(map(len, texts)), self.vocabulary_size))
         for row, of_text in enumerate(scored):
             logits[row, : len(of_text)] = self._logits(of_text, is_even=True)
@@ -120,7 +122,7 @@ class RegularReference:
 
     def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
         """The same by another request, with the tokens that are not shown as unevenly likely as can be."""
-        [scored] = self.arm.text_logprobs([(prompt, text)], self._num_top, 1)
+        [scored] = self._scores.text_logprobs([(prompt, text)], self._num_top, 1)
         return self._logits(scored, is_even=False)
 
     def _logits(self, scored: Sequence[Likeliest], is_even: bool) -> Floats:
@@ -141,7 +143,7 @@ class RegularReference:
                 if not is_even:
                     num_alike = max(1, min(num_alike, round(mass_left / math.exp(logprobs[-1]))))
                 row[left[:num_alike]] = math.log(mass_left / num_alike)
-        logits[:, sorted(self.arm.never_drawn)] = -math.inf
+        logits[:, sorted(self.arm.traits.never_drawn)] = -math.inf
         return logits
 
 
@@ -159,7 +161,7 @@ def regular_reference(
     regular, *others = engine.arms
     reads_ids = engine.reports_token_ids and settings.engine.beyond_model is None
     is_asked_for = settings.reference == "regular"
-    if not (others and reads_ids and regular.scores_texts):
+    if not (others and reads_ids and regular.scores):
         rule = (
             "needs a second arm (engine.regular_url, or a draft) that sends token ids and"
             " log-probabilities of texts"

@@ -82,7 +82,7 @@ def taken_samplings(
     if settings.decoding.temperature == 0:
         return [], []
     biased = sorted(set(prompt))[:_NUM_BIASED]
-    penalises_prompts = arm.dialect.penalised_tokens is not None
+    penalises_prompts = arm.traits.penalises_prompts
     tried = samplings(settings.decoding, biased, penalises_prompts, settings.samplings)
     if engine_of(settings).own_loop:
         # Our loop has temperature, top-k and top-p alone; nobody expects penalties of it.

@@ -18,7 +18,7 @@ from harness.config.methods import METHODS
 from harness.config.settings import DecodingSettings
 from harness.engines.iteration import Iteration
 from harness.engines.phases import Phases
-from harness.engines.protocol import Answered, Arm, Engine, LoadRequest, Question
+from harness.engines.protocol import Answered, Arm, Engine, LoadRequest, Question, Traits
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.local.decoding.adaptive import Adaptive
@@ -67,7 +67,7 @@ class LocalArm(Arm):
     fault: str = "none"
     stopwatches: Stopwatches | None = None
     checks_rule: Callable[[], bool] | None = None
-    reports_drafts = True
+    traits = Traits(reports_drafts=True)
 
     def stream(self, question: Question) -> Records:
         """Records as they are decided; the iterator takes a `batch.Change` after each."""

@@ -24,7 +24,7 @@ from transformers.modeling_layers import MtpModel
 
 from harness.config.settings import DecodingSettings, require
 from harness.engines.iteration import Iteration, Origin
-from harness.engines.protocol import Arm, Engine, Likeliest, LoadRequest, Question
+from harness.engines.protocol import Arm, Engine, Likeliest, LoadRequest, Question, Traits
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.local.drafting.registry import method_of
@@ -36,7 +36,6 @@ from harness.local.models.tokenizers import vocabulary_size
 from harness.local.runners.attention import without_cudnn
 from harness.local.runners.graphs import release_memory
 from harness.results.acceptance import outcome_of
-from harness.servers.dialects import IN_PROCESS
 
 # Sampling parameters of a request that `GenerationConfig` has too.
 _PARAMETERS = ("min_p", "repetition_penalty")
@@ -97,7 +96,7 @@ class HuggingFaceEngine(Engine):
         self.setup_seconds = 0.0
         # One thread for all questions: each new one would start more threads for the CPU's kernels.
         self._thread = ThreadPoolExecutor(1, "generate")
-        regular = HuggingFaceArm("regular", pair, self._thread, scores_texts=True)
+        regular = HuggingFaceArm("regular", pair, self._thread)
         self.arms: Sequence[Arm] = [regular]
         if draft_settings is not None:
             speculative = HuggingFaceArm(
@@ -130,15 +129,13 @@ class HuggingFaceArm(Arm):
     arguments: dict[str, Any] = field(default_factory=dict)
     assistant: Any = None
     schedule: str = "constant"
-    scores_texts: bool = False
-    reports_drafts = True
-    dialect = IN_PROCESS
+    traits = Traits(reports_drafts=True, logprobs="raw")
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """One record per pass of the target; the first one of the speculative arm may hold draft
         tokens.
         """
-        return self._generated(question, _Recorder(question.decoding.max_new_tokens))
+        return self.generated(question, _Recorder(question.decoding.max_new_tokens))
 
     def under_load(
         self, requests: Sequence[LoadRequest], num_in_flight: int
@@ -157,7 +154,7 @@ class HuggingFaceArm(Arm):
             record = request.record(place)
             started = time.perf_counter()
             recorder = _Recorder(request.question.decoding.max_new_tokens)
-            for iteration in self._generated(request.question, recorder, further):
+            for iteration in self.generated(request.question, recorder, further):
                 [tokens], [proposed] = iteration.tokens, iteration.proposed
                 record.add(tokens, time.perf_counter() - started)
                 if proposed:
@@ -169,31 +166,12 @@ class HuggingFaceArm(Arm):
                 record.logprobs.append(logits.log_softmax(-1)[token].item())
             yield record
 
-    def text_logprobs(
-        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], num_top: int, num_in_flight: int
-    ) -> list[list[Likeliest]]:
-        """By `generate` itself, to which only the tokens of the text are left to choose from."""
-        found: list[list[Likeliest]] = []
-        for prompt, text in texts:
-            decoding = DecodingSettings(max_new_tokens=len(text), temperature=0)
-            question = Question([prompt], decoding, 0, [0])
-            recorder = _Recorder(len(text))
-            forced = [_Forced(len(prompt), text)]
-            for _ in self._generated(question, recorder, _WITH_LOGITS, forced):
-                pass
-            of_text: list[Likeliest] = []
-            for token, [logits] in zip(text, recorder.logits, strict=True):
-                logprobs = logits.log_softmax(-1)
-                most = len(logprobs)
-                likeliest = logprobs.topk(most if num_top < 0 else min(num_top, most))
-                by_token = dict(
-                    zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
-                )
-                of_text.append({**by_token, token: logprobs[token].item()})
-            found.append(of_text)
-        return found
+    @property
+    def scores(self) -> ForcedTexts | None:
+        """Of the regular arm: a draft would propose other tokens than the text's."""
+        return ForcedTexts(self) if self.name == "regular" else None
 
-    def _generated(
+    def generated(
         self,
         question: Question,
         recorder: _Recorder,
@@ -262,6 +240,37 @@ class HuggingFaceArm(Arm):
             running.result()
 
         return records()
+
+
+class ForcedTexts:
+    """The log-probabilities of given texts, by `generate` itself."""
+
+    def __init__(self, arm: HuggingFaceArm) -> None:
+        self._arm = arm
+
+    def text_logprobs(
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], num_top: int, num_in_flight: int
+    ) -> list[list[Likeliest]]:
+        """The log-probabilities before each token: only the tokens of the text are left to choose from."""
+        found: list[list[Likeliest]] = []
+        for prompt, text in texts:
+            decoding = DecodingSettings(max_new_tokens=len(text), temperature=0)
+            question = Question([prompt], decoding, 0, [0])
+            recorder = _Recorder(len(text))
+            forced = [_Forced(len(prompt), text)]
+            for _ in self._arm.generated(question, recorder, _WITH_LOGITS, forced):
+                pass
+            of_text: list[Likeliest] = []
+            for token, [logits] in zip(text, recorder.logits, strict=True):
+                logprobs = logits.log_softmax(-1)
+                most = len(logprobs)
+                likeliest = logprobs.topk(most if num_top < 0 else min(num_top, most))
+                by_token = dict(
+                    zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
+                )
+                of_text.append({**by_token, token: logprobs[token].item()})
+            found.append(of_text)
+        return found
 
 
 @dataclass

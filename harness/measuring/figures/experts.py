@@ -49,7 +49,7 @@ def experts_read(engine: Engine, question: Question) -> Experts | None:
     None for a dense model, or where an engine does not report what it proposed.
     """
     arm = engine.arms[-1]
-    if engine.weights is None or not arm.reports_drafts:
+    if engine.weights is None or not arm.traits.reports_drafts:
         return None
     reference = engine.weights.reference
     if reference.num_experts is None:

@@ -27,6 +27,7 @@ from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import PlannedRequest
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
+from harness.engines.protocol import Traits
 from harness.engines.requests import RequestRecord
 from in_process import Harness, results
 from pair_server import addresses
@@ -154,7 +155,7 @@ def test_where_no_weights_can_be_loaded_the_regular_server_is_the_reference(
     def refuse(*_: Any, **__: Any) -> Any:
         raise RunError("too large")
 
-    monkeypatch.setattr("harness.measuring.references.plan_pair", refuse)
+    monkeypatch.setattr("harness.local.door.Wing.plan_pair", refuse)
     automatic = [one for one in QUICK if one not in ("load=16", "reference=regular", QUICK[-1])]
     with served(tmp_path, *SERVED) as url:
         outcome = harness("recovery", *automatic, "batch_size=4", *arms(url), "num_prompts=1")
@@ -240,11 +241,12 @@ def test_wrong_settings_are_refused(harness: Harness, typed: list[str], rule: st
 class Showing:
     """A regular server that shows the likeliest of 60 tokens, and the text's own."""
 
-    never_drawn: frozenset[int] = frozenset()
+    traits = Traits()
 
     def __init__(self, probabilities: np.ndarray, num_top: int) -> None:
         self._logprobs = np.log(probabilities)
         self._num_top = num_top
+        self.scores = self
 
     def text_logprobs(self, texts: list, num_top: int, num_in_flight: int) -> list:
         found = []

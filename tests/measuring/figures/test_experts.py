@@ -10,7 +10,7 @@ import torch
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from harness.engines.iteration import Iteration
-from harness.engines.protocol import Arm, Question
+from harness.engines.protocol import Arm, Question, Traits
 from harness.local.models.experts import num_experts, watching_experts
 from harness.measuring.figures.experts import Experts, experts_read
 from harness.measuring.rows import LatencyRow
@@ -56,7 +56,7 @@ def test_the_hook_sees_what_the_routers_chose() -> None:
 class Told(Arm):
     """An engine with one record, whose tokens take the experts of their own number and of the next."""
 
-    reports_drafts = True
+    traits = Traits(reports_drafts=True)
     num_experts = 50
     name = "speculative"
     queues = False
