@@ -24,8 +24,8 @@ from transformers import PreTrainedTokenizerFast
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.protocol import Question
 from harness.engines.record import Opening
-from harness.engines.records.server import RECORD, ServerSettings
 from harness.engines.timing import generate, quick_garbage_collections, without_garbage_collection
+from harness.servers.record import RECORD, ServerSettings
 
 ECHO_SERVER = Path(__file__).parents[1] / "tests" / "support" / "echo_server.py"
 

@@ -17,7 +17,7 @@ class Engines(SettingsRegistry[EngineRecord]):
 _BUILT_IN = {
     "huggingface": "harness.local.engine.records.huggingface",
     "local": "harness.local.engine.records.local",
-    "server": "harness.engines.records.server",
+    "server": "harness.servers.record",
 }
 ENGINES = Engines("engine", EngineRecord, _BUILT_IN, "harness.engines")
 

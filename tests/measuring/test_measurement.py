@@ -19,7 +19,6 @@ from harness.config.settings import (
     PromptSettings,
     ResultSettings,
 )
-from harness.engines.records.server import ServerSettings
 from harness.local.drafting.methods.model import ModelDraftSettings
 from harness.measuring import measurement
 from harness.measuring.measurement import (
@@ -31,6 +30,7 @@ from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows
 from harness.results.weights import weights_identity
 from harness.servers.identity import server_report
+from harness.servers.record import ServerSettings
 from some_settings import settings_of
 
 

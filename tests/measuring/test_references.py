@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from harness.config.engines import EngineSettings
-from harness.engines.records.server import ServerSettings
 from harness.measuring.references import References
+from harness.servers.record import ServerSettings
 
 URL = "http://localhost:8000/v1"
 GRAMMAR = {"response_format": {"type": "json_object"}}

@@ -14,7 +14,7 @@ from harness.commands.latency.record import LatencySettings
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.protocol import Question
 from harness.engines.record import Opening
-from harness.engines.records import server
+from harness.servers import record as server
 from harness.servers.engine import ServerArm, ServerEngine
 from some_settings import settings_of
 from tiny_checkpoints import make_tokenizer

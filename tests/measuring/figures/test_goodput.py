@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from harness.engines.records.server import ServerSettings
 from harness.engines.requests import RequestError, RequestRecord
 from harness.engines.timing import Generation
 from harness.measuring.figures.goodput import Goodput, is_good
+from harness.servers.record import ServerSettings
 from measured_runs import figures
 
 SLO = {"ttft_ms": 100.0, "itl_ms": 20.0}

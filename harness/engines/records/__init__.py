@@ -1,1 +1,0 @@
-"""The engines that a user can name, one file each."""
