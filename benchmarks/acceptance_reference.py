@@ -43,7 +43,7 @@ from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair
-from harness.local.engine.reading import TextReader
+from harness.local.engine.reading import PairReader
 from harness.results.statistics.ratios import ratio_of_totals, skewed_ratio_of_totals
 
 NUMBERS = (2, 4, 8)
@@ -162,7 +162,7 @@ def counts(options: argparse.Namespace) -> tuple[Counts, Counts, Counts]:
     pair = common.load(settings)
     prompts = common.read_prompts(settings, pair, NUM_PROMPTS)
     rounds = 1 if options.temperature == 0 else options.rounds
-    reader = TextReader(pair, decoding, max(NUMBERS))
+    reader = PairReader(pair, decoding, max(NUMBERS))
     counted = np.zeros((len(NUMBERS), rounds, NUM_PROMPTS))
     means = np.zeros((len(NUMBERS), rounds, NUM_PROMPTS, len(NUMBERS)))
     variances = np.zeros_like(means)

@@ -32,9 +32,10 @@ import common
 from acceptance_reference import answered
 
 import harness
+from harness.commands.acceptance.health import health_columns
 from harness.local.drafting.heads.unread import UnreadFeatures
 from harness.local.engine.pair import Pair
-from harness.local.engine.reading import TextReader, health_columns
+from harness.local.engine.reading import PairReader
 from harness.results.files import read_rows
 from harness.results.rows.acceptance import AcceptanceRow
 
@@ -129,7 +130,7 @@ def main() -> None:
                 for method in ("observe", "add"):
                     stack.enter_context(of_token_before(UnreadFeatures, method))
             answers = answered(decoding_pair, shown, decoding, K, options.runs)
-        reader = TextReader(judge, decoding, K)
+        reader = PairReader(judge, decoding, K)
         verdicts: Counter[str] = Counter()
         for first in range(0, len(answers), len(prompts)):
             requests = answers[first : first + len(prompts)]

@@ -22,7 +22,6 @@ import common
 import torch
 from chain import link
 
-from harness.commands.latency.profiling import profile_arms
 from harness.commands.latency.record import LatencySettings
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
@@ -34,6 +33,7 @@ from harness.local.decoding.verify import Offer, verify
 from harness.local.decoding.warp import Warp
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair
+from harness.local.engine.profiling import profile_arms
 from harness.local.engine.roofline import roofs
 from harness.local.runners.attention import without_cudnn
 from harness.reporting.table import Table
@@ -259,7 +259,7 @@ def measure(case: Case, options: argparse.Namespace, save: Save) -> None:
         }
         save([about, *lines_of(case, arms, seconds, options.tokens)])
 
-    profiles: dict[str, list[Any]] = {}
+    profiles: dict[str, Sequence[Any]] = {}
     seconds: dict[str, list[float]] = {}
     for seconds in common.turns(arms.contenders, questions):
         save_lines(seconds)
@@ -271,9 +271,9 @@ def measure(case: Case, options: argparse.Namespace, save: Save) -> None:
         # The last runner's, which is the fastest; traces are too large to keep.
         engine = [engine for engine, _, _ in arms.watched.values()][-1]
         with tempfile.TemporaryDirectory() as traces:
-            tables = profile_arms(engine.arms, pair.devices, questions[0], Path(traces))
-        for arm, profile in zip(engine.arms, tables, strict=True):
-            profiles[arm.name] = [row.cells for row in profile.rows]
+            found = profile_arms(engine.arms, pair.devices, questions[0], Path(traces))
+        for profile in found:
+            profiles[profile.arm] = profile.operations
         save_lines(seconds)
 
 

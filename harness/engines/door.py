@@ -13,16 +13,25 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from harness.config.packages import require_local
 
 if TYPE_CHECKING:
-    from harness.config.run import Weights
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from harness.config.demand import Demand
+    from harness.config.run import RunSettings, Weights
     from harness.config.settings import (
+        DecodingSettings,
         DraftSettings,
         Dtype,
         ModelSettings,
         PlacementSettings,
     )
-    from harness.engines.pairs import Pair, PlannedPair
-    from harness.engines.protocol import Reference
+    from harness.engines.pairs import Pair, PlacedPair, PlannedPair
+    from harness.engines.plans import Machine, PairPlan, PassBytes, PretendedGpus, Roof
+    from harness.engines.profiles import Profile
+    from harness.engines.protocol import Arm, Engine, Question, Reference
+    from harness.engines.reading import TextReader
     from harness.engines.record import Preparation
+    from harness.engines.serving import Service
     from harness.engines.tokenizer import Tokenizer
 
 
@@ -74,6 +83,76 @@ class LocalWing(Protocol):
         self, repository: str, file: str, revision: str | None, kind: Literal["model", "dataset"]
     ) -> None:
         """Ask the hub once for a repository whose file was never downloaded; raise its refusal."""
+
+    def find_machine(self, settings: RunSettings, pretended: PretendedGpus | None) -> Machine:
+        """The devices that `plan` plans for: pretended GPUs, or this machine's, or its main memory.
+
+        Raises:
+            SettingError: fewer GPUs than the placement asks for.
+        """
+
+    def plan_on(
+        self,
+        machine: Machine,
+        settings: RunSettings,
+        prompt_length: int,
+        draft_tokens: Iterable[int],
+    ) -> PairPlan:
+        """Place a pair on a machine by its configurations alone.
+
+        Args:
+            prompt_length: tokens of the longest prompt.
+            draft_tokens: each K whose passes are of interest.
+
+        Raises:
+            SettingError: a setting that cannot hold for these models.
+            RunError: a repository out of reach.
+        """
+
+    def pass_bytes(
+        self, placed: PlacedPair, demand: Demand, draft_tokens: Iterable[int]
+    ) -> PassBytes | None:
+        """The bytes that passes of a pair read, for each K; None if the size of a cache is not known."""
+
+    def roofs(self, placed: PlacedPair, batch_size: int, num_tokens: int) -> Sequence[Roof]:
+        """The least work of a step: of the target, then of a draft with its own weights.
+
+        Args:
+            num_tokens: in the cache of each row, on average over the run.
+        """
+
+    def open_reader(
+        self, pair: Pair, decoding: DecodingSettings, most: int, *, greedy_draft: bool = False
+    ) -> TextReader:
+        """A reader of texts that are there already.
+
+        Args:
+            decoding: temperature, top-k, top-p and rule of acceptance.
+            most: the largest K.
+            greedy_draft: whether the draft proposes its likeliest tokens, whatever its settings say.
+        """
+
+    def profile_arms(
+        self, arms: Sequence[Arm], devices: Sequence[Any], question: Question, directory: Path
+    ) -> Sequence[Profile]:
+        """Run each arm for a few tokens under torch's profiler, and write `trace_<arm>.json.gz` into `directory`."""
+
+    def start_service(
+        self,
+        open_engine: Callable[[], Engine],
+        tokenizer: Tokenizer,
+        max_rows: int,
+        max_waiting: int,
+    ) -> Service:
+        """Start the thread that answers requests, and open its engine there.
+
+        Args:
+            max_rows: the most answers that are generated together.
+            max_waiting: the most answers beyond these that may wait.
+
+        Raises:
+            Exception: any of `open_engine`.
+        """
 
 
 def local(setting: str | None = None, value: object = ...) -> LocalWing:

@@ -8,16 +8,25 @@ from typing import TYPE_CHECKING, Any, Literal
 from harness.engines.door import LocalWing
 
 if TYPE_CHECKING:
-    from harness.config.run import Weights
+    from collections.abc import Callable, Iterable
+    from pathlib import Path
+
+    from harness.config.demand import Demand
+    from harness.config.run import RunSettings, Weights
     from harness.config.settings import (
+        DecodingSettings,
         DraftSettings,
         Dtype,
         ModelSettings,
         PlacementSettings,
     )
-    from harness.engines.pairs import Pair, PlannedPair
-    from harness.engines.protocol import Reference
+    from harness.engines.pairs import Pair, PlacedPair, PlannedPair
+    from harness.engines.plans import Machine, PairPlan, PassBytes, PretendedGpus, Roof
+    from harness.engines.profiles import Profile
+    from harness.engines.protocol import Arm, Engine, Question, Reference
+    from harness.engines.reading import TextReader
     from harness.engines.record import Preparation
+    from harness.engines.serving import Service
     from harness.engines.tokenizer import Tokenizer
 
 
@@ -67,6 +76,65 @@ class Wing(LocalWing):
         from harness.local.models.checkpoints import check_hub_access
 
         check_hub_access(repository, file, revision, kind)
+
+    def find_machine(self, settings: RunSettings, pretended: PretendedGpus | None) -> Machine:
+        from harness.local.engine.planning import find_machine
+
+        return find_machine(settings, pretended)
+
+    def plan_on(
+        self,
+        machine: Machine,
+        settings: RunSettings,
+        prompt_length: int,
+        draft_tokens: Iterable[int],
+    ) -> PairPlan:
+        from harness.local.engine.planning import plan_on
+
+        return plan_on(machine, settings, prompt_length, draft_tokens)
+
+    def pass_bytes(
+        self, placed: PlacedPair, demand: Demand, draft_tokens: Iterable[int]
+    ) -> PassBytes | None:
+        from harness.local.engine.pair import PlacedPair
+        from harness.local.engine.planning import pass_bytes
+
+        assert isinstance(placed, PlacedPair)
+        return pass_bytes(placed.case(placed.free, demand), draft_tokens)
+
+    def roofs(self, placed: PlacedPair, batch_size: int, num_tokens: int) -> Sequence[Roof]:
+        from harness.local.engine.pair import PlacedPair
+        from harness.local.engine.roofline import roofs
+
+        assert isinstance(placed, PlacedPair)
+        return roofs(placed, batch_size, num_tokens)
+
+    def open_reader(
+        self, pair: Pair, decoding: DecodingSettings, most: int, *, greedy_draft: bool = False
+    ) -> TextReader:
+        from harness.local.engine.pair import Pair
+        from harness.local.engine.reading import PairReader
+
+        assert isinstance(pair, Pair)
+        return PairReader(pair, decoding, most, greedy_draft=greedy_draft)
+
+    def profile_arms(
+        self, arms: Sequence[Arm], devices: Sequence[Any], question: Question, directory: Path
+    ) -> Sequence[Profile]:
+        from harness.local.engine.profiling import profile_arms
+
+        return profile_arms(arms, devices, question, directory)
+
+    def start_service(
+        self,
+        open_engine: Callable[[], Engine],
+        tokenizer: Tokenizer,
+        max_rows: int,
+        max_waiting: int,
+    ) -> Service:
+        from harness.local.serving.service import LocalService
+
+        return LocalService(open_engine, tokenizer, max_rows, max_waiting)
 
 
 WING = Wing()

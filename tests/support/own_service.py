@@ -12,7 +12,7 @@ import uvicorn
 from harness.commands.serve.app import make_app
 from harness.commands.serve.command import listen
 from harness.commands.serve.record import ServeSettings
-from harness.commands.serve.service import Service
+from harness.commands.serve.served_model import ServedModel
 from harness.config.demand import Demand
 from harness.config.run import RunnerName
 from harness.config.settings import ModelSettings
@@ -39,9 +39,9 @@ def own_service(directory: Path, runner: RunnerName = "eager") -> Iterator[str]:
     keeper = PairKeeper()
     keeper.place(settings, Demand(BATCH_SIZE, 256, 256, 4, runner))
     keeper.load()
-    service = Service(keeper, settings, lambda message: None)
+    served = ServedModel(keeper, settings, lambda message: None)
     listening = listen(settings)
-    server = uvicorn.Server(uvicorn.Config(make_app(service, None), log_level="warning"))
+    server = uvicorn.Server(uvicorn.Config(make_app(served, None), log_level="warning"))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
     thread.start()
     try:
@@ -49,4 +49,4 @@ def own_service(directory: Path, runner: RunnerName = "eager") -> Iterator[str]:
     finally:
         server.should_exit = True
         thread.join()
-        service.scheduler.close()
+        served.service.close()

@@ -6,10 +6,15 @@ import dataclasses
 import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
+from harness.commands.acceptance.health import (
+    health_columns,
+    likelihood_columns,
+    most_drafted,
+)
 from harness.commands.acceptance.record import RECORD, AcceptanceSettings
 from harness.commands.acceptance.tables import (
     acceptance_answer,
@@ -20,20 +25,13 @@ from harness.commands.command import Experiment
 from harness.commands.read_runs import newest_of_pair
 from harness.config.demand import Demand
 from harness.config.errors import SettingError, VerdictError
+from harness.engines.door import local
+from harness.engines.pairs import Pair, PlacedPair
 from harness.engines.protocol import in_batches
+from harness.engines.reading import TOGETHER, ReadText
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate
-from harness.local.drafting.methods.model import SampledDraftSettings
-from harness.local.engine.pair import Pair, PlacedPair, plan_pair
-from harness.local.engine.reading import (
-    TOGETHER,
-    ReadText,
-    TextReader,
-    health_columns,
-    likelihood_columns,
-    most_drafted,
-)
 from harness.measuring.costs import costs_in_steps, iteration_steps
 from harness.measuring.progress import progress, say
 from harness.measuring.prompts.encoding import Encoded, completion_ids
@@ -124,16 +122,18 @@ class AcceptanceOfTexts(Experiment):
             known = engine_of(settings).columns(settings).get("num_draft_tokens")
             self.served_k = most_drafted(requests) or known or settings.decoding.most_draft_tokens
             self.most = max(settings.up_to, self.served_k)
-        placed = cast(PlacedPair | None, session.placed)
+        placed = session.placed
         if placed is None:
-            planned = plan_pair(settings.model, settings.draft, settings.placement, settings.dtype)
+            planned = local().plan_pair(
+                settings.model, settings.draft, settings.placement, settings.dtype
+            )
             num_rows = min(TOGETHER, len(answers))
             longest_answer = max(map(len, answers))
             demand = Demand(num_rows, encoded.longest, longest_answer, settings.up_to, "eager")
             placed = planned.place(demand, force=settings.force)
             pair = placed.load()
         else:
-            pair = cast(Pair, session.pair)
+            pair = session.pair
 
         # An iteration decides the tokens after the first one.
         long_enough = [place for place in range(len(answers)) if len(answers[place]) > 1]
@@ -146,12 +146,12 @@ class AcceptanceOfTexts(Experiment):
             requests = [requests[place] for place in long_enough]
             self.health = health_columns(self.read, requests, self.served_k)
             # Most servers draft greedily, which changes what is accepted where the target draws.
-            draft = settings.draft
             unknown = not engine_of(settings).computes_here and settings.decoding.temperature > 0
             is_broken = self.health["health"] == "broken"
-            if is_broken and unknown and isinstance(draft, SampledDraftSettings):
-                greedy = dataclasses.replace(draft, sampling="greedy")
-                read = self._read(dataclasses.replace(pair, draft_settings=greedy), asked)
+            # Not every draft has this setting.
+            draws = getattr(settings.draft, "sampling", "greedy") != "greedy"
+            if is_broken and unknown and draws:
+                read = self._read(pair, asked, greedy_draft=True)
                 health = health_columns(read, requests, self.served_k)
                 if health["health"] == "as its weights say":
                     say("the server drafts greedily, as draft.sampling=greedy: so do the figures")
@@ -240,10 +240,16 @@ class AcceptanceOfTexts(Experiment):
         return requests
 
     def _read(
-        self, pair: Pair, asked: Sequence[tuple[Sequence[int], Sequence[int]]]
+        self,
+        pair: Pair,
+        asked: Sequence[tuple[Sequence[int], Sequence[int]]],
+        *,
+        greedy_draft: bool = False,
     ) -> list[ReadText]:
         """Read answers, each after its prompt."""
-        reader = TextReader(pair, self.settings.decoding, self.most)
+        reader = local().open_reader(
+            pair, self.settings.decoding, self.most, greedy_draft=greedy_draft
+        )
         read = []
         with progress("reading texts", len(asked)) as advance:
             for text in reader.read(asked):
@@ -257,7 +263,7 @@ class AcceptanceOfTexts(Experiment):
         numbers = range(1, self.most + 1)
         run = self.measured
         if run is not None:
-            in_one_pass = placed.sketches[-1].drafts_in_one_pass
+            in_one_pass = not placed.shorter_proposals_follow
             regular = run.row("regular")
             steps = [
                 iteration_steps(regular, run.last, number, in_one_pass=in_one_pass)
@@ -266,10 +272,8 @@ class AcceptanceOfTexts(Experiment):
             return [step for step in steps if step is not None]
         mean_answer = sum(text.num_tokens for text in self.read) // len(self.read)
         demand = Demand(1, prompt_tokens, mean_answer, num_draft_tokens=self.most, runner="eager")
-        case = placed.case(placed.free, demand)
-        if not all(sketch.knows_cache for sketch in case.models):
-            return []
-        return [case.least_iteration_steps(number) for number in numbers]
+        reads = local().pass_bytes(placed, demand, numbers)
+        return [] if reads is None else [reads.iteration_steps(number) for number in numbers]
 
     def rows(self, session: Session) -> list[AcceptanceRow]:
         common: dict[str, Any] = {

@@ -8,11 +8,11 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, cast
 
 from harness.commands.command import Experiment
 from harness.commands.latency.conversations import Conversations
 from harness.commands.latency.own_texts import tokens_by_k, why_not_exact
+from harness.commands.latency.profiles import profile_table
 from harness.commands.latency.questions import asks_again, questions_to_ask
 from harness.commands.latency.record import LatencySettings
 from harness.commands.latency.tables.answer import latency_answer
@@ -21,6 +21,7 @@ from harness.config.acceptance_rules import tests_each_token
 from harness.config.errors import RunError, SettingError
 from harness.config.run import PromptedSettings
 from harness.config.settings import require
+from harness.engines.door import local
 from harness.engines.pairs import AnyPair
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.requests import RequestRecord
@@ -150,16 +151,14 @@ class Latency(Experiment):
         if engine.stopwatches is not None:
             self.run.pass_ms = engine.stopwatches.pass_ms(example)
         if placed is not None:
-            from harness.commands.latency.profiling import profile_arms
-            from harness.local.engine.roofline import roofs
-
             # An average step reads the prompt and half of the new tokens.
             context = encoded.mean_length + new_tokens / 2
-            self.run.roofs = roofs(cast(Any, placed), batch_size, round(context))
+            self.run.roofs = local().roofs(placed, batch_size, round(context))
             if settings.profile:
-                self.profiles = profile_arms(
-                    engine.arms, placed.devices, example, session.directory
+                profiles = local().profile_arms(
+                    engine.arms, session.pair.devices, example, session.directory
                 )
+                self.profiles = [profile_table(profile) for profile in profiles]
         self._read_answers(session, engine)
 
     def _read_answers(self, session: Session, engine: Engine) -> None:

@@ -8,11 +8,11 @@ shorter is off where hard tokens stand together, or apart: by -11 to +33 % in si
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
 
 from harness.commands.latency.record import LatencySettings
 from harness.config.closed_form import require_closed_form
 from harness.config.errors import HarnessError, RunError, SettingError
+from harness.engines.door import local
 from harness.engines.protocol import Engine
 from harness.engines.registry import engine_of
 from harness.measuring.figures.measured import MeasuredRun
@@ -48,9 +48,7 @@ def tokens_by_k(
     Raises:
         RunError: for a draft that gives no probabilities to a text, or too little memory.
     """
-    # torch, which a run that only sends requests needs not wait for.
     from harness.config.failures import as_run_error
-    from harness.local.engine.reading import TextReader
     from harness.results.statistics.iterations import tokens_per_iteration
 
     asked: list[tuple[Sequence[int], Sequence[int]]] = []
@@ -66,7 +64,7 @@ def tokens_by_k(
     engine.close()
     most = min(settings.decoding.most_draft_tokens, _MOST_K)
     try:
-        reader = TextReader(cast(Any, session.pair), settings.decoding, most)
+        reader = local().open_reader(session.pair, settings.decoding, most)
         cuts = [text.cut for text in reader.read(asked)]
         reader.close()
     except HarnessError as error:

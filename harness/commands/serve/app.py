@@ -1,12 +1,13 @@
 """The HTTP side of `serve`: OpenAI's completions and chats, and what the page needs.
 
-A request becomes answers in the scheduler (`Service.ask`), whose pieces come back in a queue; here
+A request becomes answers of the service (`ServedModel.ask`), whose pieces come back in a queue; here
 they get the shape that OpenAI's API has. The page needs `/race`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
 import secrets
 import threading
@@ -24,7 +25,6 @@ from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 
 from harness import __version__
-from harness.commands.serve.answers import Answer, Piece, ScoredToken, metrics
 from harness.commands.serve.bodies import (
     REMOVED,
     Chat,
@@ -34,10 +34,11 @@ from harness.commands.serve.bodies import (
     Race,
 )
 from harness.commands.serve.guard import CLIENT_LEFT, Guard, error_body, error_response
-from harness.commands.serve.service import Service
+from harness.commands.serve.served_model import ServedModel
 from harness.config.errors import SettingError
 from harness.config.machine import is_loopback
-from harness.local.engine.logprobs import TokenLogprob
+from harness.engines.serving import Answer, Piece, Refusal, ScoredToken, TokenLogprob
+from harness.results.acceptance import Acceptance
 
 # For the description of the API at /openapi.json.
 _ERRORS: dict[int | str, dict[str, Any]] = {
@@ -47,31 +48,31 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
 _GONE = "the client went away"
 
 
-def make_app(service: Service, key: str | None) -> FastAPI:
+def make_app(served: ServedModel, key: str | None) -> FastAPI:
     """The application.
 
     Args:
         key: what requests must bring; None for nothing.
     """
-    settings = service.settings
+    settings = served.settings
     registry = CollectorRegistry()
     app = FastAPI(title="harness", docs_url=None, redoc_url=None)
     max_bytes = round(settings.max_body_mb * 1e6)
     app.add_middleware(
         Guard, local=is_loopback(settings.host), key=key, max_bytes=max_bytes, registry=registry
     )
-    note = _noting(service, registry)
+    note = _noting(served, registry)
     # Without a draft there is nothing to choose between.
-    app.include_router(_generation(service, service.arm_names[-1], note))
+    app.include_router(_generation(served, served.arm_names[-1], note))
     app.include_router(
-        _generation(service, "regular", note), prefix="/regular", include_in_schema=False
+        _generation(served, "regular", note), prefix="/regular", include_in_schema=False
     )
-    _add_pages(app, service, registry)
+    _add_pages(app, served, registry)
     _add_error_handlers(app)
     return app
 
 
-def _add_pages(app: FastAPI, service: Service, registry: CollectorRegistry) -> None:
+def _add_pages(app: FastAPI, served: ServedModel, registry: CollectorRegistry) -> None:
     """Everything but generation: the page and its race, health and metrics."""
 
     @app.get("/", include_in_schema=False)
@@ -80,8 +81,8 @@ def _add_pages(app: FastAPI, service: Service, registry: CollectorRegistry) -> N
 
     @app.get("/health", responses=_ERRORS)
     def health() -> dict[str, str]:
-        if not service.scheduler.thread.is_alive():
-            raise HTTPException(503, "the service is ending")
+        if not served.service.is_running():
+            raise Refusal(503, "the service is ending")
         return {"status": "ok"}
 
     @app.get("/metrics", response_class=PlainTextResponse)
@@ -97,10 +98,10 @@ def _add_pages(app: FastAPI, service: Service, registry: CollectorRegistry) -> N
 
         def show(frame: dict[str, Any]) -> None:  # in the scheduler's thread
             if has_left.is_set():
-                raise HTTPException(CLIENT_LEFT, _GONE)
+                raise Refusal(CLIENT_LEFT, _GONE)
             loop.call_soon_threadsafe(frames.put_nowait, frame)
 
-        racing = asyncio.wrap_future(await run_in_threadpool(service.race, body, show))
+        racing = asyncio.wrap_future(await run_in_threadpool(served.race, body, show))
         racing.add_done_callback(lambda _: frames.put_nowait(None))
 
         async def shown() -> AsyncIterator[dict[str, Any]]:
@@ -124,6 +125,10 @@ def _add_error_handlers(app: FastAPI) -> None:
     async def wrong_setting(request: Request, error: SettingError) -> JSONResponse:
         return error_response(400, str(error))
 
+    @app.exception_handler(Refusal)
+    async def refused(request: Request, refusal: Refusal) -> JSONResponse:
+        return error_response(refusal.status, str(refusal))
+
     @app.exception_handler(HTTPException)
     async def http_error(request: Request, error: HTTPException) -> JSONResponse:
         return error_response(error.status_code, error.detail)
@@ -144,38 +149,38 @@ def _add_error_handlers(app: FastAPI) -> None:
         return error_response(400 if first["type"] == "json_invalid" else 422, f"{place}: {reason}")
 
 
-def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> APIRouter:
+def _generation(served: ServedModel, arm: str, note: Callable[[str, Answer], None]) -> APIRouter:
     """The endpoints that generate with one arm, `regular` or `speculative`.
 
     Args:
-        note: counts an answer that has ended (`_noting`).
+        note: counts an answer of an arm that has ended (`_noting`).
     """
     router = APIRouter(responses=_ERRORS)
 
     async def tokens_of(prompts: Sequence[str | list[int]]) -> list[list[int]]:
         # A long text takes seconds, in which others are answered.
-        return [await run_in_threadpool(service.tokens_of, prompt) for prompt in prompts]
+        return [await run_in_threadpool(served.tokens_of, prompt) for prompt in prompts]
 
     async def respond(
         request: Request, body: GenerationBody, prompts: list[list[int]], chat: bool = False
     ) -> Any:
         """The response to a request: a stream of events, or one JSON object."""
         queue: asyncio.Queue[Piece] = asyncio.Queue()
-        answers = service.ask(arm, prompts, body, queue)
-        pieces = _pieces(request, answers, queue, note)
-        shape = _Shape(service, body, answers, chat)
+        answers = served.ask(arm, prompts, body, queue)
+        pieces = _pieces(request, answers, queue, functools.partial(note, arm))
+        shape = _Shape(served, body, answers, chat)
         if body.stream:
             return StreamingResponse(_events(shape.chunks(pieces)), media_type="text/event-stream")
         return shape.whole([piece async for piece in pieces])
 
     @router.get("/version")
     def version() -> dict[str, Any]:
-        return {"version": __version__, "started": service.started}
+        return {"version": __version__, "started": served.started}
 
     @router.get("/v1/models")
     def models() -> dict[str, Any]:
-        about = {"id": service.name, "object": "model", "created": service.started}
-        about |= {"owned_by": "harness"} | service.about()
+        about = {"id": served.name, "object": "model", "created": served.started}
+        about |= {"owned_by": "harness"} | served.about()
         return {"object": "list", "data": [about]}
 
     @router.post("/v1/completions")
@@ -185,7 +190,7 @@ def _generation(service: Service, arm: str, note: Callable[[Answer], None]) -> A
     @router.post("/v1/chat/completions")
     async def chat(body: Chat, request: Request) -> Any:
         messages = [{"role": message.role, "content": message.text} for message in body.messages]
-        prompt = await run_in_threadpool(service.encode, messages)
+        prompt = await run_in_threadpool(served.encode, messages)
         return await respond(request, body, [prompt], chat=True)
 
     @router.post("/predict")
@@ -205,9 +210,9 @@ class _Shape:
     """
 
     def __init__(
-        self, service: Service, body: GenerationBody, answers: Sequence[Answer], chat: bool
+        self, served: ServedModel, body: GenerationBody, answers: Sequence[Answer], chat: bool
     ) -> None:
-        self._service = service
+        self._served = served
         self._body = body
         self._answers = answers
         self._chat = chat
@@ -215,7 +220,7 @@ class _Shape:
         kind, prefix = ("chat.completion", "chatcmpl") if chat else ("text_completion", "cmpl")
         name = f"{prefix}-{secrets.token_hex(12)}"
         created = int(time.time())
-        self._head = {"id": name, "object": kind, "created": created, "model": service.name}
+        self._head = {"id": name, "object": kind, "created": created, "model": served.name}
 
     def whole(self, pieces: Sequence[Piece]) -> dict[str, Any]:
         """The response to a request without a stream."""
@@ -274,7 +279,7 @@ class _Shape:
 
     def _logprobs(self, scored: Sequence[ScoredToken]) -> dict[str, list[Any]]:
         """Log-probabilities of new tokens as vLLM's completions have them: parallel lists."""
-        name = "token_id:{}".format if self._names_tokens_by_id else self._service.token_text
+        name = "token_id:{}".format if self._names_tokens_by_id else self._served.token_text
         likeliest = []
         for token in scored:
             found = token.logprob
@@ -303,12 +308,12 @@ class _Shape:
         return shown
 
     def _prompt_token(self, token: int, logprob: float, rank: int) -> dict[str, Any]:
-        text = self._service.token_text(token)
+        text = self._served.token_text(token)
         return {"logprob": logprob, "rank": rank, "decoded_token": text}
 
     def _sums(self) -> dict[str, Any]:
         num_new = sum(answer.num_tokens for answer in self._answers)
-        return {"usage": self._usage(num_new), "metrics": metrics(self._answers)}
+        return {"usage": self._usage(num_new), "metrics": _metrics(self._answers)}
 
     def _usage(self, num_new: int) -> dict[str, int]:
         num_prompt = sum(len(answer.question.prompts[0]) for answer in self._answers)
@@ -328,14 +333,14 @@ async def _pieces(
     """The pieces of all answers until each has ended. Left before that, it cancels them.
 
     Raises:
-        HTTPException: an answer failed, or the client went away.
+        Refusal: an answer failed, or the client went away.
     """
     running = len(answers)
     try:
         while running:
             piece = await _while_connected(request, queue.get())
             if piece.finish_reason == "error":
-                raise HTTPException(500, piece.text)
+                raise Refusal(500, piece.text)
             running -= piece.finish_reason is not None
             yield piece
     finally:
@@ -345,12 +350,12 @@ async def _pieces(
 
 
 async def _while_connected(request: Request, waiting: Any) -> Any:
-    """Wait for a result; if the client goes away first, cancel it and raise HTTPException."""
+    """Wait for a result; if the client goes away first, cancel it and raise Refusal."""
     result = asyncio.ensure_future(waiting)
     try:
         while not (await asyncio.wait([result], timeout=1.0))[0]:
             if await request.is_disconnected():
-                raise HTTPException(CLIENT_LEFT, _GONE)
+                raise Refusal(CLIENT_LEFT, _GONE)
         return result.result()
     finally:
         result.cancel()
@@ -361,12 +366,12 @@ async def _events(contents: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]
     try:
         async for content in contents:
             yield f"data: {json.dumps(content)}\n\n"
-    except HTTPException as error:
-        yield f"data: {json.dumps(error_body(error.status_code, error.detail))}\n\n"
+    except Refusal as refusal:
+        yield f"data: {json.dumps(error_body(refusal.status, str(refusal)))}\n\n"
     yield "data: [DONE]\n\n"
 
 
-def _noting(service: Service, registry: CollectorRegistry) -> Callable[[Answer], None]:
+def _noting(served: ServedModel, registry: CollectorRegistry) -> Callable[[str, Answer], None]:
     """A function that counts an answer that has ended in the metrics at `/metrics`."""
     tokens = Counter("harness_tokens", "Tokens generated.", ["arm"], registry=registry)
     drafted = Counter("harness_draft_tokens", "Draft tokens proposed.", registry=registry)
@@ -374,17 +379,36 @@ def _noting(service: Service, registry: CollectorRegistry) -> Callable[[Answer],
     first = Histogram(
         "harness_time_to_first_token_seconds", "From request to token.", registry=registry
     )
-    scheduler = service.scheduler
+    service = served.service
     running = Gauge("harness_answers_running", "Answers that are running.", registry=registry)
-    running.set_function(lambda: scheduler.num_running)
+    running.set_function(lambda: service.num_running)
     waiting = Gauge("harness_answers_waiting", "Answers that are waiting.", registry=registry)
-    waiting.set_function(lambda: scheduler.num_waiting)
+    waiting.set_function(lambda: service.num_waiting)
 
-    def note(answer: Answer) -> None:
-        tokens.labels(answer.arm.name).inc(answer.num_tokens)
+    def note(arm: str, answer: Answer) -> None:
+        tokens.labels(arm).inc(answer.num_tokens)
         drafted.inc(sum(proposed for proposed, _ in answer.outcomes))
         accepted.inc(sum(accepted for _, accepted in answer.outcomes))
         if answer.seconds_to_first_token is not None:
             first.observe(answer.seconds_to_first_token)
 
     return note
+
+
+def _metrics(answers: Sequence[Answer]) -> dict[str, Any] | None:
+    """Acceptance over these answers with vLLM's names; None where nothing was drafted."""
+    outcomes = [outcome for answer in answers for outcome in answer.outcomes]
+    acceptance = Acceptance.of(outcomes)
+    if not acceptance.num_iterations:
+        return None
+    figures = {
+        "mean_acceptance_length": acceptance.mean_acceptance_length,
+        "draft_acceptance_rate": acceptance.acceptance_rate,
+        "acceptance_histogram": acceptance.columns()["acceptance_histogram"],
+        "num_spec_steps": acceptance.num_iterations,
+        "num_accepted_draft_tokens": acceptance.num_accepted,
+        "num_draft_tokens": acceptance.num_proposed,
+        "per_step_accepted": [accepted for _, accepted in outcomes],
+        "per_step_drafted": [proposed for proposed, _ in outcomes],
+    }
+    return {"speculative_decoding": figures}

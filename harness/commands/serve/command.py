@@ -13,11 +13,12 @@ import uvicorn
 
 from harness.commands.serve.app import make_app
 from harness.commands.serve.record import ServeSettings
-from harness.commands.serve.service import Service
+from harness.commands.serve.served_model import ServedModel
 from harness.config.demand import Demand
 from harness.config.errors import SettingError
 from harness.config.failures import as_run_error
 from harness.engines.keeper import PairKeeper
+from harness.engines.serving import Service
 from harness.servers.connection import api_key
 
 # Seconds after a signal in which answers may end, and then those in which the rest of them is sent.
@@ -49,14 +50,14 @@ def run(
         _say(placed.describe())
         keeper.load()
         with loading():
-            service = Service(keeper, settings, _say)
+            served = ServedModel(keeper, settings, _say)
         gc.collect()
         gc.freeze()
     except BaseException as error:
         listening.close()
         known = as_run_error(error) if isinstance(error, Exception) else None
         raise known or error from error
-    app = make_app(service, key)
+    app = make_app(served, key)
     config = uvicorn.Config(
         app,
         log_level="warning",
@@ -65,15 +66,15 @@ def run(
         timeout_graceful_shutdown=_GRACE_S + _SENDING_S,
     )
     host, port = listening.getsockname()[:2]
-    served = f"{service.name} with draft {settings.draft.name}" if settings.draft else service.name
+    name = f"{served.name} with draft {settings.draft.name}" if settings.draft else served.name
     print(
-        f"Serving {served} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends)",
+        f"Serving {name} on http://{f'[{host}]' if ':' in host else host}:{port}/ (Ctrl-C ends)",
         flush=True,
     )
     # uvicorn takes the signals, ends, and passes them on.
     with suppress(KeyboardInterrupt):
-        _Server(config, service).run(sockets=[listening])
-    service.scheduler.close()
+        _Server(config, served.service).run(sockets=[listening])
+    served.service.close()
 
 
 class _Server(uvicorn.Server):
@@ -84,7 +85,7 @@ class _Server(uvicorn.Server):
         self._service = service
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        closing = asyncio.to_thread(self._service.scheduler.close, _GRACE_S)
+        closing = asyncio.to_thread(self._service.close, _GRACE_S)
         await asyncio.gather(closing, super().shutdown(sockets))
 
 

@@ -4,33 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from harness.engines.serving import TokenLogprob
 from harness.local.decoding.warp import Warp
 
 # Positions that are computed together: their float32 copy takes this many times the vocabulary.
 _NUM_TOGETHER = 64
 # In place of minus infinity, which JSON does not have; vLLM's number.
 LEAST = -9999.0
-
-
-class TokenLogprob(NamedTuple):
-    """A token of a text, and what the target expected in its place.
-
-    Attributes:
-        place: of the token among those that were asked about together.
-        rank: 1 for the likeliest token.
-        top: the likeliest tokens with their log-probabilities, the likeliest first.
-    """
-
-    place: int
-    token: int
-    logprob: float
-    rank: int
-    top: list[tuple[int, float]]
 
 
 def token_logprobs(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[TokenLogprob]:

@@ -1,15 +1,11 @@
-"""Texts that are there already, read by both models of a pair: how often a draft is accepted on them, and whether an
-engine that wrote them accepted as much.
-"""
+"""Texts that are there already, read by both models of a pair: how often a draft is accepted on them."""
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
-import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,9 +13,10 @@ from torch import Tensor
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import in_batches
+from harness.engines.reading import TOGETHER, ReadText
 from harness.engines.record import Preparation
-from harness.engines.requests import RequestRecord
 from harness.local.decoding.protocols import NonFiniteError
+from harness.local.drafting.methods.model import SampledDraftSettings
 from harness.local.drafting.teacher_forcing import (
     chosen,
     probabilities_along,
@@ -30,42 +27,25 @@ from harness.local.engine.pair import Pair
 from harness.local.engine.pair_runners import open_runners
 from harness.local.engine.reference import not_finite
 from harness.local.engine.rules import warp_of
-from harness.results.statistics.iterations import Cut, acceptance_chances, cut
-from harness.results.verdict import MOST_DEVIATIONS, MOST_IMPOSSIBLE, drafter_health
-
-# Texts of a prompt that are read together.
-TOGETHER = 8
+from harness.results.statistics.iterations import acceptance_chances, cut
 
 
-@dataclass(frozen=True)
-class ReadText:
-    """A text of n tokens, two at least, after a prompt.
-
-    Attributes:
-        cut: into iterations, for every K.
-        num_tokens: n.
-        num_impossible: tokens that the target cannot draw.
-        log_probability: of the others under the target, summed.
-        expected, variance: of that sum, if the target drew each token.
-    """
-
-    cut: Cut
-    num_tokens: int
-    num_impossible: int
-    log_probability: float
-    expected: float
-    variance: float
-
-
-class TextReader:
+class PairReader:
     """Reads texts with a pair, in one pass of the target, and of the draft one for each depth at most.
 
     Args:
         decoding: temperature, top-k, top-p and rule of acceptance.
         most: the largest K.
+        greedy_draft: whether the draft proposes its likeliest tokens, whatever its settings say.
     """
 
-    def __init__(self, pair: Pair, decoding: DecodingSettings, most: int) -> None:
+    def __init__(
+        self, pair: Pair, decoding: DecodingSettings, most: int, *, greedy_draft: bool = False
+    ) -> None:
+        if greedy_draft:
+            assert isinstance(pair.draft_settings, SampledDraftSettings)
+            greedy = dataclasses.replace(pair.draft_settings, sampling="greedy")
+            pair = dataclasses.replace(pair, draft_settings=greedy)
         preparation = Preparation(decoding=decoding, runner="eager")
         self._pair = pair
         self._most = most
@@ -148,59 +128,3 @@ class TextReader:
             )
             read.append(found)
         return read
-
-
-def likelihood_columns(texts: Sequence[ReadText]) -> dict[str, Any]:
-    """How likely texts are under the target, against its own texts."""
-    num_tokens = sum(text.num_tokens for text in texts)
-    num_impossible = sum(text.num_impossible for text in texts)
-    num_possible = num_tokens - num_impossible
-    found = sum(text.log_probability for text in texts)
-    expected = sum(text.expected for text in texts)
-    deviation = math.sqrt(sum(text.variance for text in texts))
-    return {
-        "log_probability": found / num_possible if num_possible else None,
-        "own_log_probability": expected / num_possible if num_possible else None,
-        "likelihood_z": (found - expected) / deviation if deviation else None,
-        "impossible_share": num_impossible / num_tokens,
-    }
-
-
-def most_drafted(requests: Sequence[RequestRecord]) -> int | None:
-    """The K that an engine reports with its answers; None where it does not."""
-    return max((k for request in requests for k, _ in request.outcomes), default=None)
-
-
-def health_columns(
-    texts: Sequence[ReadText], requests: Sequence[RequestRecord], num_draft_tokens: int
-) -> dict[str, Any]:
-    """Whether an engine accepted what the weights of its models do.
-
-    Args:
-        texts: its answers, read by the weights.
-        requests: the same answers.
-        num_draft_tokens: the K that it drafts with.
-    """
-    reported = []
-    for request, text in zip(requests, texts, strict=True):
-        if request.outcomes:
-            reported.append(len(request.outcomes))
-        elif request.num_accepted is not None:
-            reported.append(text.cut.num_tokens - request.num_accepted)
-    counted = sum(reported) if len(reported) == len(texts) else None
-    place = num_draft_tokens - 1
-    num_tokens = sum(text.cut.num_tokens for text in texts)
-    likelihood = likelihood_columns(texts)
-    health, allowed = drafter_health(
-        num_tokens,
-        counted,
-        expected=sum(text.cut.iterations[place] for text in texts),
-        variance=sum(text.cut.variance[place] for text in texts),
-        own_texts=abs(likelihood["likelihood_z"] or 0.0) <= MOST_DEVIATIONS
-        and likelihood["impossible_share"] <= MOST_IMPOSSIBLE,
-    )
-    return {
-        "health": health,
-        "served_tokens_per_iteration": num_tokens / counted if counted else None,
-        "weights_tokens_per_iteration": allowed,
-    }

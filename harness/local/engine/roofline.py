@@ -13,9 +13,10 @@ import functools
 import math
 import re
 from collections import Counter
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+
+from harness.engines.plans import Roof
 
 if TYPE_CHECKING:
     import torch
@@ -43,25 +44,6 @@ class Gpu(NamedTuple):
     memory: str
     memory_gb: float
     bandwidth_gb_s: float
-
-
-@dataclass(frozen=True)
-class Roof:
-    """The least work of one step, on all devices together.
-
-    Attributes:
-        step_bytes: the weights and cache that it reads.
-        floor_ms: the time that takes, the devices one after the other; None where a device's rate
-            is not known.
-    """
-
-    step_bytes: int
-    floor_ms: float | None
-
-    @property
-    def bandwidth(self) -> float | None:
-        """Bytes per second of the devices together; with one device it is that device's own."""
-        return self.step_bytes / self.floor_ms * 1000 if self.floor_ms else None
 
 
 @functools.cache

@@ -132,15 +132,6 @@ class Case:
         weights = sketch.read_bytes(demand.batch_size * tokens_of_a_row)
         return weights + cache
 
-    def least_iteration_steps(self, num_draft_tokens: int) -> float:
-        """What drafting K tokens and verifying them costs in steps of the target, by the bytes that they must read."""
-        target, draft = self.models[0], self.models[-1]
-        num_bytes = self.step_bytes(target, num_draft_tokens + 1)
-        if len(self.models) > 1 or self.shared:
-            num_steps = 1 if draft.drafts_in_one_pass else num_draft_tokens
-            num_bytes += num_steps * self.step_bytes(draft)
-        return num_bytes / self.step_bytes(target)
-
     @property
     def _prompt_bytes(self) -> int:
         # The models read one after the other.

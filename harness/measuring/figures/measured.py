@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from harness.config.run import PromptedSettings
     from harness.engines.counts import Counts
     from harness.engines.divergence import Divergence
+    from harness.engines.plans import Roof
     from harness.engines.requests import RequestRecord
     from harness.engines.timing import Generation
-    from harness.local.engine.roofline import Roof
     from harness.measuring.prompts.sets import PromptSet
     from harness.measuring.quietness import Quietness
     from harness.results.verdict import ArmEvidence

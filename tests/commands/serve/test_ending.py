@@ -21,14 +21,14 @@ PROGRAM = """
 import pathlib
 import torch
 import harness.cli.main
-import harness.commands.serve.service
+import harness.commands.serve.served_model
 
-def compute(service):
+def compute(*arguments):
     pathlib.Path("opening").touch()
     while True:
         torch.randn(1000, 1000) @ torch.randn(1000, 1000)
 
-harness.commands.serve.service.Service._open = compute
+harness.commands.serve.served_model._open_engine = compute
 harness.cli.main.main()
 """
 

@@ -373,18 +373,18 @@ def test_every_chunk_tells_the_usage_on_demand(client: Any) -> None:
 
 def test_a_long_prompt_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others are answered while it is tokenised, which here takes until then."""
-    from harness.commands.serve.service import Service
+    from harness.commands.serve.served_model import ServedModel
     from own_service import own_service
 
-    tokens_of = Service.tokens_of
+    tokens_of = ServedModel.tokens_of
     begun, answered = threading.Event(), threading.Event()
 
-    def slowly(service: Service, prompt: Any) -> Any:
+    def slowly(served: ServedModel, prompt: Any) -> Any:
         begun.set()
         assert answered.wait()
-        return tokens_of(service, prompt)
+        return tokens_of(served, prompt)
 
-    monkeypatch.setattr(Service, "tokens_of", slowly)
+    monkeypatch.setattr(ServedModel, "tokens_of", slowly)
     save_talkative_pair(tmp_path, 8)
     with own_service(tmp_path) as url, ThreadPoolExecutor(1) as pool:
         answer = pool.submit(post, url, "/completions", {"prompt": "a", "max_tokens": 1})
@@ -443,7 +443,7 @@ def test_a_race_is_shown_while_it_runs(url: str) -> None:
 
 def slow_down() -> None:
     """Leave the command no grace period after a signal, and let it rest before every iteration."""
-    from harness.commands.serve.scheduler import Scheduler
+    from harness.local.serving.scheduler import Scheduler
 
     turn = Scheduler._turn
 

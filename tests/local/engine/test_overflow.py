@@ -10,7 +10,7 @@ from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.record import Preparation
 from harness.local.engine.pair import Pair
-from harness.local.engine.reading import TextReader
+from harness.local.engine.reading import PairReader
 from harness.local.engine.reference import open_reference
 from harness.local.models.loading import LoadedModel
 from tiny_checkpoints import as_draft
@@ -36,7 +36,7 @@ def pair(broken: str) -> Pair:
 @pytest.mark.parametrize("role", ["model", "draft"])
 def test_acceptance_along_a_text_is_not_made_of_nan(role: str) -> None:
     """nan would read as a token that was not offered, or that cannot be drawn."""
-    reader = TextReader(pair(role), DecodingSettings(), 3)
+    reader = PairReader(pair(role), DecodingSettings(), 3)
     texts = [([5, 6], [7, 8, 9, 10]), ([5, 6], [7, 8, BROKEN, 9, 10])]
     with pytest.raises(RunError, match=rf"{role}: {role} gives logits that are nan .* text"):
         list(reader.read(texts))

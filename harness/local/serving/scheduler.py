@@ -12,16 +12,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
-from starlette.exceptions import HTTPException
-
-from harness.commands.serve.answers import Answer
 from harness.config.errors import in_one_line
 from harness.config.failures import as_run_error
 from harness.engines.iteration import Iteration
+from harness.engines.serving import Refusal, Result, TokenLogprob
 from harness.local.decoding.batch import Change, Records
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.engine.engine import LocalArm
-from harness.local.engine.logprobs import TokenLogprob
+from harness.local.serving.answers import Answer
 
 _ENDING = "the service is ending"
 
@@ -176,20 +174,20 @@ class Scheduler:
         """Have answers generated, all of them or none.
 
         Raises:
-            HTTPException: too many wait already, or the service is ending.
+            Refusal: too many wait already, or the service is ending.
         """
         with self._changed:
             self._check(len(answers))
             self._waiting += answers
             self._changed.notify()
 
-    def alone(self, work: Callable[[], Any]) -> Future[Any]:
+    def alone(self, work: Callable[[], Result]) -> Future[Result]:
         """Call `work`, such as a race, in the scheduler's thread when no answer is generated.
 
         Raises:
-            HTTPException: as `submit` does.
+            Refusal: as `submit` does.
         """
-        future: Future[Any] = Future()
+        future: Future[Result] = Future()
         with self._changed:
             self._check(1)
             self._alone.append((work, future))
@@ -209,7 +207,7 @@ class Scheduler:
             answer.fail(_ENDING)
         for _, future in alone:
             if future.set_running_or_notify_cancel():
-                future.set_exception(HTTPException(503, _ENDING))
+                future.set_exception(Refusal(503, _ENDING))
         self.thread.join(grace_s)
         self.stopped.set()
         # Not in the scheduler's thread, whose iteration may take long.
@@ -218,17 +216,17 @@ class Scheduler:
         self.thread.join()
 
     def check_running(self) -> None:
-        """Raise HTTPException once the service has stopped."""
+        """Raise Refusal once the service has stopped."""
         if self.stopped.is_set():
-            raise HTTPException(503, _ENDING)
+            raise Refusal(503, _ENDING)
 
     def _check(self, num_more: int) -> None:
         if self._closing or not self.thread.is_alive():
-            raise HTTPException(503, _ENDING)
+            raise Refusal(503, _ENDING)
         num_waiting = len(self._waiting) + len(self._alone)
         num_asked = self.num_running + num_waiting + num_more
         if num_asked > self._max_rows + self._max_waiting:
-            raise HTTPException(429, f"{len(self._waiting)} requests are waiting already")
+            raise Refusal(429, f"{len(self._waiting)} requests are waiting already")
 
     def _run(self) -> None:
         while not self.stopped.is_set():
@@ -249,10 +247,8 @@ class Scheduler:
                 work, future = next_alone
                 try:
                     future.set_result(work())
-                except HTTPException as error:
-                    future.set_exception(error)
                 except Exception as error:
-                    future.set_exception(HTTPException(500, reason_of(error)))
+                    future.set_exception(error)
         self._read_prompt()
         with self._changed:
             # Answers join as soon as they no longer wait: `close` finds each in one of both.

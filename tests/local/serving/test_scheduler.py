@@ -14,17 +14,13 @@ from torch import Tensor
 from chains import GREEDY, RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner
 from harness.config.errors import RunError
+from harness.engines.serving import Refusal
 from harness.local.decoding.batch import Records, Request
 from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import NonFiniteError, Step
 from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.model import ModelDrafter
-
-pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
-
-from starlette.exceptions import HTTPException
-
-from harness.commands.serve.scheduler import Scheduler
+from harness.local.serving.scheduler import Scheduler
 
 WARP = Warp(0.9)
 
@@ -199,7 +195,7 @@ def test_no_more_wait_than_may_wait_beyond_those_that_run() -> None:
     assert arm.has_begun.wait()
     scheduler.submit(answers[2:])
     one_more: Any = Taken(arm, asked(0), most=1000)
-    with pytest.raises(HTTPException, match="1 requests are waiting already"):
+    with pytest.raises(Refusal, match="1 requests are waiting already"):
         scheduler.submit([one_more])
     arm.may_go_on.set()
     for answer in answers:

@@ -10,44 +10,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
-from typing import Any
 
 from harness.engines.detokenizer import Detokenizer
 from harness.engines.protocol import Question
+from harness.engines.serving import Piece, ScoredToken, TokenLogprob
 from harness.engines.tokenizer import Tokenizer
 from harness.local.engine.engine import LocalArm
-from harness.local.engine.logprobs import TokenLogprob
-from harness.results.acceptance import Acceptance, outcome_of
-
-
-@dataclass(frozen=True)
-class ScoredToken:
-    """A token of an answer's text with its log-probability.
-
-    Attributes:
-        offset: where the token's text begins, in characters of the answer.
-    """
-
-    offset: int
-    logprob: TokenLogprob
-
-
-@dataclass(frozen=True)
-class Piece:
-    """The text and tokens that an answer gained in one iteration.
-
-    Attributes:
-        choice: the answer's number among those of its request, from 0.
-        finish_reason: `stop` or `length` in the last piece. `error` if the answer failed: the
-            piece's text is then the reason.
-        scored: one entry per token, where a request asks for log-probabilities.
-    """
-
-    choice: int
-    text: str
-    token_ids: list[int]
-    finish_reason: str | None = None
-    scored: Sequence[ScoredToken] = ()
+from harness.results.acceptance import outcome_of
 
 
 @dataclass(eq=False)
@@ -166,25 +135,6 @@ class Answer:
     def fail(self, reason: str) -> None:
         """End it with an error."""
         self.put(Piece(self.choice, text=reason, token_ids=[], finish_reason="error"))
-
-
-def metrics(answers: Sequence[Answer]) -> dict[str, Any] | None:
-    """Acceptance over these answers with vLLM's names; None where nothing was drafted."""
-    outcomes = [outcome for answer in answers for outcome in answer.outcomes]
-    acceptance = Acceptance.of(outcomes)
-    if not acceptance.num_iterations:
-        return None
-    figures = {
-        "mean_acceptance_length": acceptance.mean_acceptance_length,
-        "draft_acceptance_rate": acceptance.acceptance_rate,
-        "acceptance_histogram": acceptance.columns()["acceptance_histogram"],
-        "num_spec_steps": acceptance.num_iterations,
-        "num_accepted_draft_tokens": acceptance.num_accepted,
-        "num_draft_tokens": acceptance.num_proposed,
-        "per_step_accepted": [accepted for _, accepted in outcomes],
-        "per_step_drafted": [proposed for proposed, _ in outcomes],
-    }
-    return {"speculative_decoding": figures}
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -1,0 +1,25 @@
+"""Profiles of the arms as tables."""
+
+from __future__ import annotations
+
+from harness.engines.profiles import Profile
+from harness.reporting.table import Column, Table, TableRow, number, percent
+
+
+def profile_table(profile: Profile) -> Table:
+    """The operators or kernels that took longest, with their share of all the time."""
+    columns = (
+        Column("operator" if profile.device == "CPU" else "kernel", text=True),
+        Column("calls"),
+        Column("ms", number(2)),
+        Column("share", percent),
+    )
+    return Table(
+        f"profile-{profile.arm}",
+        f"Where {profile.num_tokens} tokens of {profile.arm} decoding spend {profile.device} time"
+        f" ({profile.num_iterations} iterations, slowed down by the profiler)",
+        columns,
+        tuple(map(TableRow, profile.operations)),
+        notes=(f"trace for https://ui.perfetto.dev: {profile.trace}",),
+        look="plain",
+    )

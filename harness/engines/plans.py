@@ -1,0 +1,131 @@
+"""A pair on paper, as the wing with the models hands it to the instrument: where it would go, and what its passes read.
+
+`local/engine/planning.py` and `roofline.py` compute it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class PretendedGpus:
+    """GPUs that are not here.
+
+    Attributes:
+        memory: bytes of each; None for what this machine's first GPU has free.
+        size: the same as it was typed, `40GB`.
+    """
+
+    number: int
+    memory: int | None
+    size: str | None
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The devices for a pair.
+
+    Attributes:
+        free: free bytes on each GPU, by its number, and in main memory, as `"cpu"`.
+        name: of its devices, as reports print it.
+        bandwidths: possible speeds of its memory in GB/s, by product name; empty if unknown.
+        pretended: whether there are no such GPUs here.
+    """
+
+    free: Mapping[int | str, int]
+    name: str
+    bandwidths: Mapping[str, float]
+    pretended: bool = False
+
+    @property
+    def num_gpus(self) -> int:
+        return len(self.free) - 1
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """One model, or a head, and where it would be.
+
+    Attributes:
+        dtype: `float16`.
+        device_map: from module names to a GPU's number, `cpu` or `disk`; `""` is the whole model.
+        weight_bytes: with buffers, by `cuda:0`, `cpu` or `disk`.
+        cache_bytes: keys, values and graphs, when they are largest; by device too.
+        has_cache: whether it has a cache whose size is known.
+    """
+
+    dtype: str
+    num_parameters: int
+    is_quantized: bool
+    device_map: Mapping[str, int | str]
+    weight_bytes: Mapping[str, int]
+    cache_bytes: Mapping[str, int]
+    has_cache: bool
+
+
+@dataclass(frozen=True)
+class PassBytes:
+    """The bytes that passes read, the cache included; by K where they depend on it.
+
+    Attributes:
+        step: of the target for one token of each row.
+        verification: of the target for K + 1 tokens of each row.
+        drafting: of all passes of the draft; 0 where drafting reads no weights.
+    """
+
+    step: float
+    verification: Mapping[int, float]
+    drafting: Mapping[int, float]
+
+    def iteration_steps(self, num_draft_tokens: int) -> float:
+        """What drafting K tokens and verifying them costs in steps of the target, at least."""
+        drafting = self.drafting[num_draft_tokens]
+        return (self.verification[num_draft_tokens] + drafting) / self.step
+
+
+@dataclass(frozen=True)
+class Roof:
+    """The least work of one step, on all devices together.
+
+    Attributes:
+        step_bytes: the weights and cache that it reads.
+        floor_ms: the time that takes, the devices one after the other; None where a device's rate
+            is not known.
+    """
+
+    step_bytes: int
+    floor_ms: float | None
+
+    @property
+    def bandwidth(self) -> float | None:
+        """Bytes per second of the devices together; with one device it is that device's own."""
+        return self.step_bytes / self.floor_ms * 1000 if self.floor_ms else None
+
+
+@dataclass(frozen=True)
+class PairPlan:
+    """A pair that was placed on a machine.
+
+    Attributes:
+        models: the target, then a draft with weights or a cache of its own.
+        shared: whether the target itself drafts; its caches then count twice.
+        draft_layers: the target's layers that draft, with early exit.
+        row_tokens: tokens of the longest row: its prompt, the new tokens and the draft tokens.
+        reserve_bytes: what stays free on each GPU; 0 without one.
+        misfit: what does not fit, in one line; the models are then where they would be with more memory.
+        remedies: changes that would make it fit, as they are typed.
+        notes: further sentences for the user.
+        reads: None if the size of a cache is not known.
+    """
+
+    models: tuple[ModelPlan, ...]
+    shared: bool
+    draft_layers: int | None
+    row_tokens: int
+    reserve_bytes: int
+    misfit: str | None
+    remedies: tuple[str, ...]
+    notes: tuple[str, ...]
+    reads: PassBytes | None

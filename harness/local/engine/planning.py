@@ -1,0 +1,206 @@
+"""A pair on paper: configurations are sketched, placed on a real or pretended machine, and the bytes of the placement
+are plain values (`engines.plans`). Nothing is downloaded but configurations.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+import psutil
+import torch
+
+from harness.config.demand import Demand
+from harness.config.errors import SettingError
+from harness.config.machine import cpu_name
+from harness.config.run import RunSettings
+from harness.config.settings import PlacementSettings
+from harness.engines.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
+from harness.engines.registry import engine_of
+from harness.local.drafting.translation import check_if_local
+from harness.local.engine.pair import SketchedPair, sketch_pair
+from harness.local.engine.roofline import known_gpu, known_gpus
+from harness.local.models.case import Case, Misfit, Placement
+from harness.local.models.checkpoints import Checkpoint
+from harness.local.models.devices import free_memory, visible_gpus
+from harness.local.models.fit import fit
+from harness.local.models.quiet import quiet_libraries
+from harness.local.models.remedies import fit_regardless, remedies
+from harness.local.models.sketch import Sketch, offloads
+from harness.local.models.tokenizers import PADDING, check_sizes
+
+
+def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Machine:
+    """The pretended GPUs, else this machine's, else its main memory.
+
+    Raises:
+        SettingError: fewer GPUs than the placement asks for.
+    """
+    quiet_libraries()
+    machine = _pretended_machine(pretended) if pretended else _this_machine(settings.placement)
+    asked = {"placement": settings.placement.gpus}
+    asked |= {role: model.gpus for role, model in settings.models.items()}
+    for setting, number in asked.items():
+        if number is not None and 0 < machine.num_gpus < number:
+            rule = f"must not exceed the number of GPUs, {machine.num_gpus}"
+            raise SettingError(f"{setting}.gpus", rule, number)
+    return machine
+
+
+def _this_machine(placement: PlacementSettings) -> Machine:
+    gpus = visible_gpus(dataclasses.replace(placement, gpus=None))
+    names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
+    if not gpus:
+        return Machine(free_memory(gpus), f"{cpu_name() or 'the CPU'}, main memory", {})
+    texts = []
+    for name, number in collections.Counter(names).items():
+        texts.append(f"{number} × {name}" if number > 1 else name)
+    return Machine(free_memory(gpus), "; ".join(texts), _slowest(names))
+
+
+def _slowest(names: Sequence[str]) -> dict[str, float]:
+    """The bandwidth in GB/s of the slowest GPU that is known, by its name: {"NVIDIA A100-SXM4-40GB": 1555}.
+
+    A token waits for every GPU, so that the slowest one counts.
+    """
+    bandwidths = {}
+    for name in names:
+        gpu = known_gpu(name)
+        if gpu is not None:
+            bandwidths[name] = gpu.bandwidth_gb_s
+    if not bandwidths:
+        return {}
+    slowest = min(bandwidths, key=lambda name: (bandwidths[name], name))
+    return {slowest: bandwidths[slowest]}
+
+
+def _pretended_machine(pretended: PretendedGpus) -> Machine:
+    memory = pretended.memory
+    if memory is None:
+        memory = free_memory([0])[0]
+    free: dict[int | str, int] = dict.fromkeys(range(pretended.number), memory)
+    free["cpu"] = psutil.virtual_memory().available
+    # What is pretended has memory of its own.
+    known = [gpu for gpu in known_gpus() if gpu.memory == "own"]
+    similar = [gpu for gpu in known if abs(gpu.memory_gb * 1e9 / memory - 1) < 0.1]
+    possible = similar or known
+    bandwidths = {gpu.name: gpu.bandwidth_gb_s for gpu in possible}
+    gpus = "GPU" if pretended.number == 1 else "GPUs"
+    size = pretended.size or f"{memory / 1e9:.1f} GB"
+    return Machine(
+        free, f"{pretended.number} pretended {gpus} of {size}", bandwidths, pretended=True
+    )
+
+
+def plan_on(
+    machine: Machine, settings: RunSettings, prompt_length: int, draft_tokens: Iterable[int]
+) -> PairPlan:
+    """Sketch the pair and check it, as far as the configurations allow, and place it.
+
+    Args:
+        prompt_length: tokens of the longest prompt.
+        draft_tokens: each K whose passes are of interest.
+
+    Raises:
+        SettingError: a setting that cannot hold for these models.
+        RunError: a repository out of reach.
+    """
+    pair = _checked_pair(machine, settings, prompt_length)
+    demand = Demand(
+        settings.batch_size,
+        prompt_tokens=prompt_length,
+        new_tokens=settings.decoding.max_new_tokens,
+        num_draft_tokens=settings.most_verified,
+        runner=settings.runner,
+    )
+    case = pair.case(machine.free, demand)
+    misfit = None
+    advice: list[str] = []
+    try:
+        placements = fit(case)
+    except Misfit as error:
+        misfit = str(error)
+        advice = remedies(case)
+        placements = fit_regardless(case)
+    return PairPlan(
+        models=tuple(map(_model_plan, case.models, placements)),
+        shared=case.shared,
+        draft_layers=getattr(pair.draft_settings, "layers", None),
+        row_tokens=demand.row_tokens,
+        reserve_bytes=case.reserve_bytes if machine.num_gpus else 0,
+        misfit=misfit,
+        remedies=tuple(advice),
+        notes=tuple(_notes(case, placements)),
+        reads=pass_bytes(case, draft_tokens),
+    )
+
+
+def _checked_pair(machine: Machine, settings: RunSettings, prompt_length: int) -> SketchedPair:
+    def device_of(checkpoint: Checkpoint, how: PlacementSettings) -> torch.device:
+        if not machine.num_gpus or how.strategy == "cpu":
+            return torch.device("cpu")
+        # There is no pretended GPU to ask what it can do.
+        return torch.device("meta" if machine.pretended else "cuda")
+
+    pair = sketch_pair(
+        settings.model, settings.draft, settings.placement, settings.dtype, device_of
+    )
+    engine_of(settings).check_pair(pair, settings)
+    excess = pair.excess([[0] * prompt_length], settings.decoding.max_new_tokens)
+    if excess is not None:
+        raise SettingError("prompt_length", excess.rule, prompt_length)
+    if len(pair.checkpoints) > 1:
+        target, draft = pair.checkpoints
+        if settings.weights == "stored":
+            check_if_local(target, draft)
+        else:
+            check_sizes(target, draft)
+    return pair
+
+
+def _model_plan(sketch: Sketch, placement: Placement) -> ModelPlan:
+    return ModelPlan(
+        dtype=str(sketch.dtype).removeprefix("torch."),
+        num_parameters=sketch.num_parameters,
+        is_quantized=sketch.settings.quantization != "none",
+        device_map=dict(placement.device_map),
+        weight_bytes=placement.bytes_per_device,
+        cache_bytes=placement.cache_per_device,
+        has_cache=any(sketch.block_caches()),
+    )
+
+
+def _notes(case: Case, placements: Sequence[Placement]) -> list[str]:
+    """Further sentences for the user."""
+    notes = [sketch.about_cache for sketch in case.models]
+    if offloads(placements[0].device_map):
+        notes.append(
+            "layers outside the GPUs are fetched for every token,"
+            " which takes far longer than reading them"
+        )
+    sizes = [sketch.vocabulary_size for sketch in case.models]
+    if max(sizes) - min(sizes) > PADDING * max(sizes):
+        notes.append(
+            f"the vocabularies differ ({sizes[0]} and {sizes[1]} tokens):"
+            " the draft's are translated"
+        )
+    return [note for note in notes if note]
+
+
+def pass_bytes(case: Case, draft_tokens: Iterable[int]) -> PassBytes | None:
+    """The bytes that passes read, for each K; None if the size of a cache is not known.
+
+    A verification may read more than a step: its tokens take different experts.
+    """
+    if not all(sketch.knows_cache for sketch in case.models):
+        return None
+    target, draft = case.models[0], case.models[-1]
+    drafts = len(case.models) > 1 or case.shared
+    verification = {}
+    drafting = {}
+    for number in draft_tokens:
+        num_passes = 1 if draft.drafts_in_one_pass else number
+        verification[number] = case.step_bytes(target, number + 1)
+        drafting[number] = num_passes * case.step_bytes(draft) if drafts else 0.0
+    return PassBytes(case.step_bytes(target), verification, drafting)

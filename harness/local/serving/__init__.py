@@ -1,0 +1,1 @@
+"""Continuous batching behind a queue of requests: what `serve` runs."""

@@ -1,0 +1,104 @@
+"""An engine whose arms answer requests as they come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent import futures
+from concurrent.futures import Future
+
+from harness.engines.protocol import Engine, Question
+from harness.engines.serving import Piece, Refusal, Result
+from harness.engines.tokenizer import Tokenizer
+from harness.local.engine.engine import LocalArm
+from harness.local.serving.answers import Answer
+from harness.local.serving.scheduler import Scheduler, reason_of
+
+
+class LocalService:
+    """An engine and the scheduler that runs it.
+
+    Args:
+        open_engine: called in the scheduler's thread, which alone touches the models.
+        max_rows: the most answers that are generated together.
+        max_waiting: the most answers beyond these that may wait.
+
+    Raises:
+        Exception: any of `open_engine`.
+    """
+
+    def __init__(
+        self,
+        open_engine: Callable[[], Engine],
+        tokenizer: Tokenizer,
+        max_rows: int,
+        max_waiting: int,
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._scheduler = Scheduler(max_rows, max_waiting)
+        # This thread waits, so that the first request finds everything ready. It wakes now and then: a
+        # signal that comes in the moment in which it falls asleep is handled only when it wakes.
+        opening = self._scheduler.alone(open_engine)
+        while not opening.done():
+            futures.wait([opening], timeout=1.0)
+        try:
+            self._engine = opening.result()
+        except Exception:
+            self._scheduler.close()
+            raise
+        self._arms: dict[str, LocalArm] = {}
+        for arm in self._engine.arms:
+            assert isinstance(arm, LocalArm)
+            self._arms[arm.name] = arm
+
+    @property
+    def num_running(self) -> int:
+        return self._scheduler.num_running
+
+    @property
+    def num_waiting(self) -> int:
+        return self._scheduler.num_waiting
+
+    def is_running(self) -> bool:
+        return self._scheduler.thread.is_alive()
+
+    def ask(
+        self,
+        arm: str,
+        questions: Sequence[Question],
+        put: Callable[[Piece], None],
+        *,
+        stops: Sequence[str] = (),
+        num_prompt_logprobs: int | None = None,
+    ) -> list[Answer]:
+        answers = []
+        for choice, question in enumerate(questions):
+            answers.append(
+                Answer(
+                    self._arms[arm],
+                    question,
+                    self._tokenizer,
+                    put,
+                    choice=choice,
+                    stops=stops,
+                    num_prompt_logprobs=num_prompt_logprobs,
+                )
+            )
+        self._scheduler.submit(answers)
+        return answers
+
+    def alone(self, work: Callable[[Engine], Result]) -> Future[Result]:
+        def run() -> Result:
+            try:
+                return work(self._engine)
+            except Refusal:
+                raise
+            except Exception as error:
+                raise Refusal(500, reason_of(error)) from error
+
+        return self._scheduler.alone(run)
+
+    def check_running(self) -> None:
+        self._scheduler.check_running()
+
+    def close(self, grace_s: float = 0.0) -> None:
+        self._scheduler.close(grace_s)
