@@ -1,10 +1,13 @@
-"""Columns about acceptance that requests of an arm give: from their iterations, else from a server's totals."""
+"""Columns about acceptance that requests of an arm give: from their iterations, else from a server's totals or
+counters.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Any
 
+from harness.engines.counts import Counts
 from harness.engines.requests import RequestRecord
 from harness.results.acceptance import Acceptance
 
@@ -20,3 +23,30 @@ def acceptance_columns(requests: Iterable[RequestRecord]) -> dict[str, Any]:
     num_drafted = sum(request.num_drafted or 0 for request in drafting)
     num_accepted = sum(request.num_accepted or 0 for request in drafting)
     return {"acceptance_rate": num_accepted / num_drafted if num_drafted else None}
+
+
+def counted_acceptance(counts: Counts, num_requests: int) -> dict[str, Any]:
+    """The columns about acceptance that counters give; none where nothing was drafted.
+
+    Args:
+        num_requests: answers, whose first tokens come without a verification.
+    """
+    drafts = counts.get("drafts")
+    proposed = counts.get("proposed")
+    accepted = counts.get("accepted")
+    if accepted is None and drafts and "generated" in counts:
+        # Each verification yields one token besides those that it accepts.
+        accepted = max(0.0, counts["generated"] - num_requests - drafts)
+    if accepted is None or not (proposed or drafts):
+        return {}
+    columns: dict[str, Any] = {"acceptance_source": "metrics"}
+    if proposed:
+        columns["acceptance_rate"] = accepted / proposed
+    if drafts:
+        columns["mean_acceptance_length"] = 1 + accepted / drafts
+        columns["mean_proposed"] = proposed / drafts if proposed else None
+        positions = sorted(int(name.split()[-1]) for name in counts if " at " in name)
+        rates = [counts[f"accepted at {position}"] / drafts for position in positions]
+        if rates:
+            columns["marginal_acceptance_by_position"] = [round(rate, 4) for rate in rates]
+    return columns

@@ -1,5 +1,4 @@
-"""Counters on a server's Prometheus page: how they grew while it answered, and the columns from
-that.
+"""Counters on a server's Prometheus page, and how they grew while it answered.
 
 They give acceptance where answers do not report it, and show whether the server also answered
 others, drafts at all, takes prompts from a cache, was restarted, or is only one of several workers.
@@ -11,10 +10,8 @@ import math
 import re
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from harness.engines.counts import Counts, growth, is_known
-from harness.engines.requests import RequestRecord
 from harness.servers.dialects import known_counters
 from harness.servers.identity import page_of, start_time
 
@@ -27,12 +24,6 @@ _RETRY_S = 0.1
 # vLLM: `vllm:cache_config_info{block_size="128",num_gpu_blocks="9",...} 1.0`
 _SIZES = re.compile(r'\b(?:block_size|num_gpu_blocks)="(\d+)"')
 _POSITION = re.compile(r'position="(\d+)"')
-
-# Of a cancelled request, the tokens that a server may have counted and that did not arrive.
-_UNREAD = 16
-# Share of our own tokens by which a server may count more or fewer, beyond a token for each request,
-# before others are suspected: some count the token that ends a text.
-_TOLERATED = 0.01
 
 
 def read_counters(text: str) -> Counts:
@@ -107,66 +98,6 @@ class CounterPage:
                 was_restarted = started > self._newest_start
             counts["restarts"] += was_restarted
         self._newest_start = max(self._newest_start, started or 0.0)
-
-
-def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[str, Any]:
-    """The columns about tokens that the server generated for other clients, and about ours that
-    these counters missed.
-    """
-    if "generated" not in counts:
-        return {}
-    ours = [request.num_tokens for request in requests]
-    num_cancelled = sum(request.is_cancelled for request in requests)
-    foreign = counts["generated"] - sum(ours)
-    tolerated = len(ours) + _TOLERATED * sum(ours) + _UNREAD * num_cancelled
-    return {
-        "server_tokens": round(counts["generated"]),
-        "foreign_tokens": round(foreign) if foreign > tolerated else 0,
-        "unseen_tokens": round(-foreign) if -foreign > tolerated else 0,
-    }
-
-
-def counter_columns(counts: Counts) -> dict[str, Any]:
-    """The columns about preempted requests, caches, first tokens and whether anything was drafted."""
-    columns: dict[str, Any] = {}
-    names = {"cache_size": "cache_size", "preempted": "num_preemptions", "cached": "cached_tokens"}
-    for name, column in names.items():
-        if name in counts:
-            columns[column] = round(counts[name])
-    if counts.get("first_tokens") and "first_token_s" in counts:
-        mean_s = counts["first_token_s"] / counts["first_tokens"]
-        columns["server_time_to_first_token_ms"] = 1000 * mean_s
-    drafts = counts.get("drafts", counts.get("proposed"))
-    if drafts is not None:
-        columns["drafted"] = drafts > 0
-    return columns
-
-
-def counted_acceptance(counts: Counts, num_requests: int) -> dict[str, Any]:
-    """The columns about acceptance that counters give; none where nothing was drafted.
-
-    Args:
-        num_requests: answers, whose first tokens come without a verification.
-    """
-    drafts = counts.get("drafts")
-    proposed = counts.get("proposed")
-    accepted = counts.get("accepted")
-    if accepted is None and drafts and "generated" in counts:
-        # Each verification yields one token besides those that it accepts.
-        accepted = max(0.0, counts["generated"] - num_requests - drafts)
-    if accepted is None or not (proposed or drafts):
-        return {}
-    columns: dict[str, Any] = {"acceptance_source": "metrics"}
-    if proposed:
-        columns["acceptance_rate"] = accepted / proposed
-    if drafts:
-        columns["mean_acceptance_length"] = 1 + accepted / drafts
-        columns["mean_proposed"] = proposed / drafts if proposed else None
-        positions = sorted(int(name.split()[-1]) for name in counts if " at " in name)
-        rates = [counts[f"accepted at {position}"] / drafts for position in positions]
-        if rates:
-            columns["marginal_acceptance_by_position"] = [round(rate, 4) for rate in rates]
-    return columns
 
 
 def _number(text: str) -> float | None:

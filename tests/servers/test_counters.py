@@ -9,13 +9,9 @@ import pytest
 
 from harness.engines.counts import added, growth, is_known
 from harness.engines.requests import RequestRecord
-from harness.servers.counters import (
-    CounterPage,
-    counted_acceptance,
-    counter_columns,
-    read_counters,
-    traffic_columns,
-)
+from harness.measuring.acceptance import counted_acceptance
+from harness.measuring.figures.server import counter_columns, traffic_columns
+from harness.servers.counters import CounterPage, read_counters
 
 VLLM = """# HELP vllm:spec_decode_num_drafts Number of spec decoding drafts.
 # TYPE vllm:spec_decode_num_drafts counter

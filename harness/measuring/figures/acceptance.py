@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.measuring.figures.server import traffic_columns
 from harness.results.acceptance import Acceptance, mean_length_per_request
 from harness.results.row import pooled, with_interval
 from harness.results.schema import Accepted, MaybeFloat, MaybeText
@@ -92,8 +93,7 @@ class AcceptanceFigures(Group, Accepted):
 
 def _reported(arm: MeasuredArm) -> dict[str, Any]:
     """Fields of `AcceptanceFigures` that a server reports without iterations: in its answers, else by its counters."""
-    from harness.measuring.acceptance import acceptance_columns
-    from harness.servers.counters import counted_acceptance, traffic_columns
+    from harness.measuring.acceptance import acceptance_columns, counted_acceptance
 
     answered = arm.answered
     reported = {

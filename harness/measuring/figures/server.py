@@ -7,11 +7,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from os.path import commonprefix
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from harness.engines.counts import Counts
+    from harness.engines.requests import RequestRecord
+
+# Of a cancelled request, the tokens that a server may have counted and that did not arrive.
+_UNREAD = 16
+# Share of our own tokens by which a server may count more or fewer, beyond a token for each request,
+# before others are suspected: some count the token that ends a text.
+_TOLERATED = 0.01
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,8 +101,6 @@ class Server(Group):
         if drafted:
             columns["drafted"] = any(drafted)
         if arm.counted is not None:
-            from harness.servers.counters import counter_columns, traffic_columns
-
             columns["num_restarts"] = arm.num_restarts
             columns["num_uncounted"] = len(arm.generations) - len(arm.counted_laps)
             traffic = traffic_columns(arm.counted, arm.counted_requests)
@@ -122,3 +132,36 @@ def _from_before(run: MeasuredRun, arm: MeasuredArm) -> int | None:
         shared = [len(commonprefix([prompt, other])) for other in neighbours]  # noqa: RUF071
         num_known += max(0, cached[prompt] - max(shared, default=0))
     return num_known
+
+
+def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[str, Any]:
+    """The columns about tokens that the server generated for other clients, and about ours that
+    these counters missed.
+    """
+    if "generated" not in counts:
+        return {}
+    ours = [request.num_tokens for request in requests]
+    num_cancelled = sum(request.is_cancelled for request in requests)
+    foreign = counts["generated"] - sum(ours)
+    tolerated = len(ours) + _TOLERATED * sum(ours) + _UNREAD * num_cancelled
+    return {
+        "server_tokens": round(counts["generated"]),
+        "foreign_tokens": round(foreign) if foreign > tolerated else 0,
+        "unseen_tokens": round(-foreign) if -foreign > tolerated else 0,
+    }
+
+
+def counter_columns(counts: Counts) -> dict[str, Any]:
+    """The columns about preempted requests, caches, first tokens and whether anything was drafted."""
+    columns: dict[str, Any] = {}
+    names = {"cache_size": "cache_size", "preempted": "num_preemptions", "cached": "cached_tokens"}
+    for name, column in names.items():
+        if name in counts:
+            columns[column] = round(counts[name])
+    if counts.get("first_tokens") and "first_token_s" in counts:
+        mean_s = counts["first_token_s"] / counts["first_tokens"]
+        columns["server_time_to_first_token_ms"] = 1000 * mean_s
+    drafts = counts.get("drafts", counts.get("proposed"))
+    if drafts is not None:
+        columns["drafted"] = drafts > 0
+    return columns
