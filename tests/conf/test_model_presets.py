@@ -63,6 +63,8 @@ PUBLISHED: dict[str, tuple[int, int | None]] = {
     "smollm2-1.7b": (1_711_376_384, 8192),
     "qwen3-4b": (4_022_468_096, 40_960),
     "qwen3-8b": (8_190_735_360, 40_960),
+    # Of the 27,781,427,952 in its files these are the language model's; 460,730,096 are for images, 424,699,392 of MTP.
+    "qwen3.6-27b": (26_895_998_464, 262_144),
     "gpt-oss-20b": (20_914_757_184, 131_072),
     "llama3.1_8B-instruct": (8_030_261_248, 131_072),
     "baichuan-7b": (7_000_559_616, 4096),
@@ -99,7 +101,8 @@ def unknown_keys(architecture: Mapping[str, Any]) -> set[str]:
     """Keys that transformers would take without a word and that no model reads."""
     kind = type(configuration(architecture))
     fields = {field.name for field in dataclasses.fields(kind)}
-    return set(architecture) - fields - set(kind.attribute_map) - {"model_type"}
+    known = {"model_type", "mtp_num_hidden_layers"}  # the second is read by `draft=mtp`
+    return set(architecture) - fields - set(kind.attribute_map) - known
 
 
 def architecture_of(name: str) -> Mapping[str, Any]:
