@@ -25,8 +25,8 @@ from harness.engines.protocol import Question
 from harness.engines.timing import quick_garbage_collections, without_garbage_collection
 from harness.local.engine.pair import Pair, PlacedPair
 from harness.local.models.devices import synchronize
-from harness.local.models.tokenizers import encode_prompts
 from harness.local.runners.attention import without_cudnn
+from harness.measuring.prompts.chat_templates import encode_prompts
 from harness.measuring.prompts.sets import load_prompts
 from harness.reporting.table import Column, Table, TableRow
 from harness.reporting.terminal import plain_console, print_document
