@@ -93,7 +93,7 @@ def _row_as_json(row: RunRow) -> dict[str, Any]:
     for field in fields(row):
         value = getattr(row, field.name)
         if isinstance(value, Interval) and f"{field.name}_covers" not in columns:
-            value = replace(value, covers="")
+            value = replace(value, covers=None)
         values[field.name] = _as_json(value)
     return values
 
@@ -101,7 +101,8 @@ def _row_as_json(row: RunRow) -> dict[str, Any]:
 def _as_json(value: Any) -> Any:
     if isinstance(value, Interval):
         parts = {"estimate": value.estimate, "low": value.low, "high": value.high}
-        return {name: _as_json(part) for name, part in parts.items()} | {"covers": value.covers}
+        covers = "" if value.covers is None else str(value.covers)
+        return {name: _as_json(part) for name, part in parts.items()} | {"covers": covers}
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):

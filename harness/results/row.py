@@ -19,7 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
 
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import Coverage, Interval
 
 # The columns that a file begins with, so far as it has them.
 _FIRST = (
@@ -248,9 +248,10 @@ def _part_of(value: Interval | Sequence[Interval] | None, part: str) -> Any:
     if value is None:
         return None
     if isinstance(value, Interval):
+        if part == "covers":
+            return None if value.covers is None else str(value.covers)
         number = getattr(value, part)
-        # Only nan differs from itself.
-        return None if number == "" or number != number else number
+        return None if math.isnan(number) else number
     parts = [_part_of(interval, part) for interval in value]
     return None if None in parts else parts
 
@@ -262,7 +263,7 @@ def _interval_in(values: Mapping[str, Any], name: str) -> Interval | list[Interv
         if low is None or high is None or not len(low) == len(high) == len(estimate):
             return list(map(Interval, estimate))
         return list(map(Interval, estimate, low, high))
-    covers = values.get(f"{name}_covers") or ""
+    covers = Coverage.read(values.get(f"{name}_covers") or "")
     if estimate is None:
         return None
     if low is None or high is None:

@@ -75,6 +75,13 @@ def test_sampled_runs_have_a_seed_each(tmp_path: Path) -> None:
     assert covers == "10 prompts and 2 runs with a seed each"
 
 
+def test_runs_of_the_same_texts_together_cover_no_others(tmp_path: Path) -> None:
+    laps = {"speedup_covers": f"{NUM_PROMPTS} laps of the same texts"}
+    runs = [measured(tmp_path, number, 1.0, **laps) for number in (1, 2)]
+    covers = pooled_rows(runs)[-1].values()["speedup_covers"]
+    assert covers == "10 laps of the same texts and 2 runs"
+
+
 def test_runs_that_failed_are_left_out(tmp_path: Path) -> None:
     good = [measured(tmp_path, number, 1.0) for number in (1, 2)]
     bad = measured(tmp_path, 3, 1.0, status="failed")

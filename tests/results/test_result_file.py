@@ -13,7 +13,7 @@ import pytest
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows, read_file
 from harness.results.result_file import SCHEMA, read_result, write_result
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import Coverage, Interval
 from in_process import Harness, only
 
 QUICK = ["num_prompts=8", "decoding.max_new_tokens=4", "num_warmup=0"]
@@ -55,7 +55,10 @@ def test_a_run_leaves_its_rows_verdict_and_command(harness: Harness, tmp_path: P
 
 def test_both_files_of_a_run_say_as_much(tmp_path: Path) -> None:
     """`covers` of an interval without such a column was in one of them alone."""
-    figures = {"speedup": Interval(2, 1, 3, "9 prompts"), "drift": Interval(1, 0.9, 1.1, "9 laps")}
+    figures = {
+        "speedup": Interval(2, 1, 3, Coverage(9, "prompt")),
+        "drift": Interval(1, 0.9, 1.1, Coverage(9, "lap")),
+    }
     row = LatencyRow(run="1", arm="speculative", **figures)
     write_result(tmp_path, [row], [])
     (written,) = valid(tmp_path / "result.json")["rows"]

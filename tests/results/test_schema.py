@@ -22,7 +22,7 @@ from harness.measuring.rows import LatencyRow
 from harness.results.row import Row, kind_of
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.schema import RunRow
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import Coverage, Interval
 from some_settings import settings_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -86,7 +86,10 @@ def test_what_cannot_be_read_is_none() -> None:
         ({"speedup": "2", "speedup_low": "1.9", "speedup_high": "2.1"}, Interval(2, 1.9, 2.1)),
         # Files of older versions, without a column or with an end alone.
         ({"speedup": "2"}, Interval(2)),
-        ({"speedup": "2", "speedup_covers": "9 prompts"}, Interval(2, covers="9 prompts")),
+        (
+            {"speedup": "2", "speedup_covers": "9 prompts"},
+            Interval(2, covers=Coverage(9, "prompt")),
+        ),
         ({"speedup": "2", "speedup_low": "1.9", "speedup_high": ""}, Interval(2)),
         ({"speedup": "", "speedup_low": "1.9", "speedup_high": "2.1"}, None),
         ({"speedup": "2", "speedup_low": "9" * 400, "speedup_high": "2.1"}, Interval(2)),

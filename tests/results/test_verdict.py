@@ -18,7 +18,7 @@ from harness.config.errors import VerdictError
 from harness.measuring.rows import LatencyRow
 from harness.reporting.terminal import as_text
 from harness.results.runs import Run
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import Coverage, Interval
 from harness.results.verdict import (
     ArmEvidence,
     Conclusion,
@@ -31,7 +31,7 @@ from harness.results.verdict import (
     why_no_ranking,
 )
 
-PAYS = Interval(2.0, 1.9, 2.1, "200 prompts")
+PAYS = Interval(2.0, 1.9, 2.1, Coverage(200, "prompt"))
 
 
 def arm(name: str, **evidence: Any) -> ArmEvidence:
@@ -277,11 +277,11 @@ def test_random_weights_conclude_nothing() -> None:
 
 
 def test_an_interval_among_many_is_wider() -> None:
-    row = rows(speedup=Interval(2.0, 1.01, 3.96, "9 prompts"))[1]
+    row = rows(speedup=Interval(2.0, 1.01, 3.96, Coverage(9, "prompt")))[1]
     assert verdict_of(row).pays
     assert verdict_of(row, num_compared=5).includes_1
     # The interval of a run that stopped by itself has a higher level already; one over several runs has the usual one.
-    over_runs = replace(row, speedup=replace(row.speedup, covers="9 prompts and 5 runs"))
+    over_runs = replace(row, speedup=replace(row.speedup, covers=Coverage(9, "prompt", num_runs=5)))
     for measured, is_narrower in ((row, True), (over_runs, False)):
         usual = verdict_of(measured, num_compared=5).speedup
         stopped = verdict_of(replace(measured, stopped_by="precision"), num_compared=5).speedup

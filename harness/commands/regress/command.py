@@ -184,7 +184,7 @@ def document(
     covers: set[str] = set()
     for one in compared:
         if one.comparison and one.comparison.change.covers:
-            covers.add(one.comparison.change.covers)
+            covers.add(str(one.comparison.change.covers))
     if covers:
         lines.append(Line(f"Intervals are over {'; '.join(sorted(covers))}.", "dim"))
     for one in compared:

@@ -11,6 +11,7 @@ from harness.measuring.rows import LatencyRow
 from harness.reporting.names import name_of
 from harness.reporting.words import device_of, pair_name, settings_line
 from harness.results.runs import Run
+from harness.results.statistics.interval import Coverage
 from harness.results.verdict import judge
 
 
@@ -58,7 +59,7 @@ def _lines(run: Run[LatencyRow]) -> Iterator[str | None]:
         True: "no prompt is in it (each has a salt)",
         False: "prompts may be in it (no salt)",
     }
-    covers = last.speedup.covers if last.speedup is not None else f"{last.num_prompts} prompts"
+    covers = Coverage.of(last.speedup) or f"{last.num_prompts} prompts"
     yield f"over {covers}; {failed} requests failed; prefix cache: {caches[last.salted]}"
     yield f"`{typed_command(run) or 'command unknown'}`"
     yield f"run {last.run}, harness {last.harness_version}, commit {last.commit or 'unknown'}"

@@ -10,7 +10,7 @@ from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled, setting, with_interval
 from harness.results.rows.prompts import share_prompts
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeText, WithSpeedup
-from harness.results.statistics.interval import CONFIDENCE, SAME_TEXTS, Interval, counted
+from harness.results.statistics.interval import CONFIDENCE, Interval, counted
 
 if TYPE_CHECKING:
     from harness.engines.timing import Generation
@@ -74,9 +74,10 @@ class Speedup(Group, WithSpeedup):
         for generation, unit in zip(pair[0].generations, pair[0].units, strict=True):
             occurrences = [run.prompt_set.occurrence(each.index) for each in generation.requests]
             places.setdefault(unit, set()).update(one.place for one in occurrences)
-        if share_prompts(places):
+        if speedup.covers is not None and share_prompts(places):
             # Units with the same prompts do not allow for other texts.
-            speedup = dataclasses.replace(speedup, covers=f"{speedup.covers}{SAME_TEXTS}")
+            covers = dataclasses.replace(speedup.covers, same_texts=True)
+            speedup = dataclasses.replace(speedup, covers=covers)
         visible = None
         if times.regular.size:
             estimate = ratio_over_runs(times.regular[None], times.speculative[None], times.unit)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from harness.results.statistics.arrays import Floats, positive_table
 from harness.results.statistics.distributions import t_quantile
-from harness.results.statistics.interval import CONFIDENCE, NAN, Interval, counted
+from harness.results.statistics.interval import CONFIDENCE, NAN, Coverage, Interval
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
     mcnemar_p_value,
@@ -189,12 +189,11 @@ def change_between(
         residual_variance += side_degrees * mean_squares.residual
     if degrees_of_freedom:
         residual_variance /= degrees_of_freedom
-    covers = counted(num_units, unit)
+    covers = Coverage(num_units, unit)
     if max(num_runs) > 1:
-        covers += f" and {num_runs[0]} + {num_runs[1]} runs"
+        covers = replace(covers, num_runs=num_runs[0], num_runs_after=num_runs[1])
     elif noise is not None:
-        differences = counted(noise.degrees_of_freedom, "difference")
-        covers += f" and the noise of {differences} between identical runs"
+        covers = replace(covers, num_differences=noise.degrees_of_freedom)
     if noise is not None:
         # The ratio of two runs has twice the variance of one.
         squares_of_means += noise.degrees_of_freedom * noise.deviation**2 / 2

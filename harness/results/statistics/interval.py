@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 NAN = float("nan")
 
@@ -17,10 +16,86 @@ FEWEST_BLOCKS = 2
 # Of every interval that is shown.
 CONFIDENCE = 0.95
 # Names of units, whose times are independent of each other: a prompt, a batch of prompts, a lap of requests, and
-# a block, all answers between one start of each arm and the next. `Coverage` finds them in `Interval.covers`.
+# a block, all answers between one start of each arm and the next.
 UNITS = ("prompt", "batch", "lap", "block")
-# Behind units that share prompts.
-SAME_TEXTS = " of the same texts"
+
+
+def counted(number: int, name: str) -> str:
+    """`1 prompt`, `15 prompts`, `8 batches`."""
+    if number == 1:
+        return f"1 {name}"
+    return f"{number} {name}{'es' if name.endswith(('ch', 's')) else 's'}"
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """The choices that an interval allows for, as text `15 prompts and 5 runs`, `8 laps of the same texts`, or
+    `1 batch`.
+
+    Attributes:
+        unit: one of `UNITS`.
+        same_texts: whether units share prompts, so that the interval does not allow for others.
+        num_runs: None for one run.
+        num_runs_after: of the other side, where runs before and after a change are compared.
+        own_seeds: whether each run has another seed.
+        num_differences: between identical runs, whose noise the interval includes; None where it does not.
+    """
+
+    num_units: int
+    unit: str
+    same_texts: bool = False
+    num_runs: int | None = None
+    num_runs_after: int | None = None
+    own_seeds: bool = False
+    num_differences: int | None = None
+
+    def __str__(self) -> str:
+        text = counted(self.num_units, self.unit)
+        if self.same_texts:
+            text += " of the same texts"
+        if self.num_runs_after is not None:
+            text += f" and {self.num_runs} + {self.num_runs_after} runs"
+        elif self.num_runs is not None:
+            text += f" and {counted(self.num_runs, 'run')}"
+        if self.own_seeds:
+            text += " with a seed each"
+        if self.num_differences is not None:
+            differences = counted(self.num_differences, "difference")
+            text += f" and the noise of {differences} between identical runs"
+        return text
+
+    @classmethod
+    def of(cls, interval: Interval | None) -> Coverage | None:
+        """What an interval covers; None without an interval."""
+        return None if interval is None else interval.covers
+
+    @classmethod
+    def read(cls, text: str) -> Coverage | None:
+        """The reverse of `str`, for a cell of a file; None for any other text."""
+        found = _COVERAGE.fullmatch(text)
+        if found is None:
+            return None
+        numbers = {
+            name: int(found[name])
+            for name in ("num_units", "num_runs", "num_runs_after", "num_differences")
+            if found[name] is not None
+        }
+        return cls(
+            unit=found["unit"],
+            same_texts=found["same_texts"] is not None,
+            own_seeds=found["own_seeds"] is not None,
+            **numbers,
+        )
+
+
+# What `Coverage.__str__` writes.
+_COVERAGE = re.compile(
+    rf"(?P<num_units>\d+) (?P<unit>{'|'.join(UNITS)})(?:e?s)?"
+    r"(?P<same_texts> of the same texts)?"
+    r"(?: and (?P<num_runs>\d+)(?: \+ (?P<num_runs_after>\d+))? runs?)?"
+    r"(?P<own_seeds> with a seed each)?"
+    r"(?: and the noise of (?P<num_differences>\d+) differences? between identical runs)?"
+)
 
 
 @dataclass(frozen=True)
@@ -31,13 +106,13 @@ class Interval:
     a row (`row.with_interval`), which is three columns in files only.
 
     Args:
-        covers: the choices that the interval allows for, such as "15 prompts and 5 runs".
+        covers: the choices that the interval allows for; None where they are not known.
     """
 
     estimate: float = NAN
     low: float = NAN
     high: float = NAN
-    covers: str = ""
+    covers: Coverage | None = None
 
     @property
     def is_known(self) -> bool:
@@ -56,36 +131,3 @@ class Interval:
         return replace(
             self, estimate=factor * self.estimate, low=factor * self.low, high=factor * self.high
         )
-
-
-def counted(number: int, name: str) -> str:
-    """`1 prompt`, `15 prompts`, `8 batches`."""
-    if number == 1:
-        return f"1 {name}"
-    return f"{number} {name}{'es' if name.endswith(('ch', 's')) else 's'}"
-
-
-class Coverage(NamedTuple):
-    """`15 prompts and 5 runs`, `8 laps of the same texts`, or `1 batch`.
-
-    Attributes:
-        unit: one of `UNITS`.
-        num_runs: None for one run.
-        same_texts: whether units share prompts, so that the interval does not allow for others.
-    """
-
-    unit: str
-    num_units: int
-    num_runs: int | None = None
-    same_texts: bool = False
-
-    @classmethod
-    def of(cls, interval: Interval | None) -> Coverage | None:
-        """What an interval covers; None where that is not known."""
-        text = "" if interval is None else interval.covers
-        units = re.match(rf"(\d+) ({'|'.join(UNITS)})", text)
-        if units is None:
-            return None
-        runs = re.search(r"(\d+) runs?\b", text)
-        num_runs = None if runs is None else int(runs[1])
-        return cls(units[2], int(units[1]), num_runs, SAME_TEXTS in text)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.results.statistics.arrays import Floats
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval, counted
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval
 from harness.results.statistics.ratios import bootstrapped
 
 _NUM_RESAMPLES = 2_000
@@ -36,7 +36,7 @@ def line_of_ratios(
     design = np.stack([np.ones(len(places)), np.asarray(places, float)], axis=1)
     weights = np.linalg.pinv(design)
     num_points, num_units = numerators.shape
-    covers = counted(num_units, unit) if num_units >= FEWEST_FOR_INTERVAL else ""
+    covers = Coverage(num_units, unit) if num_units >= FEWEST_FOR_INTERVAL else None
     fitted = []
     for weights_of_one in weights:
 

@@ -20,8 +20,8 @@ from harness.results.statistics.interval import (
     CONFIDENCE,
     FEWEST_FOR_INTERVAL,
     NAN,
+    Coverage,
     Interval,
-    counted,
 )
 
 # How many parts the units are divided into, to choose the best without one part after the other.
@@ -96,7 +96,7 @@ def ranking(numerators: ArrayLike, denominators: ArrayLike) -> list[Ranked]:
     best = order[0]
     influences = _influences(numerator_array, denominator_array)
     num_pairs = num_alternatives * (num_alternatives - 1) // 2
-    covers = counted(num_units, "prompt")  # such as `15 prompts`
+    covers = Coverage(num_units, "prompt")
     ranked = []
     for index in order:
         ratio = math.exp(log_ratios[index])
@@ -137,7 +137,7 @@ def best_of_several(numerators: ArrayLike, denominators: ArrayLike, seed: int) -
     best = int(np.argmax(log_ratios))
     naive = math.exp(log_ratios[best])
     num_units = numerator_array.shape[1]
-    covers = counted(num_units, "prompt")
+    covers = Coverage(num_units, "prompt")
     if num_units == 1:
         return Best(best, naive, Interval(covers=covers))
     estimate = _cross_validated(numerator_array, denominator_array, np.random.default_rng(seed))

@@ -20,8 +20,8 @@ from harness.results.statistics.interval import (
     FEWEST_BLOCKS,
     FEWEST_FOR_INTERVAL,
     NAN,
+    Coverage,
     Interval,
-    counted,
 )
 
 # Resampled values held in memory at once, so that a bootstrap over thousands of prompts stays
@@ -102,7 +102,7 @@ def ratio_of_totals(
         ValueError: when the two differ in length or a denominator is not positive.
     """
     tops, bottoms = _paired(numerators, denominators)
-    covers = counted(tops.size, unit)
+    covers = Coverage(tops.size, unit)
     if not tops.size:
         return Interval(covers=covers)
 
@@ -203,7 +203,7 @@ def _ratio_by_its_log(
         is_skewed: whether t is corrected for skewness (`skewed_ratio_of_totals`).
     """
     tops, bottoms = _paired(numerators, denominators)
-    covers = counted(tops.size, unit)
+    covers = Coverage(tops.size, unit)
     if not tops.size:
         return Interval(covers=covers)
     ratio = float(tops.sum() / bottoms.sum())
@@ -387,7 +387,7 @@ def drift(numerators: ArrayLike, denominators: ArrayLike, unit: str = "prompt") 
     halves = [(tops[:half], bottoms[:half]), (tops[half:], bottoms[half:])]
     log_ratios = [math.log(top.sum() / bottom.sum()) for top, bottom in halves]
     change = log_ratios[1] - log_ratios[0]
-    covers = counted(tops.size, unit)
+    covers = Coverage(tops.size, unit)
     if half < FEWEST_FOR_INTERVAL:
         return Drift(Interval(math.exp(change), covers=covers), False)
     added = [top / top.mean() - bottom / bottom.mean() for top, bottom in halves]

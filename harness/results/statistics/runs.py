@@ -21,8 +21,8 @@ from harness.results.statistics.interval import (
     CONFIDENCE,
     FEWEST_FOR_INTERVAL,
     NAN,
+    Coverage,
     Interval,
-    counted,
 )
 
 # How often a visible difference leads to an interval that excludes 1.
@@ -52,7 +52,7 @@ class RatioEstimate:
     run_variance: float = 0.0
     residual_variance: float = 0.0
     run_degrees_of_freedom: float = 0.0
-    covers: str = ""
+    covers: Coverage | None = None
 
     @classmethod
     def from_variances(
@@ -64,7 +64,7 @@ class RatioEstimate:
         over_runs: float,
         residual: float,
         run_degrees_of_freedom: int,
-        covers: str,
+        covers: Coverage,
     ) -> RatioEstimate:
         """Take apart the variances of the log of a ratio.
 
@@ -172,9 +172,7 @@ def ratio_over_runs(
     num_runs, num_units = tops.shape
     squares = MeanSquares.of(_linearised(tops, bottoms))
     # A mean over all values has the variance of single values over their number.
-    covers = counted(num_units, unit)
-    if num_runs > 1:
-        covers += f" and {counted(num_runs, 'run')}"
+    covers = Coverage(num_units, unit, num_runs=num_runs if num_runs > 1 else None)
     return RatioEstimate.from_variances(
         math.log(tops.sum() / bottoms.sum()),
         num_units,

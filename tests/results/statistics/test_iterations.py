@@ -198,7 +198,7 @@ def test_intervals_are_over_prompts() -> None:
     rates = np.random.default_rng(0).uniform(0.3, 0.9, size=12)
     cuts = [cut(np.full((20, 3), rate)) for rate in rates]
     found = tokens_per_iteration(cuts, range(12))
-    assert found[2].covers == "12 prompts"
+    assert str(found[2].covers) == "12 prompts"
     assert found[0].low < found[0].estimate < found[0].high
     copied = tokens_per_iteration(cuts * 4, [*range(12)] * 4)
     assert [figure.high for figure in copied] == pytest.approx([figure.high for figure in found])

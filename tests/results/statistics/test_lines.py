@@ -26,13 +26,13 @@ def test_a_line_without_noise_is_found() -> None:
         assert found.low == pytest.approx(expected)
         assert found.estimate == pytest.approx(expected)
         assert found.high == pytest.approx(expected)
-    assert line.slope.covers == "9 prompts"
+    assert str(line.slope.covers) == "9 prompts"
 
 
 def test_few_units_give_no_bounds() -> None:
     line = line_of_ratios(PLACES, *planted(0.0, 7, seed=0), "prompt")
     assert not line.slope.has_bounds
-    assert line.slope.covers == ""
+    assert line.slope.covers is None
     assert line.intercept.estimate == pytest.approx(20)
 
 

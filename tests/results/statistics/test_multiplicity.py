@@ -83,7 +83,7 @@ def test_prompts_are_paired_between_alternatives() -> None:
     assert [one.index for one in ranked] == [0, 1]
     assert ranked[1].worse
     assert ranked[1].p_value < 0.01
-    assert ranked[1].relative_to_best.covers == "15 prompts"
+    assert str(ranked[1].relative_to_best.covers) == "15 prompts"
 
 
 def test_equal_single_and_few_alternatives_have_no_interval() -> None:

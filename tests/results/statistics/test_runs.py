@@ -79,7 +79,7 @@ def test_one_run_is_students_interval_of_its_prompts() -> None:
     rng = np.random.default_rng(0)
     tops = 2 * np.exp(rng.normal(0, 0.05, 15))
     estimate = ratio_over_runs([tops], [np.ones(15)])
-    assert estimate.covers == "15 prompts"
+    assert str(estimate.covers) == "15 prompts"
     assert estimate.degrees_of_freedom == pytest.approx(14)
     assert estimate.standard_error == pytest.approx(stats.sem(tops / tops.mean()))
     # Its p-value is that of Student's test of the same values.
@@ -90,7 +90,7 @@ def test_one_run_is_students_interval_of_its_prompts() -> None:
 def test_runs_that_vary_alone_have_the_degrees_of_freedom_of_runs() -> None:
     tops = np.outer([1.9, 2.0, 2.1, 2.05, 1.95], np.ones(15))
     estimate = ratio_over_runs(tops, np.ones((5, 15)), unit="lap")
-    assert estimate.covers == "15 laps and 5 runs"
+    assert str(estimate.covers) == "15 laps and 5 runs"
     assert estimate.degrees_of_freedom == pytest.approx(4)
     interval = estimate.interval()
     assert interval.estimate == pytest.approx(2)
