@@ -22,7 +22,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
@@ -102,6 +102,7 @@ class Job:
             keeper,
             signals.finishing,
             run_id=self.run_id,
+            with_typed=_with_typed,
         )
         return rows
 
@@ -124,6 +125,14 @@ class Job:
         )
         assert isinstance(rows, Sequence)
         return rows
+
+
+def _with_typed(settings: RunSettings, typed: str, changeable: Collection[str]) -> RunSettings:
+    """Settings with what was typed while the models stay loaded."""
+    # Hydra, which jobs of a sweep need not wait for.
+    from harness.cli.menu.typed import changed
+
+    return changed(settings, typed, changeable)
 
 
 def row_kind(command: str) -> type[RunRow]:

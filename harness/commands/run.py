@@ -18,7 +18,7 @@ from harness.config.machine import command_line
 from harness.config.run import RunSettings
 from harness.engines.keeper import PairKeeper
 from harness.measuring.progress import say, show
-from harness.measuring.session import Session
+from harness.measuring.session import Session, WithTyped
 from harness.reporting.table import Line
 from harness.reporting.terminal import as_text, print_document
 from harness.results.files import SUMMARY_FILE, check_appendable
@@ -35,6 +35,7 @@ def run_command(
     finishing: Callable[[], AbstractContextManager[None]] = nullcontext,
     *,
     run_id: str | None = None,
+    with_typed: WithTyped | None = None,
 ) -> Sequence[RunRow]:
     """Run a command; its rows, which are returned, are written and printed however it ends.
 
@@ -45,6 +46,7 @@ def run_command(
         keeper: holds the loaded pair where several runs follow each other; None for a run alone.
         finishing: a context in which rows are made and written; of a job it postpones signals.
         run_id: that the rows carry; None for a new one.
+        with_typed: see `Session`.
 
     Raises:
         SettingError: a mistake in the settings, or one that only the models' configurations reveal.
@@ -54,7 +56,7 @@ def run_command(
     if settings.results.file:
         check_appendable(settings.results.file)
     experiment: Experiment = COMMANDS[command].begin(settings)
-    session = Session(experiment.settings, settings, directory, keeper, run_id)
+    session = Session(experiment.settings, settings, directory, keeper, run_id, with_typed)
     log = logging.getLogger("harness")
     log.info(command_line())
     is_mistake = False

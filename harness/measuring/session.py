@@ -5,7 +5,7 @@ and write rows. `run.py` makes a session for a run, and hands it to the command'
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -38,6 +38,8 @@ from harness.results.statistics.interval import Interval
 from harness.results.weights import weights_identity
 
 AnyRow = TypeVar("AnyRow", bound=Row)
+# Settings, `key=value ...` as typed, and what may be changed -> settings with that.
+WithTyped = Callable[[RunSettings, str, Collection[str]], RunSettings]
 
 
 class Session:
@@ -48,6 +50,7 @@ class Session:
     Args:
         keeper: holds the pair where several runs follow each other.
         run_id: of the run; None for a new one.
+        with_typed: reads `key=value ...`, see `change`; None where nobody types.
 
     Attributes:
         settings: those in effect; `original_settings` are without the command's own changes, and
@@ -67,6 +70,7 @@ class Session:
         directory: Path,
         keeper: PairKeeper | None = None,
         run_id: str | None = None,
+        with_typed: WithTyped | None = None,
     ) -> None:
         self.settings = settings
         self.original_settings = original_settings
@@ -83,6 +87,16 @@ class Session:
         self._too_long = {"num_skipped": 0, "num_truncated": 0}
         self._said_origin = False
         self._keeper = keeper or PairKeeper()
+        self._with_typed = with_typed
+
+    def change(self, typed: str, changeable: Collection[str]) -> None:
+        """Go on with other settings, typed while the models stay loaded.
+
+        Raises:
+            SettingError: for a setting that is unknown or none of the changeable ones, and a value outside its rule.
+        """
+        assert self._with_typed is not None
+        self.settings = self._with_typed(self.settings, typed, changeable)
 
     @contextmanager
     def watch(self) -> Iterator[None]:

@@ -12,8 +12,6 @@ from collections.abc import Iterable, Sequence
 from operator import attrgetter
 from typing import Any
 
-from harness.cli.menu.conversion import setting_hints
-from harness.cli.menu.typed import changed
 from harness.commands.command import Experiment
 from harness.commands.compare.display import Lane, live, plain_console, show_race
 from harness.commands.compare.lines import piped_lines, typed_lines
@@ -44,7 +42,7 @@ _WELCOME = (
     "Type a prompt (↑ has examples). :help lists commands, Ctrl-C stops a generation, Ctrl-D ends."
 )
 # Settings that can change while the models stay loaded.
-_CHANGEABLE = [name for name in setting_hints(CompareSettings) if name.startswith("decoding.")]
+_CHANGEABLE = [f"decoding.{field.name}" for field in dataclasses.fields(DecodingSettings)]
 _CHANGEABLE += ["view", "seed", "chat_template"]
 _COMMANDS = (":set", ":help", ":quit")
 _HELP = """\
@@ -246,7 +244,7 @@ def _obey(line: str, session: Session) -> str:
         rule = f"no such command{nearest(word, _COMMANDS)}; there are {', '.join(_COMMANDS)}"
         raise SettingError(word, rule)
     if rest:
-        session.settings = changed(session.settings, rest[0], _CHANGEABLE)
+        session.change(rest[0], _CHANGEABLE)
         return _describe(session)
     return "\n".join(f"{name}={attrgetter(name)(session.settings)}" for name in _CHANGEABLE)
 
