@@ -17,6 +17,11 @@ class EngineSettings:
     name: str = "local"
 
     @property
+    def has_rate(self) -> bool:
+        """Whether the prompts of a question are sent at a rate, however many are in flight."""
+        return False
+
+    @property
     def beyond_model(self) -> str | None:
         """The setting by which answers are not what the model's weights make of a prompt's tokens, as it is typed;
         None where they are.
@@ -35,8 +40,8 @@ class Abilities:
         computes_here: whether it computes on this machine. Otherwise only the model's tokenizer is
             read here.
         takes_batches: whether a question may have more than one prompt.
-        may_queue: whether a question may have more prompts than its batch size; as many as the
-            batch size are then kept in flight.
+        queues: whether a question may have more prompts than its batch size: as many as the batch size are
+            then kept in flight, and the others wait until one of those has ended.
         takes_load: whether it answers requests with different settings that come and go while
             others run.
         starts_slowly: whether it takes long to start, and starts for one K and a number of prompts
@@ -50,7 +55,7 @@ class Abilities:
     loads_pair: ClassVar[bool] = False
     computes_here: ClassVar[bool] = True
     takes_batches: ClassVar[bool] = True
-    may_queue: ClassVar[bool] = False
+    queues: ClassVar[bool] = False
     takes_load: ClassVar[bool] = False
     starts_slowly: ClassVar[bool] = False
     has_synthetic_acceptance: ClassVar[bool] = False

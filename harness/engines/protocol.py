@@ -107,16 +107,21 @@ class Traits:
     """How an arm answers, the same for every question.
 
     Attributes:
+        reports_token_ids: whether its tokens are those that the model drew, and not read from text.
         reports_drafts: whether its records hold what was proposed, and the origin of each token. A
             server's hold tokens alone.
         never_drawn: tokens that it never draws where texts go on after their end.
+        salts: whether its prefix cache heeds `Question.salts`; None where there is no such cache between
+            questions.
         penalises_prompts: whether penalties count the tokens of prompts, too.
         logprobs: whether it documents those of new tokens as `raw`, the model's own, or as
             `processed`, after temperature and truncation; None where this is not known.
     """
 
+    reports_token_ids: bool = True
     reports_drafts: bool = False
     never_drawn: frozenset[int] = frozenset()
+    salts: bool | None = None
     penalises_prompts: bool = False
     logprobs: Literal["raw", "processed"] | None = None
 
@@ -307,50 +312,52 @@ class Stopwatches(Protocol):
         """
 
 
+class Blocks(Protocol):
+    """Starts each arm afresh for a question or several, because not all fit into memory beside each other."""
+
+    @property
+    def number(self) -> int:
+        """How often each arm is started."""
+
+    def begin(self, arm: Arm) -> None:
+        """End what has answered or may not run beside this arm, so that its next question starts it."""
+
+
+@dataclass(frozen=True)
+class Servers:
+    """The servers that answer, as far as they are known by now.
+
+    Attributes:
+        names: name and version, as they report them, each once.
+        models: what they were asked for, by its names there, each once.
+        commands: that started them here, one per arm; empty for servers that ran already.
+    """
+
+    names: Sequence[str] = ()
+    models: Sequence[str] = ()
+    commands: Sequence[str] = ()
+
+
 class Engine:
-    """Generates with and without speculation. Attributes that an engine does not support are None or empty.
+    """Generates with and without speculation. What an engine does not have is None.
 
     Attributes:
         arms: `regular`, and `speculative` where there is a draft.
-        reports_token_ids: whether its tokens are those that the model drew, and not read from text.
-        queues: whether a question may have more prompts than the batch size: the others wait until
-            one of those in flight has ended. Each prompt then has its own time.
-        alternates: whether its arms can take turns at no cost, without loading each again.
-        has_rate: whether it sends the prompts of a question at a rate, however many are in flight.
-        salts: whether prefix caches heed `Question.salts`; None where there is no such cache between
-            questions.
         weights: the models that generate, where they are in this process.
         stopwatches: for the phases of answers, of an engine that can time them.
+        blocks: of an engine whose arms are started several times.
+        servers: that answer, for rows.
         runner: what runs the models, for the column `runner`.
-        server: name and version of the server that answers, as it says.
-        served_model: the model that it was asked for, by its name there.
-        server_command: that started it here; with several servers all of them, between semicolons.
-        num_blocks: how often each arm is started afresh, for a question or several; 0 where they
-            are not.
         setup_seconds: what preparing took.
     """
 
     arms: Sequence[Arm]
-    reports_token_ids: bool = True
-    queues: bool = False
-    alternates: bool = True
-    has_rate: bool = False
-    salts: bool | None = None
     weights: Weights | None = None
     stopwatches: Stopwatches | None = None
+    blocks: Blocks | None = None
+    servers: Servers | None = None
     runner: str | None = None
-    server: str | None = None
-    served_model: str | None = None
-    server_command: str | None = None
-    num_blocks: int = 0
     setup_seconds: float | None = None
-
-    def begin_turn(self, arm: Arm) -> None:
-        """Prepare for the next question to an arm; an engine with blocks starts it afresh."""
-
-    def is_loaded(self, arm: Arm) -> bool:
-        """Whether the arm's weights are in memory. If not, it loads them and must warm up again."""
-        return True
 
     def close(self) -> None:
         """Give back memory, threads and connections."""

@@ -30,6 +30,7 @@ from typing import NamedTuple
 
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Question
+from harness.engines.registry import engine_of
 from harness.measuring.prompts.encoding import Encoded, chats_of
 from harness.measuring.prompts.sets import Occurrence, PromptSet
 from harness.measuring.session import Session
@@ -171,10 +172,9 @@ def first_turns(
             salt, where requests are in flight together.
         decoding, seed: those of the settings by default.
     """
-    engine = session.engine
-    assert engine is not None
+    settings = session.settings
     extra: Question | None = None
-    if engine.queues and (engine.has_rate or len(warmup.prompts) > 1):
+    if engine_of(settings).queues and (settings.engine.has_rate or len(warmup.prompts) > 1):
         extra = dataclasses.replace(warmup, salts=["extra"] * len(warmup.prompts))
     questions = []
     for moment, part in enumerate(parts):

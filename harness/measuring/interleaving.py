@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from harness.config.errors import RunError
 from harness.engines.protocol import Arm, Question
+from harness.engines.registry import engine_of
 from harness.engines.timing import Generation, generate, quick_garbage_collections
 from harness.measuring.progress import progress
 from harness.measuring.session import Session
@@ -73,6 +74,7 @@ def ask_in_turns(
     """
     engine = session.engine
     assert engine is not None
+    queues = engine_of(session.settings).queues
     arms = arms or engine.arms
     warm: set[str] = set()
     bar = progress("warming up" if warmups else "measuring", len(questions))
@@ -82,14 +84,16 @@ def ask_in_turns(
         orders = itertools.cycle([arms, arms[::-1]])
         for question, in_turn in zip(questions, orders, strict=False):
             for arm in in_turn:
-                engine.begin_turn(arm)
                 # Just before its question, because an engine may hold one arm at a time.
-                if arm.name not in warm or not engine.is_loaded(arm):
+                if engine.blocks is not None:
+                    engine.blocks.begin(arm)
+                    warm.discard(arm.name)
+                if arm.name not in warm:
                     for warmup in warmups:
                         generate(engine, arm, warmup, allow_failures=allow_failures)
                     warm.add(arm.name)
                 own_question = question_for(question, arm.name)
-                if engine.queues:
+                if queues:
                     time.sleep(_REST_S)
                 generation = generate(engine, arm, own_question, allow_failures=allow_failures)
                 yield generation

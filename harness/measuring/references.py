@@ -37,7 +37,9 @@ class References:
 
     def for_tokens(self) -> Reference | None:
         """The reference for token ids; None also where the engine does not report them."""
-        return self.for_texts() if self._engine.reports_token_ids else None
+        if not all(arm.traits.reports_token_ids for arm in self._engine.arms):
+            return None
+        return self.for_texts()
 
     def for_texts(self) -> Reference | None:
         """The reference for texts, whose tokens may be unknown; None where there is none."""

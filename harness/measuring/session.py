@@ -18,7 +18,7 @@ from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.keeper import PairKeeper
 from harness.engines.pairs import AnyPair, Pair, PlacedPair
-from harness.engines.protocol import Engine, Question
+from harness.engines.protocol import Engine, Question, Servers
 from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
@@ -353,9 +353,9 @@ class Session:
                 columns |= {name: known[name] for name in known if name in kind.columns()}
             if self.settings.draft is None or figures.get("arm") == "regular":
                 columns["num_draft_tokens"] = None
-            served = self.engine.served_model if self.engine else None
-            if columns["model"] == SERVED and served:
-                columns["model"] = served.partition("; ")[0]
+            servers = self.engine.servers if self.engine else None
+            if columns["model"] == SERVED and servers is not None and servers.models:
+                columns["model"] = servers.models[0]
         if issubclass(kind, PromptedRow):
             columns |= self._too_long
         if acceptance is not None:
@@ -416,10 +416,11 @@ class Session:
         }
         if self.engine is not None:
             columns["runner"] = self.engine.runner
-            columns["server"] = self.engine.server
-            columns["served_model"] = self.engine.served_model
-            columns["server_command"] = self.engine.server_command
             columns["setup_s"] = self.engine.setup_seconds
+            servers = self.engine.servers or Servers()
+            columns["server"] = "; ".join(servers.names) or None
+            columns["served_model"] = "; ".join(servers.models) or None
+            columns["server_command"] = "; ".join(servers.commands) or None
         if self.placed is not None:
             columns |= self.placed.columns()
         return columns

@@ -23,7 +23,7 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.counts import Counts, growth
 from harness.engines.iteration import Iteration
-from harness.engines.protocol import Answered, Arm, Engine, LoadRequest, Question, Traits
+from harness.engines.protocol import Answered, Arm, Engine, LoadRequest, Question, Servers, Traits
 from harness.engines.record import Opening
 from harness.engines.requests import Load, RequestError, RequestRecord, as_records
 from harness.engines.text_tokenizer import TextTokenizer
@@ -76,8 +76,6 @@ class ServerEngine(Engine):
         RunError: a server does not answer, or does not start.
     """
 
-    queues = True
-
     def __init__(
         self,
         opening: Opening,
@@ -94,21 +92,20 @@ class ServerEngine(Engine):
         self.tokenizer: Tokenizer = opening.planned.tokenizer
         self.knows_tokens = not isinstance(self.tokenizer, TextTokenizer)
         self.say = opening.say
-        self.num_blocks = num_blocks
-        self.has_rate = settings.rate is not None
-        self.server_command = "; ".join(str(one.launch) for one in served if one.launch) or None
+        self.servers: Servers = Servers(commands=[str(one.launch) for one in served if one.launch])
         # A loop in a thread, because a notebook runs one in the caller's.
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
         self._thread.start()
         self._servers = [ServerArm(self, one) for one in served]
         self.arms: list[ServerArm] = list(self._servers)
+        if num_blocks:
+            self.blocks = ServersInTurns(self._servers, num_blocks)
         try:
             self._begin(blocks_if_needed)
         except BaseException:
             self.close()
             raise
-        self.alternates = not self.num_blocks
         if len(self.arms) == 1 and self.arms[0].drafts:
             # A server alone is measured as it is.
             self.arms[0].name = "speculative"
@@ -128,38 +125,23 @@ class ServerEngine(Engine):
             self._stop()
             for one in self._servers:
                 one.model = None
-            self.num_blocks = blocks_if_needed
+            self.blocks = ServersInTurns(self._servers, blocks_if_needed)
             started = time.perf_counter()
             self._start(failed[0])
-        if self.server_command is None:
+        if not self.servers.commands:
             return
         self.setup_seconds = time.perf_counter() - started
-        if self.num_blocks:
-            number = self.num_blocks * len(self._servers)
+        if self.blocks is not None:
+            number = self.blocks.number * len(self._servers)
             minutes = number * self.setup_seconds / 60
             duration = f"about {minutes:.0f} min" if minutes >= 1 else "less than a minute"
             is_precise = getattr(self.opening.settings, "precision", None) is not None
             # Such a run ends as soon as its interval is narrow enough.
             up_to = "up to " if is_precise else ""
             self.say(
-                f"engine.blocks={self.num_blocks}: the servers take turns on the same devices, each started {up_to}"
-                f"{counted(self.num_blocks, 'time')}; {number} starts take {duration}"
+                f"engine.blocks={self.blocks.number}: the servers take turns on the same devices, each started {up_to}"
+                f"{counted(self.blocks.number, 'time')}; {number} starts take {duration}"
             )
-
-    def begin_turn(self, arm: Arm) -> None:
-        """End servers that have answered, so that this arm's starts afresh, and those that may not
-        run beside it.
-        """
-        if not self.num_blocks:
-            return
-        assert isinstance(arm, ServerArm)
-        for other in self._servers:
-            if other is not arm or other.was_asked:
-                other.stop()
-
-    def is_loaded(self, arm: Arm) -> bool:
-        # A server that was just started has answered nothing yet.
-        return not self.num_blocks or (isinstance(arm, ServerArm) and arm.was_asked)
 
     def make_ready(self, arm: ServerArm) -> None:
         """Start the server of an arm if it does not run; where only one may, the others end."""
@@ -169,7 +151,7 @@ class ServerEngine(Engine):
 
     def _start(self, arm: ServerArm) -> None:
         """Start and connect the servers that run while this arm is asked, and describe all that are known by now."""
-        together = [arm] if self.num_blocks else self._servers
+        together = [arm] if self.blocks is not None else self._servers
         for one in together:
             one.launch()
         for one in together:
@@ -181,10 +163,11 @@ class ServerEngine(Engine):
             check_same_weights(models)
         for one in together:
             one.connect()
-        self.reports_token_ids = all(one.reports_token_ids for one in known)
-        self.salts = all(one.form.salts for one in known)
-        self.server = "; ".join(dict.fromkeys(one.server for one in known if one.server)) or None
-        self.served_model = "; ".join(dict.fromkeys(map(str, models)))
+        self.servers = dataclasses.replace(
+            self.servers,
+            names=list(dict.fromkeys(one.server for one in known if one.server)),
+            models=list(dict.fromkeys(map(str, models))),
+        )
 
     def _stop(self) -> None:
         for arm in self._servers:
@@ -195,6 +178,23 @@ class ServerEngine(Engine):
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
+
+
+class ServersInTurns:
+    """The `Blocks` of servers of which one runs at a time.
+
+    Args:
+        number: how often each is started.
+    """
+
+    def __init__(self, servers: Sequence[ServerArm], number: int) -> None:
+        self._servers = servers
+        self.number = number
+
+    def begin(self, arm: Arm) -> None:
+        for other in self._servers:
+            if other is not arm or other.was_asked:
+                other.stop()
 
 
 class ServerArm(Arm):
@@ -215,14 +215,11 @@ class ServerArm(Arm):
         model: that it is asked for; None before the first time.
         dialect: how it is asked.
         form: of its requests.
-        reports_token_ids: whether answers come with the ids of their tokens, after a prompt that
-            the server read as the ids that are known here, or as a chat.
         server: its name and version as it reports them; None where it does not.
     """
 
     dialect: Dialect = UNKNOWN
     form: RequestForm
-    reports_token_ids: bool
     server: str | None
 
     def __init__(self, engine: ServerEngine, served: Served) -> None:
@@ -278,10 +275,6 @@ class ServerArm(Arm):
             rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
         self.dialect = dialect_of(model.owner, self._settings.dialect)
-        self.traits = Traits(
-            penalises_prompts=self.dialect.penalised_tokens is not None,
-            logprobs=self.dialect.logprobs,
-        )
         self.server = (report and self.dialect.named(report.about)) or None
         self.model = model
 
@@ -521,8 +514,13 @@ class ServerArm(Arm):
                 # A reference reads the prompt's ids, and a server may read other ids in its text.
                 # Answers in a chat are compared with each other alone.
                 reads_as_known = takes_ids or chat
-                self.reports_token_ids = reads_as_known and not request.from_text
-                self.traits = dataclasses.replace(self.traits, never_drawn=request.never_drawn)
+                self.traits = Traits(
+                    reports_token_ids=reads_as_known and not request.from_text,
+                    never_drawn=request.never_drawn,
+                    salts=self.form.salts,
+                    penalises_prompts=self.dialect.penalised_tokens is not None,
+                    logprobs=self.dialect.logprobs,
+                )
                 counts = self._page.read() or {}
                 numbers = (request.num_drafted, counts.get("drafts"), counts.get("proposed"))
                 self.drafts = any(numbers)

@@ -166,6 +166,10 @@ class ServerSettings(EngineSettings):
         return any("{K}" in word for word in (*self.first_command, *self.start_command))
 
     @property
+    def has_rate(self) -> bool:
+        return self.rate is not None
+
+    @property
     def beyond_model(self) -> str | None:
         if self.chat is True:
             return "engine.chat=true"
@@ -182,7 +186,7 @@ class Server(EngineRecord):
     summary = "servers with an OpenAI API: vLLM, SGLang, llama.cpp or another"
     settings = ServerSettings
     computes_here = False
-    may_queue = True
+    queues = True
     takes_load = True
     starts_slowly = True
     # By flags that a server is started with; `advice` names them.

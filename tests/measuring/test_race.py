@@ -44,7 +44,6 @@ class Engine:
 
     name = "regular"
 
-    queues = False
     vocabulary_size = 1000
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float] = ()) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from harness.config.engines import EngineSettings
+from harness.engines.protocol import Traits
 from harness.measuring.references import References
 from harness.servers.record import ServerSettings
 
@@ -29,11 +30,10 @@ def test_a_reference_is_for_what_the_model_read(
     settings: EngineSettings, reports_token_ids: bool, has_tokens: bool, has_texts: bool
 ) -> None:
     own = object()
+    arm = SimpleNamespace(traits=Traits(reports_token_ids=reports_token_ids))
     session: Any = SimpleNamespace(
         settings=SimpleNamespace(engine=settings),
-        engine=SimpleNamespace(
-            weights=SimpleNamespace(reference=own), reports_token_ids=reports_token_ids
-        ),
+        engine=SimpleNamespace(weights=SimpleNamespace(reference=own), arms=[arm]),
     )
     references = References(session)
     assert references.for_tokens() is (own if has_tokens else None)

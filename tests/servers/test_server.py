@@ -20,6 +20,7 @@ from harness.measuring.figures.requests import Requests
 from harness.results.acceptance import Acceptance
 from harness.servers import engine as server_module
 from harness.servers.counters import CounterPage
+from harness.servers.engine import ServersInTurns
 from harness.servers.sending import arrival_times
 from measured_runs import figures
 
@@ -94,7 +95,7 @@ def llama_cpp(**behaviour: Any) -> EchoServer:
 def test_llama_cpp_tells_token_ids_and_what_it_never_draws(open_engine: Open) -> None:
     server = llama_cpp()
     engine, question = open_engine(server), ask()
-    assert engine.reports_token_ids
+    assert engine.arms[0].traits.reports_token_ids
     assert engine.arms[0].traits.never_drawn == {NEVER_DRAWN}
     generation = generate(engine, engine.arms[0], question)
     assert generation.tokens == texts(question)
@@ -362,11 +363,13 @@ def test_requests_under_load_differ_and_are_left_midway(open_engine: Open) -> No
 def test_a_server_that_was_under_load_is_no_fresh_one(open_engine: Open) -> None:
     """An engine with blocks starts it afresh for the next turn."""
     engine = open_engine(EchoServer())
-    engine.num_blocks = 2
     arm = arm_of(engine)
-    assert not engine.is_loaded(arm)
+    blocks = ServersInTurns([arm], number=2)
+    blocks.begin(arm)
+    assert arm.is_connected
     assert len(list(arm.under_load([LoadRequest(ask())], 1))) == 1
-    assert engine.is_loaded(arm)
+    blocks.begin(arm)
+    assert not arm.is_connected
 
 
 def test_a_server_that_answers_others_is_waited_for(

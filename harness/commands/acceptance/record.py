@@ -58,7 +58,7 @@ class AcceptanceSettings(PromptedSettings):
     def check_engine(self, engine: Abilities) -> None:
         rule = "must be local or server: transformers does not report what it accepted"
         named = self.engine.name
-        require(engine.own_loop or engine.may_queue, "engine", rule, named)
+        require(engine.own_loop or engine.queues, "engine", rule, named)
         assert self.draft is not None
         rule = (
             "must be the draft whose weights the server is said to have, to be loaded here;"

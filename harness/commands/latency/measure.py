@@ -24,6 +24,7 @@ from harness.config.settings import require
 from harness.engines.door import local
 from harness.engines.pairs import AnyPair
 from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
 from harness.measuring.figures.experts import experts_read
@@ -126,8 +127,8 @@ class Latency(Experiment):
             settings=settings,
             # A server alone may be the speculative arm.
             arms={arm.name: MeasuredArm(arm.name) for arm in engine.arms},
-            in_blocks=engine.num_blocks > 0,
-            salted=engine.salts,
+            in_blocks=engine.blocks is not None,
+            salted=_salted(engine),
             end_tokens=session.end_tokens() if settings.weights == "stored" else frozenset(),
             smaller_k_follow=_smaller_k_follow(session.planned, settings),
         )
@@ -201,6 +202,7 @@ class Latency(Experiment):
     def _time_arms(self, session: Session, engine: Engine) -> None:
         """Time both arms, and the phases of their iterations under stopwatches."""
         settings = self.settings
+        queues = engine_of(settings).queues
         quietness = self.run.quietness = Quietness(
             () if engine.weights is None else engine.weights.gpus, say
         )
@@ -227,7 +229,7 @@ class Latency(Experiment):
         budget_s = settings.budget_s or math.inf
         num_answered = 0
         units: set[int] = set()
-        first_look = FIRST_LOOK_AT_BLOCKS if engine.num_blocks else FIRST_LOOK
+        first_look = FIRST_LOOK_AT_BLOCKS if self.run.in_blocks else FIRST_LOOK
         answers: Answers = {}
         for generation in self._answers(session, timed, so_far):
             name = generation.arm
@@ -236,7 +238,7 @@ class Latency(Experiment):
             seconds[name] += generation.seconds
             num_tokens[name] += sum(request.num_tokens for request in generation.requests)
             quietness.look()
-            if engine.queues:
+            if queues:
                 # A lap may take long: it must not be lost with the other arm's.
                 self._keep(session, answers, [name])
             if len(answers) < len(timed):
@@ -246,7 +248,7 @@ class Latency(Experiment):
                 # Once more, under stopwatches.
                 again = generate(engine, arm, self.conversations.for_arm(question, arm.name))
                 self.run.arms[arm.name].phases.add(again.phases)
-            if not engine.queues:
+            if not queues:
                 self._keep(session, answers, list(answers))
             answers = {}
 
@@ -427,3 +429,9 @@ def _smaller_k_follow(planned: AnyPair, settings: PromptedSettings) -> bool:
 
 
 EXPERIMENT = Latency
+
+
+def _salted(engine: Engine) -> bool | None:
+    """Whether prefix caches heed salts, as far as the servers are known; None where there are no such caches."""
+    known = [arm.traits.salts for arm in engine.arms if arm.traits.salts is not None]
+    return all(known) if known else None

@@ -9,6 +9,7 @@ import functools
 from harness.commands.latency.conversations import Conversations
 from harness.commands.latency.record import OPEN_LOOP_LAP, LatencySettings
 from harness.engines.protocol import Engine, Question
+from harness.engines.registry import engine_of
 from harness.measuring.asking import batches_to_ask, first_turns, laps_to_ask, warmup_question
 from harness.measuring.prompts.encoding import Encoded
 from harness.measuring.prompts.sets import PromptSet
@@ -47,13 +48,13 @@ def num_laps_of(settings: LatencySettings, engine: Engine, num_prompts: int) -> 
     """The number of laps in which this many prompts are asked."""
     if settings.laps != "auto":
         return settings.laps
-    if engine.num_blocks:
-        return engine.num_blocks
+    if engine.blocks is not None:
+        return engine.blocks.number
+    has_rate = settings.engine.has_rate
     # The last requests of a lap have fewer beside them, which one arm alone can do without.
-    in_flight = settings.batch_size > 1 or engine.has_rate
-    if not engine.alternates or (len(engine.arms) == 1 and in_flight):
+    if len(engine.arms) == 1 and (settings.batch_size > 1 or has_rate):
         return 1
-    return choose_num_laps(num_prompts, settings.batch_size, engine.has_rate)
+    return choose_num_laps(num_prompts, settings.batch_size, has_rate)
 
 
 def questions_to_ask(
@@ -75,7 +76,7 @@ def questions_to_ask(
     num_prompts = num_asked = len(encoded.prompts)
     if asks_again(settings, prompt_set):
         num_asked = settings.num_asked
-    if engine.queues:
+    if engine_of(settings).queues:
         num_laps = functools.partial(num_laps_of, settings, engine)
         parts = laps_to_ask(num_prompts, num_asked, num_laps, settings.seed)
     else:

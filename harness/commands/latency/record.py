@@ -109,7 +109,7 @@ class LatencySettings(PromptedSettings):
 
     def check_engine(self, engine: Abilities) -> None:
         rule = "needs engine=server"
-        require(self.laps == "auto" or engine.may_queue, "laps", rule, self.laps)
+        require(self.laps == "auto" or engine.queues, "laps", rule, self.laps)
 
     @property
     def num_asked(self) -> int:

@@ -238,7 +238,7 @@ class Map(Experiment):
         longest = max(encoded.longest for encoded in self.encoded)
         engine = session.open(self.settings.batch_sizes[-1], longest, decoding)
         self.started_for = k
-        if not engine.alternates:
+        if engine.blocks is not None:
             raise RunError(_ONE_AT_A_TIME)
         return engine
 

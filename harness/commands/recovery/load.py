@@ -137,7 +137,8 @@ def checks_under_load(
     session.place(settings.load, longest_second, rows_setting="load")
     engine = session.open(settings.load, longest_second, fault=settings.fault)
     arm = engine.arms[-1]
-    is_vllm = settings.engine.name == "vllm" or "vLLM" in (engine.server or "")
+    servers = engine.servers
+    is_vllm = servers is not None and any("vLLM" in name for name in servers.names)
     taken, refused = taken_samplings(arm, settings, prompts[0], is_vllm)
     reference: TextReference | None = None
     if settings.reference != "regular":

@@ -111,7 +111,7 @@ def _greedy_check(
         questions.append(session.ask(part.token_ids, places, decoding, chats=part.chats))
     for question, generations in ask_all(session, questions):
         answers = [generations[name].requests for name in settings.arms]
-        if engine.reports_token_ids:
+        if all(arm.traits.reports_token_ids for arm in engine.arms):
             require_token_ids([*itertools.chain(*answers)])
         for prompt, regular, speculative in zip(question.prompts, *answers, strict=True):
             texts.compare(

@@ -159,7 +159,8 @@ def regular_reference(
     engine = session.engine
     assert engine is not None
     regular, *others = engine.arms
-    reads_ids = engine.reports_token_ids and settings.engine.beyond_model is None
+    reports_ids = all(arm.traits.reports_token_ids for arm in engine.arms)
+    reads_ids = reports_ids and settings.engine.beyond_model is None
     is_asked_for = settings.reference == "regular"
     if not (others and reads_ids and regular.scores):
         rule = (

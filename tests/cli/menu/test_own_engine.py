@@ -130,7 +130,7 @@ def test_a_map_starts_a_slow_engine_once_for_each_k(
 def test_a_map_needs_both_arms_in_memory(harness: Harness, parrot: str, tmp_path: Path) -> None:
     file = tmp_path / parrot.partition(":")[0]
     start = "engine = Engine()\n"
-    file.write_text(SLOW_PARROT.replace(start, f"{start}        engine.alternates = False\n"))
+    file.write_text(SLOW_PARROT.replace(start, f"{start}        engine.blocks = object()\n"))
     complaint = harness("map", *QUICK, "batch_sizes=[1]", f"engine={parrot}", code=1).complaint
     assert mentions(complaint, "map needs both arms in memory", "latency -m")
 

@@ -59,7 +59,6 @@ class Told(Arm):
     traits = Traits(reports_drafts=True)
     num_experts = 50
     name = "speculative"
-    queues = False
     gpus = ()
 
     def __init__(self) -> None:
