@@ -26,6 +26,8 @@ _HYBRID = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 4, "layer_types": ["linear_attention", "full_attention"],
 }  # fmt: skip
 QWEN_LAYOUT = ("qwen3_5_text", "qwen3_next", "qwen3_5_moe_text")
+# Families whose number of layers transformers does not read.
+UNNUMBERED = ("glm4_moe_lite", *QWEN_LAYOUT)
 FAMILIES: dict[str, dict[str, Any]] = {
     # Its cache has states of two widths.
     "deepseek_v3": {
@@ -33,6 +35,10 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "v_head_dim": 8,
     },
     "glm4_moe": {"num_key_value_heads": 2, "head_dim": 8},
+    "glm4_moe_lite": {
+        "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 8, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
+        "v_head_dim": 8, "num_nextn_predict_layers": 1, "mlp_layer_types": ["dense", "sparse"],
+    },
     # A window in the layer itself, and angles that differ by kind of layer.
     "mellum": {"num_key_value_heads": 2, "head_dim": 8, "num_mtp_layers": 1, **_WINDOW},
     # Qwen's layout, dense and with experts. Their targets have a recurrent state.
@@ -44,7 +50,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 if not hasattr(MtpModel, "forward_layer"):
     # An older transformers cannot tell which layers these have.
-    for name in ("mellum", *QWEN_LAYOUT):
+    for name in ("mellum", *UNNUMBERED):
         FAMILIES.pop(name)
 
 
@@ -52,7 +58,7 @@ def mtp_target(
     family: str, vocab_size: int = 97, **changes: Any
 ) -> tuple[PreTrainedModel, MtpModel]:
     """A target whose distributions are flat enough for random layers to be accepted now and then, and its layers."""
-    if family in QWEN_LAYOUT:
+    if family in UNNUMBERED:
         changes.pop("num_mtp_layers", None)  # it is always one, under another name
     config = AutoConfig.for_model(
         family, vocab_size=vocab_size, **(_MIXTURE | FAMILIES[family] | changes)
@@ -77,10 +83,11 @@ def mtp_target(
 def save_with_mtp(target: PreTrainedModel, layers: MtpModel, directory: Path) -> None:
     """Save both as published: behind the target's layers or under `mtp`, experts one by one, shared matrices again."""
     target.save_pretrained(directory)
-    if target.config.model_type in QWEN_LAYOUT:
+    if target.config.model_type in UNNUMBERED:
         file = directory / "config.json"
         published = json.loads(file.read_text(encoding="utf-8"))
-        del published["num_mtp_layers"], published["mtp_layer_types"]
+        for name in ("num_mtp_layers", "mtp_layer_types", "mtp_mlp_layer_types"):
+            del published[name]
         file.write_text(json.dumps(published), encoding="utf-8")
     stored = load_file(directory / "model.safetensors")
     for name, tensor in layers.layers.state_dict().items():

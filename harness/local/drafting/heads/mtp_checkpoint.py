@@ -34,6 +34,15 @@ from harness.local.models.random_weights import RandomTensor
 from harness.local.models.sketch import Block, LayerCache, Sketch
 from harness.local.models.tokenizers import vocabulary_size
 
+# Types of targets of which transformers knows the MTP layer's tensors but not its number, and what
+# their configurations call that.
+_NUMBER_OF_LAYERS = {
+    "qwen3_next": "mtp_num_hidden_layers",
+    "qwen3_5_text": "mtp_num_hidden_layers",
+    "qwen3_5_moe_text": "mtp_num_hidden_layers",
+    "glm4_moe_lite": "num_nextn_predict_layers",
+}
+
 
 class Mtp(HeadKind):
     """Layers in the target's own checkpoint, which no repository of heads holds."""
@@ -174,18 +183,21 @@ def read_mtp(draft: str, target: Checkpoint, *, weights: bool = True) -> MtpChec
 
 
 def name_layers(text_config: Any) -> None:
-    """Add the attributes by which transformers finds the MTP layer of a target in Qwen's layout.
+    """Add the attributes by which transformers finds MTP layers whose number it does not read.
 
     Qwen3-Next and its successors store one attention layer as `mtp.layers.0`, with `mtp.fc`,
-    `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden` and `mtp.norm` beside it. transformers
-    renames these, but their configurations say it in another word, or not at all (Qwen3-Next).
+    `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden` and `mtp.norm` beside it, which
+    transformers renames. Qwen3-Next's configuration does not mention it. GLM-4.7 Flash has
+    DeepSeek's layout.
     """
-    number = getattr(text_config, "mtp_num_hidden_layers", None)
-    if text_config.model_type == "qwen3_next":
-        number = 1
-    if number == 1 and not hasattr(text_config, "num_mtp_layers"):
+    setting = _NUMBER_OF_LAYERS.get(text_config.model_type)
+    if setting is None:
+        return
+    number = 1 if text_config.model_type == "qwen3_next" else getattr(text_config, setting, 0)
+    if number == 1:
         text_config.num_mtp_layers = number
         text_config.mtp_layer_types = ["full_attention"]
+        text_config.mtp_mlp_layer_types = ["sparse"]
 
 
 def _layers_config(draft: str, target: Checkpoint) -> PreTrainedConfig:
