@@ -61,8 +61,6 @@ HEAVY = {"torch", "transformers", "accelerate", "bitsandbytes", "safetensors"}
 ABSENT = HEAVY | {"tokenizers", "huggingface_hub"}
 # Imports that go against the table: none may be added.
 DEBTS = ROOT / "tests/import_debts.txt"
-# Files of the instrument that are not light yet: none may be added.
-SLOW = ("commands/compare/",)
 
 
 @dataclass(frozen=True)
@@ -294,7 +292,6 @@ def test_the_instrument_imports_nothing_heavy_by_any_way() -> None:
         for file in sorted((ROOT / PACKAGE).rglob("*.py"))
         if not room_of(file, ROOT).startswith("local")
         and file.name != "__main__.py"
-        and not any(part in str(file.relative_to(ROOT / PACKAGE)) for part in SLOW)
     ]
     script = f"""
 import importlib, sys
