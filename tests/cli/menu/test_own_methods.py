@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -45,9 +46,8 @@ def _target() -> PreTrainedConfig:
 
 
 @pytest.mark.parametrize("draft", [CORPUS, HEAD], ids=["text", "head"])
-@pytest.mark.parametrize("batch_size", [1, 2])
-def test_it_is_measured_and_lossless(draft: list[str], batch_size: int, harness: Harness) -> None:
-    outcome = harness("latency", *QUICK, *draft, f"batch_size={batch_size}")
+def test_it_is_measured_and_lossless(draft: list[str], harness: Harness) -> None:
+    outcome = harness("latency", *QUICK, *draft, "batch_size=2")
     assert "identical token for token on 2 of 2 prompts" in outcome.summary
     rows = results()
     assert list(rows["draft"].dropna().unique()) == [draft[0].removeprefix("draft=")]
@@ -62,17 +62,20 @@ def test_a_sweep_compares_it_with_the_others_and_measures_other_code_again(
     assert set(rows["status"]) == {"ok"}
     assert set(rows["draft_method"]) == {"lookup", CORPUS[0].removeprefix("draft=")}
     report(["results"])
-    assert "2 of 2" in harness(*sweep).stderr
-    runs = set(rows["run"])
-    assert set(results()["run"]) == runs
     file = Path("corpus_ngrams.py")
     file.write_text(file.read_text(encoding="utf-8") + "\n# changed\n", encoding="utf-8")
-    harness(*sweep)
-    assert len(set(results()["run"]) - runs) == 1
+    assert harness(*sweep).stderr.count("measured before") == 1
+    assert len(set(results()["run"]) - set(rows["run"])) == 1
 
 
 def test_it_is_planned_and_its_losslessness_tested(harness: Harness) -> None:
-    assert "fits  " in harness("plan", *CORPUS).stdout
+    """The path may have a plus, as a pair has."""
+    Path("a+b").mkdir()
+    Path("corpus_ngrams.py").rename("a+b/corpus_ngrams.py")
+    METHODS.forget()
+    assert (
+        "fits  " in harness("plan", "draft=./a+b/corpus_ngrams.py:CorpusNgrams", CORPUS[1]).stdout
+    )
     harness("recovery", "num_prompts=1", "decoding=greedy", "decoding.max_new_tokens=8", *HEAD)
 
 
@@ -91,73 +94,6 @@ def test_an_installed_package_offers_one_by_name(
     assert set(results()["draft"].dropna()) == {"corpus"}
 
 
-WRONG = """
-import torch
-from harness.local.decoding.protocols import Drafter, Proposal
-from harness.local.drafting.method import Method
-
-class Wrong(Drafter):
-    layers = ()
-    def start(self, prompts, first_tokens, step): self.rows = len(prompts)
-    def add(self, prompts, first_tokens, step): self.rows += len(prompts)
-    def observe(self, num_accepted, next_tokens, step): pass
-    def select(self, rows): self.rows = len(rows)
-    def propose(self, num_draft_tokens, uniforms):
-        tokens = torch.zeros(self.rows, 1, dtype=torch.long)
-        even = torch.full((self.rows, 1, 320), 1 / 320)
-        {body}
-
-class Method(Method):
-    def drafter(self, settings, pair, runner):
-        return lambda warp: Wrong()
-"""
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ("return [tokens]", "must return a Proposal, not list"),
-        ("return Proposal(tokens.float())", "must give tokens as a tensor of int64"),
-        (
-            "return Proposal(tokens.expand(self.rows, 99))",
-            r"tokens \[1, at most 4\], not \[1, 99\]",
-        ),
-        ("return Proposal(tokens + 10**6)", "tokens outside the vocabulary of"),
-        ("return Proposal(tokens, None, [7])", r"lengths from 0 to 1, one per row, not \[7\]"),
-        ("return Proposal(tokens, None, [0.5])", r"lengths from 0 to 1, one per row, not \[0.5\]"),
-        ("return Proposal(tokens, even[..., :7])", r"must give probabilities \[1, 1, \d+\]"),
-        ("raise KeyError('lost')", r"propose\(\) raised KeyError: 'lost'"),
-    ],
-)
-def test_a_mistake_is_one_line_with_its_name(body: str, words: str, harness: Harness) -> None:
-    Path("wrong.py").write_text(WRONG.replace("{body}", body), encoding="utf-8")
-    complaint = harness("latency", *QUICK, "draft=./wrong.py:Method", code=1).complaint
-    assert re.search(rf"draft=\./wrong\.py:Method: .*{words}", complaint), complaint
-
-
-@pytest.mark.parametrize(
-    ("body", "words"),
-    [
-        ("even * 2", "no distributions"),
-        ("even.clone().index_fill_(-1, torch.tensor([5]), 2.0).softmax(-1)", "do not draw"),
-    ],
-)
-def test_wrong_probabilities_are_told(body: str, words: str, harness: Harness) -> None:
-    size = f"import torch\n{WRONG}".replace("320", str(_target().vocab_size))
-    source = size.replace("{body}", f"return Proposal(tokens + 3, {body})")
-    Path("wrong.py").write_text(source, encoding="utf-8")
-    complaint = harness("latency", *QUICK, "draft=./wrong.py:Method", code=1).complaint
-    assert words in complaint
-
-
-def test_what_a_row_is_not_offered_is_not_checked(harness: Harness) -> None:
-    size = f"import torch\n{WRONG}".replace("320", str(_target().vocab_size))
-    body = "return Proposal(tokens, even * 0, [0] * self.rows)"
-    Path("wrong.py").write_text(size.replace("{body}", body), encoding="utf-8")
-    harness("latency", *QUICK, "draft=./wrong.py:Method")
-    assert set(results()["status"]) == {"ok"}
-
-
 TEXT = """
 from harness.local.drafting.methods.lookup import Lookup, LookupText
 
@@ -172,7 +108,6 @@ class Texts(Lookup):
     def texts(self, settings, tokenizer):
         return lambda: Text(settings.max_ngram, settings.min_ngram)
 """
-ANSWER = "def continuation(self, most): return {value}"
 
 
 def own_text(method: str) -> str:
@@ -181,29 +116,10 @@ def own_text(method: str) -> str:
     return "draft=./own_text.py:Texts"
 
 
-@pytest.mark.parametrize(
-    ("method", "words"),
-    [
-        (ANSWER.replace("{value}", "None"), "continuation() must return a list .* not NoneType"),
-        (ANSWER.replace("{value}", "(token for token in [1])"), "a list .* not generator"),
-        (ANSWER.replace("{value}", "[1, 1.5]"), "continuation() .* whole numbers.* not 1.5"),
-        (ANSWER.replace("{value}", "[10**6]"), "continuation() .* outside the vocabulary of"),
-        (ANSWER.replace("{value}", "{}[0]"), "continuation() raised KeyError: 0"),
-        ("def extend(self, tokens): tokens.sort(2)", "extend() raised TypeError"),
-    ],
-)
-def test_a_mistake_of_a_text_names_the_call_that_its_author_wrote(
-    method: str, words: str, harness: Harness
-) -> None:
-    complaint = harness("latency", *QUICK, own_text(method), code=1).complaint
-    pattern = words.replace("()", r"\(\)")
-    assert re.search(rf"draft=\./own_text\.py:Texts: .*{pattern}", complaint), complaint
-
-
 def test_only_the_first_question_is_checked(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is timed behind the warm-up is as fast as a method that is built in."""
+    """What is timed behind the warm-up is as fast as a method that is built in; `test_checked` has the checks."""
     batches: list[type] = []
 
     def noting(kind: type[Drafter]) -> None:
@@ -220,12 +136,17 @@ def test_only_the_first_question_is_checked(
     assert batches[:4] == [CheckedDrafter, *[TextDrafter] * 3]
 
 
-@pytest.mark.parametrize("answer", ["{}[0]", "None"])
-def test_a_mistake_in_a_later_question_names_the_method_too(answer: str, harness: Harness) -> None:
-    late = f"return super().continuation(most) if Text.num_made < 3 else {answer}"
-    method = f"def continuation(self, most): {late}"
-    complaint = harness("latency", *QUICK, "num_warmup=1", own_text(method), code=1).complaint
-    assert re.search(r"draft=\./own_text\.py:Texts: (Key|Type)Error: ", complaint), complaint
+def test_a_mistake_names_the_method(harness: Harness) -> None:
+    """In the first question with the call that its author wrote, in a later one too."""
+    wrong = own_text("def continuation(self, most): return None")
+    complaint = harness("latency", *QUICK, wrong, code=1).complaint
+    assert complaint.startswith("draft=./own_text.py:Texts: continuation() must return a list")
+    METHODS.forget()
+    sys.modules.pop("own_text")
+    late = "return super().continuation(most) if Text.num_made < 3 else {}[0]"
+    wrong = own_text(f"def continuation(self, most): {late}")
+    complaint = harness("latency", *QUICK, "num_warmup=1", wrong, code=1).complaint
+    assert re.search(r"draft=\./own_text\.py:Texts: KeyError: ", complaint), complaint
 
 
 @pytest.mark.parametrize(
@@ -244,12 +165,3 @@ def test_a_mistake_in_a_later_question_names_the_method_too(answer: str, harness
 def test_a_name_that_holds_no_method_is_told(draft: str, words: str, harness: Harness) -> None:
     Path("script.py").write_text("raise SystemExit(0)")
     assert words in harness("latency", *QUICK, f"draft={draft}", code=2).complaint
-
-
-def test_a_path_may_have_a_plus(harness: Harness) -> None:
-    folder = Path("a+b")
-    folder.mkdir()
-    Path("corpus_ngrams.py").rename(folder / "corpus_ngrams.py")
-    METHODS.forget()
-    said = harness("plan", "draft=./a+b/corpus_ngrams.py:CorpusNgrams", CORPUS[1])
-    assert "fits  " in said.stdout

@@ -35,24 +35,6 @@ FURTHER = textwrap.dedent(
         num_likeliest = 50
 
 
-    class Outside(Likely):
-        def verify(self, offer: Offer) -> Verdict:
-            verdict = super().verify(offer)
-            return Verdict(verdict.num_accepted, verdict.next_token + 5000, *(verdict.target_probability,) * 2)
-
-
-    class TooMany(Likely):
-        def verify(self, offer: Offer) -> Verdict:
-            verdict = super().verify(offer)
-            return Verdict(verdict.num_accepted + 99, verdict.next_token, *(verdict.target_probability,) * 2)
-
-
-    class Long(Likely):
-        def verify(self, offer: Offer) -> Verdict:
-            verdict = super().verify(offer)
-            return Verdict(verdict.num_accepted[:1], *(verdict.next_token,) * 3)
-
-
     class Broken(Likely):
         def verify(self, offer: Offer) -> Verdict:
             raise ValueError("no idea")
@@ -83,11 +65,8 @@ def test_a_lossy_rule_accepts_more_and_is_called_lossy(harness: Harness, rules: 
     assert own > exact
 
 
-@pytest.mark.parametrize("runner", ["static", "eager"])
-def test_a_rule_that_is_lossless_greedily_keeps_greedy_texts(
-    harness: Harness, rules: Path, runner: str
-) -> None:
-    asked = [*QUICK, "decoding.temperature=0", f"runner={runner}"]
+def test_a_rule_that_is_lossless_greedily_keeps_greedy_texts(harness: Harness, rules: Path) -> None:
+    asked = [*QUICK, "decoding.temperature=0", "runner=static"]
     shown = harness("recovery", *asked, "decoding.rule=./likely.py:Exact")
     assert mentions(shown.stdout, "2 of 2")
     assert not results("recovery")["lossy"].any()
@@ -121,9 +100,6 @@ def test_a_changed_rule_is_another_measurement(harness: Harness, rules: Path) ->
 @pytest.mark.parametrize(
     ("name", "wrong"),
     [
-        ("Long", r"verify\(\) must give a num_accepted of shape \[2\], not \[1\]"),
-        ("Outside", r"verify\(\) gives the token 5\d\d\d, outside the vocabulary of 960"),
-        ("TooMany", r"verify\(\) must accept 0 to 4 of 4 draft tokens, not \d+"),
         ("Broken", r"verify\(\) raised ValueError: no idea"),
         ("Missing", "no attribute 'Missing'|has no"),
     ],
@@ -131,6 +107,7 @@ def test_a_changed_rule_is_another_measurement(harness: Harness, rules: Path) ->
 def test_a_wrong_rule_ends_with_a_line_that_names_it(
     harness: Harness, rules: Path, name: str, wrong: str
 ) -> None:
+    """What a verdict must be is in `test_checked`."""
     asked = [*QUICK, "batch_size=2", f"decoding.rule=./likely.py:{name}"]
     shown = harness("latency", *asked, code=2 if name == "Missing" else 1)
     assert re.search(rf"decoding\.rule=\./likely\.py:{name}: .*({wrong})", shown.complaint)
