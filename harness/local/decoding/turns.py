@@ -6,7 +6,15 @@ drafter learn); `decode_batch` repeats that. Ahead of the host, the order of cal
 
     queue turn 1    settle turn 1    queue turn 2    read turn 1    settle turn 2    ...
 
-where turn 1 is settled, and turn 2 begins, with numbers that are still on the device.
+where turn 1 is settled, and turn 2 begins, with numbers that are still on the device
+(`transfer.Arriving`): code that reads them as a list waits, and is right; code that hands them to
+`to_device` does not wait. The records are the same.
+
+Lengths are known on the host one verdict late, and bounded until then. A row that has ended, by a
+stop token or by a `Change` of the consumer, is still part of the turn that was queued; that turn's
+record leaves it out, and only then does the row leave the batch, or others join it. Nothing is
+queued ahead where K=auto chooses by the last verdict, where the drafter reads it on the host
+(`Drafter.reads_verdicts`), within two iterations of a row's length, and on a CPU.
 """
 
 from __future__ import annotations
