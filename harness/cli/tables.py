@@ -6,18 +6,18 @@ import itertools
 from collections.abc import Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.text import Text
 
 from harness.commands.registry import COMMANDS
 from harness.reporting.overview import failures_table
-from harness.reporting.table import Answer, Document, Line, without_empty
+from harness.reporting.page import in_full, in_short
+from harness.reporting.table import Answer, Line, without_empty
 from harness.reporting.terminal import WIDE, LastingConsole, as_text, plain_console, print_document
 from harness.reporting.words import labels
 from harness.results.locked_files import replace_file
-from harness.results.rows.prompts import read_prompts
-from harness.results.runs import group, grouped, merge
+from harness.results.runs import Run, group, grouped, merge
 from harness.results.schema import NO_VERDICT, REFUSED
 from harness.results.statistics.interval import counted
 from harness.results.verdict import CANNOT_TELL
@@ -58,19 +58,16 @@ def print_sweep(
         summary: the file that gets the answer with all tables, which are printed too with `details`.
     """
     record = COMMANDS[command]
-    answer: Answer = []
-    tables: Document = []
     if len(pooled) == 1:
         # One job, repeated: printed like a single run.
-        answer = record.pooled(pooled[0])
-    elif rows:
+        document = _document(command, [Run(list(pooled[0]))], [])
+    else:
         # `merge` leaves out the runs that a pooled row names.
-        answer, tables = sweep_document(command, [*rows, *itertools.chain.from_iterable(pooled)])
-    if answer:
-        in_full = [*answer, Line(""), *tables] if tables else answer
+        document = sweep_document(command, [*rows, *itertools.chain.from_iterable(pooled)])
+    if rows:
         if summary is not None:
-            replace_file(summary, as_text(in_full, WIDE).encode())
-        print_document(in_full if details else answer, plain_console(WIDE))
+            replace_file(summary, as_text(document.full, WIDE).encode())
+        print_document(document.full if details else document.short, plain_console(WIDE))
 
     done = {row.job for row in rows}
     line = f"  Saved  {len(done)} of {counted(num_jobs, 'job')} in {file}"
@@ -90,18 +87,30 @@ def print_sweep(
     console.print(Text(line, "dim"))
 
 
-def sweep_document(command: str, rows: Rows) -> tuple[Answer, Document]:
-    """The answer, with failures and their reasons; and the tables that it leaves out, each measurement once."""
-    record = COMMANDS[command]
+class _Document(NamedTuple):
+    """What a sweep prints, and what its `summary.txt` has."""
+
+    short: Answer
+    full: Answer
+
+
+def sweep_document(command: str, rows: Rows) -> _Document:
+    """The page of a sweep, with failures and their reasons, each measurement once."""
     runs = group(rows)
-    if not record.measures:
-        return record.brief(runs), []
-    runs, failures = merge(runs)
-    for run in runs:
-        run.prompt_rows = read_prompts(run.directory, run.id)
+    failures: Sequence[Run] = []
+    if COMMANDS[command].measures:
+        runs, failures = merge(runs)
+    return _document(command, runs, failures)
+
+
+def _document(command: str, runs: Sequence[Run], failures: Sequence[Run]) -> _Document:
+    page = COMMANDS[command].page(runs) if runs else None
     failed = without_empty([failures_table(failures)])
-    answer = [*record.brief(runs), *failed] or [Line("Nothing was measured.")]
-    return answer, without_empty(record.tables(runs)) if runs else []
+    if page is None:
+        only = failed or [Line("Nothing was measured.")]
+        return _Document(only, only)
+    short = in_short(page, of_sweep=True)
+    return _Document([*short, *failed], [*in_full(page, of_sweep=True), *failed])
 
 
 def exit_code(command: str, rows: Rows) -> int:

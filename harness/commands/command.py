@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from harness.config.registry import Record
 from harness.config.run import RunSettings
 
 if TYPE_CHECKING:
-    from harness.reporting.table import Answer, Document, Line
+    from harness.reporting.page import Page
+    from harness.reporting.table import Table
     from harness.results.row import Row
     from harness.results.schema import RunRow
 
@@ -96,35 +97,17 @@ class Command(Record):
         """The exit code of a job that succeeded: 0, 1 for a bad answer, 3 where it cannot tell."""
         return 0
 
-    def tables(self, runs: Sequence[Any]) -> Document:
-        """The tables of a sweep's runs.
+    def page(self, runs: Sequence[Any]) -> Page | None:
+        """The page about runs, be it one, a sweep's or a report's; None where nothing was measured.
+
+        By default a table of the figures.
 
         Args:
             runs: see `Run` in `commands/read_runs.py`.
         """
-        from harness.reporting.figures import figures_table
+        from harness.reporting.figures import figures_page
 
-        return [figures_table(self.name, [row for run in runs for row in run.rows])]
-
-    def brief(self, runs: Sequence[Any]) -> Answer:
-        """What a sweep prints; its tables are then in its `summary.txt`. By default those."""
-        return self.tables(runs)
-
-    def pooled(self, rows: Sequence[Any]) -> Answer:
-        """The document of a job that was repeated, from its rows over all repetitions."""
-        return []
-
-    def report(self, runs: Sequence[Any]) -> Document:
-        """The tables and sentences of `report` about the runs in some files: by default the same."""
-        return self.tables(runs)
-
-    def headlines(self, runs: Sequence[Any]) -> list[Line]:
-        """Sentences that begin a report: the answer, what it covers, and what would change it."""
-        return []
-
-    def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
-        """Plots of a report, by name: figures of matplotlib, which only `report` needs."""
-        return {}
+        return figures_page(self.name, [row for run in runs for row in run.rows])
 
     def changes(self, sides: Any) -> Sequence[Any]:
         """Each figure of a measurement before and after a change, for `regress`, each as `Compared`.
@@ -140,9 +123,11 @@ class Experiment(Protocol):
 
     Attributes:
         settings: those given, with the command's own changes, checked early and without models.
+        more: tables about what no row has, such as a profile, which end the page of the run.
     """
 
     settings: Any
+    more: Sequence[Table] = ()
 
     def measure(self, session: Any) -> None:
         """Measure, with the `Session` of `measuring/session.py`.
@@ -152,14 +137,6 @@ class Experiment(Protocol):
 
     def rows(self, session: Any) -> Sequence[RunRow]:
         """The rows of all measurements so far; before the first, rows with settings alone (`session.row`)."""
-
-    def document(self, rows: Sequence[Any]) -> Answer:
-        """The answer to print; none by default, or where nothing was measured."""
-        return []
-
-    def details(self, rows: Sequence[Any]) -> Document:
-        """The figures behind the answer: in `summary.txt`, and printed with `details=true`."""
-        return []
 
     def judge(self, rows: Sequence[Any]) -> None:
         """Raise a VerdictError for a run that succeeded and whose answer is not the good one; by default any is."""

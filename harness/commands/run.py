@@ -9,6 +9,7 @@ import logging
 import textwrap
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 from harness.commands.command import Experiment
@@ -19,11 +20,12 @@ from harness.config.run import RunSettings
 from harness.engines.keeper import PairKeeper
 from harness.measuring.progress import say, show
 from harness.measuring.session import Session, WithTyped
-from harness.reporting.table import Line
+from harness.reporting.page import in_full, in_short
 from harness.reporting.terminal import as_text, print_document
 from harness.results.files import SUMMARY_FILE, check_appendable
 from harness.results.locked_files import remove_locks, replace_file
 from harness.results.result_file import write_result
+from harness.results.runs import Run
 from harness.results.schema import REFUSED, RunRow
 
 
@@ -88,19 +90,19 @@ def run_command(
             except HarnessError as error:
                 unwritten.append(error)
         session.close()
-        answer = experiment.document(rows) if rows else []
-        if answer:
-            summary = [*answer, Line(""), *experiment.details(rows)]
+        page = COMMANDS[command].page([Run(list(rows), directory=directory)]) if rows else None
+        if page is not None:
+            page = replace(page, tables=(*page.tables, *experiment.more))
             try:
-                replace_file(directory / SUMMARY_FILE, as_text(summary).encode())
+                replace_file(directory / SUMMARY_FILE, as_text(in_full(page)).encode())
             except HarnessError as error:
                 unwritten.append(error)
         _remove_own_locks(settings, directory)
-        if answer:
+        if page is not None:
             # The line about progress may still be on the terminal.
             show("")
             try:
-                print_document(summary if settings.results.details else answer)
+                print_document(in_full(page) if settings.results.details else in_short(page))
             finally:
                 # Two paths, a line each where one has no room for both.
                 where = textwrap.TextWrapper(

@@ -1,13 +1,22 @@
-"""A table of any command's figures, for commands without tables of their own."""
+"""The page of a command without tables: a table of its figures."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from harness.reporting.page import Page, title_of_many
 from harness.reporting.table import Column, Table
 from harness.results.row import ColumnDescription
 from harness.results.schema import RunRow
+
+
+def figures_page(command: str, rows: Sequence[RunRow]) -> Page | None:
+    """A page of the table alone; None where nothing was measured."""
+    table = figures_table(command, rows)
+    if not table.rows:
+        return None
+    return Page(title_of_many([row for row in rows if row.has_figures]), tables=[table])
 
 
 def figures_table(command: str, rows: Sequence[RunRow]) -> Table:

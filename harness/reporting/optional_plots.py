@@ -7,9 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from harness.results.runs import Run
-from harness.results.schema import RunRow
-
 INSTALL_PLOTS = "pip install 'specharness[report]'"
 
 
@@ -25,18 +22,12 @@ def optional_plots() -> ModuleType | None:
     return drawing
 
 
-def drawn_files(
-    plots: Callable[[Sequence[Run]], Mapping[str, Sequence[Any]]], rows: Sequence[RunRow]
-) -> dict[str, str]:
-    """The SVG text of the plots of one run, by file name; {} without matplotlib.
+def drawn_files(make: Callable[[], Mapping[str, Sequence[Any]]]) -> dict[str, str]:
+    """The SVG text of plots by file name; {} without matplotlib.
 
     Args:
-        plots: of a command, see `Command.plots`.
-        rows: all rows of the run.
+        make: the plots of a run, as `Page.plots`.
     """
     drawing = optional_plots()
-    if drawing is None:
-        return {}
-    run = Run(list(rows))
-    files: dict[str, str] = drawing.picture_files(lambda: plots([run]))
+    files: dict[str, str] = {} if drawing is None else drawing.picture_files(make)
     return files

@@ -135,8 +135,15 @@ class Table:
         return replace(self, rows=self.rows[:num_rows], notes=(note, *self.notes))
 
     def in_short(self) -> Table:
-        """The table as part of an answer: without title and notes, and with as many columns as have room."""
-        return replace(self, title="", about="", notes=(), look="bare")
+        """The table as part of an answer: without title and notes, and with as many columns as have room.
+
+        A name that all rows share is in the heading of the answer.
+        """
+        names = {row.cells[0] for row in self.rows}
+        is_shared = bool(self.columns) and self.columns[0].once and len(names) == 1
+        columns = self.columns[is_shared:]
+        rows = tuple(replace(row, cells=row.cells[is_shared:]) for row in self.rows)
+        return replace(self, title="", columns=columns, rows=rows, about="", notes=(), look="bare")
 
     def shown(self) -> tuple[list[Column], list[tuple[str, ...]]]:
         """The columns that have something to show, and each row's cells as text."""

@@ -10,13 +10,15 @@ from typing import Any
 
 import pytest
 
-from harness.commands.eval.tables import eval_answer
-from harness.commands.latency.tables.answer import latency_answer
+from harness.commands.eval.tables import eval_page
+from harness.commands.latency.tables.answer import page_of_run
 from harness.config.errors import SettingError
 from harness.config.machine import note_command_line
 from harness.reporting import words
+from harness.results.runs import Run
 from in_process import QUICKEST_PAIR, Harness
 from next_steps import Step, accepted, collected
+from pages import short
 from report_files import eval_run, latency_run
 
 BY_K = "tokens_per_iteration_by_num_draft_tokens"
@@ -72,7 +74,7 @@ def test_the_next_command_of_latency_is_accepted(typed: str, changes: dict[str, 
     costs = dict.fromkeys(("draft_ms", "verify_ms", "mean_acceptance_length"))
     rows = [dataclasses.replace(regular, target_step_ms=320.0, **costs), speculative]
     with collected() as steps:
-        latency_answer(rows)
+        short(page_of_run(rows))
     all_accepted(steps)
 
 
@@ -80,7 +82,7 @@ def test_a_larger_budget_is_accepted() -> None:
     note_command_line(["latency", "precision=2%", "budget=30s"])
     spent = {"speedup_covers": "5 prompts", "stopped_by": "budget", "settings": {"budget": "30s"}}
     with collected() as steps:
-        latency_answer(latency_run(**FIGURES | NO_BOUNDS | spent))
+        short(page_of_run(latency_run(**FIGURES | NO_BOUNDS | spent)))
     assert any("budget=96s" in step.command for step in steps)
     all_accepted(steps)
 
@@ -92,13 +94,13 @@ def test_the_next_command_of_eval_is_accepted(changes: dict[str, Any]) -> None:
     note_command_line(["eval", "operands=[1,9]"])
     rows = eval_run(**{"operands": "1-99", "replacement": True, "num_prompts": 10} | changes)
     with collected() as steps:
-        eval_answer(rows)
+        short(eval_page([Run(rows)]))
     all_accepted(steps)
 
 
 def test_a_wrong_step_is_found() -> None:
     with pytest.raises(SettingError, match="num_draft_tokens"):
-        accepted(Step("more", "harness latency K=-1"))
+        accepted(Step("more", command="harness latency K=-1"))
 
 
 def test_the_steps_of_runs_are_accepted_and_one_runs(harness: Harness) -> None:

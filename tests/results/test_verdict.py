@@ -13,10 +13,9 @@ from harness.commands.latency.ranking.answers import latency_answers
 from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.tables.run import headline
 from harness.commands.map.rows import MapRow
-from harness.commands.map.tables import finding, map_answer, map_headlines
+from harness.commands.map.tables import finding, map_page
 from harness.config.errors import VerdictError
 from harness.measuring.rows import LatencyRow
-from harness.reporting.terminal import as_text
 from harness.results.runs import Run
 from harness.results.statistics.interval import Coverage, Interval
 from harness.results.verdict import (
@@ -30,6 +29,7 @@ from harness.results.verdict import (
     verdict_of,
     why_no_ranking,
 )
+from pages import short
 
 PAYS = Interval(2.0, 1.9, 2.1, Coverage(200, "prompt"))
 
@@ -320,9 +320,9 @@ def test_one_case_has_one_wording_in_latency_map_and_report() -> None:
     pages = {
         "latency": headline(arms[1]).text,
         "map": finding([cell]).text,
-        "map's table": as_text(map_answer([cell]), 80),
+        "map's table": short(map_page([Run([cell])])),
         "report": of_report[0].text.lower(),
-        "report of map": map_headlines([Run([cell])])[0].text,
+        "report of map": short(map_page([Run([cell]), Run([cell])])),
     }
     for page, text in pages.items():
         assert "cannot tell" in text, page

@@ -17,7 +17,7 @@ from harness.cli.menu import config_source, conversion, names, typed
 from harness.cli.menu.names import CONF
 from harness.commands.registry import COMMANDS, settings_of, with_settings
 from harness.config.methods import METHODS
-from harness.reporting.answers import Step
+from harness.reporting.page import Step
 from remembered_configs import remember
 
 remember()
@@ -25,19 +25,20 @@ remember()
 
 @contextmanager
 def collected() -> Iterator[list[Step]]:
-    """Every step that is made within the block, whether an answer has room for it or not."""
+    """Every step of the answers that are made within the block, with its command, room or not."""
     steps: list[Step] = []
-    original = Step.__init__
+    original = Step.typed
 
-    def init(self: Step, text: str, command: str) -> None:
-        original(self, text, command)
-        steps.append(self)
+    def typed(self: Step, of_sweep: bool) -> str:
+        command = original(self, of_sweep)
+        steps.append(Step(self.text, command=command))
+        return command
 
-    Step.__init__ = init  # type: ignore[method-assign]
+    Step.typed = typed  # type: ignore[method-assign]
     try:
         yield steps
     finally:
-        Step.__init__ = original  # type: ignore[method-assign]
+        Step.typed = original  # type: ignore[method-assign]
 
 
 def accepted(step: Step) -> Any:

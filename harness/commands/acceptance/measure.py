@@ -16,11 +16,7 @@ from harness.commands.acceptance.health import (
     most_drafted,
 )
 from harness.commands.acceptance.record import RECORD, AcceptanceSettings
-from harness.commands.acceptance.tables import (
-    acceptance_answer,
-    acceptance_details,
-    health_in_words,
-)
+from harness.commands.acceptance.tables import by_place, health_in_words
 from harness.commands.command import Experiment
 from harness.commands.read_runs import newest_of_pair
 from harness.config.demand import Demand
@@ -39,7 +35,7 @@ from harness.measuring.prompts.sets import Occurrence, listed, load_prompts
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.reporting.optional_plots import drawn_files
-from harness.reporting.table import Answer, Document
+from harness.reporting.table import Table
 from harness.results.locked_files import replace_file
 from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run
@@ -85,6 +81,7 @@ class AcceptanceOfTexts(Experiment):
                 lambda run: costs_in_steps(run.row("regular"), run.last) is not None,
                 " whose costs are known",
             )
+        self.more: Sequence[Table] = ()
         self.texts: list[AcceptanceTextRow] = []
         self.read: list[ReadText] = []
         self.costs: list[float] = []
@@ -300,7 +297,9 @@ class AcceptanceOfTexts(Experiment):
             if number == self.served_k:
                 figures |= self.health
             rows.append(session.row(AcceptanceRow, **figures))
-        for name, content in drawn_files(RECORD.plots, rows).items():
+        self.more = [by_place(cuts)]
+        page = RECORD.page([Run(rows)])
+        for name, content in drawn_files(page.plots).items() if page else ():
             replace_file(session.directory / name, content.encode())
         return rows
 
@@ -309,12 +308,6 @@ class AcceptanceOfTexts(Experiment):
         code = RECORD.exit_code(rows)
         if code:
             raise VerdictError("; ".join(health_in_words(row) for row in rows if row.health), code)
-
-    def document(self, rows: Sequence[AcceptanceRow]) -> Answer:
-        return acceptance_answer(rows, self.texts, [text.cut for text in self.read])
-
-    def details(self, rows: Sequence[AcceptanceRow]) -> Document:
-        return acceptance_details(rows)
 
 
 EXPERIMENT = AcceptanceOfTexts

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from harness.commands.command import Command
@@ -14,7 +14,8 @@ from harness.config.settings import LARGEST_K, require, require_at_least
 from harness.results.rows.acceptance import AcceptanceRow, AcceptanceTextRow
 
 if TYPE_CHECKING:
-    from harness.reporting.table import Answer, Document, Line
+    from harness.reporting.drawing import Plot
+    from harness.reporting.page import Page
 
 
 EXIT_CODES = {"broken": 1, "other texts": 1, "cannot tell": 3}
@@ -107,27 +108,16 @@ class AcceptanceCommand(Command):
 
         return in_short(rows)
 
-    def tables(self, runs: Sequence[Any]) -> Document:
-        from harness.commands.acceptance.tables import comparison
+    def page(self, runs: Sequence[Any]) -> Page | None:
+        from harness.commands.acceptance.tables import acceptance_page
 
-        return comparison(runs)
+        def plots() -> dict[str, list[Plot]]:
+            from harness.commands.acceptance.plots import acceptance_plots
 
-    def brief(self, runs: Sequence[Any]) -> Answer:
-        """The best pair, and a row for each."""
-        from harness.commands.acceptance.tables import acceptance_sweep
+            return acceptance_plots(runs)
 
-        return acceptance_sweep(runs)
-
-    def headlines(self, runs: Sequence[Any]) -> list[Line]:
-        """Each pair at its best K."""
-        from harness.commands.acceptance.tables import headlines
-
-        return headlines(runs)
-
-    def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
-        from harness.commands.acceptance.plots import acceptance_plots
-
-        return acceptance_plots(runs)
+        page = acceptance_page(runs)
+        return page and replace(page, plots=plots)
 
 
 RECORD = AcceptanceCommand()

@@ -2,25 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from harness.reporting.answers import Step, answer, answer_of_sweep, heading
 from harness.reporting.names import Named, named_runs
-from harness.reporting.table import (
-    Answer,
-    Column,
-    Document,
-    Line,
-    Table,
-    TableRow,
-    interval,
-    number,
-    times,
-)
+from harness.reporting.page import Page, Step, heading, title_of_many
+from harness.reporting.table import Column, Line, Table, TableRow, interval, number, times
 from harness.reporting.words import typed_for
 from harness.results.files import rows_in
 from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
@@ -61,15 +51,21 @@ def in_short(rows: Sequence[AcceptanceRow]) -> str:
     return text if speedup is None else f"{text}, {speedup.estimate:.2f}× expected"
 
 
-def acceptance_answer(
-    rows: Sequence[AcceptanceRow], texts: Sequence[AcceptanceTextRow], cuts: Sequence[Cut]
-) -> Answer:
-    """One run, in a dozen lines; empty where nothing was read."""
+def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
+    """What is expected of a draft, or of several; None where nothing was read."""
+    known = [run for run in runs if best_row(run.rows).tokens_per_iteration is not None]
+    if not known:
+        return None
+    return _page_of_many(known) if len(known) > 1 else _page_of_one(known[0])
+
+
+def _page_of_one(run: Run[AcceptanceRow]) -> Page:
+    rows = run.rows
+    texts = _texts_of(run)
     best = best_row(rows)
-    if best.tokens_per_iteration is None:
-        return []
     k = best.num_draft_tokens
     tokens = best.tokens_per_iteration
+    assert tokens is not None
     bounds = interval(tokens)
     about = f"no interval: {tokens.covers}, 8 needed"
     if bounds:
@@ -79,31 +75,41 @@ def acceptance_answer(
         source = "the bytes it reads" if best.cost_source == "bytes" else best.cost_source
         steps = f"an iteration takes {best.iteration_cost:.2f} steps at K={k}, by {source}"
         why.append(("Cost", steps))
-    why += [("Where", _by_place(cuts)), ("Where", _by_category_or_prompt(best, texts))]
-    number = counted(len(texts), "text")
-    settings = f"{number} {best.text_source} · {best.num_tokens:,} tokens · temperature {best.temperature:g}"
+    if texts:
+        why.append(("Where", _by_category_or_prompt(best, texts)))
+    settings = f"{best.text_source} · {best.num_tokens or 0:,} tokens"
+    if best.temperature is not None:
+        settings += f" · temperature {best.temperature:g}"
+    if texts:
+        settings = f"{counted(len(texts), 'text')} {settings}"
     warning = off_policy(best)
-    return answer(
+    shown = [row for row in rows if row.num_draft_tokens in SHOWN or row is best]
+    return Page(
         heading(best, settings),
-        Line(in_short(rows).partition(",")[0], "strong", about),
-        [_by_k([row for row in rows if row.num_draft_tokens in SHOWN or row is best])],
-        doubts=[warning] if warning else [],
-        why=why,
-        steps=_measured(best, f"K={k}"),
+        [Line(in_short(rows).partition(",")[0], "strong", about)],
+        [warning] if warning else [],
+        [_by_k(shown), _every_k(rows)],
+        why,
+        _measured(best, f"K={k}"),
     )
 
 
-def _measured(best: AcceptanceRow, changes: str) -> Iterator[Step]:
+def _texts_of(run: Run[AcceptanceRow]) -> list[AcceptanceTextRow]:
+    """The texts of a run with their iterations; [] where its file of texts is gone."""
+    directory = run.directory or Path(str(run.last.directory))
+    rows = rows_in(directory / TEXTS_FILE, AcceptanceTextRow)
+    return [text for text in rows if text.run == run.id and text.iterations_by_num_draft_tokens]
+
+
+def _measured(best: AcceptanceRow, changes: str) -> list[Step]:
     """The same prompts and settings in `latency`; none of an engine elsewhere, of which that needs both servers."""
     if best.text_source == "served":
-        return
+        return []
     command = typed_for("latency", changes, _OWN_SETTINGS)
-    if command is not None:
-        yield Step("measure it", command)
+    return [] if command is None else [Step("measure it", command=command)]
 
 
-def acceptance_details(rows: Sequence[AcceptanceRow]) -> Document:
-    """Every K."""
+def _every_k(rows: Sequence[AcceptanceRow]) -> Table:
     columns = (
         Column("K", of="num_draft_tokens"),
         Column("tokens per\niteration", number(), "tokens_per_iteration.estimate"),
@@ -113,7 +119,7 @@ def acceptance_details(rows: Sequence[AcceptanceRow]) -> Document:
         Column("cost", number(), "iteration_cost", optional=True),
         Column("expected\nspeed-up", times, "expected_speedup.estimate", optional=True),
     )
-    return [Table.of("every_k", "", rows, columns, look="plain")]
+    return Table.of("every_k", "", rows, columns, look="plain")
 
 
 def health_in_words(row: AcceptanceRow) -> str:
@@ -174,8 +180,8 @@ def _by_category_or_prompt(best: AcceptanceRow, texts: Sequence[AcceptanceTextRo
     return f"fewest tokens per iteration: prompts {', '.join(named)}"
 
 
-def _by_place(cuts: Sequence[Cut]) -> str:
-    """How often the first draft token is accepted in the thirds of the answers."""
+def by_place(cuts: Sequence[Cut]) -> Table:
+    """How often the first draft token is accepted in the thirds of the texts, which no row has."""
     num_drafted = np.zeros(3)
     num_accepted = np.zeros(3)
     for text in cuts:
@@ -186,7 +192,8 @@ def _by_place(cuts: Sequence[Cut]) -> str:
         num_drafted += np.bincount(thirds, begins[:-1], minlength=3)
         num_accepted += np.bincount(thirds, 1 - begins[1:], minlength=3)
     early, _, late = num_accepted / np.maximum(num_drafted, 1e-9)
-    return f"first draft tokens accepted: {early:.0%} in the first third, {late:.0%} in the last"
+    shares = f"first draft tokens accepted: {early:.0%} in the first third, {late:.0%} in the last"
+    return Table.of_lines("by_place", [("Where", shares)])
 
 
 def curve_names(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:
@@ -243,13 +250,12 @@ def _relative_to_best(runs: Sequence[Run]) -> dict[str, Interval]:
     for run in runs:
         best = best_row(run.rows)
         place = int(best.num_draft_tokens or 1) - 1
-        directory = run.directory or Path(str(run.last.directory))
-        for text in rows_in(directory / TEXTS_FILE, AcceptanceTextRow):
-            if text.run == run.id and text.iterations_by_num_draft_tokens:
-                # In steps of the target.
-                time = text.iterations_by_num_draft_tokens[place] * (best.iteration_cost or 1.0)
-                token_ids = str(text.token_ids)
-                texts.append((run.id, text.prompt_index, token_ids, text.num_tokens, time))
+        for text in _texts_of(run):
+            # In steps of the target.
+            iterations = (text.iterations_by_num_draft_tokens or [])[place]
+            time = iterations * (best.iteration_cost or 1.0)
+            token_ids = str(text.token_ids)
+            texts.append((run.id, text.prompt_index, token_ids, text.num_tokens, time))
     frame = pd.DataFrame(texts, columns=["run", "prompt", "text", "tokens", "time"])
     by_text = frame.pivot_table(["tokens", "time"], ["prompt", "text"], "run", "sum")
     by_prompt = by_text.dropna().groupby("prompt").sum()
@@ -260,40 +266,36 @@ def _relative_to_best(runs: Sequence[Run]) -> dict[str, Interval]:
     return {ids[one.index]: one.relative_to_best for one in ranked}
 
 
-def acceptance_sweep(runs: Sequence[Run]) -> Answer:
-    """The pair of which most is expected, and a row for each; empty where nothing was read."""
-    named = named_runs([run for run in runs if run.has_figures])
-    if not named:
-        return []
-    first = max(named, key=lambda one: _expected(best_row(one.run.rows)))
-    expected = f"{_without_k(first)}: {in_short(first.run.rows)}"
-    best = best_row(first.run.rows)
+def _page_of_many(runs: Sequence[Run[AcceptanceRow]]) -> Page:
+    """Each pair at its best K, the one of which most is expected first."""
+    named = named_runs(runs)
+    named.sort(key=lambda one: _expected(best_row(one.run.rows)), reverse=True)
     bests = [best_row(one.run.rows) for one in named]
+    best = bests[0]
+    findings = [
+        Line(
+            f"{_without_k(one)}: {in_short(one.run.rows)}, computed from probabilities, not timed."
+        )
+        for one in named
+    ]
+    findings[0] = replace(findings[0], style="strong")
     # Texts that were given have lengths of their own, and were not written in batches.
     asked = [
         replace(row, max_new_tokens=None, batch_size=None) if row.text_source == "given" else row
         for row in bests
     ]
+    doubts = dict.fromkeys(filter(None, map(off_policy, bests)))
+    changes = f"model={best.model} draft={best.draft} K={best.num_draft_tokens}"
     tables = comparison(runs)
     notes = dict.fromkeys(note for table in tables for note in table.notes)
-    return answer_of_sweep(
-        asked,
-        [Line(expected, "strong", "computed from probabilities, not timed")],
-        [tables[0].in_short()] if len(tables) == 1 else tables,
-        doubts=[*dict.fromkeys(filter(None, map(off_policy, bests)))],
-        why=[("Note", note) for note in notes],
-        steps=_measured(best, f"model={best.model} draft={best.draft} K={best.num_draft_tokens}"),
+    return Page(
+        title_of_many(asked),
+        findings,
+        [*doubts],
+        [replace(table, notes=()) for table in tables],
+        [("Note", note) for note in notes],
+        _measured(best, changes),
     )
-
-
-def headlines(runs: Sequence[Run]) -> list[Line]:
-    """Each pair at its best K."""
-    return [
-        Line(
-            f"{_without_k(named)}: {in_short(named.run.rows)}, computed from probabilities, not timed."
-        )
-        for named in named_runs([run for run in runs if run.has_figures])
-    ]
 
 
 def _without_k(named: Named[AcceptanceRow]) -> str:

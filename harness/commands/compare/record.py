@@ -13,7 +13,7 @@ from harness.config.run import PromptedSettings
 from harness.config.settings import require
 
 if TYPE_CHECKING:
-    from harness.reporting.table import Document
+    from harness.reporting.page import Page
 
 View = Literal["text", "race", "log"]
 
@@ -68,10 +68,10 @@ class Compare(Command):
     def needs_local(self, settings: Any) -> bool:
         return True
 
-    def tables(self, runs: Sequence[Any]) -> Document:
-        from harness.commands.compare.tables import races_table
+    def page(self, runs: Sequence[Any]) -> Page | None:
+        from harness.commands.compare.tables import races_page
 
-        return [races_table([row for run in runs for row in run.rows])]
+        return races_page([row for run in runs for row in run.rows])
 
 
 RECORD = Compare()

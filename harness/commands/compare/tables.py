@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from harness.commands.compare.rows import CompareRow
 from harness.measuring.costs import tokens_per_iteration
 from harness.reporting.names import distinct_names
+from harness.reporting.page import Page, title_of_many
 from harness.reporting.table import (
     Column,
     Document,
@@ -81,6 +82,12 @@ def rejections(rejected: Sequence[Rejection] | None) -> Document:
     )
     note = "at: position in the new text, from 0 · target, draft: the rejected token's probability under each model"
     return [Table.of("rejections", "", rejected, columns, notes=(note,), look="plain")]
+
+
+def races_page(rows: Sequence[CompareRow]) -> Page | None:
+    """All races that were timed, which are an impression and no finding; None where there are none."""
+    table = races_table(rows)
+    return Page(title_of_many(rows), tables=[table]) if table.rows else None
 
 
 def races_table(rows: Sequence[CompareRow]) -> Table:

@@ -16,7 +16,6 @@ from harness.commands.command import Experiment
 from harness.commands.eval.lm_eval_tasks import LmEvalTask
 from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import AnswerRow, EvalRow, read_answers
-from harness.commands.eval.tables import eval_answer, eval_details
 from harness.commands.eval.tasks import OPERATIONS, DrawnTask, Problem, Task, tokens_with
 from harness.engines.protocol import Question, in_batches
 from harness.engines.timing import Generation
@@ -57,9 +56,6 @@ class Evaluation(Experiment):
         resumed: keys (seed, index) of the questions that earlier runs answered.
         smallest_batch: the fewest questions that were answered together; None before any.
     """
-
-    document = staticmethod(eval_answer)
-    details = staticmethod(eval_details)
 
     def __init__(self, settings: EvalSettings) -> None:
         # A batch has one seed, so that it is never larger than the questions of a seed.

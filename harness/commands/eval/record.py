@@ -14,7 +14,7 @@ from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
 
 if TYPE_CHECKING:
-    from harness.reporting.table import Answer, Document, Line
+    from harness.reporting.page import Page
 
 # The last one is lm-evaluation-harness's, under its own name.
 Task = Literal["multiplication", "addition", "gsm8k"]
@@ -102,21 +102,10 @@ class Eval(Command):
         merged = [row for row in merged_rows(rows) if row.accuracy is not None]
         return ", ".join(f"{row.arm} {row.accuracy:.1%}" for row in merged)
 
-    def tables(self, runs: Sequence[Any]) -> Document:
-        from harness.commands.eval.tables import accuracy_table
+    def page(self, runs: Sequence[Any]) -> Page | None:
+        from harness.commands.eval.tables import eval_page
 
-        return [accuracy_table(runs)]
-
-    def brief(self, runs: Sequence[Any]) -> Answer:
-        from harness.commands.eval.tables import accuracy_sweep
-
-        return accuracy_sweep(runs)
-
-    def headlines(self, runs: Sequence[Any]) -> list[Line]:
-        """Whether the arms' accuracies differ."""
-        from harness.commands.eval.tables import accuracy_losses
-
-        return accuracy_losses(runs)
+        return eval_page(runs)
 
     def changes(self, sides: Any) -> Sequence[Any]:
         """Accuracy, question by question."""

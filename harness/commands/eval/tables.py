@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from harness.commands.eval.rows import EvalRow
-from harness.reporting.answers import Step, answer, answer_of_sweep, heading, lossless_again
 from harness.reporting.names import Name, Named, named_runs
+from harness.reporting.page import Page, Step, heading, lossless_again, title_of_many
 from harness.reporting.table import (
-    Answer,
     Bar,
     Bars,
     Column,
-    Document,
     Line,
     Table,
     interval,
@@ -23,16 +22,14 @@ from harness.reporting.table import (
 from harness.reporting.words import (
     arm_name,
     common_settings,
-    device_of,
     lossy_warning,
     pair_name,
     settings_line,
     smaller_batch,
-    typed_again,
 )
 from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.runs import Run
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import Interval, counted
 
 # p-values below this count as a difference.
 _SIGNIFICANT = 0.05
@@ -41,37 +38,33 @@ _NO_WIDTH = (
 )
 
 
-def eval_answer(rows: Sequence[EvalRow]) -> Answer:
-    """Whether the arms differ, in a dozen lines; empty where nothing was answered."""
-    merged = merged_rows(rows)
-    if all(row.accuracy is None for row in merged):
-        return []
-    bars = [_bar(row) for row in merged if row.accuracy is not None]
-    return answer(
-        heading(merged[-1], settings_line(rows)),
-        _finding(merged[-1]),
-        [Bars(tuple(bars), whole=1.0)],
-        doubts=_doubts(merged[-1]),
-        steps=_next_steps(rows),
-    )
-
-
-def accuracy_sweep(runs: Sequence[Run]) -> Answer:
-    """Whether the arms differ anywhere, and a row for each; empty where nothing was answered."""
+def eval_page(runs: Sequence[Run]) -> Page | None:
+    """Whether the arms differ, in one run or anywhere; None where nothing was answered."""
     known = [run for run in runs if run.has_figures]
     if not known:
-        return []
-    steps: list[Step] = []
-    for run in known:
-        steps = steps or [*_next_steps(run.rows, of_sweep=True)]
-    findings = accuracy_losses(runs)[:1]
-    table = accuracy_table(known).in_short()
-    return answer_of_sweep([run.last for run in known], findings, [table], steps=steps)
-
-
-def eval_details(rows: Sequence[EvalRow]) -> Document:
-    """The accuracies of each arm and seed, and sentences about them."""
-    return [accuracy_table([Run(list(rows))]), *_sentences(merged_rows(rows))]
+        return None
+    if len(known) > 1:
+        steps = next(filter(None, (_next_steps(run.rows) for run in known)), [])
+        title = title_of_many([run.last for run in known])
+        findings = losses(known) or [Line("nothing was compared")]
+        return Page(title, findings, tables=[accuracy_table(known)], next=steps)
+    (run,) = known
+    merged = merged_rows(run.rows)
+    table = accuracy_table(known)
+    if not merged:
+        # A file may have rows of single seeds alone.
+        return Page(heading(run.last, settings_line(run.rows)), tables=[table])
+    row = merged[-1]
+    bars = [_bar(arm) for arm in merged if arm.accuracy is not None]
+    if not bars:
+        return None
+    return Page(
+        heading(row, settings_line(run.rows)),
+        [_finding(row), *sentences("plain", _not_excluded(row))],
+        _doubts(row),
+        [Bars(tuple(bars), whole=1.0), replace(table, notes=(*table.notes, *_notes(merged)))],
+        next=_next_steps(run.rows),
+    )
 
 
 def _bar(row: EvalRow) -> Bar:
@@ -126,21 +119,21 @@ def _asked_again(row: EvalRow) -> str | None:
     return f"{numbers}: the interval covers what is drawn, not other questions."
 
 
-def _next_steps(rows: Sequence[EvalRow], *, of_sweep: bool = False) -> Iterator[Step]:
+def _next_steps(rows: Sequence[EvalRow]) -> list[Step]:
     row = next(reversed(merged_rows(rows)), None)
     # A file may have rows of single seeds alone.
     if row is None or row.difference is None or row.status != "ok":
-        return
+        return []
     if _differs(row):
-        pair = f"model={row.model} draft={row.draft}"
-        yield lossless_again(row) or Step("is it lossless?", f"harness recovery {pair}")
-    elif row.operands and not _has_asked_all(row):
+        recovery = f"harness recovery model={row.model} draft={row.draft}"
+        return [lossless_again(row) or Step("is it lossless?", command=recovery)]
+    if row.operands and not _has_asked_all(row):
         num_seeds = len({each.seed for each in rows} - {"all"})
         num_prompts = 4 * (row.num_prompts or 0) // max(1, num_seeds)
         lowest, highest = map(int, row.operands.split("-"))
         if row.replacement or num_prompts <= (highest - lowest + 1) ** 2:
-            command = typed_again(f"num_prompts={num_prompts}", of_sweep=of_sweep)
-            yield Step("an interval half as wide", command)
+            return [Step("an interval half as wide", f"num_prompts={num_prompts}")]
+    return []
 
 
 def _has_asked_all(row: EvalRow) -> bool:
@@ -196,36 +189,31 @@ def accuracy_table(runs: Sequence[Run]) -> Table:
     )
 
 
-def accuracy_losses(runs: Sequence[Run]) -> list[Line]:
-    """Whether the arms' accuracies differ, in sentences; of one run also what was measured and would change it."""
+def _not_excluded(row: EvalRow) -> str | None:
+    """The largest loss that the interval of a difference contains; None where it excludes a loss, or shows one."""
+    if row.difference is None or _differs(row) or row.difference.low >= 0:
+        return None
+    return f"A loss of up to {-100 * row.difference.low:.1f} points is not excluded."
+
+
+def losses(runs: Sequence[Run]) -> list[Line]:
+    """A sentence on whether the arms' accuracies differ in any of several runs; [] where none was compared."""
     compared = []
     for run in runs:
         if run.status == "ok":
             compared += [row for row in merged_rows(run.rows) if row.difference is not None]
     if not compared:
         return []
-    if len(compared) == 1:
-        row = compared[0]
-        finding = _finding(row)
-        measured = f"Measured: {pair_name(row)} on {device_of(row)}: {settings_line([row])}."
-        change = None
-        if not _differs(row) and row.difference is not None and row.difference.low < 0:
-            lost = f"a loss of up to {-100 * row.difference.low:.1f} points is not excluded"
-            change = (
-                f"What would change it: {lost}; four times the questions would halve the interval."
-            )
-        verdict = Line(f"Accuracy: {finding.text} ({finding.more})", finding.style)
-        return [verdict, *sentences("plain", measured, change)]
     differing = [
         f"{pair_name(row)} by {100 * row.difference.estimate:+.1f} points"
         for row in compared
         if row.difference is not None and _differs(row)
     ]
+    number = counted(len(compared), "evaluation")
+    text = f"No significant difference in accuracy between the arms ({number})."
     if differing:
         pairs = "; ".join(differing)
         text = f"The speculative arm's accuracy differs (McNemar p < {_SIGNIFICANT}): {pairs}."
-        return [Line(text, "strong")]
-    text = f"No significant difference in accuracy between the arms ({len(compared)} evaluations)."
     return [Line(text, "strong")]
 
 
@@ -262,18 +250,16 @@ def _difference(difference: Interval) -> str:
     return f"{100 * difference.estimate:+.1f}\n{bounds}"
 
 
-def _sentences(merged: Sequence[EvalRow]) -> list[Line]:
+def _notes(merged: Sequence[EvalRow]) -> Iterator[str]:
     row = merged[-1]
-    lines = []
     if row.identical_prompts is not None and row.num_prompts is not None:
-        lines.append(Line(_identity(row, row.num_prompts - row.identical_prompts)))
-    resumed = None
+        yield _identity(row, row.num_prompts - row.identical_prompts)
     num_resumed = sum(row.num_resumed or 0 for row in merged)
     if num_resumed:
         answers = f"{num_resumed} of {sum(row.num_prompts or 0 for row in merged)} answers"
         earlier = "with their times, are from earlier runs of this command"
-        resumed = f"{answers}, {earlier}; resume=false measures again."
-    return lines + sentences("warning", resumed, smaller_batch(row), *_doubts(row))
+        yield f"{answers}, {earlier}; resume=false measures again."
+    yield from filter(None, [smaller_batch(row)])
 
 
 def _identity(row: EvalRow, num_differing: int) -> str:

@@ -15,8 +15,6 @@ from harness.commands.latency.own_texts import tokens_by_k, why_not_exact
 from harness.commands.latency.profiles import profile_table
 from harness.commands.latency.questions import asks_again, questions_to_ask
 from harness.commands.latency.record import LatencySettings
-from harness.commands.latency.tables.answer import latency_answer
-from harness.commands.latency.tables.run import latency_details
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.errors import RunError, SettingError
 from harness.config.run import PromptedSettings
@@ -38,7 +36,7 @@ from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.quietness import Quietness
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
-from harness.reporting.table import Answer, Document, Table
+from harness.reporting.table import Table
 from harness.results.acceptance import Acceptance
 from harness.results.rows.prompts import PROMPTS_FILE, LatencyPromptRow
 from harness.results.statistics.stopping import (
@@ -48,11 +46,7 @@ from harness.results.statistics.stopping import (
     is_precise,
     looks,
 )
-from harness.results.verdict import (
-    judged,
-    require_verdict,
-    too_many_failures,
-)
+from harness.results.verdict import judged, require_verdict, too_many_failures
 
 # `test=true`: enough to see that a pair works at all; of prompts at least one batch.
 TEST_PROMPTS = 2
@@ -73,7 +67,7 @@ class Latency(Experiment):
         run: everything that was measured, from which the figures of the rows follow.
         prompt_rows: rows of `latency_prompts.csv`, which are written answer by answer.
         unwritten: answers that count already, and whose rows wait for those of the regular arm.
-        profiles: tables of the slowest operations, with `profile=true`.
+        more: tables of the slowest operations, with `profile=true`.
         warmup, questions, conversations: what the arms are asked, once `measure` has opened an
             engine; the conversations have each arm's answers to earlier turns.
     """
@@ -94,7 +88,7 @@ class Latency(Experiment):
         self.run = MeasuredRun(self.settings, self.prompt_set, arms, settings.num_resamples)
         self.prompt_rows: list[LatencyPromptRow] = []
         self.unwritten: Answers = {}
-        self.profiles: list[Table] = []
+        self.more: Sequence[Table] = ()
 
     def measure(self, session: Session) -> None:
         settings = decide_ignore_eos(self.settings, session.tokenizer)
@@ -159,7 +153,7 @@ class Latency(Experiment):
                 profiles = local().profile_arms(
                     engine.arms, session.pair.devices, example, session.directory
                 )
-                self.profiles = [profile_table(profile) for profile in profiles]
+                self.more = [profile_table(profile) for profile in profiles]
         self._read_answers(session, engine)
 
     def _read_answers(self, session: Session, engine: Engine) -> None:
@@ -192,12 +186,6 @@ class Latency(Experiment):
 
     def judge(self, rows: Sequence[LatencyRow]) -> None:
         require_verdict(rows)
-
-    def document(self, rows: Sequence[LatencyRow]) -> Answer:
-        return latency_answer(rows, self.prompt_rows)
-
-    def details(self, rows: Sequence[LatencyRow]) -> Document:
-        return [*latency_details(rows, self.prompt_rows), *self.profiles]
 
     def _time_arms(self, session: Session, engine: Engine) -> None:
         """Time both arms, and the phases of their iterations under stopwatches."""

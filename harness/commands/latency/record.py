@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -16,7 +16,7 @@ from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 if TYPE_CHECKING:
-    from harness.reporting.table import Answer, Document, Line
+    from harness.reporting.page import Page
 
 # How many requests a lap has where they are sent at random times (`engine.rate`).
 OPEN_LOOP_LAP = 8
@@ -185,61 +185,10 @@ class Latency(Command):
 
         return result_line(rows[-1])
 
-    def tables(self, runs: Sequence[Any]) -> Document:
-        from harness.commands.latency.ranking.answers import latency_answers
-        from harness.commands.latency.ranking.pairs import latency_pairs
-        from harness.commands.latency.ranking.tables import pairs_table, reasons_table
+    def page(self, runs: Sequence[Any]) -> Page | None:
+        from harness.commands.latency.page import latency_page
 
-        pairs = latency_pairs(runs)
-        if pairs.empty:
-            return []
-        # One draft's costs are in its own summary.
-        drafts = pairs.groupby("target").draft.nunique()
-        reasons = [reasons_table(pairs)] if drafts.max() > 1 else []
-        return [*latency_answers(pairs), pairs_table(pairs), *reasons]
-
-    def brief(self, runs: Sequence[Any]) -> Answer:
-        from harness.commands.latency.ranking.sweep import sweep_answer
-
-        return sweep_answer(runs)
-
-    def pooled(self, rows: Sequence[Any]) -> Answer:
-        from harness.commands.latency.tables.answer import latency_answer
-
-        return latency_answer(rows)
-
-    def report(self, runs: Sequence[Any]) -> Document:
-        from harness.commands.latency.ranking.pairs import latency_pairs
-        from harness.commands.latency.ranking.published_table import published_tables
-        from harness.commands.latency.ranking.tables import (
-            arms_table,
-            categories_table,
-            pairs_table,
-            reasons_table,
-        )
-
-        pairs = latency_pairs(runs)
-        if pairs.empty:
-            return []
-        return [
-            pairs_table(pairs),
-            categories_table(pairs),
-            reasons_table(pairs),
-            arms_table(pairs),
-            *published_tables(pairs),
-        ]
-
-    def headlines(self, runs: Sequence[Any]) -> list[Line]:
-        """The fastest pair of each target, and its rivals."""
-        from harness.commands.latency.ranking.answers import latency_answers
-        from harness.commands.latency.ranking.pairs import latency_pairs
-
-        return latency_answers(latency_pairs(runs))
-
-    def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
-        from harness.commands.latency.plots import latency_plots
-
-        return latency_plots(runs)
+        return latency_page(runs)
 
     def changes(self, sides: Any) -> Sequence[Any]:
         """Times and acceptance, prompt by prompt."""

@@ -12,7 +12,7 @@ from typing import Any
 from harness.commands.command import Experiment
 from harness.commands.map.record import DRAFT_TOKENS, RECORD, MapSettings
 from harness.commands.map.rows import MapRow
-from harness.commands.map.tables import for_vllm, map_answer, map_details, schedule_of
+from harness.commands.map.tables import for_vllm, schedule_of
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, require
 from harness.engines.protocol import Engine
@@ -26,8 +26,8 @@ from harness.measuring.prompts.sets import PromptSet, load_prompts
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.reporting.optional_plots import drawn_files
-from harness.reporting.table import Answer, Document
 from harness.results.locked_files import replace_file
+from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval, counted
 from harness.results.verdict import refusal, require_verdict
@@ -142,12 +142,6 @@ class Map(Experiment):
         if not self.measured:
             return [session.row(MapRow)]
         return [self._row(session, cell) for cell in sorted(self.measured)]
-
-    def document(self, rows: Sequence[MapRow]) -> Answer:
-        return map_answer(rows)
-
-    def details(self, rows: Sequence[MapRow]) -> Document:
-        return map_details(rows)
 
     def judge(self, rows: Sequence[MapRow]) -> None:
         require_verdict(rows)
@@ -266,7 +260,8 @@ class Map(Experiment):
         schedule, _ = schedule_of(rows)
         if schedule:
             files["schedule_vllm.json"] = for_vllm(schedule)
-        files |= drawn_files(RECORD.plots, rows)
+        page = RECORD.page([Run(list(rows))])
+        files |= drawn_files(page.plots) if page else {}
         for name, content in files.items():
             replace_file(session.directory / name, content.encode())
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from harness.commands.command import Command
@@ -13,7 +13,8 @@ from harness.config.run import PromptedSettings
 from harness.config.settings import LARGEST_K, require, require_at_least
 
 if TYPE_CHECKING:
-    from harness.reporting.table import Answer, Document, Line
+    from harness.reporting.drawing import Plot
+    from harness.reporting.page import Page
 
 
 # The K of a grid whose settings name none, where the engine takes any.
@@ -110,27 +111,16 @@ class Map(Command):
 
         return "" if best_of(rows) is None else finding(rows).more
 
-    def tables(self, runs: Sequence[Any]) -> Document:
-        from harness.commands.map.tables import map_documents
+    def page(self, runs: Sequence[Any]) -> Page | None:
+        from harness.commands.map.tables import map_page
 
-        return map_documents(runs)
+        def plots() -> dict[str, list[Plot]]:
+            from harness.commands.map.plots import map_plots
 
-    def brief(self, runs: Sequence[Any]) -> Answer:
-        """A line for each map."""
-        from harness.commands.map.tables import map_sweep
+            return map_plots(runs)
 
-        return map_sweep(runs)
-
-    def headlines(self, runs: Sequence[Any]) -> list[Line]:
-        """At which batch sizes it pays, and what was measured."""
-        from harness.commands.map.tables import map_headlines
-
-        return map_headlines(runs)
-
-    def plots(self, runs: Sequence[Any]) -> Mapping[str, Sequence[Any]]:
-        from harness.commands.map.plots import map_plots
-
-        return map_plots(runs)
+        page = map_page(runs)
+        return page and replace(page, plots=plots)
 
 
 RECORD = Map()

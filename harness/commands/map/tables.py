@@ -15,20 +15,10 @@ from statistics import fmean
 from typing import TypeGuard
 
 from harness.commands.map.rows import MapRow
-from harness.reporting.answers import Step, answer, answer_of_sweep, heading
 from harness.reporting.names import distinct_names
-from harness.reporting.table import (
-    UNKNOWN,
-    Answer,
-    Column,
-    Document,
-    Line,
-    Table,
-    TableRow,
-    interval,
-    sentences,
-)
-from harness.reporting.words import device_of, settings_line, title, typed_again
+from harness.reporting.page import Page, Step, heading, title_of_many
+from harness.reporting.table import UNKNOWN, Column, Line, Table, TableRow, interval
+from harness.reporting.words import settings_line
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import counted
@@ -45,53 +35,46 @@ CANNOT_TELL = "cannot tell"
 _NARROW = 4
 
 
-def map_answer(rows: Sequence[MapRow]) -> Answer:
-    """Where it pays, in a dozen lines as long as there are three batch sizes; empty where nothing was measured."""
-    cells = cells_of(rows)
-    if not cells:
-        return []
+def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
+    """Where it pays; None where nothing was measured."""
+    maps = [run for run in runs if cells_of(run.rows)]
+    if not maps:
+        return None
+    if len(maps) == 1:
+        return _page_of_one(cells_of(maps[0].rows))
+    names = map_names(maps)
+    findings = []
+    tables = []
+    for number, (name, run) in enumerate(zip(names, maps, strict=True), 1):
+        cells = cells_of(run.rows)
+        found = finding(cells)
+        findings.append(Line(f"{name}: {found.text}; {found.more}", found.style))
+        key = "map" if number == 1 else f"map-{number}"
+        tables.append(
+            replace(_table(cells), key=key, title=f"Speed-up with 95 % intervals of {name}")
+        )
+    return Page(title_of_many(_without_sides(maps)), findings, tables=tables)
+
+
+def _page_of_one(cells: Sequence[MapRow]) -> Page:
+    """One map, in a dozen lines as long as it has three batch sizes."""
     schedule, _ = schedule_of(cells)
-    table = _table(cells)
-    is_narrow = len(table.columns) <= _NARROW
     why = []
+    doubts = [] if _is_whole(cells) else [f"{_how_many(cells)}."]
     if schedule and _is_whole(cells):
         why.append(("Use", f"by {load_of(cells)}: {_ranges(schedule)}"))
-    return answer(
-        heading(replace(cells[0], num_draft_tokens=None), _settings_of(cells)),
-        finding(cells),
-        [table.in_short() if is_narrow else replace(table, title="")],
-        doubts=[] if _is_whole(cells) else [f"{_how_many(cells)}."],
-        why=why,
-        steps=_next_steps(cells),
-    )
-
-
-def map_details(rows: Sequence[MapRow]) -> Document:
-    """The cells that cannot tell, and the schedule of K."""
-    cells = cells_of(rows)
     # Where no cell can tell, the finding says why.
     undecided = _undecided(cells) if best_of(cells) else None
-    document: list[Table | Line] = [*sentences("warning", undecided)]
+    if undecided:
+        doubts.append(undecided)
+    table = _table(cells)
+    if len(table.columns) > _NARROW:
+        # All of its columns, below each other where they have no room.
+        table = replace(table, title="", look="plain")
     if _is_whole(cells):
-        document.append(Line(f"{_how_many(cells)}. {_schedule_in_words(cells)}"))
-    else:
-        document.append(Line(f"{_how_many(cells)}.", "warning"))
-    return document
-
-
-def map_document(rows: Sequence[MapRow]) -> Document:
-    """The map of a run among others: the finding, and every cell."""
-    cells = cells_of(rows)
-    if not cells:
-        return []
-    found = finding(cells)
-    return [
-        Line(title(cells[0]), "strong"),
-        Line(_settings_of(cells), "dim"),
-        Line(f"{found.text}; {found.more}", found.style),
-        _table(cells),
-        *map_details(rows),
-    ]
+        table = replace(table, notes=(f"{_how_many(cells)}. {_schedule_in_words(cells)}",))
+    title = heading(replace(cells[0], num_draft_tokens=None), _settings_of(cells))
+    return Page(title, [finding(cells)], doubts, [table], why, [*_next_steps(cells)])
 
 
 def finding(cells: Sequence[MapRow]) -> Line:
@@ -136,52 +119,10 @@ def _next_steps(cells: Sequence[MapRow]) -> Iterator[Step]:
         # Geometrically between both.
         between = round(math.sqrt(pays[-1] * larger[0]))
         sizes = ",".join(map(str, (pays[-1], between, larger[0])))
-        yield Step("where it stops paying", typed_again(f"'batch_sizes=[{sizes}]'"))
+        yield Step("where it stops paying", f"'batch_sizes=[{sizes}]'")
     elif pays and not larger:
         sizes = ",".join(str(factor * pays[-1]) for factor in (1, 2, 4))
-        yield Step(f"beyond {pays[-1]}", typed_again(f"'batch_sizes=[{sizes}]'"))
-
-
-def map_documents(runs: Sequence[Run[MapRow]]) -> Document:
-    """The maps of several runs. Plots are with the first, `map`; others have numbered keys."""
-    document = [part for run in runs for part in map_document(run.rows)]
-    num_tables = 0
-    for place, part in enumerate(document):
-        if isinstance(part, Table):
-            num_tables += 1
-            if num_tables > 1:
-                document[place] = replace(part, key=f"{part.key}-{num_tables}")
-    return document
-
-
-def map_sweep(runs: Sequence[Run[MapRow]]) -> Answer:
-    """The finding of each map; empty where nothing was measured."""
-    maps = [run for run in runs if cells_of(run.rows)]
-    if not maps:
-        return []
-    return answer_of_sweep(_without_sides(maps), _findings(maps), [])
-
-
-def map_headlines(runs: Sequence[Run[MapRow]]) -> list[Line]:
-    """The finding of each map, and what it covers."""
-    maps = [run for run in runs if cells_of(run.rows)]
-    lines = []
-    for found, run in zip(_findings(maps), maps, strict=True):
-        cells = cells_of(run.rows)
-        prompts = f"prompts of {cells[0].prompts}" if cells[0].prompts else ""
-        settings = " · ".join(filter(None, [prompts, _settings_of(cells)]))
-        covers = f"Measured on {device_of(cells[0])}: {settings}. {_how_many(cells)}."
-        lines += [found, Line(covers)]
-    return lines
-
-
-def _findings(runs: Sequence[Run[MapRow]]) -> list[Line]:
-    """`13B with 7B: pays at batch size 1 and 4, not at 16; best …`, a line for each map."""
-    lines = []
-    for name, run in zip(map_names(runs), runs, strict=True):
-        found = finding(cells_of(run.rows))
-        lines.append(Line(f"{name}: {found.text}; {found.more}", found.style))
-    return lines
+        yield Step(f"beyond {pays[-1]}", f"'batch_sizes=[{sizes}]'")
 
 
 def map_names(runs: Sequence[Run[MapRow]]) -> list[str]:

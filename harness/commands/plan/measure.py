@@ -12,13 +12,12 @@ from typing import Any
 from harness.commands.command import Experiment
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
-from harness.commands.plan.tables import least_ms, plan_answer, plan_details
+from harness.commands.plan.tables import least_ms
 from harness.commands.read_runs import newest_of_pair
 from harness.config.errors import VerdictError
 from harness.engines.door import local
 from harness.engines.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
 from harness.measuring.session import Session
-from harness.reporting.table import Answer, Document
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval
 
@@ -76,12 +75,6 @@ class Plan(Experiment):
 
     def rows(self, session: Session) -> list[PlanRow]:
         return [session.row(PlanRow, **self.figures)]
-
-    def document(self, rows: Sequence[PlanRow]) -> Answer:
-        return plan_answer(rows[0])
-
-    def details(self, rows: Sequence[PlanRow]) -> Document:
-        return plan_details(rows[0])
 
     def judge(self, rows: Sequence[PlanRow]) -> None:
         """Raises VerdictError if the pair does not fit; exit code 1."""

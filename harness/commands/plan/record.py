@@ -15,7 +15,7 @@ from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
 
 if TYPE_CHECKING:
-    from harness.reporting.table import Answer
+    from harness.reporting.page import Page
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,10 +135,10 @@ class Plan(Command):
             return "does not fit"
         return f"does not fit: {gigabytes(row.needed_bytes)} GB in {free_in_words(row)} GB"
 
-    def brief(self, runs: Sequence[Any]) -> Answer:
-        from harness.commands.plan.tables import plans_answer
+    def page(self, runs: Sequence[Any]) -> Page | None:
+        from harness.commands.plan.tables import plan_page
 
-        return plans_answer([row for run in runs for row in run.rows])
+        return plan_page([row for run in runs for row in run.rows])
 
 
 RECORD = Plan()

@@ -8,28 +8,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
 
 from harness.commands.plan.rows import PlanRow
 from harness.config.amounts import amount
 from harness.config.settings import DecodingSettings
-from harness.reporting.answers import Step, answer, answer_of_sweep, heading
 from harness.reporting.names import distinct_names
-from harness.reporting.table import (
-    Answer,
-    Bar,
-    Bars,
-    Column,
-    Document,
-    Line,
-    Table,
-    TableRow,
-    in_brackets,
-    times,
-)
-from harness.reporting.words import pair_name, typed_again
+from harness.reporting.page import Page, Step, heading, title_of_many
+from harness.reporting.table import Bar, Bars, Column, Line, Table, TableRow, in_brackets, times
+from harness.reporting.words import pair_name
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
 
@@ -41,10 +30,13 @@ _FEW_DEVICES = 2
 _COSTLY_VERIFICATION = 1.2
 
 
-def plan_answer(row: PlanRow) -> Answer:
-    """Whether a pair fits, in a dozen lines; empty where nothing was planned."""
+def plan_page(rows: Sequence[PlanRow]) -> Page | None:
+    """Whether a pair fits, or how many of several do; None where nothing was planned."""
+    if len(rows) > 1:
+        return _page_of_many(rows)
+    (row,) = rows
     if not row.devices_bytes:
-        return []
+        return None
     doubts = [] if row.num_gpus else [_NO_GPU]
     doubts += [f"{note[:1].upper()}{note[1:]}." for note in (row.note or "").split("; ") if note]
     used = _used(row)
@@ -63,26 +55,14 @@ def plan_answer(row: PlanRow) -> Answer:
         if names in fullest
     ]
     whole = max([1.0, *(bar.size for bar in bars)])
-    return answer(
+    return Page(
         heading(row, _settings(row)),
-        _finding(row),
-        [Bars(tuple(bars), whole)] if bars else [],
-        doubts=doubts,
-        why=_least_times(row),
-        steps=_next_step(row),
+        [_finding(row)],
+        doubts,
+        [Bars(tuple(bars), whole), _models(row), _devices(row), _limits(row)],
+        [*_least_times(row)],
+        [*_next_step(row)],
     )
-
-
-def plan_details(row: PlanRow) -> Document:
-    """The sizes of the models, what goes where, what would fit, and the bytes that a token must read."""
-    document: list[Line | Table] = [_models(row), _devices(row)]
-    if row.status != "ok":
-        remedies = (row.instead or "").splitlines()
-        beginning = "What would fit instead:" if remedies else "A smaller model is needed."
-        document += [Line(beginning), *(Line(f"  {remedy}") for remedy in remedies)]
-    if row.note:
-        document.append(Line(f"Note: {row.note}.", "warning"))
-    return [*document, Line(""), *_limits(row)]
 
 
 def _settings(row: PlanRow) -> str:
@@ -135,13 +115,13 @@ def _next_step(row: PlanRow) -> Iterator[Step]:
             draft += f" K={row.best_num_draft_tokens}"
             if row.temperature not in (None, DecodingSettings().temperature):
                 draft += f" temperature={row.temperature:g}"
-        yield Step("measure it", f"harness latency model={row.model}{draft}")
+        yield Step("measure it", command=f"harness latency model={row.model}{draft}")
     for remedy in (row.instead or "").splitlines()[:1]:
         # `model=65B_4bit (33.2 GB)`, or what `remedies` says of more GPUs: `... (4 GPUs with ...)`.
         change = remedy.partition(" (")[0]
         if more_gpus := re.search(r"\((\d+) GPUs with", remedy):
             change = f"gpus={more_gpus[1]}"
-        yield Step("would fit", typed_again(change))
+        yield Step("would fit", change)
 
 
 @dataclass(frozen=True)
@@ -152,7 +132,7 @@ class _NamedPlan:
     settings: str
 
 
-def plans_answer(rows: Sequence[PlanRow]) -> Answer:
+def _page_of_many(rows: Sequence[PlanRow]) -> Page:
     """How many plans fit, a row for each, and which to measure."""
     several_k = len({row.num_draft_tokens for row in rows if row.draft}) > 1
     plans = _named(rows)
@@ -189,7 +169,7 @@ def plans_answer(rows: Sequence[PlanRow]) -> Answer:
     if fitting:
         fastest = max(fitting, key=lambda row: row.highest_speedup or 0.0)
         steps += _next_step(fastest)
-    return answer_of_sweep(rows, findings, [table], why=why, steps=steps)
+    return Page(title_of_many(rows), findings, (), [table], why, steps)
 
 
 def _named(rows: Sequence[PlanRow]) -> list[_NamedPlan]:
@@ -286,7 +266,12 @@ def _devices(row: PlanRow) -> Table:
         Column("KV cache", gigabytes),
         Column("free\nbefore", gigabytes),
     )
-    return Table("devices", "", columns, tuple(rows), look="plain")
+    instead: list[str] = []
+    if row.status != "ok":
+        remedies = (row.instead or "").splitlines()
+        beginning = "What would fit instead:" if remedies else "A smaller model is needed."
+        instead = [beginning, *(f"  {remedy}" for remedy in remedies)]
+    return Table("devices", "", columns, tuple(rows), notes=tuple(instead), look="plain")
 
 
 def _used(row: PlanRow) -> dict[str, int]:
@@ -317,36 +302,28 @@ def _spare(row: PlanRow) -> tuple[str, str]:
     return needed, f"{amount(spare[tightest])} stay free {where}"
 
 
-def _limits(row: PlanRow) -> list[Line | Table]:
+def _limits(row: PlanRow) -> Table:
     """The bytes that a token must read, and the least times that follow."""
     if row.read_bytes is None:
         unknown = f"What a forward of {row.model} must read is not known: its KV cache is not."
-        return [Line(unknown, "dim")]
+        return Table.of_lines("limits", [("at least", unknown)])
     batch = f" for the {row.batch_size} rows of a batch" if (row.batch_size or 1) > 1 else ""
     read = f"{amount(row.read_bytes)}{batch}"
-    limits = [
-        Line(f"One forward of {row.model} must read {read}, by any implementation."),
-        _times_by_bandwidth(row),
-    ]
+    about = f"One forward of {row.model} must read {read}, by any implementation."
+    notes = []
     if row.highest_speedup is not None:
         pays = f"Speculation pays from {row.break_even_tokens:.2f} tokens per iteration"
         gains = f"gains at most {times(row.highest_speedup)} at K={row.num_draft_tokens}"
-        limits.append(Line(f"{pays}, and {gains}."))
+        notes.append(f"{pays}, and {gains}.")
     if (row.verification_steps or 1) > _COSTLY_VERIFICATION:
         costs = f"A verification reads {row.verification_steps:.1f} times what a step reads"
         cause = "because the tokens that it checks take different experts"
-        warning = f"{costs}, {cause}: speculation gains less than with a dense model."
-        limits.append(Line(warning, "warning"))
-    return limits
-
-
-def _times_by_bandwidth(row: PlanRow) -> Line | Table:
-    """The least times at each known bandwidth, or that at a made-up one."""
+        notes.append(f"{costs}, {cause}: speculation gains less than with a dense model.")
     if not row.bandwidths:
         example = f"that {_ms(least_ms(row.read_bytes, 100) or 0)} ms per token at least"
-        return Line(
-            f"No bandwidth is known here: bandwidth=100 (GB/s) would make {example}.", "dim"
-        )
+        unknown = f"No bandwidth is known here: bandwidth=100 (GB/s) would make {example}."
+        limits = Table.of_lines("limits", [("ms/token", unknown)])
+        return replace(limits, about=about, notes=tuple(notes))
     rows = []
     for name, rate in row.bandwidths.items():
         alone = least_ms(row.read_bytes, rate)
@@ -358,7 +335,7 @@ def _times_by_bandwidth(row: PlanRow) -> Line | Table:
         Column("alone", _ms),
         Column("with the draft, all accepted", _ms, optional=True),
     )
-    return Table("limits", "", columns, tuple(rows), look="plain")
+    return Table("limits", "", columns, tuple(rows), about, tuple(notes), look="plain")
 
 
 def _slowest(row: PlanRow) -> str:

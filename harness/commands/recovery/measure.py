@@ -16,7 +16,7 @@ from harness.commands.recovery.load import checks_under_load
 from harness.commands.recovery.plain import checks_one_by_one, num_counted_tokens
 from harness.commands.recovery.record import EXIT_CODES, RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
-from harness.commands.recovery.tables import recovery_answer, recovery_details, summarise
+from harness.commands.recovery.tables import summarise
 from harness.commands.recovery.workload import FOLLOW_UP
 from harness.config.errors import VerdictError
 from harness.engines.registry import engine_of
@@ -27,9 +27,6 @@ from harness.measuring.session import Session
 
 class Recovery(Experiment):
     """A greedy comparison, then draws compared with the target's exact distribution."""
-
-    document = staticmethod(recovery_answer)
-    details = staticmethod(recovery_details)
 
     def __init__(self, settings: RecoverySettings) -> None:
         self.settings = settings

@@ -15,7 +15,7 @@ from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
 
 if TYPE_CHECKING:
-    from harness.reporting.table import Answer, Document, Line
+    from harness.reporting.page import Page
 
 # Sampling settings of requests under load. `sampling.py` has their values.
 SamplingName = Literal[
@@ -206,21 +206,10 @@ class Recovery(Command):
     def exit_code(self, rows: Sequence[Any]) -> int:
         return EXIT_CODES.get(self.line(rows), 0)
 
-    def tables(self, runs: Sequence[Any]) -> Document:
-        from harness.commands.recovery.tables import recovery_table
+    def page(self, runs: Sequence[Any]) -> Page | None:
+        from harness.commands.recovery.tables import recovery_page
 
-        return [recovery_table(runs)]
-
-    def brief(self, runs: Sequence[Any]) -> Answer:
-        from harness.commands.recovery.tables import recovery_sweep
-
-        return recovery_sweep(runs)
-
-    def headlines(self, runs: Sequence[Any]) -> list[Line]:
-        """The pairs by verdict."""
-        from harness.commands.recovery.tables import losses
-
-        return losses(runs)
+        return recovery_page(runs)
 
 
 RECORD = Recovery()

@@ -15,18 +15,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from harness.commands.recovery.rows import RecoveryRow
-from harness.reporting.answers import Step, answer, answer_of_sweep, heading, lossless_again
 from harness.reporting.names import named_runs
-from harness.reporting.table import Answer, Column, Document, Line, Style, Table, sentences
+from harness.reporting.page import Page, Step, heading, lossless_again, title_of_many
+from harness.reporting.table import Column, Line, Style, Table
 from harness.reporting.words import (
-    common_settings,
     labels,
     lossy_rule,
     pair_name,
     settings_line,
     synthetic_in_words,
     too_long_warning,
-    typed_again,
 )
 from harness.results.runs import Run
 from harness.results.schema import RunnerNames
@@ -113,24 +111,24 @@ class Checks:
             number += f"; {len(self.sampled) - num_tests} more tested nothing"
         return f"{draws} {agree} the target's distribution ({smallest} {number})"
 
-    def fine_print(self) -> list[Line]:
+    def fine_print(self) -> Iterator[str]:
         """How small a loss the tests can see."""
         if not self.sampled:
-            text = "At temperature 0 the output has one possible value; nothing was sampled."
-            return [Line(text, "dim")]
+            yield "At temperature 0 the output has one possible value; nothing was sampled."
+            return
         if not self.tested:
-            return []
+            return
         row = self.sampled[0]
         shifted = f"a shift of {row.shift:.0%} in a token's distribution"
         if self.under_load:
             shifted = f"a shift of {row.shift:.0%} towards likelier or less likely tokens"
-        text = (
+        yield (
             f"The sampled tests call a lossless pair lossy in at most {row.false_alarm_rate:.0e} of such runs (each at"
             f" p < {row.significance_level:.1e}); {shifted} is seen with a chance of {_share(self.power)}."
         )
         rounding = max(row.rounding or 0 for row in self.sampled)
-        attributed = f"The tests attribute a χ² of up to {rounding:.2g} to {_rounding(row)}."
-        return sentences("dim", text, attributed if rounding >= 0.01 else None)
+        if rounding >= 0.01:
+            yield f"The tests attribute a χ² of up to {rounding:.2g} to {_rounding(row)}."
 
 
 def summarise(rows: Sequence[RecoveryRow]) -> Summary:
@@ -198,11 +196,18 @@ def _rounded_up(number: int) -> int:
     return math.ceil(number / unit) * unit
 
 
-def recovery_answer(rows: Sequence[RecoveryRow]) -> Answer:
-    """The verdict in a dozen lines; empty where no check was finished."""
+def recovery_page(runs: Sequence[Run]) -> Page | None:
+    """The verdict on a run, or on several; None where no check was finished."""
+    known = [run for run in runs if run.has_figures]
+    if not known:
+        return None
+    if len(known) > 1:
+        return _page_of_many(known)
+    return None if known[0].rows[0].check is None else _page_of_one(known[0].rows)
+
+
+def _page_of_one(rows: Sequence[RecoveryRow]) -> Page:
     row = rows[0]
-    if row.check is None:
-        return []
     # The last check has the temperature. The first one has the number of prompts, and the K that
     # was asked for; later ones also try smaller K.
     num_prompts = row.num_prompts if row.load is None else None
@@ -219,52 +224,37 @@ def recovery_answer(rows: Sequence[RecoveryRow]) -> Answer:
     overall = sorted(
         checks.overall, key=lambda check: check.check == "logprobs" and check.arm == "regular"
     )
-    table = _checks([*overall, *failed][:_MOST_CHECKS]).in_short()
-    return answer(
-        heading(row, settings),
-        _finding(rows),
-        [table],
-        doubts=_doubts(rows),
-        steps=_next_steps(rows),
-    )
+    short = _checks([*overall, *failed][:_MOST_CHECKS]).in_short()
+    every = dataclasses.replace(_checks(_shown(rows)), title=_TITLE, notes=(*_notes(rows),))
+    title = heading(row, settings)
+    return Page(title, [_finding(rows)], _doubts(rows), [short, every], next=_next_steps(rows))
 
 
-def recovery_sweep(runs: Sequence[Run]) -> Answer:
-    """The pairs by verdict, and a row for each; empty where nothing was checked."""
-    known = [run for run in runs if run.has_figures]
-    if not known:
-        return []
+def _page_of_many(runs: Sequence[Run]) -> Page:
+    """The pairs by verdict, and a row for each."""
 
     def need(run: Run) -> tuple[bool, int]:
         is_lossy = summarise(run.rows).verdict == "lossy"
         return is_lossy, max(row.num_draws_needed or 0 for row in run.rows)
 
-    steps = _next_steps(max(known, key=need).rows, of_sweep=True)
-    table = recovery_table(known).in_short()
-    return answer_of_sweep([run.last for run in known], losses(known), [table], steps=steps)
+    findings = losses(runs) or [Line("nothing was compared")]
+    steps = _next_steps(max(runs, key=need).rows)
+    title = title_of_many([run.last for run in runs])
+    return Page(title, findings, tables=[pairs_table(runs)], next=steps)
 
 
-def recovery_details(rows: Sequence[RecoveryRow]) -> Document:
-    """Every check, what they show, and how small a loss they can see."""
+def _notes(rows: Sequence[RecoveryRow]) -> Iterator[str]:
+    """What was asked and refused, the verdict with its reason, and how small a loss the tests can see."""
     row = rows[0]
-    loaded = refused = None
     if row.load is not None:
         in_flight = counted(row.load, "request")
-        loaded = (
-            f"Under load: {in_flight} in flight, of mixed lengths; some left midway.{_drawn(rows)}"
-        )
+        yield f"Under load: {in_flight} in flight, of mixed lengths; some left midway.{_drawn(rows)}"
     if rows[-1].refused:
-        refused = f"Refused by the engine, so not tested: {rows[-1].refused}."
+        yield f"Refused by the engine, so not tested: {rows[-1].refused}."
     summary = summarise(rows)
-    document: list[Table | Line] = [
-        _checks(_shown(rows)),
-        *sentences("dim", loaded, refused),
-        *sentences("warning", *_doubts(rows)),
-        Line(summary.sentence, _STYLES.get(summary.verdict, "warning")),
-    ]
+    yield summary.sentence
     if summary.verdict in _STYLES:
-        document += Checks(rows).fine_print()
-    return document
+        yield from Checks(rows).fine_print()
 
 
 def _doubts(rows: Sequence[RecoveryRow]) -> list[str]:
@@ -272,7 +262,8 @@ def _doubts(rows: Sequence[RecoveryRow]) -> list[str]:
     row = rows[0]
     doubts = []
     if row.fault not in (None, "none"):
-        doubts.append(f"A control: fault={row.fault} was planted, and the checks must find it.")
+        found = "found" if summarise(rows).verdict == "lossy" else "must find"
+        doubts.append(f"A control: fault={row.fault} was planted, and the checks {found} it.")
     if row_labels := labels(row):
         doubts.append(f"With {' and '.join(row_labels)}: this says nothing about the pair itself.")
     if too_long := too_long_warning(row):
@@ -293,20 +284,20 @@ def _finding(rows: Sequence[RecoveryRow]) -> Line:
     return Line(summary.verdict, _STYLES[summary.verdict], because)
 
 
-def _next_steps(rows: Sequence[RecoveryRow], *, of_sweep: bool = False) -> Iterator[Step]:
+def _next_steps(rows: Sequence[RecoveryRow]) -> list[Step]:
     row = rows[0]
     verdict = summarise(rows).verdict
     num_draws_needed = max(each.num_draws_needed or 0 for each in rows)
     target_runner = RunnerNames.parse(row.runner or "").target
     if verdict == "undecided" and num_draws_needed:
-        enough = f"num_draws={_rounded_up(num_draws_needed)}"
-        yield Step("enough draws", typed_again(enough, of_sweep=of_sweep))
-    elif verdict == "lossless" and row.load is None and row.engine == "local":
-        yield Step("as a service uses it", typed_again("load=8", of_sweep=of_sweep))
-    elif verdict == "lossy" and row.lossy:
-        yield from filter(None, [lossless_again(row)])
-    elif verdict == "lossy" and row.fault in (None, "none") and target_runner not in ("", "eager"):
-        yield Step("is the runner the cause?", typed_again("runner=eager", of_sweep=of_sweep))
+        return [Step("enough draws", f"num_draws={_rounded_up(num_draws_needed)}")]
+    if verdict == "lossless" and row.load is None and row.engine == "local":
+        return [Step("as a service uses it", "load=8")]
+    if verdict == "lossy" and row.lossy:
+        return [*filter(None, [lossless_again(row)])]
+    if verdict == "lossy" and row.fault in (None, "none") and target_runner not in ("", "eager"):
+        return [Step("is the runner the cause?", "runner=eager")]
+    return []
 
 
 def _drawn(rows: Sequence[RecoveryRow]) -> str:
@@ -317,15 +308,7 @@ def _drawn(rows: Sequence[RecoveryRow]) -> str:
     return f" Drawn {', '.join(names)}." if names else ""
 
 
-def recovery_table(runs: Sequence[Run]) -> Table:
-    """The checks of one run, or one row per run."""
-    if len(runs) == 1:
-        [run] = runs
-        verdict = f"Verdict: {_verdict(run)}."
-        about = common_settings(run.rows)
-        return dataclasses.replace(
-            _checks(_shown(run.rows)), title=_TITLE, about=about, notes=(verdict,)
-        )
+def pairs_table(runs: Sequence[Run]) -> Table:
     columns = (
         Column("pair", text=True, of="name.cell"),
         Column("K", of="name.num_draft_tokens", identifies_row=True),

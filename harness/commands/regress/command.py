@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
@@ -17,8 +18,8 @@ from harness.commands.regress.comparisons import (
     settings_key,
 )
 from harness.config.errors import SettingError, VerdictError, nearest
-from harness.reporting.answers import Step, answer, heading
-from harness.reporting.table import Answer, Column, Document, Line, Table, sentences
+from harness.reporting.page import Page, Step, heading, in_full, in_short
+from harness.reporting.table import Column, Line, Table
 from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import short_commit
 from harness.results.runs import Run, grouped
@@ -105,100 +106,84 @@ def main(arguments: Sequence[str]) -> None:
     if not compared:
         rule = _why_none(before, after, settings["before"])
         raise SettingError("after", rule, settings["after"])
-    details = [*document(compared, margin, before, after, noise)]
-    doubts = [line.text for line in details if isinstance(line, Line) and line.style == "warning"]
+    page = page_of_changes(compared, margin, before, after, noise)
+    doubts = [*page.doubts]
     if on_both_sides:
         number = counted(len(on_both_sides), "run")
         doubts.append(f"On both sides, and left out of after: {number}.")
-        details.append(Line(doubts[-1], "warning"))
-    in_short = _answer(compared, margin, doubts, f"{settings['before']} {settings['after']}")
-    shown = [*in_short, Line(""), *details] if settings["details"] == "true" else in_short
+    page = replace(page, doubts=doubts, next=_next_steps(compared, settings))
+    shown = in_full(page) if settings["details"] == "true" else in_short(page)
     print_document(shown, plain_console(WIDE))
     _judge(compared)
 
 
-def _answer(
-    compared: Sequence[Compared], margin: float, doubts: Sequence[str], sides: str
-) -> Answer:
-    """Whether anything is worse, in a dozen lines for one measurement.
-
-    Args:
-        doubts: in sentences, the most serious first.
-        sides: both paths, as they are typed.
-    """
-    names = [one.name.label(", ") for one in compared]
-    row = compared[0].after
-    subject = counted(len(set(names)), "measurement")
-    if len(set(names)) == 1:
-        subject = heading(row, "")
-    by_verdict = grouped(compared, attrgetter("verdict"))
-    finding = Line(
-        "no worse", "good", f"by {margin:.1%} or more, in any of {len(compared)} figures"
-    )
-    steps = [Step("what differs", f"harness report {sides}")]
-    if worst := by_verdict.get("worse"):
-        figures = [f"{one.figure.name} {one.change}" for one in worst]
-        finding = Line(
-            f"worse: {', '.join(figures[:2])}", "bad", f"95 % interval {worst[0].interval}"
-        )
-    elif unsure := by_verdict.get("cannot tell"):
-        finding = Line("cannot tell whether it is worse", "strong", unsure[0].reason)
-        more_runs = row.kind == "latency" and any(one.needs_runs for one in unsure)
-        steps = [Step("more runs of both", "the same with repeats=5")] if more_runs else []
-    elif better := by_verdict.get("better"):
-        figures = [f"{one.figure.name} {one.change}" for one in better]
-        finding = Line(f"no worse, and better: {', '.join(figures[:2])}", "good")
-    # The reason of a figure that cannot be compared is beside the finding.
-    others = [
-        doubt
-        for doubt in doubts
-        if not any(doubt.endswith(f"{one.reason}.") for one in compared if one.reason)
-    ]
-    return answer(
-        f"{subject} · margin {margin:.1%}",
-        finding,
-        [_table(compared).in_short()],
-        doubts=others,
-        steps=steps,
-    )
-
-
-def document(
+def page_of_changes(
     compared: Sequence[Compared],
     margin: float,
     before: Sequence[Run],
     after: Sequence[Run],
     noise: Sequence[Run],
-) -> Document:
-    """The table of all comparisons, and what to know about them.
+) -> Page:
+    """Whether anything is worse.
 
     Args:
         compared: the comparisons of figures, a row of the table each.
         before, after, noise: all runs that were read, also those that have no counterpart.
     """
-    lines: list[Table | Line] = [_table(compared)]
-    about = f"No worse: less than {margin:.1%} for the worse (two one-sided tests at 5 %)."
-    lines.append(Line(f"{about} Would show: a change that is found in 80 % of the cases.", "dim"))
-    change = "Before and after: the figures of the runs. Change: the geometric mean of after / before over prompts"
-    lines.append(Line(f"{change}; of accuracy the difference in points.", "dim"))
-    covers: set[str] = set()
-    for one in compared:
-        if one.comparison and one.comparison.change.covers:
-            covers.add(str(one.comparison.change.covers))
+    names = {one.name.label(", ") for one in compared}
+    subject = counted(len(names), "measurement")
+    if len(names) == 1:
+        subject = heading(compared[0].after, "")
+    notes = [
+        f"No worse: less than {margin:.1%} for the worse (two one-sided tests at 5 %). Would show: a change that is"
+        " found in 80 % of the cases.",
+        "Before and after: the figures of the runs. Change: the geometric mean of after / before over prompts; of"
+        " accuracy the difference in points.",
+    ]
+    known = [one.comparison.change.covers for one in compared if one.comparison]
+    covers = {str(one) for one in known if one}
     if covers:
-        lines.append(Line(f"Intervals are over {'; '.join(sorted(covers))}.", "dim"))
+        notes.append(f"Intervals are over {'; '.join(sorted(covers))}.")
     for one in compared:
         if one.noise is not None:
             threshold = f"identical runs stay within {one.noise.threshold():.1%} of each other"
-            lines.append(Line(f"{one.figure.name}: {threshold} in 95 % of the cases.", "dim"))
-    unused = ""
+            notes.append(f"{one.figure.name}: {threshold} in 95 % of the cases.")
+    notes += sorted({f"{one.figure.name}: {one.reason}." for one in compared if one.reason})
+    doubts: list[str | None] = []
     if noise and not any(one.noise for one in compared):
-        unused = "noise= has no two runs with these settings on these devices: it was not used."
-    reasons = {f"{one.figure.name}: {one.reason}." for one in compared if one.reason}
-    lines += sentences("warning", unused, *sorted(reasons), *_unpaired(before, after))
-    lines += sentences("warning", _not_quiet("before", before), _not_quiet("after", after))
-    lines += sentences("dim", *_differences(compared))
-    return lines
+        doubts.append(
+            "noise= has no two runs with these settings on these devices: it was not used."
+        )
+    doubts += _unpaired(before, after)
+    doubts += [_not_quiet("before", before), _not_quiet("after", after)]
+    table = replace(_table(compared), notes=(*notes, *_differences(compared)))
+    title = f"{subject} · margin {margin:.1%}"
+    return Page(title, [_finding(compared, margin)], [*filter(None, doubts)], [table])
+
+
+def _finding(compared: Sequence[Compared], margin: float) -> Line:
+    by_verdict = grouped(compared, attrgetter("verdict"))
+    if worst := by_verdict.get("worse"):
+        figures = [f"{one.figure.name} {one.change}" for one in worst]
+        return Line(f"worse: {', '.join(figures[:2])}", "bad", f"95 % interval {worst[0].interval}")
+    if unsure := by_verdict.get("cannot tell"):
+        return Line("cannot tell whether it is worse", "strong", unsure[0].reason)
+    if better := by_verdict.get("better"):
+        figures = [f"{one.figure.name} {one.change}" for one in better]
+        return Line(f"no worse, and better: {', '.join(figures[:2])}", "good")
+    return Line("no worse", "good", f"by {margin:.1%} or more, in any of {len(compared)} figures")
+
+
+def _next_steps(compared: Sequence[Compared], settings: Mapping[str, str]) -> list[Step]:
+    by_verdict = grouped(compared, attrgetter("verdict"))
+    unsure = by_verdict.get("cannot tell")
+    if unsure is None or "worse" in by_verdict:
+        report = f"harness report {settings['before']} {settings['after']}"
+        return [Step("what differs", command=report)]
+    is_latency = compared[0].after.kind == "latency"
+    if is_latency and any(one.needs_runs for one in unsure):
+        return [Step("more runs of both", command="the same with repeats=5")]
+    return []
 
 
 def _table(compared: Sequence[Compared]) -> Table:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import re
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from harness.commands.command import Command
 from harness.commands.read_runs import measuring, read
 from harness.commands.registry import COMMANDS, commands
-from harness.commands.report.pages import Report, html_page, markdown
 from harness.commands.report.pull_request import last_runs, pull_request
 from harness.commands.report.table_row import table_rows
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import rule_of_paths
 from harness.measuring.rows import LatencyRow
+from harness.reporting.files import Report, html_page, markdown, on_terminal
 from harness.reporting.optional_plots import INSTALL_PLOTS, optional_plots
 from harness.reporting.overview import environment_table, failures_table, files_table
-from harness.reporting.table import Line, Table, sentences, without_empty
+from harness.reporting.page import Page
+from harness.reporting.table import Line
 from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import common_settings
 from harness.results.statistics.interval import counted
@@ -58,8 +59,6 @@ Exit code 2: a path that does not exist, or without such a file. The plots need 
 pip install 'specharness[report]'"""
 
 # Further rows are left to the CSV files: a longer page takes minutes to make and to open.
-_ROWS_ON_A_TERMINAL = 20
-_ROWS_OF_A_PAGE = 1_000
 _MOST_NOTES = 20
 # More runs than this take so long that the user gets a message.
 _MANY_RUNS = 2_000
@@ -79,36 +78,22 @@ def build(
     """
     known = measuring([*commands(), *further])
     findings = read([Path(path) for path in paths], known, ids)
-    shown = [(command, findings.runs_of(command.row)) for command in known]
-    answers: list[tuple[str, Sequence[Line]]] = []
-    parts: list[Table | Line] = []
-    first: list[Table | Line] = []
-    for command, runs in shown:
+    pages = {}
+    for command in known:
+        runs = findings.runs_of(command.row)
         if len(runs) > _MANY_RUNS:
             print(f"making tables of {len(runs):,} runs of {command.name}", file=sys.stderr)
-        if lines := command.headlines(runs):
-            answers.append((command.question or command.name, lines))
-        of_command = command.report(runs)
-        parts += of_command
-        # A terminal has room for one table of each command, the one with the answer's figures.
-        first += [part for part in of_command if isinstance(part, Table)][:1]
-    further_tables = [failures_table(findings.failures)]
-    notes = sentences("warning", *findings.notes[:_MOST_NOTES])
-    if len(findings.notes) > _MOST_NOTES:
-        notes.append(
-            Line(f"{len(findings.notes) - _MOST_NOTES:,} more notes like these.", "warning")
-        )
-    first += [*further_tables, *notes]
-    parts += [
-        *further_tables,
-        environment_table(findings.runs),
-        files_table(findings.files),
-        *notes,
-    ]
+        page = command.page(runs) if runs else None
+        if page is not None:
+            pages[command.question or command.name] = page
     if counts := Counter(failure.status for failure in findings.failures):
         unfinished = ", ".join(f"{count} {status}" for status, count in counts.items())
         text = f"Without a full result: {unfinished}; the reasons are listed below."
-        answers.append(("What failed?", [Line(text, "strong")]))
+        failures = replace(failures_table(findings.failures), look="plain")
+        pages["What failed?"] = Page("", [Line(text, "strong")], tables=[failures])
+    notes = findings.notes[:_MOST_NOTES]
+    if len(findings.notes) > _MOST_NOTES:
+        notes.append(f"{len(findings.notes) - _MOST_NOTES:,} more notes like these.")
     rows = [run.last for run in findings.runs]
     models = list(dict.fromkeys(row.model for row in rows if row.model))
     title = "Speculative decoding"
@@ -117,10 +102,8 @@ def build(
     days = sorted(row.timestamp[:10] for row in rows if row.timestamp)
     when = " to ".join(dict.fromkeys([days[0], days[-1]])) if days else ""
     about = [counted(len(rows), "measurement"), when, *common_settings(rows).split(" · ")]
-    parts = [part.first(_ROWS_OF_A_PAGE) if isinstance(part, Table) else part for part in parts]
-    return Report(
-        title, [*filter(None, about)], answers, without_empty(parts), without_empty(first), shown
-    )
+    sources = [environment_table(findings.runs), files_table(findings.files)]
+    return Report(title, [*filter(None, about)], pages, sources, notes, findings.runs)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -180,11 +163,7 @@ def main(arguments: Sequence[str]) -> None:
         gc.enable()
     # The files first: they are complete even if the terminal shows only half.
     written = write(report, output)
-    first = [
-        part.first(_ROWS_ON_A_TERMINAL) if isinstance(part, Table) else part
-        for part in report.first
-    ]
-    print_document([*report.headlines, *first], plain_console(WIDE))
+    print_document(on_terminal(report), plain_console(WIDE))
     print(f"written to {' and '.join(map(str, written))}", file=sys.stderr)
 
 
@@ -195,13 +174,12 @@ def write(report: Report, output: Path) -> list[Path]:
         SettingError: a place where no file can be written.
         RunError: a disk that fails or is full.
     """
-    drawn: dict[str, list[tuple[str, str]]] = {}
+    drawn: dict[str, dict[str, list[tuple[str, str]]]] = {}
     drawing = optional_plots()
     note = f"Plots need matplotlib: {INSTALL_PLOTS}"
     if drawing is not None:
         note = "The plots are in report.html."
-        for command, runs in report.shown:
-            drawn |= drawing.as_svgs(functools.partial(command.plots, runs))
+        drawn = {question: drawing.as_svgs(page.plots) for question, page in report.pages.items()}
     contents = {
         output / "report.md": markdown(report, note),
         output / "report.html": html_page(report, drawn),

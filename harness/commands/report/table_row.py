@@ -7,11 +7,11 @@ import json
 from collections.abc import Iterator, Sequence
 
 from harness.commands.latency.tables.run import result_line
-from harness.commands.report.pages import escape
 from harness.commands.report.shown_commands import server_commands, typed_command
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.costs import tokens_per_iteration
 from harness.measuring.rows import LatencyRow
+from harness.reporting.files import escape
 from harness.reporting.names import name_of
 from harness.reporting.table import UNKNOWN
 from harness.reporting.words import called, device_of, labels

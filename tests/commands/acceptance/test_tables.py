@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from harness.commands.acceptance.tables import acceptance_sweep, headlines
-from harness.reporting.terminal import as_text
+from harness.commands.acceptance.tables import acceptance_page
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
+from pages import short
 from report_files import run_id
 
 
@@ -30,16 +30,18 @@ def checkpoint(path: str, *lengths: float, **columns: Any) -> Run[AcceptanceRow]
 
 def test_checkpoints_of_one_name_are_told_apart_and_k_is_said_once() -> None:
     runs = [checkpoint("./a/step_100", 1.5, 2.5, 2.0), checkpoint("./b/step_100", 1.5, 1.7, 1.6)]
-    shown = " ".join(as_text(acceptance_sweep(runs), 120).split())
+    shown = " ".join(short(acceptance_page(runs), 120).split())
     assert "./a/step_100: 2.50 tokens per iteration at K=2" in shown
     assert "computed from probabilities, not timed" in shown
     assert "./b/step_100 · " not in shown, "the path is the name already"
-    for line in headlines(runs):
+    page = acceptance_page(runs)
+    assert page is not None
+    for line in page.finding:
         assert line.text.count("K=") == 1
 
 
 def test_given_texts_were_not_written_in_batches() -> None:
     given = [checkpoint("1B", 1.5, 2.5), checkpoint("2B", 1.5, 2.4)]
-    written = [checkpoint("1B", 1.5, text_source="written")]
-    assert "64" not in as_text(acceptance_sweep(given), 120).splitlines()[0]
-    assert "batches of 64" in as_text(acceptance_sweep(written), 120).splitlines()[0]
+    written = [checkpoint(draft, 1.5, text_source="written") for draft in ("1B", "2B")]
+    assert "64" not in short(acceptance_page(given), 120).splitlines()[0]
+    assert "batches of 64" in short(acceptance_page(written), 120).splitlines()[0]

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from harness.commands.eval.rows import EvalRow
-from harness.commands.eval.tables import accuracy_table, eval_answer, eval_details
+from harness.commands.eval.tables import accuracy_table, eval_page
 from harness.config.machine import note_command_line
 from harness.reporting.table import Table
-from harness.reporting.terminal import as_text, print_document
 from harness.results.runs import Run
+from pages import full, short, tables_of
 from wording import mentions
 
 ARM = {
@@ -37,17 +37,16 @@ def rows(*seeds: str, **changes: Any) -> list[EvalRow]:
     ]
 
 
-def printed(of: list[EvalRow], capsys: pytest.CaptureFixture[str]) -> str:
-    print_document([*eval_answer(of), *eval_details(of)])
-    return capsys.readouterr().out
+def printed(of: list[EvalRow]) -> str:
+    return full(eval_page([Run(of)]))
 
 
 def headings(table: Table) -> list[str]:
     return [column.heading.replace("\n", " ") for column in table.shown()[0]]
 
 
-def test_one_seed_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = printed(rows("0"), capsys)
+def test_one_seed_is_printed_once() -> None:
+    shown = printed(rows("0"))
     box = [line for line in shown.splitlines() if line and line[0] in "╭│├╰"]
     assert len(box) == 8, "two lines of headings, two arms, an interval, three rules"
     for cell in ("42.5 ± 3.1", "39.5 to 45.6", "990", "12.35", "61.0%"):
@@ -80,7 +79,7 @@ def test_one_seed_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
 )
 def test_the_answer_is_short(changes: dict[str, Any], finding: str, command: str) -> None:
     note_command_line(["eval"])
-    text = as_text(eval_answer(rows("0", **changes)), 80)
+    text = short(eval_page([Run(rows("0", **changes))]))
     # `Saved` is the twelfth.
     assert len(text.splitlines()) <= 11
     assert max(map(len, text.splitlines())) <= 80
@@ -92,23 +91,23 @@ def test_the_answer_is_short(changes: dict[str, Any], finding: str, command: str
 def test_few_questions_that_were_asked_often_are_said_first() -> None:
     note_command_line(["eval"])
     few = {"num_prompts": 100, "num_different_prompts": 4, "operands": "1-2", "temperature": 0.5}
-    text = as_text(eval_answer(rows("0", **few)), 80)
+    text = short(eval_page([Run(rows("0", **few))]))
     assert "100 questions, 4 different" in text
     # More of them would be the same ones.
     assert "num_prompts=" not in text
 
 
 def test_an_interval_without_width_is_explained() -> None:
-    table, *_ = (part for part in eval_details(rows("0")) if isinstance(part, Table))
+    table, *_ = tables_of(eval_page([Run(rows("0"))]))
     assert not table.notes
     perfect = rows("0", accuracy=1.0, wald_low=1.0, wald_high=1.0)
-    table, *_ = (part for part in eval_details(perfect) if isinstance(part, Table))
+    table, *_ = tables_of(eval_page([Run(perfect)]))
     assert "100.0 ± 0.0" in table.shown()[1][0]
     assert mentions(table.notes[0], "Wald", "no width", "Wilson")
 
 
 def test_several_seeds_are_printed_with_their_merged_rows() -> None:
-    (table,) = (part for part in eval_details(rows("0", "1")) if isinstance(part, Table))
+    (table,) = tables_of(eval_page([Run(rows("0", "1"))]))
     assert "seed" in headings(table)
     seeds = [texts[headings(table).index("seed")] for texts in table.shown()[1]]
     assert seeds == ["0", "0", "1", "1", "all", "all"]
@@ -144,16 +143,14 @@ def test_several_seeds_are_printed_with_their_merged_rows() -> None:
         ({"published_accuracy": 0.429}, "Published: llama-ssp"),
     ],
 )
-def test_what_is_said_of_it(
-    changes: dict[str, Any], sentence: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert sentence in " ".join(printed(rows("0", **changes), capsys).split())
+def test_what_is_said_of_it(changes: dict[str, Any], sentence: str) -> None:
+    assert sentence in " ".join(printed(rows("0", **changes)).split())
     if changes:
-        assert sentence not in " ".join(printed(rows("0"), capsys).split())
+        assert sentence not in " ".join(printed(rows("0")).split())
 
 
 def test_nothing_answered_prints_nothing() -> None:
-    assert eval_answer(rows(accuracy=None)) == []
+    assert eval_page([Run(rows(accuracy=None))]) is None
 
 
 def test_a_run_alone_is_reported_by_seed_and_several_by_pair() -> None:

@@ -10,12 +10,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.commands.latency.tables.answer import latency_answer
+from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.doubts import notes
 from harness.config.machine import note_command_line
 from harness.reporting.table import Bar, Bars
-from harness.reporting.terminal import as_text, print_document
+from harness.reporting.terminal import print_document
 from in_process import QUICKEST_PAIR, Harness
+from pages import short
 from report_files import latency_run
 from wording import mentions
 
@@ -32,7 +33,7 @@ def answer(width: int = 80, arguments: str = "latency", **changes: Any) -> str:
     regular, speculative = latency_run(**FIGURES | changes)
     costs = dict.fromkeys(("draft_ms", "verify_ms", "mean_acceptance_length"))
     rows = [dataclasses.replace(regular, target_step_ms=320.0, **costs), speculative]
-    return as_text(latency_answer(rows), width)
+    return short(page_of_run(rows), width)
 
 
 @pytest.mark.parametrize("width", [60, 80, 200])
@@ -89,7 +90,7 @@ def test_the_four_forms_of_the_verdict() -> None:
     assert not mentions(without, "faster")
     regular, speculative = latency_run(**FIGURES)
     error = {"status": "no_verdict", "error": "the regular server drafts", "speedup": None}
-    refused = as_text(latency_answer([regular, dataclasses.replace(speculative, **error)]), 80)
+    refused = short(page_of_run([regular, dataclasses.replace(speculative, **error)]), 80)
     assert mentions(refused, "no verdict", "the regular server drafts")
     assert "Next" not in refused
 
@@ -209,16 +210,16 @@ def test_of_a_server_alone_the_next_step_is_one_to_compare_with(
 ) -> None:
     note_command_line(["latency", "engine=server"])
     row = latency_run(**FIGURES, engine="server", url="http://h:5000/v1", server=server)[-1]
-    text = as_text(latency_answer([dataclasses.replace(row, speedup=None)]), 80)
+    text = short(page_of_run([dataclasses.replace(row, speedup=None)]), 80)
     assert mentions(text, "is it faster", f"harness latency engine=server regular_url={other}")
 
 
 def test_a_target_alone_has_its_times_and_no_verdict() -> None:
     (regular,) = latency_run(draft=None, num_draft_tokens=None)
-    text = as_text(latency_answer([regular]), 80)
+    text = short(page_of_run([regular]), 80)
     assert "ms/token" in text
     assert "×" not in text
-    assert latency_answer(latency_run(status="failed", error="killed")) == []
+    assert page_of_run(latency_run(status="failed", error="killed")) is None
 
 
 def test_details_are_in_the_summary_and_printed_when_asked_for(harness: Harness) -> None:

@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 
 from harness.commands.latency.ranking.pairs import latency_pairs
-from harness.commands.latency.ranking.sweep import sweep_answer
+from harness.commands.latency.ranking.sweep import page_of_runs
 from harness.commands.latency.ranking.tables import pairs_table
-from harness.commands.latency.tables.answer import latency_answer
+from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.iteration_time import iteration_line
 from harness.config.machine import note_command_line
 from harness.measuring.rows import LatencyRow
-from harness.reporting.terminal import as_text
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
+from pages import short
 from report_files import latency_run
 from wording import mentions
 
@@ -136,21 +136,19 @@ def test_where_an_iteration_has_no_known_time_nothing_is_said(changes: dict[str,
 def test_the_page_of_a_sweep_has_the_line() -> None:
     note_command_line(["latency", "-m", "K=2,4,8"])
     runs = [run_of(k, 21.4, 3.1, server_command=f"serve A; serve A -k {k}") for k in (2, 4, 8)]
-    text = as_text(sweep_answer(runs), 80)
+    text = short(page_of_runs(runs), 80)
     assert mentions(text, "Why", "An iteration takes 21.4 ms")
     assert mentions(text, "a draft token costs 14 % of a regular step")
     notes = pairs_table(latency_pairs(runs)).notes
     assert len([note for note in notes if "An iteration takes" in note]) == 1
     other = [run_of(k, 21.4, 3.1, draft="other") for k in (2, 4, 8)]
-    of_both = as_text(sweep_answer([*runs, *other]), 200)
+    of_both = short(page_of_runs([*runs, *other]), 200)
     assert of_both.count("13B with head: An iteration") == 1
-    assert "An iteration" not in as_text(sweep_answer(runs[:1]), 200)
+    assert "An iteration" not in short(page_of_runs(runs[:1]), 200)
 
 
 def test_one_run_of_a_server_has_the_share_of_a_regular_step() -> None:
-    text = as_text(latency_answer(run_of(4, 21.4, 3.1).rows), 120)
+    text = short(page_of_run(run_of(4, 21.4, 3.1).rows), 120)
     assert mentions(text, "3.0 tokens per iteration; a regular step is 65 % of an iteration's time")
     local = {"engine": "local", "requests_per_second": None}
-    assert "iteration's time" not in as_text(
-        latency_answer(run_of(4, 21.4, 3.1, **local).rows), 120
-    )
+    assert "iteration's time" not in short(page_of_run(run_of(4, 21.4, 3.1, **local).rows), 120)

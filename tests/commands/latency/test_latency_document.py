@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
+from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.costs import held_back_in_words, main_limit
 from harness.commands.latency.tables.doubts import caveats, doubts
-from harness.commands.latency.tables.run import latency_document
 from harness.measuring.costs import StepCosts
 from harness.measuring.rows import LatencyRow
-from harness.reporting.terminal import print_document
 from harness.results.rows.prompts import LatencyPromptRow
+from pages import full
 from report_files import latency_run, prompt_rows
 from wording import mentions
 
@@ -32,20 +32,16 @@ def rows(**changes: Any) -> list[LatencyRow]:
 
 
 def printed(
-    capsys: pytest.CaptureFixture[str],
     prompts: list[LatencyPromptRow] | None = None,
     **changes: Any,
 ) -> str:
-    print_document(latency_document(rows(**changes), prompts or []))
-    return capsys.readouterr().out
+    return full(page_of_run(rows(**changes), prompts or []))
 
 
-def test_a_gain_comes_with_interval_and_reason(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys)
-    assert text.splitlines()[:2] == [
-        "30B with draft 7B on NVIDIA A100",
-        "15 prompts (english) · 64 new tokens · K=4 · temperature 0.5 · float16",
-    ]
+def test_a_gain_comes_with_interval_and_reason() -> None:
+    text = printed()
+    settings = "15 prompts (english) · 64 new tokens · K=4 · temperature 0.5 · float16"
+    assert text.splitlines()[0] == f"30B + 7B · NVIDIA A100 · {settings}"
     assert mentions(text, "1.83× faster", "1.70 to 1.95")
     assert mentions(text, "62.5%", "3.50")
     assert mentions(text, "of those tested", "76.9%")
@@ -56,57 +52,50 @@ def test_a_gain_comes_with_interval_and_reason(capsys: pytest.CaptureFixture[str
     assert "why" not in text
 
 
-def test_a_draft_has_a_price_in_requests(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_draft_has_a_price_in_requests() -> None:
     regular, speculative = rows(cache_size=84_000)
     regular = dataclasses.replace(regular, cache_size=96_000)
-    print_document(latency_document([regular, speculative]))
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(full(page_of_run([regular, speculative])).split())
     assert mentions(text, "96,000 tokens, and 84,000 beside the draft", "12.5% fewer requests")
 
 
-def test_decoding_alone_is_said_where_its_speedup_differs(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_decoding_alone_is_said_where_its_speedup_differs() -> None:
     intervals = {"speedup": 2.0, "speedup_low": 1.9, "speedup_high": 2.1}
     ends = {"decode_speedup_low": 2.4, "decode_speedup_high": 2.6}
-    text = printed(capsys, **intervals, decode_speedup=2.51, **ends)
+    text = printed(**intervals, decode_speedup=2.51, **ends)
     assert mentions(text, "first token", "2.51×", "2.40 to 2.60")
-    assert "Without the time" not in printed(capsys, **intervals, decode_speedup=2.05)
+    assert "Without the time" not in printed(**intervals, decode_speedup=2.05)
 
 
-def test_the_prediction_names_the_speedup_that_it_is_compared_with(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_the_prediction_names_the_speedup_that_it_is_compared_with() -> None:
     figures = {"speedup": 1.75, "predicted_speedup": 1.9}
-    of_all = " ".join(printed(capsys, **figures).split())
+    of_all = " ".join(printed(**figures).split())
     assert mentions(of_all, "= 1.90×; measured 1.75×, 92% of it")
-    of_decoding = " ".join(printed(capsys, **figures, decode_speedup=1.88).split())
+    of_decoding = " ".join(printed(**figures, decode_speedup=1.88).split())
     assert mentions(of_decoding, "measured 1.88× without the time to the first token, 99% of it")
 
 
-def test_trees_of_chosen_depth_have_nodes_and_not_k(capsys: pytest.CaptureFixture[str]) -> None:
+def test_trees_of_chosen_depth_have_nodes_and_not_k() -> None:
     auto = {"num_draft_tokens": "auto", "mean_num_draft_tokens": 10.67}
-    assert "K=10.67 on average" in " ".join(printed(capsys, **auto, draft_tree="chain").split())
-    of_trees = " ".join(printed(capsys, **auto, draft_tree="static").split())
+    assert "K=10.67 on average" in " ".join(printed(**auto, draft_tree="chain").split())
+    of_trees = " ".join(printed(**auto, draft_tree="static").split())
     assert "10.67 nodes on average" in of_trees
     assert "K=10.67" not in of_trees
 
 
-def test_a_loss_says_why(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, speedup=0.8, speedup_low=0.7, speedup_high=0.9, draft_ms=1200.0)
+def test_a_loss_says_why() -> None:
+    text = printed(speedup=0.8, speedup_low=0.7, speedup_high=0.9, draft_ms=1200.0)
     assert mentions(text, "1.25× slower", "1.11 to 1.43")
     assert "the draft is too slow" in text
     # The phases were slower than the timed iterations: no sum.
     assert mentions(" ".join(text.split()), "630.00", "1200.00", "330.00")
 
 
-def test_no_difference_is_not_called_a_gain(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_difference_is_not_called_a_gain() -> None:
     assert "cannot tell: 1.05× (0.97 to 1.12)" in printed(
-        capsys, speedup=1.05, speedup_low=0.97, speedup_high=1.12
+        speedup=1.05, speedup_low=0.97, speedup_high=1.12
     )
-    assert "no interval from fewer than 8 prompts" in printed(
-        capsys, speedup_low=None, speedup_high=None
-    )
+    assert "no interval from fewer than 8 prompts" in printed(speedup_low=None, speedup_high=None)
 
 
 @pytest.mark.parametrize(
@@ -140,51 +129,47 @@ def test_a_tree_accepts_no_more_than_a_path(tree: str, most: int) -> None:
     assert f"1.20 of {most} tokens per iteration" in limit
 
 
-def test_categories_have_a_line_each(capsys: pytest.CaptureFixture[str]) -> None:
+def test_categories_have_a_line_each() -> None:
     prompts = prompt_rows(rows(run="1"), [*[("story", 40.0)] * 4, ("sum", 80.0)])
-    text = printed(capsys, prompts)
+    text = printed(prompts)
     # One prompt has no speed-up worth a figure.
     assert ["sum", "1", "12.5%", "1.50"] in [line.split() for line in text.splitlines()]
     assert ["story", "4", "2.50×", "12.5%", "1.50"] in [line.split() for line in text.splitlines()]
-    assert "story" not in printed(capsys, prompts[:4]), "one category says nothing new"
+    assert "story" not in printed(prompts[:4]), "one category says nothing new"
 
 
-def test_tokens_per_iteration_are_those_of_all_iterations(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_tokens_per_iteration_are_those_of_all_iterations() -> None:
     """As `lookup` has them: of 10 iterations 2 proposed something, and one of these had a token accepted."""
     prompts = [
         dataclasses.replace(row, num_iterations=10) if row.arm == "speculative" else row
         for row in prompt_rows(rows(run="1"), [("story", 40.0), ("sum", 80.0)])
     ]
-    text = printed(capsys, prompts, tokens_per_iteration=1.1, mean_acceptance_length=1.5)
+    text = printed(prompts, tokens_per_iteration=1.1, mean_acceptance_length=1.5)
     lines = [line.split() for line in text.splitlines()]
     assert ["story", "1", "12.5%", "1.10"] in lines
     assert mentions(text, "1.10 tokens per iteration")
     assert mentions(text, "1.50 tokens per iteration that drafted")
-    assert "story" not in printed(capsys, prompts, batch_size=4), "a batch has one time"
+    assert "story" not in printed(prompts, batch_size=4), "a batch has one time"
 
 
-def test_greedy_texts_are_compared(capsys: pytest.CaptureFixture[str]) -> None:
+def test_greedy_texts_are_compared() -> None:
     prompts = [LatencyPromptRow(prompt_index=index, arm="speculative") for index in range(3)]
-    text = printed(capsys, prompts[:2], identical_prompts=2)
+    text = printed(prompts[:2], identical_prompts=2)
     assert mentions(text, "identical", "2 of 2")
     prompts[1] = dataclasses.replace(prompts[1], divergence_position=17, logit_margin=0.002)
     prompts[2] = dataclasses.replace(prompts[2], divergence_position=5, logit_margin=-0.0004)
     found: dict[str, Any] = {"identical_prompts": 1, "margin_over_rounding": 0.3}
-    text = " ".join(printed(capsys, prompts, **found).split())
+    text = " ".join(printed(prompts, **found).split())
     assert "identical on 1 of 3 prompts" in text
     assert mentions(text, "token 5", "0.002 (a tie that rounding broke differently)")
-    text = " ".join(printed(capsys, prompts, **found | {"margin_over_rounding": 20.0}).split())
+    text = " ".join(printed(prompts, **found | {"margin_over_rounding": 20.0}).split())
     assert mentions(text, "0.002: 20 times what rounding explains")
     assert "tie" not in text
-    assert "dentical" not in printed(capsys, prompts)
+    assert "dentical" not in printed(prompts)
 
 
-def test_what_limits_the_numbers_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(
-        capsys, lossy=True, lenience=0.5, test=True, status="interrupted", ms_per_token=100.0
-    )
+def test_what_limits_the_numbers_is_said() -> None:
+    text = printed(lossy=True, lenience=0.5, test=True, status="interrupted", ms_per_token=100.0)
     assert "speculative (lossy)" in text
     assert "lenience 0.5: the speculative output no longer follows" in text
     assert "test=true" in text
@@ -192,8 +177,8 @@ def test_what_limits_the_numbers_is_said(capsys: pytest.CaptureFixture[str]) -> 
     rows = latency_run(status="failed", ms_per_token=100.0)
     rows[1] = dataclasses.replace(rows[1], num_prompts=14, num_failed=1)
     assert doubts(rows)[0] == "failed: the figures cover 15 regular and 13 speculative prompts."
-    text = printed(capsys, weights="random", synthetic_acceptance=0.8)
-    assert text.startswith("30B with draft 7B, random weights, synthetic 0.8 on")
+    text = printed(weights="random", synthetic_acceptance=0.8)
+    assert text.startswith("30B + 7B, random weights, synthetic 0.8 · NVIDIA A100")
     assert "weights=random: the times are those of the architecture" in text
     assert "decoding.synthetic_acceptance=0.8: a coin accepted" in text
 
@@ -208,104 +193,92 @@ def test_what_limits_the_numbers_is_said(capsys: pytest.CaptureFixture[str]) -> 
         ("eager", False),
     ],
 )
-def test_a_draft_with_a_faster_runner_is_said(
-    capsys: pytest.CaptureFixture[str], runner: str, flatters: bool
-) -> None:
-    assert ("flatters the speed-up" in printed(capsys, runner=runner)) is flatters
+def test_a_draft_with_a_faster_runner_is_said(runner: str, flatters: bool) -> None:
+    assert ("flatters the speed-up" in printed(runner=runner)) is flatters
 
 
-def test_repeated_prompts_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_repeated_prompts_are_said() -> None:
     prompts = prompt_rows(rows(), [("a", 50.0)] * 3)
     same = [
         dataclasses.replace(row, prompt="p0") if (row.prompt_index or 0) < 2 else row
         for row in prompts
     ]
-    text = printed(capsys, same)
+    text = printed(same)
     assert mentions(text, "2 of 3 prompts", "repetition")
-    assert "repetition" not in printed(capsys, prompts)
+    assert "repetition" not in printed(prompts)
 
 
-def test_the_roof_is_not_clamped(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_roof_is_not_clamped() -> None:
     roof = {"step_bytes": 65_000_000_000, "floor_ms": 40.0}
-    text = " ".join(printed(capsys, **roof).split())
+    text = " ".join(printed(**roof).split())
     assert mentions(text, "target reads", "65.0 GB", "40.00 ms", "1625 GB/s")
     assert mentions(text, "320.00 ms", "12%")
     assert "draft reads" not in text
-    text = " ".join(
-        printed(capsys, **roof, draft_step_bytes=14_000_000, draft_floor_ms=140.0).split()
-    )
+    text = " ".join(printed(**roof, draft_step_bytes=14_000_000, draft_floor_ms=140.0).split())
     assert "14.0 MB per step" in text
     assert mentions(text, "70.00 ms", "200%", "caches")
-    assert "reads" not in printed(capsys, **roof | {"floor_ms": None})
+    assert "reads" not in printed(**roof | {"floor_ms": None})
 
 
-def test_without_a_draft_the_times_and_the_roof_remain(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_draft_the_times_and_the_roof_remain() -> None:
     (regular,) = latency_run(draft=None, num_draft_tokens=None, step_bytes=10**9, floor_ms=50.0)
-    print_document(latency_document([regular]))
-    text = capsys.readouterr().out
+    text = full(page_of_run([regular]))
     assert "K=" not in text
     assert "Speculative" not in text
     assert "1.00 GB per step" in text
 
 
 def test_nothing_measured_prints_nothing() -> None:
-    assert latency_document(latency_run(status="failed", error="killed")) == []
+    assert page_of_run(latency_run(status="failed", error="killed")) is None
 
 
-def test_names_are_text_and_steer_no_terminal(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, model="[bold]30B[/bold]\x1b[31m :smile:\u202e\u2066")
+def test_names_are_text_and_steer_no_terminal() -> None:
+    text = printed(model="[bold]30B[/bold]\x1b[31m :smile:\u202e\u2066")
     assert "[bold]30B[/bold]␛[31m :smile:��" in text
 
 
-def test_8_bit_layers_say_their_share_and_4_bit_is_recommended_on_a_gpu(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_8_bit_layers_say_their_share_and_4_bit_is_recommended_on_a_gpu() -> None:
     shares = {"target_8bit_share": 0.714, "draft_8bit_share": None}
-    text = " ".join(printed(capsys, **shares, peak_memory_bytes=None).split())
+    text = " ".join(printed(**shares, peak_memory_bytes=None).split())
     assert "8-bit layers take 71% of a target step" in text
     assert "4-bit" not in text
-    text = " ".join(
-        printed(capsys, **shares | {"draft_8bit_share": 0.5}, peak_memory_bytes=10**9).split()
-    )
+    text = " ".join(printed(**shares | {"draft_8bit_share": 0.5}, peak_memory_bytes=10**9).split())
     assert mentions(text, "71% of a target step", "50% of drafting", "4-bit")
     alone = latency_run(
         draft=None, num_draft_tokens=None, target_8bit_share=0.5, peak_memory_bytes=None
     )
-    print_document(latency_document(alone, []))
-    assert "take 50% of a target step" in capsys.readouterr().out
+    assert "take 50% of a target step" in full(page_of_run(alone))
 
 
-def test_what_would_show_and_what_one_run_leaves_out(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_would_show_and_what_one_run_leaves_out() -> None:
     covered: dict[str, Any] = {"speedup_covers": "15 prompts", "visible_difference": 0.0412}
-    text = printed(capsys, **covered)
+    text = printed(**covered)
     assert mentions(text, "15 prompts", "4.1 %", "80 % power")
     assert mentions(text, "one run", "repeats=5")
     assert mentions(text, "±", "standard deviation over prompts")
-    text = printed(capsys, **covered | {"speedup_covers": "15 prompts and 5 runs"})
+    text = printed(**covered | {"speedup_covers": "15 prompts and 5 runs"})
     assert mentions(text, "15 prompts and 5 runs", "4.1 %", "80 % power")
     assert "one run" not in text
 
 
-def test_without_an_interval_nothing_is_said_about_it(capsys: pytest.CaptureFixture[str]) -> None:
-    text = printed(capsys, speedup_low=None, speedup_high=None, speedup_covers="5 prompts")
+def test_without_an_interval_nothing_is_said_about_it() -> None:
+    text = printed(speedup_low=None, speedup_high=None, speedup_covers="5 prompts")
     assert "power" not in text
     assert "one run" not in text
 
 
-def test_percentiles_stay_on_one_line_beside_goodput(capsys: pytest.CaptureFixture[str]) -> None:
+def test_percentiles_stay_on_one_line_beside_goodput() -> None:
     names = ("time_to_first_token", "time_per_output_token", "inter_token_latency")
     times = {f"{name}_p{p}_ms": 100.25 + p for name in names for p in (50, 90, 99)}
     times["time_to_first_token_p99_ms"] = 23456.7
     told = {"requests_per_second": 12.34, "goodput": 10.5, "num_failed": 0, "num_timed_out": 0}
-    text = printed(capsys, engine="server", tokens_per_second_per_user=9.9, **told, **times)
+    text = printed(engine="server", tokens_per_second_per_user=9.9, **told, **times)
     assert text.count("150.2 / 190.2 / 199.2 │") == 4
     assert text.count("150.2 / 190.2 / 23457 │") == 2
 
 
-def test_in_batches_the_acceptance_of_all_iterations_keeps_its_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    text = printed(capsys, batch_size=4, marginal_acceptance_by_position=[0.9, 0.7, 0.5, 0.4])
+def test_in_batches_the_acceptance_of_all_iterations_keeps_its_line() -> None:
+    text = printed(batch_size=4, marginal_acceptance_by_position=[0.9, 0.7, 0.5, 0.4])
     lines = text.splitlines()
     places = [
         next(number for number, line in enumerate(lines) if words in line)
@@ -314,13 +287,11 @@ def test_in_batches_the_acceptance_of_all_iterations_keeps_its_line(
     assert places == sorted(places)
 
 
-def test_later_turns_of_a_conversation_that_parted_are_not_compared(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_later_turns_of_a_conversation_that_parted_are_not_compared() -> None:
     """Of three turns the first is the same, the second parts, and the third begins with other texts."""
     turns = [LatencyPromptRow(prompt_index=index, arm="speculative") for index in range(3)]
     turns[1] = dataclasses.replace(turns[1], divergence_position=5, logit_margin=0.1)
-    text = printed(capsys, turns, identical_prompts=1)
+    text = printed(turns, identical_prompts=1)
     assert "identical on 1 of 2 prompts" in " ".join(text.split())
 
 

@@ -10,9 +10,9 @@ from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.ranking.tables import pairs_table
 from harness.commands.registry import COMMANDS
 from harness.commands.report.command import build
-from harness.reporting.table import Table
 from harness.results.runs import group
 from harness.results.statistics.interval import Interval
+from pages import findings, tables_of
 from report_files import latency_run, write
 from wording import mentions
 
@@ -37,7 +37,7 @@ def test_a_table_over_loads_is_in_the_order_of_the_loads() -> None:
 def test_each_load_has_its_own_answer(tmp_path: Path) -> None:
     """Regular decoding is faster or slower with other loads, so that they are not ranked together."""
     runs = [latency_run(speedup=2 / load, batch_size=load) for load in (1, 4)]
-    first, second = build([write(tmp_path / "latency.csv", *runs)]).headlines
+    first, second = findings(build([write(tmp_path / "latency.csv", *runs)]))
     assert mentions(first.text, "13B with 7B, K=4: 2.00× faster")
     assert mentions(second.text, "batches of 4", "does not pay", "0.50×")
 
@@ -64,8 +64,7 @@ def test_tables_of_servers_have_no_empty_columns() -> None:
         changes = dict.fromkeys(untold) | told
         rows += [dataclasses.replace(regular, target_step_ms=None)]
         rows += [dataclasses.replace(speculative, **changes)]
-    document = COMMANDS["latency"].report(group(rows))
-    tables = [part for part in document if isinstance(part, Table)]
+    tables = tables_of(COMMANDS["latency"].page(group(rows)))
     headings = {
         table.key: [" ".join(column.heading.split()) for column in table.shown()[0]]
         for table in tables

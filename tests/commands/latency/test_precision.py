@@ -8,9 +8,8 @@ from typing import Any
 import pandas as pd
 import pytest
 
-from harness.commands.latency.tables.answer import latency_answer
+from harness.commands.latency.tables.answer import page_of_run
 from harness.config.machine import note_command_line
-from harness.reporting.terminal import as_text
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
 from harness.results.statistics.stopping import (
@@ -21,6 +20,7 @@ from harness.results.statistics.stopping import (
     looks,
 )
 from in_process import QUICKEST_PAIR, Harness, results
+from pages import short
 from report_files import latency_run
 from wording import mentions
 
@@ -115,7 +115,7 @@ def test_a_precision_that_was_missed_is_called_missed(
     """The interval is 1.70 to 1.95 around 1.83: half of its width is 6.8 %."""
     figures = {"speedup": 1.83, "speedup_low": 1.7, "speedup_high": 1.95, "num_tokens": 960}
     rows = latency_run(**figures | {"speedup_covers": "15 prompts"} | changes)
-    text = as_text(latency_answer(rows), 100)
+    text = short(page_of_run(rows), 100)
     assert mentions(text, *ended)
     assert ("not as precise" in text) is ended[0].startswith("not")
 
@@ -129,7 +129,7 @@ def test_a_budget_that_is_too_small_for_an_interval_is_raised() -> None:
     rows = latency_run(
         num_tokens=320, speedup=1.83, **few, **unknown, stopped_by="budget", settings=settings
     )
-    text = as_text(latency_answer(rows), 100)
+    text = short(page_of_run(rows), 100)
     assert mentions(text, "the budget was spent after 5 prompts: no interval", "budget=96s")
     assert "num_prompts=8" not in text
 

@@ -11,8 +11,8 @@ import numpy as np
 
 from harness.commands.report.command import build
 from harness.measuring.rows import LatencyRow
-from harness.reporting.table import Table
 from harness.results.files import append_rows
+from pages import findings
 from report_files import latency_run, prompt_rows, write
 
 
@@ -26,7 +26,7 @@ def notes_of(directory: Path, num_prompts: int = 15, *, factor: float) -> str:
         append_rows(directory / "latency.csv", run)
         named = [("story", float(time)) for time in times]
         append_rows(directory / "latency_prompts.csv", prompt_rows(run, named))
-    tables = [part for part in build([directory]).parts if isinstance(part, Table)]
+    tables = build([directory]).all_tables
     (pairs,) = [table for table in tables if table.key == "pairs"]
     return " ".join(pairs.notes)
 
@@ -49,7 +49,7 @@ def test_the_best_k_is_worth_what_it_is_on_other_prompts(tmp_path: Path) -> None
         named = [("story", float(time)) for time in 50 * np.exp(rng.normal(0, 0.2, 15))]
         append_rows(tmp_path / "latency.csv", run)
         append_rows(tmp_path / "latency_prompts.csv", prompt_rows(run, named))
-    tables = [part for part in build([tmp_path]).parts if isinstance(part, Table)]
+    tables = build([tmp_path]).all_tables
     (note,) = [note for table in tables for note in table.notes if "best of 6 K" in note]
     naive, honest = (float(number) for number in re.findall(r"(\d\.\d+)×", note))
     assert honest < naive
@@ -62,7 +62,7 @@ def headlines_of(directory: Path, *speedups: float, **changes: Any) -> str:
         changes = {"speedup_covers": "15 prompts"} | changes
         run = latency_run(draft=f"draft{number}", speedup=speedup, **changes)
         append_rows(directory / "latency.csv", run)
-    return " ".join(line.text for line in build([directory]).headlines)
+    return " ".join(line.text for line in findings(build([directory])))
 
 
 def test_the_fastest_of_several_has_an_interval_that_holds_for_all(tmp_path: Path) -> None:
@@ -74,7 +74,7 @@ def test_the_fastest_of_several_has_an_interval_that_holds_for_all(tmp_path: Pat
     assert high > 2.11
     assert "for 3 pairs at once" in text
     assert re.search(r"Cannot be told apart from the fastest: [^;]*draft1[^;]*?\.$", text)
-    table = next(part for part in build([tmp_path]).parts if isinstance(part, Table))
+    table = build([tmp_path]).all_tables[0]
     assert any("hold together" in note for note in table.notes)
 
 
@@ -103,7 +103,7 @@ def test_the_fastest_pair_is_no_rival_of_itself(tmp_path: Path) -> None:
         run = latency_run(draft=draft, speedup=speedup)
         append_rows(tmp_path / "latency.csv", run)
         append_rows(tmp_path / "latency_prompts.csv", prompt_rows(run, prompts))
-    fastest, rivals, *_ = (line.text for line in build([tmp_path]).headlines)
+    fastest, rivals, *_ = (line.text for line in findings(build([tmp_path])))
     assert "13B with 3B, K=4: 2.00×" in fastest
     assert rivals == "Cannot be told apart from the fastest: 13B with 7B, K=4."
 
@@ -111,20 +111,20 @@ def test_the_fastest_pair_is_no_rival_of_itself(tmp_path: Path) -> None:
 def test_another_target_is_no_rival(tmp_path: Path) -> None:
     """The fastest speed-up of a slow target says nothing about another target's drafts."""
     runs = [latency_run(speedup=3.0), latency_run(speedup=1.5, model="30B", repository="x/30b")]
-    text = " ".join(line.text for line in build([write(tmp_path / "latency.csv", *runs)]).headlines)
+    text = " ".join(line.text for line in findings(build([write(tmp_path / "latency.csv", *runs)])))
     assert "13B with 7B, K=4: 3.00× faster" in text
     assert "30B with 7B, K=4: 1.50× faster" in text
     assert "significantly less" not in text
     unsure = latency_run(speedup=1.5, speedup_low=0.61, speedup_high=3.74)
     file = write(tmp_path / "unsure.csv", unsure, latency_run(speedup=1.1, draft="1B"))
-    text = " ".join(line.text for line in build([file]).headlines)
+    text = " ".join(line.text for line in findings(build([file])))
     assert "significantly less" not in text
 
 
 def test_the_best_k_is_named_among_quiet_and_complete_runs_alone(tmp_path: Path) -> None:
     def remarks(*runs: Sequence[LatencyRow]) -> str:
         file = write(tmp_path / f"{len(list(tmp_path.iterdir()))}.csv", *runs)
-        return str(build([file]).parts)
+        return str(build([file]).tables)
 
     slow = latency_run(k=2, speedup=1.5)
     assert "best K" in remarks(slow, latency_run(k=4, speedup=2.0))

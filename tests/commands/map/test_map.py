@@ -22,22 +22,18 @@ from harness.commands.map.tables import (
     DOES_NOT_PAY,
     PAYS,
     for_vllm,
-    map_answer,
-    map_document,
-    map_headlines,
-    map_sweep,
+    map_page,
     schedule_of,
     word_of,
 )
 from harness.config.machine import note_command_line
 from harness.measuring.session import Session
-from harness.reporting.table import Line, Table
-from harness.reporting.terminal import as_text
 from harness.results.acceptance import Acceptance
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import Interval
 from in_process import QUICKEST_PAIR, Harness, only, results
+from pages import full, short, tables_of
 from wording import mentions
 
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -259,11 +255,11 @@ def test_wrong_settings(harness: Harness, arguments: list[str], complaint: str) 
 
 
 def lines(rows: list[MapRow]) -> str:
-    return " ".join(part.text for part in map_document(rows) if isinstance(part, Line))
+    return " ".join(full(map_page([Run(rows)]), 200).split())
 
 
 def table(rows: list[MapRow]) -> list[tuple[str, ...]]:
-    (found,) = (part for part in map_document(rows) if isinstance(part, Table))
+    (found,) = tables_of(map_page([Run(rows)]))
     return found.shown()[1]
 
 
@@ -344,7 +340,7 @@ def test_rows_that_an_earlier_version_interpolated_say_nothing() -> None:
 )
 def test_the_answer_is_short(rows_of: list[MapRow], finding: str, command: str) -> None:
     note_command_line(["map"])
-    text = as_text(map_answer(rows_of), 80)
+    text = short(map_page([Run(rows_of)]))
     assert max(map(len, text.splitlines())) <= 80
     # `Saved` is the twelfth.
     assert len(text.splitlines()) <= 11
@@ -363,7 +359,7 @@ def test_the_answer_has_every_cell_with_its_interval(contexts: tuple[int, ...]) 
         for size in (1, 4)
         for k in all_k
     ]
-    text = as_text(map_answer(cells), 80)
+    text = short(map_page([Run(cells)]))
     for cell in cells:
         assert cell.speedup is not None
         low, high = cell.speedup.low, cell.speedup.high
@@ -376,14 +372,12 @@ def test_the_answer_has_every_cell_with_its_interval(contexts: tuple[int, ...]) 
 def test_a_sweep_of_maps_has_a_line_for_each() -> None:
     warm = Run([dataclasses.replace(cell, temperature=1.0) for cell in ROWS[:1]])
     cold = Run([dataclasses.replace(cell, temperature=0.0) for cell in ROWS])
-    words = " ".join(as_text(map_sweep([warm, cold, Run([MapRow()])])).split())
+    words = " ".join(short(map_page([warm, cold, Run([MapRow()])]), 110).split())
     assert "greedy: pays at batch size 1 and 4; best 2.50× (2.40 to 2.60): K=5" in words
     assert "temperature 1: pays at batch size 1; best 1.50× (1.40 to 1.60): K=1" in words
-    assert map_sweep([Run([MapRow()])]) == []
+    assert map_page([Run([MapRow()])]) is None
     assert "batches of" not in words, "a grid has several"
-    found, covers, *_ = (line.text for line in map_headlines([warm, cold]))
-    assert "temperature 1: pays at batch size 1;" in found
-    assert "1 cell was measured." in covers
+    assert "1 cell was measured." in full(map_page([warm]))
 
 
 @pytest.mark.parametrize("weights", ["stored", "random"])
@@ -402,7 +396,7 @@ def test_the_drawing_says_what_the_text_says(weights: str) -> None:
 def test_what_is_said_of_planted_requests_in_flight() -> None:
     of_servers: dict[str, Any] = {"engine": "server", "num_draft_tokens": None}
     cells = [dataclasses.replace(row(size, 1, 3 / size), **of_servers) for size in (1, 4)]
-    assert " pays with 1 request in flight; " in lines(cells[:1])
+    assert " pays with 1 request in flight " in lines(cells[:1])
     assert "best 3.00× (2.90 to 3.10): 1 request in flight" in lines(cells)
     assert mentions(lines(cells), "No schedule", "does not report its K")
     told = [dataclasses.replace(cell, num_draft_tokens=4) for cell in cells]

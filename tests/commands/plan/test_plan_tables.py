@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from harness.commands.plan.rows import PlanRow
-from harness.commands.plan.tables import plan_answer, plan_details, plans_answer
+from harness.commands.plan.tables import plan_page
 from harness.config.machine import note_command_line
-from harness.reporting.terminal import as_text, print_document
+from pages import full, short
 from wording import mentions
 
 GB = 10**9
@@ -40,14 +40,13 @@ FAILED = dict.fromkeys(ROW) | {
 }  # fmt: skip
 
 
-def printed(capsys: pytest.CaptureFixture[str], *rows: dict[str, Any]) -> list[str]:
+def printed(*rows: dict[str, Any]) -> list[str]:
     planned = [PlanRow(**row) for row in rows]
-    print_document(plan_details(planned[0]) if len(rows) == 1 else plans_answer(planned))
-    return capsys.readouterr().out.splitlines()
+    return full(plan_page(planned), 80 if len(rows) == 1 else 110).splitlines()
 
 
-def test_the_report(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(capsys, ROW)
+def test_the_report() -> None:
+    lines = printed(ROW)
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
     words = " ".join(text.split())
@@ -69,7 +68,7 @@ def test_the_answer_is_short(num_gpus: int, width: int) -> None:
     }
     note = {"note": "the draft waits; another draft is faster"}
     for row in (ROW | changes, ROW | changes | note, TOO_LARGE | {"num_gpus": num_gpus}):
-        text = as_text(plan_answer(PlanRow(**row)), width)
+        text = short(plan_page([PlanRow(**row)]), width)
         assert max(map(len, text.splitlines())) <= width
         # `Saved` is the twelfth.
         assert len(text.splitlines()) <= 11 or width < 80
@@ -90,7 +89,7 @@ def test_the_fullest_gpus_are_shown_where_they_differ() -> None:
 
     sizes = [30, 31, 31, 31, 20, 32, 10, 33]
     devices = {f"cuda:{gpu}": on(size) for gpu, size in enumerate(sizes)}
-    text = as_text(plan_answer(PlanRow(**ROW | {"num_gpus": 8, "devices_bytes": devices})), 80)
+    text = short(plan_page([PlanRow(**ROW | {"num_gpus": 8, "devices_bytes": devices})]), 80)
     named = re.findall(r"GPUs? [\d to]+", text.partition("Next")[0])
     assert [name.strip() for name in named if "pretended" not in name][-4:] == [
         "GPU 0", "GPUs 1 to 3", "GPU 5", "GPU 7",
@@ -99,38 +98,37 @@ def test_the_fullest_gpus_are_shown_where_they_differ() -> None:
 
 def test_what_would_fit_is_a_command() -> None:
     note_command_line(["plan", "model=30B", "gpus=2"])
-    assert "harness plan gpus=2 model=30B_8bit" in as_text(plan_answer(PlanRow(**TOO_LARGE)))
+    assert "harness plan gpus=2 model=30B_8bit" in short(plan_page([PlanRow(**TOO_LARGE)]), 110)
     more = TOO_LARGE | {"instead": "model=30B_3GPUs (3 GPUs with as much free)"}
-    assert "harness plan model=30B gpus=3" in as_text(plan_answer(PlanRow(**more)))
+    assert "harness plan model=30B gpus=3" in short(plan_page([PlanRow(**more)]), 110)
 
 
-def test_a_row_from_a_file_reads_the_same(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_row_from_a_file_reads_the_same() -> None:
     cells = {
         name: "" if value is None else str(value) for name, value in PlanRow(**ROW).cells().items()
     }
-    print_document(plan_details(PlanRow.parse(cells)))
-    assert capsys.readouterr().out.splitlines() == printed(capsys, ROW)
+    assert full(plan_page([PlanRow.parse(cells)]), 80).splitlines() == printed(ROW)
 
 
 def test_a_bar_has_weights_caches_and_the_reserve_of_gpus_in_use() -> None:
     empty = {"free": 40 * GB, "model": 0, "draft": 0, "cache": 0}
     in_use = {**empty, "model": 30 * GB, "draft": 2 * GB, "cache": GB}
     devices = {"cuda:0": in_use, "cuda:1": empty, "cpu": {**empty, "model": 3 * GB}}
-    text = as_text(plan_answer(PlanRow(**ROW | {"devices_bytes": devices})))
+    text = short(plan_page([PlanRow(**ROW | {"devices_bytes": devices})]), 110)
     for amounts in ("35.0 of 40.0 GB", " 0.0 of 40.0 GB", " 3.0 of 40.0 GB"):
         assert amounts in text
     assert "5.00 GB stay free on the fullest GPU" in text
 
 
-def test_what_does_not_fit_is_shown_beside_what_is_free(capsys: pytest.CaptureFixture[str]) -> None:
-    text = as_text(plan_answer(PlanRow(**TOO_LARGE)))
+def test_what_does_not_fit_is_shown_beside_what_is_free() -> None:
+    text = short(plan_page([PlanRow(**TOO_LARGE)]), 110)
     assert "65.0 of 40.0 GB" in text
-    text = "\n".join(printed(capsys, TOO_LARGE))
+    text = "\n".join(printed(TOO_LARGE))
     assert mentions(text, "fit instead", "model=30B_8bit (33 GB)", "3 GPUs")
 
 
-def test_one_table_of_many_pairs(capsys: pytest.CaptureFixture[str]) -> None:
-    lines = printed(capsys, ROW, TOO_LARGE, FAILED)
+def test_one_table_of_many_pairs() -> None:
+    lines = printed(ROW, TOO_LARGE, FAILED)
     assert max(map(len, lines)) <= 110
     words = " ".join(" ".join(lines).split())
     assert "30B 7B yes 68.0 40.0 13.3 3.00×" in words
@@ -139,9 +137,9 @@ def test_one_table_of_many_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "1 of 3 fit" in words
 
 
-def test_plans_of_one_pair_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
+def test_plans_of_one_pair_are_told_apart() -> None:
     smaller = ROW | {"settings": {"draft.gpus": 1}, "num_draft_tokens": 2}
-    words = " ".join(" ".join(printed(capsys, ROW, smaller, FAILED)).split())
+    words = " ".join(" ".join(printed(ROW, smaller, FAILED)).split())
     assert "30B 7B 4 yes 68.0" in words
     assert "30B 7B 2 draft.gpus 1 yes 68.0" in words
 
@@ -150,7 +148,7 @@ def test_plans_of_the_one_pair_in_the_heading_leave_room_for_the_speedup(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    lines = printed(capsys, ROW, ROW | {"batch_size": 8})
+    lines = printed(ROW, ROW | {"batch_size": 8})
     assert lines[0].startswith("30B with 7B")
     assert any(mentions(line, "batches of 1", "yes", "3.00×") for line in lines)
     assert any(mentions(line, "batches of 8", "yes", "3.00×") for line in lines)

@@ -8,20 +8,18 @@ from typing import Any
 import pytest
 
 from harness.commands.eval.rows import EvalRow
-from harness.commands.eval.tables import accuracy_losses
+from harness.commands.eval.tables import losses as accuracy_losses
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import (
     losses,
-    recovery_answer,
-    recovery_details,
-    recovery_table,
+    pairs_table,
+    recovery_page,
     summarise,
 )
 from harness.config.machine import note_command_line
-from harness.reporting.table import Line, Table
-from harness.reporting.terminal import as_text, print_document
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
+from pages import full, short, tables_of
 from wording import mentions
 
 RUN = {
@@ -50,7 +48,7 @@ def rows(*changes: dict[str, Any], **of_all: Any) -> list[RecoveryRow]:
 
 
 def printed(of: list[RecoveryRow], capsys: pytest.CaptureFixture[str]) -> str:
-    print_document([*recovery_answer(of), *recovery_details(of)])
+    print(full(recovery_page([Run(of)])))
     return " ".join(capsys.readouterr().out.split())
 
 
@@ -92,11 +90,7 @@ def test_what_was_not_tested_is_not_called_exact() -> None:
     assert "nothing was tested by 25,000 draws" in summary.sentence
     assert "follow" not in summary.sentence
     assert "only one outcome that is expected often enough" in summary.in_short
-    shown = " ".join(
-        part.text
-        for part in recovery_details(rows({}, untested, untested))
-        if isinstance(part, Line)
-    )
+    shown = full(recovery_page([Run(rows({}, untested, untested))]))
     assert "is seen with" not in shown
     # One prompt of several: the others were tested.
     partly = summarise(rows({}, untested))
@@ -162,7 +156,7 @@ def test_the_printed_report(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_the_answer_is_short(of: list[RecoveryRow], finding: str) -> None:
-    lines = as_text(recovery_answer(of), 80).splitlines()
+    lines = short(recovery_page([Run(of)])).splitlines()
     # `Saved` is the twelfth.
     assert len(lines) <= 11
     assert max(map(len, lines)) <= 80
@@ -172,7 +166,7 @@ def test_the_answer_is_short(of: list[RecoveryRow], finding: str) -> None:
 def test_what_to_type_next() -> None:
     def shown(of: list[RecoveryRow]) -> str:
         note_command_line(["recovery", "K=4", "rule=typical"])
-        return " ".join(as_text(recovery_answer(of), 80).split())
+        return " ".join(short(recovery_page([Run(of)])).split())
 
     weak = {"verdict": "undecided", "power": 0.4, "num_draws_needed": 12345}
     assert "cannot tell 25,000 draws" in shown(rows({}, weak, weak))
@@ -186,17 +180,16 @@ def test_what_to_type_next() -> None:
 
 
 def test_a_run_without_a_check_prints_nothing() -> None:
-    assert recovery_answer([RecoveryRow(**(RUN | {"status": "failed"}))]) == []
+    assert recovery_page([Run([RecoveryRow(**(RUN | {"status": "failed"}))])]) is None
 
 
 def test_one_run_is_shown_by_its_checks() -> None:
-    table = recovery_table([Run(rows())])
+    (table,) = tables_of(recovery_page([Run(rows())]))
     assert [row.cells[0] for row in table.rows] == ["greedy", "sampled, 5 prompts"]
-    printed_table = next(part for part in recovery_details(rows()) if isinstance(part, Table))
-    assert printed_table.rows == table.rows
-    assert table.notes == ("Verdict: lossless.",)
-    table = recovery_table([Run(rows(fault="lenience"))])
-    assert table.notes == ("Verdict: lossless (a planted fault that was missed).",)
+    assert any(note.startswith("Lossless: ") for note in table.notes)
+    missed = recovery_page([Run(rows(fault="lenience"))])
+    assert missed is not None
+    assert missed.doubts == ["A control: fault=lenience was planted, and the checks must find it."]
 
 
 def test_several_runs_are_one_row_each() -> None:
@@ -206,7 +199,7 @@ def test_several_runs_are_one_row_each() -> None:
         Run(rows({}, {}, {"power": 0.991})),
         Run(rows(run="3", status="interrupted", num_draft_tokens=8)),
     ]
-    table = recovery_table(runs)
+    table = pairs_table(runs)
     by_verdict = {texts[2]: texts for texts in table.shown()[1]}
     assert set(by_verdict) == {"lossy (a planted fault)", "lossless", "interrupted"}
     assert by_verdict["lossless"][3:] == ("15 of 15", "25,000", "0.57", "99.1 %")
@@ -214,7 +207,7 @@ def test_several_runs_are_one_row_each() -> None:
     assert by_verdict["lossy (a planted fault)"][5:] == ("< 1e-300", "> 99.9 %")
     assert [row.strong for row in table.rows if row.cells[2].startswith("lossy")] == [True]
     assert "5%" in table.notes[0]
-    assert recovery_table([]).rows == ()
+    assert pairs_table([]).rows == ()
 
 
 def test_losses_are_said_of_real_checks_alone() -> None:
@@ -238,12 +231,9 @@ def test_losses_are_said_of_real_checks_alone() -> None:
 
 def test_the_verdict_has_its_colour() -> None:
     def style(of: list[RecoveryRow]) -> str:
-        sentence = summarise(of).sentence
-        return next(
-            part.style
-            for part in recovery_details(of)
-            if isinstance(part, Line) and part.text == sentence
-        )
+        page = recovery_page([Run(of)])
+        assert page is not None
+        return page.finding[0].style
 
     assert style(rows()) == "good"
     assert style(rows({"verdict": "lossy"})) == "bad"

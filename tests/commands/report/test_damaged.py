@@ -11,7 +11,6 @@ import pytest
 
 from harness.commands.registry import row_kinds
 from harness.commands.report.command import build, write
-from harness.reporting.table import Line
 from harness.results.files import read_kind
 from harness.results.row import ColumnDescription
 from report_files import eval_run, latency_run
@@ -43,7 +42,7 @@ def test_one_damaged_column_after_another(report: str, tmp_path: Path) -> None:
         write_with_damage(damaged, whole, REPORTS[report])
         damaged_files.append(damaged)
     built = build(damaged_files)
-    assert built.parts
+    assert built.pages
     write(built, tmp_path)
 
 
@@ -81,11 +80,11 @@ def write_with_damage(damaged: Path, whole: Path, cells: Mapping[str, str]) -> N
 def test_a_figure_that_is_text_is_noted(tmp_path: Path) -> None:
     file = write_runs(tmp_path / "latency.csv", latency_run(2), latency_run(4))
     file.write_text(file.read_text().replace("100.0", "fast", 1))
-    notes = [part.text for part in build([file]).parts if isinstance(part, Line)]
+    notes = build([file]).notes
     assert f"{file}, line 2: ms_per_token cannot be read" in notes
 
 
 def test_a_number_of_400_digits_is_no_number(tmp_path: Path) -> None:
     file = write_runs(tmp_path / "latency.csv", latency_run())
     file.write_text(file.read_text().replace(",15,", f",{'9' * 400},"))
-    assert build([file]).parts
+    assert build([file]).pages

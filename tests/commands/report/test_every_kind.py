@@ -70,6 +70,6 @@ def test_report_shows_it(kind: type[RunRow], tmp_path: Path) -> None:
             build([file])
         return
     report = build([file])
-    assert report.parts
+    assert report.pages
     write(report, tmp_path)
     assert "text" in (tmp_path / "report.md").read_text()

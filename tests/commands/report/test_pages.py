@@ -16,9 +16,8 @@ from browser import CHROMIUM, browser
 from harness.commands.map.rows import MapRow
 from harness.commands.registry import COMMANDS
 from harness.commands.report.command import build
-from harness.commands.report.pages import Report, escape, html_page, markdown
 from harness.measuring.rows import LatencyRow
-from harness.reporting.table import Table
+from harness.reporting.files import Report, escape, html_page, markdown
 from harness.results.runs import group
 from harness.results.statistics.interval import Interval
 from report_files import eval_run, latency_run, prompt_rows, write
@@ -26,16 +25,20 @@ from report_files import eval_run, latency_run, prompt_rows, write
 pytest.importorskip("matplotlib", reason="specharness[report] is not installed")
 from harness.reporting.drawing import as_svgs, wrapped  # after the skip
 
-Plots = Mapping[str, Sequence[tuple[str, str]]]
+Plots = Mapping[str, Mapping[str, Sequence[tuple[str, str]]]]
 Runs = Sequence[Sequence[LatencyRow]]
 HOSTILE = '<script>alert(1)</script> | `a` $x$ _b_\n#030303 id="x" & &lt;'
 
 
-def plots(shown: Any) -> dict[str, list[tuple[str, str]]]:
-    drawn: dict[str, list[tuple[str, str]]] = {}
-    for command, runs in shown:
-        drawn |= as_svgs(lambda command=command, runs=runs: command.plots(runs))  # type: ignore[misc]
-    return drawn
+def plots(report: Report) -> dict[str, dict[str, list[tuple[str, str]]]]:
+    """The plots of each page that has some."""
+    drawn = {question: as_svgs(page.plots) for question, page in report.pages.items()}
+    return {question: by_name for question, by_name in drawn.items() if by_name}
+
+
+def drawn_of(report: Report) -> dict[str, list[tuple[str, str]]]:
+    """The plots of all pages by their names."""
+    return {name: svgs for by_name in plots(report).values() for name, svgs in by_name.items()}
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +56,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Report:
 
 @pytest.fixture(scope="module")
 def drawn(report: Report) -> Plots:
-    return plots(report.shown)
+    return plots(report)
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +91,7 @@ def words_of(svg: str) -> set[str]:
 
 
 def num_tables(report: Report) -> int:
-    return sum(isinstance(part, Table) for part in report.parts)
+    return len(report.all_tables)
 
 
 class Page(HTMLParser):
@@ -144,13 +147,14 @@ def test_what_users_name_is_text(html: str) -> None:
 
 
 def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
-    assert {name: len(svgs) for name, svgs in drawn.items()} == {"num_draft_tokens": 3}
+    by_name = {name: svgs for page in drawn.values() for name, svgs in page.items()}
+    assert {name: len(svgs) for name, svgs in by_name.items()} == {"num_draft_tokens": 3}
     page = Page(html)
     # And an interval for each of four pairs, and for the differences in accuracy of two seeds and of both.
     assert page.opened.count("svg") == 3 + 7
     assert page.classes.count("whisker") == 7
     assert len(page.ids) == len(set(page.ids))
-    for _, svg in (plot for plots_of_kind in drawn.values() for plot in plots_of_kind):
+    for _, svg in (plot for plots_of_kind in by_name.values() for plot in plots_of_kind):
         assert_visible(svg)
 
 
@@ -176,9 +180,8 @@ def test_intervals_are_drawn_where_the_figures_say(html: str) -> None:
 
 def test_a_single_run_has_its_plots_too(tmp_path: Path) -> None:
     report = build([write(tmp_path / "latency.csv", latency_run())])
-    drawn = plots(report.shown)
-    page = Page(html_page(report, drawn))
-    assert [*drawn] == ["num_draft_tokens"]
+    page = Page(html_page(report, plots(report)))
+    assert [*drawn_of(report)] == ["num_draft_tokens"]
     assert page.opened.count("svg") == 2
     assert "2.00× faster" in page.text
 
@@ -189,8 +192,7 @@ def test_a_sweep_over_load_is_drawn_against_load(tmp_path: Path) -> None:
         for size, speedup in ((1, 2.0), (4, 1.5), (16, 0.9))
         for engine in ("local", "server")
     ]
-    drawn = plots(build([write(tmp_path / "latency.csv", *runs)]).shown)
-    ((_, load),) = drawn["load"]
+    ((_, load),) = drawn_of(build([write(tmp_path / "latency.csv", *runs)]))["load"]
     # A curve for each engine over all loads.
     assert {"1", "4", "16", "speed-up"} <= words_of(load)
 
@@ -212,21 +214,20 @@ def map_rows(context: int = 100, **changes: Any) -> list[MapRow]:
 def test_a_map_is_drawn(tmp_path: Path) -> None:
     rows = [*map_rows(100), *(replace(row, run="map100") for row in map_rows(400))]
     report = build([write(tmp_path / "map.csv", rows)])
-    drawn = plots(report.shown)
-    (_, first), (title, _) = drawn["map"]
+    (_, first), (title, _) = drawn_of(report)["map"]
     assert_visible(first)
     expected = {"2.50×", "1.25×", "0.50×", "pays", "cannot tell", "does not pay"}
     assert expected <= words_of(first)
     assert title == "Speed-up at a context of 400 tokens"
-    page = Page(html_page(report, drawn))
+    page = Page(html_page(report, plots(report)))
     assert page.opened.count("svg") == 2
     assert len(page.ids) == len(set(page.ids))
-    answer, covers = (line.text for line in report.headlines)
-    assert answer == (
-        "13B with 7B: pays in 8 of 12 measured cells;"
-        " best 2.50× (2.40 to 2.60): K=5, batch size 1, context of 100 tokens"
+    ((answer, *_),) = report.answers.values()
+    assert answer.text == (
+        "pays in 8 of 12 measured cells"
+        " (best 2.50× (2.40 to 2.60): K=5, batch size 1, context of 100 tokens)"
     )
-    assert "12 cells were measured" in covers
+    assert "12 cells were measured" in page.text
 
 
 @pytest.mark.parametrize(
@@ -242,7 +243,9 @@ def test_a_map_is_drawn(tmp_path: Path) -> None:
 def test_a_damaged_map_is_drawn_as_far_as_it_goes(changes: dict[str, Any]) -> None:
     first, *others = map_rows()
     runs = group([MapRow.from_values(first.values() | changes), *others])
-    ((_, svg),) = plots([(COMMANDS["map"], runs)])["map"]
+    shown = COMMANDS["map"].page(runs)
+    assert shown is not None
+    ((_, svg),) = as_svgs(shown.plots)["map"]
     assert "2.50×" in words_of(svg)
 
 
@@ -251,13 +254,14 @@ def test_auto_is_drawn_across_the_numbers_it_chooses_from(tmp_path: Path) -> Non
     runs.append(
         latency_run(num_draft_tokens="auto", draft="68M")
     )  # there is no curve to compare it with
-    ((_, svg),) = plots(build([write(tmp_path / "latency.csv", *runs)]).shown)["num_draft_tokens"]
+    drawn = drawn_of(build([write(tmp_path / "latency.csv", *runs)]))
+    ((_, svg),) = drawn["num_draft_tokens"]
     assert "K=auto" in svg
     assert "nan" not in svg.lower()
 
 
 def test_the_same_figures_give_the_same_page(report: Report, drawn: Plots, html: str) -> None:
-    assert plots(report.shown) == drawn
+    assert plots(report) == drawn
     assert html_page(report, drawn) == html
 
 
@@ -265,10 +269,6 @@ def test_without_plots_the_tables_remain(report: Report) -> None:
     page = Page(html_page(report, {}))
     assert page.opened.count("svg") == page.classes.count("whisker")
     assert page.opened.count("table") == num_tables(report)
-
-
-def test_plots_of_nothing_are_none() -> None:
-    assert plots([]) == {}
 
 
 def test_markdown_has_as_many_cells_in_every_row(report: Report) -> None:
@@ -355,7 +355,7 @@ def test_no_table_is_wider_than_its_room(runs: Callable[[], Runs], tmp_path: Pat
     write(tmp_path / "latency.csv", *measured_runs)
     write_categories(tmp_path, measured_runs)
     report = build([tmp_path])
-    assert any(part.key == "categories" for part in report.parts if isinstance(part, Table))
+    assert any(table.key == "categories" for table in report.all_tables)
     page = tmp_path / "report.html"
     page.write_text(html_page(report, {}), encoding="utf-8")
     with browser(tmp_path) as chromium:

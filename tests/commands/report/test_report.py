@@ -13,16 +13,18 @@ from harness.commands.compare.rows import CompareRow
 from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.tables.predicted_curve import predicted_curve
 from harness.commands.report.command import build
-from harness.commands.report.pages import Report, markdown
 from harness.measuring.rows import LatencyRow
-from harness.reporting.table import Line, Table
+from harness.reporting.files import Report, on_terminal
+from harness.reporting.table import Table
+from harness.reporting.terminal import as_text
 from in_process import Harness
+from pages import findings
 from report_files import eval_run, latency_run, prompt_rows, write
 from wording import mentions
 
 
 def tables(report: Report) -> dict[str, Table]:
-    return {part.key: part for part in report.parts if isinstance(part, Table)}
+    return {table.key: table for table in report.all_tables}
 
 
 def cells(report: Report, key: str) -> list[tuple[str, ...]]:
@@ -31,12 +33,12 @@ def cells(report: Report, key: str) -> list[tuple[str, ...]]:
 
 
 def notes(report: Report) -> list[str]:
-    return [part.text for part in report.parts if isinstance(part, Line)]
+    return [*report.notes]
 
 
 def pairs_of(report: Report) -> Any:
     """The frame of the pairs of `latency` that the report shows."""
-    return latency_pairs(next(runs for command, runs in report.shown if command.name == "latency"))
+    return latency_pairs([run for run in report.runs if run.command == "latency"])
 
 
 def speedups(report: Report) -> list[float]:
@@ -53,12 +55,19 @@ def test_a_run_in_its_directory_and_in_the_cumulative_file_counts_once(tmp_path:
     assert len(cells(report, "files")) == 2
 
 
-def test_one_run_has_the_tables_of_many(tmp_path: Path) -> None:
+def answers(report: Report) -> str:
+    return " ".join(line.text for lines in report.answers.values() for line in lines)
+
+
+def test_one_run_has_its_own_page(tmp_path: Path) -> None:
     report = build([write(tmp_path / "latency.csv", latency_run())])
-    assert mentions(report.headlines[0].text, "13B with 7B, K=4", "2.00× faster", "1.90 to 2.10")
-    ((pair, k, *figures),) = cells(report, "pairs")
-    assert (pair, k, figures[:3]) == ("13B with 7B", "4", ["100.00", "50.00", "2.00×"])
-    assert cells(report, "all_arms")[1][2:6] == ("speculative", "50.00 ± 4.00", "10.0", "400.0")
+    assert "13B + 7B · NVIDIA A100" in answers(report)
+    assert mentions(answers(report), "2.00× faster", "1.90 to 2.10", "K=4")
+    regular, speculative = cells(report, "arms")
+    assert regular[:2] == ("regular", "100.00 ± 4.00")
+    assert speculative[:4] == ("speculative", "50.00 ± 4.00", "10.0", "400.0")
+    assert speculative[-1] == "2.00×"
+    assert "predicted" in [row[0] for row in cells(report, "reason")]
     assert {"15 prompts (english)", "temperature 0.5", "on NVIDIA A100"} <= set(report.about)
 
 
@@ -134,7 +143,7 @@ def test_servers_are_named_by_their_hosts(tmp_path: Path) -> None:
     runs = [latency_run(url=url, devices=url, regular_url=url, **served) for url in urls]
     report = build([write(tmp_path / "latency.csv", *runs)])
     assert {row[1] for row in cells(report, "pairs")} == {"gpu1:8000", "gpu2:8000"}
-    assert "http" not in markdown(dataclasses.replace(report, parts=report.first), "")
+    assert "http" not in as_text(on_terminal(report), 132)
 
 
 def test_a_circumstance_is_only_said_where_it_is_needed(tmp_path: Path) -> None:
@@ -200,7 +209,8 @@ def test_an_interrupted_run_is_shown_as_one_and_is_never_the_best(tmp_path: Path
     assert cells(report, "failures")[0][3] == "stopped (the figures cover 7 prompts)"
     alone = build([write(tmp_path / "alone" / "latency.csv", part)])
     assert [*pairs_of(alone).best] == [False]
-    assert alone.headlines[0].text.startswith("Without a full result: 1 interrupted")
+    assert answers(alone).startswith("interrupted: the figures cover 7 prompts.")
+    assert "Without a full result: 1 interrupted" in answers(alone)
 
 
 def test_what_is_half_written_is_left_out_and_said(tmp_path: Path) -> None:
@@ -262,9 +272,11 @@ def test_pairs_come_by_their_best_speedup_with_k_ascending(tmp_path: Path) -> No
         ("13B with 7B", 2, False), ("13B with 7B", 4, True), ("13B with 7B", 8, False),
         ("7B", None, False),
     ]  # fmt: skip
-    assert [row[-1] for row in cells(report, "pairs")] == ["best K", "", "", "best K", "", ""]
+    assert ["best K" in row for row in cells(report, "pairs")] == [
+        True, False, False, True, False, False,
+    ]  # fmt: skip
     assert mentions(
-        report.headlines[0].text,
+        findings(report)[0].text,
         "30B with 7B",
         "K=2",
         "2.40× faster",
@@ -276,15 +288,16 @@ def test_pairs_come_by_their_best_speedup_with_k_ascending(tmp_path: Path) -> No
     ("speedup", "sentence"),
     [
         (1.05, "Cannot tell whether 13B with 7B, K=4 pays: 1.05×"),
-        (0.8, "does not pay: 0.80×"),
+        (0.8, "13B with 7B, K=4 does not pay: 0.80×"),
         (2.0, "13B with 7B, K=4: 2.00×"),
     ],
 )
 def test_the_first_sentence_is_about_the_pair(
     tmp_path: Path, speedup: float, sentence: str
 ) -> None:
-    report = build([write(tmp_path / "latency.csv", latency_run(4, speedup))])
-    assert sentence in report.headlines[0].text
+    runs = latency_run(4, speedup), latency_run(model="30B", draft=None)
+    report = build([write(tmp_path / "latency.csv", *runs)])
+    assert sentence in findings(report)[0].text
 
 
 def test_runs_whose_regular_arms_differ_are_not_ranked(tmp_path: Path) -> None:
@@ -299,7 +312,7 @@ def test_runs_whose_regular_arms_differ_are_not_ranked(tmp_path: Path) -> None:
 
     contradicting = of(9.0, 199.0, 143.0, 134.0)
     assert mentions(
-        contradicting.headlines[0].text, "13B", "nothing is ranked", "9 to 199 ms/token"
+        findings(contradicting)[0].text, "13B", "nothing is ranked", "9 to 199 ms/token"
     )
     assert "best K" not in str(cells(contradicting, "pairs"))
     assert any("nothing is ranked" in note for note in tables(contradicting)["pairs"].notes)
@@ -319,24 +332,19 @@ def test_runs_whose_regular_arms_differ_are_not_ranked(tmp_path: Path) -> None:
     # Another target is ranked nevertheless.
     others = [latency_run(k, 1 + k / 10, model="30B") for k in (2, 4)]
     mixed = [
-        *(
-            run.rows
-            for run in next(
-                runs for command, runs in contradicting.shown if command.name == "latency"
-            )
-        ),
+        *(run.rows for run in contradicting.runs),
         *others,
     ]
     ranked = build([write(tmp_path / "mixed.csv", *mixed)])
-    assert "30B with 7B, K=4: 1.40× faster" in " ".join(line.text for line in ranked.headlines)
+    assert "30B with 7B, K=4: 1.40× faster" in " ".join(line.text for line in findings(ranked))
 
 
 def test_one_evaluation_says_what_it_does_not_exclude(tmp_path: Path) -> None:
     report = build([write(tmp_path / "eval.csv", eval_run())])
-    answer, covers, changes = (line.text for line in report.headlines)
-    assert mentions(answer, "no significant difference", "-1.0", "-3.0 to 1.0", "p = 0.3")
-    assert mentions(covers, "13B with 7B", "NVIDIA A100", "multiplication of 1 to 99")
-    assert mentions(changes, "up to 3.0 points")
+    ((answer, changes, covers),) = report.answers.values()
+    assert mentions(answer.text, "no significant difference", "-1.0", "-3.0 to 1.0", "p = 0.3")
+    assert mentions(covers.text, "13B + 7B", "NVIDIA A100", "multiplication of 1 to 99")
+    assert mentions(changes.text, "up to 3.0 points")
 
 
 def test_the_prediction_is_the_formula_at_a_measured_k(tmp_path: Path) -> None:
@@ -406,7 +414,7 @@ def test_a_directory_is_read_whatever_results_file_was(tmp_path: Path) -> None:
     report = build([tmp_path])
     files = {Path(row[0]).name for row in cells(report, "files")}
     assert files == {"after.csv", "before.csv"}
-    assert not any("other.csv" in str(part) for part in report.parts)
+    assert "other.csv" not in str([*report.all_tables, *report.notes])
 
 
 def test_a_protocol_is_compared_by_prompts_and_temperature(tmp_path: Path) -> None:
@@ -432,12 +440,12 @@ def test_what_has_no_interval_is_not_in_bold(tmp_path: Path) -> None:
     report = build(
         [write(tmp_path / "latency.csv", latency_run(2, 1.2, **few), latency_run(4, 2.1, **few))]
     )
-    assert report.headlines[0].style == "plain"
-    assert "no interval from fewer than 8 prompts" in report.headlines[0].text
+    assert findings(report)[0].style == "plain"
+    assert "no interval from fewer than 8 prompts" in findings(report)[0].text
     assert [row.strong for row in tables(report)["pairs"].rows] == [False, False]
     assert "No interval from fewer than 8 prompts." in tables(report)["pairs"].notes
     certain = build([write(tmp_path / "certain.csv", latency_run(2, 1.2), latency_run(4, 2.1))])
-    assert certain.headlines[0].style == "strong"
+    assert findings(certain)[0].style == "strong"
     assert [row.strong for row in tables(certain)["pairs"].rows] == [False, True]
 
 
@@ -457,20 +465,20 @@ def test_races_alone_are_a_report(tmp_path: Path) -> None:
     race = CompareRow(
         run="1", model="13B", status="ok", prompt_index=0, speedup=2.0, regular_ms_per_token=10.0
     )
-    assert build([write(tmp_path / "compare.csv", [race])]).headlines == []
+    assert findings(build([write(tmp_path / "compare.csv", [race])])) == []
 
 
 def test_a_few_prompts_are_not_the_fastest(tmp_path: Path) -> None:
     quick = latency_run(4, 3.0, speedup_low=None, speedup_high=None, num_prompts=2)
     report = build([write(tmp_path / "latency.csv", quick, latency_run(4, 2.0))])
-    assert report.headlines[0].text.startswith(
+    assert findings(report)[0].text.startswith(
         "Fastest with an interval on a quiet machine: 13B with 7B, K=4, "
     )
-    assert ": 2.00× faster (95 % interval 1.90 to 2.10)" in report.headlines[0].text
+    assert ": 2.00× faster (95 % interval 1.90 to 2.10)" in findings(report)[0].text
     report = build(
         [write(tmp_path / "alone.csv", quick, latency_run(4, 1.5, speedup_low=None, num_prompts=3))]
     )
-    said = report.headlines[0].text
+    said = findings(report)[0].text
     assert said.startswith("Cannot tell whether 13B with 7B, K=4, 2 prompts (english) pays: 3.00×")
 
 
@@ -480,7 +488,7 @@ def test_accuracy_comes_with_bounds_and_the_published_figure(tmp_path: Path) -> 
     assert "43.0 ± 3.0" in regular
     assert "-1.0\n-3.0 to 1.0" in speculative
     assert (regular[-1], speculative[-1]) == ("42.9", "43.1")
-    assert [line.text for line in report.headlines] == [
+    assert [line.text for line in findings(report)] == [
         "No significant difference in accuracy between the arms (2 evaluations)."
     ]
 
@@ -560,7 +568,7 @@ def test_made_up_pairs_come_behind_real_ones_and_are_labelled(tmp_path: Path) ->
     ]
     assert pairs_of(report).series.nunique() == 4
     # What is made up is no finding next to a real one.
-    assert [line.text[:28] for line in report.headlines] == ["13B with 7B, K=4: 2.00× fast"]
+    assert [line.text[:28] for line in findings(report)] == ["13B with 7B, K=4: 2.00× fast"]
     said = " ".join(tables(report)["pairs"].notes)
     assert "weights=random: the times are those" in said
     assert "decoding.synthetic_acceptance=0.8: a coin" in said
@@ -581,10 +589,10 @@ def test_the_first_sentence_has_the_interval_of_the_table(tmp_path: Path) -> Non
         [LatencyRow.from_values(row.values() | covers) for row in run] for run in (*runs, made_up)
     ]
     report = build([write(tmp_path / "latency.csv", *rows)])
-    assert mentions(report.headlines[0].text, "13B with 7B", "2.00×", "for 2 pairs at once")
+    assert mentions(findings(report)[0].text, "13B with 7B", "2.00×", "for 2 pairs at once")
     columns, shown = tables(report)["pairs"].shown()
     place = [column.heading for column in columns].index("all at\nonce")
-    assert f"interval {shown[0][place]} over 15 prompts" in report.headlines[0].text
+    assert f"interval {shown[0][place]} over 15 prompts" in findings(report)[0].text
 
 
 def test_texts_are_counted_alike_in_the_table_and_in_the_sentence(tmp_path: Path) -> None:

@@ -10,15 +10,15 @@ from typing import Any
 
 import pytest
 
-from harness.commands.latency.tables.answer import latency_answer
+from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.report.table_row import table_rows
 from harness.config.machine import note_command_line
 from harness.measuring.rows import LatencyRow
-from harness.reporting.terminal import as_text
 from harness.results.files import append_rows
 from harness.results.result_file import write_result
 from harness.results.runs import Run
 from in_process import Harness
+from pages import short
 from report_files import latency_run, run_id
 from wording import mentions
 
@@ -135,11 +135,11 @@ def test_the_answer_of_a_run_by_a_command_names_it_once() -> None:
     note_command_line(["latency", "--", "llama-server"])
     figures = {"speedup_covers": "15 prompts", "num_tokens": 960, "processor_share": 1.0}
     run = {"run": f"20261123T101112.{run_id()[16:]}"}
-    text = as_text(latency_answer(latency_run(2, 1.5, **SERVED | figures | run)), 80)
+    text = short(page_of_run(latency_run(2, 1.5, **SERVED | figures | run)), 80)
     assert mentions(text, "to show it", "harness report 20261123T101112 format=row")
     assert mentions(text, "how far off another run is", "repeats=5")
     assert max(map(len, text.splitlines())) <= 80
     no_bounds = {"speedup_low": None, "speedup_high": None}
     for changes in (no_bounds, {"server_command": None}):
-        other = latency_answer(latency_run(2, 1.5, **SERVED | figures | run | changes))
-        assert "format=row" not in as_text(other, 80)
+        other = page_of_run(latency_run(2, 1.5, **SERVED | figures | run | changes))
+        assert "format=row" not in short(other)

@@ -39,7 +39,7 @@ def published_tables(pairs: pd.DataFrame) -> list[Table]:
         Column("their\nms/token", "{:.3g}".format, "theirs.ms_per_token"),
         Column("our\nms/token", number(), "ours.ms_per_token", optional=True),
         Column("their\nspeed-up", of="theirs.speedup_text"),
-        replace(SPEEDUP.at("ours"), heading="our\nspeed-up", optional=True),
+        replace(SPEEDUP.at("ours"), heading="our\nspeed-up", optional=True, reference=None),
         replace(BOUNDS.at("ours"), optional=True),
         Column(
             "their tokens\nper iteration", number(), "theirs.mean_acceptance_length", optional=True

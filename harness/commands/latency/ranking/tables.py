@@ -26,6 +26,7 @@ from harness.commands.latency.tables.run import (
     ACCEPTED,
     ARM,
     BOUNDS,
+    SPEEDUP,
     identical_texts,
     speedup_bounds,
 )
@@ -36,7 +37,7 @@ from harness.measuring.rows import LatencyRow
 from harness.reporting.table import UNKNOWN, Column, Table, interval, number, percent, times
 from harness.reporting.words import FIRST_SETTINGS, cell_of, common_settings
 from harness.results.schema import NO_VERDICT
-from harness.results.statistics.interval import Interval, counted
+from harness.results.statistics.interval import counted
 
 # Settings that get a column where pairs differ in them; further ones are in the last column.
 _MOST_SETTINGS = 3
@@ -47,12 +48,6 @@ PAIR = Column("pair", text=True, of="name.cell", once=True)
 K = Column("K", of="k", identifies_row=True, optional=True)
 
 
-def _stated(pair: Any) -> Interval | None:
-    speedup: Interval = pair.verdict.speedup
-    return speedup if speedup.is_known else None
-
-
-SPEEDUP = Column("speed-up", lambda speedup: times(speedup.estimate), _stated, reference=1)
 REGULAR_MS = Column("regular\nms/token", number(), "regular.ms_per_token")
 # A run without a draft has the row of the regular arm alone.
 SPECULATIVE_MS = Column(
@@ -62,14 +57,14 @@ SPECULATIVE_MS = Column(
 )
 
 
-def differing_settings(pairs: pd.DataFrame) -> list[str]:
+def _differing_settings(pairs: pd.DataFrame) -> list[str]:
     """The settings in which pairs differ, the usual ones first."""
     different = dict.fromkeys(column for name in pairs["name"] for column in name.settings)
     usual = [column for column in FIRST_SETTINGS if column in different]
     return list(dict.fromkeys([*usual, *different]))
 
 
-def setting_column(setting: str) -> Column:
+def _setting_column(setting: str) -> Column:
     """The column of a setting."""
     if setting == "server_command":
         # The words in which the commands differ: whole ones have no room.
@@ -77,7 +72,7 @@ def setting_column(setting: str) -> Column:
     return Column(setting.replace("_", " "), of=lambda pair: cell_of(pair.row, setting), text=True)
 
 
-def remark(pair: Any) -> str | None:
+def _remark(pair: Any) -> str | None:
     """What distinguishes a pair in a table: `best K`, or why its figures say little."""
     if pair.partial:
         return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"
@@ -91,7 +86,7 @@ def remark(pair: Any) -> str | None:
 def pairs_table(pairs: pd.DataFrame) -> Table:
     """Speed-up of each pair and K, with a column for each setting in which they differ."""
     rows = [*pairs.row]
-    ordered = differing_settings(pairs)
+    ordered = _differing_settings(pairs)
     repeated = any(run.times > 1 for run in pairs.run)
     together = pairs.num_compared.max() > 1
 
@@ -101,21 +96,21 @@ def pairs_table(pairs: pd.DataFrame) -> Table:
 
     columns = (
         Column("pair", text=True, of="name.pair", once=True),
-        *map(setting_column, ordered[:_MOST_SETTINGS]),
+        *map(_setting_column, ordered[:_MOST_SETTINGS]),
         Column("further", text=True, of=further, optional=True),
         K,
-        REGULAR_MS,
-        SPECULATIVE_MS,
-        SPEEDUP,
+        SPEEDUP.at("row"),
         BOUNDS.at("row"),
+        Column("", of=_remark, optional=True, text=True),
+        SPECULATIVE_MS,
+        REGULAR_MS,
+        ACCEPTED.at("row"),
         Column(
             "all at\nonce",
             of=lambda pair: speedup_bounds(pair.row, pair.num_compared) if together else None,
             optional=True,
         ),
-        ACCEPTED.at("row"),
         Column("goodput", times, "row.goodput_ratio.estimate", optional=True),
-        Column("", of=remark, optional=True),
         Column("runs", of=lambda pair: pair.run.times if repeated else None, optional=True),
     )
     notes: list[str] = []

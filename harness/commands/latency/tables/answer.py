@@ -1,4 +1,4 @@
-"""The answer of one run of `latency` in a dozen lines: the verdict, both arms, why, and what to type next."""
+"""The page of one run of `latency`: the verdict, both arms, why, what to type next, and the figures behind it."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from harness.commands.latency.tables.costs import (
 from harness.commands.latency.tables.doubts import doubts, percent
 from harness.commands.latency.tables.iteration_time import share_of_iteration
 from harness.commands.latency.tables.reason import choice_of_k, not_reported, rises
-from harness.commands.latency.tables.run import has_verdict, headline, was_measured
+from harness.commands.latency.tables.run import has_verdict, headline, run_tables, was_measured
 from harness.config.amounts import SECONDS, quantity
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.costs import costs_in_steps, proposed_per_iteration, tokens_per_iteration
 from harness.measuring.rows import LatencyRow
-from harness.reporting.answers import Step, answer, heading
-from harness.reporting.table import Answer, Bar, Bars
-from harness.reporting.words import arm_name, settings_line, typed_again
+from harness.reporting.page import Page, Step, heading
+from harness.reporting.table import Bar, Bars
+from harness.reporting.words import arm_name, settings_line
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, counted
 from harness.results.statistics.stopping import half_width
@@ -35,24 +35,26 @@ _MOST_PROMPTS = 500
 _LEAST_DIFFERENCE = 0.005
 
 
-def latency_answer(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()) -> Answer:
-    """At most twelve lines of 80 characters about one run; empty where nothing was measured.
+def page_of_run(
+    rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()
+) -> Page | None:
+    """The page of one run; None where nothing was measured.
 
     Args:
         rows: of the run, the regular arm first.
         prompts: rows of its prompts file.
     """
     if not was_measured(rows):
-        return []
+        return None
     last = rows[-1]
     measured = [row for row in rows if row.ms_per_token is not None]
-    return answer(
+    return Page(
         heading(last, settings_line(rows)),
-        headline(last) if has_verdict(rows) else None,
-        [Bars(tuple(map(_bar, measured)))],
-        doubts=doubts(rows, prompts),
-        why=[*(("Why", why) for why in _reasons(rows)), *(("Ended", end) for end in _end(last))],
-        steps=_next_steps(rows),
+        [headline(last)] if has_verdict(rows) else [],
+        doubts(rows, prompts),
+        [Bars(tuple(map(_bar, measured))), *run_tables(rows, prompts)],
+        [*(("Why", why) for why in _reasons(rows)), *(("Ended", end) for end in _end(last))],
+        [*_next_steps(rows)],
     )
 
 
@@ -129,12 +131,10 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
     """What would make the answer better, the most useful first."""
     regular, row = rows[0], rows[-1]
     if row.test:
-        yield Step("measure", typed_again("test=false"))
+        yield Step("measure", "test=false")
         return
     if row.arm == "speculative" and row.url is not None and row.regular_url is None:
-        yield Step(
-            "is it faster than without a draft?", typed_again(f"regular_url={_regular(row)}")
-        )
+        yield Step("is it faster than without a draft?", f"regular_url={_regular(row)}")
         return
     if row.status != "ok" or not has_verdict(rows):
         # Of a run that failed the same would fail again.
@@ -146,10 +146,10 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
     if coverage is not None and not verdict.speedup.has_bounds and row.stopped_by == "budget":
         yield from _larger_budget(row, coverage)
     elif coverage is not None and not verdict.speedup.has_bounds and coverage.unit == "block":
-        yield Step("an interval", typed_again("engine.blocks=4"))
+        yield Step("an interval", "engine.blocks=4")
     elif coverage is not None and not verdict.speedup.has_bounds:
         number = FEWEST_FOR_INTERVAL * prompts_per_unit
-        yield Step("an interval", typed_again(f"num_prompts={number}"))
+        yield Step("an interval", f"num_prompts={number}")
     elif verdict.includes_1 and row.visible_difference and coverage and not row.has_one_server:
         distance = abs(math.log(verdict.speedup.estimate))
         num_units = coverage.num_units * (row.visible_difference / max(distance, 1e-3)) ** 2
@@ -158,7 +158,7 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
         if number <= _MOST_PROMPTS and distance >= _LEAST_DIFFERENCE:
             yield Step(
                 f"to see a difference of {distance:.0%}",
-                typed_again(f"num_prompts={number}"),
+                f"num_prompts={number}",
             )
     predictions = predicted_by_k(regular, row)
     if predictions:
@@ -168,19 +168,19 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
         if best.figure.estimate > 1 and best is not predictions[-1]:
             yield Step(
                 f"{choice}, {about}{best.figure.estimate:.2f}× predicted",
-                typed_again(f"K={best.num_draft_tokens}"),
+                f"K={best.num_draft_tokens}",
             )
         elif best.figure.estimate > 1 and rises(predictions):
-            yield Step(choice, typed_again(f"K={2 * best.num_draft_tokens}"))
+            yield Step(choice, f"K={2 * best.num_draft_tokens}")
         elif best.figure.estimate <= 1:
             yield from _other_drafts(rows, choice)
     elif verdict.conclusion == "slower":
         yield from _other_drafts(rows, "it does not pay")
     if row.server_command is not None and verdict.has_interval and row.run:
         # The microseconds of its id would not fit beside another step.
-        yield Step("to show it", f"harness report {row.run.partition('.')[0]} format=row")
+        yield Step("to show it", command=f"harness report {row.run.partition('.')[0]} format=row")
     if verdict.speedup.has_bounds and coverage is not None and coverage.num_runs is None:
-        yield Step("how far off another run is", typed_again("repeats=5"))
+        yield Step("how far off another run is", "repeats=5")
 
 
 def _larger_budget(row: LatencyRow, coverage: Coverage) -> Iterator[Step]:
@@ -189,13 +189,13 @@ def _larger_budget(row: LatencyRow, coverage: Coverage) -> Iterator[Step]:
     seconds = quantity(asked, SECONDS) if isinstance(asked, str) else asked
     if seconds:
         enough = math.ceil(2 * seconds * FEWEST_FOR_INTERVAL / max(coverage.num_units, 1))
-        yield Step("an interval", typed_again(f"budget={enough}s"))
+        yield Step("an interval", f"budget={enough}s")
 
 
 def _other_drafts(rows: Sequence[LatencyRow], finding: str) -> Iterator[Step]:
     """A draft that costs nothing, where another one does not pay."""
     if rows[-1].draft not in ("lookup", "suffix") and rows[-1].server_command is None:
-        yield Step(f"{finding}; a draft that costs nothing", typed_again("draft=lookup"))
+        yield Step(f"{finding}; a draft that costs nothing", "draft=lookup")
 
 
 def _regular(row: LatencyRow) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 from harness.commands.latency.tables.categories import Category, by_category, by_turn
 from harness.commands.latency.tables.doubts import doubts, mean_answer_length, notes
@@ -12,18 +13,15 @@ from harness.measuring.rows import LatencyRow
 from harness.reporting.table import (
     UNKNOWN,
     Column,
-    Document,
     Line,
     Table,
     in_brackets,
     interval,
     number,
     percent,
-    sentences,
     times,
-    without_empty,
 )
-from harness.reporting.words import arm_name, settings_line, title
+from harness.reporting.words import arm_name
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.schema import NO_VERDICT, ComparedRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval, counted
@@ -33,53 +31,34 @@ from harness.results.verdict import Verdict, verdict_of
 _MOST_OFF = 0.02
 
 
-def latency_document(
-    rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()
-) -> Document:
-    """One run in full; empty where nothing was measured.
+def run_tables(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()) -> list[Table]:
+    """The figures behind the answer: times, acceptance, costs, categories, with notes.
 
     Args:
         rows: of the run, the regular arm first.
         prompts: rows of its prompts file.
     """
-    if not was_measured(rows):
-        return []
-    document: list[Table | Line] = [
-        Line(title(rows[0]), "strong"),
-        Line(settings_line(rows), "dim"),
-    ]
-    if has_verdict(rows):
-        head = headline(rows[-1])
-        document.append(Line(f"{head.text} ({head.more})", head.style))
-    return [*document, *latency_details(rows, prompts)]
-
-
-def latency_details(
-    rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()
-) -> Document:
-    """The figures behind the answer: times, acceptance, costs, categories, notes."""
     regular = rows[0]
     last = rows[-1]
-    document: list[Table | Line] = [_arms(rows)]
+    tables = [_arms(rows)]
     requests = [row for row in rows if row.was_served]
     if requests:
         columns = (ARM[0], *REQUESTS)
-        document.append(Table.of("requests", "", requests, columns, notes=(TIMES,)))
-        document += sentences("plain", _load(requests))
-    document += sentences("plain", _decode_only(last))
+        about = (*filter(None, [_load(requests)]), TIMES)
+        tables.append(Table.of("requests", "", requests, columns, notes=about))
     is_alone = last.arm == "speculative" and len(rows) == 1
     if has_verdict(rows) or is_alone:
-        document += reason(regular, last)
+        tables += reason(regular, last)
     else:
-        document.append(costs_of_a_step(regular, last))
+        tables.append(costs_of_a_step(regular, last))
     if last.status != NO_VERDICT:
-        document += _divided("categories", "category", by_category(prompts, last))
-        document += _divided("turns", "turn", by_turn(prompts, last))
+        tables += _divided("categories", "category", by_category(prompts, last))
+        tables += _divided("turns", "turn", by_turn(prompts, last))
     against = doubts(rows, prompts)
-    about = [note for note in notes(rows) if note not in against]
-    document += sentences("warning", *against)
-    document += sentences("plain", _compared_texts(last, prompts), *about)
-    return without_empty(document)
+    about_run = [_decode_only(last), _compared_texts(last, prompts), *notes(rows)]
+    shown = [note for note in about_run if note and note not in against]
+    tables[0] = replace(tables[0], notes=(*tables[0].notes, *shown))
+    return tables
 
 
 def was_measured(rows: Sequence[LatencyRow]) -> bool:
@@ -194,13 +173,14 @@ def result_line(row: LatencyRow) -> str:
     if speedup is None:
         return f"{row.ms_per_token:.2f} ms/token"
     bounds = speedup_bounds(row)
-    return f"{times(speedup)} ({bounds})" if bounds else times(speedup)
+    text = times(speedup.estimate)
+    return f"{text} ({bounds})" if bounds else text
 
 
-def stated_speedup(row: LatencyRow) -> float | None:
+def stated_speedup(row: LatencyRow) -> Interval | None:
     """The speed-up as far as the verdict lets it be stated; else None."""
-    speedup = verdict_of(row).speedup.estimate
-    return None if math.isnan(speedup) else speedup
+    speedup: Interval = verdict_of(row).speedup
+    return speedup if speedup.is_known else None
 
 
 def speedup_bounds(row: LatencyRow, num_compared: int = 1) -> str | None:
@@ -237,7 +217,7 @@ def _percentiles(heading: str, name: str, optional: bool = False) -> Column:
 
 
 # Columns about a row of `latency`. Those without an underscore are in other tables too.
-SPEEDUP = Column("speed-up", times, of=stated_speedup)
+SPEEDUP = Column("speed-up", lambda speedup: times(speedup.estimate), stated_speedup, reference=1)
 BOUNDS = Column("95 %\ninterval", of=speedup_bounds)
 ACCEPTED = Column("accepted", percent, "acceptance_rate")
 ARM = (

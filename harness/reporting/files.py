@@ -12,8 +12,8 @@ from typing import Any
 
 import jinja2
 
-from harness.commands.command import Command
-from harness.reporting.table import Document, Line
+from harness.reporting.page import Page, in_short
+from harness.reporting.table import Answer, Bars, Line, Table, sentences
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
@@ -26,38 +26,73 @@ _SPECIAL = re.compile(r"([\\`*\[\]|~$#]|(?<=\])\(|(?<![A-Za-z0-9])_|_(?![A-Za-z0
 _WIDTH = 100
 
 
+# Further rows are left to the CSV files: a longer page takes minutes to make and to open.
+_MOST_ROWS = 1_000
+
+
 @dataclass(frozen=True)
 class Report:
-    """The contents of a report.
+    """What `report` shows, in every medium.
 
     Attributes:
-        title: what was measured.
-        about: the number of runs, their dates, and the settings that all of them share.
-        answers: questions with their answers, the most important first.
-        parts: tables and sentences, in reading order.
-        first: the parts that a terminal shows.
-        shown: commands with their runs, from which the plots are drawn; a command without runs too.
+        about: the number of measurements, days, and the settings that all share.
+        pages: by the question that each answers.
+        sources: tables about where the runs ran, and the files that were read.
+        notes: what could not be read, or was left out.
+        runs: those that it is about.
     """
 
     title: str
     about: Sequence[str]
-    answers: Sequence[tuple[str, Sequence[Line]]]
-    parts: Document
-    first: Document
-    shown: Sequence[tuple[Command, Sequence[Run]]]
+    pages: Mapping[str, Page]
+    sources: Sequence[Table]
+    notes: Sequence[str]
+    runs: Sequence[Run]
 
     @property
-    def headlines(self) -> list[Line]:
-        """The lines of all answers."""
-        return [line for _, lines in self.answers for line in lines]
+    def answers(self) -> dict[str, list[Line]]:
+        """By question what weakens the findings, these, what they are about, and why."""
+        answers = {}
+        for question, page in self.pages.items():
+            about = [page.title, *(text for _, text in page.why)]
+            lines = [
+                Line(f"{line.text} ({line.more})" if line.more else line.text, line.style)
+                for line in page.finding
+            ]
+            answers[question] = [
+                *sentences("warning", *page.doubts),
+                *lines,
+                *sentences("plain", *about),
+            ]
+        return answers
+
+    @property
+    def tables(self) -> dict[str, list[Table]]:
+        """By question the tables of its page."""
+        return {
+            question: [table.first(_MOST_ROWS) for table in page.full_tables]
+            for question, page in self.pages.items()
+        }
+
+    @property
+    def all_tables(self) -> list[Table]:
+        return [table for tables in self.tables.values() for table in tables] + [*self.sources]
 
 
-def html_page(report: Report, plots: Mapping[str, Sequence[tuple[str, str]]]) -> str:
+def on_terminal(report: Report) -> Answer:
+    """Each page in short, without next steps: the command that was typed is `report`."""
+    lines: list[Table | Line | Bars] = []
+    for question, page in report.pages.items():
+        short = in_short(page, with_steps=False, rest="report.md")
+        lines += [Line(question, "strong"), *short, Line("")]
+    return [*lines, *sentences("warning", *report.notes)]
+
+
+def html_page(report: Report, plots: Mapping[str, Mapping[str, Sequence[tuple[str, str]]]]) -> str:
     """The page: no font, no picture, no script from anywhere. Tables in full open on a click.
 
     Args:
-        plots: titles and SVGs by the name of their plot; `page.html.j2` says above which table each is, and a
-            name that is missing leaves no gap.
+        plots: titles and SVGs by the question of their page, and by the name of their plot.
     """
     css, script = (
         Path(__file__).with_name(name).read_text(encoding="utf-8")

@@ -1,0 +1,181 @@
+"""The page about the runs of a command, be it one run, a sweep's or a report's: one value, which every medium shows.
+
+On a terminal a page has a dozen lines; the rest is in `summary.txt`, which `details=true` prints, and in
+a report's files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from harness.reporting.table import Answer, Bars, Line, Table, sentences
+from harness.reporting.words import (
+    common_settings,
+    device_of,
+    lossy_rule,
+    pair_name,
+    typed_again,
+)
+from harness.results.schema import RunRow
+from harness.results.statistics.interval import counted
+
+# Steps that an answer has room for; one less below a doubt.
+_MOST_STEPS = 2
+# Findings below the first one.
+_MOST_FINDINGS = 12
+# Rows of the short table.
+_MOST_ROWS = 20
+# Characters of a line of 80 beside the indents around a name.
+_WIDTH = 76
+
+
+@dataclass(frozen=True)
+class Step:
+    """What to do next.
+
+    Attributes:
+        text: why.
+        changes: settings with which the same command is typed again: `K=8`.
+        command: another command in full, in place of changes.
+    """
+
+    text: str
+    changes: str = ""
+    command: str = ""
+
+    def typed(self, of_sweep: bool) -> str:
+        """The command to type."""
+        return self.command or typed_again(self.changes, of_sweep=of_sweep)
+
+
+@dataclass(frozen=True)
+class Page:
+    """What is to be said about runs.
+
+    Attributes:
+        title: see `heading` and `title_of_many`.
+        finding: the most important result, and further ones; none where there are only figures.
+        doubts: sentences that weaken it, the most serious first.
+        tables: the first is the short one. Bars, and a table whose look is `bare`, are only for a terminal.
+        why: names and sentences: `("Why", "83 % accepted")`.
+        next: the most useful step first.
+        plots: makes figures of matplotlib by the name of their kind, each with a title; only files need them.
+    """
+
+    title: str
+    finding: Sequence[Line] = ()
+    doubts: Sequence[str] = ()
+    tables: Sequence[Table | Bars] = ()
+    why: Sequence[tuple[str, str]] = ()
+    next: Sequence[Step] = ()
+    plots: Callable[[], Mapping[str, Sequence[Any]]] = dict
+
+    @property
+    def full_tables(self) -> list[Table]:
+        """The tables for files, without empty ones."""
+        tables = [table for table in self.tables if isinstance(table, Table)]
+        return [table for table in tables if table.rows and table.look != "bare"]
+
+
+def heading(row: RunRow, settings: str) -> str:
+    """The title of one run: `13B + 7B · NVIDIA A100 · 15 prompts (english) · K=4`."""
+    return " · ".join(filter(None, [pair_name(row, " + "), device_of(row), settings]))
+
+
+def title_of_many(rows: Sequence[RunRow]) -> str:
+    """The title of several runs: their pair, or how many they are, and the settings that they share.
+
+    Args:
+        rows: one of each run.
+    """
+    pairs = {pair_name(row) for row in rows}
+    what = pairs.pop() if len(pairs) == 1 else counted(len(rows), "run")
+    return " · ".join(filter(None, [what, common_settings(rows)]))
+
+
+def lossless_again(row: Any) -> Step | None:
+    """The step of measuring again with a lossless rule; None where the rule is lossless already.
+
+    Args:
+        row: of any kind with the columns `rule` and `lenience`.
+    """
+    if lossy_rule(row) is None:
+        return None
+    changes = ["rule=deepmind"] if row.rule not in (None, "deepmind") else []
+    changes += ["lenience=1"] if row.lenience not in (None, 1) else []
+    return Step("lossless", " ".join(changes))
+
+
+def in_short(
+    page: Page, *, of_sweep: bool = False, with_steps: bool = True, rest: str = "details=true"
+) -> Answer:
+    """The page on a terminal: at most twelve lines of 80 characters, if its first table has at most four rows.
+
+    Of the doubts only the first is shown, and of the steps two, or one below a doubt.
+
+    Args:
+        of_sweep: whether its command is a sweep, which is then typed again as a whole.
+        with_steps: whether to say what to type next.
+        rest: where all else is.
+    """
+    lines: list[Table | Line | Bars] = [Line(page.title, "dim"), Line("")] if page.title else []
+    if page.doubts:
+        further = f" ({len(page.doubts) - 1} more: {rest})" if len(page.doubts) > 1 else ""
+        lines.append(Line(f"  {page.doubts[0]}{further}", "warning"))
+    if page.finding:
+        first, *others = page.finding
+        lines += [Line(f"  {first.text}", first.style, first.more), Line("")]
+        lines += [Line(f"  {line.text}", line.style, line.more) for line in others[:_MOST_FINDINGS]]
+        if len(others) > _MOST_FINDINGS:
+            lines.append(Line(f"  {len(others) - _MOST_FINDINGS} more: {rest}", "dim"))
+    for table in page.tables[:1]:
+        lines.append(table if isinstance(table, Bars) else _short_table(table, rest))
+    named = [*page.why]
+    if with_steps:
+        steps = [(step.text, step.typed(of_sweep)) for step in page.next]
+        named += _steps_in_lines(steps[: _MOST_STEPS - bool(page.doubts)], page.why)
+    if named:
+        above = [None, *(name for name, _ in named)]
+        labelled = [
+            ("" if name == before else name, text)
+            for (name, text), before in zip(named, above, strict=False)
+        ]
+        lines += [Line(""), Table.of_lines("next", labelled)]
+    return lines
+
+
+def in_full(page: Page, *, of_sweep: bool = False) -> Answer:
+    """The short page, and below it all tables and doubts; those that are for files alone are left out when printed."""
+    tables = page.full_tables
+    if tables and tables[0] is page.tables[0] and tables[0].look != "box":
+        # The short page has all of it.
+        tables = tables[1:]
+    below: list[Table | Line] = [*tables]
+    if len(page.finding) > _MOST_FINDINGS + 1:
+        below += page.finding
+    if len(page.doubts) > 1:
+        below += sentences("warning", *page.doubts)
+    short = in_short(page, of_sweep=of_sweep)
+    return [*short, Line(""), *below] if below else short
+
+
+def _short_table(table: Table, rest: str) -> Table:
+    num_more = len(table.rows) - _MOST_ROWS
+    short = table.in_short() if table.look == "box" else table
+    if num_more <= 0:
+        return short
+    return replace(short, rows=table.rows[:_MOST_ROWS], notes=(f"    {num_more} more: {rest}",))
+
+
+def _steps_in_lines(
+    steps: Sequence[tuple[str, str]], why: Sequence[tuple[str, str]]
+) -> list[tuple[str, str]]:
+    width = max((len(text) for text, _ in steps), default=0)
+    texts = [f"{text:{width}}   {command}" for text, command in steps]
+    room = _WIDTH - max(len(name) for name, _ in [*why, ("Next", "")])
+    if any(len(text) > room for text in texts):
+        # A command that is cut in two cannot be copied: it goes below its reason, in the room of the second step.
+        texts = ["\n".join(steps[0])]
+    return [("Next", text) for text in texts]
