@@ -12,9 +12,9 @@ import attention
 import common
 import growth
 from gpu_pairs import table as pair_table
+from harness.commands.report.pages import markdown
 
 from harness.commands.report.command import Report
-from harness.commands.report.pages import markdown
 from harness.reporting.table import Line, Table
 
 
