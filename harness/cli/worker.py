@@ -38,6 +38,7 @@ from harness.cli.manifest import Manifest
 from harness.commands.registry import COMMANDS
 from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.run import RunSettings
+from harness.engines.door import SLOWEST_MODULE
 from harness.engines.registry import engine_of
 from harness.measuring.progress import live_on
 from harness.results.environment import new_run_id
@@ -93,7 +94,7 @@ class Job:
         signals.load(COMMANDS[self.command].module)
         if engine_of(self.settings).computes_here:
             # Now, with torch and transformers: an exception within their imports may abort the process.
-            signals.load("harness.local.engine.engine")
+            signals.load(SLOWEST_MODULE)
         runner = signals.load("harness.commands.run", must_go_on=True)
         rows: Sequence[RunRow] = runner.run_command(
             self.command,

@@ -35,6 +35,10 @@ if TYPE_CHECKING:
     from harness.engines.tokenizer import Tokenizer
 
 
+# It imports torch and transformers. A process that is going to need them loads it at a time of its choice.
+SLOWEST_MODULE = "harness.local.engine.engine"
+
+
 class LocalWing(Protocol):
     """What the wing with the models offers. Each call imports what it needs."""
 
