@@ -17,6 +17,7 @@ from typing import Any
 
 from harness.commands.serve.bodies import Completion, GenerationBody, Race, Sampling
 from harness.commands.serve.record import ServeSettings
+from harness.config.failures import first_line
 from harness.engines.door import local
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine, Question
@@ -70,7 +71,7 @@ class ServedModel:
         try:
             [token_ids] = encode_prompts(self._pair.tokenizer, [chat], self.settings.chat_template)
         except Exception as error:  # a template may refuse with any
-            raise Refusal(400, f"messages: {str(error).splitlines()[0]}") from error
+            raise Refusal(400, f"messages: {first_line(error)}") from error
         return token_ids
 
     def tokens_of(self, prompt: str | Sequence[int]) -> list[int]:
@@ -145,7 +146,7 @@ class ServedModel:
         """Both arms on one prompt, one after the other, while nothing else runs, for the page.
 
         Args:
-            show: gets what an arm has so far whenever a frame is due, in the scheduler's thread. An
+            show: gets what an arm has so far whenever a frame is due, in the service's thread. An
                 exception that it raises ends the race.
 
         Raises:
