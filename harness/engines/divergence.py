@@ -7,10 +7,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from harness.config.errors import RunError
 from harness.engines.detokenizer import BROKEN
-from harness.engines.protocol import Reference, TextReference
+from harness.engines.protocol import TextReference
 from harness.engines.tokenizer import Tokenizer
+from harness.results.statistics.arrays import Floats
 
 # The likeliest tokens that are tried for the one that a text goes on with.
 _MOST_TRIED = 1000
@@ -112,7 +115,7 @@ class _Written:
 
 
 def text_divergence(
-    reference: Reference,
+    reference: TextReference,
     tokenizer: Tokenizer,
     prompt: Sequence[int],
     text: str,
@@ -146,12 +149,12 @@ def text_divergence(
         before = written.after_prompt
         if position == num_tokens:
             return Divergence(position, -1, -1)
-        logits = reference.logits([before])[0]
+        logits = _logits_after(reference, before)
         likeliest = int(logits.argmax())
         if begins_alike(likeliest):
             written.tokens.append(likeliest)
             continue
-        tried = logits.topk(min(_MOST_TRIED, len(logits))).indices.tolist()
+        tried = np.argsort(-logits)[:_MOST_TRIED].tolist()
         others = [token for token in tried if token not in special and begins_alike(token)]
         # A token that is part of a character adds no text yet, so that any text may go on with it.
         adding = [token for token in others if len(written.text_with(token)) > len(so_far)]
@@ -163,7 +166,9 @@ def text_divergence(
     return _missing_text(reference, written, num_tokens)
 
 
-def _missing_text(reference: Reference, written: _Written, num_tokens: int) -> Divergence | None:
+def _missing_text(
+    reference: TextReference, written: _Written, num_tokens: int
+) -> Divergence | None:
     """The place where the reference adds more text within the number of tokens; None without one.
 
     Tokens may be left that add none: they are parts of a character, which the text need not show.
@@ -171,11 +176,17 @@ def _missing_text(reference: Reference, written: _Written, num_tokens: int) -> D
     length = len(written.text_with())
     while len(written.tokens) < num_tokens and not written.has_ended:
         position = len(written.tokens)
-        likeliest = int(reference.logits([written.after_prompt])[0].argmax())
+        likeliest = int(_logits_after(reference, written.after_prompt).argmax())
         written.tokens.append(likeliest)
         if len(written.text_with()) > length:
             return Divergence(position, likeliest, -1)
     return None
+
+
+def _logits_after(reference: TextReference, token_ids: Sequence[int]) -> Floats:
+    """The reference's logits [V] after a text."""
+    any_token = 0
+    return reference.logits_along([token_ids], [[any_token]])[0, 0]
 
 
 def check_known(tokens: Sequence[int], vocabulary_size: int) -> None:

@@ -65,7 +65,7 @@ class ServerEngine(Engine):
 
     Args:
         opening: the run, with its requests in flight (`batch_size`, without effect at a set `rate`).
-        served: the server of each arm, and of `idle` where there is one.
+        served: the server of each arm.
         num_blocks: how often each server is started; 0 starts all of them once. A block has one
             question for each arm, and one server at a time.
         blocks_if_needed: as `num_blocks`, where the servers do not start side by side.

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,16 +55,16 @@ class Writer:
     def __init__(self, text: str) -> None:
         self._tokens = [*TOKENIZER.encode(text), TOKENIZER.eos_token_id]
 
-    def logits(self, prompts: list[list[int]]) -> torch.Tensor:
-        logits = torch.zeros(len(prompts), len(TOKENIZER))
-        logits[:, TOKENIZER.encode("x")] = 1.0
+    def logits_along(self, prompts: list[list[int]], texts: list[list[int]]) -> np.ndarray:
+        logits = np.zeros((len(prompts), 1, len(TOKENIZER)))
+        logits[:, :, TOKENIZER.encode("x")] = 1.0
         for row, prompt in enumerate(prompts):
             place = min(len(prompt) - len(PROMPT), len(self._tokens) - 1)
-            logits[row, self._tokens[place]] = 3.0
+            logits[row, 0, self._tokens[place]] = 3.0
         return logits
 
     def margin(self, token_ids: list[int], wanted: int, other: int) -> Margin:
-        logits = self.logits([token_ids])[0]
+        [[logits]] = self.logits_along([token_ids], [[0]])
         return Margin(float(logits[wanted] - logits[other]), 0.25)
 
 
