@@ -192,6 +192,19 @@ def lossy_warning(row: Any) -> str | None:
     return rule and f"{rule}: the speculative output no longer follows the target (lossy)."
 
 
+def explained_by_rounding(excess: float | None) -> str:
+    """What to add to a sentence about greedy texts that differ.
+
+    Args:
+        excess: the logit margin at the difference, in units of what rounding explains; None where that is not known.
+    """
+    if excess is None:
+        return ""
+    if excess > 1:
+        return f": {excess:.3g} times what rounding explains"
+    return " (a tie that rounding broke)"
+
+
 def smaller_batch(row: Any) -> str | None:
     """A note that the last batch was smaller; None where all batches were full."""
     smallest = row.smallest_batch

@@ -20,7 +20,7 @@ from harness.reporting.table import (
     times,
     visible,
 )
-from harness.reporting.words import common_settings, labels, lossy_warning
+from harness.reporting.words import common_settings, explained_by_rounding, labels, lossy_warning
 from harness.results.acceptance import Rejection
 
 
@@ -141,9 +141,4 @@ def _identity(row: CompareRow) -> str:
     if row.logit_margin is None:
         return f"{differ}, where one of them ends."
     differ += f", where the logits differ by {row.logit_margin:.2g}"
-    excess = row.margin_over_rounding
-    if excess is None:
-        return f"{differ}."
-    if excess > 1:
-        return f"{differ}: {excess:.3g} times what rounding explains."
-    return f"{differ} (a tie that rounding broke)."
+    return f"{differ}{explained_by_rounding(row.margin_over_rounding)}."

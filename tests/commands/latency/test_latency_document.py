@@ -161,7 +161,7 @@ def test_greedy_texts_are_compared() -> None:
     found: dict[str, Any] = {"identical_prompts": 1, "margin_over_rounding": 0.3}
     text = " ".join(printed(prompts, **found).split())
     assert "identical on 1 of 3 prompts" in text
-    assert mentions(text, "token 5", "0.002 (a tie that rounding broke differently)")
+    assert mentions(text, "token 5", "0.002 (a tie that rounding broke)")
     text = " ".join(printed(prompts, **found | {"margin_over_rounding": 20.0}).split())
     assert mentions(text, "0.002: 20 times what rounding explains")
     assert "tie" not in text

@@ -16,8 +16,8 @@ from pages import findings
 from report_files import latency_run, prompt_rows, write
 
 
-def notes_of(directory: Path, num_prompts: int = 15, *, factor: float) -> str:
-    """The notes below the table of pairs: `lookup` takes `factor` times as long as `suffix`."""
+def rivals_of(directory: Path, num_prompts: int = 15, *, factor: float) -> str:
+    """The findings about two drafts: `lookup` takes `factor` times as long as `suffix`."""
     rng = np.random.default_rng(0)
     hardness = rng.lognormal(3, 0.4, num_prompts)
     for draft, scale in (("suffix", 1.0), ("lookup", factor)):
@@ -26,19 +26,17 @@ def notes_of(directory: Path, num_prompts: int = 15, *, factor: float) -> str:
         append_rows(directory / "latency.csv", run)
         named = [("story", float(time)) for time in times]
         append_rows(directory / "latency_prompts.csv", prompt_rows(run, named))
-    tables = build([directory]).all_tables
-    (pairs,) = [table for table in tables if table.key == "pairs"]
-    return " ".join(pairs.notes)
+    return " ".join(line.text for line in findings(build([directory])))
 
 
 def test_methods_that_cannot_be_told_apart_are_named(tmp_path: Path) -> None:
-    alike = notes_of(tmp_path / "alike", factor=1.005)
+    alike = rivals_of(tmp_path / "alike", factor=1.005)
     assert "Cannot be told apart from" in alike
     assert "Significantly" not in alike
-    apart = notes_of(tmp_path / "apart", factor=1.5)
-    assert "Significantly slower than suffix: lookup (0.6" in apart
+    apart = rivals_of(tmp_path / "apart", factor=1.5)
+    assert "Significantly slower than the fastest: 13B with lookup, K=4 (0.6" in apart
     assert "15 prompts" in apart
-    assert "suffix" not in notes_of(tmp_path / "few", 5, factor=1.5)
+    assert "0.6" not in rivals_of(tmp_path / "few", 5, factor=1.5)
 
 
 def test_the_best_k_is_worth_what_it_is_on_other_prompts(tmp_path: Path) -> None:

@@ -77,8 +77,8 @@ def _answer(group: pd.DataFrame) -> list[Line]:
         sentence += "; the machine was not quiet"
     lines = [Line(f"{sentence}.", "strong" if verdict.has_interval else "plain")]
     rivals = bests[1:][bests[1:].has_interval]
-    if verdict.pays and not rivals.empty:
-        lines.append(_rivals(pd.concat([best.to_frame().T, rivals])))
+    if not rivals.empty:
+        lines += _rivals(pd.concat([best.to_frame().T, rivals]))
     return lines
 
 
@@ -94,48 +94,52 @@ def not_ranked(pair: Any) -> str:
     return f"{target}: nothing is ranked: {pair.why_not}."
 
 
-def _rivals(bests: pd.DataFrame) -> Line:
-    """The sentence about drafts that may gain as much as the first pair, each at its best K.
+def _rivals(bests: pd.DataFrame) -> list[Line]:
+    """Sentences about drafts that may gain as much as the first pair, each at its best K, and those that gain less.
 
     Pairs on the same prompts are compared prompt by prompt, others by intervals that hold for all.
     """
+    alike = {}
+    slower = []
+    covers = ""
     times = _common_times(bests)
     if times is not None:
         # On the prompts that all have, another pair may be the fastest.
-        alike = {ranked.index for ranked in ranking(*times) if not ranked.worse} - {0}
+        for ranked in ranking(*times):
+            share = ranked.relative_to_best
+            covers = (
+                f" (shares of its speed-up, with simultaneous 95 % intervals over {share.covers})"
+            )
+            name = bests.iloc[ranked.index]["name"].label(", ")
+            if bounds := interval(share):
+                name += f" ({share.estimate:.2f}; {bounds})"
+            if ranked.worse:
+                slower.append(name)
+            elif ranked.index:
+                alike[ranked.index] = name
     else:
         numbers = bests.num_compared.astype(int)
         at_once = [verdict_of(*pair).speedup for pair in zip(bests.row, numbers, strict=True)]
-        alike = {place for place, speedup in enumerate(at_once) if speedup.high >= at_once[0].low}
-        alike -= {0}
-    if not alike:
-        return Line("All other drafts of this target gain significantly less.")
-    names = [bests.iloc[place]["name"].label(", ") for place in sorted(alike)]
+        for place, speedup in enumerate(at_once):
+            if place and speedup.high >= at_once[0].low:
+                alike[place] = bests.iloc[place]["name"].label(", ")
+    lines = [Line("All other drafts of this target gain significantly less.")]
+    if alike:
+        names = [alike[place] for place in sorted(alike)]
+        lines = [Line(f"Cannot be told apart from the fastest: {_listed(names)}.")]
+    if slower:
+        lines.append(Line(f"Significantly slower than the fastest: {_listed(slower)}{covers}."))
+    return lines
+
+
+def _listed(names: Sequence[str]) -> str:
     more = f"; and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
-    return Line(f"Cannot be told apart from the fastest: {'; '.join(names[:_MOST_NAMED])}{more}.")
+    return f"{'; '.join(names[:_MOST_NAMED])}{more}"
 
 
-def ranking_notes(pairs: pd.DataFrame) -> list[str]:
-    """Notes on how much less the drafts of each target gain than its fastest, and on the luck in its best K."""
+def luck_notes(pairs: pd.DataFrame) -> list[str]:
+    """How much of the speed-up of the best of several K is luck."""
     notes = []
-    for _, group in pairs[pairs.best & (pairs.why_not == "")].groupby("target", sort=False):
-        times = _common_times(group)
-        if times is None:
-            continue
-        best, *others = ranking(*times)
-        words: dict[bool, list[str]] = {False: [], True: []}
-        for ranked in others:
-            share = ranked.relative_to_best
-            method = group.iloc[ranked.index].method
-            bounds = interval(share)
-            words[ranked.worse].append(f"{method} ({share.estimate:.2f}; {bounds})")
-        fastest = group.iloc[best.index].method
-        if words[False]:
-            notes.append(f"Cannot be told apart from {fastest}: {', '.join(words[False])}.")
-        if words[True]:
-            notes.append(f"Significantly slower than {fastest}: {', '.join(words[True])}.")
-        covers = best.relative_to_best.covers
-        notes.append(f"Shares of its speed-up, with simultaneous 95 % intervals over {covers}.")
     known = pairs[pairs.series.isin(pairs.series[pairs.best_k]) & pairs.speedup.notna()]
     for _, series in known.groupby("series", sort=False):
         times = _common_times(series)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.commands.latency.ranking.answers import iteration_lines, not_ranked, ranking_notes
+from harness.commands.latency.ranking.answers import iteration_lines, luck_notes, not_ranked
 from harness.commands.latency.tables.categories import by_category
 from harness.commands.latency.tables.costs import (
     AUTO_GAVE_UP,
@@ -132,7 +132,7 @@ def pairs_table(pairs: pd.DataFrame) -> Table:
             0, f"The first {_MOST_ROWS:,} of {len(pairs):,} pairs; the CSV files have all."
         )
     notes = list(
-        dict.fromkeys([*notes, *iteration_lines(pairs), *ranking_notes(pairs), *caveats(rows)])
+        dict.fromkeys([*notes, *iteration_lines(pairs), *luck_notes(pairs), *caveats(rows)])
     )
     if len(notes) > _MOST_NOTES:
         notes[_MOST_NOTES:] = [f"{len(notes) - _MOST_NOTES} more notes are left out."]

@@ -21,7 +21,7 @@ from harness.reporting.table import (
     percent,
     times,
 )
-from harness.reporting.words import arm_name
+from harness.reporting.words import arm_name, explained_by_rounding
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.schema import NO_VERDICT, ComparedRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval, counted
@@ -291,9 +291,4 @@ def _compared_texts(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> str
     sentence += (
         f"; the largest logit margin at a difference is {abs(widest.logit_margin or 0.0):.2g}"
     )
-    excess = row.margin_over_rounding
-    if excess is None:
-        return f"{sentence}."
-    if excess > 1:
-        return f"{sentence}: {excess:.3g} times what rounding explains."
-    return f"{sentence} (a tie that rounding broke differently)."
+    return f"{sentence}{explained_by_rounding(row.margin_over_rounding)}."
