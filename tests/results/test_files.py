@@ -39,7 +39,7 @@ from harness.results.files import (
     read_file,
     read_rows,
 )
-from harness.results.locked_files import locked, replace_file
+from harness.results.locked_files import locked, remove_locks, replace_file
 from harness.results.rows.prompts import LatencyPromptRow
 
 # Text long enough that a torn row would show, with everything that needs quoting.
@@ -145,6 +145,13 @@ def test_killed_at_any_moment_a_row_is_there_whole_or_not_at_all(
     # The dead hold no lock, and the next append takes their leftovers away.
     assert append_rows(path, [{"number": last + 1, "text": "x"}]) == path
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".locks", "latency.csv"]
+
+
+def test_a_directory_that_is_finished_keeps_no_locks(tmp_path: Path) -> None:
+    append_rows(tmp_path / "latency.csv", [{"text": TEXT}])
+    for _ in range(2):
+        remove_locks(tmp_path)
+        assert [entry.name for entry in tmp_path.iterdir()] == ["latency.csv"]
 
 
 def test_rows_are_appended_in_place(tmp_path: Path) -> None:

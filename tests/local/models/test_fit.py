@@ -248,6 +248,22 @@ def test_layers_make_way_for_their_own_keys_and_values() -> None:
     )
 
 
+def test_captured_graphs_take_room_where_a_model_is_whole() -> None:
+    """8 GB beside weights of 10.2 GB and a reserve of 6 GB; a model on two GPUs is not captured."""
+    demand = Demand(100, 1, 1, num_draft_tokens=0, runner="graphs")
+    model = sketch(10, vocabulary_size=10**7)
+    assert fits(case(model, free=machine(24.3), demand=demand))
+    assert not fits(case(model, free=machine(24.1), demand=demand))
+    assert fits(case(model, free=machine(12.3, 12.3), demand=demand))
+
+
+def test_a_map_may_fill_a_device_to_the_last_byte() -> None:
+    model = sketch(10)
+    for missing in (0, 1):
+        free = {0: model.weight_bytes - missing, "cpu": 100 * GB}
+        assert fits(case(model, free=free, device_map={"": 0})) is not bool(missing)
+
+
 def test_tokens_that_a_runner_holds() -> None:
     demand = Demand(
         batch_size=1, prompt_tokens=100, new_tokens=60, num_draft_tokens=4, runner="auto"
