@@ -176,6 +176,47 @@ def test_the_door_and_registries_alone_name_the_other_wing() -> None:
     assert naming == {"engines/door.py", "engines/registry.py", *registries}
 
 
+def named_commands(tree: Path) -> list[str]:
+    """Imports of a command's folder from outside of it, one line each; the registry finds commands by their folders."""
+    package = tree / PACKAGE
+    found = []
+    for file in sorted(package.rglob("*.py")):
+        parts = file.relative_to(package).parts
+        own = parts[1] if parts[0] == "commands" and len(parts) > 2 else None
+        for statement in imports(file, tree):
+            path = statement.module.split(".")[1:]
+            is_folder = path[:1] == ["commands"] and (package / "/".join(path[:2])).is_dir()
+            if is_folder and len(path) > 1 and path[1] != own:
+                found.append(f"{file.relative_to(package)} {statement.module}")
+    return found
+
+
+def test_no_command_is_imported_by_another_one_or_by_any_room() -> None:
+    assert named_commands(ROOT) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "source", "is_found"),
+    [
+        ("commands/eval/tables.py", "from harness.commands.latency.rows import Row", True),
+        ("commands/eval/tables.py", "def f():\n    from ..latency import rows", True),
+        ("commands/eval/tables.py", "from harness.commands.eval.rows import Row", False),
+        ("commands/eval/tables.py", "from harness.commands.registry import COMMANDS", False),
+        ("commands/registry.py", "import harness.commands.latency.record", True),
+        ("cli/main.py", "if TYPE_CHECKING:\n    from harness.commands import latency", True),
+        ("cli/main.py", "from harness.commands import registry", False),
+    ],
+)
+def test_imports_of_commands_are_found(
+    tmp_path: Path, file: str, source: str, is_found: bool
+) -> None:
+    planted = tmp_path / PACKAGE / file
+    for folder in ("latency", "eval", "../cli"):
+        (tmp_path / PACKAGE / "commands" / folder).mkdir(parents=True)
+    planted.write_text(source, encoding="utf-8")
+    assert bool(named_commands(tmp_path)) == is_found
+
+
 def test_no_files_import_each_other() -> None:
     assert circle(ROOT) == []
 

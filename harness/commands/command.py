@@ -45,6 +45,7 @@ class Command(Record):
         sweeps: whether it may have several jobs.
         repeats: whether `repeats=5` measures a job several times and pools its rows.
         regresses: whether `regress` compares its runs, by `changes`.
+        forms: what `report format=` may be, for lines of Markdown about its runs, by `markdown`.
     """
 
     summary: ClassVar[str] = ""
@@ -61,6 +62,7 @@ class Command(Record):
     sweeps: ClassVar[bool] = True
     repeats: ClassVar[bool] = False
     regresses: ClassVar[bool] = False
+    forms: ClassVar[Sequence[str]] = ()
 
     @property
     def module(self) -> str:
@@ -108,6 +110,15 @@ class Command(Record):
         from harness.reporting.figures import figures_page
 
         return figures_page(self.name, [row for run in runs for row in run.rows])
+
+    def markdown(self, form: str, runs: Sequence[Any], *, all_of_them: bool) -> Sequence[str]:
+        """Lines of Markdown that are pasted elsewhere.
+
+        Args:
+            form: one of `forms`.
+            all_of_them: whether the runs were chosen; otherwise a form for one run shows the newest.
+        """
+        raise NotImplementedError
 
     def changes(self, sides: Any) -> Sequence[Any]:
         """Each figure of a measurement before and after a change, for `regress`, each as `Compared`.

@@ -177,6 +177,7 @@ class Latency(Command):
     row = LatencyRow
     repeats = True
     regresses = True
+    forms = ("pr", "row")
     further_rows = (LatencyPromptRow,)
 
     def line(self, rows: Sequence[Any]) -> str:
@@ -189,6 +190,16 @@ class Latency(Command):
         from harness.commands.latency.page import latency_page
 
         return latency_page(runs)
+
+    def markdown(self, form: str, runs: Sequence[Any], *, all_of_them: bool) -> Sequence[str]:
+        """Ten lines of each run for a pull request, or a table with a row for each."""
+        if form == "row":
+            from harness.commands.latency.tables.table_row import table_rows
+
+            return [*table_rows(runs)]
+        from harness.commands.latency.tables.pull_request import pull_request
+
+        return [*pull_request(runs if all_of_them else runs[-1:])]
 
     def changes(self, sides: Any) -> Sequence[Any]:
         """Times and acceptance, prompt by prompt."""

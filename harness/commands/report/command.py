@@ -13,11 +13,8 @@ from pathlib import Path
 from harness.commands.command import Command
 from harness.commands.read_runs import measuring, read
 from harness.commands.registry import COMMANDS, commands
-from harness.commands.report.pull_request import last_runs, pull_request
-from harness.commands.report.table_row import table_rows
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import rule_of_paths
-from harness.measuring.rows import LatencyRow
 from harness.reporting.files import Report, html_page, markdown, on_terminal
 from harness.reporting.optional_plots import INSTALL_PLOTS, optional_plots
 from harness.reporting.overview import environment_table, failures_table, files_table
@@ -146,12 +143,7 @@ def main(arguments: Sequence[str]) -> None:
         rule = "no such directory here; name CSV files or directories, or measure first"
         raise SettingError(str(_DEFAULT), rule)
     if form is not None:
-        runs = read(paths, measuring(commands()), ids).runs_of(LatencyRow)
-        if not runs:
-            raise SettingError(str(paths[0]), f"holds no run of latency, which format={form} needs")
-        shown = runs if ids else last_runs(runs, paths)
-        lines = table_rows(runs) if form == "row" else pull_request(shown)
-        print("\n".join(lines))
+        print("\n".join(_lines(form, paths, ids)))
         return
     if output is None:
         output = paths[0] if paths[0].is_dir() else Path()
@@ -165,6 +157,28 @@ def main(arguments: Sequence[str]) -> None:
     written = write(report, output)
     print_document(on_terminal(report), plain_console(WIDE))
     print(f"written to {' and '.join(map(str, written))}", file=sys.stderr)
+
+
+def _lines(form: str, paths: Sequence[Path], ids: Sequence[str]) -> list[str]:
+    """The lines that others ask for: of the runs with these ids, of all in CSV files and directories of runs, or of
+    the newest one.
+
+    Raises:
+        SettingError: no run has such lines.
+    """
+    findings = read(paths, measuring(commands()), ids)
+    known = [command for command in commands() if form in command.forms]
+    is_chosen = bool(ids) or all(
+        path.is_file() or (path / "environment.json").exists() for path in paths
+    )
+    lines: list[str] = []
+    for command in known:
+        runs = findings.runs_of(command.row)
+        lines += command.markdown(form, runs, all_of_them=is_chosen) if runs else []
+    if not lines:
+        names = " or ".join(command.name for command in known)
+        raise SettingError(str(paths[0]), f"holds no run of {names}, which format={form} needs")
+    return lines
 
 
 def write(report: Report, output: Path) -> list[Path]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from harness.commands.latency.tables.run import figure_in_words, headline
-from harness.commands.report.shown_commands import typed_command
+from harness.commands.latency.tables.shown_commands import typed_command
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import name_of
 from harness.reporting.words import device_of, pair_name, settings_line
@@ -83,9 +82,3 @@ def _acceptance(row: LatencyRow) -> str | None:
     per_iteration = "" if length is None else f", {length:.2f} tokens per iteration"
     positions = f"; by position {by_position} % of all iterations" if by_position else ""
     return f"accepted {row.acceptance_rate:.1%} of the draft tokens{per_iteration}{positions}"
-
-
-def last_runs(runs: Sequence[Run[LatencyRow]], paths: Sequence[Path]) -> Sequence[Run[LatencyRow]]:
-    """The runs to show: all of CSV files and of directories of runs, else the newest one."""
-    is_whole = all(path.is_file() or (path / "environment.json").exists() for path in paths)
-    return runs if is_whole else runs[-1:]

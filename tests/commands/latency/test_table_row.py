@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from harness.commands.latency.tables.answer import page_of_run
-from harness.commands.report.table_row import table_rows
+from harness.commands.latency.tables.table_row import table_rows
 from harness.config.machine import note_command_line
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 
 from harness.commands.latency.tables.run import result_line
-from harness.commands.report.shown_commands import server_commands, typed_command
+from harness.commands.latency.tables.shown_commands import server_commands, typed_command
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.costs import tokens_per_iteration
 from harness.measuring.rows import LatencyRow

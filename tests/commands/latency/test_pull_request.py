@@ -6,8 +6,8 @@ import dataclasses
 import json
 from pathlib import Path
 
+from harness.commands.latency.tables.pull_request import pull_request
 from harness.commands.read_runs import read
-from harness.commands.report.pull_request import pull_request
 from harness.measuring.rows import LatencyRow
 from report_files import latency_run, run_id, write
 
