@@ -119,7 +119,7 @@ class Session:
 
     @property
     def pair(self) -> Pair:
-        """The loaded pair, for a command that changes its weights."""
+        """The loaded pair, to read texts with it."""
         return self._keeper.load()
 
     @property
