@@ -32,9 +32,11 @@ def latency_page(runs: Sequence[Run]) -> Page | None:
 
 def _page(runs: Sequence[Run]) -> Page | None:
     measured = [run for run in runs if was_measured(run.rows)]
+    if not measured:
+        return None
     if len(measured) == 1:
         return page_of_run(measured[0].rows, measured[0].prompt_rows)
     # The ranking of many needs pandas.
     from harness.commands.latency.ranking.sweep import page_of_runs
 
-    return page_of_runs(runs) if measured else None
+    return page_of_runs(runs)
