@@ -190,17 +190,3 @@ def test_half_of_the_tables_read_leaves_the_files_whole(tmp_path: Path) -> None:
 def test_help_and_the_list_of_commands_know_it(harness: Harness) -> None:
     assert "output=DIR" in harness("report", "--help").stdout
     assert "harness report results" in harness().stdout
-
-
-def test_it_starts_without_torch(tmp_path: Path) -> None:
-    write(tmp_path / "results" / "latency.csv", latency_run())
-    program = (
-        "import sys; from harness.cli import main as cli; sys.argv = ['harness', 'report']\n"
-        "try: cli.main()\n"
-        "except SystemExit as end: print('torch' in sys.modules, 'transformers' in sys.modules, end.code)"
-    )
-    assert run(program, cwd=tmp_path, command=[sys.executable, "-c"]).stdout.split()[-3:] == [
-        "False",
-        "False",
-        "0",
-    ]

@@ -122,8 +122,9 @@ def test_a_full_disk_behind_stdout_is_one_line_and_loses_no_row(tmp_path: Path) 
     assert rows_in(tmp_path) == 2
 
 
-def test_usage_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
-    done = shell("harness > /dev/full", tmp_path)
+@pytest.mark.parametrize("arguments", ["", "latency --cfg job"])
+def test_usage_on_a_full_disk_is_one_line(tmp_path: Path, arguments: str) -> None:
+    done = shell(f"harness {arguments} > /dev/full", tmp_path)
     assert (done.returncode, done.stderr) == (
         1,
         "harness: stdout cannot be written: No space left on device\n",
