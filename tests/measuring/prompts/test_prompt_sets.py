@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 import sys
 import time
 from collections import Counter
@@ -37,62 +38,33 @@ def preset(name: str, **changes: object) -> PromptSettings:
     return from_config(PromptSettings, config | changes)
 
 
-# The first prompt of each set, and its category.
-FIRST = {
-    "spec_bench": ("Question 0?", "writing"),
-    "speed_bench": ("Question 0?", "writing"),
-    "mt_bench": ("Question 0?", "writing"),
-    "gsm8k": ("What is 0 + 1?", None),
-    "math500": ("What is $0+1$?", "Algebra"),
-    "humaneval": ("def f0():", None),
-    "mbpp": (
-        "Write a Python function for this task: Write a function that returns 0.\n"
-        "It must pass these tests:\n\nassert f() == 0\nassert f\n",
-        None,
-    ),
-    "gsm8k_boxed": (
-        "What is 0 + 1?\nPlease reason step by step, and put your final answer within \\boxed{}.",
-        None,
-    ),
-    "math500_boxed": (
-        "What is $0+1$?\nPlease reason step by step, and put your final answer within \\boxed{}.",
-        "Algebra",
-    ),
-    "humaneval_task": (
-        "Write a solution to the following problem and make sure that it passes the tests:\n"
-        "```python\ndef f0():\n```",
-        None,
-    ),
-    "alpaca": ("Name 0 animals.", None),
-    "cnn_dailymail": (
-        "Summarise this article in a few sentences.\n\nRain fell on day 0.",
-        None,
-    ),
-    "sharegpt": ("What is 0 plus 1?", None),
-    "longbench_v2": (
-        "Ann met Bob 0 times.\n\nQuestion about this text: Who?\n(A) Choice A\n(B) Choice B\n"
-        "(C) Choice C\n(D) Choice D\nAnswer:",
-        "Code",
-    ),
-    "speculators": ("Question 0?", "HumanEval"),
-}
-
-
-@pytest.mark.parametrize("name", FIRST)
+@pytest.mark.parametrize("name", sorted({*ROWS} - {"lengths"}))
 def test_a_set_by_name_is_read_from_the_cache_without_a_network(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Every prompt holds the text of its own row, and templates have nothing left to fill in."""
     monkeypatch.chdir(tmp_path)
     settings = preset(name)
     assert settings.licence is not None
     fill_cache(monkeypatch, tmp_path / "hub", settings)
-    loaded = load_prompts(settings)
-    assert (loaded.prompts[0].text, loaded.prompts[0].category) == FIRST[name]
-    assert len(loaded.prompts) == NUM_ROWS * len(settings.files)
+    prompts = load_prompts(settings).prompts
+    assert len(prompts) == NUM_ROWS * len(settings.files)
+    for number, prompt in enumerate(prompts):
+        assert str(number % NUM_ROWS) in prompt.text
+        assert not re.search(r"{[a-z_]+}", prompt.text.replace("\\boxed{}", ""))
+    categories = {prompt.category for prompt in prompts}
+    expected = {
+        "mt_bench": {"writing", "math"},
+        "math500": {"Algebra", "Geometry"},
+        "gsm8k": {None},
+    }
+    assert categories == expected.get(name, categories)
     if name == "speculators":
-        assert len({prompt.category for prompt in loaded.prompts}) == 9
+        assert len(categories) == 9
     if name == "alpaca":
-        assert loaded.prompts[1].text == "Name 1 animals.\n\nOnly birds."
+        assert prompts[1].text == "Name 1 animals.\n\nOnly birds."
+    if name == "mbpp":
+        assert "\n\nassert f() == 1\nassert f\n" in prompts[1].text
 
 
 def test_every_preset_from_the_hub_is_pinned_and_tells_its_licence() -> None:
