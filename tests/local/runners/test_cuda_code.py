@@ -14,7 +14,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).parents[3]
-SCRIPT = ROOT / "tests/support/cuda_code.py"
+SCRIPT = ROOT / "benchmarks/trace_for_cuda.py"
 # Keys or values of a layer, of the script's model.
 CACHE_SIZE = 2 * 512 * 8
 
@@ -33,7 +33,7 @@ def test_a_layer_is_few_kernels_and_copies_no_cache(
     width: int, most_kernels: int, num_products: int
 ) -> None:
     shown = subprocess.run(
-        [sys.executable, str(SCRIPT), str(width)],
+        [sys.executable, str(SCRIPT), "--width", str(width)],
         cwd=ROOT,
         # Nothing is compiled that a pool of processes would be needed for, and one may take minutes to end.
         env=os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"},
