@@ -170,9 +170,9 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
 def _dispatch(arguments: Sequence[str]) -> None:
     """Run the command that is named first, or print help, the version, or completions (`-sc`)."""
     command, *others = arguments or ["help"]
-    # `help latency trees` and `latency help trees` mean `latency --help trees`; `help trees` is about latency.
+    # `help latency trees` and `latency help trees` mean `latency --help trees`; `help trees` asks the first one.
     if command in ("-h", "--help", "help") and others:
-        command = others.pop(0) if others[0] in _names() else "latency"
+        command = others.pop(0) if others[0] in _names() else _names()[0]
         others.insert(0, "--help")
     elif others[:1] == ["help"]:
         others[0] = "--help"
@@ -207,7 +207,7 @@ def _complete(arguments: Sequence[str]) -> None:
     ):
         rule = 'completes `harness ...` after eval "$(harness -sc install=bash)"; also uninstall=, and zsh or fish'
         raise SettingError("-sc", rule)
-    command = "latency"
+    command = _names()[0]
     line = os.environ.get("COMP_LINE", "")
     if arguments[0].startswith("query="):
         _, _, typed = line.lstrip().partition(" ")
@@ -235,7 +235,7 @@ def _usage() -> str:
 
 
 def _names() -> list[str]:
-    """The names of all commands that need no file."""
+    """The names of all commands that need no file, in the order of the list: the first is meant where none is typed."""
     return [command.name for command in commands()]
 
 

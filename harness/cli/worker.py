@@ -103,9 +103,18 @@ class Job:
             keeper,
             signals.finishing,
             run_id=self.run_id,
-            with_typed=_with_typed,
+            with_typed=self._with_typed,
         )
         return rows
+
+    def _with_typed(
+        self, settings: RunSettings, typed: str, changeable: Collection[str]
+    ) -> RunSettings:
+        """Settings with what was typed while the models stay loaded."""
+        # Hydra, which jobs of a sweep need not wait for.
+        from harness.cli.menu.typed import changed
+
+        return changed(self.command, settings, typed, changeable)
 
     def rows(self) -> Sequence[RunRow]:
         """The rows that the run has written, if any."""
@@ -126,14 +135,6 @@ class Job:
         )
         assert isinstance(rows, Sequence)
         return rows
-
-
-def _with_typed(settings: RunSettings, typed: str, changeable: Collection[str]) -> RunSettings:
-    """Settings with what was typed while the models stay loaded."""
-    # Hydra, which jobs of a sweep need not wait for.
-    from harness.cli.menu.typed import changed
-
-    return changed(settings, typed, changeable)
 
 
 def row_kind(command: str) -> type[RunRow]:

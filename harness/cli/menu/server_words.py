@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import psutil
 
 from harness.cli.menu.typed import in_quotes, literal
+from harness.commands.registry import COMMANDS
 from harness.config.errors import SettingError
 
 
@@ -48,9 +49,11 @@ def server_settings(
     for name in typed:
         if name.startswith("engine.vary."):
             names[name] = name.removeprefix("engine.vary.")
+    kind = COMMANDS[command].settings
+    judges_draft = kind is not None and kind.JUDGES_DRAFT
     for setting, name in names.items():
-        # `acceptance` drafts here too, with the weights that draft= names.
-        is_used = command == "acceptance" or any(f"{{{name}}}" in word for word in words)
+        # A command that judges drafts drafts here too, with the weights that draft= names.
+        is_used = judges_draft or any(f"{{{name}}}" in word for word in words)
         if setting in typed and not is_used:
             value = typed[setting].partition("=")[2]
             rule = f"the command behind -- has no {{{name}}}, in the place of which it would be filled in"

@@ -379,7 +379,7 @@ def in_quotes(value: str) -> str:
     return f"'{escaped}'"
 
 
-# Keywords from Python, and a session of `compare` --------------------------------------------------
+# Keywords from Python, and a session in which settings are typed ------------------------------------
 
 
 def from_keywords(settings: Mapping[str, Any], known: Collection[str]) -> list[str]:
@@ -434,8 +434,10 @@ def _in_grammar(setting: str, value: Any) -> str:
     raise SettingError(setting, rule, f"<{type(value).__name__}>")
 
 
-def changed(settings: Settings, assignments: str, changeable: Collection[str]) -> Settings:
-    """A copy of settings with `key=value ...` applied, all of them or none.
+def changed(
+    command: str, settings: Settings, assignments: str, changeable: Collection[str]
+) -> Settings:
+    """A copy of a command's settings with `key=value ...` applied, all of them or none.
 
     Args:
         assignments: as typed after `:set`; a key may be short, as on the command line.
@@ -455,7 +457,7 @@ def changed(settings: Settings, assignments: str, changeable: Collection[str]) -
             rule = f"cannot be changed in a session, only {', '.join(changeable)}"
             raise SettingError(name, rule)
     known = {name: hint for name, hint in hints.items() if name in changeable}
-    _, overrides, _ = for_hydra(words, "compare", known, ":set")
+    _, overrides, _ = for_hydra(words, command, known, ":set")
     tree = dataclasses.asdict(settings)
     for override in overrides:
         name = override.partition("=")[0]

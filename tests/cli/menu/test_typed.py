@@ -182,7 +182,7 @@ def settings() -> CompareSettings:
 
 
 def test_settings_change_together_and_the_rest_stays(settings: CompareSettings) -> None:
-    new = changed(settings, "T=8e-1 K=6 view=race lenience=0.5 rule=google", CHANGEABLE)
+    new = changed("compare", settings, "T=8e-1 K=6 view=race lenience=0.5 rule=google", CHANGEABLE)
     assert (new.decoding.temperature, new.decoding.num_draft_tokens, new.view) == (0.8, 6, "race")
     assert new.decoding.lossy
     assert (new.model, new.draft, new.placement) == (settings.model, None, settings.placement)
@@ -214,7 +214,7 @@ def test_a_wrong_change_is_one_line_and_changes_nothing(
     settings: CompareSettings, assignments: str, complaint: str
 ) -> None:
     with pytest.raises(SettingError) as error:
-        changed(settings, assignments, CHANGEABLE)
+        changed("compare", settings, assignments, CHANGEABLE)
     assert str(error.value).startswith(complaint)
     assert "\n" not in str(error.value)
 
