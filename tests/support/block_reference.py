@@ -7,6 +7,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.local.drafting.kinds.dflash import BlockHead
+from harness.local.drafting.kinds.domino import DominoHead
 from harness.local.drafting.kinds.dspark import SparkHead
 from head_references import Expected, attend, mlp, rms, spread
 
@@ -48,6 +49,14 @@ def block_expected(head: BlockHead, target: PreTrainedModel) -> Expected:
                 + head.markov_head["markov_w1"].weight[before]
                 @ head.markov_head["markov_w2"].weight.T
             )
+        if isinstance(head, DominoHead):
+            # The unit reads the anchor and the tokens drawn before each place, by torch's own module.
+            before = target.get_input_embeddings()(torch.cat([decided[-1:], drawn[:-1]]))
+            memory, _ = head.prefix_gru(before[:, None])
+            own = states if head.config.from_anchor else states[1:]
+            features = torch.cat([own[: len(drawn)], memory[:, 0]], dim=-1)
+            first = head.config.num_uncorrected
+            logits = torch.cat([logits[:first], (logits + head.embed_proj(features))[first:]])
         return spread(head, logits)
 
     return expected

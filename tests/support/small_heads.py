@@ -12,6 +12,7 @@ from architectures import VOCABULARY, random_model
 from harness.local.drafting.heads.mtp import MtpHead
 from harness.local.drafting.kinds.dflash import BlockConfig, BlockHead
 from harness.local.drafting.kinds.dflash2 import SelectorConfig, SelectorHead
+from harness.local.drafting.kinds.domino import DominoConfig, DominoHead
 from harness.local.drafting.kinds.dspark import SparkConfig, SparkHead
 from harness.local.drafting.kinds.eagle3 import EagleConfig, EagleHead
 from harness.local.drafting.kinds.medusa import MedusaConfig, MedusaHead
@@ -62,6 +63,25 @@ def selector_head(window: bool = False, **changes: Any) -> SelectorHead:
         **changes,
     )
     head = SelectorHead(config)
+    randomize(head)
+    return head
+
+
+def domino_head(**changes: Any) -> DominoHead:
+    config = DominoConfig(
+        layers=(1, 3),
+        target_size=32,
+        vocabulary_size=VOCABULARY,
+        draft_vocabulary_size=VOCABULARY,
+        transformer=layer_config("qwen3", 2),
+        block_size=5,
+        mask_token_id=96,
+        num_uncorrected=1,
+        recurrent_size=12,
+        inner_size=6,
+        **changes,
+    )
+    head = DominoHead(config)
     randomize(head)
     return head
 

@@ -23,6 +23,7 @@ from harness.engines.record import Preparation
 from harness.local.drafting.heads.find import HeadCheckpoint
 from harness.local.drafting.kinds.dflash import BlockConfig
 from harness.local.drafting.kinds.dflash2 import SelectorConfig
+from harness.local.drafting.kinds.domino import DominoConfig
 from harness.local.drafting.kinds.dspark import SparkConfig
 from harness.local.drafting.kinds.eagle3 import EagleConfig
 from harness.local.drafting.kinds.medusa import MedusaConfig
@@ -61,6 +62,11 @@ DEEPSPEC = QWEN3 | {"target_layer_ids": [-1, 3, 5], "block_size": 5, "mask_token
 SELECTOR = {
     "block_size": 8, "mask_token_id": 319, "target_layer_ids": [1, 4], "conv_kernel_size": 3, "conv_group_size": 8,
     "selector_rank": 4, "selector_top_k": 6,
+}  # fmt: skip
+
+PROJECTOR = {
+    "target_layer_ids": [1, 4], "mask_token_id": 319, "projector_type": "domino", "pure_draft_prefix_len": 1,
+    "emb_dim": 6, "gru_hidden_dim": 12, "shift_label": False,
 }  # fmt: skip
 
 # The raw configuration, the kind, and some of what must have been understood.
@@ -114,6 +120,14 @@ FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         {"layers": (2, 5), "windows_follow": True, "causal_windows": False, "num_taps": 3, "group_size": 8}
         | {"selector_rank": 4, "causal": False}
         | {"num_candidates": 6, "block_size": 8, "from_anchor": False},
+    ),
+    "Domino": (
+        QWEN3 | {"block_size": 16, "dflash_config": PROJECTOR}, "domino",
+        {"layers": (2, 5), "from_anchor": False, "num_uncorrected": 1, "recurrent_size": 12, "inner_size": 6},
+    ),
+    "Domino, shifted": (
+        QWEN3 | {"block_size": 16, "dflash_config": PROJECTOR | {"shift_label": True, "pure_draft_prefix_len": 0}},
+        "domino", {"from_anchor": True, "num_uncorrected": 0},
     ),
     "DeepSpec dflash": (
         DEEPSPEC | {"markov_rank": 0, "enable_confidence_head": False}, "dflash",
@@ -221,7 +235,7 @@ def test_sizes_are_those_of_the_loaded_head(name: str, tmp_path: Path) -> None:
     assert sketch.cache_bytes == num_layers * 2 * 2 * 16 * 2
     assert (
         sketch.weights_on({"": "cpu"}, num_tokens=1)["cpu"] < sketch.weight_bytes
-        or name in ("Medusa", "z-lab dflash", "JetSpec")
+        or name in ("Medusa", "z-lab dflash", "JetSpec", "Domino", "Domino, shifted")
         or "full" in name
     )
 
@@ -634,7 +648,7 @@ def check_line(error: HarnessError, message: str) -> None:
 
 def test_kinds_have_their_own_types(tmp_path: Path) -> None:
     types = {"eagle3": EagleConfig, "peagle": MaskConfig, "medusa": MedusaConfig}
-    types |= {"dflash2": SelectorConfig, "dspark": SparkConfig}
+    types |= {"dflash2": SelectorConfig, "domino": DominoConfig, "dspark": SparkConfig}
     for name in FORMATS:
         head = usual_head(name, tmp_path)
         assert type(head.config) is types.get(head.kind.name, BlockConfig)

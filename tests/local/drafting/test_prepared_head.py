@@ -30,6 +30,7 @@ from mtp_models import mtp_target
 from pretended_gpus import pretended_gpus
 from small_heads import (
     block_head,
+    domino_head,
     eagle_head,
     layer_config,
     medusa_head,
@@ -47,6 +48,7 @@ KINDS = {
         from_anchor=True, markov_rank=6, confidence=True, confidence_markov=True
     ),
     "dflash2": selector_head,
+    "domino": domino_head,
     "medusa": lambda: medusa_head(own_outputs=True),
     "mtp": 1,
     "deep mtp": 3,

@@ -23,6 +23,7 @@ from harness.local.runners.eager import EagerRunner
 from mtp_models import mtp_target
 from small_heads import (
     block_head,
+    domino_head,
     eagle_head,
     layer_config,
     medusa_head,
@@ -72,6 +73,7 @@ DRAFTERS: dict[str, Callable[[], tuple[Any, Drafter]]] = {
     "dflash with windows": with_head(block_head(window=True, from_anchor=True)),
     "dspark": with_head(block_head(markov_rank=6, confidence=True)),
     "dflash2": with_head(selector_head()),
+    "domino": with_head(domino_head()),
     "medusa": with_head(medusa_head(own_outputs=True)),
     "mtp": with_mtp(1),
     "mtp of three layers": with_mtp(3),

@@ -58,6 +58,8 @@ def stored_kind(raw: Mapping[str, Any]) -> str | None:
         nested = _nested(raw)
         if "selector_rank" in nested:
             return "dflash2"
+        if nested.get("projector_type") == "domino":
+            return "domino"
         return "jetspec" if nested.get("causal_head") else "dflash"
     if "target_layer_ids" in raw and "block_size" in raw:
         is_spark = raw.get("markov_rank") or raw.get("enable_confidence_head")
