@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from harness.commands.latency.tables.doubts import notes
+from harness.commands.latency.tables.doubts import doubts
 from harness.config.settings import ModelSettings
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
@@ -73,11 +73,11 @@ def test_answers_that_cannot_be_divided_are_counted_and_said() -> None:
     # Without drafts there is nothing to divide.
     assert ends(answer([1, END, 3], []))["num_undivided_answers"] == 0
     row = latency_run(4, 1.5, ignore_eos=True, num_prompts=2, **columns)
-    assert mentions(" ".join(notes(row)), "after it", "1 of 2 answers")
+    assert mentions(" ".join(doubts(row)), "after it", "1 of 2 answers")
     row = latency_run(
         4, 1.5, ignore_eos=True, num_prompts=2, **{**columns, "num_undivided_answers": 0}
     )
-    assert "of 2 answers" not in " ".join(notes(row))
+    assert "of 2 answers" not in " ".join(doubts(row))
 
 
 @pytest.mark.parametrize("per_step", [True, False])
