@@ -180,7 +180,7 @@ def run_lap(
         allow_failures: of requests; each has its error in its record.
 
     Raises:
-        RunError: processes that share the models came to different tokens, or a request failed.
+        RunError: a request failed, or the models gave no numbers.
     """
     generation = Generation(arm.name, question=question)
     weights = engine.weights

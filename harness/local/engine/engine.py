@@ -36,13 +36,12 @@ from harness.local.engine.pair import Pair
 from harness.local.engine.pair_runners import PairRunners, open_runners
 from harness.local.engine.reference import ModelReference, not_finite
 from harness.local.engine.rules import rule_of, tree_rule_of, warp_of
-from harness.local.engine.stopwatches import Stopwatches, pass_ms, pass_widths
+from harness.local.engine.stopwatches import LocalStopwatches, PhaseTimer
 from harness.local.engine.weights import LoadedWeights
 from harness.local.models.quantization import eight_bit_layers
 from harness.local.runners.base import Options
 from harness.local.runners.checks import plain_outputs
 from harness.local.runners.graphs import release_memory
-from harness.local.runners.snapshot import SnapshotRunner
 from harness.results.acceptance import outcome_of
 
 
@@ -56,7 +55,7 @@ class LocalArm(Arm):
             from question to question.
         make_drafter: makes a drafter for a warp, for each question; None without a draft.
         fault: a mistake planted in the speculative arm.
-        stopwatches: around target and drafter; None for none.
+        timer: times the phases of target and drafter; None for none.
         checks_rule: whether the numbers of a rule that is not built in are checked in the next question.
     """
 
@@ -65,7 +64,7 @@ class LocalArm(Arm):
     policy: Adaptive
     make_drafter: MakeDrafter | None = None
     fault: str = "none"
-    stopwatches: Stopwatches | None = None
+    timer: PhaseTimer | None = None
     checks_rule: Callable[[], bool] | None = None
     traits = Traits(reports_drafts=True)
 
@@ -74,7 +73,7 @@ class LocalArm(Arm):
         return self._explained(self._records(question))
 
     def answered(self) -> Answered:
-        return Answered() if self.stopwatches is None else Answered(phases=self.stopwatches.phases)
+        return Answered() if self.timer is None else Answered(phases=self.timer.phases)
 
     def request(self, question: Question) -> Request:
         """The loop's form of a question, which begins a batch or joins a running one."""
@@ -205,21 +204,21 @@ class LocalArm(Arm):
         decoding = question.decoding
         ahead = self.runners.works_ahead
         target: Any = self.runners.target
-        if self.stopwatches is not None:
-            self.stopwatches.phases = Phases()
+        if self.timer is not None:
+            self.timer.phases = Phases()
             layers = eight_bit_layers(self.pair.target.model)
-            target = self.stopwatches.watch("forward", target, "decide", layers)
+            target = self.timer.watch("forward", target, "decide", layers)
         if self.make_drafter is None:
             return autoregressive(target, request, ahead)
         fault = fault_of(self.fault)
         target = fault.runner(target)
         warp = fault.warp()
         drafter: Any = self.make_drafter(warp)
-        if self.stopwatches is not None:
+        if self.timer is not None:
             model = self.runners.draft_model
             layers = [] if model is None else eight_bit_layers(model.model)
             proposes = "propose_tree" if self._most_nodes else "propose"
-            drafter = self.stopwatches.watch("drafting", drafter, proposes, layers)
+            drafter = self.timer.watch("drafting", drafter, proposes, layers)
         number = decoding.num_draft_tokens
         num_draft_tokens = self.policy if number == "auto" else number
         if self._most_nodes:
@@ -262,56 +261,6 @@ class LocalArm(Arm):
             raise not_finite(self.pair, error.role, f"new token {error.position}") from error
 
 
-class LocalStopwatches:
-    """The stopwatches of an engine over a loaded pair.
-
-    Args:
-        make_arms: makes arms with stopwatches over these runners.
-    """
-
-    def __init__(self, runners: PairRunners, make_arms: Callable[..., Sequence[Arm]]) -> None:
-        self._runners = runners
-        self._make_arms = make_arms
-        self._devices = runners.pair.devices
-
-    @property
-    def are_free(self) -> bool:
-        """Elsewhere stopwatches slow the run: they synchronise the GPU, or time every 8-bit layer."""
-        has_8bit_layers = any(
-            model is not None and eight_bit_layers(model.model)
-            for model in (self._runners.pair.target, self._runners.draft_model)
-        )
-        return not has_8bit_layers and all(device.type == "cpu" for device in self._devices)
-
-    def arms(self) -> Sequence[Arm]:
-        """Copies of the arms. Those that answer what the arms themselves have answered learn nothing from them."""
-        make = self._runners.make_drafter
-        if not self.are_free:
-            make = self._runners.new_drafters()
-        return self._make_arms(make, lambda: Stopwatches(self._devices))
-
-    def pass_ms(self, question: Question) -> list[float | None] | None:
-        """Milliseconds of the target's pass over 1, 2, 3, ..., K + 1 tokens, where the run makes
-        such passes.
-
-        None in place of a width between that is not timed.
-        """
-        runners = self._runners
-        number = question.decoding.num_draft_tokens
-        if runners.make_drafter is None or number == "auto":
-            return None
-        # Prepared runners have few widths, and read others more slowly.
-        if runners.names.target not in ("eager", "static"):
-            return None
-        # A recurrent state also reads again what was kept before.
-        if isinstance(runners.target, SnapshotRunner):
-            return None
-        # The text has no room for the widest pass.
-        if number >= question.decoding.max_new_tokens:
-            return None
-        return pass_ms(runners.target, question.prompts, pass_widths(number), self._devices)
-
-
 class LocalEngine(Engine):
     """An `Engine` over a loaded pair; logits of both models are cut to the vocabulary they share.
 
@@ -345,18 +294,16 @@ class LocalEngine(Engine):
         release_memory(self._pair.devices)
 
     def _make_arms(
-        self, make: MakeDrafter | None, stopwatches: Callable[[], Stopwatches | None] = lambda: None
+        self, make: MakeDrafter | None, new_timer: Callable[[], PhaseTimer | None] = lambda: None
     ) -> Sequence[Arm]:
         """The regular arm and, where there is a draft, the speculative one."""
         policy = Adaptive(self.runners.num_choices)
         common = (self.runners, policy)
-        arms = [LocalArm("regular", *common, None, self._fault, stopwatches())]
+        arms = [LocalArm("regular", *common, None, self._fault, new_timer())]
         if make is not None:
             make = functools.partial(self._drafter, make)
             arms.append(
-                LocalArm(
-                    "speculative", *common, make, self._fault, stopwatches(), self._checks_rule
-                )
+                LocalArm("speculative", *common, make, self._fault, new_timer(), self._checks_rule)
             )
         return arms
 

@@ -11,13 +11,20 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from harness.engines.phases import Phases
+from harness.engines.protocol import Arm, Question
 from harness.local.models.devices import synchronize
+from harness.local.models.quantization import eight_bit_layers
+from harness.local.runners.snapshot import SnapshotRunner
 
 if TYPE_CHECKING:
     import torch
     from torch import nn
 
     from harness.local.decoding.protocols import Runner
+    from harness.local.drafting.method import MakeDrafter
+    from harness.local.engine.pair_runners import PairRunners
+
+    MakeArms = Callable[[MakeDrafter | None, Callable[[], "PhaseTimer"]], Sequence[Arm]]
 
 # Passes of each width that count; one before them does not.
 _NUM_ROUNDS = 3
@@ -34,8 +41,8 @@ class Replacing:
         return getattr(self._original, name)
 
 
-class Stopwatches:
-    """Time the phases of a loop, with the devices synchronised around each call.
+class PhaseTimer:
+    """Times the phases of a loop, with the devices synchronised around each call.
 
     On a GPU that costs more than it measures, so that a timed run has no stopwatches there.
 
@@ -101,6 +108,58 @@ def _marking(layers: Sequence[nn.Module]) -> Iterator[list[Any]]:
     finally:
         for hook in hooks:
             hook.remove()
+
+
+class LocalStopwatches:
+    """The stopwatches of an engine over a loaded pair.
+
+    Args:
+        make_arms: makes arms over these runners, from a function that makes drafters and one that makes timers.
+    """
+
+    def __init__(self, runners: PairRunners, make_arms: MakeArms) -> None:
+        self._runners = runners
+        self._make_arms = make_arms
+        self._devices = runners.pair.devices
+
+    @property
+    def are_free(self) -> bool:
+        """Whether the models are on the CPU, without 8-bit layers: elsewhere stopwatches synchronise the GPU, or time
+        every such layer, and slow the run.
+        """
+        has_8bit_layers = any(
+            model is not None and eight_bit_layers(model.model)
+            for model in (self._runners.pair.target, self._runners.draft_model)
+        )
+        return not has_8bit_layers and all(device.type == "cpu" for device in self._devices)
+
+    def arms(self) -> Sequence[Arm]:
+        """Copies of the arms. Those that answer what the arms themselves have answered learn nothing from them."""
+        make = self._runners.make_drafter
+        if not self.are_free:
+            make = self._runners.new_drafters()
+        return self._make_arms(make, lambda: PhaseTimer(self._devices))
+
+    def pass_ms(self, question: Question) -> list[float | None] | None:
+        """Milliseconds of the target's pass over 1, 2, 3, ..., K + 1 tokens, where the run makes
+        such passes.
+
+        None in place of a width between that is not timed.
+        """
+        runners = self._runners
+        number = question.decoding.num_draft_tokens
+        if runners.make_drafter is None or number == "auto":
+            return None
+        # Prepared runners have few widths, and read others more slowly.
+        if runners.names.target not in ("eager", "static"):
+            return None
+        # A recurrent state also reads again what was kept before.
+        if isinstance(runners.target, SnapshotRunner):
+            return None
+        # The text has no room for the widest pass.
+        if number >= question.decoding.max_new_tokens:
+            return None
+        return pass_ms(runners.target, question.prompts, pass_widths(number), self._devices)
 
 
 def pass_widths(num_draft_tokens: int) -> list[int]:

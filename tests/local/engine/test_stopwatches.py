@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from harness.engines.phases import Phases
-from harness.local.engine.stopwatches import Stopwatches
+from harness.local.engine.stopwatches import PhaseTimer
 
 
 class Runner:
@@ -20,9 +20,9 @@ class Runner:
 
 
 def test_a_phase_averages_the_calls_of_one_method() -> None:
-    stopwatches = Stopwatches()
-    phases = stopwatches.phases
-    runner = stopwatches.watch("forward", Runner(), "extend")
+    timer = PhaseTimer()
+    phases = timer.phases
+    runner = timer.watch("forward", Runner(), "extend")
     assert phases.mean_ms("forward") is None
     assert runner.extend(0) == 7
     runner.extend(0.02)
@@ -33,9 +33,9 @@ def test_a_phase_averages_the_calls_of_one_method() -> None:
 
 
 def test_an_iteration_that_failed_while_verifying_has_no_mean() -> None:
-    stopwatches = Stopwatches()
-    phases = stopwatches.phases
-    stopwatches.watch("drafting", Runner(), "extend").extend(0)
+    timer = PhaseTimer()
+    phases = timer.phases
+    timer.watch("drafting", Runner(), "extend").extend(0)
     assert phases.mean_ms("drafting") is None
 
 
@@ -61,15 +61,15 @@ class Layers:
 
 
 def test_the_share_of_layers_in_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    stopwatches = Stopwatches()
-    phases = stopwatches.phases
+    timer = PhaseTimer()
+    phases = timer.phases
     layers = Layers("cpu")
     ticks = iter(range(100))
     monkeypatch.setattr(
         "harness.local.engine.stopwatches.time.perf_counter", lambda: float(next(ticks))
     )
-    stopwatches.watch("plain", layers, "run").run()
-    stopwatches.watch("forward", layers, "run", [layers.watched]).run()
+    timer.watch("plain", layers, "run").run()
+    timer.watch("forward", layers, "run", [layers.watched]).run()
     assert phases.share_in_layers("plain") is None
     assert phases.share_in_layers("forward") == 2 / 5
     layers.run()
@@ -79,11 +79,11 @@ def test_the_share_of_layers_in_a_phase(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.gpu
 def test_on_a_gpu_the_share_comes_from_events() -> None:
     device = torch.device("cuda", 0)
-    stopwatches = Stopwatches([device])
-    phases = stopwatches.phases
+    timer = PhaseTimer([device])
+    phases = timer.phases
     layers = Layers("cuda")
     layers.run()
-    stopwatches.watch("forward", layers, "run", [layers.watched]).run()
+    timer.watch("forward", layers, "run", [layers.watched]).run()
     share = phases.share_in_layers("forward")
     assert share is not None
     assert 0 < share < 1
