@@ -48,11 +48,8 @@ def test_only_rounds_of_the_same_job_are_pooled(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_every_job_runs_once_before_any_runs_again(harness: Harness) -> None:
-    swept = [*QUICK, "-m", "K=2,3"]
-    harness(*swept)
-    asked = [*swept, "repeats=2", "hydra.sweep.dir=sweep"]
+    asked = [*QUICK, "-m", "K=2,3", "repeats=2", "hydra.sweep.dir=sweep"]
     ended = harness(*asked)
-    assert ended.stderr.count("measured before") == 2
     lines = [line for line in ended.stderr.splitlines() if line.startswith("[")]
     assert len(lines) == 4
     for line, repeat, k in zip(lines, (1, 1, 2, 2), (2, 3, 2, 3), strict=True):

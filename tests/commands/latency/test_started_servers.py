@@ -22,7 +22,6 @@ from processes import wait_for
 from wording import mentions
 
 SUPPORT = Path(__file__).parents[2] / "support"
-SHIPPED = Path(__file__).parents[3] / "harness" / "local" / "models" / "shipped"
 SERVER = f"{sys.executable} {SUPPORT / 'echo_server.py'}"
 ECHO = f"{SERVER} --port {{port}}"
 STUBBORN = f"{sys.executable} {SUPPORT / 'stubborn_server.py'}"
