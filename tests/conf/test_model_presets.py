@@ -65,6 +65,13 @@ PUBLISHED: dict[str, tuple[int, int | None]] = {
     "qwen3-8b": (8_190_735_360, 40_960),
     # Of the 27,781,427,952 in its files these are the language model's; 460,730,096 are for images, 424,699,392 of MTP.
     "qwen3.6-27b": (26_895_998_464, 262_144),
+    "qwen3.8-27b": (26_895_998_464, 262_144),
+    # 81,324,862,720 with 1,650,471,424 of MTP.
+    "qwen3-next-80b": (79_674_391_296, 262_144),
+    # 110,468,824,832 with 2,375,059,456 of MTP, its copies of the embedding and the output matrix (1,241,513,984), and
+    # 5,888 corrections of the router, which are buffers here.
+    "glm-4.5-air": (106_852_245_504, 131_072),
+    "gpt-oss-120b": (116_829_156_672, 131_072),
     "gpt-oss-20b": (20_914_757_184, 131_072),
     "llama3.1_8B-instruct": (8_030_261_248, 131_072),
     "baichuan-7b": (7_000_559_616, 4096),
@@ -101,7 +108,10 @@ def unknown_keys(architecture: Mapping[str, Any]) -> set[str]:
     """Keys that transformers would take without a word and that no model reads."""
     kind = type(configuration(architecture))
     fields = {field.name for field in dataclasses.fields(kind)}
-    known = {"model_type", "mtp_num_hidden_layers"}  # the second is read by `draft=mtp`
+    # The second is read by `draft=mtp`, the third by models of a type that does not declare it.
+    known = {"model_type", "mtp_num_hidden_layers"} | (
+        {"head_dim"} if kind.model_type == "glm4_moe" else set()
+    )
     return set(architecture) - fields - set(kind.attribute_map) - known
 
 
