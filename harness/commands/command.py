@@ -105,7 +105,7 @@ class Command(Record):
         By default a table of the figures.
 
         Args:
-            runs: see `Run` in `commands/read_runs.py`.
+            runs: see `Run` in `results/runs.py`.
         """
         from harness.reporting.figures import figures_page
 

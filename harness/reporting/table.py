@@ -141,9 +141,15 @@ class Table:
         """
         names = {row.cells[0] for row in self.rows}
         is_shared = bool(self.columns) and self.columns[0].once and len(names) == 1
-        columns = self.columns[is_shared:]
-        rows = tuple(replace(row, cells=row.cells[is_shared:]) for row in self.rows)
-        return replace(self, title="", columns=columns, rows=rows, about="", notes=(), look="bare")
+        short = self.without_column(0) if is_shared else self
+        return replace(short, title="", about="", notes=(), look="bare")
+
+    def without_column(self, place: int) -> Table:
+        columns = (*self.columns[:place], *self.columns[place + 1 :])
+        rows = tuple(
+            replace(row, cells=(*row.cells[:place], *row.cells[place + 1 :])) for row in self.rows
+        )
+        return replace(self, columns=columns, rows=rows)
 
     def shown(self) -> tuple[list[Column], list[tuple[str, ...]]]:
         """The columns that have something to show, and each row's cells as text."""

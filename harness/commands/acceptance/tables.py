@@ -208,16 +208,18 @@ def curve_names(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:
     return found
 
 
-def comparison(runs: Sequence[Run]) -> list[Table]:
+def _comparison(runs: Sequence[Run]) -> Table:
     """Drafts of each target, ranked on the texts that they share."""
-    by_target = curve_names([run for run in runs if run.has_figures])
-    return [_ranked(target, of_target) for target, of_target in by_target.items()]
-
-
-def _ranked(target: str, runs: dict[str, Run]) -> Table:
-    relative = _relative_to_best(list(runs.values()))
-    names = {run.id: name for name, run in runs.items()}
+    names: dict[str, str] = {}
+    relative: dict[str, Interval] = {}
+    bests = []
+    for of_target in curve_names(runs).values():
+        names |= {run.id: name for name, run in of_target.items()}
+        relative |= _relative_to_best(list(of_target.values()))
+        best_rows = [best_row(run.rows) for run in of_target.values()]
+        bests += sorted(best_rows, key=_expected, reverse=True)
     columns = (
+        Column("target", text=True, of="model", once=True),
         Column("draft", text=True, of=lambda best: names[best.run]),
         Column("best K", of="num_draft_tokens"),
         Column("tokens per\niteration", number(), "tokens_per_iteration.estimate"),
@@ -232,14 +234,12 @@ def _ranked(target: str, runs: dict[str, Run]) -> Table:
         ),
         Column("95 % interval", of=lambda best: interval(relative.get(best.run)), optional=True),
     )
-    bests = sorted((best_row(run.rows) for run in runs.values()), key=_expected, reverse=True)
     notes = {
         f"Relative speed-ups on the same texts of {to_best.covers}, with simultaneous 95 % intervals; costs are taken"
         " as known."
         for to_best in relative.values()
     }
-    title = f"Expected of drafts for {target}"
-    return Table.of("acceptance", title, bests, columns, notes=tuple(notes))
+    return Table.of("acceptance", "Expected of drafts", bests, columns, notes=tuple(notes))
 
 
 def _relative_to_best(runs: Sequence[Run]) -> dict[str, Interval]:
@@ -286,14 +286,13 @@ def _page_of_many(runs: Sequence[Run[AcceptanceRow]]) -> Page:
     ]
     doubts = dict.fromkeys(filter(None, map(off_policy, bests)))
     changes = f"model={best.model} draft={best.draft} K={best.num_draft_tokens}"
-    tables = comparison(runs)
-    notes = dict.fromkeys(note for table in tables for note in table.notes)
+    table = _comparison(runs)
     return Page(
         title_of_many(asked),
         findings,
         [*doubts],
-        [replace(table, notes=()) for table in tables],
-        [("Note", note) for note in notes],
+        [replace(table, notes=())],
+        [("Note", note) for note in table.notes],
         _measured(best, changes),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
@@ -42,18 +42,17 @@ def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
         return None
     if len(maps) == 1:
         return _page_of_one(cells_of(maps[0].rows))
-    names = map_names(maps)
+    cells_by_name = {
+        name: cells_of(run.rows) for name, run in zip(map_names(maps), maps, strict=True)
+    }
     findings = []
-    tables = []
-    for number, (name, run) in enumerate(zip(names, maps, strict=True), 1):
-        cells = cells_of(run.rows)
+    notes = []
+    for name, cells in cells_by_name.items():
         found = finding(cells)
         findings.append(Line(f"{name}: {found.text}; {found.more}", found.style))
-        key = "map" if number == 1 else f"map-{number}"
-        tables.append(
-            replace(_table(cells), key=key, title=f"Speed-up with 95 % intervals of {name}")
-        )
-    return Page(title_of_many(_without_sides(maps)), findings, tables=tables)
+        notes.append(f"{name}: {_measured(cells)}")
+    table = replace(_table(cells_by_name), notes=tuple(notes))
+    return Page(title_of_many(_without_sides(maps)), findings, tables=[table])
 
 
 def _page_of_one(cells: Sequence[MapRow]) -> Page:
@@ -67,12 +66,11 @@ def _page_of_one(cells: Sequence[MapRow]) -> Page:
     undecided = _undecided(cells) if best_of(cells) else None
     if undecided:
         doubts.append(undecided)
-    table = _table(cells)
+    table = _table({"": cells})
     if len(table.columns) > _NARROW:
         # All of its columns, below each other where they have no room.
         table = replace(table, title="", look="plain")
-    if _is_whole(cells):
-        table = replace(table, notes=(f"{_how_many(cells)}. {_schedule_in_words(cells)}",))
+    table = replace(table, notes=(_measured(cells),))
     title = heading(replace(cells[0], num_draft_tokens=None), _settings_of(cells))
     return Page(title, [finding(cells)], doubts, [table], why, [*_next_steps(cells)])
 
@@ -137,6 +135,12 @@ def _without_sides(runs: Sequence[Run[MapRow]]) -> list[MapRow]:
 def _settings_of(cells: Sequence[MapRow]) -> str:
     """The settings that all cells share."""
     return settings_line([replace(cells[0], num_draft_tokens=None, batch_size=None)])
+
+
+def _measured(cells: Sequence[MapRow]) -> str:
+    """How many cells were measured, and the schedule that follows from a whole map."""
+    schedule = f" {_schedule_in_words(cells)}" if _is_whole(cells) else ""
+    return f"{_how_many(cells)}.{schedule}"
 
 
 def _how_many(cells: Sequence[MapRow]) -> str:
@@ -319,24 +323,32 @@ def _ranges(schedule: Schedule) -> str:
     return ", ".join(texts)
 
 
-def _table(cells: Sequence[MapRow]) -> Table:
-    """A row for each context and batch size, a column for each K."""
-    by_k = dict(sorted(grouped(cells, k_of).items()))
-    contexts = by_context(cells)
-    several = len(contexts) > 1
+def _table(maps: Mapping[str, Sequence[MapRow]]) -> Table:
+    """A row for each map, context and batch size, a column for each K.
+
+    Args:
+        maps: their cells by name.
+    """
+    cells = [cell for of_map in maps.values() for cell in of_map]
+    all_k = sorted(set(map(k_of, cells)))
     rows = []
-    for context, of_context in contexts.items():
-        for size, of_size in sorted(grouped(of_context, size_of).items()):
-            texts = {k_of(row): _with_interval(row) for row in of_size}
-            place = (str(context), str(size)) if several else (str(size),)
-            rows.append(TableRow((*place, *map(texts.get, by_k))))
+    for name, of_map in maps.items():
+        for context, of_context in by_context(of_map).items():
+            for size, of_size in sorted(grouped(of_context, size_of).items()):
+                texts = {k_of(row): _with_interval(row) for row in of_size}
+                rows.append(TableRow((name, context, size, *map(texts.get, all_k))))
     columns = [
-        *([Column("context", once=True, identifies_row=True)] if several else []),
+        Column("map", text=True, once=True),
+        Column("context", once=True, identifies_row=True),
         Column("in flight" if cells[0].is_elsewhere else "batch", identifies_row=True),
-        *(Column(f"K={k}" if k else "its own K") for k in by_k),
+        *(Column(f"K={k}" if k else "its own K") for k in all_k),
     ]
     title = f"Speed-up with 95 % intervals, by {load_of(cells)} and K"
-    return Table("map", title, tuple(columns), tuple(rows))
+    table = Table("map", title, tuple(columns), tuple(rows))
+    unneeded = [len(maps) < 2, len({cell.context for cell in cells}) < 2]
+    for place in (1, 0):
+        table = table.without_column(place) if unneeded[place] else table
+    return table
 
 
 def _with_interval(row: MapRow) -> str:
