@@ -26,19 +26,20 @@ from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
 from harness.measuring.figures.experts import experts_read
-from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, figures_of
+from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, StoppedBy, figures_of
 from harness.measuring.figures.paired import paired_times
 from harness.measuring.figures.texts import compare_texts
 from harness.measuring.interleaving import Answers, ask_in_turns
 from harness.measuring.progress import say
 from harness.measuring.prompts.encoding import decide_ignore_eos
-from harness.measuring.prompts.sets import load_prompts
+from harness.measuring.prompts.sets import PromptSet, load_prompts
 from harness.measuring.quietness import Quietness
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.reporting.table import Table
 from harness.results.acceptance import Acceptance
 from harness.results.rows.prompts import PROMPTS_FILE, LatencyPromptRow
+from harness.results.statistics.interval import CONFIDENCE, Interval
 from harness.results.statistics.stopping import (
     CONFIDENCE_OF_LOOKS,
     FIRST_LOOK,
@@ -64,7 +65,8 @@ class Latency(Experiment):
 
     Attributes:
         overridden: a message about the settings that `test=true` changes; empty for none.
-        run: everything that was measured, from which the figures of the rows follow.
+        run: everything that was measured by now, from which the figures of the rows follow. Each step of `measure`
+            ends with a new value, so that a run that ends early has the figures of the steps before.
         prompt_rows: rows of `latency_prompts.csv`, which are written answer by answer.
         unwritten: answers that count already, and whose rows wait for those of the regular arm.
         more: tables of the slowest operations, with `profile=true`.
@@ -116,44 +118,49 @@ class Latency(Experiment):
 
         placed = session.place(settings.batch_size, longest)
         engine = session.open(batch_size, longest)
-        self.run = dataclasses.replace(
-            self.run,
-            settings=settings,
-            # A server alone may be the speculative arm.
-            arms={arm.name: MeasuredArm(arm.name) for arm in engine.arms},
-            in_blocks=engine.blocks is not None,
-            salted=_salted(engine),
-            end_tokens=session.end_tokens() if settings.weights == "stored" else frozenset(),
-            smaller_k_follow=_smaller_k_follow(session.planned, settings),
-        )
         if settings.precision is not None:
             rule = "needs two arms: it is about the speed-up, which a single server does not have"
-            require("regular" in self.run.arms, "precision", rule, settings.precision)
-            self.run.confidence = CONFIDENCE_OF_LOOKS
-            self.run.stopped_by = "prompts"
-            if settings.num_asked != len(self.prompt_set.prompts):
-                self.run.stopped_by = "num_prompts"
-            if self.run.in_blocks:
-                self.run.stopped_by = "blocks"
+            has_two = any(arm.name == "regular" for arm in engine.arms)
+            require(has_two, "precision", rule, settings.precision)
         self.warmup, self.questions = questions_to_ask(
             session, settings, self.prompt_set, encoded, self.conversations
         )
-        self._time_arms(session, engine)
+        gpus = () if engine.weights is None else engine.weights.gpus
+        quietness = Quietness(gpus, say)
+        self.run = MeasuredRun(
+            settings=settings,
+            prompt_set=self.prompt_set,
+            # A server alone may be the speculative arm.
+            arms={arm.name: MeasuredArm(arm.name) for arm in engine.arms},
+            num_resamples=settings.num_resamples,
+            in_blocks=engine.blocks is not None,
+            salted=_salted(engine),
+            end_tokens=session.end_tokens() if settings.weights == "stored" else frozenset(),
+            quietness=quietness,
+            smaller_k_follow=_smaller_k_follow(session.planned, settings),
+            stopped_by=_last_to_stop(settings, self.prompt_set, engine),
+            confidence=CONFIDENCE if settings.precision is None else CONFIDENCE_OF_LOOKS,
+        )
+        stopped_by = self._time_arms(session, engine, quietness)
+        if stopped_by is not None:
+            self.run = dataclasses.replace(self.run, stopped_by=stopped_by)
         self._check_failures()
 
         example = self.questions[0]
-        self.run.experts = experts_read(engine, example)
-        if engine.stopwatches is not None:
-            self.run.pass_ms = engine.stopwatches.pass_ms(example)
-        if placed is not None:
-            # An average step reads the prompt and half of the new tokens.
-            context = encoded.mean_length + new_tokens / 2
-            self.run.roofs = local().roofs(placed, batch_size, round(context))
-            if settings.profile:
-                profiles = local().profile_arms(
-                    engine.arms, session.pair.devices, example, session.directory
-                )
-                self.more = [profile_table(profile) for profile in profiles]
+        # An average step reads the prompt and half of the new tokens.
+        context = round(encoded.mean_length + new_tokens / 2)
+        watches = engine.stopwatches
+        self.run = dataclasses.replace(
+            self.run,
+            experts=experts_read(engine, example),
+            pass_ms=None if watches is None else watches.pass_ms(example),
+            roofs=() if placed is None else local().roofs(placed, batch_size, context),
+        )
+        if placed is not None and settings.profile:
+            profiles = local().profile_arms(
+                engine.arms, session.pair.devices, example, session.directory
+            )
+            self.more = [profile_table(profile) for profile in profiles]
         self._read_answers(session, engine)
 
     def _read_answers(self, session: Session, engine: Engine) -> None:
@@ -163,12 +170,13 @@ class Latency(Experiment):
         if settings.draft is None or len(self.run.arms) < 2 or of_coins:
             return
         reason = why_not_exact(session, settings)
+        expected: list[Interval] | None = None
         if reason is None:
             try:
-                self.run.tokens_by_k = tokens_by_k(session, settings, engine, self.run)
+                expected = tokens_by_k(session, settings, engine, self.run)
             except RunError as error:
                 reason = str(error)
-        self.run.why_about = reason
+        self.run = dataclasses.replace(self.run, tokens_by_k=expected, why_about=reason)
 
     def rows(self, session: Session) -> list[LatencyRow]:
         """One row per arm, with None for anything that was not measured."""
@@ -187,13 +195,15 @@ class Latency(Experiment):
     def judge(self, rows: Sequence[LatencyRow]) -> None:
         require_verdict(rows)
 
-    def _time_arms(self, session: Session, engine: Engine) -> None:
-        """Time both arms, and the phases of their iterations under stopwatches."""
+    def _time_arms(
+        self, session: Session, engine: Engine, quietness: Quietness
+    ) -> StoppedBy | None:
+        """Time both arms, and the phases of their iterations under stopwatches.
+
+        Returns what ended this before the last question; None if nothing did.
+        """
         settings = self.settings
         queues = engine_of(settings).queues
-        quietness = self.run.quietness = Quietness(
-            () if engine.weights is None else engine.weights.gpus, say
-        )
         timed: Sequence[Arm] = engine.arms
         watched: Sequence[Arm] = []
         if engine.stopwatches is not None:
@@ -245,14 +255,13 @@ class Latency(Experiment):
             if settings.half_width is None or num_answered == len(self.questions):
                 continue
             if time.monotonic() - started > budget_s:
-                self.run.stopped_by = "budget"
-                break
+                return "budget"
             if len(units) in looks(len(units), first_look):
                 times = paired_times(self.run, *self.run.arms.values())
                 speedup = times.speedup(*self.run.resampling, self.run.confidence)
                 if is_precise(speedup, settings.half_width):
-                    self.run.stopped_by = "precision"
-                    break
+                    return "precision"
+        return None
 
     def _answers(
         self,
@@ -403,6 +412,17 @@ def _shortened(settings: LatencySettings) -> tuple[LatencySettings, str]:
     decoding = dataclasses.replace(settings.decoding, max_new_tokens=shorter)
     shortened = dataclasses.replace(settings, num_prompts=fewer, decoding=decoding)
     return shortened, f"test=true: {' and '.join(changes)}" if changes else ""
+
+
+def _last_to_stop(
+    settings: LatencySettings, prompt_set: PromptSet, engine: Engine
+) -> StoppedBy | None:
+    """What ends a run with `precision` after the last question; None without `precision`."""
+    if settings.precision is None:
+        return None
+    if engine.blocks is not None:
+        return "blocks"
+    return "prompts" if settings.num_asked == len(prompt_set.prompts) else "num_prompts"
 
 
 def _smaller_k_follow(planned: AnyPair, settings: PromptedSettings) -> bool:

@@ -124,7 +124,11 @@ class MeasuredArm:
         return sum(generation.seconds for generation in self.generations)
 
 
-@dataclass
+# What ended a run with `precision`.
+StoppedBy = Literal["precision", "budget", "blocks", "num_prompts", "prompts"]
+
+
+@dataclass(frozen=True)
 class MeasuredRun:
     """Everything that a run has measured so far; the rest has its default.
 
@@ -160,7 +164,7 @@ class MeasuredRun:
     tokens_by_k: list[Interval] | None = None
     why_about: str | None = None
     smaller_k_follow: bool = True
-    stopped_by: Literal["precision", "budget", "blocks", "num_prompts", "prompts"] | None = None
+    stopped_by: StoppedBy | None = None
     confidence: float = CONFIDENCE
 
     @property
