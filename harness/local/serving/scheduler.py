@@ -226,7 +226,8 @@ class Scheduler:
         num_waiting = len(self._waiting) + len(self._alone)
         num_asked = self.num_running + num_waiting + num_more
         if num_asked > self._max_rows + self._max_waiting:
-            raise Refusal(429, f"{len(self._waiting)} requests are waiting already")
+            rule = f"at most {self._max_waiting} may wait (max_waiting)"
+            raise Refusal(429, f"too many requests at once; {rule}")
 
     def _run(self) -> None:
         while not self.stopped.is_set():

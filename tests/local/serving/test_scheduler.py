@@ -195,12 +195,32 @@ def test_no_more_wait_than_may_wait_beyond_those_that_run() -> None:
     assert arm.has_begun.wait()
     scheduler.submit(answers[2:])
     one_more: Any = Taken(arm, asked(0), most=1000)
-    with pytest.raises(Refusal, match="1 requests are waiting already"):
+    with pytest.raises(Refusal, match="at most 1 may wait"):
         scheduler.submit([one_more])
+    with pytest.raises(Refusal, match="at most 1 may wait"):
+        scheduler.alone(lambda: None)
     arm.may_go_on.set()
     for answer in answers:
         assert answer.ended.wait()
         assert answer.reason is None
+    scheduler.close()
+
+
+def test_as_many_wait_as_may_wait_work_that_must_be_alone_among_them() -> None:
+    arm: Any = HeldArm()
+    scheduler = Scheduler(max_rows=1, max_waiting=2)
+    answers: list[Any] = [Taken(arm, asked(index), most=1000) for index in range(2)]
+    scheduler.submit(answers[:1])
+    assert arm.has_begun.wait()
+    work = scheduler.alone(lambda: [answer.ended.is_set() for answer in answers])
+    scheduler.submit(answers[1:])
+    one_more: Any = Taken(arm, asked(0), most=1000)
+    with pytest.raises(Refusal, match="at most 2 may wait"):
+        scheduler.submit([one_more])
+    arm.may_go_on.set()
+    assert work.result(60) == [True, False], "before those that came later"
+    for answer in answers:
+        assert answer.ended.wait()
     scheduler.close()
 
 
