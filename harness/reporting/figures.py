@@ -12,16 +12,10 @@ from harness.results.schema import RunRow
 
 
 def figures_page(command: str, rows: Sequence[RunRow]) -> Page | None:
-    """A page of the table alone; None where nothing was measured."""
-    table = figures_table(command, rows)
-    if not table.rows:
-        return None
-    return Page(title_of_many([row for row in rows if row.has_figures]), tables=[table])
-
-
-def figures_table(command: str, rows: Sequence[RunRow]) -> Table:
-    """One line per row that has figures, and a column for each of them."""
+    """A page with one line per row that has figures, and a column for each of them; None where nothing was measured."""
     rows = [row for row in rows if row.has_figures]
+    if not rows:
+        return None
     described: dict[str, ColumnDescription] = {}
     for row in rows:
         described |= row.columns()
@@ -33,7 +27,8 @@ def figures_table(command: str, rows: Sequence[RunRow]) -> Table:
         if column.kind == "figure":
             heading = name.replace("_", " ")
             columns.append(Column(heading, _in_short, column.of, text=column.type is str))
-    return Table.of(command, f"Figures of {command}", rows, columns)
+    table = Table.of(command, f"Figures of {command}", rows, columns)
+    return Page(title_of_many(rows), tables=[table])
 
 
 def _in_short(value: Any) -> str:

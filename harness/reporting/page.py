@@ -126,10 +126,11 @@ def in_short(
         lines.append(Line(f"  {page.doubts[0]}{further}", "warning"))
     if page.finding:
         first, *others = page.finding
-        lines += [Line(f"  {first.text}", first.style, first.more), Line("")]
+        lines.append(Line(f"  {first.text}", first.style, first.more))
         lines += [Line(f"  {line.text}", line.style, line.more) for line in others[:_MOST_FINDINGS]]
         if len(others) > _MOST_FINDINGS:
             lines.append(Line(f"  {len(others) - _MOST_FINDINGS} more: {rest}", "dim"))
+        lines.append(Line(""))
     for table in page.tables[:1]:
         lines.append(table if isinstance(table, Bars) else _short_table(table, rest))
     named = [*page.why]
