@@ -12,10 +12,9 @@ import attention
 import common
 import growth
 from gpu_pairs import table as pair_table
-from harness.commands.report.pages import markdown
 
-from harness.commands.report.command import Report
-from harness.reporting.table import Line, Table
+from harness.reporting.files import Report, markdown
+from harness.reporting.table import Table
 
 
 def _tests_table(about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Table:
@@ -96,11 +95,11 @@ def fill(page: Path, results: Mapping[str, Result]) -> None:
     before, rest = text.split(begin)
     after = rest.split(end)[1]
     name = next((one for one in MAIN_PAIRS if one in results), None)
-    parts: list[Table | Line] = [targets(results)]
+    tables = [targets(results)]
     if name is not None and results[name].lines:
         result = with_peers(name, results)
-        parts.append(pair_table(result.about, result.lines))
-    filled = _markdown("", parts).strip().removeprefix("#").strip()
+        tables.append(pair_table(result.about, result.lines))
+    filled = _markdown("", tables).strip().removeprefix("#").strip()
     page.write_text(f"{before}{begin}\n{filled}\n\n{end}{after}", encoding="utf-8")
 
 
@@ -115,29 +114,33 @@ def report(results: Mapping[str, Result]) -> str:
     )
     minutes = sum(result.about.get("seconds", 0) for result in results.values()) / 60
     said = f"python benchmarks/gpu_suite.py: {minutes:.0f} minutes, commit {(about['commit'] or '')[:10]}, {versions}."
-    parts: list[Table | Line] = [Line(said), targets(results)]
+    tables = [targets(results)]
+    notes: list[str] = []
     for name, result in results.items():
         if "error" in result.about:
-            parts.append(Line(f"{name} failed: {result.about['error']}", "warning"))
+            notes.append(f"{name} failed: {result.about['error']}")
         if not result.about["done"]:
-            parts.append(Line(f"{name} was cut off; its figures are of what was done", "warning"))
+            notes.append(f"{name} was cut off; its figures are of what was done")
         if name in MAIN_PAIRS:
             result = with_peers(name, results)
         if result.lines:
-            parts.append(TABLES.get(name, pair_table)(result.about, result.lines))
+            tables.append(TABLES.get(name, pair_table)(result.about, result.lines))
         for arm, kernels in result.about.get("profile", {}).items():
             headings = ["kernel", "calls", "ms", "share"]
             rows = [(key, calls, f"{ms:.2f}", f"{share:.1%}") for key, calls, ms, share in kernels]
-            parts.append(common.table(f"where the time of {name} goes: {arm}", headings, rows))
+            tables.append(common.table(f"where the time of {name} goes: {arm}", headings, rows))
     # A section of a page that has its own title.
     return "\n".join(
         f"#{line}" if line.startswith("#") else line
-        for line in _markdown(title, parts).splitlines()
+        for line in _markdown(title, tables, about=said, notes=notes).splitlines()
     )
 
 
-def _markdown(title: str, parts: Sequence[Table | Line]) -> str:
-    return markdown(Report(title, about=(), answers=(), parts=parts, first=(), shown=()), note="")
+def _markdown(
+    title: str, tables: Sequence[Table], about: str = "", notes: Sequence[str] = ()
+) -> str:
+    page = Report(title, about=[about], pages={}, sources=tables, notes=notes, runs=())
+    return markdown(page, note="")
 
 
 def targets(results: Mapping[str, Result]) -> Table:
