@@ -47,20 +47,17 @@ def test_counters_tell_acceptance_where_answers_do_not(harness: Harness, dialect
     assert "answered others" not in outcome.summary
 
 
-def test_traffic_of_others_is_noticed(harness: Harness) -> None:
-    servers = EchoServer(metrics=True, foreign=5), EchoServer(metrics=True, num_draft_tokens=4)
+def test_traffic_of_others_and_a_cache_that_is_too_small_are_noticed(harness: Harness) -> None:
+    servers = (
+        EchoServer(metrics=True, foreign=5),
+        EchoServer(metrics=True, num_draft_tokens=4, preempted=2),
+    )
     with ExitStack() as stack:
         outcome = harness("latency", *QUICK, *addresses(stack, *servers))
     regular, speculative = results().to_dict("records")
     assert (regular["server_tokens"], regular["foreign_tokens"]) == (64 + 8 * 5, 40)
     assert speculative["foreign_tokens"] == 0
     assert mentions(outcome.summary, "answered others", "40 of 104 tokens", "regular")
-
-
-def test_a_cache_that_is_too_small_is_noticed(harness: Harness) -> None:
-    servers = EchoServer(metrics=True), EchoServer(metrics=True, num_draft_tokens=4, preempted=2)
-    with ExitStack() as stack:
-        outcome = harness("latency", *QUICK, *addresses(stack, *servers))
     assert list(results()["num_preemptions"]) == [0, 16]
     assert mentions(
         outcome.summary, "0 times in the regular arm", "16 times in the speculative arm"

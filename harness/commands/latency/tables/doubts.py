@@ -399,12 +399,20 @@ def _num_blocks(run: _Run) -> int:
     return coverage.num_units if coverage is not None and coverage.unit == "block" else 0
 
 
+def _unseen(row: LatencyRow) -> str | None:
+    if not row.unseen_tokens:
+        return None
+    return f"{row.server_tokens} of {row.num_tokens} tokens of the {row.arm} arm"
+
+
 def _uncounted(row: LatencyRow) -> str | None:
     return f"{row.num_uncounted} laps of the {row.arm} arm" if row.num_uncounted else None
 
 
-def _preempted(row: LatencyRow) -> str | None:
-    return f"{row.num_preemptions} times in the {row.arm} arm" if row.num_preemptions else None
+def _preempted(run: _Run) -> str | None:
+    if not any(row.num_preemptions for row in run.rows):
+        return None
+    return run.each_arm(lambda row: f"{row.num_preemptions or 0} times in the {row.arm} arm")
 
 
 def _shorter(run: _Run) -> str | None:
@@ -529,12 +537,17 @@ DOUBTS = (
     ),
     Doubt(
         "note",
+        lambda run: run.each_arm(_unseen),
+        "The server's counters saw {found}, as those of one worker of several do: they are not used.",
+    ),
+    Doubt(
+        "note",
         lambda run: run.each_arm(_uncounted),
         "The server's counters could not be read in {found}, which their figures leave out.",
     ),
     Doubt(
         "note",
-        lambda run: run.each_arm(_preempted),
+        _preempted,
         "The server's cache was too small: it interrupted requests and read them again, {found}.",
     ),
     Doubt(
