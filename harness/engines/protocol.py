@@ -176,7 +176,7 @@ class Arm:
         raise NotImplementedError
 
     def answered(self) -> Answered:
-        """What the arm knows about its last question; asked once, at its end."""
+        """What the arm knows about its last question, behind the last record."""
         return Answered()
 
     def under_load(

@@ -340,10 +340,8 @@ class ServerArm(Arm):
         before = self._counted_before
         if now is None or before is None:
             return None
-        # The server may also have been restarted between this question and the one before it.
-        grown = growth(now, {**before, "restarts": self._num_restarts})
         self._num_restarts = now.get("restarts", 0.0)
-        return grown
+        return growth(now, before)
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """A record for the chunks that arrive together; the first has every row's first token.
@@ -355,6 +353,9 @@ class ServerArm(Arm):
         self._engine.make_ready(self)
         self.was_asked = True
         self._counted_before = self._idle_counters()
+        if self._counted_before is not None:
+            # The server may also have been restarted since the last question ended.
+            self._counted_before = {**self._counted_before, "restarts": self._num_restarts}
         loop = self._engine.loop
         num_rows = len(question.prompts)
         records: list[RequestRecord] = []
