@@ -19,7 +19,11 @@ from hydra.core.global_hydra import GlobalHydra
 import harness
 from forked import fork_worker
 from harness.cli import worker
+from harness.cli.frames import frame
 from harness.cli.menu.names import CONF, PACKAGE
+from harness.measuring.rows import LatencyRow
+from harness.results.files import write_rows
+from harness.results.statistics.interval import Interval
 from in_process import QUICKEST_PAIR
 
 SHORT = ["num_prompts=2", "num_warmup=0", "num_resamples=100", "decoding.max_new_tokens=4"]
@@ -47,6 +51,39 @@ def test_a_run_returns_its_rows_and_prints_nothing(capsys: pytest.CaptureFixture
     # Both are in the file that collects all runs, as from the command line.
     collected = pd.read_csv("results/latency.csv")
     assert list(collected["run"]) == [*rows["run"], *again["run"]]
+
+
+def test_pairs_have_both_arms_in_one_row(tmp_path: Path) -> None:
+    faster = {"regular": 10.0, "speculative": 5.0}
+    rows = [
+        LatencyRow(
+            run=f"run {k}",
+            status="ok",
+            model="30B",
+            draft="7B",
+            arm=arm,
+            num_draft_tokens=None if arm == "regular" else k,
+            ms_per_token=ms,
+            num_prompts=20,
+            speedup=Interval(2.0, low, 2.2) if arm == "speculative" else None,
+        )
+        for k, low in ((2, 1.9), (4, 0.9))
+        for arm, ms in faster.items()
+    ]
+    returned = frame(rows)
+    assert list(returned.columns[:5]) == ["status", "model", "draft", "num_draft_tokens", "arm"]
+    assert not returned.isna().all().any()
+    write_rows(tmp_path / "latency.csv", rows)
+    for source in (returned, pd.read_csv(tmp_path / "latency.csv")):
+        pairs = harness.pairs(source)
+        assert list(pairs["K"]) == [2, 4]
+        assert pairs["K"].dtype == "Int64"
+        assert list(pairs["regular_ms"]) == [10, 10]
+        assert list(pairs["ms"]) == [5, 5]
+        assert list(pairs["verdict"]) == ["faster", "cannot tell"]
+        assert list(pairs.pivot(index="K", columns="draft", values="low")["7B"]) == [1.9, 0.9]
+    with pytest.raises(harness.SettingError, match="those of latency"):
+        harness.pairs(pd.DataFrame({"run": ["a"], "model": ["7B"]}))
 
 
 def test_a_hydra_of_the_caller_and_another_thread_do_not_disturb() -> None:

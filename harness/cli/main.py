@@ -133,7 +133,8 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         settings: the same as keywords, after the overrides. A group takes a preset, or a mapping of its settings.
 
     Returns:
-        The rows of the run, or of all jobs of the sweep, with the columns of `docs/columns.md`.
+        The rows of the run, or of all jobs of the sweep, with the columns of `docs/columns.md` that are not empty, the
+        most needed first. `pairs` makes one row of both arms of a run.
 
     Raises:
         SettingError: a setting is wrong. In a sweep, after the other jobs have run.
@@ -141,8 +142,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         VerdictError: the run succeeded, with a bad answer: the pair is not lossless, for example.
     """
     global _outcome
-    import pandas as pd
-
+    from harness.cli.frames import frame
     from harness.cli.menu import typed
 
     kind = settings_of(COMMANDS[_known(command, with_settings())])
@@ -164,7 +164,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
             _run_hydra(command, words)
     if outcome.errors:
         raise outcome.errors[0]
-    return pd.DataFrame([row.values() for row in outcome.rows])
+    return frame(outcome.rows)
 
 
 def _dispatch(arguments: Sequence[str]) -> None:

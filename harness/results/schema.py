@@ -55,6 +55,22 @@ OF_A_PAIR_HERE = (
     "bitsandbytes_version",
 )
 
+# What most readers of `latency.csv` need, in the order in which they need it.
+CORE_COLUMNS = (
+    "status",
+    "model",
+    "draft",
+    "num_draft_tokens",
+    "batch_size",
+    "devices",
+    "arm",
+    "ms_per_token",
+    "speedup",
+    "speedup_low",
+    "speedup_high",
+    "tokens_per_iteration",
+)
+
 
 class RunnerNames(NamedTuple):
     """The column `runner`: the runners of the target and of what drafts.

@@ -6,22 +6,8 @@ import re
 
 from harness.commands.registry import row_kinds
 from harness.results.row import ColumnDescription
+from harness.results.schema import CORE_COLUMNS
 
-# What most readers of `latency.csv` need, in the order in which they need it.
-CORE = (
-    "status",
-    "model",
-    "draft",
-    "num_draft_tokens",
-    "batch_size",
-    "devices",
-    "arm",
-    "ms_per_token",
-    "speedup",
-    "speedup_low",
-    "speedup_high",
-    "tokens_per_iteration",
-)
 # Figures by the question they answer. The first pattern that is found in a column's name decides.
 _TOPICS = {
     "Is it faster, and how sure is that?": (
@@ -53,7 +39,7 @@ def described() -> str:
     tables: dict[str, dict[str, list[str]]] = {topic: {} for topic in topics}
     for kind in row_kinds():
         columns = kind.columns()
-        for name in sorted(columns, key=lambda name: name not in CORE):
+        for name in sorted(columns, key=lambda name: name not in CORE_COLUMNS):
             lines = tables[_topic(name, columns[name])]
             lines.setdefault(_line(name, columns[name]), []).append(kind.kind)
     only: dict[str, list[str]] = {}
@@ -70,7 +56,7 @@ def described() -> str:
         "## The core dozen",
         "Twelve columns of `latency.csv` answer most questions. One row is one arm of one run; the speed-up is in the "
         "row of the\nspeculative arm.",
-        _table([_line(name, latency[name]) for name in CORE]),
+        _table([_line(name, latency[name]) for name in CORE_COLUMNS]),
         _EXAMPLE,
         "Texts are written exactly as they are, so that pandas reads what was measured: a prompt or completion may "
         "begin with `=`,\n`+`, `-` or `@`. In a spreadsheet import text columns as text, not as formulas.",
