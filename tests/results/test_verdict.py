@@ -134,7 +134,7 @@ def test_both_servers_read_the_same_prompts(
     [
         (0, 2.0, True),
         # Ties that rounding breaks: after many tokens, or in few texts.
-        (0, 40.0, False),
+        (0, 20.0, False),
         (110, 2.0, False),
         (0, None, False),
     ],
@@ -288,6 +288,27 @@ def test_an_interval_among_many_is_wider() -> None:
         assert (stopped.high < usual.high) == is_narrower
     damaged = replace(row, speedup=Interval(2.0, -1.0, 3.96))
     assert not verdict_of(damaged).has_interval
+    for speedup in (None, Interval(1e7, 1e7, 1e7)):
+        assert verdict_of(replace(row, speedup=speedup)).reason == "no speed-up was measured"
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({}, "no interval from fewer than 8 prompts"),
+        ({"batch_size": 4}, "no interval from fewer than 8 batches"),
+        ({"repeat": "all"}, "latency_prompts.csv of every run, are gone"),
+        (
+            {"repeat": "all", "covers": Coverage(3, "prompt")},
+            "no interval from fewer than 8 prompts",
+        ),
+        ({"covers": Coverage(1, "block")}, "no interval from one block"),
+    ],
+)
+def test_a_speedup_without_an_interval_says_why(columns: dict[str, Any], words: str) -> None:
+    speedup = Interval(2.0, covers=columns.get("covers"))
+    others = {name: value for name, value in columns.items() if name != "covers"}
+    assert words in verdict_of(rows(speedup=speedup, **others)[1]).reason
 
 
 def test_drafts_are_ranked_where_regular_arms_took_as_long() -> None:

@@ -11,6 +11,7 @@ from harness.engines.counts import added, growth, is_known
 from harness.engines.requests import RequestRecord
 from harness.measuring.acceptance import counted_acceptance
 from harness.measuring.figures.server import counter_columns, traffic_columns
+from harness.servers import counters
 from harness.servers.counters import CounterPage, read_counters
 
 VLLM = """# HELP vllm:spec_decode_num_drafts Number of spec decoding drafts.
@@ -148,6 +149,18 @@ def test_a_server_that_drafts_nothing_has_no_acceptance() -> None:
     nothing = {"generated": 100.0, "drafts": 0.0, "proposed": 0.0, "accepted": 0.0}
     assert counted_acceptance(nothing, 1) == {}
     assert counted_acceptance({"generated": 100.0}, 1) == {}
+
+
+def test_a_page_that_was_read_before_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[str | None] = []
+    monkeypatch.setattr(counters, "page_of", lambda url, key: answers.pop(0))
+    monkeypatch.setattr(counters, "_RETRY_S", 0.0)
+    page = CounterPage("http://localhost/v1", None, ["http://localhost/metrics"])
+    # What is read each time, and whether that is enough; all of it is asked for, and no more.
+    for texts in ([None], ["llamacpp:tokens_predicted_total 0\n"], [None, None, VLLM], [None] * 3):
+        answers += texts
+        assert (page.read() is not None) == (texts[-1] is not None)
+        assert answers == []
 
 
 @pytest.mark.parametrize(("num_missed", "is_asked"), [(2, True), (3, False)])

@@ -330,6 +330,9 @@ def test_offload_only_when_asked_and_only_the_rest() -> None:
         "disk",
     ]
     assert fit(case(model, free=machine(40), offload="cpu"))[0].device_map == {"": 0}
+    # The GPU holds the embedding, and has room to compute one layer after the other.
+    (least,) = fit(case(sketch(3), free=machine(3.15), offload="cpu"))
+    assert [module for module, device in least.device_map.items() if device == 0] == ["model.embed"]
 
 
 @pytest.mark.parametrize("strategy", ["auto", "sequential", "balanced"])
