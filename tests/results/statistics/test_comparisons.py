@@ -154,6 +154,8 @@ def test_the_parts_of_the_variance_shrink_with_runs_and_units() -> None:
     assert estimate.residual_variance == pytest.approx(residual)
     assert estimate.run_variance == pytest.approx((4 * between**2 / 3) / 4 * 2 - residual)
     assert estimate.run_degrees_of_freedom == 6
+    few = compare(runs[:2], runs[:1], better="lower", margin=0.02)
+    assert str(few.change.covers) == "8 prompts and 2 + 1 runs"
 
 
 def test_proportions_of_the_same_questions() -> None:
