@@ -78,8 +78,8 @@ class DominoHead(BlockHead):
 
         Written out, because a whole proposal is compiled or captured, and `nn.GRU` cannot be.
         """
-        of_token = nn.functional.linear(embedded, self.prefix_gru.weight_ih_l0)
-        of_memory = nn.functional.linear(memory, self.prefix_gru.weight_hh_l0)
+        of_token = nn.functional.linear(embedded, self.prefix_gru.weight_ih_l0)  # type: ignore[arg-type]
+        of_memory = nn.functional.linear(memory, self.prefix_gru.weight_hh_l0)  # type: ignore[arg-type]
         token_reset, token_update, token_new = of_token.chunk(3, dim=-1)
         memory_reset, memory_update, memory_new = of_memory.chunk(3, dim=-1)
         reset = torch.sigmoid(token_reset + memory_reset)
