@@ -68,6 +68,7 @@ def test_one_run_has_its_own_page(tmp_path: Path) -> None:
     assert speculative[:4] == ("speculative", "50.00 ± 4.00", "10.0", "400.0")
     assert speculative[-1] == "2.00×"
     assert "predicted" in [row[0] for row in cells(report, "reason")]
+    assert {row[0] for row in cells(report, "published")} == {"13B", "13B with 7B · K=4"}
     assert {"15 prompts (english)", "temperature 0.5", "on NVIDIA A100"} <= set(report.about)
 
 

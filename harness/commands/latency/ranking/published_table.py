@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-
-import pandas as pd
+from typing import NamedTuple
 
 from harness.commands.latency.tables.run import BOUNDS, SPEEDUP
 from harness.measuring.costs import tokens_per_iteration
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number
+from harness.reporting.words import called
 from harness.results.published import DIFFERENCES, FIGURES, Published, published_for
 
 
@@ -22,7 +23,15 @@ class _Counterparts:
     ours: LatencyRow | None
 
 
-def published_tables(pairs: pd.DataFrame) -> list[Table]:
+class Measured(NamedTuple):
+    """A pair that we measured, or a target alone; `regular` is None where its own row is missing."""
+
+    name: str
+    row: LatencyRow
+    regular: LatencyRow | None
+
+
+def published_tables(measured: Sequence[Measured]) -> list[Table]:
     """Published figures of the pairs that we measured, and a table of all that we know of."""
 
     def our_length(item: _Counterparts) -> float | None:
@@ -46,7 +55,7 @@ def published_tables(pairs: pd.DataFrame) -> list[Table]:
         ),
         Column("our tokens\nper iteration", number(), our_length, optional=True),
     )
-    counterparts = _counterparts(pairs)
+    counterparts = _counterparts(measured)
     sources = dict.fromkeys(item.theirs.source for item in counterparts)
     next_to_ours = Table.of(
         "published",
@@ -67,21 +76,19 @@ def published_tables(pairs: pd.DataFrame) -> list[Table]:
     return [next_to_ours, every]
 
 
-def _counterparts(pairs: pd.DataFrame) -> list[_Counterparts]:
-    """Published figures of the pairs at their best K and of the targets alone.
+def _counterparts(measured: Sequence[Measured]) -> list[_Counterparts]:
+    """Published figures of pairs and of the targets alone.
 
-    A figure of a pair is in the list once, next to the fastest of ours; one of a target once per
-    device.
+    A figure of a pair is in the list once, next to the first of ours; one of a target once per device.
     """
-    is_alone = pairs.speedup.isna() & ~pairs.partial
     by_figure: dict[object, _Counterparts] = {}
-    for pair in pd.concat([pairs[pairs.best], pairs[is_alone]]).itertuples():
-        for figure in published_for(pair.row):
+    for ours in measured:
+        for figure in published_for(ours.row):
             place = FIGURES.index(figure)
             if figure.drafts:
-                counterparts = _Counterparts(pair.name.label(), figure, pair.row)
-                by_figure.setdefault(place, counterparts)
-            elif pair.regular is not None:
-                counterparts = _Counterparts(pair.model, figure, pair.regular)
-                by_figure.setdefault((place, pair.row.devices), counterparts)
+                by_figure.setdefault(place, _Counterparts(ours.name, figure, ours.row))
+            elif ours.regular is not None:
+                target = called(ours.row.model or "unknown model")
+                counterparts = _Counterparts(target, figure, ours.regular)
+                by_figure.setdefault((place, ours.row.devices), counterparts)
     return list(by_figure.values())

@@ -8,7 +8,7 @@ import pandas as pd
 
 from harness.commands.latency.ranking.answers import iteration_lines, latency_answers
 from harness.commands.latency.ranking.pairs import latency_pairs
-from harness.commands.latency.ranking.published_table import published_tables
+from harness.commands.latency.ranking.published_table import Measured, published_tables
 from harness.commands.latency.ranking.tables import (
     arms_table,
     categories_table,
@@ -29,6 +29,12 @@ def page_of_runs(runs: Sequence[Run]) -> Page | None:
     pairs = latency_pairs(runs)
     if pairs.empty:
         return None
+    # At their best K, and targets alone.
+    is_alone = pairs.speedup.isna() & ~pairs.partial
+    measured = [
+        Measured(pair.name.label(), pair.row, pair.regular)
+        for pair in pd.concat([pairs[pairs.best], pairs[is_alone]]).itertuples()
+    ]
     slow = not_quiet([run.rows for run in pairs.run])
     return Page(
         title_of_many([*pairs.row]),
@@ -39,7 +45,7 @@ def page_of_runs(runs: Sequence[Run]) -> Page | None:
             categories_table(pairs),
             reasons_table(pairs),
             arms_table(pairs),
-            *published_tables(pairs),
+            *published_tables(measured),
         ],
         [("Why", line) for line in iteration_lines(pairs)[:_MOST_LINES]],
         [*_next_steps(pairs)],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from harness.commands.latency.ranking.published_table import Measured, published_tables
 from harness.commands.latency.tables.costs import (
     AUTO_GAVE_UP,
     auto_gave_up,
@@ -21,6 +22,7 @@ from harness.config.amounts import SECONDS, quantity
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.costs import costs_in_steps, proposed_per_iteration, tokens_per_iteration
 from harness.measuring.rows import LatencyRow
+from harness.reporting.names import name_of
 from harness.reporting.page import Page, Step, heading
 from harness.reporting.table import Bar, Bars
 from harness.reporting.words import arm_name, settings_line
@@ -48,11 +50,17 @@ def page_of_run(
         return None
     last = rows[-1]
     measured = [row for row in rows if row.ms_per_token is not None]
+    regular = rows[0] if rows[0].arm == "regular" else None
+    ours = [Measured(name_of(last).label(), last, regular)] if last.status == "ok" else []
     return Page(
         heading(last, settings_line(rows)),
         [headline(last)] if has_verdict(rows) else [],
         doubts(rows, prompts),
-        [Bars(tuple(map(_bar, measured))), *run_tables(rows, prompts)],
+        [
+            Bars(tuple(map(_bar, measured))),
+            *run_tables(rows, prompts),
+            *published_tables(ours),
+        ],
         [*(("Why", why) for why in _reasons(rows)), *(("Ended", end) for end in _end(last))],
         [*_next_steps(rows)],
     )
