@@ -1,4 +1,4 @@
-"""What a run asks of the memory: numbers alone, by which a pair is placed."""
+"""The memory that a run needs, in numbers by which a pair is placed."""
 
 from __future__ import annotations
 

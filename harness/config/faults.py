@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class FaultRecord(Record):
-    """What is known of a mistake without the code that has it. `local.engine.fault.Fault` adds that, to inherit from.
+    """A mistake as it is known without its code. Inherit from `local.engine.fault.Fault`, which has that.
 
     Attributes:
         in_texts: whether texts change; else the log-probabilities that `serve` returns with them, alone.

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class MethodRecord(RecordWithSettings):
-    """What is known of a way to draft without models. `local.drafting.method.Method` adds the work, to inherit from.
+    """A way to draft as it is known without models. Inherit from `local.drafting.method.Method`, which adds the work.
 
     Attributes:
         name: what `draft=` calls it.

@@ -40,7 +40,7 @@ SLOWEST_MODULE = "harness.local.engine.engine"
 
 
 class LocalWing(Protocol):
-    """What the wing with the models offers. Each call imports what it needs."""
+    """The wing with the models. Each call imports what it needs."""
 
     def load_tokenizer(self, model: ModelSettings) -> Tokenizer:
         """The tokenizer of a model; torch is not imported where the tokenizer does not need it.

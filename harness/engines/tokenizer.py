@@ -1,4 +1,4 @@
-"""What the instrument asks of a tokenizer: transformers' have it, and `TextTokenizer`, which stands in for them."""
+"""The part of a tokenizer that the instrument uses: transformers' have it, and so has `TextTokenizer`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What this wing offers the instrument (`engines/door.py`). Imports are inside the calls: most are slow."""
+"""Answers the instrument (`engines/door.py`). Imports are inside the calls: most are slow."""
 
 from __future__ import annotations
 
