@@ -542,6 +542,11 @@ DOUBTS = (
     ),
     Doubt(
         "note",
+        lambda run: run.each_arm(_unseen),
+        "The server's counters saw {found}, as those of one worker of several do: they are not used.",
+    ),
+    Doubt(
+        "note",
         lambda run: run.each_arm(_uncounted),
         "The server's counters could not be read in {found}, which their figures leave out.",
     ),
