@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines": {"config", "results"},
     "servers": {"config", "results", "engines"},
     "measuring": {"config", "results", "reporting", "engines"},
-    "commands": {"config", "results", "reporting", "engines", "servers", "measuring"},
+    "commands": {"config", "results", "reporting", "engines", "measuring"},
     "cli": {"config", "results", "reporting", "engines", "measuring", "commands"},
     "local": {
         "config",

@@ -46,6 +46,18 @@ def require(holds: bool, setting: str, rule: str, value: object) -> None:
         raise SettingError(setting, rule, value)
 
 
+def api_key(setting: str, variable: str | None) -> str | None:
+    """The key in the environment variable that a setting names; None where it names none.
+
+    Raises:
+        SettingError: there is no such variable.
+    """
+    key = os.environ.get(variable) if variable else None
+    if variable and not key:
+        raise SettingError(setting, "must name a variable of the environment", variable)
+    return key
+
+
 def require_at_least(settings: object, **least: float) -> None:
     """Raise a SettingError for a field that is below its bound; None passes.
 

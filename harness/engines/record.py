@@ -193,6 +193,10 @@ class EngineRecord(RecordWithSettings, Abilities):
         """
         return []
 
+    def typed_command(self, words: Sequence[str]) -> list[str]:
+        """A command that it started, without the words that it added."""
+        return list(words)
+
     def programs(self, settings: Any) -> list[str]:
         """The programs that it starts, whose files are part of what is measured.
 

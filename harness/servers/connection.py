@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any
 
-from harness.config.errors import RunError, SettingError
+from harness.config.errors import RunError
 from harness.engines.requests import RequestRecord
 
 if TYPE_CHECKING:
@@ -38,18 +37,6 @@ def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClien
         limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
         follow_redirects=True,
     )
-
-
-def api_key(setting: str, variable: str | None) -> str | None:
-    """The key in the environment variable that a setting names; None where it names none.
-
-    Raises:
-        SettingError: there is no such variable.
-    """
-    key = os.environ.get(variable) if variable else None
-    if variable and not key:
-        raise SettingError(setting, "must name a variable of the environment", variable)
-    return key
 
 
 @asynccontextmanager

@@ -20,7 +20,7 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.config.errors import RunError, SettingError
-from harness.config.settings import DecodingSettings
+from harness.config.settings import DecodingSettings, api_key
 from harness.engines.counts import Counts, growth
 from harness.engines.iteration import Iteration
 from harness.engines.protocol import Answered, Arm, Engine, LoadRequest, Question, Servers, Traits
@@ -29,7 +29,7 @@ from harness.engines.requests import Load, RequestError, RequestRecord, as_recor
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.results.statistics.interval import counted
-from harness.servers.connection import api_key, new_client
+from harness.servers.connection import new_client
 from harness.servers.counters import CounterPage
 from harness.servers.dialects import UNKNOWN, Dialect, dialect_of
 from harness.servers.identity import (

@@ -242,6 +242,16 @@ class Server(EngineRecord):
             return {}
         return {"num_draft_tokens": measured.num_draft_tokens, "draft_method": measured.method}
 
+    def typed_command(self, words: Sequence[str]) -> list[str]:
+        """Without the words that add a port."""
+        words = list(words)
+        for dialect in DIALECTS.all().values():
+            added = [] if dialect.startup is None else list(dialect.startup.listening)
+            for place in range(len(words) - len(added) + 1):
+                if added and words[place : place + len(added)] == added:
+                    return words[:place] + words[place + len(added) :]
+        return words
+
     def programs(self, settings: Any) -> list[str]:
         return [
             command[0] for command in (settings.first_command, settings.start_command) if command

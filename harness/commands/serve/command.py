@@ -17,9 +17,9 @@ from harness.commands.serve.served_model import ServedModel
 from harness.config.demand import Demand
 from harness.config.errors import SettingError
 from harness.config.failures import as_run_error
+from harness.config.settings import api_key
 from harness.engines.keeper import PairKeeper
 from harness.engines.serving import Service
-from harness.servers.connection import api_key
 
 # Seconds after a signal in which answers may end, and then those in which the rest of them is sent.
 _GRACE_S = 3

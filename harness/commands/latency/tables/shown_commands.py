@@ -7,9 +7,9 @@ import re
 import shlex
 from collections.abc import Sequence
 
+from harness.engines.registry import ENGINES
 from harness.measuring.rows import LatencyRow
 from harness.results.runs import Run
-from harness.servers.dialects import DIALECTS
 
 _FLAGS_OF_SECRETS = ("--api-key", "--hf-token", "-hft")
 # `HF_TOKEN`
@@ -31,6 +31,7 @@ def typed_command(run: Run[LatencyRow]) -> str | None:
 
 def server_commands(row: LatencyRow) -> list[str]:
     """The commands that started the servers of a run, the one that was measured last; [] of a run that started none."""
+    engine = ENGINES.loaded(row.engine or "")
     commands = []
     for command in (row.server_command or "").split("; "):
         try:
@@ -39,19 +40,9 @@ def server_commands(row: LatencyRow) -> list[str]:
             # Cut within quotes: the command itself has a semicolon.
             return []
         if words:
-            commands.append(shlex.join(_without_secrets(_without_port(words))))
+            typed = words if engine is None else engine.typed_command(words)
+            commands.append(shlex.join(_without_secrets(typed)))
     return commands
-
-
-def _without_port(words: Sequence[str]) -> list[str]:
-    """A command without the words that the harness adds for its own port."""
-    words = list(words)
-    for dialect in DIALECTS.all().values():
-        added = [] if dialect.startup is None else list(dialect.startup.listening)
-        for place in range(len(words) - len(added) + 1):
-            if added and words[place : place + len(added)] == added:
-                return words[:place] + words[place + len(added) :]
-    return words
 
 
 def _without_secrets(words: Sequence[str]) -> list[str]:
