@@ -57,6 +57,7 @@ ONLY_SHOWING = frozenset(
         "files",
         "help",
         "locked_files",
+        "page",
         "plots",
         "published",
         "ranking",

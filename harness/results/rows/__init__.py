@@ -1,1 +1,1 @@
-"""Rows that more commands read than write them."""
+"""Rows of a command that others read too."""
