@@ -2,39 +2,67 @@
 
 from __future__ import annotations
 
-# By these names, without those that it does not count:
-#     generated: new tokens.
-#     drafts: iterations that verified draft tokens.
-#     proposed, accepted: draft tokens.
-#     accepted at 0, accepted at 1, ...: iterations in which the draft token at this position was accepted.
-#     preempted: requests that lost their place in the cache to others, and are read again.
-#     cached: tokens of prompts that were taken from a cache.
-#     first_tokens, first_token_s: requests that got their first token, and the sum of their times until then.
-#     restarts: of the server. Growth over one is not known.
-#     running: requests that it answers now, or that wait.
-#     cache_size: tokens for which its cache has room.
-Counts = dict[str, float]
-_NOT_GROWING = ("running", "cache_size")
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Counters of a server, or how much they grew; None for what it does not count.
+
+    Attributes:
+        generated: new tokens.
+        drafts: iterations that verified draft tokens.
+        proposed, accepted: draft tokens.
+        accepted_at: by position from 0, iterations in which the draft token there was accepted.
+        preempted: requests that lost their place in the cache to others, and are read again.
+        cached: tokens of prompts that were taken from a cache.
+        first_tokens, first_token_s: requests that got their first token, and the sum of their times until then.
+        restarts: of the server. Growth over one is not known.
+        running: requests that it answers now, or that wait. It does not grow.
+        cache_size: tokens for which its cache has room. It does not grow.
+    """
+
+    generated: float | None = None
+    drafts: float | None = None
+    proposed: float | None = None
+    accepted: float | None = None
+    accepted_at: Mapping[int, float] = field(default_factory=dict)
+    preempted: float | None = None
+    cached: float | None = None
+    first_tokens: float | None = None
+    first_token_s: float | None = None
+    restarts: float = 0.0
+    running: float | None = None
+    cache_size: float | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether there is any counter."""
+        return replace(self, restarts=0.0) != Counts()
+
+
+# A dialect names its counters by these; `accepted_at` stands for a counter with a position.
+COUNTED = tuple(one.name for one in fields(Counts) if one.name != "restarts")
+_GROWING = tuple(name for name in COUNTED if name not in ("accepted_at", "running", "cache_size"))
 
 
 def added(counts: Counts, others: Counts, times: int = 1) -> Counts:
     """The sum of both, the others counted `times` times; what does not grow is as in the first."""
-    total = dict(counts)
-    for name, value in others.items():
-        if name not in _NOT_GROWING:
-            total[name] = total.get(name, 0.0) + times * value
-    return total
+    sums: dict[str, float] = {"restarts": counts.restarts + times * others.restarts}
+    for name in _GROWING:
+        value, other = getattr(counts, name), getattr(others, name)
+        if value is not None or other is not None:
+            sums[name] = (value or 0.0) + times * (other or 0.0)
+    accepted_at = dict(counts.accepted_at)
+    for position, number in others.accepted_at.items():
+        accepted_at[position] = accepted_at.get(position, 0.0) + times * number
+    return replace(counts, accepted_at=accepted_at, **sums)
 
 
 def growth(now: Counts, before: Counts) -> Counts:
     """How much counters grew; none of them where one fell, or the server was restarted."""
     grown = added(now, before, -1)
-    restarts = grown.pop("restarts", 0.0)
-    if restarts or any(value < 0 for value in grown.values()):
-        grown = {}
-    return {**grown, "restarts": restarts}
-
-
-def is_known(counts: Counts) -> bool:
-    """Whether there is any counter."""
-    return bool(counts.keys() - {"restarts"})
+    numbers = [getattr(grown, name) or 0.0 for name in _GROWING]
+    has_fallen = min([*numbers, *grown.accepted_at.values()]) < 0
+    return Counts(restarts=grown.restarts) if grown.restarts or has_fallen else grown

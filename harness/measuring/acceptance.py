@@ -31,12 +31,12 @@ def counted_acceptance(counts: Counts, num_requests: int) -> dict[str, Any]:
     Args:
         num_requests: answers, whose first tokens come without a verification.
     """
-    drafts = counts.get("drafts")
-    proposed = counts.get("proposed")
-    accepted = counts.get("accepted")
-    if accepted is None and drafts and "generated" in counts:
+    drafts = counts.drafts
+    proposed = counts.proposed
+    accepted = counts.accepted
+    if accepted is None and drafts and counts.generated is not None:
         # Each verification yields one token besides those that it accepts.
-        accepted = max(0.0, counts["generated"] - num_requests - drafts)
+        accepted = max(0.0, counts.generated - num_requests - drafts)
     if accepted is None or not (proposed or drafts):
         return {}
     columns: dict[str, Any] = {"acceptance_source": "metrics"}
@@ -45,8 +45,7 @@ def counted_acceptance(counts: Counts, num_requests: int) -> dict[str, Any]:
     if drafts:
         columns["mean_acceptance_length"] = 1 + accepted / drafts
         columns["mean_proposed"] = proposed / drafts if proposed else None
-        positions = sorted(int(name.split()[-1]) for name in counts if " at " in name)
-        rates = [counts[f"accepted at {position}"] / drafts for position in positions]
+        rates = [number / drafts for _, number in sorted(counts.accepted_at.items())]
         if rates:
             columns["marginal_acceptance_by_position"] = [round(rate, 4) for rate in rates]
     return columns

@@ -10,8 +10,9 @@ import math
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 
-from harness.engines.counts import Counts, growth, is_known
+from harness.engines.counts import Counts, growth
 from harness.servers.dialects import known_counters
 from harness.servers.identity import page_of, start_time
 
@@ -28,23 +29,26 @@ _POSITION = re.compile(r'position="(\d+)"')
 
 def read_counters(text: str) -> Counts:
     """The known counters of a page in Prometheus's format, summed over the server's engines."""
-    counts: Counts = {}
+    totals: dict[str, float] = {}
+    accepted_at: dict[int, float] = {}
     names = known_counters()
     for name, labels, number in _SAMPLE.findall(text):
         counter = names.get(name.removesuffix("_total"))
         value = _number(number)
-        position = _POSITION.search(labels)
-        if counter is None or value is None or (counter == "by_position" and not position):
+        if counter is None or value is None:
+            continue
+        if counter == "accepted_at":
+            if found := _POSITION.search(labels):
+                position = int(found[1])
+                accepted_at[position] = accepted_at.get(position, 0.0) + value
             continue
         if counter == "cache_size":
             value *= math.prod(map(int, _SIZES.findall(labels)))
-        elif counter == "by_position" and position:
-            counter = f"accepted at {position[1]}"
-        counts[counter] = counts.get(counter, 0.0) + value
-    if "vllm:generation_tokens" in text and "proposed" not in counts:
+        totals[counter] = totals.get(counter, 0.0) + value
+    if "vllm:generation_tokens" in text and "proposed" not in totals:
         # Without speculation vLLM registers no counters of drafts.
-        counts |= {"drafts": 0.0, "proposed": 0.0}
-    return counts
+        totals |= {"drafts": 0.0, "proposed": 0.0}
+    return Counts(accepted_at=accepted_at, **totals)
 
 
 class CounterPage:
@@ -74,13 +78,12 @@ class CounterPage:
             for pages in self._candidates:
                 texts = [page_of(url, self._key) for url in pages]
                 counts = read_counters("\n".join(text or "" for text in texts))
-                if counts and None not in texts:
+                if counts.is_known and None not in texts:
                     self._candidates = [pages]
                     starts = [_number(start_time(text or "") or "") for text in texts]
                     newest = max((start for start in starts if start is not None), default=None)
-                    self._note_restart(counts, newest)
-                    self._last = counts
-                    return counts
+                    self._last = self._with_restarts(counts, newest)
+                    return self._last
             if self._last is not None:
                 time.sleep(_RETRY_S)
         self._num_missed += 1
@@ -88,16 +91,17 @@ class CounterPage:
             self._candidates = []
         return None
 
-    def _note_restart(self, counts: Counts, started: float | None) -> None:
+    def _with_restarts(self, counts: Counts, started: float | None) -> Counts:
         """Count a restart where the server's start is new, or is not reported and a counter fell."""
-        counts["restarts"] = 0.0
+        restarts = 0.0
         if self._last is not None:
-            counts["restarts"] = self._last["restarts"]
-            was_restarted = not is_known(growth(counts, self._last))
+            restarts = self._last.restarts
+            was_restarted = not growth(replace(counts, restarts=restarts), self._last).is_known
             if started is not None:
                 was_restarted = started > self._newest_start
-            counts["restarts"] += was_restarted
+            restarts += was_restarted
         self._newest_start = max(self._newest_start, started or 0.0)
+        return replace(counts, restarts=restarts)
 
 
 def _number(text: str) -> float | None:

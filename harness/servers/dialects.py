@@ -12,7 +12,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from harness.config.errors import SettingError
 from harness.config.registry import Record, Registry
+from harness.engines.counts import COUNTED
 from harness.servers.startup import HARNESS, LLAMA_CPP, SGLANG, VLLM, Startup
 
 _LONGEST_VERSION = 60
@@ -39,7 +41,7 @@ class Dialect(Record):
             or `next_token`, one request per token; None where it is not known to have any.
         logprobs: whether it documents those of new tokens as `raw`, the model's own, or as
             `processed`, after temperature and truncation; None where this is not known.
-        counters: names in `engines.counts.Counts` by those of its counters, without `_total`.
+        counters: fields of `engines.counts.Counts` by the names of its counters, without `_total`.
         startup: how its commands are read; None where the harness cannot change them.
     """
 
@@ -56,6 +58,14 @@ class Dialect(Record):
     scoring: Literal["prompt_logprobs", "next_token"] | None = None
     logprobs: Literal["raw", "processed"] | None = None
     counters: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name, counted in self.counters.items():
+            if counted not in COUNTED:
+                raise SettingError(
+                    f"counters[{name!r}]", f"must be one of {', '.join(COUNTED)}", counted
+                )
+
     startup: Startup | None = None
 
     def named(self, about: Mapping[str, Any]) -> str:
@@ -97,7 +107,7 @@ _BUILT_IN = {
                 "vllm:spec_decode_num_drafts": "drafts",
                 "vllm:spec_decode_num_draft_tokens": "proposed",
                 "vllm:spec_decode_num_accepted_tokens": "accepted",
-                "vllm:spec_decode_num_accepted_tokens_per_pos": "by_position",
+                "vllm:spec_decode_num_accepted_tokens_per_pos": "accepted_at",
             },
         ),
         Dialect(
@@ -127,7 +137,7 @@ _BUILT_IN = {
                 "llamacpp:spec_decode_num_drafts": "drafts",
                 "llamacpp:spec_decode_num_draft_tokens": "proposed",
                 "llamacpp:spec_decode_num_accepted_tokens": "accepted",
-                "llamacpp:spec_decode_num_accepted_tokens_per_pos": "by_position",
+                "llamacpp:spec_decode_num_accepted_tokens_per_pos": "accepted_at",
             },
         ),
         Dialect(

@@ -314,10 +314,10 @@ class ServerArm(Arm):
         After such a wait in vain a server is not waited for again.
         """
         until = time.monotonic() + _MOST_DRAINING_S
-        while (counts := self._page.read()) and counts.get("running") and not self._may_be_busy:
+        while (counts := self._page.read()) and counts.running and not self._may_be_busy:
             if time.monotonic() > until:
                 self._may_be_busy = True
-                number = round(counts["running"])
+                number = round(counts.running)
                 self._engine.say(
                     f"{self.name}: the server still answers {number} requests of others"
                 )
@@ -340,7 +340,7 @@ class ServerArm(Arm):
         before = self._counted_before
         if now is None or before is None:
             return None
-        self._num_restarts = now.get("restarts", 0.0)
+        self._num_restarts = now.restarts
         return growth(now, before)
 
     def stream(self, question: Question) -> Iterator[Iteration]:
@@ -355,7 +355,9 @@ class ServerArm(Arm):
         self._counted_before = self._idle_counters()
         if self._counted_before is not None:
             # The server may also have been restarted since the last question ended.
-            self._counted_before = {**self._counted_before, "restarts": self._num_restarts}
+            self._counted_before = dataclasses.replace(
+                self._counted_before, restarts=self._num_restarts
+            )
         loop = self._engine.loop
         num_rows = len(question.prompts)
         records: list[RequestRecord] = []
@@ -522,8 +524,8 @@ class ServerArm(Arm):
                     penalises_prompts=self.dialect.penalised_tokens is not None,
                     logprobs=self.dialect.logprobs,
                 )
-                counts = self._page.read() or {}
-                numbers = (request.num_drafted, counts.get("drafts"), counts.get("proposed"))
+                counts = self._page.read() or Counts()
+                numbers = (request.num_drafted, counts.drafts, counts.proposed)
                 self.drafts = any(numbers)
                 return
             # Of another status the form is not the reason.

@@ -21,7 +21,7 @@ from harness.config.settings import DecodingSettings, ModelSettings, PlacementSe
 from harness.measuring.rows import LatencyRow
 from harness.results.row import Row, kind_of
 from harness.results.rows.prompts import LatencyPromptRow
-from harness.results.schema import RunRow
+from harness.results.schema import RunnerNames, RunRow
 from harness.results.statistics.interval import Coverage, Interval
 from some_settings import settings_of
 
@@ -159,3 +159,14 @@ def test_a_row_knows_whether_it_is_of_the_named_models(
     changes: dict[str, object], real: bool
 ) -> None:
     assert LatencyRow(**changes).real is real
+
+
+@pytest.mark.parametrize("text", ["static", "graphs+eager"])
+def test_names_of_runners_are_read_back(text: str) -> None:
+    assert str(RunnerNames.parse(text)) == text
+
+
+def test_a_draft_without_a_runner_has_the_name_of_the_targets() -> None:
+    assert RunnerNames.parse(str(RunnerNames("static", "static"))) == RunnerNames(
+        "static", "static"
+    )

@@ -7,12 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.engines.counts import added, growth, is_known
+from harness.config.errors import SettingError
+from harness.engines.counts import Counts, added, growth
 from harness.engines.requests import RequestRecord
 from harness.measuring.acceptance import counted_acceptance
 from harness.measuring.figures.server import counter_columns, traffic_columns
 from harness.servers import counters
 from harness.servers.counters import CounterPage, read_counters
+from harness.servers.dialects import Dialect
 
 VLLM = """# HELP vllm:spec_decode_num_drafts Number of spec decoding drafts.
 # TYPE vllm:spec_decode_num_drafts counter
@@ -42,14 +44,9 @@ def requests(*num_tokens: int) -> list[RequestRecord]:
 
 
 def test_names_of_vllm_are_summed_over_its_engines() -> None:
-    assert read_counters(VLLM) == {
-        "generated": 120,
-        "drafts": 40,
-        "proposed": 80,
-        "accepted": 50,
-        "accepted at 0": 30,
-        "accepted at 1": 20,
-    }
+    assert read_counters(VLLM) == Counts(
+        generated=120, drafts=40, proposed=80, accepted=50, accepted_at={0: 30, 1: 20}
+    )
 
 
 def test_the_size_of_a_cache_is_no_growth() -> None:
@@ -67,7 +64,7 @@ def test_the_size_of_a_cache_is_no_growth() -> None:
 @pytest.mark.parametrize("page", sorted(OTHERS))
 def test_names_of_others(page: str) -> None:
     counted = read_counters(page)
-    assert (counted["proposed"], counted["accepted"]) == (80, 50)
+    assert (counted.proposed, counted.accepted) == (80, 50)
     assert counted_acceptance(counted, 1)["acceptance_rate"] == 50 / 80
 
 
@@ -85,18 +82,19 @@ def test_rates_follow_from_vllms_definitions() -> None:
     assert columns["mean_proposed"] == 2
     assert columns["marginal_acceptance_by_position"] == [0.75, 0.5]
     assert columns["acceptance_source"] == "metrics"
-    thirds = counted_acceptance({"drafts": 3, "accepted": 1, "accepted at 0": 1}, 1)
+    thirds = counted_acceptance(Counts(drafts=3, accepted=1, accepted_at={0: 1}), 1)
     assert thirds["marginal_acceptance_by_position"] == [0.3333]
 
 
 def test_growth_is_what_counts_and_a_restart_is_no_growth() -> None:
-    before = {"generated": 10.0, "drafts": 4.0, "accepted at 0": 2.0}
-    now = {"generated": 110.0, "drafts": 14.0, "accepted at 0": 10.0, "accepted at 1": 2.0}
-    grown = {"generated": 100, "drafts": 10, "accepted at 0": 8, "accepted at 1": 2, "restarts": 0}
+    before = Counts(generated=10, drafts=4, accepted_at={0: 2}, running=3)
+    now = Counts(generated=110, drafts=14, accepted_at={0: 10, 1: 2}, running=1)
+    grown = Counts(generated=100, drafts=10, accepted_at={0: 8, 1: 2}, running=1)
     assert growth(now, before) == grown
-    assert is_known(growth(now, before))
-    assert not is_known(growth(before, now))
-    assert growth(now, {}) == {**now, "restarts": 0}
+    assert growth(now, before).is_known
+    assert not growth(before, now).is_known
+    assert not growth(Counts(accepted_at={0: 1}), Counts(accepted_at={0: 2})).is_known
+    assert growth(now, Counts()) == now
 
 
 def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) -> None:
@@ -112,7 +110,7 @@ def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) ->
         )
         counted = page.read()
         assert counted is not None
-        restarts.append(counted["restarts"])
+        restarts.append(counted.restarts)
     assert restarts == [0, 0, 0, 1, 1]
     page = CounterPage("http://localhost/v1", None, [file.as_uri()])
     restarts = []
@@ -120,35 +118,35 @@ def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) ->
         file.write_text(f"llamacpp:tokens_predicted_total {tokens}\n")
         counted = page.read()
         assert counted is not None
-        restarts.append(counted["restarts"])
+        restarts.append(counted.restarts)
     assert restarts == [0, 0, 1, 1]
-    assert growth(counted, {"generated": 1, "restarts": 0}) == {"restarts": 1}
+    assert growth(counted, Counts(generated=1)) == Counts(restarts=1)
 
 
 def test_vllm_has_no_counters_of_drafts_without_speculation() -> None:
     counted = read_counters("vllm:generation_tokens_total 7\n")
-    assert counted == {"generated": 7, "drafts": 0, "proposed": 0}
+    assert counted == Counts(generated=7, drafts=0, proposed=0)
     assert counter_columns(counted) == {"drafted": False}
     assert counter_columns(read_counters(VLLM)) == {"drafted": True}
-    assert "drafts" not in read_counters("sglang:generation_tokens_total 7\n")
+    assert read_counters("sglang:generation_tokens_total 7\n").drafts is None
 
 
 def test_traffic_of_others_is_what_is_not_ours() -> None:
     ours = requests(100, 100)
     for generated, foreign, unseen in ((204, 0, 0), (205, 5, 0), (196, 0, 0), (100, 0, 100)):
-        columns = traffic_columns({"generated": generated}, ours)
+        columns = traffic_columns(Counts(generated=generated), ours)
         assert columns["server_tokens"] == generated
         assert (columns["foreign_tokens"], columns["unseen_tokens"]) == (foreign, unseen)
-    assert traffic_columns({}, ours) == {}
-    assert counter_columns({"preempted": 3}) == {"num_preemptions": 3}
-    first_tokens = counter_columns({"first_tokens": 4, "first_token_s": 2})
+    assert traffic_columns(Counts(), ours) == {}
+    assert counter_columns(Counts(preempted=3)) == {"num_preemptions": 3}
+    first_tokens = counter_columns(Counts(first_tokens=4, first_token_s=2))
     assert first_tokens == {"server_time_to_first_token_ms": 500}
 
 
 def test_a_server_that_drafts_nothing_has_no_acceptance() -> None:
-    nothing = {"generated": 100.0, "drafts": 0.0, "proposed": 0.0, "accepted": 0.0}
+    nothing = Counts(generated=100, drafts=0, proposed=0, accepted=0)
     assert counted_acceptance(nothing, 1) == {}
-    assert counted_acceptance({"generated": 100.0}, 1) == {}
+    assert counted_acceptance(Counts(generated=100), 1) == {}
 
 
 def test_a_page_that_was_read_before_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,9 +184,14 @@ def test_counters_of_several_pages_are_added_up(tmp_path: Path) -> None:
     files[1].write_text(text)
     before = page.read()
     assert before is not None
-    assert (before["generated"], before["running"]) == (14, 6)
+    assert (before.generated, before.running) == (14, 6)
     files[1].write_text("vllm:generation_tokens_total 9\nvllm:num_requests_running 0\n")
     after = page.read()
     assert after is not None
-    assert after["restarts"] == 0
-    assert growth(after, before)["generated"] == 2
+    assert after.restarts == 0
+    assert growth(after, before).generated == 2
+
+
+def test_a_dialect_names_what_is_counted() -> None:
+    with pytest.raises(SettingError, match="must be one of generated, drafts"):
+        Dialect(name="mine", title="Mine", counters={"mine_tokens": "tokens"})

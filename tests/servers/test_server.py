@@ -12,6 +12,7 @@ from echo_questions import TOKENIZER, Open, arm_of, ask, engine_of, texts, time_
 from echo_server import NEVER_DRAWN, EchoServer, serving
 from harness.commands.recovery.greedy import require_token_ids
 from harness.config.errors import RunError, SettingError
+from harness.engines.counts import Counts
 from harness.engines.protocol import LoadRequest
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
@@ -379,14 +380,14 @@ def test_a_server_that_answers_others_is_waited_for(
     engine = open_engine(EchoServer())
     arm = arm_of(engine)
     running = iter([2.0, 1.0, 0.0, 0.0])
-    monkeypatch.setattr(CounterPage, "read", lambda page: {"running": next(running)})
+    monkeypatch.setattr(CounterPage, "read", lambda page: Counts(running=next(running)))
     generate(engine, arm, ask(1))
     assert next(running, None) is None
 
     said: list[str] = []
     engine.say = said.append
     monkeypatch.setattr(server_module, "_MOST_DRAINING_S", 0.1)
-    monkeypatch.setattr(CounterPage, "read", lambda page: {"running": 3.0})
+    monkeypatch.setattr(CounterPage, "read", lambda page: Counts(running=3.0))
     for _ in range(2):
         generate(engine, arm, ask(1))
     assert said == ["regular: the server still answers 3 requests of others"]

@@ -89,20 +89,18 @@ class MeasuredArm:
     @property
     def counted(self) -> Counts | None:
         """Growth of the server's counters meanwhile; None where it has none."""
-        from harness.engines.counts import added
+        from harness.engines.counts import Counts, added
 
         total: Counts | None = None
         for generation in self.generations:
             if generation.counted is not None:
-                total = added(generation.counted, total or {})
+                total = added(generation.counted, total or Counts())
         return total
 
     @property
     def counted_laps(self) -> list[Generation]:
         """The laps whose growth is known."""
-        from harness.engines.counts import is_known
-
-        return [lap for lap in self.generations if lap.counted and is_known(lap.counted)]
+        return [lap for lap in self.generations if lap.counted and lap.counted.is_known]
 
     @property
     def counted_requests(self) -> list[RequestRecord]:
@@ -116,7 +114,7 @@ class MeasuredArm:
     @property
     def num_restarts(self) -> int:
         """How often the server was restarted meanwhile, as its counters show."""
-        return round((self.counted or {}).get("restarts", 0.0))
+        return 0 if self.counted is None else round(self.counted.restarts)
 
     @property
     def seconds(self) -> float:

@@ -138,14 +138,14 @@ def traffic_columns(counts: Counts, requests: Sequence[RequestRecord]) -> dict[s
     """The columns about tokens that the server generated for other clients, and about ours that
     these counters missed.
     """
-    if "generated" not in counts:
+    if counts.generated is None:
         return {}
     ours = [request.num_tokens for request in requests]
     num_cancelled = sum(request.is_cancelled for request in requests)
-    foreign = counts["generated"] - sum(ours)
+    foreign = counts.generated - sum(ours)
     tolerated = len(ours) + _TOLERATED * sum(ours) + _UNREAD * num_cancelled
     return {
-        "server_tokens": round(counts["generated"]),
+        "server_tokens": round(counts.generated),
         "foreign_tokens": round(foreign) if foreign > tolerated else 0,
         "unseen_tokens": round(-foreign) if -foreign > tolerated else 0,
     }
@@ -156,12 +156,13 @@ def counter_columns(counts: Counts) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     names = {"cache_size": "cache_size", "preempted": "num_preemptions", "cached": "cached_tokens"}
     for name, column in names.items():
-        if name in counts:
-            columns[column] = round(counts[name])
-    if counts.get("first_tokens") and "first_token_s" in counts:
-        mean_s = counts["first_token_s"] / counts["first_tokens"]
+        value = getattr(counts, name)
+        if value is not None:
+            columns[column] = round(value)
+    if counts.first_tokens and counts.first_token_s is not None:
+        mean_s = counts.first_token_s / counts.first_tokens
         columns["server_time_to_first_token_ms"] = 1000 * mean_s
-    drafts = counts.get("drafts", counts.get("proposed"))
+    drafts = counts.proposed if counts.drafts is None else counts.drafts
     if drafts is not None:
         columns["drafted"] = drafts > 0
     return columns
