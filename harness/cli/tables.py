@@ -13,7 +13,7 @@ from rich.text import Text
 from harness.commands.registry import COMMANDS
 from harness.reporting.overview import failures_table
 from harness.reporting.page import in_full, in_short
-from harness.reporting.table import Answer, Line, without_empty
+from harness.reporting.table import Answer, Line, Table
 from harness.reporting.terminal import WIDE, LastingConsole, as_text, plain_console, print_document
 from harness.reporting.words import labels
 from harness.results.locked_files import replace_file
@@ -105,9 +105,9 @@ def sweep_document(command: str, rows: Rows) -> _Document:
 
 def _document(command: str, runs: Sequence[Run], failures: Sequence[Run]) -> _Document:
     page = COMMANDS[command].page(runs) if runs else None
-    failed = without_empty([failures_table(failures)])
+    failed: list[Table | Line] = [failures_table(failures)] if failures else []
     if page is None:
-        only = failed or [Line("Nothing was measured.")]
+        only: Answer = failed or [Line("Nothing was measured.")]
         return _Document(only, only)
     short = in_short(page, of_sweep=True)
     return _Document([*short, *failed], [*in_full(page, of_sweep=True), *failed])

@@ -220,11 +220,6 @@ Document = Sequence[Table | Line]
 Answer = Sequence[Table | Line | Bars]
 
 
-def without_empty(document: Document) -> Document:
-    """Without tables that have no rows."""
-    return [part for part in document if isinstance(part, Line) or part.rows]
-
-
 # Characters that steer a terminal, and what is printed in their place: ESC becomes ␛.
 _PICTURES: dict[int, str] = {code: chr(0x2400 + code) for code in range(32)}
 # The delete character, and controls that begin sequences on some terminals.

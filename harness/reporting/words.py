@@ -24,11 +24,6 @@ _LONGEST_COMMAND = 70
 _OPTION_OR_SETTING = re.compile(r"-(?!\d)|[+~]?\w[\w.]*=")
 
 
-def title(row: RunRow) -> str:
-    """`13B with draft 7B, random weights on NVIDIA A100`."""
-    return f"{pair_name(row, ' with draft ')} on {device_of(row)}"
-
-
 def settings_line(rows: Sequence[RunRow]) -> str:
     """The settings of one run: `15 prompts (english) · 64 new tokens · K=4 · greedy · float16`."""
     # Of a run that ended early the number of prompts is shown too: those that it finished.
