@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,20 @@ class Published:
         return " / ".join(f"{100 * value:.1f}" for value in self.accuracy.values())
 
 
+@functools.cache
+def figures() -> tuple[Published, ...]:
+    """All figures, in the file's order."""
+    with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as file:
+        return tuple(map(_figure, csv.DictReader(file)))
+
+
+def multiplication_accuracy(model: str) -> Mapping[str, float]:
+    """Accuracies of llama-ssp for products of numbers from 1 to 99: arm -> proportion of correct answers; empty for
+    other models.
+    """
+    return next((one.accuracy for one in figures() if one.accuracy and one.models[0] == model), {})
+
+
 def published_for(row: PromptedRow) -> list[Published]:
     """The figures of the pair in a row of `latency`: of pair and target, or of the target in a run without a draft.
 
@@ -76,7 +91,7 @@ def published_for(row: PromptedRow) -> list[Published]:
         return []
     model = canonical_name(row.model, row.quantization)
     draft = canonical_name(row.draft, row.draft_quantization) if row.draft else None
-    return [figure for figure in FIGURES if figure.is_of(model, draft, row)]
+    return [figure for figure in figures() if figure.is_of(model, draft, row)]
 
 
 def _figure(cells: Mapping[str, str]) -> Published:
@@ -105,9 +120,6 @@ def _figure(cells: Mapping[str, str]) -> Published:
     )
 
 
-with Path(__file__).with_suffix(".csv").open(encoding="utf-8", newline="") as _file:
-    FIGURES = tuple(map(_figure, csv.DictReader(_file)))
-
 # Differences that the presets of a published protocol cannot remove, by source.
 DIFFERENCES: Mapping[str, str] = MappingProxyType(
     {
@@ -134,10 +146,6 @@ DIFFERENCES: Mapping[str, str] = MappingProxyType(
     }
 )
 
-# llama-ssp, products of numbers from 1 to 99: model -> arm -> proportion of correct answers.
-MULTIPLICATION_ACCURACY: Mapping[str, Mapping[str, float]] = MappingProxyType(
-    {figure.models[0]: figure.accuracy for figure in FIGURES if figure.accuracy}
-)
 MULTIPLICATION_NOTE = (
     "Published: llama-ssp, seeds 0 to 3 with 1000 questions each, "
     "± 1.4 (7B) or ± 1.5 percentage points."

@@ -9,7 +9,7 @@ import itertools
 import operator
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -19,7 +19,7 @@ from harness.config.model_names import without_suffixes
 from harness.config.settings import ModelSettings
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
-from harness.results.published import MULTIPLICATION_ACCURACY
+from harness.results.published import multiplication_accuracy
 
 # Reads -5, 1,234 and 12; a sign must touch the digits, and exactly three digits follow a comma.
 _INTEGER = re.compile(r"-?(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)")
@@ -133,7 +133,7 @@ class Operation:
 
     prompt: Callable[[int, int], str]
     expected: Callable[[int, int], int]
-    published: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    published: Callable[[str], Mapping[str, float]] = lambda model: {}
 
 
 # By the value of the setting `task`.
@@ -146,7 +146,7 @@ OPERATIONS: Mapping[str, Operation] = {
     "multiplication": Operation(
         prompt=lambda a, b: f"8 * 12 = 96\n25 * 4 = 100\n37 * 85 = 3145\n{a} * {b} =",
         expected=operator.mul,
-        published=MULTIPLICATION_ACCURACY,
+        published=multiplication_accuracy,
     ),
 }
 
@@ -228,7 +228,7 @@ class DrawnTask(Task):
     def published_accuracy(self, model: ModelSettings) -> Mapping[str, float]:
         if self.operands != _PUBLISHED_OPERANDS or model.quantization != "none":
             return {}
-        return self.operation.published.get(without_suffixes(model.name), {})
+        return self.operation.published(without_suffixes(model.name))
 
 
 def read_answer(completion: str) -> tuple[str, int | None]:

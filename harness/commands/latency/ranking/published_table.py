@@ -11,7 +11,7 @@ from harness.measuring.costs import tokens_per_iteration
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number
 from harness.reporting.words import called
-from harness.results.published import DIFFERENCES, FIGURES, Published, published_for
+from harness.results.published import DIFFERENCES, Published, figures, published_for
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def published_tables(measured: Sequence[Measured]) -> list[Table]:
     every = Table.of(
         "all_published",
         "All published figures",
-        [_Counterparts(figure.named, figure, None) for figure in FIGURES],
+        [_Counterparts(figure.named, figure, None) for figure in figures()],
         (*columns, accuracy),
         in_full=True,
     )
@@ -84,7 +84,7 @@ def _counterparts(measured: Sequence[Measured]) -> list[_Counterparts]:
     by_figure: dict[object, _Counterparts] = {}
     for ours in measured:
         for figure in published_for(ours.row):
-            place = FIGURES.index(figure)
+            place = figures().index(figure)
             if figure.drafts:
                 by_figure.setdefault(place, _Counterparts(ours.name, figure, ours.row))
             elif ours.regular is not None:
