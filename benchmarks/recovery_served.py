@@ -48,7 +48,7 @@ SMALL = (
     "engine=server",
     "num_prompts=3",
     "decoding.max_new_tokens=16",
-    "load=16",
+    "batch_size=16",
     "false_alarm_rate=1e-6",
     "top_logprobs=20",
 )

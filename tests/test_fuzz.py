@@ -169,8 +169,6 @@ def draw(rng: random.Random) -> Case:
         case.settings[setting] = rng.choice(bad if wrong else good)
         case.wrong |= wrong
     draft = case.settings.get("draft")
-    if case.command == "recovery" and draft == "none":
-        case.wrong = True
     if "gpus" in case.settings and "gpu_memory" not in case.settings:
         case.wrong = True
     if draft == "none" and "draft.sampling" in case.settings:

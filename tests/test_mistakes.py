@@ -312,13 +312,12 @@ MISTAKES = {
     "latency budget=10min": "budget=10min: needs precision=2%",
     "latency precision=2% budget=soon": "budget=soon: must be a time, such as 10min, 90s or 2h",
     # recovery
-    "recovery draft=none": "draft=none: must be a model",
     "recovery fault=rollback": "fault=rollback: no such name (did you mean rollback_off_by_one?)",
     "recovery fault=off_by_one":
         "fault=off_by_one: no such name (did you mean rollback_off_by_one?)",
-    "recovery load=4 reference=regular": "reference=regular: must be auto or weights with engine=local",
-    "recovery load=0": "load=0: must be at least 1",
-    "recovery engine=huggingface batch_size=1 load=4": "load=4: needs engine=local or server",
+    "recovery reference=regular": "reference=regular: must be auto or weights with engine=local",
+    "recovery load=0": "batch_size=0: must be at least 1",
+    "recovery engine=huggingface": "batch_size=8: must be 1 with engine=huggingface",
     "recovery num_draws=10": "num_draws=10: must be auto or at least 1000, and at most 10^8",
     "recovery shift=0": "shift=0.0: must be in (0, 0.5]",
     "recovery false_alarm_rate=2": "false_alarm_rate=2.0: must be in (0, 1)",
@@ -344,7 +343,7 @@ MISTAKES = {
         "fault=rows_swapped: was removed: one of your own is a file: fault=./f.py:RowsSwapped",
     "recovery fault=residual_warped_twice decoding.temperature=1":
         "fault=residual_warped_twice: changes nothing at decoding.temperature=1",
-    "recovery fault=rollback_off_by_one load=8 draft=none": "fault=rollback_off_by_one: changes nothing with draft=",
+    "recovery fault=rollback_off_by_one draft=none": "fault=rollback_off_by_one: changes nothing with draft=",
     # plan
     "plan gpu_memory=40": "gpu_memory=40: must be an amount with its unit, such as 40GB or 80GiB (did you mean 40GB?)",
     "plan gpu_memory=foo": "gpu_memory=foo: must be an amount with its unit, such as 40GB or 80GiB",

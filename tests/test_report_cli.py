@@ -33,7 +33,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (("latency", *itself, "decoding.num_draft_tokens=2", *quick), 0),
         (("latency", *itself, "decoding.num_draft_tokens=4", *quick), 0),
         (("eval", *QUICKEST_PAIR, "num_prompts=8"), 0),
-        (("recovery", *itself, "num_prompts=1", "num_draws=1000", "batch_size=500", *short), 3),
+        (("recovery", *itself, "num_prompts=1", "num_draws=1000", *short), 3),
         (("compare", *QUICKEST_PAIR, "prompt=7 * 8 =", "json=true"), 0),
         (("latency", "engine=server", "engine.url=http://127.0.0.1:9/v1"), 1),
     )

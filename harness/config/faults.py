@@ -18,7 +18,6 @@ class FaultRecord(Record):
         in_greedy_texts: whether greedy texts change too, and not only the probabilities that tokens are drawn with.
         in_trees: whether drafts that propose trees can have it.
         fewest_rows: how many rows must be decoded at once before it changes anything.
-        needs_mixed_settings: whether the rows must have different settings of sampling.
         lenience: in place of the run's; None to keep that.
     """
 
@@ -26,13 +25,7 @@ class FaultRecord(Record):
     in_greedy_texts: ClassVar[bool] = False
     in_trees: ClassVar[bool] = False
     fewest_rows: ClassVar[int] = 1
-    needs_mixed_settings: ClassVar[bool] = False
     lenience: ClassVar[float | None] = None
-
-    @property
-    def only_in_batches(self) -> bool:
-        """Whether single requests do not show it."""
-        return self.fewest_rows > 1 or self.needs_mixed_settings
 
     def is_idle(self, decoding: DecodingSettings) -> str | None:
         """The settings of decoding with which it changes nothing, in words; None where it does."""

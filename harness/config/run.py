@@ -98,11 +98,6 @@ class RunSettings:
         """Raise a SettingError for an engine that this command cannot use."""
 
     @property
-    def compares_texts(self) -> bool:
-        """Whether one arm's texts are compared with the other's."""
-        return False
-
-    @property
     def pair_identity(self) -> tuple[object, ...]:
         """Everything that determines which weights are loaded, and where.
 

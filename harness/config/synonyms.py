@@ -13,7 +13,7 @@ SETTINGS: Mapping[str, str] = {
     **dict.fromkeys(("tokens", "num_tokens", "max_tokens"), "max_new_tokens"),
     **dict.fromkeys(("n", "limit", "samples", "num_samples"), "num_prompts"),
     **dict.fromkeys(("T", "temp"), "temperature"),
-    **dict.fromkeys(("batch", "bs"), "batch_size"),
+    **dict.fromkeys(("batch", "bs", "load"), "batch_size"),
     "dataset": "prompts",
     "device": "placement",
 }

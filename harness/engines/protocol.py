@@ -263,16 +263,6 @@ class Reference(TextReference, Protocol):
     def experts(self, token_ids: Sequence[int], num_last: int) -> list[list[list[int]]]:
         """The experts that the last tokens of a text take, by layer and then by token."""
 
-    def draft_probabilities(
-        self,
-        prompts: Sequence[Sequence[int]],
-        first_tokens: Sequence[int],
-        decoding: DecodingSettings,
-    ) -> Tensor | None:
-        """The distribution [B, V] of the first draft token behind each prompt and its first
-        token; None without one.
-        """
-
 
 class Weights(Protocol):
     """The models that generate in this process, and the devices that hold them."""

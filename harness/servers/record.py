@@ -229,8 +229,6 @@ class Server(EngineRecord):
         for program in self.programs(settings):
             if shutil.which(program) is None and not is_variable(program):
                 raise SettingError(program, "no such program, to start a server")
-        rule = "must be set for recovery, which compares with its texts"
-        require(has_two or not run.compares_texts, "engine.regular_url", rule, None)
 
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
         settings = run.engine

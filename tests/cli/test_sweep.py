@@ -21,11 +21,10 @@ from report_files import eval_run, latency_run
 from wording import mentions
 
 
-def check(job: str, prompt_index: int | None, verdict: str, status: str = "ok") -> RecoveryRow:
+def check(job: str, kind: str, verdict: str, status: str = "ok") -> RecoveryRow:
     return RecoveryRow(
-        run=job, job=job, status=status, error="killed", check="sampled", prompt_index=prompt_index, verdict=verdict,
+        run=job, job=job, status=status, error="killed", check=kind, verdict=verdict,
         lossy=False, lenience=1.0, num_draft_tokens=4, num_draws=1000, power=0.5, shift=0.05, p_value=0.5,
-        num_prompts=1, num_tokens=6,
     )  # fmt: skip
 
 
@@ -38,8 +37,8 @@ def of_job(number: int, run: list[LatencyRow]) -> list[LatencyRow]:
     [("lossless", "undecided", 0), ("undecided", "lossless", 3), ("lossless", "lossy", 1)],
 )
 def test_a_job_has_the_verdict_that_its_run_had(together: str, one: str, expected: int) -> None:
-    """A prompt alone need not decide anything, as in a run that is no job of a sweep."""
-    rows = [check("0", 0, one), check("0", None, together)]
+    """A part alone need not decide anything, as in a run that is no job of a sweep."""
+    rows = [check("0", "place", one), check("0", "sampled", together)]
     verdict = summarise(rows).verdict
     assert job_line("recovery", rows) == verdict
     assert (
@@ -51,11 +50,11 @@ def test_a_job_has_the_verdict_that_its_run_had(together: str, one: str, expecte
 
 def test_the_worst_job_decides() -> None:
     good, doubtful, bad = (
-        check(str(n), None, v) for n, v in enumerate(("lossless", "undecided", "lossy"))
+        check(str(n), "sampled", v) for n, v in enumerate(("lossless", "undecided", "lossy"))
     )
     assert exit_code("recovery", [good, doubtful]) == 3
     assert exit_code("recovery", [good, doubtful, bad]) == 1
-    assert exit_code("recovery", [good, check("3", None, "lossless", status="failed")]) == 1
+    assert exit_code("recovery", [good, check("3", "sampled", "lossless", status="failed")]) == 1
 
 
 @pytest.mark.parametrize(

@@ -113,7 +113,9 @@ def test_the_steps_of_runs_are_accepted_and_one_runs(harness: Harness) -> None:
         harness("latency", *few, "num_prompts=2", "draft=early_exit_1")
         harness("latency", "-m", *few, "num_prompts=2", "draft=early_exit_1", "K=1,2")
         harness("plan", *QUICKEST_PAIR)
-        harness("recovery", *QUICKEST_PAIR, "num_draws=100", "num_prompts=2", "tokens=4", code=None)
+        harness(
+            "recovery", *QUICKEST_PAIR, "num_draws=1000", "num_prompts=2", "tokens=4", code=None
+        )
     all_accepted(steps)
     measure = next(step for step in steps if step.text == "measure it")
     asked = shlex.split(measure.command)[1:]

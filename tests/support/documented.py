@@ -16,7 +16,7 @@ PRESETS = sorted((ROOT / "conf").rglob("*.yaml"))
 def typed_lines() -> list[str]:
     """What follows `harness` or `python -m harness`, as it is printed: with quotes, and with remarks behind it.
 
-    Within sentences and tables, command lines may stand alone: `recovery load=8`.
+    Within sentences and tables, command lines may stand alone: `recovery batch_size=8`.
     """
     files = [*PAGES, *PRESETS]
     text = "\n".join(file.read_text(encoding="utf-8") for file in files)

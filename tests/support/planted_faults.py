@@ -94,7 +94,7 @@ class _NeighbourWarp(BatchWarp):
 class NeighbourTemperature(Fault):
     """Each row is drawn with the settings of the next row in the batch."""
 
-    needs_mixed_settings = True
+    fewest_rows = 2
 
     def warp(self) -> BatchWarp:
         return _NeighbourWarp()

@@ -6,9 +6,10 @@ quantile is drawn from 0.5 to 0.8. If each token is drawn from the exact distrib
 before it, quantiles are independent and uniform in [0, 1), in any text and with any sampling
 setting (Rosenblatt 1952; with the random part, Brockwell 2007). So any tokens are one sample.
 
-Tokens that follow the same text have one distribution. Where there are enough of them they are
-tested by themselves, in cells that end where a token's mass ends: this finds changes that cancel
-out over many texts, and has no cells for what cannot be drawn. All others are tested together.
+Tokens that follow the same text have one distribution. Where there are enough of them, as at the
+place where many requests go on (`choose_place`), they are tested by themselves, in cells that end
+where a token's mass ends: this finds changes that cancel out over many texts, and has no cells for
+what cannot be drawn. All others are tested together.
 
 Without the exact distribution, tokens of two arms that follow the same text are compared.
 """
@@ -19,15 +20,14 @@ import dataclasses
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from harness.commands.recovery.greedy import Finding
-from harness.commands.recovery.sampling import Sampling
-from harness.results.acceptance import Acceptance
+from harness.commands.recovery.workload import PlannedRequest
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.chi_square import (
     chi_square_distance,
@@ -54,8 +54,6 @@ _LEAST_EXPECTED = MIN_EXPECTED - 1e-6
 # More cells find narrow shifts better, and broad ones worse.
 _MOST_CELLS = 10
 _MOST_CELLS_A_SIDE = 5
-# The first tokens of continuations are tested each by itself.
-NUM_PLACES_ALONE = 3
 # Texts from which the rounding of tokens that follow different texts is estimated.
 _NUM_ROUNDED = 8
 # The most draws that `draws_needed` tries.
@@ -67,42 +65,59 @@ class DrawnText:
     """A text of n tokens that was drawn.
 
     Attributes:
+        request: that it answers.
         lowest: [n], where the mass of each token begins: the mass of the likelier ones.
+        widths: [n], the masses of the tokens; of equally likely ones together.
         quantiles: [n], of the tokens.
+        entropies: [n], of the distributions that the tokens were drawn from, in nats.
+        rejected: places in the text, but the first one, where a proposal was rejected; None where
+            that is not known.
     """
 
-    prompt: tuple[int, ...]
-    sampling: Sampling
+    request: PlannedRequest
     tokens: tuple[int, ...]
     lowest: Floats
+    widths: Floats
     quantiles: Floats
+    entropies: Floats
+    rejected: Sequence[int] | None = None
 
 
-def quantile_ranges(exact: Floats, tokens: Sequence[int]) -> tuple[Floats, Floats]:
-    """Where quantiles of tokens [n] begin in their distributions [n, V], and how wide their ranges are: [n] each."""
+class QuantileRanges(NamedTuple):
+    """Where the quantiles of n tokens begin, and how wide their ranges are: [n] each."""
+
+    lowest: Floats
+    widths: Floats
+
+
+def quantile_ranges(exact: Floats, tokens: Sequence[int]) -> QuantileRanges:
+    """The ranges of the quantiles of tokens [n] in their distributions [n, V]."""
     own = exact[range(len(tokens)), tokens][:, np.newaxis]
     # Equally likely tokens have their quantiles at random in all of their mass.
-    return (exact * (exact > own)).sum(-1), (exact * (exact == own)).sum(-1)
+    return QuantileRanges((exact * (exact > own)).sum(-1), (exact * (exact == own)).sum(-1))
 
 
-# The distributions [n, V] along a text by two routes that differ by rounding alone; None without a
-# second one.
-TwoRoutes = Callable[[DrawnText], tuple[Floats, Floats] | None]
+class Routes(NamedTuple):
+    """The distributions [n, V] along a text by two routes that differ by rounding alone."""
+
+    exact: Floats
+    again: Floats
+
+
+# The routes along a text; None without a second one.
+TwoRoutes = Callable[[DrawnText], Routes | None]
 
 
 @dataclass(frozen=True, kw_only=True)
-class SampledCheck:
+class TokenResult:
     """Whether drawn tokens follow the exact distribution: the result of one χ² test, or of several
     together.
 
     Attributes:
         significance_level: a p-value below it calls the arm lossy.
-        num_draws: tokens, or whole continuations of one prompt.
+        num_draws: tokens.
         rounding: by how much rounding of the logits may raise the statistic on average.
-        visible: by how much the stated shift would raise it on average: one number for each place
-            of a text that may be shifted alone.
-        acceptance: of the draft tokens behind the draws: without rejections, much of the algorithm
-            never ran.
+        visible: by how much the stated shift of all tokens would raise it on average.
     """
 
     significance_level: float
@@ -110,8 +125,7 @@ class SampledCheck:
     statistic: float
     degrees_of_freedom: int
     rounding: float
-    visible: Floats
-    acceptance: Acceptance = field(default_factory=Acceptance)
+    visible: float
 
     @property
     def p_value(self) -> float:
@@ -119,10 +133,10 @@ class SampledCheck:
 
     @property
     def power(self) -> float:
-        """Chance that the test sees the shift at the place where it sees it least."""
+        """Chance that the test sees the shift."""
         return chi_square_tail_power(
             self.degrees_of_freedom,
-            noncentrality=float(self.visible.min()),
+            noncentrality=self.visible,
             alpha=self.significance_level,
             tolerated=self.rounding,
         )
@@ -133,34 +147,18 @@ class SampledCheck:
             return "lossy"
         return "lossless" if self.power >= REQUIRED_POWER else "undecided"
 
-    def columns(self) -> dict[str, Any]:
-        """The columns of the check, and its acceptance as `Session.row` takes it."""
-        return {
-            "check": "sampled",
-            "num_draws": self.num_draws,
-            "statistic": self.statistic,
-            "degrees_of_freedom": self.degrees_of_freedom,
-            "p_value": self.p_value if self.degrees_of_freedom else None,
-            "significance_level": self.significance_level,
-            "power": self.power,
-            "rounding": self.rounding,
-            "verdict": self.verdict,
-            "acceptance": self.acceptance,
-        }
 
-
-def together(checks: Sequence[SampledCheck]) -> SampledCheck:
-    """Independent checks as one: a small loss everywhere shows in the sum before it shows in any
+def together(results: Sequence[TokenResult]) -> TokenResult:
+    """Independent tests as one: a small loss everywhere shows in the sum before it shows in any
     part.
     """
     return dataclasses.replace(
-        checks[0],
-        num_draws=sum(check.num_draws for check in checks),
-        statistic=sum(check.statistic for check in checks),
-        degrees_of_freedom=sum(check.degrees_of_freedom for check in checks),
-        rounding=sum(check.rounding for check in checks),
-        visible=np.sum([check.visible for check in checks], axis=0),
-        acceptance=sum((check.acceptance for check in checks), Acceptance()),
+        results[0],
+        num_draws=sum(result.num_draws for result in results),
+        statistic=sum(result.statistic for result in results),
+        degrees_of_freedom=sum(result.degrees_of_freedom for result in results),
+        rounding=sum(result.rounding for result in results),
+        visible=sum(result.visible for result in results),
     )
 
 
@@ -196,12 +194,13 @@ class TokenTest:
         texts: Sequence[DrawnText],
         places: slice = slice(None),
         two_routes: TwoRoutes = lambda text: None,
-    ) -> SampledCheck:
+    ) -> TokenResult:
         """Test the tokens at some places of texts."""
         followers: dict[Any, list[tuple[DrawnText, int]]] = defaultdict(list)
         for text in texts:
             for place in range(len(text.tokens))[places]:
-                text_before = text.prompt, text.sampling.name, text.tokens[:place]
+                asked = text.request
+                text_before = asked.prompt, asked.sampling.name, text.tokens[:place]
                 followers[text_before].append((text, place))
         common = [members for members in followers.values() if len(members) >= 2 * MIN_EXPECTED]
         # Which texts are computed twice must not depend on rounding: processes that share a split
@@ -225,19 +224,7 @@ class TokenTest:
         parts.append(self._check_cells(rest, _equal_cells(len(rest)), others))
         return together(parts)
 
-    def check_continuations(
-        self, texts: Sequence[DrawnText], two_routes: TwoRoutes = lambda text: None
-    ) -> SampledCheck:
-        """Test continuations of one prompt, all of one length: their first tokens place by place, and the later ones
-        together.
-        """
-        longest = len(texts[0].tokens)
-        firsts = [slice(place, place + 1) for place in range(min(longest, NUM_PLACES_ALONE))]
-        later = [slice(NUM_PLACES_ALONE, None)] if longest > NUM_PLACES_ALONE else []
-        checks = [self.check(texts, places, two_routes) for places in (*firsts, *later)]
-        return _in_a_row(checks)
-
-    def check_pairs(self, texts: Sequence[DrawnText]) -> SampledCheck:
+    def check_pairs(self, texts: Sequence[DrawnText]) -> TokenResult:
         """Test that neighbours in a text are independent; each token is in one pair."""
         pairs = np.zeros((0, 2))
         if texts:
@@ -251,7 +238,7 @@ class TokenTest:
 
     def compare(
         self, sample: Sequence[Sequence[int]], other: Sequence[Sequence[int]], num_tokens: int
-    ) -> SampledCheck:
+    ) -> TokenResult:
         """Compare the first tokens of as many continuations of one prompt by two arms.
 
         It takes twice the draws of `check` to see the same shift, and half of them are the regular
@@ -277,15 +264,11 @@ class TokenTest:
                     both = np.array([[one[token] for token in tokens] for one in counts])
                     parts.append(self._test(list(both), both.sum(0) / both.sum()))
             of_places.append(together(parts))
-        return dataclasses.replace(_in_a_row(of_places), num_draws=len(other))
+        # The first token is the target's own: a mistake in speculation shifts later ones.
+        visible = together(of_places[1:]).visible
+        return dataclasses.replace(together(of_places), visible=visible)
 
-    def expected_continuations(self, num_draws: int, num_tokens: int) -> SampledCheck:
-        """About the check of so many continuations by so many tokens: only its power means anything."""
-        # Tokens that follow the same text have cells of their own: about as many again.
-        places = 2 * min(num_tokens, NUM_PLACES_ALONE + 1)
-        return _in_a_row([self.expected(num_draws)] * places)
-
-    def expected(self, num_tokens: int) -> SampledCheck:
+    def expected(self, num_tokens: int) -> TokenResult:
         """Check tokens that are exactly uniform, to know the power of such a check."""
         num_cells = len(_equal_cells(num_tokens)) - 1
         return self._test(
@@ -296,8 +279,8 @@ class TokenTest:
         self,
         tokens: Sequence[tuple[DrawnText, int]],
         edges: Floats,
-        routes: Iterable[tuple[tuple[Floats, Floats] | None, slice]],
-    ) -> SampledCheck:
+        routes: Iterable[tuple[Routes | None, slice]],
+    ) -> TokenResult:
         """Test tokens, places of texts, by the number of quantiles between the edges of cells.
 
         Args:
@@ -307,13 +290,13 @@ class TokenTest:
         moved = np.zeros(len(counts))
         for distributions, places in routes:
             if distributions is not None:
-                exact, other = distributions
-                moved += cell_masses(exact[places], other[places], edges)
+                exact = distributions.exact[places]
+                moved += cell_masses(exact, distributions.again[places], edges)
         return self._test([counts], np.diff(edges), moved)
 
     def _test(
         self, samples: Sequence[ArrayLike], masses: Floats, moved: Floats | None = None
-    ) -> SampledCheck:
+    ) -> TokenResult:
         """Test counts per cell: of one sample against the cells' masses, or of two against those of both together.
 
         Args:
@@ -333,24 +316,14 @@ class TokenTest:
         if num_draws and moved is not None and moved.any():
             distance = chi_square_distance(masses, moved / moved.sum(), num_draws, _LEAST_EXPECTED)
             rounding = ROUNDING_ALLOWANCE * num_draws * distance
-        return SampledCheck(
+        return TokenResult(
             significance_level=SHARE_OF_LEVEL * self.level_share,
             num_draws=num_draws,
             statistic=statistic,
             degrees_of_freedom=degrees_of_freedom,
             rounding=rounding,
-            visible=np.array([visible]),
+            visible=visible,
         )
-
-
-def _in_a_row(of_places: Sequence[SampledCheck]) -> SampledCheck:
-    """Checks of the first, second, ... tokens of the same texts as one, of which any token but the first may be
-    shifted alone. The first token is the target's own; at the second a proposal is tested.
-    """
-    visible = np.concatenate([check.visible for check in of_places[1:]])
-    return dataclasses.replace(
-        together(of_places), num_draws=of_places[0].num_draws, visible=visible
-    )
 
 
 def cell_masses(exact: Floats, other: Floats, edges: Floats) -> Floats:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal, NamedTuple
 
 from harness.config.errors import RunError
 from harness.engines.divergence import Divergence, first_divergence
@@ -15,8 +15,15 @@ from harness.measuring.references import References
 Finding = Literal["lossless", "lossy", "undecided"]
 
 
-def judge_greedy(divergences: Sequence[Divergence | None]) -> tuple[Finding, Divergence | None]:
-    """Whether greedy texts are the regular arm's, and the difference that decides it.
+class Judgement(NamedTuple):
+    """Whether greedy texts are those that were expected, and the difference that decides it."""
+
+    verdict: Finding
+    worst: Divergence | None
+
+
+def judge_greedy(divergences: Sequence[Divergence | None]) -> Judgement:
+    """Judge greedy texts by where they differ.
 
     `lossy` if a difference is known to be beyond rounding (an `excess` above 1): the largest one
     decides. Else `undecided` if the margin of one is unknown (there is no reference, or a text
@@ -30,10 +37,28 @@ def judge_greedy(divergences: Sequence[Divergence | None]) -> tuple[Finding, Div
     unknown = [divergence for divergence in found if divergence.logit_margin is None]
     worst = max(known, key=operator.attrgetter("excess"), default=None)
     if worst is not None and worst.excess > 1:
-        return "lossy", worst
+        return Judgement("lossy", worst)
     if unknown:
-        return "undecided", unknown[0]
-    return "lossless", worst
+        return Judgement("undecided", unknown[0])
+    return Judgement("lossless", worst)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GreedyResult:
+    """The comparison of all greedy texts of a run.
+
+    Attributes:
+        worst: the difference that decides the verdict.
+        num_prompts: texts compared; `num_identical` of them do not differ.
+        num_tokens, num_cut_short: as `GreedyTexts` has them.
+    """
+
+    verdict: Finding
+    worst: Divergence | None
+    num_prompts: int
+    num_identical: int
+    num_tokens: int
+    num_cut_short: int
 
 
 @dataclass
@@ -99,23 +124,18 @@ class GreedyTexts:
         else:
             self.add(divergence, num_asked, expected, answer)
 
-    def columns(self) -> dict[str, Any]:
-        """The columns of the check."""
+    def result(self) -> GreedyResult:
         verdict, worst = judge_greedy(self.divergences)
         if verdict == "lossless" and self.num_cut_short:
             verdict = "undecided"
-        return {
-            "check": "greedy",
-            "temperature": 0.0,
-            "verdict": verdict,
-            "num_prompts": len(self.divergences),
-            "num_tokens": self.num_tokens,
-            "num_cut_short": self.num_cut_short,
-            "identical_prompts": self.divergences.count(None),
-            "divergence_position": worst and worst.position,
-            "logit_margin": worst and worst.logit_margin,
-            "logit_tolerance": worst and worst.logit_tolerance,
-        }
+        return GreedyResult(
+            verdict=verdict,
+            worst=worst,
+            num_prompts=len(self.divergences),
+            num_identical=self.divergences.count(None),
+            num_tokens=self.num_tokens,
+            num_cut_short=self.num_cut_short,
+        )
 
 
 def require_token_ids(requests: Sequence[RequestRecord]) -> None:

@@ -1,55 +1,48 @@
 """`recovery`: is this pair, with these settings, on this machine, lossless?
 
-Texts are asked of the arm under test, one question after the other (`plain`) or many at a time (`load`). A reference
-scores them (`scores`): the model's weights, or a regular server's log-probabilities of them (`regular_reference`).
-Greedy texts must be its likeliest tokens (`greedy`), drawn ones must follow its distribution (`drawn`). Each check
-becomes a row.
+The arm under test answers requests of many kinds, `batch_size` of them at a time (`asking`, `workload`). A reference
+scores its texts (`scored`): the model's weights, or a regular server's log-probabilities of them
+(`regular_reference`). Greedy texts must be its likeliest tokens (`greedy`), drawn ones must follow its distribution
+(`drawn`). A regular server without log-probabilities answers the same requests (`compared`). Each check becomes a row.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.commands.command import Experiment
-from harness.commands.recovery.load import checks_under_load
-from harness.commands.recovery.plain import checks_one_by_one, num_counted_tokens
+from harness.commands.recovery.asking import Asking
+from harness.commands.recovery.checks import Check, ReferenceCheck
+from harness.commands.recovery.compared import compared_checks
 from harness.commands.recovery.record import EXIT_CODES, RecoverySettings
+from harness.commands.recovery.regular_reference import RegularReference, regular_reference
 from harness.commands.recovery.rows import RecoveryRow
+from harness.commands.recovery.sampling import Sampling
+from harness.commands.recovery.scored import scored_checks
 from harness.commands.recovery.tables import summarise
-from harness.commands.recovery.workload import FOLLOW_UP
+from harness.commands.recovery.workload import FOLLOW_UP, taken_samplings
 from harness.config.errors import VerdictError
-from harness.engines.registry import engine_of
+from harness.engines.protocol import TextReference
+from harness.measuring.progress import say
 from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.references import References
 from harness.measuring.session import Session
 
 
 class Recovery(Experiment):
-    """A greedy comparison, then draws compared with the target's exact distribution."""
+    """Asks the last arm, and checks its answers against the reference that there is."""
 
     def __init__(self, settings: RecoverySettings) -> None:
         self.settings = settings
         self.prompt_set = load_prompts(settings.prompts)
         self.prompts = self.prompt_set.take(settings.num_prompts)
-        self.checks: list[dict[str, Any]] = []
+        self.refused: Sequence[str] = ()
+        self.checks: list[Check] = []
 
     def measure(self, session: Session) -> None:
-        settings = self.settings
-        most = settings.decoding.max_new_tokens
-        new_tokens = max(most, num_counted_tokens(settings.decoding.num_draft_tokens))
-        if settings.load is not None or not engine_of(settings).computes_here:
-            # A second turn reads a first answer, and has another.
-            new_tokens = 2 * most + FOLLOW_UP + 1
-        encoded = session.encode_set(self.prompt_set, self.prompts, new_tokens)
-        self.prompts = encoded.prompts
-        if settings.load is None:
-            checks = checks_one_by_one(session, settings, encoded)
-        else:
-            references = References(session)
-            checks = checks_under_load(session, settings, encoded.token_ids, references)
         # What was checked before an error has its rows.
-        for check in checks:
+        for check in self._checks(session):
             self.checks.append(check)
 
     def rows(self, session: Session) -> list[RecoveryRow]:
@@ -60,16 +53,84 @@ class Recovery(Experiment):
         common: dict[str, Any] = {
             "arm": arm,
             "prompts_digest": self.prompt_set.digest,
+            "refused": ", ".join(self.refused) or None,
         }
-        if self.settings.load is not None:
-            common["batch_size"] = self.settings.load
-        return [session.row(RecoveryRow, **common | check) for check in self.checks or [{}]]
+        if not self.checks:
+            return [session.row(RecoveryRow, **common)]
+        return [session.row(RecoveryRow, **common | check.columns()) for check in self.checks]
 
     def judge(self, rows: Sequence[RecoveryRow]) -> None:
         """Raises VerdictError if the pair is lossy (exit code 1), or if nothing can be told (3)."""
         summary = summarise(rows)
         if summary.verdict != "lossless":
             raise VerdictError(summary.in_short, EXIT_CODES[summary.verdict])
+
+    def _checks(self, session: Session) -> Iterator[Check]:
+        """Open the engine, look for a reference, and yield each check."""
+        settings = self.settings
+        most = settings.decoding.max_new_tokens
+        # A second turn reads a first answer, and has another.
+        encoded = session.encode_set(self.prompt_set, self.prompts, 2 * most + FOLLOW_UP + 1)
+        self.prompts = encoded.prompts
+        prompts = encoded.token_ids
+        # A first prompt may have a token more (`Workload`), a second one goes on after an answer.
+        longest = encoded.longest + 1 + most + FOLLOW_UP
+        session.place(settings.batch_size, longest)
+        engine = session.open(settings.batch_size, longest, fault=settings.fault)
+        arm = engine.arms[-1]
+        servers = engine.servers
+        is_vllm = servers is not None and any("vLLM" in name for name in servers.names)
+        samplings, self.refused = taken_samplings(arm, settings, prompts[0], is_vllm)
+        references = References(session)
+        reference = self._reference(session, references, prompts)
+        if isinstance(reference, RegularReference):
+            samplings = self._known(reference, samplings)
+        asking = Asking(settings, prompts, samplings, session.end_tokens())
+        if reference is not None:
+            yield from scored_checks(asking, arm, reference)
+            return
+        regular = engine.arms[0] if len(engine.arms) > 1 else None
+        if regular is not None:
+            say("without log-probabilities: answers are compared with those of the regular server")
+        if regular is not None or references.for_texts() is not None:
+            yield from compared_checks(asking, arm, regular, references)
+            if regular is not None or not samplings:
+                return
+        yield ReferenceCheck(verdict="undecided", finding=self._nothing_known(references))
+
+    def _nothing_known(self, references: References) -> str:
+        """Why nothing can be compared, and how to change that."""
+        regular = "engine.regular_url=, a server of the same model that does not speculate"
+        beyond_model = self.settings.engine.beyond_model
+        if beyond_model is not None:
+            return f"the weights know nothing of {beyond_model}: give {regular}"
+        if references.for_texts() is not None:
+            return (
+                f"the server sends no token ids, so draws are compared with nothing: give {regular}"
+            )
+        return (
+            f"there is nothing to compare with: give {regular}, or a model= whose weights load here"
+        )
+
+    def _reference(
+        self, session: Session, references: References, prompts: Sequence[Sequence[int]]
+    ) -> TextReference | None:
+        """The weights, or the regular arm's log-probabilities; None where neither can be had."""
+        asked_for = self.settings.reference
+        if asked_for != "regular":
+            weights = references.for_tokens()
+            if weights is not None or asked_for == "weights":
+                return weights
+        return regular_reference(session, self.settings, prompts[0])
+
+    def _known(self, reference: RegularReference, samplings: Sequence[Sampling]) -> list[Sampling]:
+        """The sampling settings that the log-probabilities shown determine; the others are named."""
+        unknown = [sampling for sampling in samplings if not reference.knows(sampling)]
+        if unknown:
+            names = ", ".join(sampling.name for sampling in unknown)
+            shown = f"top_logprobs={self.settings.top_logprobs}"
+            say(f"not tested, because {shown} is not enough: {names}")
+        return [sampling for sampling in samplings if sampling not in unknown]
 
 
 EXPERIMENT = Recovery

@@ -98,7 +98,8 @@ class RegularReference:
             for one, other in zip(first, second, strict=True):
                 likeliest = max(one, key=lambda token: one[token])
                 differences.append(abs(one[likeliest] - other.get(likeliest, -math.inf)))
-        if returned.columns("raw", TOLERANCE).get("verdict") == "right":
+        as_drawn = returned.result("raw", TOLERANCE)
+        if as_drawn is not None and as_drawn.verdict == "right":
             differences.append(3 * returned.rounding())
         self.rounding = max(_LEAST_ROUNDING, 2 * max(differences))
 
@@ -171,7 +172,7 @@ def regular_reference(
         return None
     try:
         return RegularReference(
-            regular, prompt, len(session.tokenizer), settings.top_logprobs, settings.load or 1
+            regular, prompt, len(session.tokenizer), settings.top_logprobs, settings.batch_size
         )
     except RunError as error:
         if is_asked_for:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Literal
 
 import numpy as np
 
@@ -25,6 +25,21 @@ _READINGS = {
     "after": "those of the tokens after",
     "zero": "0",
 }
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReturnedResult:
+    """Whether returned log-probabilities are right.
+
+    Attributes:
+        num_wrong: tokens with a wrong one, or without any.
+        finding: what they are, in words.
+    """
+
+    verdict: Literal["right", "wrong"]
+    num_tokens: int
+    num_wrong: int
+    finding: str
 
 
 @dataclass
@@ -52,8 +67,8 @@ class ReturnedLogprobs:
         for name, values in readings.items():
             self.readings.setdefault(name, []).extend(values.tolist())
 
-    def columns(self, documented: str | None, tolerance: float) -> dict[str, Any]:
-        """The columns of the check; empty where no log-probability came at all.
+    def result(self, documented: str | None, tolerance: float) -> ReturnedResult | None:
+        """Whether they are right; None where no log-probability came at all.
 
         Args:
             documented: `Dialect.logprobs`; either is right where this is None.
@@ -62,7 +77,7 @@ class ReturnedLogprobs:
         returned = np.array(self.returned)
         num_missing = int(np.isnan(returned).sum())
         if num_missing == len(returned):
-            return {}
+            return None
         differences = {
             name: np.abs(returned - np.array(values)) for name, values in self.readings.items()
         }
@@ -83,13 +98,12 @@ class ReturnedLogprobs:
                     finding = f"{num_wrong:,} are {_READINGS[name]}"
                     break
             findings.append(finding)
-        return {
-            "check": "logprobs",
-            "verdict": "wrong" if findings else "right",
-            "num_tokens": len(returned),
-            "num_wrong": num_wrong + num_missing,
-            "finding": "; ".join(findings) or f"all are {_READINGS[reading]}",
-        }
+        return ReturnedResult(
+            verdict="wrong" if findings else "right",
+            num_tokens=len(returned),
+            num_wrong=num_wrong + num_missing,
+            finding="; ".join(findings) or f"all are {_READINGS[reading]}",
+        )
 
     def rounding(self) -> float:
         """How far those of the model itself that came are from the reference's, but for a few."""

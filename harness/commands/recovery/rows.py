@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 from harness.results.row import figure, setting
 from harness.results.schema import MaybeFloat, MaybeInt, MaybeText, PromptedRow
+
+# Of drawn tokens: all together, or a part of them.
+DrawnKind = Literal["sampled", "first", "later", "place", "neighbours", "compared"]
+CheckKind = Literal["reference", "greedy", "logprobs"] | DrawnKind
+
+# Parts of the drawn tokens: `sampled` has them together, and decides.
+PARTS: frozenset[str] = frozenset({"first", "later", "place", "neighbours", "compared"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,26 +26,21 @@ class RecoveryRow(PromptedRow):
 
     seed: MaybeInt = setting("seed of the random numbers", "seed")
     arm: MaybeText = figure("the arm under test")
-    load: MaybeInt = setting("requests in flight; empty for one question after the other", "load")
     check: MaybeText = figure(
-        "`greedy` or `sampled`; `reference`: both for a regular server as the reference; `logprobs`: of"
-        " log-probabilities that came with tokens"
+        "`greedy` texts; `sampled`: all drawn tokens together, of which `first` tokens of texts, `later` ones of each"
+        " sampling setting, those after one `place`, and `neighbours` are also tested alone; `compared`: with a"
+        " regular server's draws; `reference`: both for a regular server as the reference, or that there is none;"
+        " `logprobs`: log-probabilities that came with tokens"
     )
-    sampling: MaybeText = figure(
-        "under load: the sampling setting, and which tokens; empty for all together"
-    )
+    sampling: MaybeText = figure("of `later` and `compared`: the sampling setting")
     verdict: MaybeText = figure(
         "`lossless`, `lossy` or `undecided`; of `logprobs` `right` or `wrong`"
     )
-    finding: MaybeText = figure("of `logprobs`: what came")
+    finding: MaybeText = figure("of `logprobs`: what came; of `reference`: why there is none")
     num_wrong: MaybeInt = figure("of `logprobs`: tokens with a wrong one, or without any", "tokens")
-    prompt_index: MaybeInt = figure(
-        "prompt that the draws continue; empty for all contexts together"
-    )
-    context_end: MaybeInt = figure("how many of the prompt's tokens the draws continue", "tokens")
-    num_prompts: MaybeInt = figure("prompts compared, or contexts drawn from")
+    num_prompts: MaybeInt = figure("greedy texts compared")
     num_tokens: MaybeInt = figure(
-        "greedy: tokens compared, up to where texts part; sampled: tokens counted per draw",
+        "of `greedy`: tokens compared, up to where texts part; of `logprobs`: tokens that were to have one",
         "tokens",
     )
     num_cut_short: MaybeInt = figure(
@@ -51,7 +54,7 @@ class RecoveryRow(PromptedRow):
     logit_tolerance: MaybeFloat = figure(
         "largest margin there that rounding explains, as measured there"
     )
-    num_draws: MaybeInt = figure("sampled continuations; under load sampled tokens")
+    num_draws: MaybeInt = figure("sampled tokens", "tokens")
     statistic: MaybeFloat = figure("chi-square statistic")
     degrees_of_freedom: MaybeInt = figure(
         "degrees of freedom of the test; with 0 nothing was tested"
@@ -60,9 +63,7 @@ class RecoveryRow(PromptedRow):
     significance_level: MaybeFloat = figure("a p-value below this is called lossy")
     power: MaybeFloat = figure("chance that the test sees a change as large as `shift`")
     num_draws_needed: MaybeInt = figure("of an undecided check: a `num_draws` that would be enough")
-    refused: MaybeText = figure(
-        "under load: sampling settings that the engine refused, which were not tested"
-    )
+    refused: MaybeText = figure("sampling settings that the engine refused, which were not tested")
     rounding: MaybeFloat = figure("how much of the statistic rounding may add on average")
     shift: MaybeFloat = setting(
         "total variation of a token's distribution that must be seen", "shift"

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 
-from harness.commands.recovery.drawn import DrawnText, quantile_ranges
+from harness.commands.recovery.drawn import DrawnText, Routes, quantile_ranges
 from harness.commands.recovery.greedy import GreedyTexts, require_token_ids
 from harness.commands.recovery.returned_logprobs import ReturnedLogprobs
-from harness.commands.recovery.workload import PlannedRequest
+from harness.commands.recovery.workload import Answer
 from harness.engines.divergence import check_known, first_divergence
 from harness.engines.protocol import TextReference, in_batches
 from harness.engines.requests import RequestRecord
@@ -22,6 +23,14 @@ _MOST_TOGETHER = 64
 _MOST_LOGITS = 2**25
 # A quantile is below 1.
 _LARGEST_QUANTILE = np.nextafter(1.0, 0.0)
+
+
+class _Text(NamedTuple):
+    """What a score depends on: equal texts are scored once."""
+
+    prompt: tuple[int, ...]
+    sampling: str
+    tokens: tuple[int, ...]
 
 
 class Scores:
@@ -53,72 +62,89 @@ class Scores:
         self._generator = np.random.default_rng(seed)
         # A dictionary and no `functools.cache`, whose reference to this object would be a circle: the memory of the
         # reference's engine would wait for the collector.
-        self._two_routes: dict[DrawnText, tuple[Floats, Floats] | None] = {}
+        self._two_routes: dict[DrawnText, Routes | None] = {}
 
-    def add(self, answered: Sequence[tuple[PlannedRequest, RequestRecord]]) -> None:
+    def add(self, answers: Sequence[Answer]) -> None:
         """Score answers. Raises RunError where one came without token ids, or with unknown ones."""
-        require_token_ids([answer for _, answer in answered if answer.token_ids])
-        # Equal texts are scored once.
-        by_text: dict[tuple[tuple[int, ...], str, tuple[int, ...]], list[int]] = defaultdict(list)
-        for number, (planned, answer) in enumerate(answered):
-            text = tuple(answer.token_ids)
-            if text:
-                check_known([*planned.prompt, *text], self._reference.vocabulary_size)
-                by_text[planned.prompt, planned.sampling.name, text].append(number)
-            elif planned.is_greedy:
-                self.greedy.add(None, planned.num_tokens, answer)
+        require_token_ids([answer.record for answer in answers if answer.record.token_ids])
+        by_text: dict[_Text, list[Answer]] = defaultdict(list)
+        for answer in answers:
+            request = answer.request
+            tokens = tuple(answer.record.token_ids)
+            if tokens:
+                check_known([*request.prompt, *tokens], self._reference.vocabulary_size)
+                text = _Text(request.prompt, request.sampling.name, tokens)
+                by_text[text].append(answer)
+            elif request.is_greedy:
+                self.greedy.add(None, request.num_tokens, answer.record)
         # Texts of about the same length need little filling.
-        distinct = sorted(by_text, key=lambda key: len(key[2]))
-        longest = len(distinct[-1][2]) if distinct else 1
+        distinct = sorted(by_text, key=lambda text: len(text.tokens))
+        longest = len(distinct[-1].tokens) if distinct else 1
         room = _MOST_LOGITS // (longest * self._reference.vocabulary_size)
         with progress("comparing", len(distinct)) as advance:
             for batch in in_batches(distinct, max(1, min(self._num_together, room))):
-                prompts = [prompt for prompt, _, _ in batch]
-                texts = [text for _, _, text in batch]
-                logits = self._reference.logits_along(prompts, texts)
-                for row, key in enumerate(batch):
-                    alike = [answered[number] for number in by_text[key]]
-                    own_logits = logits[row, : len(key[2])]
-                    advance(None)
-                    if not alike[0][0].is_greedy:
+                logits = self._reference.logits_along(
+                    [text.prompt for text in batch], [text.tokens for text in batch]
+                )
+                for row, text in enumerate(batch):
+                    alike = by_text[text]
+                    own_logits = logits[row, : len(text.tokens)]
+                    if alike[0].request.is_greedy:
+                        self._add_greedy(alike, own_logits)
+                    else:
                         self._add_drawn(alike, own_logits)
-                        continue
-                    likeliest = own_logits.argmax(-1).tolist()
-                    for planned, answer in alike:
-                        divergence = first_divergence(
-                            self._reference, planned.prompt, likeliest, answer.token_ids
-                        )
-                        self.greedy.add(divergence, planned.num_tokens, answer)
+                    advance(None)
 
-    def two_routes(self, text: DrawnText) -> tuple[Floats, Floats] | None:
-        """The distributions [n, V] along a text by the reference's two routes: many texts in one pass,
+    def two_routes(self, text: DrawnText) -> Routes | None:
+        """The distributions along a text by the reference's two routes: many texts in one pass,
         and this text again (`logits_again`), which differ by rounding alone. None without a second one.
         """
         if text not in self._two_routes:
             both = None
-            again = self._reference.logits_again(text.prompt, text.tokens)
+            request = text.request
+            again = self._reference.logits_again(request.prompt, text.tokens)
             if again is not None:
-                [logits] = self._reference.logits_along([text.prompt], [text.tokens])
-                exact = text.sampling.probabilities_along(logits, text.prompt, text.tokens)
-                both = exact, text.sampling.probabilities_along(again, text.prompt, text.tokens)
+                [logits] = self._reference.logits_along([request.prompt], [text.tokens])
+                along = request.sampling.probabilities_along
+                both = Routes(
+                    exact=along(logits, request.prompt, text.tokens),
+                    again=along(again, request.prompt, text.tokens),
+                )
             self._two_routes[text] = both
         return self._two_routes[text]
 
-    def _add_drawn(
-        self, alike: Sequence[tuple[PlannedRequest, RequestRecord]], logits: Floats
-    ) -> None:
+    def _add_greedy(self, alike: Sequence[Answer], logits: Floats) -> None:
         """Add answers with one text, by the reference's logits [n, V] before each of its tokens."""
-        planned, answer = alike[0]
-        tokens = tuple(answer.token_ids)
+        likeliest = logits.argmax(-1).tolist()
+        for answer in alike:
+            request = answer.request
+            divergence = first_divergence(
+                self._reference, request.prompt, likeliest, answer.record.token_ids
+            )
+            self.greedy.add(divergence, request.num_tokens, answer.record)
+
+    def _add_drawn(self, alike: Sequence[Answer], logits: Floats) -> None:
+        """Add answers with one text, by the reference's logits [n, V] before each of its tokens."""
+        request = alike[0].request
+        tokens = tuple(alike[0].record.token_ids)
         rows = range(len(tokens))
-        exact = planned.sampling.probabilities_along(logits, planned.prompt, tokens)
+        exact = request.sampling.probabilities_along(logits, request.prompt, tokens)
         lowest, widths = quantile_ranges(exact, tokens)
-        for _ in alike:
-            quantiles = lowest + self._generator.random(len(tokens)) * widths
-            quantiles = np.minimum(quantiles, _LARGEST_QUANTILE)
-            text = DrawnText(planned.prompt, planned.sampling, tokens, lowest, quantiles)
-            self.drawn.append(text)
-        if planned.sampling.asks_logprobs:
+        entropies = -(exact * np.log(exact, out=np.zeros_like(exact), where=exact > 0)).sum(-1)
+        for answer in alike:
+            random_parts = self._generator.random(len(tokens)) * widths
+            self.drawn.append(
+                DrawnText(
+                    request=answer.request,
+                    tokens=tokens,
+                    lowest=lowest,
+                    widths=widths,
+                    quantiles=np.minimum(lowest + random_parts, _LARGEST_QUANTILE),
+                    entropies=entropies,
+                    rejected=rejected_places(answer.record),
+                )
+            )
+        if request.sampling.asks_logprobs:
             values = logits.astype(np.float64)
             own_logits = values[rows, tokens]
             # A regular arm shows its likeliest tokens, and all others have one logit: those are not known.
@@ -126,7 +152,22 @@ class Scores:
             with np.errstate(divide="ignore"):
                 raw = np.where(is_known, own_logits - np.logaddexp.reduce(values, axis=-1), np.nan)
                 processed = np.where(is_known, np.log(exact[rows, tokens]), np.nan)
-            for _, each in alike:
+            for answer in alike:
                 # An answer without any has no entries.
-                returned = each.logprobs or [None] * len(tokens)
+                returned = answer.record.logprobs or [None] * len(tokens)
                 self.returned.add(returned[: len(tokens)], raw, processed)
+
+
+def rejected_places(record: RequestRecord) -> list[int] | None:
+    """The places of tokens that took the place of a rejected one; None where they are not known."""
+    rejected = []
+    # The first token is decided without a proposal.
+    place = 1
+    for num_proposed, num_accepted in record.outcomes:
+        place += num_accepted
+        if num_accepted < num_proposed and place < record.num_tokens:
+            rejected.append(place)
+        place += 1
+    # Only a last token may be decided without one as well: iterations that propose nothing are left out.
+    is_whole = place >= record.num_tokens - 1
+    return rejected if record.outcomes and record.outcomes_in_order and is_whole else None

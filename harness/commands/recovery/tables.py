@@ -1,10 +1,7 @@
 """`recovery`: every check, and the verdict that people quote.
 
-A row is a check: of greedy texts (`check=greedy`), of draws (`sampled`), under load also of the
-regular arm where that is the reference (`reference`), and of returned log-probabilities
-(`logprobs`, whose verdict is `right` or `wrong`). Draws after each prompt have a row of their own
-(`prompt_index`), and those of all prompts together one that decides. Under load rows are by
-sampling setting (`sampling`) in place of prompts, and one is of pairs of neighbouring tokens.
+A row is a check of one kind (`check`), as `checks.py` has them. Of drawn tokens one row decides, `sampled`; its parts
+are shown where they are lossy.
 """
 
 from __future__ import annotations
@@ -14,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from harness.commands.recovery.rows import RecoveryRow
+from harness.commands.recovery.rows import PARTS, CheckKind, RecoveryRow
 from harness.reporting.names import named_runs
 from harness.reporting.page import Page, Step, heading, lossless_again, title_of_many
 from harness.reporting.table import Column, Line, Style, Table
@@ -46,56 +43,78 @@ class Summary(NamedTuple):
 
     Attributes:
         verdict: `lossless`, `lossy`, `undecided` or the status of an unfinished run.
-        sentence: the verdict with its reason.
-        in_short: the same in one line for an error.
+        findings: the figures of the checks, in words; "" without any.
+        reason: of a verdict that does not follow from these alone; "" where it does.
     """
 
     verdict: str
-    sentence: str
-    in_short: str
+    findings: str
+    reason: str = ""
+
+    @property
+    def sentence(self) -> str:
+        """The verdict with its reason."""
+        if self.verdict not in _STYLES:
+            return f"{self.verdict}: these checks were finished, and no verdict follows from them."
+        parts = filter(None, [self.findings, self.reason])
+        if self.verdict == "undecided":
+            return f"Cannot tell: {'. '.join(parts)}."
+        if self.verdict == "lossy":
+            return f"Lossy: {'; '.join(filter(None, [self.reason, self.findings]))}."
+        return f"Lossless: {self.findings}."
+
+    @property
+    def in_short(self) -> str:
+        """The same in one line for an error."""
+        because = self.reason or (self.findings if self.verdict == "lossy" else "")
+        return f"{self.verdict}: {because}" if because else self.verdict
 
 
 class Checks:
-    """The checks of a run.
+    """The checks of a run, by kind.
 
     Attributes:
-        greedy, sampled: those of greedy texts, and those of draws.
-        overall: those of all prompts, or of all sampling settings, together.
-        tested: those of `sampled` with a degree of freedom; others show nothing.
-        under_load: whether requests were in flight together.
-        num_draws: over all prompts.
+        reference, greedy, sampled: the one of its kind; None without one.
+        lossy_parts: parts of the drawn tokens in which a loss shows.
+        deciding: all but the parts: the verdict rests on them.
+        tested: those of drawn tokens with a degree of freedom; others show nothing.
     """
 
     def __init__(self, rows: Sequence[RecoveryRow]) -> None:
-        self.greedy = [row for row in rows if row.check == "greedy"]
-        self.sampled = [row for row in rows if row.check == "sampled"]
-        self.overall = [row for row in rows if row.prompt_index is None and row.sampling is None]
-        self.tested = [row for row in self.sampled if row.degrees_of_freedom]
-        self.under_load = rows[0].load is not None
-        counting = [row for row in self.sampled if row not in self.overall]
-        if self.under_load:
-            # Pairs of neighbouring tokens are a check too, and would count each token again.
-            counting = [row for row in self.sampled if row in self.overall]
-        self.num_draws = sum(row.num_draws or 0 for row in counting)
+        self.reference = _one(rows, "reference")
+        self.greedy = _one(rows, "greedy")
+        self.sampled = _one(rows, "sampled")
+        parts = [row for row in rows if row.check in PARTS]
+        self.lossy_parts = [row for row in parts if row.verdict == "lossy"]
+        self.deciding = [row for row in rows if row.check is not None and row.check not in PARTS]
+        self._drawn = [row for row in rows if row.check == "sampled" or row.check in PARTS]
+        self.tested = [row for row in self._drawn if row.degrees_of_freedom]
+
+    @property
+    def num_draws(self) -> int | None:
+        """Over all sampling settings and the place."""
+        return None if self.sampled is None else self.sampled.num_draws
 
     @property
     def smallest_p_value(self) -> float | None:
-        return _least(row.p_value for row in self.sampled)
+        return _least(row.p_value for row in self._drawn)
 
     @property
     def power(self) -> float | None:
         """The least power of the tests that the verdict rests on."""
-        return _least(row.power for row in self.overall)
+        return _least(row.power for row in self.deciding)
 
     def findings(self) -> str:
         """The figures of the checks, in words."""
-        findings = [_greedy_findings(row) for row in self.greedy]
-        if self.sampled:
+        findings = []
+        if self.greedy is not None:
+            findings.append(_greedy_findings(self.greedy))
+        if self._drawn:
             findings.append(self._sampled_findings())
         return "; ".join(findings)
 
     def _sampled_findings(self) -> str:
-        draws = f"{self.num_draws:,} draws"
+        draws = f"{self.num_draws or 0:,} drawn tokens"
         num_tests = len(self.tested)
         if not num_tests:
             return f"nothing was tested by {draws} (χ² with 0 degrees of freedom)"
@@ -103,58 +122,52 @@ class Checks:
         num_failed = sum(row.verdict == "lossy" for row in self.tested)
         if num_failed:
             return f"{draws} fail {num_failed} of {counted(num_tests, 'test')} ({smallest})"
-        overall = [row for row in self.overall if row.check == "sampled"]
-        is_certain = all(row.verdict == "lossless" for row in overall)
+        is_certain = self.sampled is not None and self.sampled.verdict == "lossless"
         agree = "follow" if is_certain else "show no difference from"
         number = f"of {counted(num_tests, 'test')}"
-        if num_tests < len(self.sampled):
-            number += f"; {len(self.sampled) - num_tests} more tested nothing"
+        if num_tests < len(self._drawn):
+            number += f"; {len(self._drawn) - num_tests} more tested nothing"
         return f"{draws} {agree} the target's distribution ({smallest} {number})"
 
     def fine_print(self) -> Iterator[str]:
         """How small a loss the tests can see."""
-        if not self.sampled:
+        if not self._drawn:
             yield "At temperature 0 the output has one possible value; nothing was sampled."
             return
         if not self.tested:
             return
-        row = self.sampled[0]
-        shifted = f"a shift of {row.shift:.0%} in a token's distribution"
-        if self.under_load:
-            shifted = f"a shift of {row.shift:.0%} towards likelier or less likely tokens"
+        row = self._drawn[0]
         yield (
             f"The sampled tests call a lossless pair lossy in at most {row.false_alarm_rate:.0e} of such runs (each at"
-            f" p < {row.significance_level:.1e}); {shifted} is seen with a chance of {_share(self.power)}."
+            f" p < {row.significance_level:.1e}); a shift of {row.shift:.0%} towards likelier or less likely tokens is"
+            f" seen with a chance of {_share(self.power)}."
         )
-        rounding = max(row.rounding or 0 for row in self.sampled)
+        rounding = max(row.rounding or 0 for row in self._drawn)
         if rounding >= 0.01:
             yield f"The tests attribute a χ² of up to {rounding:.2g} to {_rounding(row)}."
 
 
 def summarise(rows: Sequence[RecoveryRow]) -> Summary:
-    """The verdict: of any lossy check, of a lossy rule or a coin, else of the checks over all
-    prompts together.
-    """
+    """The verdict: of any lossy check, of a lossy rule or a coin, else of the checks that decide."""
     row = rows[0]
     checks = Checks(rows)
     status = rows[-1].status or "ok"
     findings = checks.findings()
     if status != "ok":
-        sentence = f"{status}: these checks were finished, and no verdict follows from them."
-        return Summary(status, sentence, status)
+        return Summary(status, findings)
     if any(row.verdict == "lossy" for row in rows):
-        return Summary("lossy", f"Lossy: {findings}.", f"lossy: {findings}")
+        return Summary("lossy", findings)
     if row.lossy:
         cause = lossy_rule(row)
         if row.synthetic_acceptance is not None:
             cause = f"acceptance by a coin ({synthetic_in_words(row)})"
         reason = f"{cause} is lossy by definition, although these checks do not show it"
-        return Summary("lossy", f"Lossy: {reason}; {findings}.", f"lossy: {reason}")
-    undecided = [row for row in checks.overall if row.verdict == "undecided"]
+        return Summary("lossy", findings, reason)
+    undecided = [row for row in checks.deciding if row.verdict == "undecided"]
     if undecided:
         reason = _undecided_because(undecided, max(row.num_draws_needed or 0 for row in rows))
-        return Summary("undecided", f"Cannot tell: {findings}. {reason}.", f"undecided: {reason}")
-    return Summary("lossless", f"Lossless: {findings}.", "lossless")
+        return Summary("undecided", findings, reason)
+    return Summary("lossless", findings)
 
 
 def _undecided_because(undecided: Sequence[RecoveryRow], num_draws_needed: int) -> str:
@@ -164,21 +177,13 @@ def _undecided_because(undecided: Sequence[RecoveryRow], num_draws_needed: int) 
         number = f"{cut_short[0].num_cut_short} of {cut_short[0].num_prompts} greedy texts"
         asked = f"{number} ended before the length that was asked for, without an end token"
         return f"{asked}: the context may be too short, or the server ignores ignore_eos"
-    if any(row.check == "greedy" for row in undecided):
-        return "greedy texts differ, and no logits say whether rounding explains it"
     for row in undecided:
         if row.check == "reference":
-            found = f"greedy texts: {_identical(row)} identical"
-            if row.p_value is not None:
-                found += f"; of drawn tokens the smallest p-value is {_p_value(row.p_value)}"
-            return (
-                "the regular server is no reference: its own texts do not follow the log-probabilities"
-                f" that it reports of them ({found})"
-            )
+            return str(row.finding)
+        if row.check == "greedy":
+            return "greedy texts differ, and no logits say whether rounding explains it"
     weakest = min(undecided, key=lambda row: row.power or 0)
-    draws = f"{weakest.num_draws:,} draws"
-    if weakest.num_draft_tokens:
-        draws += f" with K={weakest.num_draft_tokens}"
+    draws = f"{weakest.num_draws or 0:,} drawn tokens"
     problem = f"{draws} have only one outcome that is expected often enough to test"
     advice = "raise num_draws or decoding.temperature"
     if weakest.degrees_of_freedom:
@@ -208,23 +213,16 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
 
 def _page_of_one(rows: Sequence[RecoveryRow]) -> Page:
     row = rows[0]
-    # The last check has the temperature. The first one has the number of prompts, and the K that
-    # was asked for; later ones also try smaller K.
-    num_prompts = row.num_prompts if row.load is None else None
-    asked = dataclasses.replace(
-        rows[-1], num_prompts=num_prompts, num_draft_tokens=row.num_draft_tokens
-    )
-    settings = settings_line([asked])
-    if row.load is not None:
-        in_flight = f"{counted(row.load, 'request')} in flight"
-        settings = f"{in_flight} · {settings_line([dataclasses.replace(asked, batch_size=None)])}"
+    in_flight = f"{counted(row.batch_size or 1, 'request')} in flight"
+    # The first check is of greedy texts; the last one has the temperature that was asked for.
+    asked = dataclasses.replace(rows[-1], num_prompts=None, batch_size=None)
+    settings = f"{in_flight} · {settings_line([asked])}"
     checks = Checks(rows)
-    failed = [check for check in rows if check.verdict == "lossy" and check not in checks.overall]
     # The arm that is tested before the one that it is tested by.
-    overall = sorted(
-        checks.overall, key=lambda check: check.check == "logprobs" and check.arm == "regular"
+    deciding = sorted(
+        checks.deciding, key=lambda check: check.check == "logprobs" and check.arm == "regular"
     )
-    short = _checks([*overall, *failed][:_MOST_CHECKS]).in_short()
+    short = _checks([*deciding, *checks.lossy_parts][:_MOST_CHECKS]).in_short()
     every = dataclasses.replace(_checks(_shown(rows)), title=_TITLE, notes=(*_notes(rows),))
     title = heading(row, settings)
     return Page(title, [_finding(rows)], _doubts(rows), [short, every], next=_next_steps(rows))
@@ -246,11 +244,10 @@ def _page_of_many(runs: Sequence[Run]) -> Page:
 def _notes(rows: Sequence[RecoveryRow]) -> Iterator[str]:
     """What was asked and refused, the verdict with its reason, and how small a loss the tests can see."""
     row = rows[0]
-    if row.load is not None:
-        in_flight = counted(row.load, "request")
-        yield f"Under load: {in_flight} in flight, of mixed lengths; some left midway.{_drawn(rows)}"
-    if rows[-1].refused:
-        yield f"Refused by the engine, so not tested: {rows[-1].refused}."
+    in_flight = counted(row.batch_size or 1, "request")
+    yield f"{in_flight} in flight, of mixed lengths; some left midway.{_drawn(rows)}"
+    if row.refused:
+        yield f"Refused by the engine, so not tested: {row.refused}."
     summary = summarise(rows)
     yield summary.sentence
     if summary.verdict in _STYLES:
@@ -276,11 +273,9 @@ def _finding(rows: Sequence[RecoveryRow]) -> Line:
     summary = summarise(rows)
     if summary.verdict not in _STYLES:
         return Line(f"no verdict: {summary.verdict}", "warning", "these checks were finished")
-    reason = summary.in_short.partition(": ")[2]
     if summary.verdict == "undecided":
-        return Line("cannot tell", "warning", reason)
-    is_by_definition = summary.verdict == "lossy" and all(row.verdict != "lossy" for row in rows)
-    because = reason if is_by_definition else Checks(rows).findings()
+        return Line("cannot tell", "warning", summary.reason)
+    because = summary.reason or summary.findings
     return Line(summary.verdict, _STYLES[summary.verdict], because)
 
 
@@ -291,8 +286,6 @@ def _next_steps(rows: Sequence[RecoveryRow]) -> list[Step]:
     target_runner = RunnerNames.parse(row.runner or "").target
     if verdict == "undecided" and num_draws_needed:
         return [Step("enough draws", f"num_draws={_rounded_up(num_draws_needed)}")]
-    if verdict == "lossless" and row.load is None and row.engine == "local":
-        return [Step("as a service uses it", "load=8")]
     if verdict == "lossy" and row.lossy:
         return [*filter(None, [lossless_again(row)])]
     if verdict == "lossy" and row.fault in (None, "none") and target_runner not in ("", "eager"):
@@ -301,10 +294,8 @@ def _next_steps(rows: Sequence[RecoveryRow]) -> list[Step]:
 
 
 def _drawn(rows: Sequence[RecoveryRow]) -> str:
-    """` Drawn plain, with a penalty.`: the sampling settings of the requests."""
-    names = dict.fromkeys(
-        row.sampling.partition(",")[0] for row in rows if row.sampling and "," in row.sampling
-    )
+    """` Drawn as asked, top_p=0.8.`: the sampling settings of the requests."""
+    names = dict.fromkeys(row.sampling for row in rows if row.sampling)
     return f" Drawn {', '.join(names)}." if names else ""
 
 
@@ -314,7 +305,7 @@ def pairs_table(runs: Sequence[Run]) -> Table:
         Column("K", of="name.num_draft_tokens", identifies_row=True),
         Column("verdict", text=True, of=lambda named: _verdict(named.run)),
         Column("greedy texts identical", of=lambda named: _identical_texts(named.run)),
-        Column("draws", "{:,}".format, lambda named: Checks(named.run.rows).num_draws or None),
+        Column("draws", "{:,}".format, lambda named: Checks(named.run.rows).num_draws),
         Column("smallest p-value", _p_value, lambda named: Checks(named.run.rows).smallest_p_value),
         Column("power", _share, lambda named: Checks(named.run.rows).power),
     )
@@ -363,7 +354,7 @@ def _verdict(run: Run) -> str:
 
 def _identical_texts(run: Run) -> str | None:
     greedy = Checks(run.rows).greedy
-    return _identical(greedy[0]) if greedy else None
+    return None if greedy is None else _identical(greedy)
 
 
 def _checks(shown: Sequence[RecoveryRow]) -> Table:
@@ -377,43 +368,45 @@ def _checks(shown: Sequence[RecoveryRow]) -> Table:
         Column("p-value", _p_value, "p_value", optional=True),
         Column("power", _share, "power", optional=True),
         Column("accepted", "{:.0%}".format, "acceptance_rate", optional=True),
-        Column("tokens", of=_tokens, optional=True),
+        Column("tokens", "{:,}".format, _num_tokens, optional=True),
     )
     return Table.of("recovery", "", shown, columns)
 
 
 def _shown(rows: Sequence[RecoveryRow]) -> list[RecoveryRow]:
-    """The checks of a table: of single prompts and sampling settings only those that are lossy."""
-    overall = Checks(rows).overall
-    return [row for row in rows if row.check and (row in overall or row.verdict == "lossy")]
+    """The checks of a table: of the parts only those that are lossy."""
+    checks = Checks(rows)
+    return [*checks.deciding, *checks.lossy_parts]
 
 
 def _check(row: RecoveryRow) -> str:
-    if row.check in ("greedy", "reference"):
-        return row.check
-    if row.check == "logprobs":
-        return f"log-probabilities, {row.arm}"
-    if row.sampling is not None:
-        return row.sampling
-    if row.load is not None:
-        return "all together"
-    if row.prompt_index is None:
-        return f"{row.check}, {row.num_prompts} prompts"
-    return f"{row.check}, prompt {row.prompt_index}"
+    names = {
+        "sampled": "all draws",
+        "first": "first tokens",
+        "later": f"{row.sampling}, later tokens",
+        "compared": f"{row.sampling}, beside the regular server's",
+        "place": "after one place",
+        "neighbours": "neighbouring tokens",
+        "logprobs": f"log-probabilities, {row.arm}",
+    }
+    return names.get(row.check or "", row.check or "")
 
 
-def _tokens(row: RecoveryRow) -> str | None:
-    if row.check != "greedy" and row.load is not None:
-        return None
-    return f"{row.num_tokens:,}" if row.check == "greedy" else f"first {row.num_tokens:,}"
+def _num_tokens(row: RecoveryRow) -> int | None:
+    return row.num_tokens if row.check == "greedy" else None
 
 
 def _outcome(row: RecoveryRow) -> str:
-    if row.check == "logprobs":
-        return str(row.finding)
+    if row.finding is not None:
+        return row.finding
     if row.check == "greedy":
         return f"{_identical(row)} identical"
     return f"χ² {row.statistic or 0:.1f}, df {row.degrees_of_freedom}"
+
+
+def _one(rows: Sequence[RecoveryRow], kind: CheckKind) -> RecoveryRow | None:
+    """The check of a kind of which a run has one at most."""
+    return next((row for row in rows if row.check == kind), None)
 
 
 def _identical(row: RecoveryRow) -> str:

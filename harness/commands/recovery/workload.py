@@ -1,7 +1,8 @@
-"""The requests of `recovery load=8`, of which a mistake in a batch or a cache should spoil some.
+"""The requests of `recovery`, of which a mistake in verification, a batch or a cache should spoil some.
 
 They have mixed lengths, prompts that begin alike, second turns and different sampling settings, and
-some are left midway. They come in two rounds (`first_turns`, `second_turns`).
+some are left midway. Many go on at one place of a prompt. They come in two rounds (`first_turns`,
+`second_turns`).
 """
 
 from __future__ import annotations
@@ -18,14 +19,15 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Arm, LoadRequest, Question
 from harness.engines.registry import engine_of
+from harness.engines.requests import RequestRecord
 from harness.measuring.progress import say
 
 # Statuses of a server that does not have a parameter.
 _REFUSALS = (400, 404, 422, 501)
 # So many of a prompt's tokens have their logits raised by `logit_bias`.
 _NUM_BIASED = 4
-# The most tokens of a drawn text: short texts test more first tokens.
-_MOST_DRAWN = 16
+# The most tokens of a drawn text: of long ones fewer prompts are read, of short ones more first tokens are tested.
+_MOST_DRAWN = 32
 # Tokens of another prompt that follow an answer as the next turn.
 FOLLOW_UP = 8
 # For each request that is left midway, this many are read to their end.
@@ -37,6 +39,14 @@ def most_drawn(max_new_tokens: int) -> int:
     return min(max_new_tokens, _MOST_DRAWN)
 
 
+def tokens_at_place(decoding: DecodingSettings) -> int:
+    """The tokens of each text at the one place: the target's own first one, a whole proposal (of K=auto one of
+    four), and its bonus token.
+    """
+    k = decoding.num_draft_tokens
+    return min((4 if k == "auto" else k) + 2, decoding.max_new_tokens)
+
+
 @dataclass(frozen=True)
 class PlannedRequest:
     """A request of the load.
@@ -46,6 +56,7 @@ class PlannedRequest:
         index: with the seed it determines the random numbers, where the engine takes them.
         leave_after: tokens after which nobody waits for the rest, so that the text is not compared;
             None to wait for all.
+        is_at_place: whether it is one of the many that continue one place.
     """
 
     prompt: tuple[int, ...]
@@ -53,6 +64,7 @@ class PlannedRequest:
     num_tokens: int
     index: int
     leave_after: int | None = None
+    is_at_place: bool = False
 
     @property
     def is_compared(self) -> bool:
@@ -69,6 +81,14 @@ class PlannedRequest:
         )
         question = Question([self.prompt], decoding, seed, [self.index])
         return LoadRequest(question, self.sampling.parameters, self.leave_after)
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What an arm answered to a request."""
+
+    request: PlannedRequest
+    record: RequestRecord
 
 
 def taken_samplings(
@@ -145,6 +165,7 @@ class Workload:
         seed: int,
     ) -> None:
         self._prompts = [tuple(prompt) for prompt in prompts]
+        self._decoding = decoding
         self._samplings = samplings
         self._greedy = Sampling("greedy", dataclasses.replace(decoding, temperature=0.0))
         self._most = decoding.max_new_tokens
@@ -156,25 +177,32 @@ class Workload:
 
         One greedy request for each prompt, and `num_drawn` whose prompts are any of these.
         """
-        return self._mixed(list(self._alike()), num_drawn)
+        return self.shuffled(self._mixed(list(self._alike()), num_drawn))
 
     def second_turns(
-        self, planned: Sequence[PlannedRequest], answers: Sequence[Sequence[int]], num_drawn: int
+        self, answers: Sequence[Answer], num_drawn: int, at_place: Sequence[PlannedRequest] = ()
     ) -> list[PlannedRequest]:
-        """Requests that go on after greedy answers to the prompts of the run.
+        """Requests that go on after greedy answers to the prompts of the run, and those at the one place.
 
         Args:
-            planned: the first turns.
-            answers: their token ids.
+            answers: to the first turns.
         """
         texts = []
-        for request, answer in zip(planned, answers, strict=True):
+        for answer in answers:
+            request = answer.request
             is_of_run = request.prompt in self._prompts
             if request.is_greedy and request.is_compared and is_of_run:
                 # Any prompt of the run serves as what the user says next.
                 next_turn = self._prompts[request.index % len(self._prompts)]
-                texts.append((*request.prompt, *answer, *next_turn[-FOLLOW_UP:]))
-        return self._mixed(texts, num_drawn)
+                text = answer.record.token_ids
+                texts.append((*request.prompt, *text, *next_turn[-FOLLOW_UP:]))
+        return self.shuffled([*self._mixed(texts, num_drawn), *at_place])
+
+    def at_place(self, place: tuple[int, ...], num: int) -> list[PlannedRequest]:
+        """Requests that continue one place with the first sampling setting."""
+        length = tokens_at_place(self._decoding)
+        requests = self.repeated(place, self._samplings[0], num, length)
+        return [dataclasses.replace(request, is_at_place=True) for request in requests]
 
     def repeated(
         self, prompt: Sequence[int], sampling: Sampling, num: int, num_tokens: int
@@ -204,7 +232,7 @@ class Workload:
             yield (prompt[0], *prompt[2:])
 
     def _mixed(self, prompts: Sequence[tuple[int, ...]], num_drawn: int) -> list[PlannedRequest]:
-        """A greedy request for each prompt, and drawn ones for any, in a random order."""
+        """A greedy request for each prompt, and drawn ones for any."""
         requests = []
         for prompt in prompts:
             length = self._length(self._most)
@@ -214,7 +242,7 @@ class Workload:
             sampling = self._samplings[number % len(self._samplings)]
             length = self._length(most_drawn(self._most))
             requests.append(self._plan(self._any(prompts), sampling, length))
-        return self.shuffled(requests)
+        return requests
 
     def _left_midway(self, prompts: Sequence[tuple[int, ...]]) -> PlannedRequest:
         ways = [self._greedy, *self._samplings]

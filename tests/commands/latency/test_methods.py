@@ -37,9 +37,10 @@ GREEDY = ["num_prompts=3", "num_warmup=0", "decoding=greedy", "decoding.max_new_
 DRAWN = [
     "num_prompts=3",
     "decoding.max_new_tokens=8",
-    "num_draws=9000",
+    "num_draws=2500",
     "shift=0.3",
-    "batch_size=500",
+    "batch_size=32",
+    "samplings=[as_asked]",
 ]
 EACH = pytest.mark.parametrize(("typed", "described", "settings"), METHODS.values(), ids=METHODS)
 # A kind of drafter each, with weights or without, and the rules and lengths that other commands handle.

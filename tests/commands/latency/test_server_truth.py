@@ -225,23 +225,6 @@ def test_a_server_that_does_not_accept_as_asked_is_said_to() -> None:
     assert "it does not report" in said(0.9, mean_proposed=None)
 
 
-def asked_texts(server: EchoServer) -> list[str]:
-    """The text of each chat that a server got."""
-    return [body["messages"][-1]["content"] for body in server.bodies]
-
-
-def test_recovery_asks_every_chat_of_every_batch(harness: Harness, tmp_path: Path) -> None:
-    texts = ["one", "two", "three"]
-    (tmp_path / "texts.txt").write_text("\n".join(texts))
-    servers = EchoServer(), EchoServer()
-    settings = ["engine=server", "engine.chat=true", "decoding=greedy", "decoding.max_new_tokens=4"]
-    settings += ["prompts=./texts.txt", "num_prompts=3", "batch_size=2"]
-    with ExitStack() as stack:
-        harness("recovery", *settings, *addresses(stack, *servers), code=None)
-    for server in servers:
-        assert sorted(asked_texts(server)[-3:]) == sorted(texts)
-
-
 @pytest.mark.parametrize("command", ["eval", "compare"])
 def test_the_server_alone_makes_chats_of_prompts(
     harness: Harness, save_model: Callable[..., ModelSettings], command: str
@@ -258,7 +241,7 @@ def test_the_server_alone_makes_chats_of_prompts(
     with ExitStack() as stack:
         url = stack.enter_context(serving(server))
         harness(command, *settings, f"engine.url={url}")
-    texts = asked_texts(server)[1:]
+    texts = [body["messages"][-1]["content"] for body in server.bodies][1:]
     assert texts
     assert not any("user:" in text for text in texts)
 

@@ -435,13 +435,6 @@ def unknown_ids(event: Any) -> Any:
     return event
 
 
-def test_recovery_cannot_judge_texts_that_end_early(harness: Harness, serve: Serve) -> None:
-    servers = EchoServer(stop_after=3), EchoServer(stop_after=3)
-    outcome = harness(*RECOVERY, *serve(*servers), "num_draws=1000", code=1)
-    reason = "speculative: an answer ended after 3 of 6 tokens"
-    assert f"{reason}, and draws of different lengths cannot be compared" in outcome.complaint
-
-
 def test_recovery_of_a_server_whose_texts_are_shorter(harness: Harness, serve: Serve) -> None:
     servers = EchoServer(), EchoServer(stop_after=3)
     outcome = harness(*RECOVERY, *serve(*servers), "decoding=greedy", code=None)

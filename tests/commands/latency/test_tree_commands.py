@@ -56,7 +56,7 @@ def test_recovery_judges_trees(
     target, _, prompts = pair
     head = save_medusa_head(tmp_path, target.removeprefix("model="))
     trees = ["draft.tree=dynamic", "draft.budget=6", f"fault={fault}"]
-    draws = ["batch_size=2500", "num_draws=5000"]
+    draws = ["batch_size=32", "num_draws=2000", "shift=0.3", "samplings=[as_asked]"]
     code = 0 if lossless else 1
     asked = [target, f"draft={head}", prompts, *SMALL, *trees, *draws]
     found = harness("recovery", *asked, code=code)

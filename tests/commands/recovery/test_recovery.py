@@ -1,111 +1,136 @@
-"""`recovery` through the command line: its verdicts as exit codes, and its rows."""
+"""`recovery` through the command line: its verdicts as exit codes, its rows, and the faults that it finds."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
-from in_process import Harness, results
+from in_process import Harness, Outcome, results
+from own_service import own_service
+from planted_faults import IN_BATCHES, planted
 from tiny_checkpoints import save_talkative_pair
 from wording import mentions
 
 SMALL = [
     "num_prompts=3",
-    "decoding.max_new_tokens=8",
+    "decoding.max_new_tokens=12",
     "decoding.num_draft_tokens=2",
-    "details=true",
+    "decoding.temperature=3",
+    "num_draws=1200",
+    "shift=0.3",
+    "false_alarm_rate=1e-6",
+    "batch_size=6",
 ]
 
 
+@pytest.fixture(autouse=True)
+def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the commands draw less than a user's may: these faults are large."""
+    monkeypatch.setattr("harness.commands.recovery.record.FEWEST_DRAWS", 100)
+
+
 @pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return save_talkative_pair(tmp_path_factory.mktemp("pair"), 8)
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("pair")
+
+
+@pytest.fixture(scope="module")
+def pair(directory: Path) -> list[str]:
+    return save_talkative_pair(directory, 8)
 
 
 @pytest.mark.slow
-def test_the_verdict_is_the_exit_code(harness: Harness, pair: list[str]) -> None:
-    draws = "num_draws=8000"
-    honest = harness("recovery", *pair, *SMALL, draws, "shift=0.2")
-    assert mentions(honest.stdout, "Lossless:", "3 of 3", "identical")
-    assert results("recovery")["num_tokens"][0] == 24
-    broken = harness(
-        "recovery", *pair, *SMALL, draws, "shift=0.2", "fault=rollback_off_by_one", code=1
-    )
-    assert broken.complaint.startswith("lossy: ")
-    undecided = harness("recovery", *pair, *SMALL, "num_draws=1000", code=3)
-    assert undecided.complaint.startswith("undecided: 498 draws with K=")
-    said = re.search(r"; num_draws=(\d+) would be enough$|$", undecided.complaint)
-    assert said is not None
-    needed = results("recovery")["num_draws_needed"].iloc[[-2, -1]].max()
-    assert int(said[1]) == pytest.approx(needed, rel=0.1)
-
+def test_an_honest_pair_is_lossless(harness: Harness, pair: list[str]) -> None:
+    outcome = harness("recovery", *pair, *SMALL, "details=true")
+    asked = ["1,200 drawn tokens over 4 sampling settings", "6 in flight"]
+    assert mentions(outcome.stderr, "testing the speculative arm", *asked)
+    assert mentions(outcome.stdout, "6 requests in flight", "Drawn as asked, temperature=1")
+    assert mentions(outcome.stdout, "Lossless:", "15 of 15 greedy texts")
     rows = results("recovery")
-    assert list(rows["check"]) == ["greedy", *["sampled"] * 8] * 3
-    assert list(rows["num_draft_tokens"]) == [2, *[1] * 3, *[2] * 3, 1, 2] * 3
-    assert (rows["status"] == "ok").all()
-    assert list(rows["verdict"][[0, 7, 8]]) == ["lossless"] * 3
-    assert "lossy" in set(rows["verdict"][9:18])
-    assert rows["num_draws"].dropna().isin([1333, 3999, 166, 498]).all()
+    kinds = ["greedy", "first", *["later"] * 4, "place", "neighbours", "sampled"]
+    assert list(rows["check"]) == kinds
+    assert list(rows["sampling"].dropna().unique()) == [
+        "as asked", "temperature=1", "top_k=5", "top_p=0.8",
+    ]  # fmt: skip
+    assert (rows["batch_size"] == 6).all()
+    by_kind = rows.set_index("check")
+    assert by_kind.loc["sampled", "num_draws"] == pytest.approx(1200, rel=0.15)
+    assert by_kind.loc["place", "num_draws"] == pytest.approx(600, rel=0.05)
+    assert by_kind.loc["greedy", ["identical_prompts", "num_prompts"]].tolist() == [15, 15]
+
+
+def undecided(harness: Harness, *asked: str) -> tuple[Outcome, pd.DataFrame]:
+    outcome = harness("recovery", *asked, "num_draws=200", code=3)
+    return outcome, results("recovery")
 
 
 @pytest.mark.slow
-def test_a_slight_fault_shows_on_the_shipped_pair(harness: Harness) -> None:
-    """Where rejections decide something: not at the end of this prompt, where the draft is as sure as the target."""
-    Path("prompt.txt").write_text("8 * 12 = 96\n")
-    harness(
-        "recovery",
-        "prompts=prompt.txt",
-        "num_prompts=1",
-        "num_draws=2000",
-        "decoding.num_draft_tokens=1",
-        "fault=residual_warped_twice",
-        code=1,
-    )
-    rows = results("recovery")
-    assert rows["verdict"][0] == "lossless", "greedy texts have no residual"
-    assert rows["p_value"].min() < 1e-15
-    assert rows["context_end"].dropna().unique().tolist() == [6]
-
-
-@pytest.mark.slow
-def test_as_many_draws_as_a_verdict_needs(
+def test_too_few_draws_say_how_many_are_enough(
     harness: Harness, pair: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("harness.commands.recovery.plain._FEWEST_DRAWS", 1000)
-    settings = [*pair, *SMALL, "shift=0.2"]
-    harness("recovery", *settings, "num_draws=1000", code=3)
-    outcome = harness("recovery", *settings)
-    assert "Lossless" in outcome.stdout
-    assert mentions(outcome.stderr, "drawing", "continuations in", "batches")
-    assert "num_draws=999: must be auto or at least 1000" in harness.refused(
-        "recovery", *settings, "num_draws=999"
-    )
+    outcome, rows = undecided(harness, *pair, *SMALL)
+    said = re.search(r"; num_draws=(\d+) would be enough$", outcome.complaint)
+    assert said is not None
+    assert int(said[1]) == pytest.approx(rows["num_draws_needed"].iloc[-1], rel=0.1)
+    # So many are taken by default.
+    monkeypatch.setattr("harness.commands.recovery.scored._FEWEST_TOKENS", 100)
+    harness("recovery", *pair, *SMALL, "num_draws=auto")
+    assert results("recovery")["num_draws"].iloc[-1] == pytest.approx(int(said[1]), rel=0.15)
 
 
 @pytest.mark.slow
-def test_one_possible_outcome_tests_nothing(harness: Harness, pair: list[str]) -> None:
-    only = ["decoding.top_k=1", "num_draws=1000", "batch_size=500"]
-    outcome = harness("recovery", *pair, *SMALL, *only, code=3)
-    told = " ".join(outcome.stdout.split())
-    assert "Cannot tell: 3 of 3 greedy texts identical; nothing was tested by" in told
-    assert "the target's distribution" not in told
-    sampled = results("recovery").query("check == 'sampled'")
-    assert set(sampled["degrees_of_freedom"]) == {0}
-    assert sampled["p_value"].isna().all()
+@pytest.mark.parametrize(
+    "fault", ["rollback_off_by_one", "bonus_from_wrong_position", *map(planted, IN_BATCHES)]
+)
+def test_faults_are_found(harness: Harness, pair: list[str], fault: str) -> None:
+    outcome = harness("recovery", *pair, *SMALL, f"fault={fault}", code=1)
+    assert outcome.complaint.startswith("lossy: ")
 
 
 @pytest.mark.slow
 def test_greedy_alone_and_a_failed_run(harness: Harness, pair: list[str]) -> None:
-    assert "nothing was sampled" in harness("recovery", *pair, *SMALL, "decoding=greedy").stdout
-    too_long = harness("recovery", *pair, *SMALL, "decoding.max_new_tokens=1000", code=2)
+    asked = [*pair, *SMALL, "details=true"]
+    assert "nothing was sampled" in harness("recovery", *asked, "decoding.temperature=0").stdout
+    too_long = harness("recovery", *asked, "decoding.max_new_tokens=1000", code=2)
     assert "decoding.max_new_tokens=1000" in too_long.stderr
-    assert (
-        "what would fit: batch_size="
-        in harness("recovery", *pair, *SMALL, "batch_size=100000000", code=1).stderr
-    )
+    too_many = harness("recovery", *asked, "batch_size=100000000", code=1)
+    assert "what would fit: batch_size=" in too_many.stderr
     rows = results("recovery")
     # A wrong setting leaves no row.
     assert list(rows["status"]) == ["ok", "failed"]
     assert rows["verdict"].isna().tolist() == [False, True]
+
+
+@pytest.mark.slow
+def test_our_service_is_tested_over_http(
+    harness: Harness, directory: Path, pair: list[str]
+) -> None:
+    with own_service(directory) as url:
+        asked = [pair[0], pair[2], *SMALL, "num_draws=2000", "engine=server", f"engine.url={url}"]
+        outcome = harness("recovery", *asked)
+    rows = results("recovery")
+    assert rows["refused"].unique().tolist() == [
+        "min_p=0.1, presence_penalty=1, frequency_penalty=0.5, repetition_penalty=1.3, logit_bias"
+    ]
+    assert mentions(outcome.summary, "Refused by the engine", "min_p=0.1")
+
+
+@pytest.mark.parametrize(
+    ("typed", "rule"),
+    [
+        (["samplings=[]"], "must name at least one"),
+        (["samplings=[top_p,top_p]"], "must not name one twice"),
+        (["samplings=[topk]"], "top_k"),
+        (["samplings=[min_p]"], "engine=local"),
+        (["num_draws=99"], "must be auto or at least 100"),
+        (["reference=regular"], "must be auto or weights with engine=local"),
+        (["top_logprobs=3"], "at least 5"),
+        (["draft=none", "fault=rollback_off_by_one"], "changes nothing with draft=none"),
+        ([f"fault={planted('RowsSwapped')}", "load=2"], "fewer than 4 rows at once (batch_size)"),
+    ],
+)
+def test_wrong_settings_are_refused(harness: Harness, typed: list[str], rule: str) -> None:
+    assert rule in harness.refused("recovery", *typed)

@@ -25,22 +25,22 @@ from wording import mentions
 RUN = {
     "run": "1", "model": "tiny", "draft": "tiny_draft", "devices": "cpu", "prompts": "tiny", "top_k": 0, "top_p": 1.0,
     "lossy": False, "lenience": 1.0, "dtype": "float32", "quantization": "none", "seed": 0, "arm": "speculative",
-    "fault": "none", "status": "ok", "false_alarm_rate": 1e-9, "num_draft_tokens": 4, "shift": 0.05,
+    "fault": "none", "status": "ok", "batch_size": 8, "false_alarm_rate": 1e-9, "num_draft_tokens": 4, "shift": 0.05,
 }  # fmt: skip
 GREEDY = {
     "check": "greedy", "temperature": 0.0, "verdict": "lossless", "num_prompts": 15, "num_tokens": 960,
     "identical_prompts": 15,
 }  # fmt: skip
 SAMPLED = {
-    "check": "sampled", "temperature": 0.5, "verdict": "lossless", "prompt_index": 3, "num_prompts": 1, "num_tokens": 6,
-    "num_draws": 25_000,  "statistic": 27.0, "degrees_of_freedom": 29, "p_value": 0.57,
+    "check": "sampled", "temperature": 0.5, "verdict": "lossless", "num_draws": 25_000, "statistic": 27.0,
+    "degrees_of_freedom": 29, "p_value": 0.57,
     "significance_level": 2.5e-11, "power": 0.9995, "rounding": 0.0, "acceptance_rate": 0.7,
 }  # fmt: skip
 
 
 def rows(*changes: dict[str, Any], **of_all: Any) -> list[RecoveryRow]:
-    """The greedy check, one prompt's, and that of all together, each with its changes."""
-    checks = [GREEDY, SAMPLED, SAMPLED | {"prompt_index": None, "num_prompts": 5}]
+    """The greedy check, that after one place, and that of all draws, each with its changes."""
+    checks = [GREEDY, SAMPLED | {"check": "place"}, SAMPLED]
     return [
         RecoveryRow(**(RUN | check | (changes[i] if i < len(changes) else {}) | of_all))
         for i, check in enumerate(checks)
@@ -56,7 +56,7 @@ def test_lossless_needs_every_check() -> None:
     summary = summarise(rows())
     assert summary.verdict == "lossless"
     assert "15 of 15 greedy texts identical" in summary.sentence
-    assert "25,000 draws follow the target's distribution" in summary.sentence
+    assert "25,000 drawn tokens follow the target's distribution" in summary.sentence
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -70,7 +70,7 @@ def test_undecided_says_what_is_missing() -> None:
     weak = {"verdict": "undecided", "power": 0.43}
     assert (
         summarise(rows({}, weak)).verdict == "lossless"
-    )  # what one prompt cannot tell, all together can
+    )  # what one part cannot tell, all together can
     summary = summarise(rows({}, weak, weak))
     assert summary.verdict == "undecided"
     assert "raise num_draws" in summary.in_short
@@ -87,12 +87,12 @@ def test_what_was_not_tested_is_not_called_exact() -> None:
     }
     summary = summarise(rows({}, untested, untested))
     assert summary.verdict == "undecided"
-    assert "nothing was tested by 25,000 draws" in summary.sentence
+    assert "nothing was tested by 25,000 drawn tokens" in summary.sentence
     assert "follow" not in summary.sentence
     assert "only one outcome that is expected often enough" in summary.in_short
     shown = full(recovery_page([Run(rows({}, untested, untested))]))
     assert "is seen with" not in shown
-    # One prompt of several: the others were tested.
+    # One part of several: the others were tested.
     partly = summarise(rows({}, untested))
     assert mentions(partly.sentence, "0.57 of 1 test", "1 more tested nothing")
 
@@ -118,11 +118,11 @@ def test_the_printed_report(capsys: pytest.CaptureFixture[str]) -> None:
         "logit_tolerance": 0.3,
     }
     shown = printed(rows(parted | {"dtype": "bfloat16"}, {"rounding": 25.0}), capsys)
-    assert "15 prompts (tiny) · K=4 · temperature 0.5 · float32" in shown
+    assert "8 requests in flight · K=4 · temperature 0.5 · float32" in shown
     assert "within the rounding of bfloat16, 0.3" in shown
     assert "χ² 27.0, df 29" in shown
-    assert "sampled, 5 prompts" in shown
-    assert "prompt 3" not in shown, "of single prompts only those that are lossy"
+    assert "all draws" in shown
+    assert "after one place" not in shown, "of parts only those that are lossy"
     assert "The sampled tests call a lossless pair lossy in at most 1e-09 of such runs" in shown
     assert mentions(shown, "χ²", "25", "rounding")
     # A text that was cut short decides nothing, and the margin of another is as it is.
@@ -134,9 +134,8 @@ def test_the_printed_report(capsys: pytest.CaptureFixture[str]) -> None:
     shown = printed(rows({}, {"verdict": "lossy", "p_value": 0.0}, fault="lenience"), capsys)
     assert "fault=lenience was planted" in shown
     assert "fail 1 of 2 tests" in shown
-    assert "prompt 3" in shown
-    # Before it came to the larger K.
-    ended = printed(rows({}, {"num_draft_tokens": 1}, status="interrupted"), capsys)
+    assert "after one place" in shown
+    ended = printed(rows(status="interrupted"), capsys)
     assert "no verdict follows" in ended
     assert "· K=4 ·" in ended
     assert "nothing was sampled" in printed(rows()[:1], capsys)
@@ -145,12 +144,12 @@ def test_the_printed_report(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("of", "finding"),
     [
-        (rows(), "lossless 15 of 15 greedy texts identical; 25,000 draws follow"),
+        (rows(), "lossless 15 of 15 greedy texts identical; 25,000 drawn tokens follow"),
         (
             rows({"verdict": "lossy", "identical_prompts": 9}),
             "lossy 9 of 15 greedy texts identical",
         ),
-        (rows({}, {"verdict": "lossy"}), "25,000 draws fail 1 of 2 tests"),
+        (rows({}, {"verdict": "lossy"}), "25,000 drawn tokens fail 1 of 2 tests"),
         (rows(lossy=True, rule="typical"), "lossy rule typical is lossy by definition"),
         (rows(status="interrupted"), "no verdict: interrupted"),
     ],
@@ -169,9 +168,9 @@ def test_what_to_type_next() -> None:
         return " ".join(short(recovery_page([Run(of)])).split())
 
     weak = {"verdict": "undecided", "power": 0.4, "num_draws_needed": 12345}
-    assert "cannot tell 25,000 draws" in shown(rows({}, weak, weak))
+    assert "cannot tell 25,000 drawn tokens" in shown(rows({}, weak, weak))
     assert "harness recovery K=4 rule=typical num_draws=13000" in shown(rows({}, weak, weak))
-    assert "load=8" in shown(rows(engine="local"))
+    assert "Next" not in shown(rows(engine="local"))
     assert "Next" not in shown(rows(engine="server"))
     assert "harness recovery K=4 rule=deepmind" in shown(rows(lossy=True, rule="typical"))
     assert "runner=eager" in shown(rows({"verdict": "lossy"}, runner="static"))
@@ -185,7 +184,7 @@ def test_a_run_without_a_check_prints_nothing() -> None:
 
 def test_one_run_is_shown_by_its_checks() -> None:
     (table,) = tables_of(recovery_page([Run(rows())]))
-    assert [row.cells[0] for row in table.rows] == ["greedy", "sampled, 5 prompts"]
+    assert [row.cells[0] for row in table.rows] == ["greedy", "all draws"]
     assert any(note.startswith("Lossless: ") for note in table.notes)
     missed = recovery_page([Run(rows(fault="lenience"))])
     assert missed is not None

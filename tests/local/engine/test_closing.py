@@ -20,13 +20,10 @@ from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine, Question
 from harness.engines.record import Preparation
-from harness.local.engine import engine as local
 from harness.local.engine import runner_choice
 from harness.local.engine.engine import LocalArm, LocalEngine
 from harness.local.engine.huggingface import HuggingFaceEngine
 from harness.local.engine.pair import Pair, plan_pair
-from harness.local.engine.pair_runners import PairRunners
-from in_process import QUICKEST_PAIR, Harness
 from some_settings import settings_of
 from tiny_checkpoints import as_draft
 
@@ -104,26 +101,6 @@ def test_hugging_faces_engine_is_freed(pair: Pair, without_collections: None) ->
     engine.close()
     del engine
     assert [ref() for ref in refs] == [None, None]
-
-
-def test_recovery_holds_one_engine_at_a_time(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, without_collections: None
-) -> None:
-    """It compares greedy texts, then draws with K=1 and with K=2."""
-    opened: list[weakref.ref[Any]] = []
-    num_alive: list[int] = []
-    open_runners = local.open_runners
-
-    def counted(*arguments: Any) -> PairRunners:
-        num_alive.append(sum(ref() is not None for ref in opened))
-        runners = open_runners(*arguments)
-        opened.append(weakref.ref(runners.target))
-        return runners
-
-    monkeypatch.setattr(local, "open_runners", counted)
-    few = ["num_prompts=2", "num_draws=1000", "shift=0.5", "decoding.max_new_tokens=8"]
-    harness("recovery", *QUICKEST_PAIR, *few, "decoding.num_draft_tokens=2", "batch_size=100")
-    assert num_alive == [0, 0, 0]
 
 
 def test_jobs_of_one_worker_need_no_more_memory_than_the_first(

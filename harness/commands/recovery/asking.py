@@ -1,0 +1,54 @@
+"""Asks an arm the requests of a run, so many at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from harness.commands.recovery.record import RecoverySettings
+from harness.commands.recovery.sampling import Sampling
+from harness.commands.recovery.workload import Answer, PlannedRequest, Workload
+from harness.config.errors import RunError
+from harness.engines.protocol import Arm
+from harness.engines.requests import RequestRecord
+from harness.engines.timing import quick_garbage_collections
+from harness.measuring.progress import progress
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What the arms of a run are asked.
+
+    Attributes:
+        prompts: token ids of each.
+        samplings: the sampling settings that are tested; the run's own one is the first.
+        end_tokens: those at which the target ends a text.
+    """
+
+    settings: RecoverySettings
+    prompts: Sequence[Sequence[int]]
+    samplings: Sequence[Sampling]
+    end_tokens: frozenset[int]
+
+    def workload(self) -> Workload:
+        """The requests, from the first one on."""
+        settings = self.settings
+        return Workload(self.prompts, self.samplings, settings.decoding, settings.seed)
+
+    def ask(
+        self, arm: Arm, planned: Sequence[PlannedRequest], num_in_flight: int, doing: str
+    ) -> list[Answer]:
+        """The answers in the order of the requests. Raises RunError where one failed."""
+        requests = [each.request(self.settings.seed) for each in planned]
+        # By their place among the requests.
+        records: dict[int, RequestRecord] = {}
+        with progress(doing, len(requests)) as advance, quick_garbage_collections():
+            for record in arm.under_load(requests, num_in_flight):
+                records[record.index] = record
+                advance(None)
+        failed = [record for record in records.values() if record.error is not None]
+        if failed:
+            raise RunError(
+                f"{len(failed)} of {len(requests)} requests failed {doing}: {failed[0].error}"
+            )
+        return [Answer(asked, records[number]) for number, asked in enumerate(planned)]

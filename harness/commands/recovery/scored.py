@@ -1,0 +1,241 @@
+"""Answers to the requests of a run against exact probabilities: the test of `recovery`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from harness.commands.recovery.asking import Asking
+from harness.commands.recovery.checks import (
+    Check,
+    DrawnCheck,
+    GreedyCheck,
+    LogprobsCheck,
+    ReferenceCheck,
+)
+from harness.commands.recovery.drawn import TokenTest, draws_needed, together
+from harness.commands.recovery.greedy import GreedyResult
+from harness.commands.recovery.place import choose_place
+from harness.commands.recovery.regular_reference import RegularReference
+from harness.commands.recovery.returned_logprobs import TOLERANCE, ReturnedLogprobs
+from harness.commands.recovery.scores import Scores
+from harness.commands.recovery.workload import Answer, most_drawn, tokens_at_place
+from harness.config.errors import RunError
+from harness.engines.protocol import Arm, TextReference
+from harness.measuring.acceptance import acceptance_columns
+from harness.measuring.progress import say
+from harness.results.acceptance import Acceptance
+
+# The share of drawn tokens that follow the one place.
+_SHARE_AT_PLACE = 0.5
+# Returned log-probabilities may differ by this at least from those of a regular server.
+_LEAST_TOLERANCE = 0.01
+# Drawn tokens of `num_draws=auto` at least.
+_FEWEST_TOKENS = 2000
+
+
+@dataclass(frozen=True)
+class _Scored:
+    """The results of one arm.
+
+    Attributes:
+        parts: of the drawn tokens; `overall` has those of all sampling settings and of the place
+            together, and is None where nothing was drawn.
+        returned: log-probabilities that came with tokens.
+    """
+
+    greedy: GreedyResult
+    parts: Sequence[DrawnCheck]
+    overall: DrawnCheck | None
+    returned: ReturnedLogprobs
+
+    @property
+    def is_lossy(self) -> bool:
+        lossy_parts = [part for part in self.parts if part.result.verdict == "lossy"]
+        return self.greedy.verdict == "lossy" or bool(lossy_parts)
+
+
+class _Test:
+    """Asks arms and scores their answers."""
+
+    def __init__(self, asking: Asking, reference: TextReference) -> None:
+        self._asking = asking
+        self._reference = reference
+        settings = asking.settings
+        decoding = settings.decoding
+        # First tokens, later ones of each setting, the place, pairs, and all together.
+        num_tests = len(asking.samplings) + 4
+        self._token_test = TokenTest(settings.false_alarm_rate / num_tests, settings.shift)
+        self._mean_length = (1 + most_drawn(decoding.max_new_tokens)) / 2
+        self._tokens_at_place = tokens_at_place(decoding)
+        self._num_tokens = 0
+        if asking.samplings:
+            # Where no number is enough, more draws would change nothing.
+            self._num_tokens = self._needed(_FEWEST_TOKENS) or _FEWEST_TOKENS
+            if settings.num_draws != "auto":
+                self._num_tokens = settings.num_draws
+
+    def _power(self, num_tokens: int) -> float:
+        """About that of all tests of drawn tokens together."""
+        num_samplings = len(self._asking.samplings)
+        num_at_place = round(_SHARE_AT_PLACE * num_tokens / self._tokens_at_place)
+        num_mixed = round((1 - _SHARE_AT_PLACE) * num_tokens)
+        num_first = round(num_mixed / self._mean_length)
+        num_later = round((num_mixed - num_first) / num_samplings)
+        expected = self._token_test.expected
+        mixed = [expected(num_first), *[expected(num_later)] * num_samplings]
+        return together([*mixed, *[expected(num_at_place)] * self._tokens_at_place]).power
+
+    def _needed(self, least: int) -> int | None:
+        number = draws_needed(self._power, least)
+        # The lengths of texts are random, and so are the cells at the place.
+        return None if number is None else round(1.05 * number)
+
+    def scored(self, arm: Arm) -> _Scored:
+        """Ask an arm two rounds, the second one after answers of the first, and score its answers."""
+        asking = self._asking
+        settings = asking.settings
+        reference = self._reference
+        num_in_flight = settings.batch_size
+        tested = "greedy texts"
+        if asking.samplings:
+            tested += f" and {self._num_tokens:,} drawn tokens over {len(asking.samplings)} sampling settings"
+        say(f"testing the {arm.name} arm with {tested}, {num_in_flight} in flight")
+        num_mixed = math.ceil((1 - _SHARE_AT_PLACE) * self._num_tokens / self._mean_length / 2)
+        num_at_place = math.ceil(_SHARE_AT_PLACE * self._num_tokens / self._tokens_at_place)
+        scores = Scores(reference, asking.end_tokens, min(num_in_flight, 8), [settings.seed, 1])
+        workload = asking.workload()
+        first = asking.ask(arm, workload.first_turns(num_mixed), num_in_flight, "asking")
+        scores.add(_drawn(first))
+        at_place = []
+        # Of the run's own sampling setting.
+        own = [text for text in scores.drawn if text.request.sampling in asking.samplings[:1]]
+        if own:
+            at_place = workload.at_place(choose_place(own), num_at_place)
+        further = workload.second_turns(first, num_mixed, at_place)
+        second = asking.ask(arm, further, num_in_flight, "asking, second turns")
+        scores.add(_drawn(second))
+        answers = [*first, *second]
+        if isinstance(reference, RegularReference) and arm is reference.arm:
+            reference.learn_rounding(_texts(answers), scores.returned)
+        # A text that nobody waited for is not compared.
+        scores.add([one for one in answers if one.request.is_greedy and one.request.is_compared])
+        parts = self._parts(scores)
+        return _Scored(
+            greedy=scores.greedy.result(),
+            parts=parts,
+            overall=self._overall(parts, answers),
+            returned=scores.returned,
+        )
+
+    def _parts(self, scores: Scores) -> list[DrawnCheck]:
+        if not self._asking.samplings:
+            return []
+        test = self._token_test
+        at_place = [text for text in scores.drawn if text.request.is_at_place]
+        mixed = [text for text in scores.drawn if not text.request.is_at_place]
+        first = test.check(mixed, slice(0, 1), scores.two_routes)
+        parts = [DrawnCheck(kind="first", result=first)]
+        for sampling in self._asking.samplings:
+            texts = [text for text in mixed if text.request.sampling == sampling]
+            later = test.check(texts, slice(1, None), scores.two_routes)
+            parts.append(DrawnCheck(kind="later", sampling=sampling.name, result=later))
+        place = test.check(at_place, two_routes=scores.two_routes)
+        parts.append(DrawnCheck(kind="place", result=place))
+        parts.append(DrawnCheck(kind="neighbours", result=test.check_pairs(scores.drawn)))
+        return parts
+
+    def _overall(self, parts: Sequence[DrawnCheck], answers: Sequence[Answer]) -> DrawnCheck | None:
+        # Pairs of neighbouring tokens would count each token again.
+        independent = [part.result for part in parts if part.kind != "neighbours"]
+        if not independent:
+            return None
+        result = together(independent)
+        records = [answer.record for answer in answers]
+        is_undecided = result.verdict == "undecided"
+        return DrawnCheck(
+            kind="sampled",
+            result=result,
+            acceptance=Acceptance.of(outcome for record in records for outcome in record.outcomes),
+            acceptance_rate=acceptance_columns(records)["acceptance_rate"],
+            num_draws_needed=self._needed(result.num_draws) if is_undecided else None,
+        )
+
+
+def _drawn(answers: Sequence[Answer]) -> list[Answer]:
+    """Those to drawn requests that somebody waited for."""
+    return [one for one in answers if one.request.is_compared and not one.request.is_greedy]
+
+
+def _texts(answers: Sequence[Answer]) -> list[tuple[Sequence[int], Sequence[int]]]:
+    """Prompts and texts, as `Arm.text_logprobs` takes them, of those that somebody waited for."""
+    waited_for = [one for one in answers if one.request.is_compared and one.record.token_ids]
+    return [(one.request.prompt, one.record.token_ids) for one in waited_for]
+
+
+def scored_checks(asking: Asking, arm: Arm, reference: TextReference) -> Iterator[Check]:
+    """Test an arm's answers by exact probabilities; before that the arm that is the reference.
+
+    Raises:
+        RunError: log-probabilities that came with tokens are wrong.
+    """
+    test = _Test(asking, reference)
+    returned: list[LogprobsCheck] = []
+    tolerance = TOLERANCE
+    if isinstance(reference, RegularReference):
+        regular = reference.arm
+        own = test.scored(regular)
+        yield _reference_check(regular, own)
+        if own.is_lossy:
+            return
+        returned += _returned_check(regular, own.returned, tolerance)
+        tolerance = max(_LEAST_TOLERANCE, reference.rounding)
+    scored = test.scored(arm)
+    yield GreedyCheck(result=scored.greedy)
+    yield from scored.parts
+    if scored.overall is not None:
+        yield scored.overall
+    returned += _returned_check(arm, scored.returned, tolerance)
+    yield from returned
+    wrong = [f"{check.arm}: {check.result.finding}" for check in returned if check.is_wrong]
+    if wrong:
+        about = f"log-probabilities that came with tokens are wrong: {'; '.join(wrong)}"
+        if not scored.is_lossy:
+            raise RunError(about)
+        say(about)
+
+
+def _reference_check(arm: Arm, own: _Scored) -> ReferenceCheck:
+    """Whether a regular arm's texts follow the log-probabilities that it reports of them."""
+    tested = [part.result.p_value for part in own.parts if part.result.degrees_of_freedom]
+    smallest = min(tested, default=None)
+    finding = None
+    if own.is_lossy:
+        greedy = own.greedy
+        found = f"greedy texts: {greedy.num_identical} of {greedy.num_prompts} identical"
+        if smallest is not None:
+            found += f"; of drawn tokens the smallest p-value is {smallest:.2g}"
+        finding = (
+            "the regular server is no reference: its own texts do not follow the log-probabilities"
+            f" that it reports of them ({found})"
+        )
+    return ReferenceCheck(
+        verdict="undecided" if own.is_lossy else "lossless",
+        arm=arm.name,
+        finding=finding,
+        greedy=own.greedy,
+        drawn=None if own.overall is None else own.overall.result,
+        p_value=smallest,
+    )
+
+
+def _returned_check(arm: Arm, returned: ReturnedLogprobs, tolerance: float) -> list[LogprobsCheck]:
+    """The check of log-probabilities that an arm returned, if it returned any."""
+    if not returned.returned:
+        return []
+    result = returned.result(arm.traits.logprobs, tolerance)
+    if result is None:
+        say(f"{arm.name}: log-probabilities were asked for, and none came")
+        return []
+    return [LogprobsCheck(arm=arm.name, result=result)]

@@ -1,0 +1,184 @@
+"""The requests of `recovery`: mixed, and answered together as each would be alone."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from echo_questions import TOKENIZER
+from harness.commands.recovery.drawn import DrawnText
+from harness.commands.recovery.place import choose_place
+from harness.commands.recovery.sampling import samplings
+from harness.commands.recovery.scores import rejected_places
+from harness.commands.recovery.workload import Answer, PlannedRequest, Workload, is_taken
+from harness.config.errors import RunError
+from harness.config.settings import (
+    DecodingSettings,
+    ModelSettings,
+    PlacementSettings,
+)
+from harness.engines.protocol import Arm
+from harness.engines.record import Preparation
+from harness.engines.requests import RequestRecord
+from harness.engines.timing import generate, quick_garbage_collections
+from harness.local.drafting.methods.model import ModelDraftSettings
+from harness.local.engine.engine import LocalArm, LocalEngine
+from harness.local.engine.pair import Pair
+from planted_faults import IN_BATCHES, planted
+from tiny_checkpoints import load_pair, save_talkative_pair
+
+DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=2, temperature=1.0)
+UNDER_LOAD = [planted(name) for name in IN_BATCHES]
+PROMPTS = [list(TOKENIZER.encode(text)) for text in ("once upon a time", "2 + 2 =", "the end")]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pair")
+    save_talkative_pair(path, 8)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pair(directory: Path) -> Pair:
+    target = ModelSettings(name="target", repository=str(directory / "target"))
+    draft = ModelDraftSettings(name="draft", repository=str(directory / "draft"))
+    return load_pair(target, draft, PlacementSettings())
+
+
+def open_arm(pair: Pair, fault: str = "none") -> tuple[LocalEngine, LocalArm]:
+    engine = LocalEngine(
+        pair, Preparation(decoding=DECODING, runner="eager", batch_size=6, fault=fault)
+    )
+    arm = engine.arms[-1]
+    assert isinstance(arm, LocalArm)
+    return engine, arm
+
+
+def workload() -> Workload:
+    return Workload(PROMPTS, samplings(DECODING, [])[:4], DECODING, seed=0)
+
+
+def alone(engine: LocalEngine, arm: LocalArm, asked: PlannedRequest) -> list[int]:
+    with quick_garbage_collections():
+        return generate(engine, arm, asked.request(seed=0).question).tokens[0]
+
+
+def test_texts_under_load_are_those_of_the_same_requests_alone(pair: Pair) -> None:
+    engine, arm = open_arm(pair)
+    asked = workload().first_turns(20)
+    answers = {
+        answer.index: answer for answer in arm.under_load([one.request(0) for one in asked], 6)
+    }
+    assert sorted(answers) == list(range(len(asked)))
+    num_same = 0
+    for place, one in enumerate(asked):
+        text, whole = answers[place].token_ids, alone(engine, arm, one)
+        num_same += text == whole[: len(text)]
+        if one.leave_after is None:
+            assert len(text) == one.num_tokens
+        else:
+            assert one.leave_after <= len(text) <= one.leave_after + 2
+    # In a batch logits are rounded otherwise, which may move a draw between two rare tokens.
+    assert num_same >= 0.9 * len(asked)
+
+
+@pytest.fixture(scope="module")
+def honest_texts(pair: Pair) -> list[list[int]]:
+    """Of the first requests, each by itself."""
+    honest = open_arm(pair)
+    return [alone(*honest, asked) for asked in workload().first_turns(4)]
+
+
+@pytest.mark.parametrize("fault", UNDER_LOAD)
+def test_alone_no_fault_shows(pair: Pair, honest_texts: list[list[int]], fault: str) -> None:
+    faulty = open_arm(pair, fault)
+    assert [alone(*faulty, asked) for asked in workload().first_turns(4)] == honest_texts
+
+
+def test_an_engine_that_dies_of_a_sampling_setting_is_told_with_it() -> None:
+    class Dying(Arm):
+        def under_load(self, requests: object, num_in_flight: int) -> Iterator[RequestRecord]:
+            raise RunError("vLLM: max(): Expected reduction dim")
+            yield
+
+    [sampling] = [one for one in samplings(DECODING, []) if one.name == "top_k=5"]
+    with pytest.raises(RunError, match=r"^top_k=5: vLLM: max\(\)"):
+        is_taken(Dying(), PlannedRequest((1, 2), sampling, 1, 0), seed=0)
+
+
+def test_the_requests_are_mixed() -> None:
+    made = workload()
+    asked = made.first_turns(40)
+    assert len({one.index for one in asked}) == len(asked)
+    assert {one.sampling.name for one in asked} == {
+        "greedy", "as asked", "temperature=0.7", "top_k=5", "top_p=0.8",
+    }  # fmt: skip
+    assert len({one.num_tokens for one in asked}) > 5
+    assert 0 < sum(not one.is_compared for one in asked) < len(asked) / 6
+    prompts = {one.prompt for one in asked}
+    assert {tuple(prompt) for prompt in PROMPTS} < prompts
+    beginnings = [one for one in prompts for other in prompts if one == other[: len(one)] != other]
+    assert len(beginnings) >= 2 * len(PROMPTS)
+    answers = [Answer(one, RequestRecord(0, 1, token_ids=[9] * one.num_tokens)) for one in asked]
+    second = made.second_turns(answers, 10)
+    longest = max(map(len, PROMPTS))
+    assert {one.prompt[: len(one.prompt)] for one in second}.isdisjoint(prompts)
+    assert max(len(one.prompt) for one in second) <= longest + 12 + 8
+    again = workload().first_turns(40)
+    assert again == asked
+
+
+def test_many_requests_go_on_at_one_place() -> None:
+    made = workload()
+    at_place = made.at_place((3, 1, 4), 30)
+    assert {one.prompt for one in at_place} == {(3, 1, 4)}
+    # The target's own token, two that are proposed, and the bonus token.
+    assert {one.num_tokens for one in at_place} == {4}
+    assert {one.sampling.name for one in at_place} == {"as asked"}
+    asked = made.second_turns([], 0, at_place)
+    assert sum(one.is_at_place and one.is_compared for one in asked) == 30
+
+
+def drawn_text(
+    prompt: tuple[int, ...],
+    widths: list[float],
+    entropies: list[float],
+    rejected: Sequence[int] | None,
+) -> DrawnText:
+    request = PlannedRequest(prompt, samplings(DECODING, [])[0], len(widths), 0)
+    zeros = np.zeros(len(widths))
+    tokens = tuple(range(len(widths)))
+    return DrawnText(request, tokens, zeros, np.array(widths), zeros, np.array(entropies), rejected)
+
+
+def test_the_place_is_where_a_proposal_was_rejected_and_the_second_token_is_most_open() -> None:
+    certain = drawn_text((7,), [1.0, 0.9, 1.0, 0.5], [0.0, 0.3, 2.0, 1.0], [1, 3])
+    assert choose_place([certain]) == (7,), "the half with the fewest tokens before it"
+    # Without knowing where, it may be any.
+    assert choose_place([dataclasses.replace(certain, rejected=None)]) == (7, 0)
+    far = drawn_text((7,) * 9, [1.0, 1.0], [0.0, 9.0], [1])
+    assert choose_place([far, certain, certain]) == (7, 0, 1)
+    assert choose_place([dataclasses.replace(certain, rejected=[])]) == (7,)
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "num_tokens", "rejected"),
+    [
+        # The first token, two of three and the recovered one, three and the bonus, none and the recovered one.
+        ([(3, 2), (3, 3), (3, 0)], 9, [3, 8]),
+        ([(3, 2), (3, 3), (3, 0)], 10, [3, 8]),
+        # Iterations without a proposal are left out somewhere.
+        ([(3, 2), (3, 0)], 12, None),
+        ([], 5, None),
+    ],
+)
+def test_where_proposals_were_rejected(
+    outcomes: list[tuple[int, int]], num_tokens: int, rejected: list[int] | None
+) -> None:
+    record = RequestRecord(0, 1, num_tokens=num_tokens, outcomes=outcomes)
+    assert rejected_places(record) == rejected
