@@ -91,7 +91,8 @@ class Recovery(Experiment):
             return
         regular = engine.arms[0] if len(engine.arms) > 1 else None
         if regular is not None:
-            say("without log-probabilities: answers are compared with those of the regular server")
+            why = settings.engine.beyond_model or "without log-probabilities"
+            say(f"{why}: answers are compared with those of the regular server")
         if regular is not None or references.for_texts() is not None:
             yield from compared_checks(asking, arm, regular, references)
             if regular is not None or not samplings:

@@ -110,15 +110,3 @@ def test_recovery_finds_the_lossy_rule_and_no_other(
         "recovery", *chatty, *DRAWN, *METHODS[method][0], code=int(method == "typical")
     )
     assert ("Lossy" if method == "typical" else "Lossless") in outcome.summary
-
-
-@pytest.mark.slow
-def test_recovery_finds_faults_in_block_verification(harness: Harness, chatty: list[str]) -> None:
-    harness(
-        "recovery",
-        *chatty,
-        *DRAWN,
-        "decoding.rule=block",
-        "fault=draft_probabilities_ignored",
-        code=1,
-    )

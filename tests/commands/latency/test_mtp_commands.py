@@ -57,7 +57,6 @@ def test_every_command(harness: Harness, directory: Path) -> None:
     assert greedy["verdict"] == "lossless"
     for test in sampled:
         assert test["verdict"] != "lossy"
-        assert test["degrees_of_freedom"] > 0
     harness("plan", *pair, "results.file=plan.csv")
     plan = pd.read_csv("plan.csv").iloc[-1]
     assert plan["draft_cache_bytes"] > 0

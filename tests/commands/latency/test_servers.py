@@ -435,13 +435,6 @@ def unknown_ids(event: Any) -> Any:
     return event
 
 
-def test_recovery_of_a_server_whose_texts_are_shorter(harness: Harness, serve: Serve) -> None:
-    servers = EchoServer(), EchoServer(stop_after=3)
-    outcome = harness(*RECOVERY, *serve(*servers), "decoding=greedy", code=None)
-    assert outcome.exit_code in (1, 3)
-    assert "undecided" in outcome.summary + outcome.stderr
-
-
 def test_recovery_refuses_tokens_that_the_model_does_not_have(
     harness: Harness, serve: Serve
 ) -> None:
