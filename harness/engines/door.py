@@ -28,9 +28,10 @@ if TYPE_CHECKING:
     from harness.engines.pairs import Pair, PlacedPair, PlannedPair
     from harness.engines.plans import Machine, PairPlan, PassBytes, PretendedGpus, Roof
     from harness.engines.profiles import Profile
-    from harness.engines.protocol import Arm, Engine, Question, Reference
+    from harness.engines.protocol import Arm, Engine, Question
     from harness.engines.reading import TextReader
     from harness.engines.record import Preparation
+    from harness.engines.reference import Reference
     from harness.engines.serving import Service
     from harness.engines.tokenizer import Tokenizer
 

@@ -1,15 +1,14 @@
 """The seam between experiments and what generates: a question, the arms that answer it, their
 engine.
 
-An experiment asks `arm.stream(question)` for records of decided tokens. The engines of this room
-answer: our own loop, transformers, or servers.
+A command asks `arm.stream(question)` for records of decided tokens. Our own loop answers, transformers, or servers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 import numpy as np
 
@@ -17,11 +16,8 @@ from harness.config.settings import DecodingSettings
 from harness.engines.counts import Counts
 from harness.engines.iteration import Iteration
 from harness.engines.phases import Phases
+from harness.engines.reference import Reference
 from harness.engines.requests import Load, RequestRecord
-from harness.results.statistics.arrays import Floats
-
-if TYPE_CHECKING:
-    from torch import Tensor
 
 # Log-probabilities by token id at one position of a text: of the likeliest tokens, and of the text's own token if the
 # arm adds it.
@@ -205,63 +201,6 @@ class Arm:
     def scores(self) -> TextScores | None:
         """Log-probabilities of given texts; None where the arm does not give them."""
         return None
-
-
-class Margin(NamedTuple):
-    """How far the logits of two tokens are apart after a text.
-
-    Attributes:
-        value: the difference.
-        tolerance: the largest difference that rounding explains there, as `rounding` measures it.
-    """
-
-    value: float
-    tolerance: float
-
-
-class TextReference(Protocol):
-    """The target's own probabilities along given texts: from its weights, or as a server reports them."""
-
-    @property
-    def vocabulary_size(self) -> int:
-        """V, the tokens that it knows."""
-
-    def logits_along(
-        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
-    ) -> Floats:
-        """The target's logits [B, n, V] before each token of the longest text.
-
-        A shorter text has undefined logits behind its last token.
-        """
-
-    def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:
-        """The logits [n, V] before each token of one text by another route, which differ by what the
-        reference cannot know: rounding. None where there is no such route.
-        """
-
-    def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
-        """The logit of `wanted` after a text, minus that of `other`."""
-
-
-class Reference(TextReference, Protocol):
-    """The models' own probabilities, to check texts against."""
-
-    @property
-    def num_experts(self) -> int | None:
-        """The experts of a layer of the target; None where it is no mixture."""
-
-    def logits(
-        self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None
-    ) -> Tensor:
-        """The target's logits [B, V] (float32) after each prompt.
-
-        Args:
-            continuations: of equal lengths; read behind the cached prompts, and the logits are
-                those after them.
-        """
-
-    def experts(self, token_ids: Sequence[int], num_last: int) -> list[list[list[int]]]:
-        """The experts that the last tokens of a text take, by layer and then by token."""
 
 
 class Weights(Protocol):

@@ -10,8 +10,9 @@ from harness.config.errors import HarnessError, SettingError
 from harness.engines.divergence import Divergence, text_divergence
 from harness.engines.door import local
 from harness.engines.pairs import ServedPair
-from harness.engines.protocol import Engine, Reference
+from harness.engines.protocol import Engine
 from harness.engines.record import Preparation
+from harness.engines.reference import Reference
 from harness.engines.registry import engine_of
 from harness.measuring.progress import say
 from harness.measuring.session import Session

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from harness.config.errors import RunError
-from harness.engines.protocol import Margin
 from harness.engines.record import Preparation
+from harness.engines.reference import Margin
 from harness.local.decoding.transfer import padded
 from harness.local.engine.pair import Pair
 from harness.local.engine.pair_runners import PairRunners, open_runners

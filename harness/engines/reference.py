@@ -1,0 +1,55 @@
+"""The target's own probabilities, which texts are checked against."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from harness.results.statistics.arrays import Floats
+
+
+class Margin(NamedTuple):
+    """How far the logits of two tokens are apart after a text.
+
+    Attributes:
+        value: the difference.
+        tolerance: the largest difference that rounding explains there, as `rounding` measures it.
+    """
+
+    value: float
+    tolerance: float
+
+
+class TextReference(Protocol):
+    """The target's own probabilities along given texts: from its weights, or as a server reports them."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V, the tokens that it knows."""
+
+    def logits_along(
+        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
+    ) -> Floats:
+        """The target's logits [B, n, V] before each token of the longest text.
+
+        A shorter text has undefined logits behind its last token.
+        """
+
+    def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:
+        """The logits [n, V] before each token of one text by another route, which differ by what the
+        reference cannot know: rounding. None where there is no such route.
+        """
+
+    def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
+        """The logit of `wanted` after a text, minus that of `other`."""
+
+
+class Reference(TextReference, Protocol):
+    """The models' own probabilities, to check texts against."""
+
+    @property
+    def num_experts(self) -> int | None:
+        """The experts of a layer of the target; None where it is no mixture."""
+
+    def experts(self, token_ids: Sequence[int], num_last: int) -> list[list[list[int]]]:
+        """The experts that the last tokens of a text take, by layer and then by token."""
