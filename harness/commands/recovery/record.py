@@ -48,7 +48,7 @@ class RecoverySettings(PromptedSettings):
         draft: None tests the regular arm.
         num_prompts: of the requests; some requests have parts of them, or go on after answers.
         num_draws: sampled tokens, over all sampling settings; `auto` takes as many as a verdict
-            needs, and at least 2,000. Half of them follow one place, where the reference has most open.
+            needs, and at least 2,000. Half of them follow one place, where a proposal was rejected and much is open.
         false_alarm_rate: chance that the sampled tests of one run call a lossless pair lossy.
         shift: change of a token's distribution, in total variation, for which the power of the tests is stated.
         fault: a mistake planted on purpose, which the same tests must catch.

@@ -27,6 +27,7 @@ from harness.engines.reference import TextReference
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.progress import say
 from harness.results.acceptance import Acceptance
+from harness.results.statistics.interval import counted
 
 # The share of drawn tokens that follow the one place.
 _SHARE_AT_PLACE = 0.5
@@ -101,7 +102,8 @@ class _Test:
         num_in_flight = settings.batch_size
         tested = "greedy texts"
         if asking.samplings:
-            tested += f" and {self._num_tokens:,} drawn tokens over {len(asking.samplings)} sampling settings"
+            num_settings = counted(len(asking.samplings), "sampling setting")
+            tested += f" and {self._num_tokens:,} drawn tokens over {num_settings}"
         say(f"testing the {arm.name} arm with {tested}, {num_in_flight} in flight")
         num_mixed = math.ceil((1 - _SHARE_AT_PLACE) * self._num_tokens / self._mean_length / 2)
         num_at_place = math.ceil(_SHARE_AT_PLACE * self._num_tokens / self._tokens_at_place)
