@@ -13,7 +13,7 @@ from harness.commands.latency.tables.run import figure_in_words
 from harness.reporting.table import Line, interval
 from harness.results.prompt_times import common_times, ms_of_both_arms
 from harness.results.statistics.arrays import Floats
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, counted
 from harness.results.statistics.multiplicity import best_of_several, ranking
 from harness.results.verdict import verdict_of
 
@@ -57,7 +57,7 @@ def _answer(group: pd.DataFrame) -> list[Line]:
             for pair in alone.itertuples()
         ]
     if first.why_not:
-        return [Line(not_ranked(first), "warning")]
+        return _in_spite_of_changes(group)
     bests = bests.sort_values(["sound", "speedup"], ascending=False, kind="stable")
     best = bests.iloc[0]
     is_fastest = best.speedup >= group.speedup.max()
@@ -82,16 +82,60 @@ def _answer(group: pd.DataFrame) -> list[Line]:
     return lines
 
 
-def not_ranked(pair: Any) -> str:
-    """Why the pairs of a target are not ranked; the conditions tell it from the same model's other targets.
+def _in_spite_of_changes(group: pd.DataFrame) -> list[Line]:
+    """What holds of a target's pairs although something changed between their runs.
+
+    Each speed-up is against a regular arm that took turns with it, so every pair has its own verdict.
+    Between pairs, times say nothing; speed-ups are ordered where intervals that hold for all are apart.
+    """
+    known = group[group.has_interval].sort_values("speedup", ascending=False, kind="stable")
+    if known.empty:
+        return [Line(close_not_ordered(group.iloc[0]), "warning")]
+    counts = []
+    for _, series in known.groupby("series", sort=False):
+        num_faster = sum(verdict.pays for verdict in series.verdict)
+        pair = series.iloc[0]["name"].pair
+        first = " is faster than regular decoding" if not counts else ""
+        counts.append(f"{pair}{first} in {num_faster} of {counted(len(series), 'run')}")
+    lines = [Line(f"{_target(known.iloc[0])}: {_listed(counts)}.", "strong")]
+    names = [*map(_name_in_target, known.itertuples())]
+    numbers = known.num_compared.astype(int)
+    at_once = [verdict_of(*pair).speedup for pair in zip(known.row, numbers, strict=True)]
+    apart = [name for name, one in zip(names, at_once, strict=True) if one.high < at_once[0].low]
+    alike = [name for name in names[1:] if name not in apart]
+    if apart:
+        text = f"{names[0]} gains more than {_listed(apart)}: their intervals for all at once are apart."
+        lines.append(Line(text))
+    if alike:
+        lines.append(Line(f"Cannot be told apart from {names[0]}: {_listed(alike)}."))
+    return lines
+
+
+def _name_in_target(pair: Any) -> str:
+    """The name of a pair among those of one target, which have the same conditions."""
+    settings = pair.name.settings
+    others = [
+        settings[column] for column in settings if column not in CONDITIONS and settings[column]
+    ]
+    k = [] if pair.k is None else [f"K={pair.k}"]
+    return ", ".join([pair.name.pair, *k, *others])
+
+
+def close_not_ordered(pair: Any) -> str:
+    """Why pairs of a target that are close are not ordered; the conditions tell it from the same model's other
+    targets.
 
     Args:
         pair: one of them, a row of the frame.
     """
+    return f"{_target(pair)}: pairs that are close are not ordered: {pair.why_not}."
+
+
+def _target(pair: Any) -> str:
+    """The target of a pair with its conditions, where those of others in the frame differ."""
     settings = pair["name"].settings
     conditions = [settings[column] for column in CONDITIONS if settings.get(column)]
-    target = ", ".join([pair.model, *conditions])
-    return f"{target}: nothing is ranked: {pair.why_not}."
+    return ", ".join([pair.model, *conditions])
 
 
 def _rivals(bests: pd.DataFrame) -> list[Line]:

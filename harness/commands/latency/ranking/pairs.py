@@ -45,7 +45,9 @@ def latency_pairs(runs: Sequence[Run]) -> pd.DataFrame:
         curve: a number, equal for pairs that differ only in `load`, which counts `unit_of_load`.
         verdict: on the pair alone; `speedup` as far as it may be stated, nan for a partial run.
         num_compared: the number of pairs with an interval of its target.
-        why_not: why the target's pairs cannot be ranked; empty where they can.
+        none_quiet: whether no run of the frame was, so that the word would be in every line.
+        why_not: why times of the target's pairs cannot be compared, and so pairs that are close are not ordered; empty
+            where they can.
         sound: whether it has an interval, from a quiet machine.
         best: whether it is the fastest of its series, of sound ones if there are any: the one that is compared with
             other series.
@@ -106,6 +108,7 @@ def _pairs(runs: tuple[Run, ...]) -> pd.DataFrame:
     )
     for column in ("target", "series", "curve"):
         pairs[column] = pairs.groupby(column, sort=False, dropna=False).ngroup()
+    pairs["none_quiet"] = not pairs.quiet.any()
     of_target = pairs.groupby("target")
     pairs["num_compared"] = of_target.has_interval.transform("sum").clip(lower=1)
     pairs["why_not"] = pairs.target.map(of_target.regular_ms.agg(why_no_ranking)).fillna("")

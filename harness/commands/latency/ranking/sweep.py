@@ -6,7 +6,11 @@ from collections.abc import Iterator, Sequence
 
 import pandas as pd
 
-from harness.commands.latency.ranking.answers import iteration_lines, latency_answers
+from harness.commands.latency.ranking.answers import (
+    close_not_ordered,
+    iteration_lines,
+    latency_answers,
+)
 from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.ranking.published_table import Measured, published_tables
 from harness.commands.latency.ranking.tables import (
@@ -35,11 +39,12 @@ def page_of_runs(runs: Sequence[Run]) -> Page | None:
         Measured(pair.name.label(), pair.row, pair.regular)
         for pair in pd.concat([pairs[pairs.best], pairs[is_alone]]).itertuples()
     ]
-    slow = not_quiet([run.rows for run in pairs.run])
+    changed = [close_not_ordered(group.iloc[0]) for group in _changed(pairs)]
+    doubts = [not_quiet([run.rows for run in pairs.run]), *changed]
     return Page(
         title_of_many([*pairs.row]),
         latency_answers(pairs) or [Line("nothing was compared")],
-        [slow] if slow else [],
+        [*filter(None, doubts)],
         [
             pairs_table(pairs),
             categories_table(pairs),
@@ -50,6 +55,11 @@ def page_of_runs(runs: Sequence[Run]) -> Page | None:
         [("Why", line) for line in iteration_lines(pairs)[:_MOST_LINES]],
         [*_next_steps(pairs)],
     )
+
+
+def _changed(pairs: pd.DataFrame) -> list[pd.DataFrame]:
+    """The pairs of each target whose regular arms differ too much."""
+    return [group for _, group in pairs[pairs.why_not != ""].groupby("target", sort=False)]
 
 
 def _next_steps(pairs: pd.DataFrame) -> Iterator[Step]:

@@ -12,7 +12,11 @@ from typing import Any
 
 import pandas as pd
 
-from harness.commands.latency.ranking.answers import iteration_lines, luck_notes, not_ranked
+from harness.commands.latency.ranking.answers import (
+    close_not_ordered,
+    iteration_lines,
+    luck_notes,
+)
 from harness.commands.latency.tables.categories import by_category
 from harness.commands.latency.tables.costs import (
     AUTO_GAVE_UP,
@@ -78,7 +82,7 @@ def _remark(pair: Any) -> str | None:
         return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"
     if pair.row.status == NO_VERDICT:
         return "no verdict"
-    if not pair.quiet:
+    if not pair.quiet and not pair.none_quiet:
         return "not quiet"
     return "best K" if pair.best_k else None
 
@@ -121,7 +125,7 @@ def pairs_table(pairs: pd.DataFrame) -> Table:
     if repeated:
         notes.append("runs: how often this was measured; the newest is shown.")
     for _, group in pairs[pairs.why_not != ""].groupby("target", sort=False):
-        notes.append(not_ranked(group.iloc[0]))
+        notes.append(close_not_ordered(group.iloc[0]))
     for row, name, verdict in zip(pairs.row, pairs["name"], pairs.verdict, strict=True):
         if row.status == NO_VERDICT:
             notes.append(f"{name.label(', ')}: no verdict: {verdict.reason}.")

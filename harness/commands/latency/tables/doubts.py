@@ -36,6 +36,8 @@ _KEEPS_UP = 0.8
 _LOW_ACCEPTANCE = 0.2
 # How a server is asked in another way than usual, which `acceptance` must do as well.
 _WAYS_TO_ASK = ("engine.model", "engine.chat", "engine.dialect", "engine.api_key_variable")
+# A verification that reads this many times the experts of a regular step gets a note.
+_MANY_EXPERTS = 1.25
 # An arm with more tokens per arrival than this, on average, gets a note.
 _BURST = 1.2
 
@@ -415,6 +417,15 @@ def _preempted(run: _Run) -> str | None:
     return run.each_arm(lambda row: f"{row.num_preemptions or 0} times in the {row.arm} arm")
 
 
+def _experts(run: _Run) -> float | None:
+    """How many times the experts of a regular step a verification reads; None where that is no news."""
+    row = run.last
+    if row.experts_per_verification is None or not row.experts_per_step:
+        return None
+    times = row.experts_per_verification / row.experts_per_step
+    return times if times >= _MANY_EXPERTS else None
+
+
 def _shorter(run: _Run) -> str | None:
     asked_for = run.rows[0].max_new_tokens or 0
     known = [row.shortest_answer for row in run.rows if row.shortest_answer is not None]
@@ -559,6 +570,12 @@ DOUBTS = (
         "note",
         _is_of_one_run,
         "This is one run: the interval does not cover what changes from run to run; repeats=5 does.",
+    ),
+    Doubt(
+        "note",
+        _experts,
+        "A verification reads {row.experts_per_verification:.1f} of {row.num_experts} experts in a layer, a regular"
+        " step {row.experts_per_step:.1f}: {found:.1f} times the memory.",
     ),
     Doubt("note", _shorter),
 )
