@@ -8,7 +8,6 @@ change the false-alarm rate.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -33,8 +32,6 @@ def choose_place(texts: Sequence[DrawnText]) -> tuple[int, ...]:
     The first token after a place is the target's own, and a proposal is tested from the second one on.
     For example: after `Once upon a` a text goes on with `time`, which has 0.9; behind it a proposal
     was rejected, and the distribution there has an entropy of 2 nats. That makes 0.9 * 2.
-
-    Only the half of the places with the fewest tokens before them counts: every request reads these.
     """
     places = []
     for text in texts:
@@ -44,6 +41,4 @@ def choose_place(texts: Sequence[DrawnText]) -> tuple[int, ...]:
             places.append(_Place(text, end, openness))
     if not places:
         return texts[0].request.prompt
-    middle = statistics.median(len(place.token_ids) for place in places)
-    near = [place for place in places if len(place.token_ids) <= middle]
-    return max(near, key=lambda place: place.openness).token_ids
+    return max(places, key=lambda place: place.openness).token_ids

@@ -187,7 +187,7 @@ def test_faults_of_generate_are_found(
             output.logits = (output.logits[0], *output.logits[:-1])
         return output
 
-    asked = [*GENERATE, f"reference={reference}"]
+    asked = [*GENERATE, f"reference={reference}", "num_draws=1500"]
     with monkeypatch.context() as patched:
         patched.setattr(GenerationMixin, "_assisted_decoding", logits_of_the_position_before)
         outcome = harness("recovery", *asked, code=1)

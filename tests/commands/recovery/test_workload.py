@@ -158,11 +158,11 @@ def drawn_text(
 
 def test_the_place_is_where_a_proposal_was_rejected_and_the_second_token_is_most_open() -> None:
     certain = drawn_text((7,), [1.0, 0.9, 1.0, 0.5], [0.0, 0.3, 2.0, 1.0], [1, 3])
-    assert choose_place([certain]) == (7,), "the half with the fewest tokens before it"
+    assert choose_place([certain]) == (7, 0, 1)
     # Without knowing where, it may be any.
     assert choose_place([dataclasses.replace(certain, rejected=None)]) == (7, 0)
-    far = drawn_text((7,) * 9, [1.0, 1.0], [0.0, 9.0], [1])
-    assert choose_place([far, certain, certain]) == (7, 0, 1)
+    other = drawn_text((8,), [1.0, 1.0], [0.0, 9.0], [1])
+    assert choose_place([certain, other, certain]) == (8,)
     assert choose_place([dataclasses.replace(certain, rejected=[])]) == (7,)
 
 
