@@ -135,7 +135,7 @@ def tried(num_runs: int, settings: list[str]) -> tuple[object, ...]:
         runs.setdefault(str(row.run), []).append(row)
     verdicts = [summarise(run).verdict for run in runs.values()]
     checks = [Checks(run) for run in runs.values()]
-    greedy = [one for run in checks for one in run.greedy]
+    greedy = [run.greedy for run in checks if run.greedy is not None]
     differ = sum((one.num_prompts or 0) - (one.identical_prompts or 0) for one in greedy)
     p_values = [run.smallest_p_value for run in checks if run.smallest_p_value is not None]
     powers = [run.power for run in checks if run.power is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from harness.config.settings import DecodingSettings
 from harness.results.statistics.arrays import Floats
 
 
@@ -38,6 +39,16 @@ class TextReference(Protocol):
     def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats | None:
         """The logits [n, V] before each token of one text by another route, which differ by what the
         reference cannot know: rounding. None where there is no such route.
+        """
+
+    def draft_probabilities(
+        self,
+        prompts: Sequence[Sequence[int]],
+        first_tokens: Sequence[int],
+        decoding: DecodingSettings,
+    ) -> Floats | None:
+        """The distribution [B, V] of the first draft token behind each prompt and its first token; None where it is
+        not known, and for a drafter that has none.
         """
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:

@@ -20,7 +20,7 @@ from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.returned_logprobs import TOLERANCE, ReturnedLogprobs
 from harness.commands.recovery.sampling import Sampling
 from harness.config.errors import RunError
-from harness.config.settings import require
+from harness.config.settings import DecodingSettings, require
 from harness.engines.divergence import check_known
 from harness.engines.protocol import Arm, Likeliest
 from harness.engines.reference import Margin
@@ -103,6 +103,14 @@ class RegularReference:
         if as_drawn is not None and as_drawn.verdict == "right":
             differences.append(3 * returned.rounding())
         self.rounding = max(_LEAST_ROUNDING, 2 * max(differences))
+
+    def draft_probabilities(
+        self,
+        prompts: Sequence[Sequence[int]],
+        first_tokens: Sequence[int],
+        decoding: DecodingSettings,
+    ) -> None:
+        """Servers do not say them."""
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
         pairs = [(token_ids, [wanted]), (token_ids, [other])]

@@ -115,7 +115,8 @@ class _Test:
         # Of the run's own sampling setting.
         own = [text for text in scores.drawn if text.request.sampling in asking.samplings[:1]]
         if own:
-            at_place = workload.at_place(choose_place(own), num_at_place)
+            place = choose_place(own, reference, settings.decoding, min(num_in_flight, 8))
+            at_place = workload.at_place(place, num_at_place)
         further = workload.second_turns(first, num_mixed, at_place)
         second = asking.ask(arm, further, num_in_flight, "asking, second turns")
         scores.add(_drawn(second))

@@ -9,12 +9,14 @@ import torch
 from torch import Tensor
 
 from harness.config.errors import RunError
+from harness.config.settings import DecodingSettings
 from harness.engines.record import Preparation
 from harness.engines.reference import Margin
 from harness.local.decoding.transfer import padded
 from harness.local.engine.pair import Pair
 from harness.local.engine.pair_runners import PairRunners, open_runners
 from harness.local.engine.rounding import largest_rounding, recompute
+from harness.local.engine.rules import warp_of
 from harness.local.models.experts import num_experts, watching_experts
 from harness.results.statistics.arrays import Floats
 
@@ -96,6 +98,22 @@ class ModelReference:
         # In a batch of one, with a prompt one token shorter.
         *shorter, last = prompt
         return self.logits_along([shorter], [[last, *text]])[0, 1:] if shorter else None
+
+    def draft_probabilities(
+        self,
+        prompts: Sequence[Sequence[int]],
+        first_tokens: Sequence[int],
+        decoding: DecodingSettings,
+    ) -> Floats | None:
+        make = self._runners.make_drafter
+        if make is None:
+            return None
+        with torch.inference_mode():
+            drafter = make(warp_of(decoding))
+            drafter.start(prompts, first_tokens, self._runners.target.start(prompts))
+            uniforms = torch.zeros(len(prompts), 1, device=self._pair.target.input_device)
+            probabilities = drafter.propose(1, uniforms).probabilities
+        return None if probabilities is None else probabilities[:, 0].float().cpu().numpy()
 
     def close(self) -> None:
         """Give back the memory of the runners."""

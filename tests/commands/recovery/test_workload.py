@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -156,14 +157,47 @@ def drawn_text(
     return DrawnText(request, tokens, zeros, np.array(widths), zeros, np.array(entropies), rejected)
 
 
+class KnownDrafts:
+    """A reference that knows three tokens, the target's as likely as each other, and drafts by the first token."""
+
+    vocabulary_size = 3
+
+    def __init__(self, drafts: dict[int, list[float]] | None) -> None:
+        self._drafts = drafts
+
+    def logits_along(self, prompts: Any, texts: Any) -> Any:
+        return np.zeros((len(prompts), len(texts[0]), 3))
+
+    def draft_probabilities(self, prompts: Any, first_tokens: Any, decoding: Any) -> Any:
+        if self._drafts is None:
+            return None
+        return np.array([self._drafts[token] for token in first_tokens])
+
+
+def place_in(*texts: DrawnText, drafts: dict[int, list[float]] | None = None) -> tuple[int, ...]:
+    reference: Any = KnownDrafts(drafts)
+    return choose_place(texts, reference, DECODING, 2)
+
+
 def test_the_place_is_where_a_proposal_was_rejected_and_the_second_token_is_most_open() -> None:
     certain = drawn_text((7,), [1.0, 0.9, 1.0, 0.5], [0.0, 0.3, 2.0, 1.0], [1, 3])
-    assert choose_place([certain]) == (7, 0, 1)
+    assert place_in(certain) == (7, 0, 1)
     # Without knowing where, it may be any.
-    assert choose_place([dataclasses.replace(certain, rejected=None)]) == (7, 0)
+    assert place_in(dataclasses.replace(certain, rejected=None)) == (7, 0)
     other = drawn_text((8,), [1.0, 1.0], [0.0, 9.0], [1])
-    assert choose_place([certain, other, certain]) == (8,)
-    assert choose_place([dataclasses.replace(certain, rejected=[])]) == (7,)
+    assert place_in(certain, other, certain) == (8,)
+    assert place_in(dataclasses.replace(certain, rejected=[])) == (7,)
+
+
+def test_the_place_is_where_the_recovered_token_decides_most() -> None:
+    text = drawn_text((7,), [1.0, 1.0, 1.0], [0.0, 9.0, 1.0], [1, 2])
+    # Behind token 0 the draft proposes what the target would draw: nothing is rejected there. Behind token 1 it
+    # always proposes token 2, and either of the others may be recovered.
+    third = 1 / 3
+    assert place_in(text, drafts={0: [third] * 3, 1: [0.0, 0.0, 1.0]}) == (7, 0)
+    # One token alone can be recovered: it is known beforehand.
+    assert place_in(text, drafts={0: [0.5, 0.5, 0.0], 1: [0.0, 0.0, 1.0]}) == (7, 0)
+    assert place_in(text, drafts={0: [0.0, 0.0, 1.0], 1: [0.5, 0.5, 0.0]}) == (7,)
 
 
 @pytest.mark.parametrize(

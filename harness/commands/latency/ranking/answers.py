@@ -91,7 +91,7 @@ def _in_spite_of_changes(group: pd.DataFrame) -> list[Line]:
     known = group[group.has_interval].sort_values("speedup", ascending=False, kind="stable")
     if known.empty:
         return [Line(close_not_ordered(group.iloc[0]), "warning")]
-    counts = []
+    counts: list[str] = []
     for _, series in known.groupby("series", sort=False):
         num_faster = sum(verdict.pays for verdict in series.verdict)
         pair = series.iloc[0]["name"].pair
