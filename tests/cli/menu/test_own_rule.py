@@ -68,7 +68,7 @@ def test_a_lossy_rule_accepts_more_and_is_called_lossy(harness: Harness, rules: 
 def test_a_rule_that_is_lossless_greedily_keeps_greedy_texts(harness: Harness, rules: Path) -> None:
     asked = [*QUICK, "decoding.temperature=0", "runner=static"]
     shown = harness("recovery", *asked, "decoding.rule=./likely.py:Exact")
-    assert mentions(shown.stdout, "2 of 2")
+    assert mentions(shown.stdout, "10 of 10 identical")
     assert not results("recovery")["lossy"].any()
     lossy = harness("recovery", *asked, "decoding.rule=./likely.py:Likely", code=1)
     assert "lossy" in lossy.complaint
