@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.commands.recovery.drawn import DrawnText
-from harness.config.settings import DecodingSettings
 from harness.engines.protocol import in_batches
 from harness.engines.reference import TextReference
 from harness.results.statistics.arrays import Floats
@@ -36,10 +35,7 @@ class _Place(NamedTuple):
 
 
 def choose_place(
-    texts: Sequence[DrawnText],
-    reference: TextReference,
-    decoding: DecodingSettings,
-    num_together: int,
+    texts: Sequence[DrawnText], reference: TextReference, num_together: int
 ) -> tuple[int, ...]:
     """The tokens after which a recovered token decides most.
 
@@ -50,6 +46,7 @@ def choose_place(
     not known, a proposal counts as always rejected, and its residual is the target's distribution.
 
     Args:
+        texts: of one sampling setting.
         num_together: the most texts that the reference has room for at once.
     """
     by_tokens: dict[tuple[int, ...], _Place] = {}
@@ -64,28 +61,26 @@ def choose_place(
     places = sorted(by_tokens.values(), key=lambda place: place.openness, reverse=True)
     decided: list[float] = []
     for batch in in_batches(places[:_MOST_LOOKED_AT], num_together):
-        decided += _decided(batch, reference, decoding)
+        decided += _decided(batch, reference)
     return places[int(np.argmax(decided))].token_ids
 
 
-def _decided(
-    places: Sequence[_Place], reference: TextReference, decoding: DecodingSettings
-) -> list[float]:
+def _decided(places: Sequence[_Place], reference: TextReference) -> list[float]:
     """How much the recovered token behind each place decides, in nats."""
     prompts = [place.token_ids for place in places]
     first_tokens = [place.text.tokens[place.end - 1] for place in places]
-    drafted = reference.draft_probabilities(prompts, first_tokens, decoding)
+    sampling = places[0].text.request.sampling
+    drafted = reference.draft_probabilities(prompts, first_tokens, sampling.decoding)
     if drafted is None:
         return [place.openness for place in places]
     # Before the first token, and behind it, before any other.
     logits = reference.logits_along(prompts, [[token, token] for token in first_tokens])
     decided = []
     for place, token, own_logits, drafts in zip(places, first_tokens, logits, drafted, strict=True):
-        sampling = place.text.request.sampling
         target: Floats = sampling.probabilities_along(own_logits, place.token_ids, [token, token])[
             1
         ]
-        residual = np.clip(target[: len(drafts)] - drafts[: len(target)], 0, None)
+        residual = np.clip(target - drafts, 0, None)
         rejected = float(residual.sum())
         known = residual[residual > 0] / rejected if rejected else residual[:0]
         entropy = float(-(known * np.log(known)).sum())

@@ -107,7 +107,8 @@ class _Test:
         say(f"testing the {arm.name} arm with {tested}, {num_in_flight} in flight")
         num_mixed = math.ceil((1 - _SHARE_AT_PLACE) * self._num_tokens / self._mean_length / 2)
         num_at_place = math.ceil(_SHARE_AT_PLACE * self._num_tokens / self._tokens_at_place)
-        scores = Scores(reference, asking.end_tokens, min(num_in_flight, 8), [settings.seed, 1])
+        num_together = min(num_in_flight, 8)
+        scores = Scores(reference, asking.end_tokens, num_together, [settings.seed, 1])
         workload = asking.workload()
         first = asking.ask(arm, workload.first_turns(num_mixed), num_in_flight, "asking")
         scores.add(_drawn(first))
@@ -115,7 +116,7 @@ class _Test:
         # Of the run's own sampling setting.
         own = [text for text in scores.drawn if text.request.sampling in asking.samplings[:1]]
         if own:
-            place = choose_place(own, reference, settings.decoding, min(num_in_flight, 8))
+            place = choose_place(own, reference, num_together)
             at_place = workload.at_place(place, num_at_place)
         further = workload.second_turns(first, num_mixed, at_place)
         second = asking.ask(arm, further, num_in_flight, "asking, second turns")

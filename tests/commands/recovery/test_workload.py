@@ -176,7 +176,7 @@ class KnownDrafts:
 
 def place_in(*texts: DrawnText, drafts: dict[int, list[float]] | None = None) -> tuple[int, ...]:
     reference: Any = KnownDrafts(drafts)
-    return choose_place(texts, reference, DECODING, 2)
+    return choose_place(texts, reference, 2)
 
 
 def test_the_place_is_where_a_proposal_was_rejected_and_the_second_token_is_most_open() -> None:

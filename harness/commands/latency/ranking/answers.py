@@ -90,7 +90,7 @@ def _in_spite_of_changes(group: pd.DataFrame) -> list[Line]:
     """
     known = group[group.has_interval].sort_values("speedup", ascending=False, kind="stable")
     if known.empty:
-        return [Line(close_not_ordered(group.iloc[0]), "warning")]
+        return [Line(text, "warning") for text in close_not_ordered(group)]
     counts: list[str] = []
     for _, series in known.groupby("series", sort=False):
         num_faster = sum(verdict.pays for verdict in series.verdict)
@@ -99,10 +99,10 @@ def _in_spite_of_changes(group: pd.DataFrame) -> list[Line]:
         counts.append(f"{pair}{first} in {num_faster} of {counted(len(series), 'run')}")
     lines = [Line(f"{_target(known.iloc[0])}: {_listed(counts)}.", "strong")]
     names = [*map(_name_in_target, known.itertuples())]
-    numbers = known.num_compared.astype(int)
-    at_once = [verdict_of(*pair).speedup for pair in zip(known.row, numbers, strict=True)]
-    apart = [name for name, one in zip(names, at_once, strict=True) if one.high < at_once[0].low]
-    alike = [name for name in names[1:] if name not in apart]
+    apart: list[str] = []
+    alike: list[str] = []
+    for name, reaches in zip(names[1:], _reach_the_first(known)[1:], strict=True):
+        (alike if reaches else apart).append(name)
     if apart:
         text = f"{names[0]} gains more than {_listed(apart)}: their intervals for all at once are apart."
         lines.append(Line(text))
@@ -121,18 +121,24 @@ def _name_in_target(pair: Any) -> str:
     return ", ".join([pair.name.pair, *k, *others])
 
 
-def close_not_ordered(pair: Any) -> str:
-    """Why pairs of a target that are close are not ordered; the conditions tell it from the same model's other
-    targets.
+def _reach_the_first(pairs: pd.DataFrame) -> list[bool]:
+    """Whether each pair's interval, of those that hold for all at once, reaches the first pair's."""
+    numbers = pairs.num_compared.astype(int)
+    at_once = [verdict_of(*pair).speedup for pair in zip(pairs.row, numbers, strict=True)]
+    return [speedup.high >= at_once[0].low for speedup in at_once]
 
-    Args:
-        pair: one of them, a row of the frame.
-    """
-    return f"{_target(pair)}: pairs that are close are not ordered: {pair.why_not}."
+
+def close_not_ordered(pairs: pd.DataFrame) -> list[str]:
+    """Why pairs that are close are not ordered, a sentence for each target of which that holds."""
+    changed = pairs[pairs.why_not != ""].drop_duplicates("target")
+    return [
+        f"{_target(pair)}: pairs that are close are not ordered: {pair.why_not}."
+        for _, pair in changed.iterrows()
+    ]
 
 
 def _target(pair: Any) -> str:
-    """The target of a pair with its conditions, where those of others in the frame differ."""
+    """The target of a pair, a row of the frame, with its conditions, where those of others differ."""
     settings = pair["name"].settings
     conditions = [settings[column] for column in CONDITIONS if settings.get(column)]
     return ", ".join([pair.model, *conditions])
@@ -162,10 +168,8 @@ def _rivals(bests: pd.DataFrame) -> list[Line]:
             elif ranked.index:
                 alike[ranked.index] = name
     else:
-        numbers = bests.num_compared.astype(int)
-        at_once = [verdict_of(*pair).speedup for pair in zip(bests.row, numbers, strict=True)]
-        for place, speedup in enumerate(at_once):
-            if place and speedup.high >= at_once[0].low:
+        for place, reaches in enumerate(_reach_the_first(bests)):
+            if place and reaches:
                 alike[place] = bests.iloc[place]["name"].label(", ")
     lines = [Line("All other drafts of this target gain significantly less.")]
     if alike:

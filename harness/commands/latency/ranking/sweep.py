@@ -39,8 +39,7 @@ def page_of_runs(runs: Sequence[Run]) -> Page | None:
         Measured(pair.name.label(), pair.row, pair.regular)
         for pair in pd.concat([pairs[pairs.best], pairs[is_alone]]).itertuples()
     ]
-    changed = [close_not_ordered(group.iloc[0]) for group in _changed(pairs)]
-    doubts = [not_quiet([run.rows for run in pairs.run]), *changed]
+    doubts = [not_quiet([run.rows for run in pairs.run]), *close_not_ordered(pairs)]
     return Page(
         title_of_many([*pairs.row]),
         latency_answers(pairs) or [Line("nothing was compared")],
@@ -55,11 +54,6 @@ def page_of_runs(runs: Sequence[Run]) -> Page | None:
         [("Why", line) for line in iteration_lines(pairs)[:_MOST_LINES]],
         [*_next_steps(pairs)],
     )
-
-
-def _changed(pairs: pd.DataFrame) -> list[pd.DataFrame]:
-    """The pairs of each target whose regular arms differ too much."""
-    return [group for _, group in pairs[pairs.why_not != ""].groupby("target", sort=False)]
 
 
 def _next_steps(pairs: pd.DataFrame) -> Iterator[Step]:

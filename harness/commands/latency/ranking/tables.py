@@ -124,8 +124,7 @@ def pairs_table(pairs: pd.DataFrame) -> Table:
         notes.append("Goodput: the ratio of both arms' requests a second within engine.slo.")
     if repeated:
         notes.append("runs: how often this was measured; the newest is shown.")
-    for _, group in pairs[pairs.why_not != ""].groupby("target", sort=False):
-        notes.append(close_not_ordered(group.iloc[0]))
+    notes += close_not_ordered(pairs)
     for row, name, verdict in zip(pairs.row, pairs["name"], pairs.verdict, strict=True):
         if row.status == NO_VERDICT:
             notes.append(f"{name.label(', ')}: no verdict: {verdict.reason}.")
