@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "results": {"config"},
     "reporting": {"config", "results"},
     "engines": {"config", "results"},
-    "servers": {"config", "results", "engines"},
+    "servers": {"config", "engines"},
     "measuring": {"config", "results", "reporting", "engines"},
     "commands": {"config", "results", "reporting", "engines", "measuring"},
     "cli": {"config", "results", "reporting", "engines", "measuring", "commands"},

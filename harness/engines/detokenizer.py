@@ -33,8 +33,14 @@ class Detokenizer:
 
     def __init__(self, tokenizer: Tokenizer, prompt: Sequence[int]) -> None:
         self._tokenizer = tokenizer
+        end_of_prompt = list(prompt[-_CONTEXT:])
+        for size in range(_CONTEXT, _CONTEXT + _REST_OF_CHARACTER + 1):
+            tokens = list(prompt[-size:])
+            if not self._decode(tokens).startswith(BROKEN):
+                end_of_prompt = tokens
+                break
         # What stands before the pending tokens: parts that begin and end with whole characters.
-        self._parts = deque([self._end_of(prompt)], maxlen=_CONTEXT)
+        self._parts = deque([end_of_prompt], maxlen=_CONTEXT)
         self._pending: list[int] = []
 
     def add(self, token: int) -> str | None:
@@ -51,15 +57,6 @@ class Detokenizer:
         text = self._new_text()
         self._advance()
         return text
-
-    def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """Return the last tokens of a prompt, from the beginning of a character."""
-        shortest = list(prompt[-_CONTEXT:])
-        for size in range(_CONTEXT, _CONTEXT + _REST_OF_CHARACTER + 1):
-            tokens = list(prompt[-size:])
-            if not self._decode(tokens).startswith(BROKEN):
-                return tokens
-        return shortest
 
     def _new_text(self) -> str:
         context = [token for part in self._parts for token in part]

@@ -10,8 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
-import numpy as np
-
 from harness.config.settings import DecodingSettings
 from harness.engines.counts import Counts
 from harness.engines.iteration import Iteration
@@ -62,12 +60,6 @@ class Question:
     extra: Question | None = None
     unit: int = 0
     moment: int = 0
-
-    def seed_of(self, index: int) -> int:
-        """The seed of one prompt, for libraries with random numbers of their own. Below 2⁶³, which
-        all of them take.
-        """
-        return int(np.random.SeedSequence([self.seed, index]).generate_state(1, np.uint64)[0]) >> 1
 
 
 @dataclass(frozen=True)
@@ -122,7 +114,7 @@ class Traits:
     logprobs: Literal["raw", "processed"] | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(kw_only=True)
 class Answered:
     """What an arm knows about its last question beyond the records.
 

@@ -177,16 +177,10 @@ class EngineRecord(RecordWithSettings, Abilities):
         """
         return None
 
-    def addresses(self, settings: Any) -> list[str]:
-        """The URLs of the servers whose identity is part of what is measured.
-
-        Args:
-            settings: of the class `settings`.
-        """
-        return []
-
     def identities(self, settings: Any) -> Sequence[ServerIdentity] | None:
-        """The servers at `addresses` as they describe themselves now; None where one does not answer.
+        """The servers that run already as they describe themselves now; None where one does not answer.
+
+        Who they are is part of what is measured.
 
         Args:
             settings: of the class `settings`.

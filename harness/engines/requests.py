@@ -128,7 +128,8 @@ class RequestRecord:
     @property
     def inter_token_latencies_ms(self) -> list[float]:
         """Times between two bursts, each of one or more tokens: ITL as vLLM measures it."""
-        return _gaps_ms(self.bursts)
+        bursts = itertools.pairwise(self.bursts)
+        return [1000 * (later - earlier) for earlier, later in bursts]
 
     def add(self, tokens: Sequence[int], seconds: float) -> None:
         """Note tokens that arrived together."""
@@ -204,8 +205,3 @@ def as_records(arrivals: Iterable[Mapping[int, list[int]]], num_rows: int) -> It
                 num_accepted=[0] * len(rows),
             )
             new = {}
-
-
-def _gaps_ms(seconds: Sequence[float]) -> list[float]:
-    """Milliseconds between moments."""
-    return [1000 * (later - earlier) for earlier, later in itertools.pairwise(seconds)]

@@ -15,12 +15,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from harness.config.errors import RunError
-from harness.engines.counts import Counts
 from harness.engines.energy import GpuMeter, GpuUse
 from harness.engines.iteration import Iteration
-from harness.engines.phases import Phases
-from harness.engines.protocol import Arm, Engine, Question
-from harness.engines.requests import Load, RequestRecord
+from harness.engines.protocol import Answered, Arm, Engine, Question
+from harness.engines.requests import RequestRecord
 from harness.results.acceptance import Acceptance, outcome_of
 
 # Seconds between two frames. After a frame that was slow to draw the next one waits for a multiple
@@ -30,7 +28,7 @@ _COST_FACTOR = 9.0
 
 
 @dataclass
-class Generation:
+class Generation(Answered):
     """One question through one arm: its records while it runs, and a request per prompt in the end.
 
     Attributes:
@@ -42,12 +40,9 @@ class Generation:
             server.
         num_first: tokens of all rows in the first record; 0 until `finish`.
         question: that it answers; None where only records are known.
-        requests: one per prompt, set by `finish`.
+        requests: one per prompt, the arm's own or, behind `finish`, one for each row of the batch.
         sent: whether requests were kept in flight, so that each has its own time. Rows of a batch
             share theirs.
-        load: what was in flight meanwhile, where the arm sends requests to a server.
-        counted: growth of the server's counters meanwhile; None where it reports none.
-        phases: under stopwatches.
         gpu: energy and lowered clocks of GPUs meanwhile; None without any.
         peak_memory_bytes: the most that GPUs held meanwhile; None where that is not known.
     """
@@ -58,11 +53,7 @@ class Generation:
     seconds: float = 0.0
     num_first: int = 0
     question: Question | None = None
-    requests: Sequence[RequestRecord] = ()
     sent: bool = False
-    load: Load | None = None
-    counted: Counts | None = None
-    phases: Phases = field(default_factory=Phases)
     gpu: GpuUse | None = None
     peak_memory_bytes: int | None = None
 

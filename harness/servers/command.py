@@ -110,8 +110,13 @@ class ServerCommand:
                 values[f"{json_flags[0]}.{key}"] = flag.value or ""
             else:
                 values[root] = flag.value or ""
-                for key, value in _entries(flag).items():
-                    values[f"{json_flags[0]}.{key}"] = str(value)
+                try:
+                    entries = json.loads(flag.value or "{}")
+                except ValueError as error:
+                    raise SettingError(SETTING, f"{flag.name} must be JSON ({error})") from error
+                if isinstance(entries, dict):
+                    for key, value in entries.items():
+                        values[f"{json_flags[0]}.{key}"] = str(value)
         return values
 
     def value(self, names: Sequence[str]) -> str | None:
@@ -167,11 +172,6 @@ class ServerCommand:
                 value = self.value(flags)
                 return int(value) if value is not None and value.isdigit() else default
         return None
-
-    @property
-    def shares_devices(self) -> bool:
-        """Whether a flag bounds the memory that it takes of a GPU."""
-        return self.dialect is not None and bool(self.value(self.startup.sized_by))
 
     def regular(self) -> ServerCommand:
         """The same command without what makes the server speculate.
@@ -386,15 +386,6 @@ def _meant(typed: str, names: Sequence[str], startup: Startup) -> str | None:
     if is_long and root.startswith("--"):
         return next((f"{name}{dot}{key}" for name in names if name.startswith(root)), None)
     return None
-
-
-def _entries(flag: Flag) -> dict[str, object]:
-    """The entries of a flag with JSON."""
-    try:
-        entries = json.loads(flag.value or "{}")
-    except ValueError as error:
-        raise SettingError(SETTING, f"{flag.name} must be JSON ({error})") from error
-    return entries if isinstance(entries, dict) else {}
 
 
 def removed_words(command: ServerCommand, regular: ServerCommand) -> Iterator[str]:

@@ -28,7 +28,6 @@ from harness.engines.record import Opening
 from harness.engines.requests import Load, RequestError, RequestRecord, as_records
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
-from harness.results.statistics.interval import counted
 from harness.servers.connection import new_client
 from harness.servers.counters import CounterPage
 from harness.servers.dialects import UNKNOWN, Dialect, dialect_of
@@ -132,15 +131,17 @@ class ServerEngine(Engine):
             return
         self.setup_seconds = time.perf_counter() - started
         if self.blocks is not None:
-            number = self.blocks.number * len(self._servers)
+            num_blocks = self.blocks.number
+            times = "1 time" if num_blocks == 1 else f"{num_blocks} times"
+            number = num_blocks * len(self._servers)
             minutes = number * self.setup_seconds / 60
             duration = f"about {minutes:.0f} min" if minutes >= 1 else "less than a minute"
             is_precise = getattr(self.opening.settings, "precision", None) is not None
             # Such a run ends as soon as its interval is narrow enough.
             up_to = "up to " if is_precise else ""
             self.say(
-                f"engine.blocks={self.blocks.number}: the servers take turns on the same devices, each started {up_to}"
-                f"{counted(self.blocks.number, 'time')}; {number} starts take {duration}"
+                f"engine.blocks={num_blocks}: the servers take turns on the same devices,"
+                f" each started {up_to}{times}; {number} starts take {duration}"
             )
 
     def make_ready(self, arm: ServerArm) -> None:
@@ -332,16 +333,13 @@ class ServerArm(Arm):
         return self.form.as_read(prompt)
 
     def answered(self) -> Answered:
-        return Answered(self.requests, self._load, self._growth())
-
-    def _growth(self) -> Counts | None:
-        """How much the server's counters grew since the last question began."""
         now = self._page.read()
         before = self._counted_before
-        if now is None or before is None:
-            return None
-        self._num_restarts = now.restarts
-        return growth(now, before)
+        counted = None
+        if now is not None and before is not None:
+            self._num_restarts = now.restarts
+            counted = growth(now, before)
+        return Answered(requests=self.requests, load=self._load, counted=counted)
 
     def stream(self, question: Question) -> Iterator[Iteration]:
         """A record for the chunks that arrive together; the first has every row's first token.
@@ -460,7 +458,14 @@ class ServerArm(Arm):
                 try:
                     message = queue.get(timeout=QUIET_S)
                 except Empty:
-                    self._say_if_silent()
+                    silent_s = time.perf_counter() - self._sender.last_event
+                    if silent_s >= QUIET_S and self._sender.num_in_flight:
+                        num_ended = sum(request.seconds > 0 for request in self.requests)
+                        self._engine.say(
+                            f"{self.name}: nothing from {self._url} for {silent_s:.0f} s;"
+                            f" {num_ended} of {len(self.requests)} requests have ended, and"
+                            f" engine.timeout_s={self._settings.timeout_s:g} ends those that have not"
+                        )
                     continue
                 if message is None:
                     break
@@ -468,18 +473,6 @@ class ServerArm(Arm):
         finally:
             running.cancel()
         running.result()
-
-    def _say_if_silent(self) -> None:
-        """Print a line where requests are in flight and none of them has got anything for long."""
-        silent_s = time.perf_counter() - self._sender.last_event
-        if silent_s < QUIET_S or not self._sender.num_in_flight:
-            return
-        num_ended = sum(request.seconds > 0 for request in self.requests)
-        self._engine.say(
-            f"{self.name}: nothing from {self._url} for {silent_s:.0f} s;"
-            f" {num_ended} of {len(self.requests)} requests have ended, and"
-            f" engine.timeout_s={self._settings.timeout_s:g} ends those that have not"
-        )
 
     async def _find_form(self) -> None:
         """Find the form in which the server takes requests.

@@ -75,21 +75,6 @@ class ServerReport:
     models: Sequence[ServedModel] = ()
 
 
-def server_reports(urls: Sequence[str], key: str | None) -> list[ServerReport] | None:
-    """Describe these servers; None where one does not answer.
-
-    Args:
-        key: of their API.
-    """
-    servers = []
-    for url in dict.fromkeys(urls):
-        report = server_report(url, key)
-        if report is None:
-            return None
-        servers.append(report)
-    return servers
-
-
 def server_report(url: str, key: str | None = None) -> ServerReport | None:
     """Describe the server of an API such as `http://host:8000/v1`; None where nothing answers, or it
     does not list its models now: it is still loading (503), or refuses the key (401).

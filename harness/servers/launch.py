@@ -133,7 +133,14 @@ class StartedServer:
         code = self._guard.poll()
         if code is None:
             return None
-        how = _how_it_ended(code)
+        # 137 is `was ended by SIGKILL (often: main memory ran out)`.
+        try:
+            ended_by = signal.Signals(code - 128)
+        except ValueError:
+            how = f"ended with exit code {code}"
+        else:
+            meaning = _MEANT_BY_SIGNAL.get(ended_by)
+            how = f"was ended by {ended_by.name}" + (f" ({meaning})" if meaning else "")
         lines = self._log or ["it wrote nothing"]
         reason = lines[-1]
         for line in lines:
@@ -193,16 +200,6 @@ class StartedServer:
         lines = [from_outside(line.strip())[:_LONGEST_LINE] for line in text.splitlines()]
         first = max((n for n, line in enumerate(lines) if line.startswith("$ ")), default=-1)
         return [line for line in lines[first + 1 :] if line]
-
-
-def _how_it_ended(code: int) -> str:
-    """`ended with exit code 1`, or `was ended by SIGKILL (often: main memory ran out)` for 137."""
-    try:
-        ended_by = signal.Signals(code - 128)
-    except ValueError:
-        return f"ended with exit code {code}"
-    meaning = _MEANT_BY_SIGNAL.get(ended_by)
-    return f"was ended by {ended_by.name}" + (f" ({meaning})" if meaning else "")
 
 
 def _free_port() -> int:

@@ -21,7 +21,7 @@ from harness.config.synthetic import for_llama_cpp, for_vllm, marginal_rates
 from harness.engines.record import EngineRecord, Opening
 from harness.servers.command import ServerCommand, is_variable, read_command, removed_words
 from harness.servers.dialects import DIALECTS
-from harness.servers.identity import ServerReport, server_reports
+from harness.servers.identity import ServerReport, server_report
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
@@ -261,14 +261,18 @@ class Server(EngineRecord):
         """
         return settings.url and str(settings.url)
 
-    def addresses(self, settings: Any) -> list[str]:
-        """All addresses, the regular one first."""
-        return [url for url in (settings.regular_url, settings.url) if url is not None]
-
     def identities(self, settings: Any) -> Sequence[ServerReport] | None:
-        return server_reports(
-            self.addresses(settings), os.environ.get(settings.api_key_variable or "")
-        )
+        key = os.environ.get(settings.api_key_variable or "")
+        reports = []
+        # The regular one first; both may be the same.
+        for url in dict.fromkeys([settings.regular_url, settings.url]):
+            if url is None:
+                continue
+            report = server_report(url, key)
+            if report is None:
+                return None
+            reports.append(report)
+        return reports
 
     def advice(self, run: RunSettings) -> str | None:
         """The flags of llama.cpp and vLLM for `decoding.synthetic_acceptance`.
@@ -382,7 +386,12 @@ def _started(opening: Opening, settings: ServerSettings) -> Engine:
     most = _MOST_BLOCKS if is_precise else _BLOCKS
     if settings.blocks != "auto":
         return ServerEngine(opening, served, settings.blocks)
-    if has_gpus and not all(command.shares_devices for command in commands):
+    # Servers share a GPU where flags bound the memory that each takes of it.
+    share_gpus = all(
+        command.dialect is not None and command.value(command.startup.sized_by)
+        for command in commands
+    )
+    if has_gpus and not share_gpus:
         return ServerEngine(opening, served, most)
     return ServerEngine(opening, served, blocks_if_needed=most)
 

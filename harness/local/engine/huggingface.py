@@ -16,6 +16,7 @@ from threading import Event
 from types import MappingProxyType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, LogitsProcessor
@@ -221,7 +222,9 @@ class HuggingFaceArm(Arm):
                     parts = model.layers if isinstance(model, MtpModel) else [model]
                     for part in parts:
                         undo.callback(recorder.sum_logits(role, part))
-                torch.manual_seed(question.seed_of(index))
+                seeds = np.random.SeedSequence([question.seed, index]).generate_state(1, np.uint64)
+                # Below 2⁶³, which torch takes.
+                torch.manual_seed(int(seeds[0]) >> 1)
                 output = target.generate(prompt_ids, streamer=recorder, **arguments)
                 if config.output_logits:
                     recorder.logits = output.logits
