@@ -47,23 +47,17 @@ def lease(num_gpus: int | None) -> dict[str, int]:
     while True:
         locks: dict[str, int] = {}
         for gpu in visible:
-            descriptor = _try_lock(directory / f"{gpu}.lock")
-            if descriptor is not None:
-                locks[gpu] = descriptor
+            descriptor = os.open(directory / f"{gpu}.lock", os.O_RDONLY | os.O_CREAT, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                # Another process has it.
+                os.close(descriptor)
+                continue
+            locks[gpu] = descriptor
             if len(locks) == num_gpus:
                 return locks
         # All or nothing: two jobs that hold one GPU each and need two would wait for ever.
         for descriptor in locks.values():
             os.close(descriptor)
         time.sleep(random.uniform(0.1, 0.5))
-
-
-def _try_lock(file: Path) -> int | None:
-    """The file descriptor of a lock; None if another process has it."""
-    descriptor = os.open(file, os.O_RDONLY | os.O_CREAT, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(descriptor)
-        return None
-    return descriptor

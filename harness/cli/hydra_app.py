@@ -80,7 +80,8 @@ def calling(
     Within the block `sys.argv` is this line, and Hydra raises exceptions instead of printing them over many lines.
 
     Args:
-        task: a function of a module, which launchers import in other processes.
+        task: a function of a module, or a method of an object that can be pickled: launchers call it in other
+            processes.
         line: the name of the program, which completion prints, then Hydra's options and the settings.
         directory: holds the configuration with this name, and all groups.
     """

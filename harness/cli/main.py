@@ -1,9 +1,9 @@
 """Commands, from the command line (`main`) and from Python (`run`).
 
 Commands without settings, such as `report`, take their arguments themselves. All others go through Hydra: it composes a
-configuration from presets and typed settings, once or for each job of a sweep, and calls `run_job`. From there
-`cli.composed` makes typed settings and runs the experiment. Torch is imported only when the settings are known to be
-right. Errors on the way are noted in `_outcome`, from which the exit code follows.
+configuration from presets and typed settings, once or for each job of a sweep, and calls `run_job` of an `_Invocation`,
+which notes errors on the way: the exit code follows from them. From there `cli.composed` makes typed settings and runs
+the experiment. Torch is imported only when the settings are known to be right.
 """
 
 from __future__ import annotations
@@ -57,38 +57,19 @@ _INTERRUPTED = "harness: interrupted; what was measured so far is kept"
 _SEVERITIES = {0: 0, 3: 1, 2: 2}
 
 
-@dataclass
-class _Outcome:
-    """The outcome of a command.
-
-    Attributes:
-        quiet: whether errors are only noted here, for `run` to raise; otherwise they are printed, too.
-        rows: of the run, or of the sweep's jobs.
-        exit_codes: of the errors, and of the sweep. The process ends with the worst of them.
-    """
-
-    quiet: bool = False
-    rows: Sequence[RunRow] = ()
-    errors: list[Exception] = field(default_factory=list)
-    exit_codes: list[int] = field(default_factory=list)
-
-
-# The outcome of the command that this process runs; each command begins with a new one.
-_outcome = _Outcome()
 # Hydra, sys.argv and sys.stdout are the process's, so that one thread at a time may run a command.
 _running = threading.RLock()
 
 
 def main() -> None:
     """Entry point of `harness` and of `python -m harness`. Exits with 2 for a wrong setting, 1 for a failed run."""
-    global _outcome
-    _outcome = _Outcome()
+    invocation = _Invocation()
     terminal.prepare_streams()
     machine.note_command_line(sys.argv[1:])
     try:
         with signals.interrupting(_end_process):
             try:
-                _dispatch(sys.argv[1:])
+                _dispatch(sys.argv[1:], invocation)
             except SystemExit:
                 # Hydra's help ends here, and its last lines may have no reader: `--help | head`.
                 sys.stdout.flush()
@@ -102,12 +83,12 @@ def main() -> None:
     except OSError as error:
         if hydra_app.WANTS_TRACEBACK and not isinstance(error, BrokenPipeError):
             raise
-        # An error of stdout: `_reporting` handles all others. Its buffer must not fail again at the exit.
+        # An error of stdout: `reporting` handles all others. Its buffer must not fail again at the exit.
         terminal.discard(sys.stdout)
         if not isinstance(error, BrokenPipeError):
             print(f"harness: stdout cannot be written: {error.strerror}", file=sys.stderr)
-            _outcome.exit_codes.append(1)
-    codes = _outcome.exit_codes
+            invocation.exit_codes.append(1)
+    codes = invocation.exit_codes
     sys.exit(max(codes, key=lambda code: _SEVERITIES.get(code, 3), default=0))
 
 
@@ -141,7 +122,6 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         RunError: the run failed.
         VerdictError: the run succeeded, with a bad answer: the pair is not lossless, for example.
     """
-    global _outcome
     from harness.cli.frames import frame
     from harness.cli.menu import typed
 
@@ -157,22 +137,23 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
         if word in ("-h", "--help", "--version", "-c", "--cfg", "-i", "--info"):
             raise SettingError(word, f"is for the command line: harness {command}")
     with _running:
-        outcome = _outcome = _Outcome(quiet=True)
+        invocation = _Invocation(quiet=True)
         machine.note_command_line([command, *words])
         stdout = sys.stdout if verbose else io.StringIO()
         with signals.embedded(), signals.interrupting(), redirect_stdout(stdout):
-            _run_hydra(command, words)
-    if outcome.errors:
-        raise outcome.errors[0]
-    return frame(outcome.rows)
+            invocation.run_hydra(command, words)
+    if invocation.errors:
+        raise invocation.errors[0]
+    return frame(invocation.rows)
 
 
-def _dispatch(arguments: Sequence[str]) -> None:
+def _dispatch(arguments: Sequence[str], invocation: _Invocation) -> None:
     """Run the command that is named first, or print help, the version, or completions (`-sc`)."""
     command, *others = arguments or ["help"]
     # `help latency trees` and `latency help trees` mean `latency --help trees`; `help trees` asks the first one.
+    names = _names()
     if command in ("-h", "--help", "help") and others:
-        command = others.pop(0) if others[0] in _names() else _names()[0]
+        command = others.pop(0) if others[0] in names else names[0]
         others.insert(0, "--help")
     elif others[:1] == ["help"]:
         others[0] = "--help"
@@ -181,18 +162,18 @@ def _dispatch(arguments: Sequence[str]) -> None:
     elif command in ("-v", "-V", "--version", "version") or others == ["--version"]:
         print(sys.modules["harness"].__version__)
     elif "-sc" in _own(arguments):  # Hydra's option for shell completion
-        with _reporting(command):
-            _complete(arguments[arguments.index("-sc") + 1 :])
+        with invocation.reporting(command):
+            _complete(arguments[arguments.index("-sc") + 1 :], invocation)
     else:
-        with _reporting(command):
-            record = COMMANDS[_known(command, _names(), others)]
+        with invocation.reporting(command):
+            record = COMMANDS[_known(command, names, others)]
             if record.settings is None:
                 from harness.cli.menu import typed
 
                 signals.load(record.module).main(typed.without_dashes(others))
                 return
-        if not _outcome.errors:
-            _run_hydra(command, others)
+        if not invocation.errors:
+            invocation.run_hydra(command, others)
 
 
 def _own(words: Sequence[str]) -> Sequence[str]:
@@ -200,24 +181,25 @@ def _own(words: Sequence[str]) -> Sequence[str]:
     return words[: words.index("--")] if "--" in words else words
 
 
-def _complete(arguments: Sequence[str]) -> None:
+def _complete(arguments: Sequence[str], invocation: _Invocation) -> None:
     """`harness -sc install=bash` and what it makes the shell ask: Hydra's completion, of the command on the line."""
     if len(arguments) != 1 or not re.fullmatch(
         "(install|uninstall|query)=(bash|zsh|fish)", arguments[0]
     ):
         rule = 'completes `harness ...` after eval "$(harness -sc install=bash)"; also uninstall=, and zsh or fish'
         raise SettingError("-sc", rule)
-    command = _names()[0]
+    names = _names()
+    command = names[0]
     line = os.environ.get("COMP_LINE", "")
     if arguments[0].startswith("query="):
         _, _, typed = line.lstrip().partition(" ")
         command, space, settings = typed.lstrip().partition(" ")
         if not space:
-            print(*(known for known in _names() if known.startswith(command)))
+            print(*(known for known in names if known.startswith(command)))
         if not space or command not in with_settings():
             return
         os.environ["COMP_LINE"] = f"harness {settings}"
-    _run_hydra(command, ["-sc", *arguments])
+    invocation.run_hydra(command, ["-sc", *arguments])
 
 
 def _usage() -> str:
@@ -261,45 +243,105 @@ def _known(command: str, known: Collection[str], others: Sequence[str] = ()) -> 
     return command
 
 
-def _run_hydra(command: str, words: Sequence[str]) -> None:
-    """Run a command that has settings, once or as a sweep; its outcome is in `_outcome`."""
-    from harness.cli.manifest import round_overrides
-    from harness.cli.menu import config_source, help, names, server_words, typed
+@dataclass
+class _Invocation:
+    """A command as it is called once, and its outcome.
 
-    config_source.register()
-    # Shell completion is for the program as a whole: its first word is the command.
-    line = ["harness", *words]
-    # What is printed in place of a run comes at the end: an error of stdout must not pass for one of Hydra's.
-    printed: io.StringIO | None = None
-    if "-sc" not in _own(words):
-        with _reporting(command):
-            known = typed.setting_hints(settings_of(COMMANDS[command]))
-            words, servers = server_words.split_commands(words)
-            options, settings, topic = typed.for_hydra(words, command, known)
-            settings += server_words.server_settings(servers, settings, command)
-            flags = hydra_app.flags(options)
+    Attributes:
+        quiet: whether errors are only noted here, for `run` to raise; otherwise they are printed, too.
+        rows: of the run, or of the sweep's jobs.
+        exit_codes: of the errors, and of the sweep. The process ends with the worst of them.
+    """
+
+    quiet: bool = False
+    rows: Sequence[RunRow] = ()
+    errors: list[Exception] = field(default_factory=list)
+    exit_codes: list[int] = field(default_factory=list)
+
+    def run_hydra(self, command: str, words: Sequence[str]) -> None:
+        """Run a command that has settings, once or as a sweep."""
+        from harness.cli.manifest import SweepCallback, round_overrides
+        from harness.cli.menu import config_source, help, names, server_words, typed
+
+        config_source.register()
+        # Shell completion is for the program as a whole: its first word is the command.
+        line = ["harness", *words]
+        # What is printed in place of a run comes at the end: an error of stdout must not pass for one of Hydra's.
+        printed: io.StringIO | None = None
+        if "-sc" not in _own(words):
+            with self.reporting(command):
+                known = typed.setting_hints(settings_of(COMMANDS[command]))
+                words, servers = server_words.split_commands(words)
+                options, settings, topic = typed.for_hydra(words, command, known)
+                settings += server_words.server_settings(servers, settings, command)
+                flags = hydra_app.flags(options)
+                if flags.help:
+                    text = help.command_help(COMMANDS[command], settings, topic, flags.config_dir)
+                elif flags.cfg or flags.info or flags.hydra_help:
+                    printed = io.StringIO()
+                elif rounds := round_overrides(command, settings):
+                    settings = [*rounds, *settings]
+                    options += [] if flags.multirun else ["-m"]
+                # Hydra takes its options before or after all settings, but not among them.
+                line = [f"harness {command}", *options, *settings]
+            if self.errors:
+                return
             if flags.help:
-                text = help.command_help(COMMANDS[command], settings, topic, flags.config_dir)
-            elif flags.cfg or flags.info or flags.hydra_help:
-                printed = io.StringIO()
-            elif rounds := round_overrides(command, settings):
-                settings = [*rounds, *settings]
-                options += [] if flags.multirun else ["-m"]
-            # Hydra takes its options before or after all settings, but not among them.
-            line = [f"harness {command}", *options, *settings]
-        if _outcome.errors:
-            return
-        if flags.help:
-            print(text)
-            return
-    called = hydra_app.calling(run_job, line, names.CONF, names.primary(command))
-    try:
-        with _reporting(command), redirect_stdout(printed or sys.stdout), called as call:
-            _call_hydra(call)
-    finally:
-        _finish_sweep(command)
-        if printed is not None:
-            print(printed.getvalue(), end="")
+                print(text)
+                return
+        called = hydra_app.calling(self.run_job, line, names.CONF, names.primary(command))
+        try:
+            with self.reporting(command), redirect_stdout(printed or sys.stdout), called as call:
+                _call_hydra(call)
+        finally:
+            sweep = SweepCallback.directory
+            SweepCallback.directory = None
+            if sweep is not None and COMMANDS[command].sweeps:
+                from harness.cli import jobs
+
+                is_refused = any(isinstance(error, SettingError) for error in self.errors)
+                self.rows, exit_code = jobs.finish(command, sweep, is_refused)
+                self.exit_codes.append(exit_code)
+            if printed is not None:
+                print(printed.getvalue(), end="")
+
+    def run_job(self, config: Any) -> None:
+        """Run what Hydra composed, once or for each job of a sweep.
+
+        An error is reported here and counts for the exit code, so that the other jobs of a sweep run. A launcher may
+        call a copy of this in another process.
+
+        Args:
+            config: the composed configuration.
+        """
+        from harness.cli import composed
+
+        with self.reporting(str(config.get("command"))):
+            self.rows = composed.run(config)
+
+    @contextmanager
+    def reporting(self, command: str) -> Iterator[None]:
+        """Note an error in the block, and print it in a line or two; raise it where a traceback was asked for."""
+        try:
+            yield
+        except BrokenPipeError:
+            raise
+        except Exception as error:
+            if hydra_app.WANTS_TRACEBACK:
+                raise
+            known = error if isinstance(error, HarnessError) else None
+            if known is None and (command in with_settings() or COMMANDS.is_in_file(command)):
+                from harness.cli.menu import hydra_errors
+
+                # The mistake that Hydra or OmegaConf found in the overrides, if it is one.
+                known = hydra_errors.explained(error, command)
+            self.errors.append(known or error)
+            self.exit_codes.append(known.exit_code if known else 1)
+            # Many jobs of a sweep may fail with the same error, which is printed once.
+            is_printed = str(known or error) in map(str, self.errors[:-1])
+            if not self.quiet and not is_printed:
+                message = visible(f"harness: {known or in_one_line(error)}")
+                print(message, file=sys.stderr, flush=True)
 
 
 def _call_hydra(call: Callable[[], None]) -> None:
@@ -322,61 +364,3 @@ def _call_hydra(call: Callable[[], None]) -> None:
     if sweep is not None and not Manifest.read(sweep).num_jobs:
         rule = "there are no jobs, because glob(...) matches no preset"
         raise SettingError("-m", f"{rule}; directories are listed, with commas between them")
-
-
-def _finish_sweep(command: str) -> None:
-    """Print the table of the sweep that this process started, if it did."""
-    from harness.cli.manifest import SweepCallback
-
-    directory = SweepCallback.directory
-    SweepCallback.directory = None
-    if directory is None or not COMMANDS[command].sweeps:
-        return
-    from harness.cli import jobs
-
-    is_refused = any(isinstance(error, SettingError) for error in _outcome.errors)
-    _outcome.rows, exit_code = jobs.finish(command, directory, is_refused)
-    _outcome.exit_codes.append(exit_code)
-
-
-def run_job(config: Any) -> None:
-    """Run what Hydra composed, once or for each job of a sweep.
-
-    An error is reported here and counts for the exit code, so that the other jobs of a sweep run.
-
-    Args:
-        config: the composed configuration.
-    """
-    from harness.cli import composed
-
-    with _reporting(str(config.get("command"))):
-        _outcome.rows = composed.run(config)
-
-
-def _explained(error: Exception, command: str) -> HarnessError | None:
-    """The mistake that Hydra or OmegaConf found in the overrides; None for any other error."""
-    if command not in with_settings() and not COMMANDS.is_in_file(command):
-        return None
-    from harness.cli.menu import hydra_errors
-
-    return hydra_errors.explained(error, command)
-
-
-@contextmanager
-def _reporting(command: str) -> Iterator[None]:
-    """Note an error in the block, and print it in a line or two; raise it where a traceback was asked for."""
-    try:
-        yield
-    except BrokenPipeError:
-        raise
-    except Exception as error:
-        if hydra_app.WANTS_TRACEBACK:
-            raise
-        known = error if isinstance(error, HarnessError) else _explained(error, command)
-        _outcome.errors.append(known or error)
-        _outcome.exit_codes.append(known.exit_code if known else 1)
-        # Many jobs of a sweep may fail with the same error, which is printed once.
-        is_printed = str(known or error) in map(str, _outcome.errors[:-1])
-        if not _outcome.quiet and not is_printed:
-            message = visible(f"harness: {known or in_one_line(error)}")
-            print(message, file=sys.stderr, flush=True)

@@ -192,11 +192,26 @@ class Worker:
         Returns:
             The error that ended it early; a VerdictError of a run that succeeded with a bad answer; None otherwise.
         """
+        deadline = time.monotonic() + (timeout_s or math.inf)
         try:
-            # The death of the process is noticed in `_watch`.
+            # The death of the process is noticed in `_receive`.
             with suppress(OSError):
                 self._connection.send(job)
-            return self._watch(timeout_s)
+            while True:
+                seconds_left = deadline - time.monotonic()
+                if seconds_left <= 0:
+                    error = RunError(f"took longer than job_timeout_s={timeout_s:g} and was ended")
+                    self.has_ended = True
+                    self._end(error)
+                    return error
+                if not self._connection.poll(min(seconds_left, 3600)):
+                    continue
+                message = self._receive()
+                if isinstance(message, bool):
+                    self.loading = message
+                    continue
+                self.has_ended = self.has_ended or message.is_last
+                return message.error
         except KeyboardInterrupt as interrupt:
             self._end(interrupt)
             raise
@@ -205,25 +220,6 @@ class Worker:
         """Kill the process, and free everything it holds on a GPU."""
         self._process.kill()
         self._process.wait()
-
-    def _watch(self, timeout_s: float | None) -> HarnessError | None:
-        """Wait until the process has ended the job, and return its error."""
-        deadline = time.monotonic() + (timeout_s or math.inf)
-        while True:
-            seconds_left = deadline - time.monotonic()
-            if seconds_left <= 0:
-                error = RunError(f"took longer than job_timeout_s={timeout_s:g} and was ended")
-                self.has_ended = True
-                self._end(error)
-                return error
-            if not self._connection.poll(min(seconds_left, 3600)):
-                continue
-            message = self._receive()
-            if isinstance(message, bool):
-                self.loading = message
-                continue
-            self.has_ended = self.has_ended or message.is_last
-            return message.error
 
     def _end(self, error: BaseException) -> None:
         """Raise an error in the process, which then writes its rows, and end it."""

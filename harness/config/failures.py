@@ -91,7 +91,8 @@ def as_run_error(exception: BaseException) -> RunError | None:
     of_torch = None if torch is None else _of_torch(exception, torch)
     if of_torch is not None:
         return of_torch
-    if _matches(exception, MemoryError, "can't allocate memory|not enough memory"):
+    is_full = re.search("can't allocate memory|not enough memory", text)
+    if is_full or isinstance(exception, MemoryError):
         wanted = re.search(r"tried to allocate (\d+) bytes", text)
         size = f": {amount(int(wanted[1]))} wanted" if wanted else ""
         free = amount(psutil.virtual_memory().available)
@@ -106,19 +107,23 @@ def as_run_error(exception: BaseException) -> RunError | None:
 def _of_torch(exception: BaseException, torch: Any) -> RunError | None:
     """A failure of torch or its GPUs; None for any other exception."""
     text = str(exception)
-    if _matches(exception, torch.OutOfMemoryError, r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC"):
+    is_full = re.search(r"CUDA.*out of memory|CUBLAS_STATUS_ALLOC", text)
+    if is_full or isinstance(exception, torch.OutOfMemoryError):
+        wanted = re.search(r"Tried to allocate ([\d.]+ \wi?B)", text)
+        free = re.search(
+            r"GPU (\d+) has a total capacity of ([\d.]+ \wi?B) of which ([\d.]+ \wi?B) is free",
+            text,
+        )
+        sizes = f": {wanted[1]} wanted" if wanted else ""
+        if wanted and free:
+            # ` on GPU 0: 2.00 GiB wanted, 1.20 GiB of 23.64 GiB free`
+            sizes = f" on GPU {free[1]}: {wanted[1]} wanted, {free[3]} of {free[2]} free"
         settings = "a smaller batch_size, fewer decoding.max_new_tokens, model.quantization=4bit"
-        advice = f"what helps: {settings}, more GPUs"
-        return RunError(f"out of GPU memory{_allocation(text)}\n{advice}")
+        return RunError(f"out of GPU memory{sizes}\nwhat helps: {settings}, more GPUs")
     for pattern, meaning in _CUDA.items():
         if re.search(pattern, text):
             return RunError(meaning.format(cuda=torch.version.cuda, torch=torch.__version__))
     return None
-
-
-def _matches(exception: BaseException, kind: type[BaseException], pattern: str) -> bool:
-    """Whether it is of this class, or has such a message."""
-    return isinstance(exception, kind) or re.search(pattern, str(exception)) is not None
 
 
 def explain(
@@ -146,8 +151,11 @@ def explain(
     name = settings.repository
     meaning = next((meaning for sign, meaning in _REPOSITORY.items() if sign in signs), None)
     # Only clients of the hub, which are imported by then, find it out of reach.
-    if meaning == _UNREACHABLE and not Path(name).is_dir() and _is_offline():
-        meaning = _ABSENT
+    if meaning == _UNREACHABLE and not Path(name).is_dir():
+        from huggingface_hub import constants
+
+        if constants.HF_HUB_OFFLINE:
+            meaning = _ABSENT
     if meaning is None and isinstance(exception, OSError | ValueError | ImportError | RuntimeError):
         meaning = "{name} cannot be loaded: {line}"
     if meaning is None:
@@ -165,12 +173,6 @@ def explain(
     )
     error_class = UnreachableError if meaning in (_UNREACHABLE, _REFUSED) else RunError
     return error_class(f"{role}: {explained}")
-
-
-def _is_offline() -> bool:
-    from huggingface_hub import constants
-
-    return bool(constants.HF_HUB_OFFLINE)
 
 
 def is_unreachable(exception: BaseException) -> bool:
@@ -222,17 +224,6 @@ def first_line(exception: BaseException) -> str:
     """The first line of the message that is not empty; without one, the exception's type."""
     lines = [line.strip() for line in str(exception).splitlines() if line.strip()]
     return lines[0] if lines else type(exception).__name__
-
-
-def _allocation(text: str) -> str:
-    """Sizes from torch's message: ` on GPU 0: 2.00 GiB wanted, 1.20 GiB of 23.64 GiB free`."""
-    wanted = re.search(r"Tried to allocate ([\d.]+ \wi?B)", text)
-    free = re.search(
-        r"GPU (\d+) has a total capacity of ([\d.]+ \wi?B) of which ([\d.]+ \wi?B) is free", text
-    )
-    if wanted and free:
-        return f" on GPU {free[1]}: {wanted[1]} wanted, {free[3]} of {free[2]} free"
-    return f": {wanted[1]} wanted" if wanted else ""
 
 
 def _class_names(exception: BaseException) -> set[str]:

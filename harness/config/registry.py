@@ -160,7 +160,12 @@ class Registry(Generic[AnyRecord]):
                 module = _module_of(Path(in_file["file"]))
                 found = getattr(module, in_file["attribute"])
             elif self.is_built_in(name):
-                found = self._load_built_in(name)
+                if isinstance(self._source, Mapping):
+                    found = self._source[name]
+                else:
+                    found = ".".join(filter(None, (self._source, name, self._file)))
+                if isinstance(found, str):
+                    found = importlib.import_module(found).RECORD
             elif name in installed:
                 found = installed[name].load()
             else:
@@ -182,7 +187,10 @@ class Registry(Generic[AnyRecord]):
 
     def _checked(self, name: str, record: Any) -> AnyRecord:
         """The record itself; a class is instantiated."""
-        base = _class_of(self._base) if isinstance(self._base, str) else self._base
+        base = self._base
+        if isinstance(base, str):
+            module, _, class_name = base.rpartition(".")
+            base = getattr(importlib.import_module(module), class_name)
         if inspect.isclass(record) and issubclass(record, base):
             record = record()
         if not isinstance(record, base):
@@ -193,13 +201,6 @@ class Registry(Generic[AnyRecord]):
             record.name = name
         return record
 
-    def _load_built_in(self, name: str) -> Any:
-        if isinstance(self._source, Mapping):
-            found = self._source[name]
-            return importlib.import_module(found).RECORD if isinstance(found, str) else found
-        path = ".".join(filter(None, [self._source, name, self._file]))
-        return importlib.import_module(path).RECORD
-
     def _built_in(self) -> tuple[str, ...]:
         if isinstance(self._source, Mapping):
             return tuple(self._source)
@@ -208,13 +209,6 @@ class Registry(Generic[AnyRecord]):
     def _installed(self) -> dict[str, EntryPoint]:
         found = _entry_points(tuple(sys.path))
         return {point.name: point for point in found if point.group == self._group}
-
-
-def _class_of(path: str) -> type[Any]:
-    """The class of a full name, `package.module.Name`."""
-    module, _, name = path.rpartition(".")
-    found: type[Any] = getattr(importlib.import_module(module), name)
-    return found
 
 
 @functools.cache
@@ -270,10 +264,6 @@ class SettingsRegistry(Registry[Chosen]):
         """The names of the records with a setting, among those that need no file."""
         records = self.all().items()
         return [name for name, record in records if setting in names_of_fields(record.settings)]
-
-    def settings_classes(self) -> list[Any]:
-        """The classes of settings of the records that need no file."""
-        return [record.settings for record in self.all().values()]
 
     def without_others(self, config: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
         """A group's configuration without settings that only other records of a sweep have.

@@ -96,19 +96,3 @@ def length_deviation(rates: Rates, num_draft_tokens: int) -> float:
     # A length of at least i tokens adds i² - (i - 1)² to the square.
     square = sum((2 * place - 1) * rate for place, rate in enumerate(marginal, start=1))
     return math.sqrt(max(0.0, square - mean * mean))
-
-
-def for_vllm(marginal: Sequence[float]) -> dict[str, Any]:
-    """Entries of vLLM's `--speculative-config`, whose rates are those of whole prefixes."""
-    return {
-        "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_rates": [round(rate, 6) for rate in marginal],
-    }
-
-
-def for_llama_cpp(marginal: Sequence[float]) -> str:
-    """Flags of `llama-server`, whose rates are those of whole prefixes.
-
-    They came with pull request 27711 of ggml-org/llama.cpp.
-    """
-    return f"--spec-synth-rates {','.join(f'{rate:.6g}' for rate in marginal)}"

@@ -15,7 +15,7 @@ class Acceptance:
     For example three iterations, of which the second accepted all and the last proposed nothing:
 
         Acceptance.of([(4, 2), (4, 4), (0, 0)])
-            num_iterations 2, num_proposed 8, num_accepted 6, num_tested 3 + 4
+            num_iterations 2, num_proposed 8, num_accepted 6
             mean_acceptance_length 4 = (2 + 6) / 2, tokens_per_iteration 3 = (3 + 6) / 3
             conditional_rates [1, 1, 1/2, 1], marginal_rates [1, 1, 1/2, 1/2]
     """
@@ -44,14 +44,6 @@ class Acceptance:
     @property
     def num_accepted(self) -> int:
         return sum(accepted * times for (_, accepted), times in self.iterations.items())
-
-    @property
-    def num_tested(self) -> int:
-        """Draft tokens that verification looked at: the accepted ones and the first rejected one."""
-        return sum(
-            min(accepted + 1, proposed) * times
-            for (proposed, accepted), times in self.iterations.items()
-        )
 
     @property
     def acceptance_rate(self) -> float | None:
@@ -105,9 +97,10 @@ class Acceptance:
                 levels, but accepts at most one node of each, so that the positions end there.
         """
         num_counts = None if num_levels is None else num_levels + 1
+        num_tested = sum(map(self.num_tested_at, range(self.num_places)))
         return {
             "acceptance_rate": self.acceptance_rate,
-            "conditional_acceptance_rate": _ratio(self.num_accepted, self.num_tested),
+            "conditional_acceptance_rate": _ratio(self.num_accepted, num_tested),
             "mean_acceptance_length": self.mean_acceptance_length,
             "mean_proposed": _ratio(self.num_proposed, self.num_iterations),
             "mean_num_draft_tokens": _ratio(self.num_proposed, self.iterations.total()),

@@ -187,8 +187,16 @@ class Row:
     @classmethod
     def setting_columns(cls, settings: Any) -> dict[str, Any]:
         """The columns that repeat `settings`, by name."""
-        columns = cls.columns().items()
-        return {name: _look_up(settings, column.path) for name, column in columns if column.path}
+        columns: dict[str, Any] = {}
+        for name, column in cls.columns().items():
+            if not column.path:
+                continue
+            # A path such as `draft.name`: None where there is no draft, or no such setting.
+            value = settings
+            for part in column.path.split("."):
+                value = getattr(value, part, None)
+            columns[name] = value
+        return columns
 
 
 def kind_of(header: Iterable[str], kinds: Iterable[type[Row]]) -> type[Row] | None:
@@ -314,13 +322,3 @@ def _fits(value: Any, hint: Any) -> bool:
         # JSON has whole numbers without a point.
         return isinstance(value, int | float) and math.isfinite(value)
     return isinstance(value, hint)
-
-
-def _look_up(settings: Any, path: str) -> Any:
-    """The value at a path such as `draft.name`; None where there is no draft, or no such setting."""
-    value = settings
-    for name in path.split("."):
-        if value is None:
-            return None
-        value = getattr(value, name, None)
-    return value

@@ -17,7 +17,7 @@ from harness.config.engines import EngineSettings
 from harness.config.errors import SettingError
 from harness.config.model_names import SECOND_COMMAND, SERVED
 from harness.config.settings import require, require_at_least
-from harness.config.synthetic import for_llama_cpp, for_vllm, marginal_rates
+from harness.config.synthetic import marginal_rates
 from harness.engines.record import EngineRecord, Opening
 from harness.servers.command import ServerCommand, is_variable, read_command, removed_words
 from harness.servers.dialects import DIALECTS
@@ -283,12 +283,17 @@ class Server(EngineRecord):
         if rates is None:
             return None
         k = run.decoding.most_draft_tokens
-        marginal = marginal_rates(rates, k)
-        of_vllm = json.dumps(for_vllm(marginal))
+        # Both take the rates of whole prefixes. llama.cpp's flag came with pull request 27711.
+        of_prefixes = marginal_rates(rates, k)
+        of_llama_cpp = ",".join(f"{rate:.6g}" for rate in of_prefixes)
+        of_vllm = {
+            "rejection_sample_method": "synthetic",
+            "synthetic_acceptance_rates": [round(rate, 6) for rate in of_prefixes],
+        }
         return (
             f"decoding.synthetic_acceptance labels how engine.url was started, here with K={k}:"
-            f" llama-server {for_llama_cpp(marginal)},"
-            f" or vLLM with {of_vllm} in --speculative-config"
+            f" llama-server --spec-synth-rates {of_llama_cpp},"
+            f" or vLLM with {json.dumps(of_vllm)} in --speculative-config"
         )
 
     def open(self, opening: Opening) -> Engine:

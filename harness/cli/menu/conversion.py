@@ -77,8 +77,9 @@ def setting_hints(kind: type) -> dict[str, Any]:
         hints[name] = hint
         group = _group_of(hint)
         if group in _CHOSEN:
-            for chosen in _CHOSEN[group].settings_classes():
-                hints |= {f"{name}.{key}": of_key for key, of_key in _hints(chosen).items()}
+            for record in _CHOSEN[group].all().values():
+                of_record = _hints(record.settings)
+                hints |= {f"{name}.{key}": of_key for key, of_key in of_record.items()}
         elif group is not None:
             hints |= {f"{name}.{key}": of_key for key, of_key in _hints(group).items()}
     return hints

@@ -148,11 +148,6 @@ class Sketch:
         """The tensors of all blocks."""
         return [tensor for block in self.blocks for tensor in block.tensors]
 
-    @property
-    def has_experts(self) -> bool:
-        """Whether it is a mixture, of whose experts a token reads some."""
-        return any(0 < tensor.read_per_token < 1 for tensor in self.tensors)
-
     @functools.cached_property
     def block_bytes(self) -> list[int]:
         """Weights and buffers of each block."""

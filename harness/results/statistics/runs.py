@@ -170,7 +170,9 @@ def ratio_over_runs(
     """
     tops, bottoms = positive_tables(numerators, denominators, "[num_runs, num_units]")
     num_runs, num_units = tops.shape
-    squares = MeanSquares.of(_linearised(tops, bottoms))
+    # What each value contributes to the log of the ratio of totals, to first order; the mean is 0.
+    contributions = np.asarray(tops / tops.mean() - bottoms / bottoms.mean())
+    squares = MeanSquares.of(contributions)
     # A mean over all values has the variance of single values over their number.
     covers = Coverage(num_units, unit, num_runs=num_runs if num_runs > 1 else None)
     return RatioEstimate.from_variances(
@@ -215,8 +217,3 @@ class MeanSquares:
             num_runs * float((units**2).sum()) / units_left,
             float((rest**2).sum()) / (runs_left * units_left),
         )
-
-
-def _linearised(tops: Floats, bottoms: Floats) -> Floats:
-    """The contribution of each value to the log of the ratio of totals, to first order; the mean is 0."""
-    return np.asarray(tops / tops.mean() - bottoms / bottoms.mean())
