@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
 from harness.config.settings import DecodingSettings
+from harness.engines.chat import Chat
 from harness.engines.counts import Counts
 from harness.engines.iteration import Iteration
 from harness.engines.phases import Phases
@@ -32,7 +33,7 @@ class Question:
         seed: of the run.
         indices: one per prompt. Seed and index determine its random numbers, in any batch.
         stop_tokens: the first of them ends an answer; without any, each has `max_new_tokens`.
-        chats: the messages behind each prompt, for servers that apply the template themselves;
+        chats: the messages and tools behind each prompt, for servers that apply the template themselves;
             empty where they are not known.
         salts: a text for each prompt. A server's prefix cache takes the same prompt under another salt
             for a new one; empty where caches may answer.
@@ -53,7 +54,7 @@ class Question:
     seed: int
     indices: Sequence[int]
     stop_tokens: frozenset[int] = frozenset()
-    chats: Sequence[Sequence[Mapping[str, str]]] = ()
+    chats: Sequence[Chat] = ()
     salts: Sequence[str] = ()
     ends: Sequence[str] = ()
     num_logprobs: int | None = None

@@ -16,6 +16,7 @@ from harness.config.machine import device_names
 from harness.config.model_names import SERVED
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
+from harness.engines.chat import Chat
 from harness.engines.keeper import PairKeeper
 from harness.engines.pairs import AnyPair, Pair, PlacedPair
 from harness.engines.protocol import Engine, Question, Servers
@@ -26,7 +27,6 @@ from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.measurement import Measurement, further_settings, identify
 from harness.measuring.progress import note, say
-from harness.measuring.prompts.chat_templates import Chat
 from harness.measuring.prompts.encoding import Encoded, encode, encode_set, origin
 from harness.measuring.prompts.sets import Prompt, PromptSet
 from harness.results.acceptance import Acceptance

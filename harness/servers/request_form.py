@@ -113,7 +113,9 @@ class RequestForm:
         if not self.chat:
             return {"prompt": text}
         if question.chats:
-            return {"messages": [dict(message) for message in question.chats[row]]}
+            chat = question.chats[row]
+            tools = {"tools": list(chat.tools)} if chat.tools else {}
+            return {"messages": [dict(message) for message in chat.messages], **tools}
         return {"messages": [{"role": "user", "content": text}]}
 
     def _as_text(self, prompt: Sequence[int]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -160,7 +159,7 @@ class AcceptanceOfTexts(Experiment):
             prompt = encoded.prompts[place]
             row = session.row(
                 AcceptanceTextRow,
-                prompt_index=first_index.setdefault(json.dumps(prompt.chat()), prompt.index),
+                prompt_index=first_index.setdefault(repr(prompt.chat()), prompt.index),
                 category=prompt.category,
                 prompt=prompt.text,
                 completion=tokenizer.decode(list(answers[place]), skip_special_tokens=True),

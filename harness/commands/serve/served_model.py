@@ -18,13 +18,14 @@ from typing import Any
 from harness.commands.serve.bodies import Completion, GenerationBody, Race, Sampling
 from harness.commands.serve.record import ServeSettings
 from harness.config.failures import first_line
+from harness.engines.chat import Chat, Message
 from harness.engines.door import local
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine, Question
 from harness.engines.record import Preparation
 from harness.engines.serving import Answer, Piece, Refusal
 from harness.engines.timing import Generation, generate, run_lap
-from harness.measuring.prompts.chat_templates import Chat, encode_prompts
+from harness.measuring.prompts.chat_templates import encode_prompts
 from harness.measuring.race import as_json, token_text
 
 
@@ -58,16 +59,16 @@ class ServedModel:
             settings.max_waiting,
         )
 
-    def encode(self, chat: Chat) -> list[int]:
+    def encode(self, messages: Sequence[Message]) -> list[int]:
         """Token ids of a chat.
 
         Without a template, or with `chat_template=never`, its messages are paragraphs of one text.
         Raises Refusal if the template refuses the chat.
         """
         if not self._pair.tokenizer.chat_template or self.settings.chat_template == "never":
-            chat = [
-                {"role": "user", "content": "\n\n".join(message["content"] for message in chat)}
-            ]
+            text = "\n\n".join(message["content"] for message in messages)
+            messages = [{"role": "user", "content": text}]
+        chat = Chat(tuple(messages))
         try:
             [token_ids] = encode_prompts(self._pair.tokenizer, [chat], self.settings.chat_template)
         except Exception as error:  # a template may refuse with any

@@ -8,10 +8,8 @@ from typing import Any
 from harness.config.errors import SettingError
 from harness.config.failures import first_line
 from harness.config.run import ChatTemplate
+from harness.engines.chat import Chat
 from harness.engines.tokenizer import Tokenizer
-
-# Messages with `role` and `content`.
-Chat = Sequence[Mapping[str, str]]
 
 
 def uses_template(tokenizer: Tokenizer, chat_template: ChatTemplate) -> bool:
@@ -38,11 +36,13 @@ def encode_prompts(
     if chat_template == "always" and not has_template:
         rule = "this model's tokenizer has none; use auto or never"
         raise SettingError("chat_template", rule, chat_template)
-    long = [chat for chat in chats if len(chat) > 1]
+    long = [chat for chat in chats if len(chat.messages) > 1]
     if chat_template == "auto" and not has_template and long:
         chats_in_words = f"{len(long)} of {len(chats)} prompts are chats of several messages"
         reason = f"this model's tokenizer has none, and {chats_in_words}"
-        if all(len(chat) == 2 and chat[0]["role"] == "system" for chat in long):
+        if all(
+            [message["role"] for message in chat.messages] == ["system", "user"] for chat in long
+        ):
             reason = "a system message needs a chat template, and this model's tokenizer has none"
         advice = "chat_template=never reads them as text"
         raise SettingError("chat_template", f"{reason}; {advice}", chat_template)
@@ -52,16 +52,46 @@ def encode_prompts(
         if uses_template(tokenizer, chat_template):
             tokens = _through_template(tokenizer, chat, chat_template, arguments or {})
         else:
-            text = chat[0]["content"]
-            if len(chat) > 1:
+            text = chat.messages[0]["content"]
+            if len(chat.messages) > 1:
                 # `user: Hello\nassistant: Hi\nuser: Why?\nassistant:`, for the model to go on.
-                turns = [f"{message['role']}: {message['content']}\n" for message in chat]
+                turns = [f"{message['role']}: {message['content']}\n" for message in chat.messages]
                 text = f"{''.join(turns)}assistant:"
             tokens = tokenizer(text)["input_ids"]
         if not tokens:
-            raise SettingError("prompts", f"the prompt {chat[-1]['content']!r} has no tokens")
+            raise SettingError(
+                "prompts", f"the prompt {chat.messages[-1]['content']!r} has no tokens"
+            )
         encoded.append(list(map(int, tokens)))
     return encoded
+
+
+def require_tools(
+    tokenizer: Tokenizer,
+    chats: Sequence[Chat],
+    chat_template: ChatTemplate,
+    arguments: Mapping[str, Any] | None = None,
+) -> None:
+    """Require a template that shows tools to the model, where chats have some.
+
+    Raises:
+        SettingError: without a template, or with one that leaves the tools out.
+    """
+    with_tools = [chat for chat in chats if chat.has_tools]
+    if not with_tools:
+        return
+    problem = f"{len(with_tools)} of {len(chats)} prompts have tools"
+    if not uses_template(tokenizer, chat_template):
+        rule = f"{problem}, which only a chat template shows to this model"
+        raise SettingError("chat_template", rule, chat_template)
+    offered = next((chat for chat in with_tools if chat.tools), None)
+    if offered is not None:
+        shown, without = (
+            _through_template(tokenizer, chat, chat_template, arguments or {})
+            for chat in (offered, Chat(offered.messages))
+        )
+        if shown == without:
+            raise SettingError("prompts", f"{problem}, and this model's template shows none")
 
 
 def _through_template(
@@ -71,15 +101,28 @@ def _through_template(
     arguments: Mapping[str, Any],
 ) -> Any:
     """Token ids of a chat, and the beginning of the answer, in the form of the chat template."""
+    return from_template(
+        tokenizer, chat, chat_template, {"add_generation_prompt": True, **arguments}
+    )
+
+
+def from_template(
+    tokenizer: Any, chat: Chat, chat_template: ChatTemplate, arguments: Mapping[str, Any]
+) -> Any:
+    """What a chat is in the form of the chat template: token ids, or text with `tokenize=False`.
+
+    Raises:
+        SettingError: the template refuses the chat.
+    """
     from jinja2 import TemplateError
 
-    messages = list(map(dict, chat))
+    tools = list(map(dict, chat.tools)) or None
     try:
         return tokenizer.apply_chat_template(
-            messages, add_generation_prompt=True, return_dict=False, **arguments
+            chat.for_template(), tools=tools, return_dict=False, **arguments
         )
-    except (TemplateError, ValueError) as error:
+    except (TemplateError, ValueError, TypeError) as error:
         # A template may take no system prompt, or be one of several without a default.
         reason = f"this model's template refuses a prompt ({first_line(error)})"
-        advice = "chat_template=never reads it as text"
-        raise SettingError("chat_template", f"{reason}; {advice}", chat_template) from error
+        advice = "" if chat.has_tools else "; chat_template=never reads it as text"
+        raise SettingError("chat_template", f"{reason}{advice}", chat_template) from error

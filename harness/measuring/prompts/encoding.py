@@ -12,11 +12,16 @@ from harness.config.errors import SettingError
 from harness.config.packages import INSTALL_LOCAL
 from harness.config.run import ChatTemplate, PromptedSettings, RunSettings
 from harness.config.settings import PromptSettings
+from harness.engines.chat import Chat
 from harness.engines.pairs import AnyPair
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.progress import note, say
-from harness.measuring.prompts.chat_templates import Chat, encode_prompts, uses_template
+from harness.measuring.prompts.chat_templates import (
+    encode_prompts,
+    require_tools,
+    uses_template,
+)
 from harness.measuring.prompts.prompt_files import fetched_commit
 from harness.measuring.prompts.sets import Prompt, PromptSet, listed
 from harness.results.statistics.interval import counted
@@ -34,7 +39,7 @@ class Encoded:
     Attributes:
         prompts: of the set, in its order.
         token_ids: of each prompt.
-        chats: the messages of each prompt, for servers that apply the template themselves; [] where
+        chats: the messages and tools of each prompt, for servers that apply the template themselves; [] where
             any prompt was cut, because the messages would be longer than the token ids.
         num_skipped, num_truncated: prompts of the set that were too long.
     """
@@ -96,6 +101,8 @@ def encode(planned: AnyPair, settings: RunSettings, prompts: Sequence[Prompt]) -
             rule = f"needs the model's tokenizer to cut texts by tokens: {INSTALL_LOCAL}"
             raise SettingError("prompts.lengths", rule)
     chats = [prompt.chat() for prompt in prompts]
+    if not asks_chats(settings):
+        require_tools(planned.tokenizer, chats, template, arguments)
     token_ids = []
     for prompt, ids in zip(
         prompts, encode_prompts(planned.tokenizer, chats, template, arguments), strict=True
@@ -153,7 +160,7 @@ def encode_set(
     described = prompt_set.described(encoded.prompts)
     if described:
         note(described)
-    num_chats = sum(len(prompt.chat()) > 1 for prompt in encoded.prompts)
+    num_chats = sum(len(prompt.chat().messages) > 1 for prompt in encoded.prompts)
     is_text = template_here(settings, planned.tokenizer) == "never"
     if is_text and num_chats and not asks_chats(settings):
         say(

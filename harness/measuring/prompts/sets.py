@@ -4,7 +4,7 @@
 with `prompt` (text, as in HumanEval), `turns` (a list of texts, as in MT-Bench, Spec-Bench and
 SPEED-Bench), `messages` (a chat), `conversations` (as in ShareGPT), `question` (as in GSM8K) or
 `instruction` (with `input` or `context`, as in Alpaca and Dolly), and optionally `category` and
-`completion`, an answer to it; a chat has it as the message after the user's last one.
+`completion`, an answer to it. A chat has its answers as messages, and optionally `tools`.
 Settings name other columns, or make the prompt from several of them.
 """
 
@@ -27,6 +27,8 @@ from typing import Any, NamedTuple
 
 from harness.config.errors import SettingError
 from harness.config.settings import PROMPT_COLUMNS, PromptSettings
+from harness.engines.chat import Chat, Message
+from harness.measuring.prompts.messages import messages_of, text_of, tools_of
 from harness.measuring.prompts.prompt_files import BadFile, local_files, read_rows
 
 # Where a licence forbids copying, SPEED-Bench publishes a line of capitals in place of the text,
@@ -44,6 +46,8 @@ _PLACEHOLDER = re.compile(
 _CHARACTERS_PER_TOKEN = 12
 # Keys of a prompt; the first that a row has counts.
 _KEYS = tuple(column for column in PROMPT_COLUMNS if column != "category")
+# Roles of the messages that a model answers.
+_ASKS = ("user", "tool")
 # Names of lines or categories in a message.
 _MOST_NAMED = 15
 
@@ -53,22 +57,25 @@ class Prompt:
     """One prompt of a set.
 
     Attributes:
-        text: of a chat the user's last message, with which `messages` end.
+        text: of a chat the last message of `messages`, from the user or a tool.
         category: its kind of task; None where the set has none.
-        messages: of a chat; None for plain text.
+        messages: of a chat, up to the last one that the model answers; None for plain text.
+        tools: of a chat, which the model may call.
+        following: the messages of a chat after these, an answer at most.
         index: its place in the prompt set, from 0; with the seed it determines the random numbers.
         line: of the file, or row of a table, from 1.
         num_tokens: to which the text is cut; None for all of it.
         turns: what the user says in a conversation of several turns, this text first; empty for one
             turn.
         turn: of a conversation, from 1; None for a prompt that is none.
-        completion: the answer that the set has for it, as text or as token ids; None for none. `acceptance`
-            reads it.
+        completion: the answer that the set has for plain text, as text or as token ids; None for none.
     """
 
     text: str
     category: str | None = None
-    messages: tuple[Mapping[str, str], ...] | None = None
+    messages: tuple[Message, ...] | None = None
+    tools: tuple[Message, ...] = ()
+    following: tuple[Message, ...] = ()
     index: int = field(default=0, compare=False)
     line: int = field(default=0, compare=False)
     num_tokens: int | None = None
@@ -76,11 +83,9 @@ class Prompt:
     turn: int | None = None
     completion: str | tuple[int, ...] | None = None
 
-    def chat(self) -> list[dict[str, str]]:
-        """The messages to give to a chat template; plain text is one user message."""
-        return [
-            dict(message) for message in self.messages or ({"role": "user", "content": self.text},)
-        ]
+    def chat(self) -> Chat:
+        """What to give to a chat template; plain text is one user message."""
+        return Chat(self.messages or ({"role": "user", "content": self.text},), self.tools)
 
     def after(self, answers: Sequence[str], left_out: int = 0) -> Prompt:
         """The turn of a conversation that follows these answers to the turns before it.
@@ -88,7 +93,7 @@ class Prompt:
         Args:
             left_out: of the oldest turns and their answers.
         """
-        chat = [*self.chat()[:-1], {"role": "user", "content": self.turns[left_out]}]
+        chat = [*self.chat().messages[:-1], {"role": "user", "content": self.turns[left_out]}]
         later = zip(answers[left_out:], self.turns[left_out + 1 :], strict=False)
         for answer, text in later:
             chat.append({"role": "assistant", "content": answer})
@@ -218,8 +223,9 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
         read = _cut(read, settings.lengths)
     prompts = tuple(dataclasses.replace(prompt, index=index) for index, prompt in enumerate(read))
     contents = [
-        json.dumps([prompt.text, prompt.messages, *filter(None, (prompt.num_tokens, prompt.turns))])
+        json.dumps([prompt.text, prompt.messages, *filter(None, further)])
         for prompt in prompts
+        for further in [(prompt.num_tokens, prompt.turns, prompt.tools)]
     ]
     digest = hashlib.sha256("\n".join(contents).encode()).hexdigest()[:12]
     return PromptSet(settings.name, prompts, digest, settings.seed)
@@ -306,7 +312,7 @@ def _from_row(row: Any, settings: PromptSettings) -> Prompt:
     turns = prompt.turns if settings.turns == "all" and len(prompt.turns) > 1 else ()
     messages = prompt.messages
     if settings.system is not None:
-        chat = prompt.chat()
+        chat = prompt.chat().messages
         if chat[0]["role"] == "system":
             raise BadFile("has a system prompt already, besides prompts.system")
         messages = ({"role": "system", "content": settings.system}, *chat)
@@ -357,7 +363,7 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
     if key == "turns":
         if not isinstance(value, list) or not value:
             raise BadFile("must have a list of texts as turns")
-        turns = [_text(turn, "every one of turns") for turn in value]
+        turns = [text_of(turn, "every one of turns") for turn in value]
         return Prompt(turns[0], turns=tuple(turns))
     if key == "conversations":
         if not isinstance(value, list) or not all(isinstance(entry, dict) for entry in value):
@@ -365,20 +371,26 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
         by_human = [entry for entry in value if entry.get("from") in ("human", "user")]
         if not by_human:
             raise BadFile("has nothing from a human among its conversations")
-        turns = [_text(entry.get("value"), "every value of a human") for entry in by_human]
+        turns = [text_of(entry.get("value"), "every value of a human") for entry in by_human]
         return Prompt(turns[0], turns=tuple(turns))
     if key == "messages":
-        if row.get("tools") not in (None, [], "", "[]"):
-            raise BadFile("has tools, which are not sent to any engine")
-        chat = _messages(value)
-        answer = value[len(chat)].get("content") if len(chat) < len(value) else None
-        completion = answer if isinstance(answer, str) and answer else None
-        return Prompt(chat[-1]["content"], messages=chat, completion=completion)
-    text = _text(value, key)
+        messages = messages_of(value)
+        asked = [place for place, message in enumerate(messages) if message["role"] in _ASKS]
+        if not asked:
+            raise BadFile("has no message of a user among its messages")
+        end = asked[-1] + 1
+        return Prompt(
+            messages[end - 1]["content"],
+            messages=messages[:end],
+            tools=tools_of(row.get("tools")),
+            following=messages[end:],
+            completion=messages[end]["content"] or None if end < len(messages) else None,
+        )
+    text = text_of(value, key)
     # An instruction's subject has its own key, and is often empty.
     subject = row.get("input") or row.get("context")
     if key == "instruction" and subject:
-        text = f"{text}\n\n{_text(subject, 'input or context')}"
+        text = f"{text}\n\n{text_of(subject, 'input or context')}"
     return Prompt(text)
 
 
@@ -392,32 +404,3 @@ def _completion(value: Any) -> str | tuple[int, ...]:
     if not isinstance(ids, list) or not all(type(token) is int and token >= 0 for token in ids):
         raise BadFile("must have text as completion, or a list of token ids as token_ids")
     return tuple(ids)
-
-
-def _messages(value: Any) -> tuple[dict[str, str], ...]:
-    """The chat up to the user's last message: the model under test writes what follows."""
-    if not isinstance(value, list) or not all(
-        isinstance(m, dict) and isinstance(m.get("role"), str) for m in value
-    ):
-        raise BadFile("must have a list of objects with role and content as messages")
-    ends = [index for index, message in enumerate(value, start=1) if message["role"] == "user"]
-    if not ends:
-        raise BadFile("has no user message among its messages")
-    chat = value[: ends[-1]]
-    for message in chat:
-        for name in ("tool_calls", "tool_call_id"):
-            if message.get(name):
-                raise BadFile(f"has {name}, which is not sent to any engine")
-    return tuple(
-        {"role": m["role"], "content": _text(m.get("content"), "every content")} for m in chat
-    )
-
-
-def _text(value: Any, what: str) -> str:
-    if not isinstance(value, str) or not value.strip():
-        raise BadFile(f"must have text as {what}")
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # "\ud800" is JSON, but half a character, which no tokenizer accepts
-        raise BadFile(f"has half a surrogate pair in {what}") from None
-    return value

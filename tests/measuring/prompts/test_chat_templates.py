@@ -7,15 +7,20 @@ from typing import Any
 import pytest
 
 from harness.config.errors import SettingError
-from harness.measuring.prompts.chat_templates import encode_prompts
+from harness.engines.chat import Chat
+from harness.measuring.prompts.chat_templates import encode_prompts, require_tools
 from tiny_checkpoints import make_tokenizer
 
 TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}:{% endif %}"
 
 
-def said(*texts: str) -> list[dict[str, str]]:
+def said(*texts: str) -> Chat:
     """A chat in which user and assistant take turns."""
-    return [{"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)]
+    return Chat(
+        tuple(
+            {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)
+        )
+    )
 
 
 def test_plain_prompts() -> None:
@@ -63,7 +68,8 @@ def test_a_chat_without_a_template_is_refused() -> None:
 
 def test_a_system_prompt_needs_a_template() -> None:
     """A chat of a system prompt and one message is no chat of several messages to its user."""
-    chat = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}]
+    system = {"role": "system", "content": "Be brief."}
+    chat = Chat((system, {"role": "user", "content": "a"}))
     with pytest.raises(
         SettingError,
         match="a system message needs a chat template, and this model's tokenizer has none; chat_template=never",
@@ -99,3 +105,24 @@ def test_template_that_is_not_there() -> None:
 def test_prompt_without_tokens_is_named() -> None:
     with pytest.raises(SettingError, match=r"^prompts: the prompt '' has no tokens$"):
         encode_prompts(make_tokenizer(), [said("a"), said("")], "auto")
+
+
+def test_tools_need_a_template_that_shows_them() -> None:
+    find = {"type": "function", "function": {"name": "b"}}
+    chat = Chat(said("a").messages, (find,))
+    shows = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + TEMPLATE
+    tokenizer = make_tokenizer(chat_template=shows)
+    require_tools(tokenizer, [said("a"), chat], "auto")
+    [ids] = encode_prompts(tokenizer, [chat], "auto")
+    assert ids[0] == tokenizer.get_vocab()["b"]
+
+    problem = "1 of 2 prompts have tools"
+    with pytest.raises(
+        SettingError, match=f"^prompts: {problem}, and this model's template shows none$"
+    ):
+        require_tools(make_tokenizer(chat_template=TEMPLATE), [said("a"), chat], "auto")
+    with pytest.raises(
+        SettingError, match=f"^chat_template=never: {problem}, which only a chat template"
+    ):
+        require_tools(tokenizer, [said("a"), chat], "never")
+    require_tools(make_tokenizer(), [said("a")], "auto")

@@ -108,10 +108,10 @@ def test_a_system_prompt_is_read_before_every_prompt(tmp_path: Path) -> None:
     write_rows(tmp_path / "mine.json", [{"prompt": "Hello"}, {"prompt": "Bye"}])
     settings = PromptSettings(name="mine", file=str(tmp_path / "mine.json"), system="Be brief.")
     chats = [prompt.chat() for prompt in load_prompts(settings).prompts]
-    assert chats[1] == [
+    assert chats[1].messages == (
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Bye"},
-    ]
+    )
 
 
 def test_csv_holds_texts_as_they_stand(tmp_path: Path) -> None:

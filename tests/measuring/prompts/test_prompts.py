@@ -12,6 +12,7 @@ import pytest
 
 from harness.config.errors import SettingError
 from harness.config.settings import PromptSettings
+from harness.engines.chat import Chat
 from harness.measuring.prompts import sets as prompts
 from harness.measuring.prompts.sets import Prompt, PromptSet, load_prompts
 from recipes.tiny_pair.language import story
@@ -118,11 +119,53 @@ def test_messages_keep_their_roles_up_to_the_last_word_of_the_user(load: Load) -
     answer = {"role": "assistant", "content": "So long."}
     prompt = load([{"messages": [*chat, answer], "category": "chat"}]).prompts[0]
     assert (prompt.text, prompt.category) == ("Bye", "chat")
-    assert prompt.chat() == [*chat[:3], {"role": "user", "content": "Bye"}]
+    assert prompt.chat() == Chat(tuple(chat))
+    assert prompt.following == (answer,)
 
 
 def test_plain_text_as_a_chat_is_one_message_of_the_user() -> None:
-    assert Prompt("Hello").chat() == [{"role": "user", "content": "Hello"}]
+    assert Prompt("Hello").chat() == Chat(({"role": "user", "content": "Hello"},))
+
+
+FIND = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
+
+
+@pytest.mark.parametrize("arguments", ['{"path": "a"}', {"path": "a"}])
+@pytest.mark.parametrize("tools", [[FIND], json.dumps([FIND])])
+def test_a_conversation_keeps_its_tools_and_ends_with_the_last_result(
+    load: Load, arguments: object, tools: object
+) -> None:
+    call = {"type": "function", "function": {"name": "find", "arguments": arguments}}
+    messages = [
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "Where"}, {"type": "text", "text": " is it?"}],
+        },
+        {
+            "role": "assistant",
+            "content": None,
+            "reasoning": "Look.",
+            "tool_calls": [{"id": "c1", **call}],
+        },
+        {"role": "tool", "content": "", "tool_call_id": "c1", "index": 3},
+        {"role": "assistant", "content": "Nowhere."},
+    ]
+    prompt = load([{"messages": messages, "tools": tools}]).prompts[0]
+    chat = prompt.chat()
+    assert chat.tools == (FIND,)
+    assert [message["role"] for message in chat.messages] == ["user", "assistant", "tool"]
+    assert [message["content"] for message in chat.messages] == ["Where is it?", "", ""]
+    assert prompt.following == (messages[3],)
+    called = chat.messages[1]
+    assert called["reasoning_content"] == "Look."
+    # A server takes arguments as text, a template as an object.
+    assert called["tool_calls"][0]["function"]["arguments"] == '{"path": "a"}'
+    [for_template] = chat.for_template()[1]["tool_calls"]
+    assert for_template["function"] == {"name": "find", "arguments": {"path": "a"}}
+    assert (
+        load([{"messages": messages, "tools": []}]).digest
+        != load([{"messages": messages, "tools": [FIND]}]).digest
+    )
 
 
 # Digest and take
@@ -188,6 +231,16 @@ def test_take_goes_through_the_categories_in_turn(load: Load) -> None:
 
 CHAT_OF_NOBODY = [{"role": "assistant", "content": "Hello"}]
 
+
+def with_tool(tools: object) -> bytes:
+    return json.dumps({"messages": [{"role": "user", "content": "a"}], "tools": tools}).encode()
+
+
+def called(call: object) -> bytes:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "tool_calls": [call]}]
+    return json.dumps({"messages": messages}).encode()
+
+
 REFUSED = {
     "absent key": (
         b'{"prompt": "a"}\n\n{"label": "b", "text": "a long one", "id": 2}',
@@ -214,18 +267,35 @@ REFUSED = {
         "line 1 must have a list of objects with role and content",
     ),
     "no content": (b'{"messages": [{"role": "user"}]}', "line 1 must have text as every content"),
-    "tools": (
-        b'{"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function"}]}',
-        "line 1 has tools, which are not sent",
+    "tools is a number": (with_tool(7), "line 1 must have a list of functions as tools"),
+    "tool without a name": (
+        with_tool([{"type": "function", "function": {}}]),
+        "line 1 has tool 1 without the name of a function",
     ),
-    "an answer of a tool": (
-        b'{"messages": [{"role": "tool", "content": "12", "tool_call_id": "x"},'
-        b' {"role": "user", "content": "a"}]}',
-        "line 1 has tool_call_id, which is not sent",
+    "tools that are no JSON": (with_tool("[{]"), r"line 1 has tools that are not JSON \(.+\)"),
+    "call without a name": (
+        called({"function": {"arguments": "{}"}}),
+        "line 1 has a tool call in message 2 without the name of a function",
+    ),
+    "arguments that are no JSON": (
+        called({"function": {"name": "find", "arguments": "{path"}}),
+        r"line 1 has arguments of find in message 2 that are not JSON \(.+\)",
+    ),
+    "arguments that are a list": (
+        called({"function": {"name": "find", "arguments": "[1]"}}),
+        "line 1 has arguments of find in message 2 that are no JSON object",
+    ),
+    "a result of no call": (
+        json.dumps({"messages": [{"role": "tool", "content": "12"}]}).encode(),
+        "line 1 has a tool's result in message 1 without tool_call_id or name",
+    ),
+    "an image": (
+        json.dumps({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}).encode(),
+        "line 1 has content in message 1 that is no text",
     ),
     "nobody asks": (
         json.dumps({"messages": CHAT_OF_NOBODY}).encode(),
-        "line 1 has no user message",
+        "line 1 has no message of a user",
     ),
     "half a character": (b'{"prompt": "a\\ud800"}', "line 1 has half a surrogate pair in prompt"),
     "Latin 1": (b'{"prompt": "a"}\n{"prompt": "caf\xe9"}\n', "line 2 is not UTF-8"),

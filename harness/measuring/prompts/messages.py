@@ -1,0 +1,116 @@
+"""Messages and tools of a row, in the format of OpenAI's API, checked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from harness.engines.chat import Message
+from harness.measuring.prompts.prompt_files import BadFile
+
+# Fields of a message that are texts, besides its content. Templates take thinking by one name, servers give it by two.
+_TEXTS = {
+    "reasoning_content": "reasoning_content",
+    "reasoning": "reasoning_content",
+    "tool_call_id": "tool_call_id",
+    "name": "name",
+}
+
+
+def messages_of(value: Any) -> tuple[Message, ...]:
+    """The messages of a row, with the fields that templates and servers read.
+
+    Raises:
+        BadFile: for messages that OpenAI's API would refuse, and for content that is no text.
+    """
+    if not isinstance(value, list) or not all(
+        isinstance(m, dict) and isinstance(m.get("role"), str) for m in value
+    ):
+        raise BadFile("must have a list of objects with role and content as messages")
+    return tuple(_message(message, f"message {number}") for number, message in enumerate(value, 1))
+
+
+def tools_of(value: Any) -> tuple[Message, ...]:
+    """The definitions of tools of a row, a list or its JSON text.
+
+    Raises:
+        BadFile: for anything else, and for a tool without a name.
+    """
+    if isinstance(value, str) and value.strip():
+        value = _json(value, "tools")
+    tools = value or []
+    if not isinstance(tools, list):
+        raise BadFile("must have a list of functions as tools")
+    for number, tool in enumerate(tools, 1):
+        _function(tool, f"tool {number}")
+    return tuple(tools)
+
+
+def text_of(value: Any, what: str) -> str:
+    """A text that is not blank.
+
+    Raises:
+        BadFile: for anything else, and for a text that no tokenizer accepts.
+    """
+    if not isinstance(value, str) or not value.strip():
+        raise BadFile(f"must have text as {what}")
+    return _encodable(value, what)
+
+
+def _message(message: dict[str, Any], where: str) -> Message:
+    role = message["role"]
+    content = message.get("content")
+    if isinstance(content, list):
+        texts = [part.get("text") for part in content if isinstance(part, dict)]
+        content = "".join(text for text in texts if isinstance(text, str))
+        if texts.count(None) or len(texts) < len(message["content"]):
+            raise BadFile(f"has content in {where} that is no text")
+    # A call comes without text, and a tool may return none.
+    may_be_empty = role in ("assistant", "tool") and not content
+    content = "" if may_be_empty else text_of(content, "every content")
+    read: dict[str, Any] = {"role": role, "content": content}
+    for name, known in _TEXTS.items():
+        if isinstance(message.get(name), str) and message[name]:
+            read[known] = _encodable(message[name], name)
+    if calls := message.get("tool_calls"):
+        if not isinstance(calls, list):
+            raise BadFile(f"must have a list as tool_calls in {where}")
+        read["tool_calls"] = [_call(call, where) for call in calls]
+    if role == "tool" and not ("tool_call_id" in read or "name" in read):
+        raise BadFile(f"has a tool's result in {where} without tool_call_id or name")
+    return read
+
+
+def _call(call: Any, where: str) -> dict[str, Any]:
+    function = _function(call, f"a tool call in {where}")
+    name = function["name"]
+    arguments = function.get("arguments") or "{}"
+    if isinstance(arguments, dict):
+        arguments = json.dumps(arguments, ensure_ascii=False)
+    if not isinstance(_json(arguments, f"arguments of {name} in {where}"), dict):
+        raise BadFile(f"has arguments of {name} in {where} that are no JSON object")
+    read = {"type": "function", "function": {"name": name, "arguments": arguments}}
+    return {"id": call["id"], **read} if isinstance(call.get("id"), str) else read
+
+
+def _function(value: Any, what: str) -> dict[str, Any]:
+    function = value.get("function") if isinstance(value, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        raise BadFile(f"has {what} without the name of a function")
+    return function
+
+
+def _json(text: Any, what: str) -> Any:
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError, RecursionError) as error:
+        reason = getattr(error, "msg", type(text).__name__)
+        raise BadFile(f"has {what} that are not JSON ({reason})") from None
+
+
+def _encodable(value: str, what: str) -> str:
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # "\ud800" is JSON, but half a character, which no tokenizer accepts
+        raise BadFile(f"has half a surrogate pair in {what}") from None
+    return value
