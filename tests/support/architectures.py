@@ -43,6 +43,19 @@ ARCHITECTURES: dict[str, dict[str, object]] = {
         "model_type": "gpt_neo", "hidden_size": 32, "num_layers": 3, "num_heads": 4, "max_position_embeddings": 256,
         "attention_types": [[["local", "global", "local"], 1]], "window_size": 8,
     },
+    "gemma4_text": {
+        "model_type": "gemma4_text", **_LLAMA_SHAPED, **_WINDOW, "head_dim": 8, "global_head_dim": 16,
+        "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0, "attention_k_eq_v": True,
+        "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+    },
+    "gpt_oss": {
+        "model_type": "gpt_oss", **_LLAMA_SHAPED, **_WINDOW, "head_dim": 8, "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+    },
+    "llama4_text": {
+        "model_type": "llama4_text", **_LLAMA_SHAPED, "head_dim": 8, "intermediate_size_mlp": 64,
+        "num_local_experts": 4, "attention_chunk_size": 8,
+    },
 }  # fmt: skip
 
 _TWO_KINDS = ["linear_attention", "full_attention", "linear_attention"]
@@ -102,6 +115,7 @@ NOT_STATIC = {
     "falcon_alibi": "ALiBi",
     # Its windows count from the end of the cache.
     "gpt_neo": "differ from the model's own",
+    "llama4_text": "chunked_attention",
 }
 SERVED = [name for name in ARCHITECTURES if name not in NOT_STATIC]
 

@@ -6,6 +6,7 @@ The hooks see what transformers passes to the experts of a layer: hidden states,
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -14,16 +15,21 @@ from torch import Tensor, nn
 
 
 def expert_layers(model: nn.Module) -> list[nn.Module]:
-    """The module with the experts of each layer; none in a dense model."""
+    """The module with the experts of each layer, where it is told which ones to use.
+
+    None in a dense model, and none in Llama 4, whose layers run every expert on every token.
+    """
     return [
         module
         for name, module in model.named_modules()
-        if name.endswith(".experts") and hasattr(module, "num_experts")
+        if name.endswith(".experts")
+        and hasattr(module, "num_experts")
+        and len(inspect.signature(module.forward).parameters) > 1
     ]
 
 
 def num_experts(model: nn.Module) -> int | None:
-    """The number of experts in a layer; None for a dense model."""
+    """The number of experts in a layer; None where a token does not choose among them."""
     layers = expert_layers(model)
     return int(layers[0].num_experts) if layers else None  # type: ignore[arg-type]
 

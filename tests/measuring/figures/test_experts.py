@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import MixtralConfig, MixtralForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 
 from harness.engines.iteration import Iteration
 from harness.engines.protocol import Arm, Question, Traits
@@ -51,6 +51,18 @@ def test_the_hook_sees_what_the_routers_chose() -> None:
     for chosen, logits in zip(choices, outputs.router_logits, strict=True):
         likeliest = logits.topk(2, -1).indices
         assert chosen.sort(-1).values.tolist() == likeliest.sort(-1).values.tolist()
+
+
+def test_a_mixture_that_runs_all_its_experts_has_no_choices() -> None:
+    config = AutoConfig.for_model(
+        "llama4_text", vocab_size=50, hidden_size=32, intermediate_size=16, intermediate_size_mlp=32,
+        num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=16, num_local_experts=4,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config)
+    with torch.no_grad(), watching_experts(model) as choices:
+        model(torch.arange(2, 14)[None])
+    assert choices == []
+    assert num_experts(model) is None
 
 
 class Told(Arm):
