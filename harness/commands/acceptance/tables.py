@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 
+from harness.commands.acceptance.drift import BOUNDS, trainings
+from harness.commands.acceptance.figures import best_row, curve_names, estimate_of, texts_of
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, interval, number, times
 from harness.reporting.words import typed_for
-from harness.results.files import rows_in
-from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
+from harness.results.rows.acceptance import AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval, counted
 from harness.results.statistics.iterations import Cut
@@ -27,18 +27,9 @@ _MOST_WORST = 3
 _OWN_SETTINGS = ("up_to", "texts_per_prompt", "costs")
 
 
-def best_row(rows: Sequence[AcceptanceRow]) -> AcceptanceRow:
-    """The row of the K with the highest expected speed-up; without costs that of the largest K."""
-    return max(rows, key=lambda row: (_estimate(row.expected_speedup), row.num_draft_tokens or 0))
-
-
-def _estimate(figure: Interval | None) -> float:
-    return 0.0 if figure is None else figure.estimate
-
-
 def _expected(best: AcceptanceRow) -> tuple[float, float]:
     """By which drafts are ranked: the speed-up, without costs tokens per iteration."""
-    return _estimate(best.expected_speedup), _estimate(best.tokens_per_iteration)
+    return estimate_of(best.expected_speedup), estimate_of(best.tokens_per_iteration)
 
 
 def in_short(rows: Sequence[AcceptanceRow]) -> str:
@@ -61,7 +52,7 @@ def acceptance_page(runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
 
 def _page_of_one(run: Run[AcceptanceRow]) -> Page:
     rows = run.rows
-    texts = _texts_of(run)
+    texts = texts_of(run)
     best = best_row(rows)
     k = best.num_draft_tokens
     tokens = best.tokens_per_iteration
@@ -94,13 +85,6 @@ def _page_of_one(run: Run[AcceptanceRow]) -> Page:
     )
 
 
-def _texts_of(run: Run[AcceptanceRow]) -> list[AcceptanceTextRow]:
-    """The texts of a run with their iterations; [] where its file of texts is gone."""
-    directory = run.directory or Path(str(run.last.directory))
-    rows = rows_in(directory / TEXTS_FILE, AcceptanceTextRow)
-    return [text for text in rows if text.run == run.id and text.iterations_by_num_draft_tokens]
-
-
 def _measured(best: AcceptanceRow, changes: str) -> list[Step]:
     """The same prompts and settings in `latency`; none of an engine elsewhere, of which that needs both servers."""
     if best.text_source == "served":
@@ -125,7 +109,7 @@ def _every_k(rows: Sequence[AcceptanceRow]) -> Table:
 def health_in_words(row: AcceptanceRow) -> str:
     """`broken: the engine decides 1.52 tokens per iteration where its weights decide 4.05 (3.80 to 4.31)`."""
     allowed = row.weights_tokens_per_iteration
-    weights = f"{_estimate(allowed):.2f} ({interval(allowed)})"
+    weights = f"{estimate_of(allowed):.2f} ({interval(allowed)})"
     if row.health == "cannot tell":
         return f"cannot tell: the engine does not report what it accepted; its weights decide {weights} tokens"
     if row.health == "other texts":
@@ -151,10 +135,10 @@ def off_policy(row: AcceptanceRow) -> str | None:
 
 def _by_k(rows: Sequence[AcceptanceRow]) -> Table:
     """A line for each figure, a column for each K."""
-    lines = [("tokens", [f"{_estimate(row.tokens_per_iteration):.2f}" for row in rows])]
+    lines = [("tokens", [f"{estimate_of(row.tokens_per_iteration):.2f}" for row in rows])]
     lines.append(("accepted", [f"{row.acceptance_rate or 0:.0%}" for row in rows]))
     if rows[-1].expected_speedup is not None:
-        lines.append(("speed-up", [f"{_estimate(row.expected_speedup):.2f}×" for row in rows]))
+        lines.append(("speed-up", [f"{estimate_of(row.expected_speedup):.2f}×" for row in rows]))
     columns = (Column("K", text=True), *(Column(str(row.num_draft_tokens)) for row in rows))
     cells = tuple(TableRow((name, *values)) for name, values in lines)
     return Table("by_k", "", columns, cells, look="bare")
@@ -196,18 +180,6 @@ def by_place(cuts: Sequence[Cut]) -> Table:
     return Table.of_lines("by_place", [("Where", shares)])
 
 
-def curve_names(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:
-    """Runs by target, and by what distinguishes them."""
-    found: dict[str, dict[str, Run]] = {}
-    for named in named_runs(runs):
-        # Where two drafts are called the same, their settings have the path that the name is already.
-        settings = {**named.name.settings, "draft": ""}
-        details = [*filter(None, settings.values()), *named.name.circumstances]
-        name = " · ".join([str(named.row.draft), *details])
-        found.setdefault(str(named.row.model), {})[name] = named.run
-    return found
-
-
 def _comparison(runs: Sequence[Run]) -> Table:
     """Drafts of each target, ranked on the texts that they share."""
     names: dict[str, str] = {}
@@ -229,7 +201,7 @@ def _comparison(runs: Sequence[Run]) -> Table:
         Column(
             "relative to\nthe best",
             number(),
-            lambda best: _estimate(relative.get(best.run)) or None,
+            lambda best: estimate_of(relative.get(best.run)) or None,
             optional=True,
         ),
         Column("95 % interval", of=lambda best: interval(relative.get(best.run)), optional=True),
@@ -250,7 +222,7 @@ def _relative_to_best(runs: Sequence[Run]) -> dict[str, Interval]:
     for run in runs:
         best = best_row(run.rows)
         place = int(best.num_draft_tokens or 1) - 1
-        for text in _texts_of(run):
+        for text in texts_of(run):
             # In steps of the target.
             iterations = (text.iterations_by_num_draft_tokens or [])[place]
             time = iterations * (best.iteration_cost or 1.0)
@@ -272,11 +244,16 @@ def _page_of_many(runs: Sequence[Run[AcceptanceRow]]) -> Page:
     named.sort(key=lambda one: _expected(best_row(one.run.rows)), reverse=True)
     bests = [best_row(one.run.rows) for one in named]
     best = bests[0]
-    findings = [
+    series = trainings(runs)
+    findings = [Line(f"{training.finding()}.") for training in series]
+    # The table has each checkpoint.
+    of_series = {run.id for training in series for run in training.runs}
+    findings += [
         Line(
             f"{_without_k(one)}: {in_short(one.run.rows)}, computed from probabilities, not timed."
         )
         for one in named
+        if one.run.id not in of_series
     ]
     findings[0] = replace(findings[0], style="strong")
     # Texts that were given have lengths of their own, and were not written in batches.
@@ -287,12 +264,13 @@ def _page_of_many(runs: Sequence[Run[AcceptanceRow]]) -> Page:
     doubts = dict.fromkeys(filter(None, map(off_policy, bests)))
     changes = f"model={best.model} draft={best.draft} K={best.num_draft_tokens}"
     table = _comparison(runs)
+    notes = [*table.notes, BOUNDS] if series else table.notes
     return Page(
         title_of_many(asked),
         findings,
         [*doubts],
         [replace(table, notes=())],
-        [("Note", note) for note in table.notes],
+        [("Note", note) for note in notes],
         _measured(best, changes),
     )
 

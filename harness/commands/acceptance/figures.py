@@ -1,0 +1,40 @@
+"""Figures that the pages and pictures of `acceptance` take from its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from harness.reporting.names import named_runs
+from harness.results.files import rows_in
+from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
+from harness.results.runs import Run
+from harness.results.statistics.interval import Interval
+
+
+def best_row(rows: Sequence[AcceptanceRow]) -> AcceptanceRow:
+    """The row of the K with the highest expected speed-up; without costs that of the largest K."""
+    return max(rows, key=lambda row: (estimate_of(row.expected_speedup), row.num_draft_tokens or 0))
+
+
+def estimate_of(figure: Interval | None) -> float:
+    return 0.0 if figure is None else figure.estimate
+
+
+def texts_of(run: Run[AcceptanceRow]) -> list[AcceptanceTextRow]:
+    """The texts of a run with their iterations; [] where its file of texts is gone."""
+    directory = run.directory or Path(str(run.last.directory))
+    rows = rows_in(directory / TEXTS_FILE, AcceptanceTextRow)
+    return [text for text in rows if text.run == run.id and text.iterations_by_num_draft_tokens]
+
+
+def curve_names(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:
+    """Runs by target, and by what distinguishes them."""
+    found: dict[str, dict[str, Run]] = {}
+    for named in named_runs(runs):
+        # Where two drafts are called the same, their settings have the path that the name is already.
+        settings = {**named.name.settings, "draft": ""}
+        details = [*filter(None, settings.values()), *named.name.circumstances]
+        name = " · ".join([str(named.row.draft), *details])
+        found.setdefault(str(named.row.model), {})[name] = named.run
+    return found
