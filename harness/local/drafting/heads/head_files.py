@@ -135,8 +135,9 @@ def read_tensors(
     used: dict[str, Tensor] = {}
     for name, tensor in state.items():
         if not any(unused in name for unused in _UNUSED):
-            # SafeAILab's EAGLE-3 calls its only layer `midlayer`.
-            ours = name.replace("midlayer.", "layers.0.")
+            # SafeAILab's EAGLE-3 calls its only layer `midlayer`; early heads of SpecForge have what
+            # corrects their logits below `logit_head`.
+            ours = name.replace("midlayer.", "layers.0.").removeprefix("logit_head.")
             used[_OURS.get(ours, ours)] = tensor
     return used
 
