@@ -13,7 +13,16 @@ from typing import Any
 import jinja2
 
 from harness.reporting.page import Page, in_short
-from harness.reporting.table import Answer, Bars, Line, Table, sentences
+from harness.reporting.table import (
+    Answer,
+    Bars,
+    Column,
+    Line,
+    Table,
+    legend,
+    naming,
+    sentences,
+)
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
@@ -133,8 +142,32 @@ def _render(template: str, **content: Any) -> str:
         "escaped": escape,
         "number": _number,
         "scale": _scale,
+        "side": _side,
+        "leading": _leading,
+        "legend": legend,
     }
     return environment.get_template(template).render(content, zip=zip)
+
+
+def _side(figure: Interval, reference: float) -> str:
+    """Where an interval is: `above` the reference, `below` it, `over` it, or `unknown`."""
+    if not figure.has_bounds:
+        return "unknown"
+    if not figure.excludes(reference):
+        return "over"
+    return "above" if figure.low > reference else "below"
+
+
+def _leading(columns: Sequence[Column]) -> list[str]:
+    """What each column is on a telephone, where a row is a card: its `name`, further words of it (`about`), the
+    `figure`, or one of the `rest`, which opens on a tap.
+    """
+    names = naming(columns)
+    figures = [column for column in columns if column.reference is not None]
+    figure = [*figures, *columns[len(names) :], None][0]
+    parts = ["name" if place == 0 else "about" for place in range(len(names))]
+    parts += ["figure" if column is figure else "rest" for column in columns[len(names) :]]
+    return parts
 
 
 def _number(value: object) -> float | None:

@@ -1,3 +1,7 @@
+// A telephone begins with the first table of each question.
+if (matchMedia("(max-width: 42rem)").matches) {
+  for (const details of document.querySelectorAll("details.table")) details.open = false;
+}
 // Sorts a table by a click on a heading, and shows the rows that have all typed words.
 for (const table of document.querySelectorAll("table.sortable")) {
   const body = table.tBodies[0];

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, Literal, Self, TypeVar
 
 from harness.results.statistics.interval import Interval
@@ -45,6 +46,7 @@ class Column:
         identifies_row: whether it says, as the text columns at the left do, what the row is about.
             A table that is too wide is printed in parts, and each part begins with these columns.
         reference: of a column of `Interval`s, which are also drawn on a page: where a line is. None for others.
+        meaning: what the heading stands for, where readers may not know it; said beside the table.
     """
 
     heading: str
@@ -55,6 +57,12 @@ class Column:
     once: bool = False
     identifies_row: bool = False
     reference: float | None = None
+    meaning: str = ""
+
+    @property
+    def name(self) -> str:
+        """The heading in one line: `regular ms/token`."""
+        return " ".join(self.heading.replace("-\n", "").split())
 
     def at(self, path: Of) -> Column:
         """The same column, reading at a path of the item.
@@ -232,6 +240,16 @@ _PICTURES |= dict.fromkeys([*range(0x202A, 0x202F), *range(0x2066, 0x206A)], "ï¿
 def visible(text: str) -> str:
     """Text in which characters that would steer a terminal are pictures."""
     return text.replace("\r\n", "\n").translate(_PICTURES)
+
+
+def naming(columns: Sequence[Column]) -> list[Column]:
+    """The columns at the left that say what a row is about."""
+    return [*takewhile(lambda column: column.text or column.identifies_row, columns)]
+
+
+def legend(columns: Sequence[Column]) -> str:
+    """What the headings that need it mean: `c: time of a draft token; v: â€¦`; empty where none does."""
+    return "; ".join(f"{column.name}: {column.meaning}" for column in columns if column.meaning)
 
 
 # Printed in the place of an unknown figure among known ones.

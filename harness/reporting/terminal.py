@@ -8,7 +8,6 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Callable, Sequence
-from itertools import takewhile
 from typing import IO, NamedTuple
 
 from rich import box
@@ -19,7 +18,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from harness.config.errors import RunError
-from harness.reporting.table import Answer, Bars, Column, Line, Table, visible
+from harness.reporting.table import Answer, Bars, Column, Line, Table, legend, naming, visible
 
 # Without a terminal the tables go into a file or a pull request: wide enough not to wrap.
 PLAIN_WIDTH = 110
@@ -191,6 +190,8 @@ def _print_table(table: Table, console: Console) -> None:
         _print_lines(rows, console)
     else:
         _print_parts(table, columns, rows, console)
+    if table.look != "bare" and (meanings := legend(columns)):
+        _print_text(meanings, "dim", console)
     for note in table.notes:
         _print_text(note, "dim", console)
 
@@ -287,8 +288,7 @@ def _parts(columns: Sequence[Column], least: Sequence[int], room: int) -> list[l
         room: the width of the console.
     """
     widths = [width + _FRAME for width in least]
-    naming = takewhile(lambda column: column.text or column.identifies_row, columns)
-    names = [place for place, _ in enumerate(naming)]
+    names = [*range(len(naming(columns)))]
     # Names take half of the room at most, so that the other half can say something about them.
     while len(names) > 1 and 2 * sum(widths[place] for place in names) > room:
         names.pop()

@@ -30,10 +30,8 @@ def latency_plots(runs: Sequence[Run]) -> dict[str, list[Plot]]:
     if pairs.empty:
         return {}
     complete = pairs[pairs.speedup.notna()]
-    by_k: list[tuple[str, Curves]] = []
-    for _, series in complete.groupby("series", sort=False):
-        if len(by_k) < MOST_PLOTS and (curves := _curves_against_k(series)):
-            by_k.append((" · ".join(series["name"].iloc[0].group), curves))
+    panels = [_against_k(group) for _, group in complete.groupby("target", sort=False)]
+    by_k = [panel for panel in panels if panel is not None][:MOST_PLOTS]
     by_load: list[Plot] = []
     # A damaged file may hold any number.
     for unit, of_unit in complete[complete.load > 0].groupby("unit_of_load", sort=False):
@@ -55,21 +53,41 @@ def _points(pairs: Iterable[Any], x: str) -> list[Point]:
     return [Point(speedup.estimate, speedup.low, speedup.high, x) for speedup, x in speedups]
 
 
-def _curves_against_k(series: pd.DataFrame) -> Curves | None:
-    """Measured points, the predicted curve, and `auto` as a line across; None with nothing to
-    compare.
+def _against_k(group: pd.DataFrame) -> tuple[str, Curves] | None:
+    """Title and curves of a target's pairs, a line for each draft; None where none was measured with several K.
 
-    Args:
-        series: pairs that differ in K alone.
+    Of a draft alone also the predicted curve, and `auto` as a line across.
     """
+    several = group.groupby("series").k_order.transform("nunique") > 1
+    is_number = group.k_order.map(math.isfinite) & (group.k_order > 0)
+    if not (several & is_number).any():
+        return None
+    names = [*group["name"]]
+    shared = {
+        column: text
+        for column, text in names[0].settings.items()
+        if all(name.settings.get(column) == text for name in names)
+    }
+    title = ", ".join([group.iloc[0].model, *shared.values()])
+    curves: dict[str, Sequence[Point]] = {}
+    numbered = group[is_number]
+    for _, series in numbered.groupby("series", sort=False):
+        name = series.iloc[0]["name"]
+        own = [text for column, text in name.settings.items() if column not in shared]
+        curves[" · ".join([name.pair, *own])] = _points(series.itertuples(), "k")
+    if len(curves) == 1:
+        alone = group[group.series == numbered.iloc[0].series]
+        return title, _of_one_draft(alone, *curves.values())
+    if len(curves) > MOST_CURVES:
+        title += f" (the first {MOST_CURVES} of {len(curves)})"
+    return title, dict([*curves.items()][:MOST_CURVES])
+
+
+def _of_one_draft(series: pd.DataFrame, measured: Sequence[Point]) -> Curves:
     nan = float("nan")
     predicted = [Point(speedup, nan, nan, k) for k, speedup in predicted_curve(series)]
-    is_number = series.k_order.map(math.isfinite) & (series.k_order > 0)
-    measured = _points(series[is_number].itertuples(), "k")
-    if not measured or not (predicted or len(series) > 1):
-        return None
     # K begins at 1, and the line a little before it.
     ends = (0.7, max(point.x for point in (*measured, *predicted)))
-    autos = _points(series[~is_number].itertuples(), "k_order")
+    autos = _points(series[series.k == "auto"].itertuples(), "k_order")
     across = [auto._replace(x=x) for auto in autos for x in ends]
     return {PREDICTED: predicted, MEASURED: measured, AUTO: across}

@@ -11,6 +11,7 @@ import numpy as np
 
 from harness.commands.report.command import build
 from harness.measuring.rows import LatencyRow
+from harness.reporting.table import legend
 from harness.results.files import append_rows
 from pages import findings
 from report_files import latency_run, prompt_rows, write
@@ -73,7 +74,7 @@ def test_the_fastest_of_several_has_an_interval_that_holds_for_all(tmp_path: Pat
     assert "for 3 pairs at once" in text
     assert re.search(r"Cannot be told apart from the fastest: [^;]*draft1[^;]*?\.$", text)
     table = build([tmp_path]).all_tables[0]
-    assert any("hold together" in note for note in table.notes)
+    assert "hold together" in legend(table.shown()[0])
 
 
 def test_pooled_rows_are_compared_by_the_number_of_runs(tmp_path: Path) -> None:

@@ -148,11 +148,12 @@ def test_what_users_name_is_text(html: str) -> None:
 
 def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
     by_name = {name: svgs for page in drawn.values() for name, svgs in page.items()}
-    assert {name: len(svgs) for name, svgs in by_name.items()} == {"num_draft_tokens": 3}
+    assert {name: len(svgs) for name, svgs in by_name.items()} == {"num_draft_tokens": 1}
     page = Page(html)
     # And an interval for each of four pairs, and for the differences in accuracy of two seeds and of both.
-    assert page.opened.count("svg") == 3 + 7
-    assert page.classes.count("whisker") == 7
+    whiskers = [name for name in page.classes if name.startswith("whisker")]
+    assert page.opened.count("svg") == 1 + 7
+    assert len(whiskers) == 7
     assert len(page.ids) == len(set(page.ids))
     for _, svg in (plot for plots_of_kind in by_name.values() for plot in plots_of_kind):
         assert_visible(svg)
@@ -160,14 +161,14 @@ def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
 
 def test_intervals_are_drawn_where_the_figures_say(html: str) -> None:
     """On one scale, with the line of no difference at the same place in each row."""
-    html = html[html.index("<section id=pairs") : html.index("<section id=reasons")]
+    html = html[html.index("<section id=pairs") : html.index("<details class=table id=reasons")]
     rows = re.findall(
-        r"<tr role=row[^>]*>(?:(?!</tr>).)*class=whisker(?:(?!</tr>).)*</tr>", html, re.DOTALL
+        r'<tr role=row[^>]*>(?:(?!</tr>).)*class="whisker(?:(?!</tr>).)*</tr>', html, re.DOTALL
     )
     drawn = {}
     for row in rows:
         speedup = float(re.findall(r">(\d\.\d\d)×<", row)[0])
-        places = r'M([\d.]+) 0v14.*M([\d.]+) 7H([\d.]+).*cx="([\d.]+)"'
+        places = r'M([\d.]+) 0v14.*M([\d.]+) 7H([\d.]+).*class=mark d="M([\d.]+) '
         reference, low, high, middle = map(float, re.findall(places, row)[0])
         drawn[speedup] = (reference, low, middle, high)
     assert sorted(drawn) == [1.2, 1.5, 2.0, 2.5]
@@ -178,12 +179,42 @@ def test_intervals_are_drawn_where_the_figures_say(html: str) -> None:
     assert middles == sorted(middles)
 
 
-def test_a_single_run_has_its_plots_too(tmp_path: Path) -> None:
+def test_intervals_look_different_by_what_they_say(tmp_path: Path) -> None:
+    """In colour and in shape: above 1, including it, below it, and one that is not known."""
+    ends = {"speedup_low": None, "speedup_high": None, "num_prompts": 3}
+    runs = [latency_run(2, 2.0), latency_run(4, 1.05), latency_run(8, 0.8)]
+    runs.append(latency_run(12, 1.3, **ends))
+    html = html_page(build([write(tmp_path / "latency.csv", *runs)]), {})
+    html = html[html.index("<section id=pairs") : html.index("<details class=table id=reasons")]
+    cells = re.findall(r">(\d\.\d\d×)<.*?class=\"whisker (\w+)\".*?<(\w+) class=mark", html)
+    assert cells == [
+        ("2.00×", "above", "path"),
+        ("1.05×", "over", "circle"),
+        ("0.80×", "below", "path"),
+        ("1.30×", "unknown", "circle"),
+    ]
+    assert Page(html).text.count("▲ above 1") == 1
+
+
+def test_one_point_is_no_curve(tmp_path: Path) -> None:
     report = build([write(tmp_path / "latency.csv", latency_run())])
     page = Page(html_page(report, plots(report)))
-    assert [*drawn_of(report)] == ["num_draft_tokens"]
-    assert page.opened.count("svg") == 2
+    assert drawn_of(report) == {}
+    assert page.opened.count("svg") == 1
     assert "2.00× faster" in page.text
+
+
+def test_each_temperature_has_a_plot_with_a_line_for_each_draft(tmp_path: Path) -> None:
+    runs = [
+        latency_run(k, 1 + k / 10, draft=draft, temperature=temperature)
+        for draft in ("7B", "lookup")
+        for k in (2, 4)
+        for temperature in (0.0, 1.0)
+    ]
+    drawn = drawn_of(build([write(tmp_path / "latency.csv", *runs)]))["num_draft_tokens"]
+    assert [title for title, _ in drawn] == ["13B, greedy", "13B, temperature 1"]
+    for _, svg in drawn:
+        assert {"13B with 7B", "13B with lookup"} <= words_of(svg)
 
 
 def test_a_sweep_over_load_is_drawn_against_load(tmp_path: Path) -> None:
@@ -267,7 +298,8 @@ def test_the_same_figures_give_the_same_page(report: Report, drawn: Plots, html:
 
 def test_without_plots_the_tables_remain(report: Report) -> None:
     page = Page(html_page(report, {}))
-    assert page.opened.count("svg") == page.classes.count("whisker")
+    whiskers = [name for name in page.classes if name.startswith("whisker")]
+    assert page.opened.count("svg") == len(whiskers)
     assert page.opened.count("table") == num_tables(report)
 
 
@@ -303,10 +335,28 @@ def test_no_table_runs_past_the_edge_of_a_telephone(report: Report, tmp_path: Pa
         chromium.wait_for("document.readyState === 'complete' && document.querySelector('footer')")
         too_wide = "[...document.querySelectorAll('html, .wide')].filter(e => e.scrollWidth > e.clientWidth)"
         assert chromium.evaluate(f"{too_wide}.map(e => e.className)") == []
-        cell = (
-            "[...document.querySelectorAll('.pairs td')].find(td => td.innerText.includes('2.00×'))"
-        )
-        assert "speed-up" in chromium.evaluate(f"getComputedStyle({cell}, '::before').content")
+        card = "document.querySelector('.pairs tbody tr')"
+        assert "2.50×" in chromium.evaluate(f"{card}.innerText")
+        assert "2.40 to 2.60" not in chromium.evaluate(f"{card}.innerText")
+        chromium.evaluate(f"{card}.querySelector('summary').click()")
+        assert "2.40 to 2.60" in chromium.evaluate(f"{card}.innerText")
+        cell = f"[...{card}.cells].find(td => td.innerText.includes('2.40 to 2.60'))"
+        label = chromium.evaluate(f"getComputedStyle({cell}, '::before').content")
+        assert "95 % interval" in label
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+def test_many_runs_are_short_on_a_telephone(tmp_path: Path) -> None:
+    runs = mixed_runs()
+    write(tmp_path / "latency.csv", *runs)
+    write_categories(tmp_path, runs)
+    report = build([tmp_path])
+    page = tmp_path / "report.html"
+    page.write_text(html_page(report, plots(report)), encoding="utf-8")
+    with browser(tmp_path) as chromium:
+        chromium.open(page.as_uri(), width=390)
+        chromium.wait_for("document.readyState === 'complete' && document.querySelector('footer')")
+        assert chromium.evaluate("document.documentElement.scrollHeight") < 5_000
 
 
 def single_run() -> Runs:

@@ -14,8 +14,8 @@ from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.tables.predicted_curve import predicted_curve
 from harness.commands.report.command import build
 from harness.measuring.rows import LatencyRow
-from harness.reporting.files import Report, on_terminal
-from harness.reporting.table import Table
+from harness.reporting.files import Report, markdown, on_terminal
+from harness.reporting.table import Table, legend
 from harness.reporting.terminal import as_text
 from in_process import Harness
 from pages import findings
@@ -78,7 +78,7 @@ def test_of_repeated_runs_the_newest_is_shown_with_their_number(tmp_path: Path) 
     report = build([write(tmp_path / "latency.csv", *reversed(runs), other)])
     assert speedups(report) == [2.2, 1.1]
     assert cells(report, "pairs")[0][-1] == "2"
-    assert mentions(" ".join(tables(report)["pairs"].notes), "runs:", "the newest")
+    assert mentions(legend(tables(report)["pairs"].shown()[0]), "runs:", "the newest")
 
 
 @pytest.mark.parametrize(
@@ -320,19 +320,17 @@ def test_runs_whose_regular_arms_differ_are_not_ranked(tmp_path: Path) -> None:
     # Only intervals that are apart order them.
     assert mentions(findings(contradicting)[1].text, "K=5 gains more than", "K=4", "K=3", "K=2")
     assert "best K" not in str(cells(contradicting, "pairs"))
-    assert any("9 to 199 ms/token" in note for note in tables(contradicting)["pairs"].notes)
+    said = markdown(contradicting, "")
+    assert said.count("9 to 199 ms/token") == 1
     # The conditions tell one target from another.
     greedy = []
     for number, ms in enumerate((9.0, 199.0)):
         for temperature in (0.0, 0.5):
             regular, row = latency_run(2 + number, temperature=temperature)
             greedy.append([dataclasses.replace(regular, ms_per_token=ms), row])
-    notes = tables(build([write(tmp_path / "two.csv", *greedy)]))["pairs"].notes
-    not_ranked = [note for note in notes if "close are not ordered" in note]
-    assert sorted(note.partition(": ")[0] for note in not_ranked) == [
-        "13B, greedy",
-        "13B, temperature 0.5",
-    ]
+    (page,) = build([write(tmp_path / "two.csv", *greedy)]).pages.values()
+    (doubt,) = page.doubts
+    assert mentions(doubt, "13B, greedy", "nor are those of 13B, temperature 0.5")
     assert "best K" in str(cells(of(9.0, 9.5, 10.0), "pairs"))
     # Another target is ranked nevertheless.
     others = [latency_run(k, 1 + k / 10, model="30B") for k in (2, 4)]

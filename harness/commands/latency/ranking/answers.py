@@ -56,7 +56,7 @@ def _answer(group: pd.DataFrame) -> list[Line]:
             )
             for pair in alone.itertuples()
         ]
-    if first.why_not:
+    if first.why_not and group.has_interval.any():
         return _in_spite_of_changes(group)
     bests = bests.sort_values(["sound", "speedup"], ascending=False, kind="stable")
     best = bests.iloc[0]
@@ -89,8 +89,6 @@ def _in_spite_of_changes(group: pd.DataFrame) -> list[Line]:
     Between pairs, times say nothing; speed-ups are ordered where intervals that hold for all are apart.
     """
     known = group[group.has_interval].sort_values("speedup", ascending=False, kind="stable")
-    if known.empty:
-        return [Line(text, "warning") for text in close_not_ordered(group)]
     counts: list[str] = []
     for _, series in known.groupby("series", sort=False):
         num_faster = sum(verdict.pays for verdict in series.verdict)
@@ -128,13 +126,14 @@ def _reach_the_first(pairs: pd.DataFrame) -> list[bool]:
     return [speedup.high >= at_once[0].low for speedup in at_once]
 
 
-def close_not_ordered(pairs: pd.DataFrame) -> list[str]:
-    """Why pairs that are close are not ordered, a sentence for each target of which that holds."""
+def close_not_ordered(pairs: pd.DataFrame) -> str | None:
+    """Why pairs that are close are not ordered; None where they are."""
     changed = pairs[pairs.why_not != ""].drop_duplicates("target")
-    return [
-        f"{_target(pair)}: pairs that are close are not ordered: {pair.why_not}."
-        for _, pair in changed.iterrows()
-    ]
+    if changed.empty:
+        return None
+    first, *others = [_target(pair) for _, pair in changed.iterrows()]
+    text = f"{first}: {changed.iloc[0].why_not}: pairs that are close are not ordered"
+    return f"{text}, nor are those of {_listed(others)}." if others else f"{text}."
 
 
 def _target(pair: Any) -> str:

@@ -39,19 +39,20 @@ def page_of_runs(runs: Sequence[Run]) -> Page | None:
         Measured(pair.name.label(), pair.row, pair.regular)
         for pair in pd.concat([pairs[pairs.best], pairs[is_alone]]).itertuples()
     ]
-    doubts = [not_quiet([run.rows for run in pairs.run]), *close_not_ordered(pairs)]
+    doubts = [not_quiet([run.rows for run in pairs.run]), close_not_ordered(pairs)]
+    iterations = iteration_lines(pairs)
     return Page(
         title_of_many([*pairs.row]),
         latency_answers(pairs) or [Line("nothing was compared")],
         [*filter(None, doubts)],
         [
-            pairs_table(pairs),
+            pairs_table(pairs, iterations[_MOST_LINES:]),
             categories_table(pairs),
             reasons_table(pairs),
             arms_table(pairs),
             *published_tables(measured),
         ],
-        [("Why", line) for line in iteration_lines(pairs)[:_MOST_LINES]],
+        [("Why", line) for line in iterations[:_MOST_LINES]],
         [*_next_steps(pairs)],
     )
 

@@ -12,11 +12,7 @@ from typing import Any
 
 import pandas as pd
 
-from harness.commands.latency.ranking.answers import (
-    close_not_ordered,
-    iteration_lines,
-    luck_notes,
-)
+from harness.commands.latency.ranking.answers import luck_notes
 from harness.commands.latency.tables.categories import by_category
 from harness.commands.latency.tables.costs import (
     AUTO_GAVE_UP,
@@ -87,7 +83,7 @@ def _remark(pair: Any) -> str | None:
     return "best K" if pair.best_k else None
 
 
-def pairs_table(pairs: pd.DataFrame) -> Table:
+def pairs_table(pairs: pd.DataFrame, further_notes: Sequence[str] = ()) -> Table:
     """Speed-up of each pair and K, with a column for each setting in which they differ."""
     rows = [*pairs.row]
     ordered = _differing_settings(pairs)
@@ -113,18 +109,23 @@ def pairs_table(pairs: pd.DataFrame) -> Table:
             "all at\nonce",
             of=lambda pair: speedup_bounds(pair.row, pair.num_compared) if together else None,
             optional=True,
+            meaning="95 % intervals that hold together for all pairs of a target",
         ),
-        Column("goodput", times, "row.goodput_ratio.estimate", optional=True),
-        Column("runs", of=lambda pair: pair.run.times if repeated else None, optional=True),
+        Column(
+            "goodput",
+            times,
+            "row.goodput_ratio.estimate",
+            optional=True,
+            meaning="ratio of both arms' requests per second within engine.slo",
+        ),
+        Column(
+            "runs",
+            of=lambda pair: pair.run.times if repeated else None,
+            optional=True,
+            meaning="how often this was measured; the newest is shown",
+        ),
     )
     notes: list[str] = []
-    if together:
-        notes.append("All at once: 95 % intervals that hold together for all pairs of a target.")
-    if any(row.goodput_ratio for row in rows):
-        notes.append("Goodput: the ratio of both arms' requests a second within engine.slo.")
-    if repeated:
-        notes.append("runs: how often this was measured; the newest is shown.")
-    notes += close_not_ordered(pairs)
     for row, name, verdict in zip(pairs.row, pairs["name"], pairs.verdict, strict=True):
         if row.status == NO_VERDICT:
             notes.append(f"{name.label(', ')}: no verdict: {verdict.reason}.")
@@ -134,9 +135,7 @@ def pairs_table(pairs: pd.DataFrame) -> Table:
         notes.insert(
             0, f"The first {_MOST_ROWS:,} of {len(pairs):,} pairs; the CSV files have all."
         )
-    notes = list(
-        dict.fromkeys([*notes, *iteration_lines(pairs), *luck_notes(pairs), *caveats(rows)])
-    )
+    notes = list(dict.fromkeys([*notes, *further_notes, *luck_notes(pairs), *caveats(rows)]))
     if len(notes) > _MOST_NOTES:
         notes[_MOST_NOTES:] = [f"{len(notes) - _MOST_NOTES} more notes are left out."]
     return Table.of(
@@ -176,13 +175,31 @@ def reasons_table(pairs: pd.DataFrame) -> Table:
         ACCEPTED.at("row"),
         Column("of those\ntested", percent, "row.conditional_acceptance_rate", optional=True),
         Column("tokens per\niteration", number(), tokens_per_iteration).at("row"),
-        Column("c", number(3), functools.partial(cost, "draft"), optional=True),
-        Column("v", number(), functools.partial(cost, "verify"), optional=True),
+        Column(
+            "c",
+            number(3),
+            functools.partial(cost, "draft"),
+            optional=True,
+            meaning="time of a draft token, in steps of the target",
+        ),
+        Column(
+            "v",
+            number(),
+            functools.partial(cost, "verify"),
+            optional=True,
+            meaning="time of a verification, in the same",
+        ),
         Column("drafting\nms", number(), "row.draft_ms", optional=True),
         Column("verifying\nms", number(), "row.verify_ms", optional=True),
         Column("predicted", times, "row.predicted_speedup", optional=True),
         Column("of\npredicted", "{:.0%}".format, share_of_predicted, optional=True).at("row"),
-        Column("held back most", text=True, of=limit, optional=True),
+        Column(
+            "held back most",
+            text=True,
+            of=limit,
+            optional=True,
+            meaning="what limits the speed-up most, and the speed-up without it",
+        ),
         Column("by\nposition, %", _positions, "row.acceptance_by_position", optional=True),
         Column("of all\niterations, %", _positions, marginal_alone, optional=True).at("row"),
     )
@@ -193,7 +210,6 @@ def reasons_table(pairs: pd.DataFrame) -> Table:
         columns,
         strong="best_k",
         faint="partial",
-        about="c is the cost of a draft token and v that of a verification, in steps of the target.",
     )
 
 
