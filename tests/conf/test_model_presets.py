@@ -96,6 +96,7 @@ HEADS: dict[str, tuple[str, str, int | None]] = {
     "qwen3-8b-eagle3": ("qwen3-8b", "eagle3", 2_044_116_968),
     "qwen3-4b-dflash": ("qwen3-4b", "dflash", None),
     "qwen3-8b-dflash": ("qwen3-8b", "dflash", None),
+    "qwen3-8b-domino": ("qwen3-8b", "domino", None),
     "qwen3-4b-deepspec-eagle3": ("qwen3-4b", "eagle3", None),
     "qwen3-4b-deepspec-dflash": ("qwen3-4b", "dflash", 1),
     "qwen3-4b-deepspec-dspark": ("qwen3-4b", "dspark", 1),
