@@ -55,7 +55,7 @@ MISTAKES = {
     "Benchmark model=7B": "Benchmark: no such command; type: harness latency model=7B",
     "sweep": "sweep: no such command; type: harness latency -m K=2,4,8",
     "sweep K=1,2 seed=1": "sweep: no such command; type: harness latency -m K=1,2 seed=1",
-    "race": "race: no such command; type: harness compare view=race",
+    "race": "race: no such command; type: harness compare",
     "compare race": "race: is a value without its setting: harness compare view=race",
     "columns": "columns: no such command; type: python -m harness.cli.menu.columns",
     "models": "models: no such command; type: harness help presets",
@@ -293,7 +293,7 @@ MISTAKES = {
     # compare
     "compare 'prompt= '": "prompt= : must hold text",
     "compare prompt=a batch_size=2": "batch_size=2: must be 1",
-    "compare prompt=a view=rase": "view=rase: must be one of text, race, log (did you mean race?)",
+    "compare prompt=a view=rase": "view=rase: must be one of auto, text, race, log (did you mean race?)",
     # eval
     "eval operands=[5,1]": "operands=[5,1]: must be the lowest and the highest operand",
     "eval operands=[1]": "operands=[1]: must be",

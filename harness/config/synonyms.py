@@ -40,7 +40,7 @@ NAMES: Mapping[str, str] = {
 COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("bench", "benchmark", "measure", "run", "speed"), "harness latency"),
     "sweep": "harness latency -m K=2,4,8",
-    "race": "harness compare view=race",
+    "race": "harness compare",
     **dict.fromkeys(("lossless", "verify"), "harness recovery"),
     **dict.fromkeys(("accuracy", "evaluate"), "harness eval"),
     **dict.fromkeys(("fit", "memory"), "harness plan"),

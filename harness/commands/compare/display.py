@@ -1,6 +1,4 @@
-"""A race on the screen: texts that grow, every token coloured by its origin, and the replay of both
-arms.
-"""
+"""Both arms on the screen: texts that grow, every token coloured by its origin, and the race of both."""
 
 from __future__ import annotations
 
@@ -27,6 +25,8 @@ from harness.reporting.terminal import LastingConsole
 # A replay is slowed down or sped up into this many seconds, both arms alike.
 _SHORTEST_REPLAY_S = 3.0
 _LONGEST_REPLAY_S = 15.0
+# Arms that take longer are also shown while they are measured, before their race.
+LONGEST_UNSEEN_S = 1.5
 
 # Below this width two columns of text are too narrow to read; they are then one above the other.
 _SIDE_BY_SIDE = 60
@@ -76,11 +76,11 @@ class Lane:
         self.num_tokens = 0
         # There is no colour with NO_COLOR, in a pipe, and on some terminals.
         self._marks = console.no_color or console.color_system is None
-        self._heading = Text(arm, style="bold")
+        self.heading = Text(arm, style="bold")
+        self.legend: Text | None = None
         if legend and arm != "regular":
             names = [_token(name, origin, self._marks) for origin, name in _LEGEND.items()]
-            separator = Text(" · ", style="dim")
-            self._heading = Text.assemble(self._heading, "  ", separator.join(names))
+            self.legend = Text(" · ", style="dim").join(names)
         self._text = Text()
         self._seconds = 0.0
         self._seconds_to_first_token: float | None = None
@@ -105,25 +105,14 @@ class Lane:
         self._append(self._detokenizer.flush())
         self._text.rstrip()
 
-    def parts(
-        self, width: int, height: int | None
-    ) -> tuple[RenderableType, RenderableType, RenderableType]:
-        """Heading, text and clock.
-
-        Args:
-            width, height: of the lane in characters. Of the text, the last lines that fit are
-                shown; all of it if the height is None.
-        """
-        clock = self._clock()
+    def text(self, width: int, height: int | None) -> RenderableType:
+        """The last lines of the text that fit into this many characters and lines; all of it if the height is None."""
         if height is None:
-            return self._heading, self._text, clock
-        heading_lines = self._heading.wrap(self.console, width)
-        clock_lines = clock.wrap(self.console, width)
-        room = max(1, height - len(heading_lines) - len(clock_lines))
+            return self._text
         lines = self._text.wrap(self.console, width)
-        return self._heading, Group(*lines[-room:]), clock
+        return Group(*lines[-max(1, height) :])
 
-    def _clock(self) -> Text:
+    def clock(self) -> Text:
         """How many tokens there are, and in what time."""
         tokens = "token" if self.num_tokens == 1 else "tokens"
         parts = [f"{self.num_tokens} {tokens}", f"{self._seconds:.2f} s"]
@@ -143,49 +132,88 @@ def view(lanes: Sequence[Lane], height: int | None = None) -> RenderableType:
     Args:
         height: of the screen in lines; None to show the whole text.
     """
-    num_lanes = len(lanes)
     width = lanes[0].console.width
-    if num_lanes == 1 or width < _SIDE_BY_SIDE:
-        # The last line is the cursor's.
-        lane_height = None if height is None else (height - 1) // num_lanes
-        parts: list[RenderableType] = []
-        for lane in lanes:
-            parts += lane.parts(width, lane_height)
-        return Group(*parts)
-    lane_width = (width - _GUTTER * (num_lanes - 1)) // num_lanes
-    # One arm's heading and clock may take a line more than the other's.
-    lane_height = None if height is None else height - 3
-    columns = [lane.parts(lane_width, lane_height) for lane in lanes]
+    if len(lanes) > 1 and width >= _SIDE_BY_SIDE:
+        return _side_by_side(lanes, width, height)
+    parts: list[RenderableType] = []
+    for lane in lanes:
+        heading = lane.heading
+        if lane.legend is not None:
+            heading = Text.assemble(heading, "  ", lane.legend)
+        clock = lane.clock()
+        text_height = None
+        if height is not None:
+            # A blank line follows each lane; the one at the end of the screen is the cursor's.
+            lane_height = height // len(lanes) - 1
+            text_height = (
+                lane_height - _num_lines(lane, heading, width) - _num_lines(lane, clock, width)
+            )
+        if parts:
+            parts.append("")
+        parts += [heading, lane.text(width, text_height), clock]
+    return Group(*parts)
+
+
+def _side_by_side(lanes: Sequence[Lane], width: int, height: int | None) -> RenderableType:
+    lane_width = (width - _GUTTER * (len(lanes) - 1)) // len(lanes)
+    clocks = [lane.clock() for lane in lanes]
+    legends = [lane.legend for lane in lanes if lane.legend is not None]
+    text_height = None
+    if height is not None:
+        clock_height = max(
+            _num_lines(lane, clock, lane_width) for lane, clock in zip(lanes, clocks, strict=True)
+        )
+        # Without the headings, and the cursor's line.
+        text_height = height - clock_height - len(legends) - 2
     table = Table.grid(padding=(0, _GUTTER, 0, 0))
     for _ in lanes:
         table.add_column(width=lane_width)
-    for row in zip(*columns, strict=True):
-        table.add_row(*row)
-    return table
+    table.add_row(*(lane.heading for lane in lanes))
+    table.add_row(*(lane.text(lane_width, text_height) for lane in lanes))
+    table.add_row(*clocks)
+    return Group(table, *legends)
+
+
+def _num_lines(lane: Lane, text: Text, width: int) -> int:
+    return len(text.wrap(lane.console, width))
 
 
 @contextlib.contextmanager
-def live(lane: Lane) -> Iterator[Callable[[Generation], None] | None]:
-    """Yields the function that draws the lane while its arm decodes, None without a terminal.
+def live(
+    lanes: Sequence[Lane], unseen_s: float = 0.0
+) -> Iterator[Callable[[Lane, Generation], None] | None]:
+    """Yields the function that draws a lane while its arm decodes, None without a terminal.
 
-    At the end the whole text stays on the screen, also of a generation that is broken off.
+    The lanes are gone at the end of the block; if it is broken off they stay, with what there was.
+
+    Args:
+        unseen_s: seconds of an arm before its lane is drawn.
     """
+    console = lanes[0].console
     try:
-        if not lane.console.is_interactive:
+        if not console.is_interactive:
             yield None
             return
-        with _screen(lane.console) as draw:
-            draw([lane])
+        with _screen(console) as draw:
 
-            def draw_lap(lap: Generation) -> None:
+            def draw_lap(lane: Lane, lap: Generation) -> None:
                 lane.show(lap)
-                draw([lane])
+                if lap.seconds >= unseen_s:
+                    draw(lanes)
 
             yield draw_lap
-    finally:
+    except BaseException:
+        print_lanes([lane for lane in lanes if lane.num_tokens])
+        raise
+
+
+def print_lanes(lanes: Sequence[Lane]) -> None:
+    """Print whole texts, which stay."""
+    for lane in lanes:
         lane.end()
-        if lane.num_tokens:
-            lane.console.print(view([lane]), soft_wrap=not lane.console.is_terminal)
+    if lanes:
+        console = lanes[0].console
+        console.print(view(lanes), soft_wrap=not console.is_terminal and len(lanes) == 1)
 
 
 def show_race(
@@ -202,7 +230,7 @@ def show_race(
         for lane, lap in zip(lanes, laps, strict=True):
             lane.show(lap, at)
 
-    if console.is_interactive:
+    if console.is_interactive and len(laps) > 1:
         longest = max(lap.seconds for lap in laps)
         shown_s = min(max(longest, _SHORTEST_REPLAY_S), _LONGEST_REPLAY_S)
         speed = longest / shown_s
@@ -219,9 +247,7 @@ def show_race(
                 draw(lanes)
                 time.sleep(FRAME_S)
     show()
-    for lane in lanes:
-        lane.end()
-    console.print(view(lanes))
+    print_lanes(lanes)
 
 
 @contextlib.contextmanager

@@ -8,20 +8,28 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
 from harness.commands.command import Experiment
-from harness.commands.compare.display import Lane, live, plain_console, show_race
+from harness.commands.compare.display import (
+    LONGEST_UNSEEN_S,
+    Lane,
+    live,
+    plain_console,
+    print_lanes,
+    show_race,
+)
 from harness.commands.compare.lines import piped_lines, typed_lines
-from harness.commands.compare.record import CompareSettings
+from harness.commands.compare.record import NARROWEST_RACE, CompareSettings, View
 from harness.commands.compare.rows import CompareRow
 from harness.commands.compare.tables import rejections, verdict
 from harness.config.errors import HarnessError, RunError, SettingError, nearest
 from harness.config.settings import DecodingSettings
 from harness.engines.iteration import Origin
-from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.protocol import Engine, Question
 from harness.engines.timing import Generation, generate, quick_garbage_collections, run_lap
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.measurement import identify
@@ -46,7 +54,7 @@ _CHANGEABLE = [f"decoding.{field.name}" for field in dataclasses.fields(Decoding
 _CHANGEABLE += ["view", "seed", "chat_template"]
 _COMMANDS = (":set", ":help", ":quit")
 _HELP = """\
-:set   key=value ...  change settings, temperature=0.8 num_draft_tokens=6 view=race; alone it shows them
+:set   key=value ...  change settings, temperature=0.8 num_draft_tokens=6 view=text; alone it shows them
 :help  this
 :quit  end, as Ctrl-D does
 Anything else is a prompt; put a space before one that begins with a colon.
@@ -87,7 +95,7 @@ class Compare(Experiment):
                 if prompt is not None:
                     self._race(session, prompt)
                 elif self._interactive:
-                    self._say(_describe(session), "bold")
+                    self._say(self._describe(session), "bold")
                     self._say(_WELCOME)
                     history = session.kept_in / ".compare_history"
                     examples = [example.text for example in self._examples]
@@ -120,7 +128,7 @@ class Compare(Experiment):
                 elif line.split()[0] in (":quit", ":q", ":exit"):
                     break
                 else:
-                    self._say(_obey(line, session), "dim")
+                    self._say(self._obey(line, session), "dim")
             except KeyboardInterrupt as interrupt:
                 # One that carries a message is not the user's Ctrl-C but a signal to end
                 # (`cli.signals`).
@@ -146,13 +154,17 @@ class Compare(Experiment):
         settings: Any = session.settings
         if not settings.json and not self._interactive:
             # A terminal shows what was typed; elsewhere the prompt stands before its answers.
+            if self._num_races:
+                self._console.print()
             self._say(f"> {prompt}", "bold")
-        laps: dict[str, Generation] = {}
+        view = self._view(session)
+        laps: list[Generation] = []
         rejected: list[Rejection] | None = None
         columns: dict[str, Any] = {
             "prompt_index": self._num_races,
             "prompt": prompt,
             "num_prompt_tokens": len(token_ids),
+            "view": view,
         }
         session.status = "ok"
         session.error = None
@@ -166,13 +178,13 @@ class Compare(Experiment):
                 question = session.ask(
                     [token_ids], [index], chats=[typed.chat()], salts=[str(index)]
                 )
-                for arm in engine.arms:
-                    laps[arm.name] = self._lap(session, engine, arm, question)
-                    columns |= figures(arm.name, laps[arm.name], session.tokenizer)
-                if "speculative" in laps:
-                    columns |= outcome(engine.weights, question, *laps.values())
+                for lap in self._laps(session, engine, question, view):
+                    laps.append(lap)
+                    columns |= figures(lap.arm, lap, session.tokenizer)
+                if len(laps) == 2:
+                    columns |= outcome(engine.weights, question, *laps)
                     if engine.arms[-1].traits.reports_drafts:
-                        rejected = find_rejections(laps["speculative"], session.tokenizer)
+                        rejected = find_rejections(laps[-1], session.tokenizer)
                         columns["num_rejections"] = len(rejected)
         finally:
             self._num_races += 1
@@ -182,30 +194,58 @@ class Compare(Experiment):
             self._written = session.write_rows([row])
         reports_drafts = engine.arms[-1].traits.reports_drafts
         if settings.json:
-            speculative = laps.get("speculative")
+            speculative = laps[-1] if laps[-1].arm == "speculative" else None
             _print_json(_record(row, speculative, reports_drafts, rejected, session.tokenizer))
             return
-        if settings.view == "race":
-            both = list(laps.values())
-            show_race(self._console, both, session.tokenizer, token_ids, reports_drafts)
-        log = rejections(rejected) if settings.view == "log" and settings.draft is not None else []
-        print_document([*log, *verdict(row)], self._console)
+        if view == "race":
+            show_race(self._console, laps, session.tokenizer, token_ids, reports_drafts)
+        log = rejections(rejected) if view == "log" and settings.draft is not None else []
+        document = [*log, *verdict(row, is_session=settings.prompt is None)]
+        if document:
+            self._console.print()
+            print_document(document, self._console)
 
-    def _lap(self, session: Session, engine: Engine, arm: Arm, question: Question) -> Generation:
+    def _laps(
+        self, session: Session, engine: Engine, question: Question, view: View
+    ) -> Iterator[Generation]:
+        """Run one arm after the other, and show its text while it grows; nothing of a short race."""
         settings: Any = session.settings
-        if settings.json or settings.view == "race":
-            return run_lap(engine, arm, question)
-        lane = Lane(
-            self._console,
-            arm=arm.name,
-            tokenizer=session.tokenizer,
-            prompt=question.prompts[0],
-            legend=arm.traits.reports_drafts,
-        )
-        with live(lane) as draw:
-            lap = run_lap(engine, arm, question, draw)
-            lane.show(lap)
-        return lap
+        if settings.json:
+            for arm in engine.arms:
+                yield run_lap(engine, arm, question)
+            return
+        lanes = [
+            Lane(
+                self._console,
+                arm=arm.name,
+                tokenizer=session.tokenizer,
+                prompt=question.prompts[0],
+                legend=arm.traits.reports_drafts,
+            )
+            for arm in engine.arms
+        ]
+        if view == "race":
+            with live(lanes, LONGEST_UNSEEN_S) as draw:
+                for arm, lane in zip(engine.arms, lanes, strict=True):
+                    yield run_lap(engine, arm, question, draw and partial(draw, lane))
+            return
+        for arm, lane in zip(engine.arms, lanes, strict=True):
+            if lane is not lanes[0]:
+                self._console.print()
+            with live([lane]) as draw:
+                lap = run_lap(engine, arm, question, draw and partial(draw, lane))
+                lane.show(lap)
+            print_lanes([lane])
+            yield lap
+
+    def _view(self, session: Session) -> View:
+        """How the next race is shown."""
+        settings: Any = session.settings
+        view: View = settings.view
+        if view != "auto":
+            return view
+        has_room = self._console.is_interactive and self._console.width >= NARROWEST_RACE
+        return "race" if has_room and not settings.json else "text"
 
     def _engine(self, session: Session) -> Engine:
         """The engine for the present settings. Some runners take long to prepare, so it stays open
@@ -230,29 +270,28 @@ class Compare(Experiment):
         for arm in engine.arms:
             generate(engine, arm, question)
 
+    def _obey(self, line: str, session: Session) -> str:
+        """Carry out a command; returns the text to show."""
+        word, *rest = line.split(maxsplit=1)
+        if word == ":help":
+            return _HELP
+        if word != ":set":
+            rule = f"no such command{nearest(word, _COMMANDS)}; there are {', '.join(_COMMANDS)}"
+            raise SettingError(word, rule)
+        if rest:
+            session.change(rest[0], _CHANGEABLE)
+            return self._describe(session)
+        return "\n".join(f"{name}={attrgetter(name)(session.settings)}" for name in _CHANGEABLE)
+
+    def _describe(self, session: Session) -> str:
+        """The pair and the settings of the next race, in one line."""
+        row = session.row(CompareRow)
+        settings = settings_line([row])
+        return f"{pair_name(row, ' with draft ')} · {settings} · view={self._view(session)}"
+
     def _say(self, text: str, style: str = "") -> None:
         show("")
         self._console.print(visible(text), style=style, soft_wrap=not self._console.is_terminal)
-
-
-def _obey(line: str, session: Session) -> str:
-    """Carry out a command; returns the text to show."""
-    word, *rest = line.split(maxsplit=1)
-    if word == ":help":
-        return _HELP
-    if word != ":set":
-        rule = f"no such command{nearest(word, _COMMANDS)}; there are {', '.join(_COMMANDS)}"
-        raise SettingError(word, rule)
-    if rest:
-        session.change(rest[0], _CHANGEABLE)
-        return _describe(session)
-    return "\n".join(f"{name}={attrgetter(name)(session.settings)}" for name in _CHANGEABLE)
-
-
-def _describe(session: Session) -> str:
-    """The pair and the settings of the next race, in one line."""
-    row = session.row(CompareRow)
-    return f"{pair_name(row, ' with draft ')} · {settings_line([row])} · view={row.view}"
 
 
 def _record(

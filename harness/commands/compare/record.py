@@ -15,7 +15,9 @@ from harness.config.settings import require
 if TYPE_CHECKING:
     from harness.reporting.page import Page
 
-View = Literal["text", "race", "log"]
+View = Literal["auto", "text", "race", "log"]
+# Columns of a terminal in which `auto` shows a race.
+NARROWEST_RACE = 80
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,14 +25,14 @@ class CompareSettings(PromptedSettings):
     """`compare`: both arms on prompts that the user types.
 
     Attributes:
-        view: `text` streams one arm after the other; `race` measures both and replays them side by side; `log` also
-            lists every rejection.
+        view: `race` measures both arms and replays them side by side; `text` streams one after the other; `log` also
+            lists every rejection; `auto` is a race in a terminal of at least 80 columns, and text elsewhere.
         prompt: the only prompt; None reads prompts from the terminal, or from a pipe, one per line.
         json: print one JSON record per prompt on stdout, and nothing else.
         prompts: examples in the session's history.
     """
 
-    view: View = "text"
+    view: View = "auto"
     prompt: str | None = None
     json: bool = False
 
@@ -54,7 +56,7 @@ class Compare(Command):
     examples = (
         ("", "the shipped tiny pair; type :help for help, Ctrl-D to end"),
         ("model=13B draft=7B", "a pair of presets; names as in latency"),
-        ("view=race", "both streams side by side, after both are measured"),
+        ("view=text", "one stream after the other, in place of the race"),
         ('view=log prompt="Once upon a"', "one prompt, and every rejection"),
         ("json=true < prompts.txt", "one prompt per line, one JSON record each"),
     )

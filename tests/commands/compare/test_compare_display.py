@@ -13,7 +13,14 @@ from transformers import AutoTokenizer
 
 from chain_pair import CHAIN, MARKED, save_chain_pair
 from harness.commands.compare import display as compare_display
-from harness.commands.compare.display import Lane, live, plain_console, show_race, view
+from harness.commands.compare.display import (
+    Lane,
+    live,
+    plain_console,
+    print_lanes,
+    show_race,
+    view,
+)
 from harness.engines.iteration import Iteration, Origin
 from harness.engines.timing import Generation
 
@@ -157,23 +164,47 @@ def test_a_growing_lane_fits_its_screen(width: int) -> None:
 def test_without_a_terminal_only_the_end_is_printed(tokenizer: Any, lap: Generation) -> None:
     screen = console(False)
     lane = Lane(screen, "speculative", tokenizer, [1])
-    with live(lane) as draw:
+    with live([lane]) as draw:
         assert draw is None
         lane.show(lap)
+    assert printed(screen) == ""
+    print_lanes([lane])
     assert printed(screen).count(MARKED) == 1
     assert "12 tokens · 6.00 s · 2.0 tokens/s · first token 1000.0 ms" in printed(screen)
 
 
 def test_half_a_character_waits(tokenizer: Any, lap: Generation) -> None:
     screen = console(True, color_system=None)
-    with live(Lane(screen, "speculative", tokenizer, [1])) as draw:
-        assert draw is not None
-        draw(Generation("speculative", lap.iterations[:3], lap.decided[:3], 3.0))
+    lane = Lane(screen, "speculative", tokenizer, [1])
+
+    def break_off() -> None:
+        with live([lane]) as draw:
+            assert draw is not None
+            draw(lane, Generation("speculative", lap.iterations[:3], lap.decided[:3], 3.0))
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        break_off()
     assert "one [two]" in printed(screen)
     # 漢 was not whole when the generation was broken off; what there was of it shows then, and not before.
     *frames, last = printed(screen).split("speculative")
     assert "\N{REPLACEMENT CHARACTER}" in last
     assert "\N{REPLACEMENT CHARACTER}" not in "".join(frames)
+
+
+def test_a_short_race_shows_nothing_before_its_replay(tokenizer: Any, lap: Generation) -> None:
+    """Unless it is broken off: then what there was stays."""
+    for unseen_s in (3.0, 3.1):
+        screen = console(True, color_system=None)
+        lanes = [Lane(screen, arm, tokenizer, [1]) for arm in ("regular", "speculative")]
+        with live(lanes, unseen_s) as draw:
+            assert draw is not None
+            draw(lanes[0], Generation("regular", lap.iterations[:3], lap.decided[:3], 3.0))
+            assert ("regular" in printed(screen)) is (unseen_s == 3.0)
+    with pytest.raises(KeyboardInterrupt), live(lanes, 3.1):
+        raise KeyboardInterrupt
+    assert "one [two]" in printed(screen)
+    assert "speculative" not in printed(screen)
 
 
 def test_a_replay_that_is_cut_short_ends_with_both_texts(
@@ -189,7 +220,7 @@ def test_a_replay_that_is_cut_short_ends_with_both_texts(
     show_race(
         screen, [Generation("regular", lap.iterations, lap.decided, 6.0), lap], tokenizer, [1]
     )
-    last = printed(screen).splitlines()[-6:]
+    last = printed(screen).splitlines()[-7:]
     start = MARKED.split("字")[0].strip()
     assert any(line.count(start) == 2 for line in last), last
 
@@ -199,7 +230,7 @@ def test_a_replay_shows_what_was_decided_by_then(tokenizer: Any, lap: Generation
     shown = []
     for at in (0.5, 1.0, 3.5, 100.0):
         lane.show(lap, at)
-        shown.append((lane.num_tokens, str(lane.parts(100, None)[2])))
+        shown.append((lane.num_tokens, str(lane.clock())))
     assert shown == [
         (0, "0 tokens · 0.50 s"),
         (1, "1 token · 1.00 s · 1.0 tokens/s · first token 1000.0 ms"),

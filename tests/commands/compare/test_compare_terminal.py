@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -76,13 +77,15 @@ def ask(terminal: Terminal, line: str, expected: str, times: int = 1) -> None:
 
 def test_a_session(open_terminal: Open, directory: Path) -> None:
     """A race, its colours, settings, what is refused, and the end."""
-    terminal = open_terminal(*PAIR)
+    terminal = open_terminal(*PAIR, "view=text")
     terminal.wait_for(READY)
     assert "Loading weights" not in terminal.text, "the bar of another library"
     first, *_ = terminal.text.splitlines()
     assert first.startswith("chain with draft chain_draft · "), "nothing of the line that lives"
     ask(terminal, "Banana", "identical, token for token")
     assert terminal.text.count(f"\n{TEXT}\n13 tokens") == 2  # as it is: origins are in the colours
+    for line in ("speculative  accepted draft", r"[\d.]+× in this race"):
+        assert re.search(r"\n\n" + line, terminal.text), line
     # Of the last proposal only the token that ends the text counts, which is no draft then.
     assert mentions(terminal.prose, "67%", "accepted", "3.00")
     for word, colour in [
@@ -135,6 +138,25 @@ def test_a_session(open_terminal: Open, directory: Path) -> None:
     assert rows["speculative_completion"].tolist()[-1] == TEXT
 
 
+def test_a_terminal_of_eighty_columns_has_a_race(open_terminal: Open, directory: Path) -> None:
+    for columns, view in ((80, "race"), (79, "text")):
+        terminal = open_terminal(*PAIR, columns=columns)
+        terminal.wait_for(f"view={view}")
+        terminal.wait_for(READY)
+        ask(terminal, "Banana", "identical, token for token. >")
+        assert ("Both were measured, one after the other." in terminal.text) is (view == "race")
+        headings = [line.split() for line in terminal.text.splitlines() if "speculative" in line]
+        is_side_by_side = headings[-1] == ["regular", "speculative"]
+        assert is_side_by_side is (view == "race")
+        assert "\n\n" in terminal.text.partition("accepted draft")[2], "before the verdict"
+        ask(terminal, ":set view=text", "view=text", 1 if view == "race" else 2)
+        ask(terminal, "Sahara", "identical, token for token. >", 2)
+        terminal.type(CTRL_D)
+        assert terminal.wait_for_end() == 0
+        shown = pd.read_csv(directory / "results" / "compare.csv")["view"]
+        assert shown.tolist()[-2:] == [view, "text"]
+
+
 def test_ctrl_c_stops_a_generation_and_keeps_the_models(
     open_terminal: Open, directory: Path
 ) -> None:
@@ -151,6 +173,7 @@ def test_ctrl_c_stops_a_generation_and_keeps_the_models(
     assert terminal.wait_for_end() == 0
     rows = pd.read_csv(directory / "results" / "compare.csv")
     assert rows["status"].tolist()[-3:] == ["interrupted", "interrupted", "ok"]
+    assert rows["view"].tolist()[-3:] == ["race"] * 3
     assert pd.isna(rows["speedup"].tolist()[-2])
     assert rows["run"].tail(3).nunique() == 1
 
@@ -234,6 +257,7 @@ def test_piped_lines(pipe: Pipe) -> None:
     assert result.stdout.count(MARKED) == 4
     assert "> Banana\n" in result.stdout
     assert "\x1b" not in result.stdout
+    assert "Replayed" not in result.stdout
     assert "harness: decoding.top_p=2.0: must be in (0, 1]" in result.stderr
     assert result.stderr.splitlines()[-1] == "harness: 1 of 5 lines failed"
 

@@ -58,7 +58,7 @@ WRONG_TEXT: dict[str, Any] = {
         (WRONG_TEXT | {"lossy": True}, "2.00× in this race"),
         (
             {"identical": False, "parted_at": 0, "temperature": 0.5},
-            "The texts differ from token 0 on: at temperature 0.5 two samples differ, and both are valid.",
+            "At temperature 0.5 two samples differ; both are valid. :set temperature=0 gives one text.",
         ),
         (
             {"identical": False, "parted_at": 2},
@@ -81,8 +81,16 @@ WRONG_TEXT: dict[str, Any] = {
     ],
 )
 def test_the_verdict(changes: dict[str, Any], expected: str) -> None:
-    lines = [line.text for line in verdict(CompareRow(**(ROW | changes))) if isinstance(line, Line)]
+    document = verdict(CompareRow(**(ROW | changes)), is_session=True)
+    lines = [line.text for line in document if isinstance(line, Line)]
     assert any(expected in line for line in lines), lines
+
+
+def test_without_a_session_nothing_is_set_in_it() -> None:
+    sampled = CompareRow(**(ROW | {"identical": False, "parted_at": 0, "temperature": 0.5}))
+    *_, last = verdict(sampled)
+    assert isinstance(last, Line)
+    assert last.text.endswith("both are valid. temperature=0 gives one text.")
 
 
 def test_there_is_no_verdict_on_one_arm() -> None:
