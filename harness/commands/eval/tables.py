@@ -127,19 +127,15 @@ def _next_steps(rows: Sequence[EvalRow]) -> list[Step]:
     if _differs(row):
         recovery = f"harness recovery model={row.model} draft={row.draft}"
         return [lossless_again(row) or Step("is it lossless?", command=recovery)]
-    if row.operands and not _has_asked_all(row):
+    if row.operands:
+        lowest, highest = map(int, row.operands.split("-"))
+        num_questions = (highest - lowest + 1) ** 2
         num_seeds = len({each.seed for each in rows} - {"all"})
         num_prompts = 4 * (row.num_prompts or 0) // max(1, num_seeds)
-        lowest, highest = map(int, row.operands.split("-"))
-        if row.replacement or num_prompts <= (highest - lowest + 1) ** 2:
+        has_more = row.num_different_prompts != num_questions
+        if has_more and (row.replacement or num_prompts <= num_questions):
             return [Step("an interval half as wide", f"num_prompts={num_prompts}")]
     return []
-
-
-def _has_asked_all(row: EvalRow) -> bool:
-    """Whether no further question is left between the operands' bounds."""
-    lowest, highest = map(int, (row.operands or "").split("-"))
-    return row.num_different_prompts == (highest - lowest + 1) ** 2
 
 
 def accuracy_table(runs: Sequence[Run]) -> Table:

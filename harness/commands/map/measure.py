@@ -66,13 +66,6 @@ class MeasuredCell:
     def speedup(self) -> Interval:
         return self.speculative.get("speedup", Interval())
 
-    @property
-    def reported_k(self) -> int:
-        """The most draft tokens that a server reports; 0 where it reports none."""
-        num_positions = len(self.speculative.get("marginal_acceptance_by_position", ()))
-        # The mean is below K: the last iterations of answers draft less.
-        return max(num_positions, math.ceil(self.speculative.get("mean_proposed", 0)))
-
 
 class Map(Experiment):
     """Measures every cell of a grid.
@@ -287,7 +280,13 @@ def common_k(cells: Sequence[MeasuredCell]) -> int | None:
     exact_k = {len(cell.speculative.get("acceptance_by_position", ())) for cell in cells}
     if 0 not in exact_k and len(exact_k) > 1:
         return None
-    return max(cell.reported_k for cell in cells) or None
+    most = 0
+    for cell in cells:
+        num_positions = len(cell.speculative.get("marginal_acceptance_by_position", ()))
+        # The mean is below K: the last iterations of answers draft less.
+        mean = cell.speculative.get("mean_proposed", 0)
+        most = max(most, num_positions, math.ceil(mean))
+    return most or None
 
 
 EXPERIMENT = Map

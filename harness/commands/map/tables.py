@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from statistics import fmean
-from typing import TypeGuard
 
 from harness.commands.map.rows import MapRow
 from harness.reporting.names import distinct_names
@@ -71,7 +70,8 @@ def _page_of_one(cells: Sequence[MapRow]) -> Page:
         # All of its columns, below each other where they have no room.
         table = replace(table, title="", look="plain")
     table = replace(table, notes=(_measured(cells),))
-    title = heading(replace(cells[0], num_draft_tokens=None), _settings_of(cells))
+    of_all_k = replace(cells[0], num_draft_tokens=None)
+    title = heading(of_all_k, settings_line([replace(of_all_k, batch_size=None)]))
     return Page(title, [finding(cells)], doubts, [table], why, [*_next_steps(cells)])
 
 
@@ -132,11 +132,6 @@ def _without_sides(runs: Sequence[Run[MapRow]]) -> list[MapRow]:
     return [replace(run.last, num_draft_tokens=None, batch_size=None) for run in runs]
 
 
-def _settings_of(cells: Sequence[MapRow]) -> str:
-    """The settings that all cells share."""
-    return settings_line([replace(cells[0], num_draft_tokens=None, batch_size=None)])
-
-
 def _measured(cells: Sequence[MapRow]) -> str:
     """How many cells were measured, and the schedule that follows from a whole map."""
     schedule = f" {_schedule_in_words(cells)}" if _is_whole(cells) else ""
@@ -180,15 +175,12 @@ def cells_of(rows: Sequence[MapRow]) -> list[MapRow]:
     ]
 
 
-def is_ratio(value: float | None) -> TypeGuard[float]:
-    """Whether a speed-up is positive and finite: a damaged file may hold any number."""
-    return value is not None and 0 < value < math.inf
-
-
 def speedup_of(row: MapRow) -> float | None:
     """The speed-up of a cell; None where it has none."""
     speedup = None if row.speedup is None else row.speedup.estimate
-    return speedup if is_ratio(speedup) else None
+    # A damaged file may hold any number.
+    is_ratio = speedup is not None and 0 < speedup < math.inf
+    return speedup if is_ratio else None
 
 
 def k_of(row: MapRow) -> int:
@@ -335,7 +327,12 @@ def _table(maps: Mapping[str, Sequence[MapRow]]) -> Table:
     for name, of_map in maps.items():
         for context, of_context in by_context(of_map).items():
             for size, of_size in sorted(grouped(of_context, size_of).items()):
-                texts = {k_of(row): _with_interval(row) for row in of_size}
+                # `2.50× 2.40 to 2.60`, or `1.04× cannot tell` where no interval may be stated.
+                texts: dict[int, str] = {}
+                for row in of_size:
+                    verdict = verdict_of(row)
+                    bounds = interval(verdict.speedup) if verdict.has_interval else CANNOT_TELL
+                    texts[k_of(row)] = f"{cell_text(row)} {bounds}"
                 rows.append(TableRow((name, context, size, *map(texts.get, all_k))))
     columns = [
         Column("map", text=True, once=True),
@@ -349,13 +346,6 @@ def _table(maps: Mapping[str, Sequence[MapRow]]) -> Table:
     for place in (1, 0):
         table = table.without_column(place) if unneeded[place] else table
     return table
-
-
-def _with_interval(row: MapRow) -> str:
-    """`2.50× 2.40 to 2.60`, or `1.04× cannot tell` where no interval may be stated."""
-    verdict = verdict_of(row)
-    bounds = interval(verdict.speedup) if verdict.has_interval else CANNOT_TELL
-    return f"{cell_text(row)} {bounds}"
 
 
 def cell_text(row: MapRow) -> str:

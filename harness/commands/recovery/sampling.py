@@ -34,11 +34,6 @@ class Sampling:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     penalises_prompts: bool = False
 
-    @property
-    def asks_logprobs(self) -> bool:
-        """Whether log-probabilities come with the tokens."""
-        return "logprobs" in self.parameters
-
     def probabilities_along(
         self, logits: Floats, prompt: Sequence[int], text: Sequence[int]
     ) -> Floats:

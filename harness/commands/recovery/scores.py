@@ -91,7 +91,12 @@ class Scores:
                     alike = by_text[text]
                     own_logits = logits[row, : len(text.tokens)]
                     if alike[0].request.is_greedy:
-                        self._add_greedy(alike, own_logits)
+                        likeliest = own_logits.argmax(-1).tolist()
+                        parting = first_divergence(
+                            self._reference, text.prompt, likeliest, text.tokens
+                        )
+                        for answer in alike:
+                            self.greedy.add(parting, answer.request.num_tokens, answer.record)
                     else:
                         self._add_drawn(alike, own_logits)
                     advance(None)
@@ -114,16 +119,6 @@ class Scores:
             self._two_routes[text] = both
         return self._two_routes[text]
 
-    def _add_greedy(self, alike: Sequence[Answer], logits: Floats) -> None:
-        """Add answers with one text, by the reference's logits [n, V] before each of its tokens."""
-        likeliest = logits.argmax(-1).tolist()
-        for answer in alike:
-            request = answer.request
-            divergence = first_divergence(
-                self._reference, request.prompt, likeliest, answer.record.token_ids
-            )
-            self.greedy.add(divergence, request.num_tokens, answer.record)
-
     def _add_drawn(self, alike: Sequence[Answer], logits: Floats) -> None:
         """Add answers with one text, by the reference's logits [n, V] before each of its tokens."""
         request = alike[0].request
@@ -145,7 +140,7 @@ class Scores:
                     rejected=rejected_places(answer.record),
                 )
             )
-        if request.sampling.asks_logprobs:
+        if "logprobs" in request.sampling.parameters:
             values = logits.astype(np.float64)
             own_logits = values[rows, tokens]
             # A regular arm shows its likeliest tokens, and all others have one logit: those are not known.

@@ -8,7 +8,7 @@ some are left midway. Many go on at one place of a prompt. They come in two roun
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -177,7 +177,15 @@ class Workload:
 
         One greedy request for each prompt, and `num_drawn` whose prompts are any of these.
         """
-        return self.shuffled(self._mixed(list(self._alike()), num_drawn))
+        texts: list[tuple[int, ...]] = []
+        for number, prompt in enumerate(self._prompts):
+            half = prompt[: (len(prompt) + 1) // 2]
+            other = self._prompts[(number + 1) % len(self._prompts)]
+            half_of_each = (*half, *other[len(other) // 2 :])
+            # The first token stays: many tokenizers put it before every text.
+            without_second = (prompt[0], *prompt[2:])
+            texts += [prompt, half, half_of_each, without_second]
+        return self.shuffled(self._mixed(texts, num_drawn))
 
     def second_turns(
         self, answers: Sequence[Answer], num_drawn: int, at_place: Sequence[PlannedRequest] = ()
@@ -214,22 +222,13 @@ class Workload:
         """The requests in a random order, with some among them that are left midway."""
         prompts = [request.prompt for request in planned]
         mixed = list(planned)
+        ways = [self._greedy, *self._samplings]
         for _ in range(len(planned) // _READ_FOR_ONE_LEFT):
-            mixed.append(self._left_midway(prompts))
+            sampling = ways[int(self._generator.integers(len(ways)))]
+            whole = self._plan(self._any(prompts), sampling, self._most)
+            leave_after = self._length(max(1, self._most // 2))
+            mixed.append(dataclasses.replace(whole, leave_after=leave_after))
         return [mixed[number] for number in self._generator.permutation(len(mixed))]
-
-    def _alike(self) -> Iterator[tuple[int, ...]]:
-        """Each prompt; its first half; that half, then the second half of another prompt; the
-        prompt without its second token.
-        """
-        for number, prompt in enumerate(self._prompts):
-            other = self._prompts[(number + 1) % len(self._prompts)]
-            half = prompt[: (len(prompt) + 1) // 2]
-            yield prompt
-            yield half
-            yield (*half, *other[len(other) // 2 :])
-            # The first token stays: many tokenizers put it before every text.
-            yield (prompt[0], *prompt[2:])
 
     def _mixed(self, prompts: Sequence[tuple[int, ...]], num_drawn: int) -> list[PlannedRequest]:
         """A greedy request for each prompt, and drawn ones for any."""
@@ -243,12 +242,6 @@ class Workload:
             length = self._length(most_drawn(self._most))
             requests.append(self._plan(self._any(prompts), sampling, length))
         return requests
-
-    def _left_midway(self, prompts: Sequence[tuple[int, ...]]) -> PlannedRequest:
-        ways = [self._greedy, *self._samplings]
-        sampling = ways[int(self._generator.integers(len(ways)))]
-        planned = self._plan(self._any(prompts), sampling, self._most)
-        return dataclasses.replace(planned, leave_after=self._length(max(1, self._most // 2)))
 
     def _plan(self, prompt: tuple[int, ...], sampling: Sampling, num_tokens: int) -> PlannedRequest:
         self._num_made += 1
