@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.config.errors import RunError
 from harness.engines.detokenizer import BROKEN
-from harness.engines.reference import TextReference
+from harness.engines.door.reference import TextReference
 from harness.engines.tokenizer import Tokenizer
 from harness.results.statistics.arrays import Floats
 

@@ -16,8 +16,8 @@ from harness.config.demand import Demand
 from harness.config.model_names import SERVED
 from harness.config.packages import is_installed
 from harness.config.run import RunSettings
-from harness.engines.door import local
-from harness.engines.pairs import AnyPair, Pair, PlacedPair, ServedPair
+from harness.engines.door.pairs import AnyPair, Pair, PlacedPair, ServedPair
+from harness.engines.door.wing import local
 from harness.engines.protocol import Engine
 from harness.engines.record import Opening, Preparation
 from harness.engines.registry import engine_of, pair_of

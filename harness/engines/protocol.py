@@ -13,9 +13,9 @@ from typing import Any, Literal, Protocol, TypeVar
 from harness.config.settings import DecodingSettings
 from harness.engines.chat import Chat
 from harness.engines.counts import Counts
+from harness.engines.door.reference import Reference
 from harness.engines.iteration import Iteration
 from harness.engines.phases import Phases
-from harness.engines.reference import Reference
 from harness.engines.requests import Load, RequestRecord
 
 # Log-probabilities by token id at one position of a text: of the likeliest tokens, and of the text's own token if the

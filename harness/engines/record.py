@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from harness.config.methods import MethodRecord
     from harness.config.run import RunnerName, RunSettings
     from harness.config.settings import DecodingSettings, DraftSettings
-    from harness.engines.pairs import AnyPair, Pair
+    from harness.engines.door.pairs import AnyPair, Pair
     from harness.engines.protocol import Engine
 
 

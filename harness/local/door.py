@@ -1,11 +1,11 @@
-"""Answers the instrument (`engines/door.py`). Imports are inside the calls: most are slow."""
+"""Answers the instrument (`engines/door/wing.py`). Imports are inside the calls: most are slow."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from harness.engines.door import LocalWing
+from harness.engines.door.wing import LocalWing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
         ModelSettings,
         PlacementSettings,
     )
-    from harness.engines.pairs import Pair, PlacedPair, PlannedPair
-    from harness.engines.plans import Machine, PairPlan, PassBytes, PretendedGpus, Roof
-    from harness.engines.profiles import Profile
+    from harness.engines.door.pairs import Pair, PlacedPair, PlannedPair
+    from harness.engines.door.plans import Machine, PairPlan, PassBytes, PretendedGpus, Roof
+    from harness.engines.door.profiles import Profile
+    from harness.engines.door.reading import TextReader
+    from harness.engines.door.reference import Reference
+    from harness.engines.door.serving import Service
     from harness.engines.protocol import Arm, Engine, Question
-    from harness.engines.reading import TextReader
     from harness.engines.record import Preparation
-    from harness.engines.reference import Reference
-    from harness.engines.serving import Service
     from harness.engines.tokenizer import Tokenizer
 
 

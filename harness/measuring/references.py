@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from harness.config.demand import Demand
 from harness.config.errors import HarnessError, SettingError
 from harness.engines.divergence import Divergence, text_divergence
-from harness.engines.door import local
-from harness.engines.pairs import ServedPair
+from harness.engines.door.pairs import ServedPair
+from harness.engines.door.reference import Reference
+from harness.engines.door.wing import local
 from harness.engines.protocol import Engine
 from harness.engines.record import Preparation
-from harness.engines.reference import Reference
 from harness.engines.registry import engine_of
 from harness.measuring.progress import say
 from harness.measuring.session import Session

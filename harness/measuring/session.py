@@ -17,8 +17,8 @@ from harness.config.model_names import SERVED
 from harness.config.run import RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.chat import Chat
+from harness.engines.door.pairs import AnyPair, Pair, PlacedPair
 from harness.engines.keeper import PairKeeper
-from harness.engines.pairs import AnyPair, Pair, PlacedPair
 from harness.engines.protocol import Engine, Question, Servers
 from harness.engines.record import Preparation
 from harness.engines.registry import engine_of

@@ -11,9 +11,9 @@ import torch
 
 from harness.config.settings import DecodingSettings
 from harness.engines import timing
+from harness.engines.door.reference import Margin
 from harness.engines.iteration import Iteration, Origin
 from harness.engines.protocol import Answered, Question
-from harness.engines.reference import Margin
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, run_lap
 from harness.local.decoding.verify import Verdict

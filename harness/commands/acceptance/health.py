@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from harness.engines.reading import ReadText
+from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
 from harness.results.verdict import MOST_DEVIATIONS, MOST_IMPOSSIBLE, drafter_health
 

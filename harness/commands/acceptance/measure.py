@@ -20,10 +20,10 @@ from harness.commands.command import Experiment
 from harness.commands.read_runs import newest_of_pair
 from harness.config.demand import Demand
 from harness.config.errors import SettingError, VerdictError
-from harness.engines.door import local
-from harness.engines.pairs import Pair, PlacedPair
+from harness.engines.door.pairs import Pair, PlacedPair
+from harness.engines.door.reading import TOGETHER, ReadText
+from harness.engines.door.wing import local
 from harness.engines.protocol import in_batches
-from harness.engines.reading import TOGETHER, ReadText
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate

@@ -19,8 +19,8 @@ from harness.config.acceptance_rules import tests_each_token
 from harness.config.errors import RunError, SettingError
 from harness.config.run import PromptedSettings
 from harness.config.settings import require
-from harness.engines.door import local
-from harness.engines.pairs import AnyPair
+from harness.engines.door.pairs import AnyPair
+from harness.engines.door.wing import local
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord

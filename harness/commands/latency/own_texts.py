@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from harness.commands.latency.record import LatencySettings
 from harness.config.closed_form import require_closed_form
 from harness.config.errors import HarnessError, RunError, SettingError
-from harness.engines.door import local
+from harness.engines.door.wing import local
 from harness.engines.protocol import Engine
 from harness.engines.registry import engine_of
 from harness.measuring.figures.measured import MeasuredRun

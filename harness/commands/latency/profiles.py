@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from harness.engines.profiles import Profile
+from harness.engines.door.profiles import Profile
 from harness.reporting.table import Column, Table, TableRow, number, percent
 
 

@@ -15,8 +15,8 @@ from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import least_ms
 from harness.commands.read_runs import newest_of_pair
 from harness.config.errors import VerdictError
-from harness.engines.door import local
-from harness.engines.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
+from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
+from harness.engines.door.wing import local
 from harness.measuring.session import Session
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval

@@ -23,7 +23,7 @@ from harness.commands.recovery.scored import scored_checks
 from harness.commands.recovery.tables import summarise
 from harness.commands.recovery.workload import FOLLOW_UP, taken_samplings
 from harness.config.errors import VerdictError
-from harness.engines.reference import TextReference
+from harness.engines.door.reference import TextReference
 from harness.measuring.progress import say
 from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.references import References

@@ -14,8 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.commands.recovery.drawn import DrawnText
+from harness.engines.door.reference import TextReference
 from harness.engines.protocol import in_batches
-from harness.engines.reference import TextReference
 from harness.results.statistics.arrays import Floats
 
 # Places whose proposals are looked at.

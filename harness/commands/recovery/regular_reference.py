@@ -22,8 +22,8 @@ from harness.commands.recovery.sampling import Sampling
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings, require
 from harness.engines.divergence import check_known
+from harness.engines.door.reference import Margin
 from harness.engines.protocol import Arm, Likeliest
-from harness.engines.reference import Margin
 from harness.measuring.progress import say
 from harness.measuring.session import Session
 from harness.results.statistics.arrays import Floats

@@ -22,8 +22,8 @@ from harness.commands.recovery.returned_logprobs import TOLERANCE, ReturnedLogpr
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import Answer, most_drawn, tokens_at_place
 from harness.config.errors import RunError
+from harness.engines.door.reference import TextReference
 from harness.engines.protocol import Arm
-from harness.engines.reference import TextReference
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.progress import say
 from harness.results.acceptance import Acceptance

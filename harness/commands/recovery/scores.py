@@ -13,8 +13,8 @@ from harness.commands.recovery.greedy import GreedyTexts, require_token_ids
 from harness.commands.recovery.returned_logprobs import ReturnedLogprobs
 from harness.commands.recovery.workload import Answer
 from harness.engines.divergence import check_known, first_divergence
+from harness.engines.door.reference import TextReference
 from harness.engines.protocol import in_batches
-from harness.engines.reference import TextReference
 from harness.engines.requests import RequestRecord
 from harness.measuring.progress import progress
 from harness.results.statistics.arrays import Floats

@@ -37,7 +37,7 @@ from harness.commands.serve.guard import CLIENT_LEFT, Guard, error_body, error_r
 from harness.commands.serve.served_model import ServedModel
 from harness.config.errors import SettingError
 from harness.config.machine import is_loopback
-from harness.engines.serving import Answer, Piece, Refusal, ScoredToken, TokenLogprob
+from harness.engines.door.serving import Answer, Piece, Refusal, ScoredToken, TokenLogprob
 from harness.results.acceptance import Acceptance
 
 # For the description of the API at /openapi.json.

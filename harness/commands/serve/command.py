@@ -18,8 +18,8 @@ from harness.config.demand import Demand
 from harness.config.errors import SettingError
 from harness.config.failures import as_run_error
 from harness.config.settings import api_key
+from harness.engines.door.serving import Service
 from harness.engines.keeper import PairKeeper
-from harness.engines.serving import Service
 
 # Seconds after a signal in which answers may end, and then those in which the rest of them is sent.
 _GRACE_S = 3

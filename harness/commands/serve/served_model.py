@@ -19,11 +19,11 @@ from harness.commands.serve.bodies import Completion, GenerationBody, Race, Samp
 from harness.commands.serve.record import ServeSettings
 from harness.config.failures import first_line
 from harness.engines.chat import Chat, Message
-from harness.engines.door import local
+from harness.engines.door.serving import Answer, Piece, Refusal
+from harness.engines.door.wing import local
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine, Question
 from harness.engines.record import Preparation
-from harness.engines.serving import Answer, Piece, Refusal
 from harness.engines.timing import Generation, generate, run_lap
 from harness.measuring.prompts.chat_templates import encode_prompts
 from harness.measuring.race import as_json, token_text

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness.engines.serving import TokenLogprob
+from harness.engines.door.serving import TokenLogprob
 from harness.local.decoding.warp import Warp
 
 # Positions that are computed together: their float32 copy takes this many times the vocabulary.

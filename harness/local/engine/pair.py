@@ -18,7 +18,7 @@ from harness.config.errors import RunError, SettingError
 from harness.config.machine import cpu_name
 from harness.config.run import RunnerName, Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
-from harness.engines.pairs import Excess
+from harness.engines.door.pairs import Excess
 from harness.local.drafting.method import LoadedPair
 from harness.local.drafting.registry import method_of
 from harness.local.models.devices import free_memory, visible_gpus

@@ -16,7 +16,7 @@ from harness.config.errors import SettingError
 from harness.config.machine import cpu_name
 from harness.config.run import RunSettings
 from harness.config.settings import PlacementSettings
-from harness.engines.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
+from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
 from harness.engines.registry import engine_of
 from harness.local.drafting.translation import check_if_local
 from harness.local.engine.pair import SketchedPair, sketch_pair

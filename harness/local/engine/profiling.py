@@ -12,7 +12,7 @@ from typing import Any, Literal
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from harness.engines.profiles import Operation, Profile
+from harness.engines.door.profiles import Operation, Profile
 from harness.engines.protocol import Arm, Question
 from harness.local.models.devices import synchronize
 

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings
+from harness.engines.door.reading import TOGETHER, ReadText
 from harness.engines.protocol import in_batches
-from harness.engines.reading import TOGETHER, ReadText
 from harness.engines.record import Preparation
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.drafting.methods.model import SampledDraftSettings

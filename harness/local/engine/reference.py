@@ -10,8 +10,8 @@ from torch import Tensor
 
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
+from harness.engines.door.reference import Margin
 from harness.engines.record import Preparation
-from harness.engines.reference import Margin
 from harness.local.decoding.transfer import padded
 from harness.local.engine.pair import Pair
 from harness.local.engine.pair_runners import PairRunners, open_runners

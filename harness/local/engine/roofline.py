@@ -16,7 +16,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from harness.engines.plans import Roof
+from harness.engines.door.plans import Roof
 
 if TYPE_CHECKING:
     import torch

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate
 
 from harness.engines.detokenizer import Detokenizer
+from harness.engines.door.serving import Piece, ScoredToken, TokenLogprob
 from harness.engines.protocol import Question
-from harness.engines.serving import Piece, ScoredToken, TokenLogprob
 from harness.engines.tokenizer import Tokenizer
 from harness.local.engine.engine import LocalArm
 from harness.results.acceptance import outcome_of

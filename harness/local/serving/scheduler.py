@@ -14,8 +14,8 @@ from typing import Any
 
 from harness.config.errors import in_one_line
 from harness.config.failures import as_run_error
+from harness.engines.door.serving import Refusal, Result, TokenLogprob
 from harness.engines.iteration import Iteration
-from harness.engines.serving import Refusal, Result, TokenLogprob
 from harness.local.decoding.batch import Change, Records
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.engine.engine import LocalArm

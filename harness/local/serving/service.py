@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from concurrent import futures
 from concurrent.futures import Future
 
+from harness.engines.door.serving import Piece, Refusal, Result
 from harness.engines.protocol import Engine, Question
-from harness.engines.serving import Piece, Refusal, Result
 from harness.engines.tokenizer import Tokenizer
 from harness.local.engine.engine import LocalArm
 from harness.local.serving.answers import Answer

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from harness.config.run import PromptedSettings
     from harness.engines.counts import Counts
     from harness.engines.divergence import Divergence
-    from harness.engines.plans import Roof
+    from harness.engines.door.plans import Roof
     from harness.engines.requests import RequestRecord
     from harness.engines.timing import Generation
     from harness.measuring.prompts.sets import PromptSet

@@ -13,7 +13,7 @@ from harness.config.packages import INSTALL_LOCAL
 from harness.config.run import ChatTemplate, PromptedSettings, RunSettings
 from harness.config.settings import PromptSettings
 from harness.engines.chat import Chat
-from harness.engines.pairs import AnyPair
+from harness.engines.door.pairs import AnyPair
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.progress import note, say

@@ -17,7 +17,7 @@ from harness.config.errors import RunError, SettingError, nearest
 from harness.config.failures import explain, first_line
 from harness.config.packages import INSTALL_LOCAL, is_installed
 from harness.config.settings import PROMPT_FILES, ModelSettings, PromptSettings
-from harness.engines.door import local
+from harness.engines.door.wing import local
 
 # The number of a row, from 1, and the row.
 NumberedRow = tuple[int, Any]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harness.config.settings import DecodingSettings
+from harness.engines.door.serving import Piece, TokenLogprob
 from harness.engines.protocol import Question
-from harness.engines.serving import Piece, TokenLogprob
 from harness.local.serving.answers import Answer
 
 END_OF_TEXT = 3

@@ -14,7 +14,7 @@ from torch import Tensor
 from chains import GREEDY, RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner
 from harness.config.errors import RunError
-from harness.engines.serving import Refusal
+from harness.engines.door.serving import Refusal
 from harness.local.decoding.batch import Records, Request
 from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import NonFiniteError, Step

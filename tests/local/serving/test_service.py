@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harness.config.errors import SettingError
+from harness.engines.door.serving import Refusal
 from harness.engines.protocol import Engine
-from harness.engines.serving import Refusal
 from harness.local.serving.service import LocalService
 
 TOKENIZER: Any = None

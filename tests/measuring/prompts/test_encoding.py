@@ -10,7 +10,7 @@ import pytest
 from harness.commands.latency.record import LatencySettings
 from harness.config.errors import SettingError
 from harness.config.settings import PromptSettings
-from harness.engines.pairs import Excess
+from harness.engines.door.pairs import Excess
 from harness.measuring.prompts import encoding
 from harness.measuring.prompts.sets import Prompt, PromptSet
 from some_settings import settings_of

@@ -25,14 +25,14 @@ if TYPE_CHECKING:
         ModelSettings,
         PlacementSettings,
     )
-    from harness.engines.pairs import Pair, PlacedPair, PlannedPair
-    from harness.engines.plans import Machine, PairPlan, PassBytes, PretendedGpus, Roof
-    from harness.engines.profiles import Profile
+    from harness.engines.door.pairs import Pair, PlacedPair, PlannedPair
+    from harness.engines.door.plans import Machine, PairPlan, PassBytes, PretendedGpus, Roof
+    from harness.engines.door.profiles import Profile
+    from harness.engines.door.reading import TextReader
+    from harness.engines.door.reference import Reference
+    from harness.engines.door.serving import Service
     from harness.engines.protocol import Arm, Engine, Question
-    from harness.engines.reading import TextReader
     from harness.engines.record import Preparation
-    from harness.engines.reference import Reference
-    from harness.engines.serving import Service
     from harness.engines.tokenizer import Tokenizer
 
 
