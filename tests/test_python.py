@@ -23,7 +23,7 @@ from harness.cli.frames import frame
 from harness.cli.menu.names import CONF, PACKAGE
 from harness.measuring.rows import LatencyRow
 from harness.results.files import write_rows
-from harness.results.statistics.interval import Interval
+from harness.results.statistics.interval import Coverage, Interval
 from in_process import QUICKEST_PAIR
 
 SHORT = ["num_prompts=2", "num_warmup=0", "num_resamples=100", "decoding.max_new_tokens=4"]
@@ -65,7 +65,10 @@ def test_pairs_have_both_arms_in_one_row(tmp_path: Path) -> None:
             num_draft_tokens=None if arm == "regular" else k,
             ms_per_token=ms,
             num_prompts=20,
-            speedup=Interval(2.0, low, 2.2) if arm == "speculative" else None,
+            speedup=Interval(2.0, low, 2.2, Coverage(20, "prompt"))
+            if arm == "speculative"
+            else None,
+            processor_share=0.5 if k == 4 else 1.0,
         )
         for k, low in ((2, 1.9), (4, 0.9))
         for arm, ms in faster.items()
@@ -73,6 +76,11 @@ def test_pairs_have_both_arms_in_one_row(tmp_path: Path) -> None:
     returned = frame(rows)
     assert list(returned.columns[:5]) == ["status", "model", "draft", "num_draft_tokens", "arm"]
     assert not returned.isna().all().any()
+    by_k = returned.groupby(["num_draft_tokens", "arm"]).ms_per_token.mean()
+    assert by_k.to_dict() == {(k, arm): ms for k in (2, 4) for arm, ms in faster.items()}
+    wide = returned.pivot(index="num_draft_tokens", columns="arm", values="ms_per_token")
+    assert list(wide.index) == [2, 4]
+    assert list(wide["regular"]) == [10, 10]
     write_rows(tmp_path / "latency.csv", rows)
     for source in (returned, pd.read_csv(tmp_path / "latency.csv")):
         pairs = harness.pairs(source)
@@ -81,6 +89,9 @@ def test_pairs_have_both_arms_in_one_row(tmp_path: Path) -> None:
         assert list(pairs["regular_ms"]) == [10, 10]
         assert list(pairs["ms"]) == [5, 5]
         assert list(pairs["verdict"]) == ["faster", "cannot tell"]
+        assert list(pairs["covers"]) == ["20 prompts"] * 2
+        assert pairs["doubts"][0] == []
+        assert "50%" in str(pairs["doubts"][1])
         assert list(pairs.pivot(index="K", columns="draft", values="low")["7B"]) == [1.9, 0.9]
     with pytest.raises(harness.SettingError, match="those of latency"):
         harness.pairs(pd.DataFrame({"run": ["a"], "model": ["7B"]}))

@@ -19,12 +19,20 @@ _NEEDED = {"run", "arm", "ms_per_token", "speedup"}
 
 
 def frame(rows: Sequence[Row]) -> pd.DataFrame:
-    """Rows as a DataFrame: the dozen columns that most questions need come first, and empty ones are left out."""
+    """Rows as a DataFrame: the dozen columns that most questions need come first, and empty ones are left out.
+
+    A regular arm has the K of its run, so that `groupby` and `pivot` by K keep both arms.
+    """
     import pandas as pd
 
     from harness.results.schema import CORE_COLUMNS
 
     whole = pd.DataFrame([row.values() for row in rows]).dropna(axis="columns", how="all")
+    if {"run", "arm", "num_draft_tokens"} <= {*whole.columns}:
+        of_run = whole.groupby("run").num_draft_tokens.transform("first")
+        k = whole.num_draft_tokens.mask(whole.arm == "regular", of_run)
+        is_number = k.map(lambda value: pd.isna(value) or not isinstance(value, str)).all()
+        whole["num_draft_tokens"] = k.astype("Int64") if is_number else k
     first = [name for name in CORE_COLUMNS if name in whole.columns]
     return whole[[*first, *whole.columns.difference(first, sort=False)]]
 
@@ -36,9 +44,10 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
         rows: what `run` returned, or `pandas.read_csv("results/latency.csv")`.
 
     Returns:
-        Columns: `model`, `draft`, `K` (Int64; <NA> where it is `auto`), `batch_size`, `temperature`, `regular_ms` and
-        `ms` (per token), `speedup` with the ends `low` and `high` of its interval, `tokens_per_iteration`, `accepted`
-        (the rate), `verdict` (`faster`, `slower` or `cannot tell`), `doubts` (sentences), `run`.
+        Columns: `model`, `draft`, `K` (Int64; <NA> where it is `auto`), `regular_ms` and `ms` (per token), `speedup`
+        with the ends `low` and `high` of its interval, which covers `covers` (`15 prompts`), `accepted` (the rate),
+        `verdict` (`faster`, `slower` or `cannot tell`), `doubts` (sentences), `tokens_per_iteration`, `batch_size`,
+        `temperature`, `run`.
 
     Raises:
         SettingError: rows of another command, whose arms are not timed side by side.
@@ -46,6 +55,7 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     from harness.commands.registry import commands
+    from harness.measuring.costs import tokens_per_iteration
     from harness.results.runs import group
     from harness.results.verdict import verdict_of
 
@@ -64,24 +74,26 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
         speculative = run.row("speculative")
         if regular is None or speculative is None:
             continue
-        page = command.page([run])
-        number = speculative.num_draft_tokens
+        k = speculative.num_draft_tokens
+        verdict = verdict_of(speculative)
+        speedup = verdict.speedup
         found.append(
             {
                 "model": speculative.model,
                 "draft": speculative.draft,
-                "K": number if isinstance(number, int) else None,
-                "batch_size": speculative.batch_size,
-                "temperature": speculative.temperature,
+                "K": k if isinstance(k, int) else None,
                 "regular_ms": regular.ms_per_token,
                 "ms": speculative.ms_per_token,
-                "speedup": speculative.speedup and speculative.speedup.estimate,
-                "low": speculative.speedup and speculative.speedup.low,
-                "high": speculative.speedup and speculative.speedup.high,
-                "tokens_per_iteration": speculative.tokens_per_iteration,
+                "speedup": speedup.estimate,
+                "low": speedup.low,
+                "high": speedup.high,
+                "covers": None if speedup.covers is None else str(speedup.covers),
                 "accepted": speculative.acceptance_rate,
-                "verdict": verdict_of(speculative).conclusion,
-                "doubts": [] if page is None else list(page.doubts),
+                "verdict": verdict.conclusion,
+                "doubts": [*command.doubts(run)],
+                "tokens_per_iteration": tokens_per_iteration(speculative),
+                "batch_size": speculative.batch_size,
+                "temperature": speculative.temperature,
                 "run": run.id,
             }
         )
@@ -90,12 +102,14 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
 
 def _cells(record: dict[Any, Any]) -> dict[str, str]:
     """A row as text, as a CSV file has it. pandas makes floats of whole numbers in columns with gaps."""
+    import pandas as pd
+
     cells: dict[str, str] = {}
     for name, value in record.items():
         if isinstance(value, list | tuple | dict):
             cells[name] = json.dumps(value)
         elif isinstance(value, float) and value.is_integer():
             cells[name] = str(int(value))
-        elif value is not None and value == value:  # only nan differs from itself
+        elif not pd.isna(value):
             cells[name] = str(value)
     return cells

@@ -111,6 +111,11 @@ class Command(Record):
 
         return figures_page(self.name, [row for run in runs for row in run.rows])
 
+    def doubts(self, run: Any) -> Sequence[str]:
+        """Sentences that weaken the result of one run, the most serious first."""
+        page = self.page([run])
+        return [] if page is None else page.doubts
+
     def markdown(self, form: str, runs: Sequence[Any], *, all_of_them: bool) -> Sequence[str]:
         """Lines of Markdown that are pasted elsewhere.
 

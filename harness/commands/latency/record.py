@@ -191,6 +191,12 @@ class Latency(Command):
 
         return latency_page(runs)
 
+    def doubts(self, run: Any) -> Sequence[str]:
+        """Without the rest of the page, which takes a hundred times as long."""
+        from harness.commands.latency.tables.doubts import doubts
+
+        return doubts(run.rows, run.prompt_rows)
+
     def markdown(self, form: str, runs: Sequence[Any], *, all_of_them: bool) -> Sequence[str]:
         """Ten lines of each run for a pull request, or a table with a row for each."""
         if form == "row":
