@@ -1,87 +1,249 @@
-"""Makes the picture of `compare` in the README from a real run: docs/compare.svg.
+"""Records `harness compare` in a terminal, and makes the README's moving picture of it: docs/compare.svg.
 
-    python recipes/compare_capture.py [--model DIR] [--draft DIR] [--prompt TEXT] [--out docs/compare.svg]
+    python recipes/compare_capture.py [--prompt TEXT] [--out docs/compare.svg]
 
-The pair runs as with `python -m harness compare`, through the command itself; its output is recorded by rich and
-rendered as SVG. The figures in the picture are those of the machine that made it.
+The picture runs in real time, from the first key of the prompt to the verdict on the race, and has the figures of the
+machine that made it: use a quiet one. Where pictures do not move it shows the end.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
+import codecs
+import itertools
+import os
 import re
+import select
+import subprocess
 import sys
 import tempfile
+import termios
+import time
+from collections.abc import Iterator
+from html import escape
 from pathlib import Path
-from unittest import mock
+from typing import NamedTuple
 
-from rich.console import Console
-from rich.text import Text
+import pyte
+from pyte.screens import Char
 
-from harness.cli import main as cli
 from harness.cli.menu.names import CONF
-from harness.commands.compare import measure as compare
 
-PROMPT = "Once upon a time there was a"
-WIDTH = 92
+# The first of the shipped set, of about its mean acceptance.
+PROMPT = "Paul was a shy hedgehog who lived near the village. In"
+COMMAND = "harness compare temperature=0"
+LAST_LINE = "The texts are identical, token for token."
+COLUMNS, LINES = 80, 30
+SECONDS_PER_KEY = 0.03
+# Output that comes within this time belongs to one frame.
+SECONDS_OF_ONE_FRAME = 0.005
+# Before the first key, and between the end and the next beginning.
+PAUSE_BEFORE_S = 0.6
+PAUSE_AFTER_S = 5.0
+PATIENCE_S = 300.0
+
+# Pixels.
+FONT_SIZE, CHARACTER, LINE, MARGIN = 14, 8.4, 20, 16
+BACKGROUND, FOREGROUND = "#14181d", "#d5dbe1"
+# pyte knows no dim text: it gets a colour.
+DIM, DIM_COLOUR = "\x1b[2m", "\x1b[38;2;139;148;158m"
+
+
+class Piece(NamedTuple):
+    """Characters of one style, next to each other on a line.
+
+    Attributes:
+        line, column: of its first character.
+        style: attributes of SVG.
+    """
+
+    line: int
+    column: int
+    text: str
+    style: str
+
+
+class Frame(NamedTuple):
+    """What the screen shows from a time on, in seconds."""
+
+    at: float
+    pieces: frozenset[Piece]
+
+
+class Recording:
+    """A terminal with `compare` in it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.frames: list[Frame] = []
+        self._screen = pyte.Screen(COLUMNS, LINES)
+        self._stream = pyte.Stream(self._screen)
+        self._decoder = codecs.getincrementaldecoder("utf-8")()
+        environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
+        environment |= {"TERM": "xterm-256color", "COLORTERM": "truecolor"}
+        environment |= {"COLUMNS": str(COLUMNS), "LINES": str(LINES)}
+        self._keyboard, inside = os.openpty()
+        termios.tcsetwinsize(inside, (LINES, COLUMNS))
+        # The terminal replies to a request for the cursor's position.
+        self._screen.write_process_input = self.type
+        # Files of a recording are of no use.
+        settings = ["results.file=null", f"hydra.run.dir={directory}"]
+        command = [sys.executable, "-m", *COMMAND.split(), *settings]
+        self._process = subprocess.Popen(
+            command, env=environment, stdin=inside, stdout=inside, stderr=inside
+        )
+        os.close(inside)
+
+    def type(self, keys: str) -> None:
+        os.write(self._keyboard, keys.encode())
+
+    def wait_for(self, expected: str) -> None:
+        """Record until this is on the screen."""
+        deadline = time.monotonic() + PATIENCE_S
+        while expected not in "\n".join(self._screen.display):
+            assert time.monotonic() < deadline, "\n".join(self._screen.display)
+            self.record(1.0)
+
+    def record(self, seconds: float) -> None:
+        """Record one frame, or nothing if none comes within this time."""
+        patience = seconds
+        printed = b""
+        while select.select([self._keyboard], [], [], patience)[0]:
+            printed += os.read(self._keyboard, 65536)
+            patience = SECONDS_OF_ONE_FRAME
+        if printed:
+            self._stream.feed(self._decoder.decode(printed).replace(DIM, DIM_COLOUR))
+            self.frames.append(Frame(time.monotonic(), frozenset(self._pieces())))
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.wait()
+        os.close(self._keyboard)
+
+    def _pieces(self) -> Iterator[Piece]:
+        """What is on the screen, up to the verdict's last line: the next prompt comes at once."""
+        for line, text in enumerate(self._screen.display):
+            cells = self._screen.buffer[line]
+            start = 0
+            styles = (_style(cells[column]) for column in range(len(text.rstrip())))
+            for style, run in itertools.groupby(styles):
+                end = start + len(list(run))
+                # Lanes and words that are far apart change at different times.
+                for word in re.finditer(r"\S+(?: {1,2}\S+)*", text[start:end]):
+                    yield Piece(line, start + word.start(), word.group(), style)
+                start = end
+            if LAST_LINE in text:
+                return
+
+
+def _style(cell: Char) -> str:
+    attributes = ""
+    if re.fullmatch("[0-9a-f]{6}", cell.fg):
+        attributes += f' fill="#{cell.fg}"'
+    if cell.bold:
+        attributes += ' font-weight="bold"'
+    if cell.underscore:
+        attributes += ' text-decoration="underline"'
+    return attributes
+
+
+def record(prompt: str) -> list[Frame]:
+    """Frames of a race, from a terminal that awaits the prompt to the verdict; the first one is at 0 s."""
+    with tempfile.TemporaryDirectory() as directory:
+        recording = Recording(Path(directory))
+        try:
+            recording.wait_for("Ctrl-D ends.")
+            # Until `>` is drawn, and keys are read.
+            recording.wait_for("\n> ")
+            recording.record(1.0)
+            first = recording.frames[-1]
+            began = time.monotonic() - PAUSE_BEFORE_S
+            recording.frames.clear()
+            for key in f"{prompt}\r":
+                recording.type(key)
+                due = time.monotonic() + SECONDS_PER_KEY
+                while (left := due - time.monotonic()) > 0:
+                    recording.record(left)
+            recording.wait_for(LAST_LINE)
+        finally:
+            recording.close()
+    frames = [Frame(frame.at - began, frame.pieces) for frame in recording.frames]
+    return [Frame(0.0, first.pieces), *frames]
+
+
+def as_svg(frames: list[Frame]) -> str:
+    """The frames as one picture that moves by CSS alone: each piece is visible while it is on the screen."""
+    length = frames[-1].at + PAUSE_AFTER_S
+    ends = [frame.at for frame in frames[1:]] + [length]
+    seen: dict[Piece, list[tuple[float, float]]] = {}
+    for frame, end in zip(frames, ends, strict=True):
+        for piece in frame.pieces:
+            spans = seen.setdefault(piece, [])
+            if spans and spans[-1][1] == frame.at:
+                spans[-1] = (spans[-1][0], end)
+            else:
+                spans.append((frame.at, end))
+
+    names: dict[str, str] = {}
+    texts = []
+    for piece in sorted(seen):
+        attributes = piece.style
+        if seen[piece] != [(0.0, length)]:
+            steps = {0.0: "hidden"}
+            for start, end in seen[piece]:
+                steps |= {start: "visible", end: "hidden"}
+            keyframes = "".join(
+                f"{at / length:.2%}{{visibility:{step}}}"
+                for at, step in steps.items()
+                if at < length
+            )
+            name = names.setdefault(keyframes, f"f{len(names)}")
+            attributes += f' class="{name}"'
+        if piece not in frames[-1].pieces:
+            attributes += ' visibility="hidden"'
+        # The command's own line is above the screen.
+        texts.append(_text(piece.line + 1, piece.column, piece.text, attributes))
+    num_lines = 2 + max(piece.line for piece in seen)
+    width = 2 * MARGIN + COLUMNS * CHARACTER
+    height = 2 * MARGIN + num_lines * LINE
+    moves = "".join(
+        f"@keyframes {name}{{{steps}}}.{name}{{animation-name:{name}}}"
+        for steps, name in names.items()
+    )
+    return f"""\
+<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height:g}" width="{width:g}" height="{height:g}">
+<title>{COMMAND}: both decoders answer one prompt. {LAST_LINE}</title>
+<style>
+g{{font:{FONT_SIZE}px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;white-space:pre}}
+@media (prefers-reduced-motion:no-preference){{[class]{{animation:{length:.2f}s step-end infinite}}}}
+{moves}
+</style>
+<rect width="100%" height="100%" rx="8" fill="{BACKGROUND}"/>
+<g fill="{FOREGROUND}">
+{_text(0, 0, f"$ {COMMAND}", "")}
+{"".join(texts)}
+</g>
+</svg>
+"""
+
+
+def _text(line: int, column: int, text: str, attributes: str) -> str:
+    x = MARGIN + column * CHARACTER
+    y = MARGIN + line * LINE + FONT_SIZE
+    # So that every font fits the grid.
+    length = len(text) * CHARACTER
+    return f'<text x="{x:.1f}" y="{y}" textLength="{length:.1f}"{attributes}>{escape(text, quote=False)}</text>\n'
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", help="a directory; the shipped tiny pair unless given")
-    parser.add_argument("--draft")
     parser.add_argument("--prompt", default=PROMPT)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--out", type=Path, default=CONF.parent / "docs" / "compare.svg")
     options = parser.parse_args()
-
-    # Not interactive: the picture shows how a race ends, not the frames on the way there.
-    screen = Console(
-        record=True,
-        width=WIDTH,
-        file=io.StringIO(),
-        force_terminal=True,
-        force_interactive=False,
-        color_system="truecolor",
-        highlight=False,
-    )
-    pair = [
-        f"{role}={path}"
-        for role, path in (("model", options.model), ("draft", options.draft))
-        if path
-    ]
-    typed = f"python -m harness compare {' '.join(pair)}".rstrip()
-    screen.print(Text.assemble(("$ ", "dim"), typed))
-    with tempfile.TemporaryDirectory() as directory:
-        settings = [
-            *pair,
-            "prompts=tiny",
-            f"prompt={options.prompt}",
-            f"seed={options.seed}",
-            f"decoding.max_new_tokens={options.tokens}",
-            f"results.file={directory}/compare.csv",
-            f"hydra.run.dir={directory}",
-        ]
-        with (
-            mock.patch.object(sys, "argv", ["harness", "compare", *settings]),
-            mock.patch.object(compare, "plain_console", return_value=screen),
-        ):
-            try:
-                cli.main()
-            except SystemExit as end:
-                if end.code:
-                    raise
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    picture = screen.export_svg(title="compare")
-    # The picture must not send its readers' browsers elsewhere for a font.
-    picture = re.sub(r"@font-face\s*\{.*?\}\s*", "", picture, flags=re.DOTALL)
-    picture = picture.replace("Fira Code, monospace", "ui-monospace, Menlo, Consolas, monospace")
+    picture = as_svg(record(options.prompt))
     options.out.write_text(picture, encoding="utf-8")
-    print(f"{options.out}: {len(picture)} bytes")
+    print(f"{options.out}: {len(picture.encode())} bytes")
 
 
 if __name__ == "__main__":

@@ -57,7 +57,7 @@ def verdict(row: CompareRow, is_session: bool = False) -> Document:
             accepted += f", {tokens:.2f} tokens per iteration"
     lines = [
         Line(f"{headline} · {accepted}", "strong"),
-        Line(_identity(row, is_session), "dim"),
+        Line(_identity(row, is_session)),
         *sentences("warning", lossy_warning(row), *not_real),
     ]
     ended_apart = row.regular_num_tokens != row.speculative_num_tokens
