@@ -18,6 +18,9 @@ from harness.reporting.table import UNKNOWN
 from harness.results.schema import RunRow
 from harness.results.statistics.interval import counted
 
+# What a lossy rule means, and what prompts that were left out are.
+LOSSY = "the speculative output no longer follows the target (lossy)"
+TOO_LONG = "because they are too long for the context"
 # Characters of a command to type that stays on one line.
 _LONGEST_COMMAND = 70
 # A word that is no value of the option before it.
@@ -184,7 +187,7 @@ def lossy_rule(row: Any) -> str | None:
 def lossy_warning(row: Any) -> str | None:
     """A warning about a lossy rule; None for a lossless one."""
     rule = lossy_rule(row)
-    return rule and f"{rule}: the speculative output no longer follows the target (lossy)."
+    return rule and f"{rule}: {LOSSY}."
 
 
 def explained_by_rounding(excess: float | None) -> str:
@@ -209,13 +212,14 @@ def smaller_batch(row: Any) -> str | None:
     return f"The last batch had {counted(smallest, 'row')} instead of {full}."
 
 
-def too_long_warning(row: Any) -> str | None:
-    """A note about prompts longer than the context; None where there were none."""
+def too_long(row: Any) -> str | None:
+    """`3 prompts were left out`: those longer than the context; None where there were none."""
     number = row.num_skipped or row.num_truncated
     if not number:
         return None
-    action = "Left out" if row.num_skipped else "Cut to their last tokens"
-    return f"{action} because they are too long for the context: {number} of the prompts."
+    were = "was" if number == 1 else "were"
+    action = "left out" if row.num_skipped else "cut to the last tokens"
+    return f"{counted(number, 'prompt')} {were} {action}"
 
 
 def common_settings(rows: Sequence[RunRow]) -> str:

@@ -16,12 +16,13 @@ from harness.reporting.names import named_runs
 from harness.reporting.page import Page, Step, heading, lossless_again, title_of_many
 from harness.reporting.table import Column, Line, Style, Table
 from harness.reporting.words import (
+    TOO_LONG,
     labels,
     lossy_rule,
     pair_name,
     settings_line,
     synthetic_in_words,
-    too_long_warning,
+    too_long,
 )
 from harness.results.runs import Run
 from harness.results.schema import RunnerNames
@@ -263,8 +264,8 @@ def _doubts(rows: Sequence[RecoveryRow]) -> list[str]:
         doubts.append(f"A control: fault={row.fault} was planted, and the checks {found} it.")
     if row_labels := labels(row):
         doubts.append(f"With {' and '.join(row_labels)}: this says nothing about the pair itself.")
-    if too_long := too_long_warning(row):
-        doubts.append(too_long)
+    if prompts := too_long(row):
+        doubts.append(f"{prompts} {TOO_LONG}.")
     return doubts
 
 

@@ -44,23 +44,26 @@ def speculative_reference(
     while len(text) < max_new_tokens and text[-1] not in stop_tokens:
         position = len(text)
 
-        # Draft: the draft model reads one token after the other, and draws the next.
+        # Draft: the draft model reads one token at a time and draws the next.
         num_drafted = min(num_draft_tokens, max_new_tokens - position - 1)
         tokens = [text[-1]]
         draft_probabilities: list[Tensor] = []
         for offset in range(num_drafted):
             logits = draft.extend(torch.tensor([tokens[-1:]])).logits  # [1, 1, V]
             probabilities = warp(logits[0, 0])
-            token = inverse_cdf(probabilities, uniforms[position + offset, Purpose.DRAFT])
+            uniform = uniforms[position + offset, Purpose.DRAFT]
+            token = inverse_cdf(probabilities, uniform)
             draft_probabilities.append(probabilities)
             tokens.append(int(token))
-        draft.extend(torch.tensor([tokens[-1:]]))  # so that both models have read the same tokens
+        # The last one, too, so that both models have read the same tokens.
+        draft.extend(torch.tensor([tokens[-1:]]))
 
-        # Verify: one pass of the target gives its probabilities after each of these tokens.
-        logits = target.extend(torch.tensor([tokens])).logits  # [1, 1 + num_drafted, V]
-        target_probabilities = warp(logits[0])
+        # Verify: one pass of the target gives the probabilities after each token.
+        logits = target.extend(torch.tensor([tokens])).logits
+        target_probabilities = warp(logits[0])  # [1 + num_drafted, V]
 
-        # Accept the draft token x with probability min(1, target(x) / draft(x)), up to a rejection.
+        # Accept the draft token x with probability min(1, target(x) / draft(x)),
+        # up to the first rejection.
         drafted = tokens[1:]
         num_accepted = 0
         while num_accepted < num_drafted:
@@ -72,14 +75,16 @@ def speculative_reference(
                 break
             num_accepted += 1
 
-        # The next token: the bonus, from the target, if all were accepted. After a rejection it is
-        # drawn from the residual: what the target has more of than the draft.
+        # The next token: the bonus, from the target, if all were accepted. After a
+        # rejection it is drawn from the residual: what the target has more of than
+        # the draft.
         weights = target_probabilities[num_accepted]
         if num_accepted < num_drafted:
             residual = (weights - draft_probabilities[num_accepted]).clamp(min=0)
             if residual.any():  # not where the two differ by rounding alone
                 weights = residual
-        next_token = inverse_cdf(weights, uniforms[position + num_accepted, Purpose.TARGET])
+        uniform = uniforms[position + num_accepted, Purpose.TARGET]
+        next_token = inverse_cdf(weights, uniform)
 
         # Roll back: both models forget the draft tokens that were rejected.
         target.keep([1 + num_accepted])

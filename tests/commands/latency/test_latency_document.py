@@ -179,12 +179,12 @@ def test_what_limits_the_numbers_is_said() -> None:
     assert doubts(rows)[0] == "failed: the figures cover 15 regular and 13 speculative prompts."
     text = printed(weights="random", synthetic_acceptance=0.8)
     assert text.startswith("30B + 7B, random weights, synthetic 0.8 · NVIDIA A100")
-    assert "weights=random: the times are those of the architecture" in text
-    assert "decoding.synthetic_acceptance=0.8: a coin accepted" in text
+    assert "weights=random: the times are real" in text
+    assert "decoding.synthetic_acceptance=0.8: draft tokens were accepted at random" in text
 
 
 @pytest.mark.parametrize(
-    ("runner", "flatters"),
+    ("runner", "inflates"),
     [
         ("eager+graphs", True),
         ("static+compiled", True),
@@ -193,8 +193,8 @@ def test_what_limits_the_numbers_is_said() -> None:
         ("eager", False),
     ],
 )
-def test_a_draft_with_a_faster_runner_is_said(runner: str, flatters: bool) -> None:
-    assert ("flatters the speed-up" in printed(runner=runner)) is flatters
+def test_a_draft_with_a_faster_runner_is_said(runner: str, inflates: bool) -> None:
+    assert ("inflates the speed-up" in printed(runner=runner)) is inflates
 
 
 def test_repeated_prompts_are_said() -> None:

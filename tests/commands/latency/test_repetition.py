@@ -132,7 +132,7 @@ def test_a_server_is_asked_past_its_cache(
         asked = ["engine=server", f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
         load = ["batch_size=4", "num_prompts=32", "num_warmup=0", "prompts=./three.txt"]
         shown = " ".join(harness(*QUICK, *asked, *load).summary.split())
-    assert ("its prefix cache may know" in shown) == doubted
+    assert ("its prefix cache may have seen" in shown) == doubted
     assert "covers repetition, not prompts" in shown
     row = results().iloc[-1]
     assert row["speedup_covers"] == "8 laps of the same texts"

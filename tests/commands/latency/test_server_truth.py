@@ -44,7 +44,7 @@ def test_counters_tell_acceptance_where_answers_do_not(harness: Harness, dialect
     assert pd.isna(regular["acceptance_source"])
     assert (regular["server_tokens"], regular["foreign_tokens"]) == (64, 0)
     assert mentions(outcome.summary, "2.33 tokens per iteration", "counters")
-    assert "answered others" not in outcome.summary
+    assert "other clients" not in outcome.summary
 
 
 def test_traffic_of_others_and_a_cache_that_is_too_small_are_noticed(harness: Harness) -> None:
@@ -57,7 +57,7 @@ def test_traffic_of_others_and_a_cache_that_is_too_small_are_noticed(harness: Ha
     regular, speculative = results().to_dict("records")
     assert (regular["server_tokens"], regular["foreign_tokens"]) == (64 + 8 * 5, 40)
     assert speculative["foreign_tokens"] == 0
-    assert mentions(outcome.summary, "answered others", "40 of 104 tokens", "regular")
+    assert mentions(outcome.summary, "other clients", "40 of 104 tokens", "regular")
     assert list(results()["num_preemptions"]) == [0, 16]
     assert mentions(
         outcome.summary, "0 times in the regular arm", "16 times in the speculative arm"

@@ -47,7 +47,7 @@ def test_two_servers_are_compared_request_by_request(harness: Harness, serve: Se
     assert "tiny with its own draft · http://127.0.0.1:" in outcome.summary
     assert "3 in flight" in outcome.summary
     assert mentions(outcome.summary, "identical", "24 of 24")
-    assert mentions(outcome.summary, "two places")
+    assert mentions(outcome.summary, "different addresses")
     regular, speculative = results().to_dict("records")
     assert (regular["num_prompts"], regular["num_tokens"], regular["num_failed"]) == (24, 192, 0)
     # One token, then three at a time, the last of which does not fit: 2 of 4, 2 of 4 and 0 of 4.
@@ -211,7 +211,7 @@ def test_failed_requests_are_counted_and_the_key_is_nowhere(
         7 * 8,
     )
     assert pd.isna(row["draft"])
-    assert "2 of 9 regular requests failed (500 " in outcome.summary
+    assert "Requests failed: 2 of 9 regular (500 " in outcome.summary
     texts = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any("s3cret" in text for text in [*texts, outcome.stdout, outcome.stderr])
 
@@ -375,7 +375,7 @@ def test_low_acceptance_names_the_command_that_compares_it_with_the_weights(
     rejecting = EchoServer(num_draft_tokens=4, rejects_at=("sampled",))
     shown = harness("latency", *QUICK, *serve(EchoServer(), rejecting), *sampled).summary
     lines = " ".join(shown.split())
-    assert "Acceptance is low, 0.0% of the tested draft tokens" in lines
+    assert "Acceptance is low: 0.0% of the tested draft tokens" in lines
     # Of what follows the command, a part has an apostrophe.
     words = lines.partition("harness acceptance ")[2].split()
     command = list(itertools.takewhile(lambda word: "=" in word, words))

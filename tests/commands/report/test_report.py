@@ -380,7 +380,7 @@ def test_a_pair_that_loses_says_why(tmp_path: Path) -> None:
 def test_a_draft_with_a_faster_runner_is_said_with_the_table(tmp_path: Path) -> None:
     runs = latency_run(runner="eager+graphs"), latency_run(2, runner="eager+graphs")
     report = build([write(tmp_path / "latency.csv", *runs)])
-    assert [note for note in tables(report)["pairs"].notes if "flatters" in note] != []
+    assert [note for note in tables(report)["pairs"].notes if "inflates" in note] != []
 
 
 def test_published_figures_are_next_to_the_pairs_they_are_of(tmp_path: Path) -> None:
@@ -574,7 +574,7 @@ def test_made_up_pairs_come_behind_real_ones_and_are_labelled(tmp_path: Path) ->
     # What is made up is no finding next to a real one.
     assert [line.text[:28] for line in findings(report)] == ["13B with 7B, K=4: 2.00× fast"]
     said = " ".join(tables(report)["pairs"].notes)
-    assert "weights=random: the times are those" in said
+    assert "weights=random: the times are real" in said
     assert "decoding.synthetic_acceptance=0.8: a coin" in said
     assert "lenience" not in said
     assert {row[0] for row in cells(report, "published")} == {"13B", "13B with 7B · K=4"}

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from harness.config.errors import as_typed
 from harness.config.synthetic import is_length, length_deviation, mean_length, rates_of_row
 from harness.measuring.rows import QUIET, LatencyRow
-from harness.reporting.words import lossy_warning, synthetic_value, too_long_warning
+from harness.reporting.words import LOSSY, TOO_LONG, lossy_rule, synthetic_value, too_long
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.schema import NO_VERDICT, RunnerNames
 from harness.results.statistics.interval import Coverage, counted
@@ -175,7 +175,7 @@ def _failures(run: _Run) -> str:
             return None
         errors = [prompt.error for prompt in run.prompts if prompt.arm == row.arm and prompt.error]
         first = f" ({errors[0]})" if errors else ""
-        return f"{row.num_failed} of {row.num_prompts} {row.arm} requests failed{first}"
+        return f"{row.num_failed} of {row.num_prompts} {row.arm}{first}"
 
     return run.each_arm(of_arm)
 
@@ -185,10 +185,10 @@ def _synthetic(run: _Run) -> str | None:
     # A server's regular arm was not started with the coin; here both arms belong to the same run.
     if not row.synthetic or (row.arm == "regular" and row.is_elsewhere):
         return None
-    setting = f"decoding.synthetic_acceptance={synthetic_value(row)}"
+    value = synthetic_value(row)
     if row.is_elsewhere:
-        return f"{setting} is how the server should have been started{_whether_it_was(row)}."
-    return f"{setting}: a coin accepted the draft tokens, as of a pair that agrees this often."
+        return f"{value} is how the server should have been started{_whether_it_was(row)}"
+    return f"{value}: draft tokens were accepted at random, this often"
 
 
 def _whether_it_was(row: LatencyRow) -> str:
@@ -269,8 +269,8 @@ def _low_acceptance(run: _Run) -> str | None:
     known = {name: value for name, value in settings.items() if value is not None}
     command = shlex.join(f"{name}={as_typed(value)}" for name, value in known.items())
     return (
-        f"Acceptance is low, {rate:.1%} of the tested draft tokens. Whether the draft is bad or the engine, its weights"
-        f" show: harness acceptance {command}"
+        f"{rate:.1%} of the tested draft tokens. To find out whether the draft or the engine is bad:"
+        f" harness acceptance {command}"
     )
 
 
@@ -314,7 +314,7 @@ def _foreign_traffic(run: _Run) -> str | None:
     if not run.is_compared or not parts:
         return None
     by_counters = "metrics" in [row.acceptance_source for row in run.rows]
-    return f"{parts} are not ours{'; acceptance includes theirs' if by_counters else ''}"
+    return f"{parts} are theirs{'; acceptance includes them' if by_counters else ''}"
 
 
 def _other_caches(run: _Run) -> str | None:
@@ -345,7 +345,7 @@ def _after_the_end(run: _Run) -> str | None:
     share = row.share_after_end or 0.0
     if not run.is_compared or not row.ignore_eos or share <= _MOST_AFTER_END:
         return None
-    sentence = f"{percent(share)} of the tokens came after the end of their text; ignore_eos=false stops there."
+    sentence = f"{percent(share)}; decoding.ignore_eos=false stops there."
     before, after = row.acceptance_rate_before_end, row.acceptance_rate_after_end
     if before is None or after is None:
         return sentence
@@ -377,8 +377,8 @@ def _repetition(run: _Run) -> str | None:
         return None
     coverage = Coverage.of(run.last.speedup)
     if coverage is not None and coverage.same_texts:
-        return "they share their prompts, so that the interval covers repetition, not prompts"
-    return "the interval is over prompts, however often each was asked"
+        return "the interval covers repetition of these prompts, not other prompts"
+    return "the interval is over the different prompts"
 
 
 def _visible(run: _Run) -> str | None:
@@ -432,7 +432,7 @@ def _shorter(run: _Run) -> str | None:
     if not run.rows[0].ignore_eos or min(known, default=asked_for) >= asked_for:
         return None
     means = [f"{row.arm} {mean_answer_length(row) or 0:.1f}" for row in run.rows]
-    return f"Answers ended before decoding.max_new_tokens={asked_for}; tokens on average: {', '.join(means)}."
+    return f"{asked_for}; tokens on average: {', '.join(means)}"
 
 
 # In the order in which they are said, the most serious first. A new one is one row.
@@ -441,32 +441,32 @@ DOUBTS = (
     Doubt(
         "setting note",
         lambda run: run.last.weights == "random",
-        "weights=random: the times are those of the architecture; texts and acceptance mean nothing.",
+        "weights=random: the times are real, the texts and the acceptance are meaningless.",
     ),
     Doubt(
         "setting against",
         lambda run: run.last.test,
-        "test=true: {row.num_prompts} prompts of {row.max_new_tokens} tokens show that a pair works, not how fast it"
+        "test=true: {row.num_prompts} prompts of {row.max_new_tokens} tokens show that a pair runs, not how fast it"
         " is.",
     ),
-    Doubt("setting against", lambda run: lossy_warning(run.last)),
-    Doubt("setting against", _synthetic),
+    Doubt("setting against", lambda run: lossy_rule(run.last), f"{{found}}: {LOSSY}."),
+    Doubt("setting against", _synthetic, "decoding.synthetic_acceptance={found}."),
     Doubt(
         "setting against",
         _has_a_slower_runner,
-        "runner {row.runner}: a draft with a faster runner than the target flatters the speed-up.",
+        "runner {row.runner}: the draft has a faster runner than the target, which inflates the speed-up.",
     ),
-    Doubt("against", _failures, "{found}."),
+    Doubt("against", _failures, "Requests failed: {found}."),
     Doubt(
         "against",
         lambda run: run.is_compared and run.last.has_one_server,
-        "Both URLs are the same server: the ratio shows how far apart identical arms are.",
+        "Both URLs are the same server: the ratio only shows how far apart identical arms are.",
     ),
     Doubt(
         "against",
         _is_in_two_places,
-        "The servers are in two places: a slower device would look like a slower arm. harness latency -- COMMAND starts"
-        " both on the same devices.",
+        "The servers have different addresses: a slower machine would look like a slower arm."
+        " `harness latency -- COMMAND` starts both on the same devices.",
     ),
     Doubt(
         "against",
@@ -481,37 +481,37 @@ DOUBTS = (
     Doubt(
         "against",
         lambda run: run.is_compared and run.last.drifted and run.last.drift,
-        "The speed-up changed within the run: the second half has {found.estimate:.2f} times that of the first"
+        "The speed-up changed during the run: the second half has {found.estimate:.2f} times the speed-up of the first"
         " ({found.low:.2f} to {found.high:.2f}).",
     ),
     Doubt(
         "against",
         lambda run: run.is_compared and run.last.rare_units,
-        "{found}: most of the interval's width is theirs.",
+        "{found}: they cause most of the interval's width.",
     ),
-    Doubt("against", _foreign_traffic, "The server answered others meanwhile: {found}."),
+    Doubt("against", _foreign_traffic, "The server also answered other clients: {found}."),
     Doubt(
         "against",
         lambda run: run.is_compared and run.each_arm(_slow_here),
         "First tokens took {found}: this machine or the network was the bottleneck.",
     ),
-    Doubt("against", _other_caches, "The arms took different numbers of the {found}."),
+    Doubt("against", _other_caches, "The arms took different shares of the {found}."),
     Doubt(
         "against",
         lambda run: run.is_compared and run.each_arm(_other_prompts),
-        "The servers read {found}: another chat template, or prompts that are cut.",
+        "The servers read {found}: another chat template, or truncated prompts.",
     ),
     Doubt(
         "against",
         lambda run: run.is_compared and run.last.interleaved is False,
-        "The arms did not take turns (interleaved=false): drift between them is not excluded.",
+        "The arms did not take turns (interleaved=false): a machine that slowed down would look like a slower arm.",
     ),
-    Doubt("against", _after_the_end),
-    Doubt("setting note", lambda run: too_long_warning(run.last)),
+    Doubt("against", _after_the_end, "Tokens after the end of their texts: {found}"),
+    Doubt("setting note", lambda run: too_long(run.last), f"{{found}} {TOO_LONG}."),
     Doubt(
         "setting note",
         _repetition,
-        "{row.num_different_prompts} prompts were asked {row.num_prompts} times, in another order each time: {found}.",
+        "{row.num_different_prompts} prompts were asked {row.num_prompts} times in all: {found}.",
     ),
     Doubt(
         "setting against",
@@ -521,55 +521,50 @@ DOUBTS = (
     Doubt(
         "against",
         _same_prompts,
-        "{found} prompts are the same: the interval covers repetition, not prompts.",
+        "{found} prompts are the same: the interval covers repetition of it, not other prompts.",
     ),
     Doubt(
         "setting note",
         lambda run: run.last.salted is False,
-        "The server takes no salt known here: its prefix cache may know prompts from before.",
+        "This kind of server takes no cache salt: its prefix cache may have seen the prompts before.",
     ),
     Doubt(
         "setting note",
         lambda run: run.last.shared and run.last.arm != "regular",
-        "draft.shared=true: the order of prompts matters, and a repeated prompt finds its own answer.",
+        "draft.shared=true: the order of prompts matters, and a repeated prompt finds its earlier answer.",
     ),
     Doubt(
         "setting note",
         lambda run: run.last.reproducible is False and run.is_compared,
-        "K=auto follows measured times: above temperature 0, and with synthetic acceptance, the same command gives"
+        "K=auto depends on measured times: above temperature 0, and with synthetic acceptance, running it again gives"
         " other texts (reproducible=false).",
     ),
-    Doubt("note", _low_acceptance),
+    Doubt("note", _low_acceptance, "Acceptance is low: {found}"),
     Doubt("note", _visible, "{found} (80 % power)."),
     Doubt(
         "note",
         _num_blocks,
-        "The interval covers what differs from start to start, over {found} of each server.",
+        "The interval covers differences between starts: {found} of each server.",
     ),
     Doubt(
         "note",
         lambda run: run.each_arm(_unseen),
-        "The server's counters saw {found}, as those of one worker of several do: they are not used.",
-    ),
-    Doubt(
-        "note",
-        lambda run: run.each_arm(_unseen),
-        "The server's counters saw {found}, as those of one worker of several do: they are not used.",
+        "The server's counters saw only {found}, probably one worker's of several: they are not used.",
     ),
     Doubt(
         "note",
         lambda run: run.each_arm(_uncounted),
-        "The server's counters could not be read in {found}, which their figures leave out.",
+        "The server's counters could not be read in {found}: acceptance leaves those out.",
     ),
     Doubt(
         "note",
         _preempted,
-        "The server's cache was too small: it interrupted requests and read them again, {found}.",
+        "The server's cache was too small: it interrupted requests and started them again, {found}.",
     ),
     Doubt(
         "note",
         _is_of_one_run,
-        "This is one run: the interval does not cover what changes from run to run; repeats=5 does.",
+        "This is one run: the interval does not cover differences between runs; with repeats=5 it does.",
     ),
     Doubt(
         "note",
@@ -577,5 +572,5 @@ DOUBTS = (
         "A verification reads {row.experts_per_verification:.1f} of {row.num_experts} experts in a layer, a regular"
         " step {row.experts_per_step:.1f}: {found:.1f} times the memory.",
     ),
-    Doubt("note", _shorter),
+    Doubt("note", _shorter, "Answers ended before decoding.max_new_tokens={found}."),
 )
