@@ -37,6 +37,7 @@ from numpy.typing import NDArray
 import harness
 from harness.commands.acceptance.record import AcceptanceSettings
 from harness.config.settings import DecodingSettings
+from harness.engines.door.reading import Transcript
 from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
@@ -170,7 +171,7 @@ def counts(options: argparse.Namespace) -> tuple[Counts, Counts, Counts]:
     for place, number in enumerate(NUMBERS):
         requests = answered(pair, prompts, decoding, number, rounds)
         texts = [request.token_ids for request in requests]
-        read = reader.read(zip(rounds * prompts, texts, strict=True))
+        read = [text for [text] in reader.read(map(Transcript.of, rounds * prompts, texts))]
         for index, (request, text) in enumerate(zip(requests, read, strict=True)):
             where = (place, *divmod(index, NUM_PROMPTS))
             counted[where] = len(request.outcomes)

@@ -33,6 +33,7 @@ from acceptance_reference import answered
 
 import harness
 from harness.commands.acceptance.health import health_columns
+from harness.engines.door.reading import Transcript
 from harness.local.drafting.heads.unread import UnreadFeatures
 from harness.local.engine.pair import Pair
 from harness.local.engine.reading import PairReader
@@ -135,7 +136,7 @@ def main() -> None:
         for first in range(0, len(answers), len(prompts)):
             requests = answers[first : first + len(prompts)]
             texts = [request.token_ids for request in requests]
-            read = [*reader.read(zip(prompts, texts, strict=True))]
+            read = [text for [text] in reader.read(map(Transcript.of, prompts, texts))]
             verdicts[health_columns(read, requests, K)["health"]] += 1
         reader.close()
         print(f"{name}: {dict(verdicts)}", flush=True)

@@ -27,8 +27,9 @@ from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.measurement import Measurement, further_settings, identify
 from harness.measuring.progress import note, say
-from harness.measuring.prompts.encoding import Encoded, encode, encode_set, origin
+from harness.measuring.prompts.encoding import Encoded, encode, encode_set, origin, transcribe
 from harness.measuring.prompts.sets import Prompt, PromptSet
+from harness.measuring.prompts.transcripts import Reading
 from harness.results.acceptance import Acceptance
 from harness.results.environment import environment_columns, new_run_id, write_environment
 from harness.results.files import append_rows
@@ -186,6 +187,11 @@ class Session:
     def encode_unchecked(self, prompts: Sequence[Prompt]) -> list[list[int]]:
         """Token ids as `encode` has them, also of prompts that are too long for the models."""
         return encode(self.planned, self.settings, prompts)
+
+    def readings_of(self, prompt: Prompt) -> list[Reading]:
+        """The transcripts of a recorded conversation."""
+        settings: Any = self.settings
+        return transcribe(self.planned, settings, prompt)
 
     def encode_set(
         self, prompt_set: PromptSet, prompts: tuple[Prompt, ...], new_tokens: int

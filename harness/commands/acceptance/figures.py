@@ -7,7 +7,13 @@ from pathlib import Path
 
 from harness.reporting.names import named_runs
 from harness.results.files import rows_in
-from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
+from harness.results.rows.acceptance import (
+    PARTS_FILE,
+    TEXTS_FILE,
+    AcceptancePartRow,
+    AcceptanceRow,
+    AcceptanceTextRow,
+)
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
@@ -23,9 +29,18 @@ def estimate_of(figure: Interval | None) -> float:
 
 def texts_of(run: Run[AcceptanceRow]) -> list[AcceptanceTextRow]:
     """The texts of a run with their iterations; [] where its file of texts is gone."""
-    directory = run.directory or Path(str(run.last.directory))
-    rows = rows_in(directory / TEXTS_FILE, AcceptanceTextRow)
+    rows = rows_in(_directory(run) / TEXTS_FILE, AcceptanceTextRow)
     return [text for text in rows if text.run == run.id and text.iterations_by_num_draft_tokens]
+
+
+def parts_of(run: Run[AcceptanceRow]) -> list[AcceptancePartRow]:
+    """The parts of a run's conversations; [] where it read none, or its file of them is gone."""
+    rows = rows_in(_directory(run) / PARTS_FILE, AcceptancePartRow)
+    return [part for part in rows if part.run == run.id]
+
+
+def _directory(run: Run[AcceptanceRow]) -> Path:
+    return run.directory or Path(str(run.last.directory))
 
 
 def curve_names(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:

@@ -14,6 +14,7 @@ from harness.commands.acceptance.health import (
     likelihood_columns,
     most_drafted,
 )
+from harness.commands.acceptance.parts import Part, parts_of
 from harness.commands.acceptance.record import RECORD, AcceptanceSettings
 from harness.commands.acceptance.tables import by_place, health_in_words
 from harness.commands.command import Experiment
@@ -21,7 +22,7 @@ from harness.commands.read_runs import newest_of_pair
 from harness.config.demand import Demand
 from harness.config.errors import SettingError, VerdictError
 from harness.engines.door.pairs import Pair, PlacedPair
-from harness.engines.door.reading import TOGETHER, ReadText
+from harness.engines.door.reading import TOGETHER, ReadText, Transcript, num_together
 from harness.engines.door.wing import local
 from harness.engines.protocol import in_batches
 from harness.engines.registry import engine_of
@@ -30,13 +31,20 @@ from harness.engines.timing import generate
 from harness.measuring.costs import costs_in_steps, iteration_steps
 from harness.measuring.progress import progress, say
 from harness.measuring.prompts.encoding import Encoded, completion_ids
-from harness.measuring.prompts.sets import Occurrence, listed, load_prompts
+from harness.measuring.prompts.sets import Occurrence, Prompt, listed, load_prompts
+from harness.measuring.prompts.transcripts import Reading, Turn
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.reporting.optional_plots import drawn_files
 from harness.reporting.table import Table
 from harness.results.locked_files import replace_file
-from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
+from harness.results.rows.acceptance import (
+    PARTS_FILE,
+    TEXTS_FILE,
+    AcceptancePartRow,
+    AcceptanceRow,
+    AcceptanceTextRow,
+)
 from harness.results.runs import Run
 from harness.results.statistics.interval import counted
 from harness.results.statistics.iterations import expected_acceptance, tokens_per_iteration
@@ -62,7 +70,7 @@ class AcceptanceOfTexts(Experiment):
     def __init__(self, settings: AcceptanceSettings) -> None:
         self.settings = settings
         self.prompt_set = load_prompts(settings.prompts)
-        known = [prompt for prompt in self.prompt_set.prompts if prompt.completion is not None]
+        known = [prompt for prompt in self.prompt_set.prompts if prompt.has_answers]
         self.source = "given" if known else "written"
         if 0 < len(known) < len(self.prompt_set.prompts):
             without = counted(len(self.prompt_set.prompts) - len(known), "prompt")
@@ -92,54 +100,54 @@ class AcceptanceOfTexts(Experiment):
         settings = self.settings
         tokenizer = session.tokenizer
         is_elsewhere = not engine_of(settings).own_loop
-        is_written = is_elsewhere or self.source == "written"
-        answers: Sequence[Sequence[int]] = []
-        if is_written:
+        requests: list[RequestRecord] = []
+        if is_elsewhere or self.source == "written":
+            # The target's own answers, or those of an engine that speculates.
             longest_answer = settings.decoding.max_new_tokens
             encoded = session.encode_set(self.prompt_set, self.prompts, longest_answer)
-        else:
-            # Each prompt has an answer of its own length.
-            encoded = session.encode_set(self.prompt_set, self.prompts, 1)
-            encoded, answers = self._with_answers(session, encoded)
-            longest_answer = max(1, *map(len, answers))
-        if is_written and settings.decoding.temperature > 0:
-            # Texts of a prompt follow each other: they are read together.
-            places = np.repeat(range(len(encoded.prompts)), settings.texts_per_prompt)
-            encoded = encoded.part(places.tolist())
-        num_rows = min(settings.batch_size if is_written else TOGETHER, len(encoded.prompts))
-        session.place(num_rows, encoded.longest, longest_answer)
-        requests: list[RequestRecord] = []
-        if is_written:
-            # The target's own answers, or those of an engine that speculates.
+            if settings.decoding.temperature > 0:
+                # Texts of a prompt follow each other: they are read together.
+                places = np.repeat(range(len(encoded.prompts)), settings.texts_per_prompt)
+                encoded = encoded.part(places.tolist())
+            num_rows = min(settings.batch_size, len(encoded.prompts))
+            session.place(num_rows, encoded.longest, longest_answer)
             requests = self._written(session, encoded, -1 if is_elsewhere else 0)
-            answers = [request.token_ids for request in requests]
+            asked = zip(encoded.prompts, encoded.token_ids, requests, strict=True)
+            requests = [request for request in requests if len(request.token_ids) > 1]
+            readings = [
+                _of_one_answer(prompt, token_ids, request.token_ids)
+                for prompt, token_ids, request in asked
+                if len(request.token_ids) > 1
+            ]
+            longest_prompt = encoded.longest
+        else:
+            readings = self._given(session)
+            longest_prompt = max((len(one.transcript.prompt) for one in readings), default=1)
+            longest_answer = max((len(one.transcript.token_ids) for one in readings), default=1)
+            num_rows = num_together(longest_answer)
+            session.place(num_rows, longest_prompt, max(1, longest_answer - longest_prompt))
         if is_elsewhere:
             self.source = "served"
             known = engine_of(settings).columns(settings).get("num_draft_tokens")
             self.served_k = most_drafted(requests) or known or settings.decoding.most_draft_tokens
             self.most = max(settings.up_to, self.served_k)
+        if not readings:
+            rule = "has no answer of two tokens or more"
+            raise SettingError("prompts", rule, settings.prompts.name)
         placed = session.placed
         if placed is None:
             planned = local().plan_pair(
                 settings.model, settings.draft, settings.placement, settings.dtype
             )
-            num_rows = min(TOGETHER, len(answers))
-            longest_answer = max(map(len, answers))
-            demand = Demand(num_rows, encoded.longest, longest_answer, settings.up_to, "eager")
+            num_rows = min(TOGETHER, len(readings))
+            demand = Demand(num_rows, longest_prompt, longest_answer, settings.up_to, "eager")
             placed = planned.place(demand, force=settings.force)
             pair = placed.load()
         else:
             pair = session.pair
 
-        # An iteration decides the tokens after the first one.
-        long_enough = [place for place in range(len(answers)) if len(answers[place]) > 1]
-        if not long_enough:
-            rule = "has no answer of two tokens or more"
-            raise SettingError("prompts", rule, settings.prompts.name)
-        asked = [(encoded.token_ids[place], answers[place]) for place in long_enough]
-        self.read = self._read(pair, asked)
+        self.read = self._read(pair, readings)
         if self.served_k is not None:
-            requests = [requests[place] for place in long_enough]
             self.health = health_columns(self.read, requests, self.served_k)
             # Most servers draft greedily, which changes what is accepted where the target draws.
             unknown = not engine_of(settings).computes_here and settings.decoding.temperature > 0
@@ -147,73 +155,137 @@ class AcceptanceOfTexts(Experiment):
             # Not every draft has this setting.
             draws = getattr(settings.draft, "sampling", "greedy") != "greedy"
             if is_broken and unknown and draws:
-                read = self._read(pair, asked, greedy_draft=True)
+                read = self._read(pair, readings, greedy_draft=True)
                 health = health_columns(read, requests, self.served_k)
                 if health["health"] == "as its weights say":
                     say("the server drafts greedily, as draft.sampling=greedy: so do the figures")
                     self.read = read
                     self.health = health | {"draft_sampling": "greedy"}
+        answers = [(one, place) for one in readings for place in range(len(one.turns))]
+        contexts = [one.transcript.answers[place].start for one, place in answers]
+        self.costs = self._costs(placed, round(np.mean(contexts)))
         # Texts of equal prompts are counted together, by the index of the first.
         first_index: dict[Any, int] = {}
-        for place, text in zip(long_enough, self.read, strict=True):
-            prompt = encoded.prompts[place]
+        for (reading, place), text in zip(answers, self.read, strict=True):
+            prompt = reading.prompt
+            answer = reading.transcript.answers[place]
+            turn = reading.turns[place]
+            token_ids = list(reading.transcript.token_ids[answer.start : answer.stop])
+            steps = text.cut.iterations[: len(self.costs)] * self.costs
             row = session.row(
                 AcceptanceTextRow,
-                prompt_index=first_index.setdefault(repr(prompt.chat()), prompt.index),
+                prompt_index=first_index.setdefault(repr(prompt.opening.chat()), prompt.index),
                 category=prompt.category,
-                prompt=prompt.text,
-                completion=tokenizer.decode(list(answers[place]), skip_special_tokens=True),
-                token_ids=list(answers[place]),
+                turn=turn.number,
+                context=answer.start,
+                prompt=prompt.text if turn.number is None else None,
+                completion=tokenizer.decode(token_ids, skip_special_tokens=True),
+                token_ids=token_ids,
                 num_tokens=text.cut.num_tokens,
                 iterations_by_num_draft_tokens=text.cut.iterations.round(6).tolist(),
+                slower_at=(1 + np.flatnonzero(steps > text.cut.num_tokens)).tolist(),
                 log_probability=text.log_probability,
                 own_log_probability=text.expected,
                 num_impossible=text.num_impossible,
             )
             self.texts.append(row)
         session.append(TEXTS_FILE, self.texts)
-        self.costs = self._costs(placed, round(encoded.mean_length))
+        if any(text.turn for text in self.texts):
+            conversations = [text.prompt_index for text in self.texts]
+            parts = parts_of(answers, self.read, conversations)
+            session.append(PARTS_FILE, self._part_rows(session, placed, parts))
 
-    def _with_answers(
-        self, session: Session, encoded: Encoded
-    ) -> tuple[Encoded, list[Sequence[int]]]:
-        """The prompts with their answers; those that do not fit into a context together are refused, left out, or
-        lose the end of the answer, as `prompts.too_long` says.
+    def _given(self, session: Session) -> list[Reading]:
+        """Prompts with their answers; those that do not fit into a context together are refused, left out, or lose
+        the end of the answers, as `prompts.too_long` says.
         """
+        whole = {prompt.index: prompt for prompt in self.prompts}
+        openings = tuple(prompt.opening for prompt in self.prompts)
+        encoded = session.encode_set(self.prompt_set, openings, 1)
+        readings: list[Reading] = []
+        for opening, token_ids in zip(encoded.prompts, encoded.token_ids, strict=True):
+            prompt = whole[opening.index]
+            if opening.following:
+                readings += session.readings_of(prompt)
+            else:
+                answer = completion_ids(session.tokenizer, prompt)
+                readings.append(_of_one_answer(prompt, token_ids, answer))
+        conversations = [prompt for prompt in self.prompts if prompt.opening.following]
+        num_open = sum(not prompt.following for prompt in conversations)
+        if num_open:
+            ends = "ends" if num_open == 1 else "end"
+            say(
+                f"{counted(num_open, 'conversation')} {ends} without an answer: the last question is not read"
+            )
+        num_apart = len(readings) - len(encoded.prompts)
+        if num_apart:
+            say(
+                f"{counted(len(conversations), 'conversation')} in {len(readings)} texts: the chat template rewrites"
+                " earlier turns, and every turn is read after its own prompt"
+            )
+        return self._fitted(session, readings)
+
+    def _fitted(self, session: Session, readings: Sequence[Reading]) -> list[Reading]:
         planned = session.planned
-        answers: list[Sequence[int]] = [
-            completion_ids(session.tokenizer, prompt) for prompt in encoded.prompts
-        ]
-        pairs = list(zip(encoded.token_ids, answers, strict=True))
-        excesses = [planned.excess([ids], len(answer)) for ids, answer in pairs]
-        long = [place for place, excess in enumerate(excesses) if excess is not None]
-        if not long:
-            return encoded, answers
-        lines = listed(sorted(encoded.prompts[place].line for place in long))
-        where = f"line{'s' if len(long) > 1 else ''} {lines} of the file"
-        number = f"{len(long)} of {len(answers)} prompts"
-        problem = f"{number} are too long with their answers ({where})"
-        too_long = self.settings.prompts.too_long
-        if too_long == "skip" and len(long) < len(answers):
-            say(f"{problem} and are left out")
-            kept = [place for place in range(len(answers)) if place not in long]
-            session.count_too_long(skipped=len(long))
-            return encoded.part(kept), [answers[place] for place in kept]
-        if too_long == "truncate":
-            say(f"{problem}: the answers are read as far as they fit")
-            session.count_too_long(truncated=len(long))
-            for place in long:
-                prompt, answer = pairs[place]
-                answers[place] = answer[: planned.room(len(prompt))]
-                excesses[place] = planned.excess([prompt], len(answers[place]))
-            if not any(excesses):
-                return encoded, answers
-        room = planned.room(0)
-        longest = max(len(prompt) + len(answer) for prompt, answer in pairs)
-        skipping = "leaves none" if too_long == "skip" else "leaves them out"
-        rule = f"the longest has {longest} tokens, and the context {room}"
-        advice = f"prompts.too_long=skip {skipping}, truncate reads the answers as far as they fit"
-        raise SettingError("prompts", f"{problem}; {rule}; {advice}")
+
+        def is_long(reading: Reading) -> bool:
+            prompt = reading.transcript.prompt
+            num_answered = len(reading.transcript.token_ids) - len(prompt)
+            return planned.excess([prompt], num_answered) is not None
+
+        long = {one.prompt.index: one.prompt.line for one in readings if is_long(one)}
+        if long:
+            lines = listed(sorted(long.values()))
+            where = f"line{'s' if len(long) > 1 else ''} {lines} of the file"
+            num_prompts = len({one.prompt.index for one in readings})
+            problem = (
+                f"{len(long)} of {num_prompts} prompts are too long with their answers ({where})"
+            )
+            too_long = self.settings.prompts.too_long
+            room = planned.room(0)
+            if too_long == "skip" and len(long) < num_prompts:
+                say(f"{problem} and are left out")
+                session.count_too_long(skipped=len(long))
+                readings = [one for one in readings if one.prompt.index not in long]
+            elif too_long == "truncate" and room is not None:
+                say(f"{problem}: the answers are read as far as they fit")
+                session.count_too_long(truncated=len(long))
+            if too_long == "truncate" and room is not None:
+                held = [one.until(room) for one in readings]
+                readings = [one for one in held if one is not None]
+            if any(map(is_long, readings)):
+                longest = max(len(one.transcript.token_ids) for one in readings)
+                skipping = "leaves none" if too_long == "skip" else "leaves them out"
+                rule = f"the longest has {longest} tokens, and the context {room}"
+                advice = f"prompts.too_long=skip {skipping}, truncate reads the answers as far as they fit"
+                raise SettingError("prompts", f"{problem}; {rule}; {advice}")
+        whole = [one.until(len(one.transcript.token_ids)) for one in readings]
+        return [one for one in whole if one is not None]
+
+    def _part_rows(
+        self, session: Session, placed: PlacedPair, parts: Sequence[Part]
+    ) -> list[AcceptancePartRow]:
+        rows = []
+        for part in parts:
+            costs = self.costs
+            if part.by == "context":
+                # An iteration costs more behind a longer context: here that in the middle of the range.
+                costs = self._costs(placed, 3 * 2**part.order // 2)
+            for number in range(1, self.most + 1):
+                tokens = part.tokens_per_iteration(number)
+                row = session.row(
+                    AcceptancePartRow,
+                    by=part.by,
+                    part=part.name,
+                    num_conversations=len(part.num_tokens),
+                    num_tokens=sum(part.num_tokens.values()),
+                    num_draft_tokens=number,
+                    share_drafted=part.share_drafted(number),
+                    tokens_per_iteration=tokens,
+                    expected_speedup=tokens.scaled(1 / costs[number - 1]) if costs else None,
+                )
+                rows.append(row)
+        return rows
 
     def _written(self, session: Session, encoded: Encoded, arm: int) -> list[RequestRecord]:
         """The answers of an arm, to equal prompts with different random numbers."""
@@ -238,18 +310,18 @@ class AcceptanceOfTexts(Experiment):
     def _read(
         self,
         pair: Pair,
-        asked: Sequence[tuple[Sequence[int], Sequence[int]]],
+        readings: Sequence[Reading],
         *,
         greedy_draft: bool = False,
     ) -> list[ReadText]:
-        """Read answers, each after its prompt."""
+        """Read the answers of transcripts."""
         reader = local().open_reader(
             pair, self.settings.decoding, self.most, greedy_draft=greedy_draft
         )
-        read = []
-        with progress("reading texts", len(asked)) as advance:
-            for text in reader.read(asked):
-                read.append(text)
+        read: list[ReadText] = []
+        with progress("reading texts", len(readings)) as advance:
+            for texts in reader.read(reading.transcript for reading in readings):
+                read += texts
                 advance(None)
         reader.close()
         return read
@@ -285,7 +357,8 @@ class AcceptanceOfTexts(Experiment):
         if "draft_sampling" in self.health:
             common["draft_sampling"] = self.health["draft_sampling"]
         rows = []
-        intervals = tokens_per_iteration(cuts, [text.prompt_index for text in self.texts])
+        unit = "conversation" if any(text.turn for text in self.texts) else "prompt"
+        intervals = tokens_per_iteration(cuts, [text.prompt_index for text in self.texts], unit)
         for number, tokens in enumerate(intervals, start=1):
             figures = common | {"num_draft_tokens": number, "tokens_per_iteration": tokens}
             figures |= expected_acceptance(cuts, number)
@@ -307,6 +380,10 @@ class AcceptanceOfTexts(Experiment):
         code = RECORD.exit_code(rows)
         if code:
             raise VerdictError("; ".join(health_in_words(row) for row in rows if row.health), code)
+
+
+def _of_one_answer(prompt: Prompt, asked: Sequence[int], answer: Sequence[int]) -> Reading:
+    return Reading(prompt, Transcript.of(asked, answer), [Turn(None, prompt.text)])
 
 
 EXPERIMENT = AcceptanceOfTexts

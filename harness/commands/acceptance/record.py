@@ -11,7 +11,7 @@ from harness.config.closed_form import require_closed_form
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
 from harness.config.settings import LARGEST_K, require, require_at_least
-from harness.results.rows.acceptance import AcceptanceRow, AcceptanceTextRow
+from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceRow, AcceptanceTextRow
 
 if TYPE_CHECKING:
     from harness.reporting.drawing import Plot
@@ -78,7 +78,7 @@ class AcceptanceCommand(Command):
         ("", "the shipped tiny pair, on texts that the target writes now"),
         (
             "model=30B draft=7B prompts=./my_logs.jsonl",
-            "a prompt and a completion per line, or a chat",
+            "a prompt and a completion per line, or a conversation, whose answers are all read",
         ),
         ("prompts=outputs/latency/2026-11-22/09-43-39/", "the texts of an earlier run"),
         ("-m model=30B draft=7B,lookup,./my-eagle3-head", "several drafts on the same texts"),
@@ -94,7 +94,7 @@ class AcceptanceCommand(Command):
     settings = AcceptanceSettings
     experiment = "harness.commands.acceptance.measure"
     row = AcceptanceRow
-    further_rows = (AcceptanceTextRow,)
+    further_rows = (AcceptanceTextRow, AcceptancePartRow)
 
     def needs_local(self, settings: Any) -> bool:
         return True

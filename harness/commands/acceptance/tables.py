@@ -7,8 +7,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from harness.commands.acceptance.conversations import lines_of_parts, table_of_parts
 from harness.commands.acceptance.drift import BOUNDS, trainings
-from harness.commands.acceptance.figures import best_row, curve_names, estimate_of, texts_of
+from harness.commands.acceptance.figures import (
+    best_row,
+    curve_names,
+    estimate_of,
+    parts_of,
+    texts_of,
+)
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, interval, number, times
@@ -66,20 +73,23 @@ def _page_of_one(run: Run[AcceptanceRow]) -> Page:
         source = "the bytes it reads" if best.cost_source == "bytes" else best.cost_source
         steps = f"an iteration takes {best.iteration_cost:.2f} steps at K={k}, by {source}"
         why.append(("Cost", steps))
-    if texts:
+    parts = parts_of(run)
+    if texts and not parts:
         why.append(("Where", _by_category_or_prompt(best, texts)))
+    why += lines_of_parts(parts, texts, int(k or 1)) if parts else []
     settings = f"{best.text_source} · {best.num_tokens or 0:,} tokens"
     if best.temperature is not None:
         settings += f" · temperature {best.temperature:g}"
     if texts:
-        settings = f"{counted(len(texts), 'text')} {settings}"
+        number_of_texts = counted(len(texts), "turn" if parts else "text")
+        settings = f"{number_of_texts} {settings}"
     warning = off_policy(best)
     shown = [row for row in rows if row.num_draft_tokens in SHOWN or row is best]
     return Page(
         heading(best, settings),
         [Line(in_short(rows).partition(",")[0], "strong", about)],
         [warning] if warning else [],
-        [_by_k(shown), _every_k(rows)],
+        [_by_k(shown), _every_k(rows), *([table_of_parts(parts, int(k or 1))] if parts else [])],
         why,
         _measured(best, f"K={k}"),
     )

@@ -7,11 +7,10 @@ shorter is off where hard tokens stand together, or apart: by -11 to +33 % in si
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from harness.commands.latency.record import LatencySettings
 from harness.config.closed_form import require_closed_form
 from harness.config.errors import HarnessError, RunError, SettingError
+from harness.engines.door.reading import Transcript
 from harness.engines.door.wing import local
 from harness.engines.protocol import Engine
 from harness.engines.registry import engine_of
@@ -51,13 +50,13 @@ def tokens_by_k(
     from harness.config.failures import as_run_error
     from harness.results.statistics.iterations import tokens_per_iteration
 
-    asked: list[tuple[Sequence[int], Sequence[int]]] = []
+    asked: list[Transcript] = []
     places: list[int] = []
     for generation in run.arms["speculative"].generations:
         for prompt, request in generation.with_prompts:
             occurrence = run.prompt_set.occurrence(request.index)
             if request.answered and len(request.token_ids) > 1 and occurrence.repeat == 0:
-                asked.append((prompt, request.token_ids))
+                asked.append(Transcript.of(prompt, request.token_ids))
                 places.append(occurrence.place)
     if not asked:
         raise RunError("no answer has two tokens")
@@ -65,7 +64,7 @@ def tokens_by_k(
     most = min(settings.decoding.most_draft_tokens, _MOST_K)
     try:
         reader = local().open_reader(session.pair, settings.decoding, most)
-        cuts = [text.cut for text in reader.read(asked)]
+        cuts = [text.cut for [text] in reader.read(asked)]
         reader.close()
     except HarnessError as error:
         raise RunError(str(error)) from error

@@ -8,13 +8,42 @@ from typing import Protocol
 
 from harness.results.statistics.iterations import Cut
 
-# Texts of a prompt that are read together.
+# Transcripts with one prompt that are read together: so many, and with so many tokens.
 TOGETHER = 8
+_MOST_TOKENS = 16384
+
+
+@dataclass(frozen=True)
+class Transcript:
+    """Tokens that are there already, some of which the target is said to have written.
+
+    Attributes:
+        answers: their places in `token_ids`, in order. Each has two tokens or more, and answers all that precedes it.
+    """
+
+    token_ids: Sequence[int]
+    answers: Sequence[range]
+
+    @classmethod
+    def of(cls, prompt: Sequence[int], answer: Sequence[int]) -> Transcript:
+        """One answer after its prompt."""
+        token_ids = [*prompt, *answer]
+        return cls(token_ids, [range(len(prompt), len(token_ids))])
+
+    @property
+    def prompt(self) -> Sequence[int]:
+        """The tokens before the first answer."""
+        return self.token_ids[: self.answers[0].start]
+
+
+def num_together(longest: int) -> int:
+    """How many transcripts of so many tokens are read together."""
+    return max(1, min(TOGETHER, _MOST_TOKENS // longest))
 
 
 @dataclass(frozen=True)
 class ReadText:
-    """A text of n tokens, two at least, after a prompt.
+    """An answer of n tokens, two at least.
 
     Attributes:
         cut: into iterations, for every K.
@@ -33,10 +62,10 @@ class ReadText:
 
 
 class TextReader(Protocol):
-    """Reads texts with a pair, in one pass of the target, and of the draft one for each depth at most."""
+    """Reads transcripts with a pair, in one pass of the target, and of the draft one for each depth at most."""
 
-    def read(self, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Iterator[ReadText]:
-        """Read texts of two tokens or more, each after its prompt; those of one prompt that follow each other together.
+    def read(self, transcripts: Iterable[Transcript]) -> Iterator[list[ReadText]]:
+        """Read the answers of transcripts; transcripts with one prompt that follow each other together.
 
         Raises:
             SettingError: for a draft that draws its tokens and gives no probabilities to a text.

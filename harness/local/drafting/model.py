@@ -14,7 +14,7 @@ from torch import Tensor
 from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.local.decoding.transfer import Arriving, added, to_device
 from harness.local.decoding.warp import AnyWarp
-from harness.local.drafting.teacher_forcing import own_probabilities, windows
+from harness.local.drafting.teacher_forcing import own_probabilities, places_of, windows
 
 
 class ModelDrafter(Drafter):
@@ -92,12 +92,12 @@ class ModelDrafter(Drafter):
         self._forget_proposal()
 
     def along(
-        self, prompt: Sequence[int], text: Sequence[int], hidden: Tensor | None, most: int
+        self, tokens: Sequence[int], answers: Sequence[range], hidden: Tensor | None, most: int
     ) -> Tensor:
-        device = self._runner.start([prompt]).logits.device
-        return windows(
-            own_probabilities(self._runner, self._warp, prompt, text[:-1], text[1:], device), most
-        )
+        wanted = {place: tokens[place + 1] for place in places_of(answers)}
+        own = own_probabilities(self._runner, self._warp, tokens, wanted)
+        lengths = [len(answer) - 1 for answer in answers]
+        return torch.cat([windows(part, most) for part in own.split(lengths)])
 
     def _leave_two_unseen(self, num_accepted: Sequence[int], next_token: Tensor) -> None:
         """Count all as seen but the last accepted token and the next one [B, 1]."""

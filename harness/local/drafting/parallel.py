@@ -20,7 +20,13 @@ from harness.local.decoding.randomness import existing_index
 from harness.local.decoding.transfer import added, decided_tokens, most, to_device
 from harness.local.decoding.trees import TreeShape
 from harness.local.decoding.warp import AnyWarp
-from harness.local.drafting.teacher_forcing import as_offered, places_of, upcoming
+from harness.local.drafting.teacher_forcing import (
+    CHUNK,
+    as_offered,
+    in_parts,
+    places_of,
+    upcoming,
+)
 from harness.local.runners.sizes import filled_up
 
 # Where a configuration names the mask, in the order in which vLLM looks for it.
@@ -114,34 +120,44 @@ class ParallelDrafter(Drafter):
         return Proposal(self._proposed.to(self._device), probabilities.to(self._device))
 
     def along(
-        self, prompt: Sequence[int], text: Sequence[int], hidden: Tensor | None, most: int
+        self, tokens: Sequence[int], answers: Sequence[range], hidden: Tensor | None, most: int
     ) -> Tensor:
         """A pass reads the text at some places, and behind them the masks that follow each: a tree
         whose trunk is the text, and whose branches are the masks.
         """
-        device = self._runner.start([prompt]).logits.device
+        device = self._runner.start([tokens[:1]]).logits.device
+        num_read = 1
         num_masks = most - 1
         parts = []
-        for places in places_of(text):
-            count = len(places)
-            # The first `count` nodes, the root included, are the trunk.
-            parents = list(range(count - 1))
-            nodes = []  # for each place its node of the trunk, then those of its masks
-            for trunk in range(count):
-                branch = [trunk]
-                for _ in range(num_masks):
-                    parents.append(branch[-1])
-                    branch.append(len(parents))
-                nodes.append(branch)
-            masks = [self._mask] * (count * num_masks)
-            tokens = torch.tensor([[*text[places.start : places.stop], *masks]], device=device)
-            logits = self._runner.extend(tokens, TreeShape((tuple(parents),))).logits[0]
-            self._runner.keep([count])
-            probabilities = self._warp(logits[torch.tensor(nodes, device=device)])
-            expected = upcoming(text, places, most).to(device)
-            index = expected.clamp(min=0).unsqueeze(-1)
-            found = probabilities.gather(-1, index).squeeze(-1)
-            parts.append(as_offered(found, expected))
+        for answer in answers:
+            # What lies between, without masks.
+            while num_read < answer.start:
+                between = tokens[num_read : min(answer.start, num_read + CHUNK)]
+                self._runner.extend(to_device([between], device))
+                self._runner.keep([len(between)])
+                num_read += len(between)
+            for places in in_parts(places_of([answer])):
+                count = len(places)
+                # The first `count` nodes, the root included, are the trunk.
+                parents = list(range(count - 1))
+                nodes = []  # for each place its node of the trunk, then those of its masks
+                for trunk in range(count):
+                    branch = [trunk]
+                    for _ in range(num_masks):
+                        parents.append(branch[-1])
+                        branch.append(len(parents))
+                    nodes.append(branch)
+                masks = [self._mask] * (count * num_masks)
+                trunk_tokens = tokens[num_read : num_read + count]
+                read = torch.tensor([[*trunk_tokens, *masks]], device=device)
+                logits = self._runner.extend(read, TreeShape((tuple(parents),))).logits[0]
+                self._runner.keep([count])
+                num_read += count
+                probabilities = self._warp(logits[torch.tensor(nodes, device=device)])
+                expected = upcoming(tokens, places, most).to(device)
+                index = expected.clamp(min=0).unsqueeze(-1)
+                found = probabilities.gather(-1, index).squeeze(-1)
+                parts.append(as_offered(found, expected))
         return torch.cat(parts)
 
     def _with_masks(self, num_masks: int) -> Tensor:

@@ -8,8 +8,8 @@ place for a proposal (`by_prefixes`), which is enough where proposals are determ
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -30,76 +30,120 @@ class TextFollower(Protocol):
     """A drafter that gives probabilities to a text."""
 
     def along(
-        self, prompt: Sequence[int], text: Sequence[int], hidden: Tensor | None, most: int
+        self, tokens: Sequence[int], answers: Sequence[range], hidden: Tensor | None, most: int
     ) -> Tensor:
-        """Return the probabilities [n - 1, most] that it gives to the n tokens of a text after a prompt.
+        """Return the probabilities [places, most] that it gives to the tokens of answers.
 
-        Entry (s, j) is of token s + 1 + j, as the draft token number j of an iteration that begins after
-        token s and has drafted the text's own tokens so far. It is nan where nothing is offered, and beyond
-        the text.
+        The places are those of each answer's tokens but the last (`places_of`), in order. Entry (s, j) is of
+        the token 1 + j after place s, as the draft token number j of an iteration that begins after that
+        place and has drafted the text's own tokens so far. It is nan where nothing is offered. What it is
+        beyond an answer does not matter.
 
         Args:
-            hidden: [prompt and text but its last token, L, D], the target's states of the L layers that the
-                drafter reads; None for none.
+            tokens: all tokens, of prompts and answers.
+            answers: their places in `tokens`, ascending; none begins with the first token.
+            hidden: [tokens but the last, L, D], the target's states of the L layers that the drafter reads;
+                None for none.
         """
         ...
 
 
 def probabilities_along(
-    drafter: Drafter, prompt: Sequence[int], text: Sequence[int], hidden: Tensor | None, most: int
+    drafter: Drafter,
+    tokens: Sequence[int],
+    answers: Sequence[range],
+    hidden: Tensor | None,
+    most: int,
 ) -> Tensor | None:
     """Return what `TextFollower.along` does, of any drafter; None for a drafter that draws and has no `along`."""
     if isinstance(drafter, TextFollower):
-        return drafter.along(prompt, text, hidden, most)
-    return by_prefixes(drafter, prompt, text, hidden, most)
+        return drafter.along(tokens, answers, hidden, most)
+    return by_prefixes(drafter, tokens, answers, hidden, most)
+
+
+def places_of(answers: Sequence[range]) -> list[int]:
+    """Return the places after which an iteration can begin: each answer's tokens but the last."""
+    return [place for answer in answers for place in answer[:-1]]
+
+
+def overlap(places: range, others: range) -> range:
+    """Return the places that both have."""
+    begin = max(places.start, others.start)
+    return range(begin, max(begin, min(places.stop, others.stop)))
+
+
+class ReadPart(NamedTuple):
+    """Part of a text that a model has read.
+
+    Attributes:
+        begin, end: the places after which there are logits.
+        logits: [B, end - begin, V], after the tokens at these places.
+        hidden: [B, n, L, D] of the tokens that were read; None without layers.
+    """
+
+    begin: int
+    end: int
+    logits: Tensor
+    hidden: Tensor | None
+
+    def logits_after(self, row: int, places: Sequence[int]) -> Tensor:
+        """Return the logits [m, V] of a row after m places."""
+        index = torch.tensor(places, device=self.logits.device) - self.begin
+        return self.logits[row, index]
 
 
 def read_along(
-    runner: Runner, prompt: Sequence[int], texts: Sequence[Sequence[int]], device: torch.device
-) -> Iterator[tuple[int, Step]]:
-    """Read a prompt once, then texts of one length after it in parts, a row each, and yield the place where each part
-    begins, with its step.
+    runner: Runner,
+    rows: Sequence[Sequence[int]],
+    num_first: int,
+    device: torch.device | None = None,
+) -> Iterator[ReadPart]:
+    """Read texts of one length, whose first `num_first` tokens are the same, in parts of all rows together.
 
-    The first step is the prompt's, at place -1.
+    Logits after these tokens but the last may be missing.
     """
-    yield -1, runner.start([prompt] * len(texts))
-    tokens = torch.tensor(texts, device=device)
-    width = max(1, CHUNK // len(texts))
-    for begin in range(0, tokens.shape[1], width):
+    num_first = min(num_first, CHUNK)
+    step = runner.start([row[:num_first] for row in rows])
+    yield ReadPart(num_first - 1, num_first, step.logits.unsqueeze(1), step.hidden)
+    tokens = torch.tensor(rows, device=device or step.logits.device)
+    width = max(1, CHUNK // len(rows))
+    for begin in range(num_first, tokens.shape[1], width):
         part = tokens[:, begin : begin + width]
-        yield begin, runner.extend(part)
-        runner.keep([part.shape[1]] * len(texts))
+        step = runner.extend(part)
+        yield ReadPart(begin, begin + part.shape[1], step.logits, step.hidden)
+        runner.keep([part.shape[1]] * len(rows))
 
 
 def own_probabilities(
-    runner: Runner,
-    warp: AnyWarp,
-    prompt: Sequence[int],
-    read: Sequence[int],
-    wanted: Sequence[int],
-    device: torch.device,
+    runner: Runner, warp: AnyWarp, tokens: Sequence[int], wanted: Mapping[int, int]
 ) -> Tensor:
-    """Return the probabilities [m] that a model gives to the m tokens `wanted`, one after each of the tokens `read`."""
+    """Return the probabilities [m] that a model gives to m tokens of a text, or others in their stead.
+
+    Args:
+        wanted: a token by the place before it, ascending.
+    """
+    first, last = min(wanted), max(wanted)
     parts = []
-    for begin, step in read_along(runner, prompt, [read], device):
-        if begin >= 0:
-            probabilities = warp(step.logits[0])
-            require_finite(probabilities, "draft", begin + 1)
-            parts.append(chosen(probabilities, wanted[begin : begin + len(probabilities)]))
-    return torch.cat(parts) if parts else torch.empty(0)
+    for read in read_along(runner, [tokens[: last + 1]], first + 1):
+        places = [place for place in range(read.begin, read.end) if place in wanted]
+        if places:
+            probabilities = warp(read.logits_after(0, places))
+            require_finite(probabilities, "draft", places)
+            parts.append(chosen(probabilities, [wanted[place] for place in places]))
+    return torch.cat(parts)
 
 
-def require_finite(probabilities: Tensor, role: str, first: int) -> None:
+def require_finite(probabilities: Tensor, role: str, places: Sequence[int]) -> None:
     """Raise a NonFiniteError for distributions [n, V] that are nan: in figures it would stand for a token
     that is not offered, or cannot be drawn.
 
     Args:
         role: as in the error.
-        first: the place in the text of the token that the first of them is for.
+        places: of the tokens before them.
     """
     are_finite = probabilities.isfinite().all(-1).tolist()
     if not all(are_finite):
-        raise NonFiniteError(role, first + are_finite.index(False), row=0)
+        raise NonFiniteError(role, places[are_finite.index(False)] + 1, row=0)
 
 
 def chosen(probabilities: Tensor, tokens: Sequence[int]) -> Tensor:
@@ -119,12 +163,6 @@ def windows(probabilities: Tensor, most: int) -> Tensor:
     return (
         torch.cat([probabilities, beyond]).unfold(0, most, 1).clone()
     )  # a view shares its entries
-
-
-def places_of(text: Sequence[int]) -> Iterator[range]:
-    """Yield the places of a text's tokens but the last, so many at a time as are drafted at once."""
-    for begin in range(0, len(text) - 1, PLACES):
-        yield range(begin, min(begin + PLACES, len(text) - 1))
 
 
 def as_offered(
@@ -152,14 +190,18 @@ def upcoming(text: Sequence[int], places: Sequence[int], most: int) -> Tensor:
 
 
 def by_prefixes(
-    drafter: Drafter, prompt: Sequence[int], text: Sequence[int], hidden: Tensor | None, most: int
+    drafter: Drafter,
+    tokens: Sequence[int],
+    answers: Sequence[range],
+    hidden: Tensor | None,
+    most: int,
 ) -> Tensor | None:
     """Return the probabilities 0 and 1 of deterministic proposals, each drafted from a batch that has the text
     up to one place; None if a proposal is drawn.
     """
     parts = []
-    for places in places_of(text):
-        prefixes = [[*prompt, *text[:place]] for place in places]
+    for places in in_parts(places_of(answers)):
+        prefixes = [tokens[:place] for place in places]
         longest = len(prefixes[-1])
         # Right-aligned, as a target's step has them.
         states = None
@@ -168,13 +210,19 @@ def by_prefixes(
             for row, prefix in enumerate(prefixes):
                 states[row, longest - len(prefix) :] = hidden[: len(prefix)]
         # No drafter reads the logits.
-        drafter.start(prefixes, [text[place] for place in places], Step(torch.empty(0), states))
+        drafter.start(prefixes, [tokens[place] for place in places], Step(torch.empty(0), states))
         proposal = drafter.propose(most, torch.zeros(len(places), most))
         drawn = proposal.probabilities
         if drawn is not None and not bool(((drawn == 0) | (drawn == 1)).all()):
             return None
-        tokens = proposal.tokens.cpu()
-        expected = upcoming(text, places, most)
-        agreement = (tokens == expected[:, : tokens.shape[1]]).float()
+        proposed = proposal.tokens.cpu()
+        expected = upcoming(tokens, places, most)
+        agreement = (proposed == expected[:, : proposed.shape[1]]).float()
         parts.append(as_offered(agreement, expected, proposal.lengths))
     return torch.cat(parts)
+
+
+def in_parts(places: Sequence[int]) -> Iterator[Sequence[int]]:
+    """Yield so many places at a time as are drafted at once."""
+    for first in range(0, len(places), PLACES):
+        yield places[first : first + PLACES]

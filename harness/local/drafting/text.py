@@ -14,6 +14,7 @@ from torch import Tensor
 
 from harness.local.decoding.protocols import Drafter, Proposal, Step
 from harness.local.decoding.transfer import padded, to_device
+from harness.local.drafting.teacher_forcing import places_of
 
 
 class Text(Protocol):
@@ -79,17 +80,21 @@ class TextDrafter(Drafter):
         return Proposal(to_device(tokens, self._device).view(len(lengths), width), None, lengths)
 
     def along(
-        self, prompt: Sequence[int], text: Sequence[int], hidden: Tensor | None, most: int
+        self, tokens: Sequence[int], answers: Sequence[range], hidden: Tensor | None, most: int
     ) -> Tensor:
-        self.start([prompt], text[:1], Step(torch.empty(0)))
+        self.start([tokens[:1]], tokens[1:2], Step(torch.empty(0)))
         (row,) = self._texts
-        found = torch.full((len(text) - 1, most), torch.nan)
-        for place in range(len(text) - 1):
+        num_read = 2
+        places = places_of(answers)
+        found = torch.full((len(places), most), torch.nan)
+        for number, place in enumerate(places):
+            row.extend(tokens[num_read : place + 1])
+            num_read = place + 1
             proposed = row.continuation(most)
-            upcoming = text[place + 1 : place + 1 + most]
-            for ahead, (token, following) in enumerate(zip(proposed, upcoming, strict=False)):
-                found[place, ahead] = float(token == following)
-            row.extend([text[place + 1]])
+            for ahead, (token, following) in enumerate(
+                zip(proposed, tokens[num_read : num_read + most], strict=False)
+            ):
+                found[number, ahead] = float(token == following)
         return found
 
     def _propose_nothing(self) -> None:

@@ -7,7 +7,6 @@ other tokens than its tokenizer would make of the whole text. That lowers accept
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -179,25 +178,24 @@ class TranslatedDrafter(Drafter):
         self._rows = [self._rows[row] for row in rows]
 
     def along(
-        self, prompt: Sequence[int], text: Sequence[int], hidden: Tensor | None, most: int
+        self, tokens: Sequence[int], answers: Sequence[range], hidden: Tensor | None, most: int
     ) -> Tensor:
+        """Each answer is read after its own prompt: the draft's tokens of an earlier answer's text are not those that
+        spell the answer.
+        """
         translation = self._translation
-        prompt = translation.prompt_into_draft(prompt)
-        device = self._runner.start([prompt]).logits.device
-        read: list[int] = []
-        wanted: list[int] = []
-        # For each token but the last: the number of the draft's tokens that write the text up to it.
-        ends: list[int] = []
-        for token, following in itertools.pairwise(text):
-            translated = translation.spell(token)
-            read += translated
-            # A token that the draft lacks has no probability.
-            wanted += [NO_TOKEN] * (len(translated) - 1)
-            wanted.append(translation.common.get(following, NO_TOKEN))
-            ends.append(len(read))
         warp = translation.drawing_warp(self._warp)
-        own = own_probabilities(self._runner, warp, prompt, read, wanted, device).cpu()
-        return windows(own[torch.tensor(ends) - 1], most)
+        parts = []
+        for answer in answers:
+            read = translation.prompt_into_draft(tokens[: answer.start])
+            # The token that the draft is asked for, by the place in its own tokens of the last one before it.
+            wanted: dict[int, int] = {}
+            for place in answer[:-1]:
+                read += translation.spell(tokens[place])
+                # A token that the draft lacks has no probability.
+                wanted[len(read) - 1] = translation.common.get(tokens[place + 1], NO_TOKEN)
+            parts.append(windows(own_probabilities(self._runner, warp, read, wanted).cpu(), most))
+        return torch.cat(parts)
 
     def _translate_prompts(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         return [self._translation.prompt_into_draft(prompt) for prompt in prompts]

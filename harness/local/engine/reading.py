@@ -5,20 +5,20 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from operator import itemgetter
 
 import torch
 from torch import Tensor
 
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings
-from harness.engines.door.reading import TOGETHER, ReadText
+from harness.engines.door.reading import ReadText, Transcript, num_together
 from harness.engines.protocol import in_batches
 from harness.engines.record import Preparation
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.drafting.methods.model import SampledDraftSettings
 from harness.local.drafting.teacher_forcing import (
     chosen,
+    overlap,
     probabilities_along,
     read_along,
     require_finite,
@@ -60,71 +60,90 @@ class PairReader:
         """Give the caches back."""
         self._runners.close()
 
-    def read(self, texts: Iterable[tuple[Sequence[int], Sequence[int]]]) -> Iterator[ReadText]:
-        """Read texts of two tokens or more, each after its prompt; those of one prompt that follow each other together.
+    def read(self, transcripts: Iterable[Transcript]) -> Iterator[list[ReadText]]:
+        """Read the answers of transcripts; transcripts with one prompt that follow each other together.
 
         Raises:
             SettingError: for a draft that draws its tokens and gives no probabilities to a text.
             RunError: logits that are nan or infinite.
         """
-        for prompt, answered in itertools.groupby(texts, key=itemgetter(0)):
-            for some in in_batches([text for _, text in answered], TOGETHER):
+        for _, same in itertools.groupby(
+            transcripts, key=lambda transcript: list(transcript.prompt)
+        ):
+            of_prompt = list(same)
+            longest = max(len(transcript.token_ids) for transcript in of_prompt)
+            for some in in_batches(of_prompt, num_together(longest)):
                 try:
-                    yield from self._read_after(prompt, some)
+                    yield from self._read_together(some)
                 except NonFiniteError as error:
                     place = f"token {error.position} of a text"
                     raise not_finite(self._pair, error.role, place) from error
 
     @torch.inference_mode()
-    def _read_after(self, prompt: Sequence[int], texts: Sequence[Sequence[int]]) -> list[ReadText]:
-        """Read texts after their prompt, in one pass of the target over all of them."""
-        longest = max(map(len, texts))
-        # Shorter texts go on with any token, which is not looked at.
-        rows = [[*text[:-1], *[0] * (longest - len(text))] for text in texts]
-        hidden: list[list[Tensor]] = [[] for _ in texts]
-        # For each text [3, n] in parts: the probability of each token, and the mean and the variance of the
-        # log-probability, if a token were drawn in its place.
-        figures: list[list[Tensor]] = [[] for _ in texts]
+    def _read_together(self, transcripts: Sequence[Transcript]) -> Iterator[list[ReadText]]:
+        """Read transcripts with one prompt, in one pass of the target over all of them."""
+        longest = max(len(transcript.token_ids) for transcript in transcripts)
+        # Shorter ones go on with any token, which is not looked at. Nothing follows the last token.
+        rows = [
+            [*transcript.token_ids[:-1], *[0] * (longest - len(transcript.token_ids))]
+            for transcript in transcripts
+        ]
+        hidden: list[list[Tensor]] = [[] for _ in transcripts]
+        # For each transcript [3, n] in parts: the probability of each token of an answer, and the mean and the
+        # variance of the log-probability, if a token were drawn in its place.
+        figures: list[list[Tensor]] = [[] for _ in transcripts]
         device = self._pair.target.input_device
-        # A step has logits after the tokens `begin`, `begin` + 1, ... of each text; the first after the prompt (-1).
-        for begin, step in read_along(self._runners.target, prompt, rows, device):
-            for row, text in enumerate(texts):
-                logits = step.logits[row : row + 1] if begin < 0 else step.logits[row]
-                wanted = text[begin + 1 : begin + 1 + len(logits)]
-                if not wanted:
+        num_first = len(transcripts[0].prompt)
+        for read in read_along(self._runners.target, rows, num_first, device):
+            for row, transcript in enumerate(transcripts):
+                if read.hidden is not None:
+                    hidden[row].append(read.hidden[row])
+                places = [
+                    token - 1
+                    for answer in transcript.answers
+                    for token in overlap(answer, range(read.begin + 1, read.end + 1))
+                ]
+                if not places:
                     continue
-                probabilities = self._warp(logits[: len(wanted)])
-                require_finite(probabilities, "model", begin + 1)
+                probabilities = self._warp(read.logits_after(row, places))
+                require_finite(probabilities, "model", places)
+                wanted = [transcript.token_ids[place + 1] for place in places]
                 logarithms = probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()
                 means = (probabilities * logarithms).sum(-1)
                 squares = (probabilities * logarithms.square()).sum(-1)
                 variances = (squares - means.square()).clamp(min=0)
                 figures[row].append(torch.stack([chosen(probabilities, wanted), means, variances]))
-                if step.hidden is not None:
-                    hidden[row].append(step.hidden[row])
-        read = []
-        for row, text in enumerate(texts):
-            of_target, means, variances = torch.cat(figures[row], dim=1)
-            features = (
-                torch.cat(hidden[row])[: len(prompt) + len(text) - 1] if hidden[row] else None
+        for row, transcript in enumerate(transcripts):
+            token_ids = transcript.token_ids
+            features = torch.cat(hidden[row])[: len(token_ids) - 1] if hidden[row] else None
+            hidden[row] = []
+            of_draft = probabilities_along(
+                self._drafter, token_ids, transcript.answers, features, self._most
             )
-            of_draft = probabilities_along(self._drafter, prompt, text, features, self._most)
             if of_draft is None:
                 draft = self._pair.draft_settings
                 rule = "draws its tokens, and gives no probabilities to a text: its class needs a method `along`"
                 raise SettingError("draft", rule, draft and draft.name)
-            chances = acceptance_chances(
-                of_target.cpu().numpy(), of_draft.cpu().numpy(), block=self._is_block
+            lengths = [len(answer) for answer in transcript.answers]
+            by_answer = zip(
+                torch.cat(figures[row], dim=1).split(lengths, dim=1),
+                of_draft.split([length - 1 for length in lengths]),
+                strict=True,
             )
-            # Tokens that cannot be drawn have no log-probability: they count apart.
-            possible = of_target > 0
-            found = ReadText(
-                cut=cut(chances),
-                num_tokens=len(text),
-                num_impossible=int((~possible).sum()),
-                log_probability=float(of_target[possible].log().sum()),
-                expected=float(means[possible].sum()),
-                variance=float(variances[possible].sum()),
-            )
-            read.append(found)
-        return read
+            yield [self._read_text(*parts) for parts in by_answer]
+
+    def _read_text(self, figures: Tensor, of_draft: Tensor) -> ReadText:
+        of_target, means, variances = figures
+        chances = acceptance_chances(
+            of_target.cpu().numpy(), of_draft.cpu().numpy(), block=self._is_block
+        )
+        # Tokens that cannot be drawn have no log-probability: they count apart.
+        possible = of_target > 0
+        return ReadText(
+            cut=cut(chances),
+            num_tokens=len(of_target),
+            num_impossible=int((~possible).sum()),
+            log_probability=float(of_target[possible].log().sum()),
+            expected=float(means[possible].sum()),
+            variance=float(variances[possible].sum()),
+        )

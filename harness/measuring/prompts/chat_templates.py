@@ -32,6 +32,28 @@ def encode_prompts(
     Raises SettingError for `always` without a template, for a chat of several messages that only a
     template could read, for one that the template refuses, and for a prompt of no tokens.
     """
+    require_template(tokenizer, chats, chat_template)
+    encoded: list[list[int]] = []
+    for chat in chats:
+        tokens: Any
+        if uses_template(tokenizer, chat_template):
+            tokens = _through_template(tokenizer, chat, chat_template, arguments or {})
+        else:
+            is_plain = len(chat.messages) == 1
+            text = chat.messages[0]["content"] if is_plain else as_text(chat, asks=True)
+            tokens = tokenizer(text)["input_ids"]
+        if not tokens:
+            raise SettingError(
+                "prompts", f"the prompt {chat.messages[-1]['content']!r} has no tokens"
+            )
+        encoded.append(list(map(int, tokens)))
+    return encoded
+
+
+def require_template(
+    tokenizer: Tokenizer, chats: Sequence[Chat], chat_template: ChatTemplate
+) -> None:
+    """Raise a SettingError for `always` without a template, and for chats that only a template could read."""
     has_template = bool(tokenizer.chat_template)
     if chat_template == "always" and not has_template:
         rule = "this model's tokenizer has none; use auto or never"
@@ -46,24 +68,15 @@ def encode_prompts(
             reason = "a system message needs a chat template, and this model's tokenizer has none"
         advice = "chat_template=never reads them as text"
         raise SettingError("chat_template", f"{reason}; {advice}", chat_template)
-    encoded: list[list[int]] = []
-    for chat in chats:
-        tokens: Any
-        if uses_template(tokenizer, chat_template):
-            tokens = _through_template(tokenizer, chat, chat_template, arguments or {})
-        else:
-            text = chat.messages[0]["content"]
-            if len(chat.messages) > 1:
-                # `user: Hello\nassistant: Hi\nuser: Why?\nassistant:`, for the model to go on.
-                turns = [f"{message['role']}: {message['content']}\n" for message in chat.messages]
-                text = f"{''.join(turns)}assistant:"
-            tokens = tokenizer(text)["input_ids"]
-        if not tokens:
-            raise SettingError(
-                "prompts", f"the prompt {chat.messages[-1]['content']!r} has no tokens"
-            )
-        encoded.append(list(map(int, tokens)))
-    return encoded
+
+
+def as_text(chat: Chat, *, asks: bool) -> str:
+    """A chat without a template, with `asks` for the model to go on.
+
+    `user: Hello\\nassistant: Hi\\nuser: Why?\\nassistant:`
+    """
+    turns = [f"{message['role']}: {message['content']}\n" for message in chat.messages]
+    return "".join([*turns, "assistant:"] if asks else turns)
 
 
 def require_tools(

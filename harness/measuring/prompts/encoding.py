@@ -18,12 +18,16 @@ from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.progress import note, say
 from harness.measuring.prompts.chat_templates import (
+    as_text,
     encode_prompts,
+    from_template,
+    require_template,
     require_tools,
     uses_template,
 )
 from harness.measuring.prompts.prompt_files import fetched_commit
 from harness.measuring.prompts.sets import Prompt, PromptSet, listed
+from harness.measuring.prompts.transcripts import Reading, readings_of
 from harness.results.statistics.interval import counted
 
 # Tokens by which an answer may grow when its text is encoded again as part of the next prompt.
@@ -113,6 +117,31 @@ def encode(planned: AnyPair, settings: RunSettings, prompts: Sequence[Prompt]) -
         token_ids.append(ids[: prompt.num_tokens])
     planned.check_vocabulary(token_ids)
     return token_ids
+
+
+def transcribe(planned: AnyPair, settings: PromptedSettings, prompt: Prompt) -> list[Reading]:
+    """The transcripts of a recorded conversation, in this model's tokens.
+
+    Raises:
+        SettingError: a conversation that no chat template reads, or with a token that a model lacks.
+    """
+    tokenizer = planned.tokenizer
+    template = settings.chat_template
+    arguments = {**(settings.prompts.template_arguments or {}), "tokenize": False}
+    chats = [prompt.conversation]
+    require_template(tokenizer, chats, template)
+    require_tools(tokenizer, chats, template, settings.prompts.template_arguments)
+    has_template = uses_template(tokenizer, template)
+
+    def render(chat: Chat, asks: bool) -> str:
+        if not has_template:
+            return as_text(chat, asks=asks)
+        more = {"add_generation_prompt": asks, **arguments}
+        return str(from_template(tokenizer, chat, template, more))
+
+    readings = readings_of(prompt, tokenizer, render, adds_special_tokens=not has_template)
+    planned.check_vocabulary([list(reading.transcript.token_ids) for reading in readings])
+    return readings
 
 
 def origin(settings: PromptSettings) -> str | None:

@@ -87,6 +87,26 @@ class Prompt:
         """What to give to a chat template; plain text is one user message."""
         return Chat(self.messages or ({"role": "user", "content": self.text},), self.tools)
 
+    @property
+    def conversation(self) -> Chat:
+        """All messages, recorded answers too."""
+        return Chat((*self.chat().messages, *self.following), self.tools)
+
+    @property
+    def opening(self) -> Prompt:
+        """The prompt up to the first recorded answer."""
+        messages = self.conversation.messages
+        roles = [message["role"] for message in messages]
+        if "assistant" not in roles[1:]:
+            return self
+        end = roles.index("assistant", 1)
+        return dataclasses.replace(self, messages=messages[:end], following=messages[end:])
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether answers to it are recorded."""
+        return self.completion is not None or bool(self.opening.following)
+
     def after(self, answers: Sequence[str], left_out: int = 0) -> Prompt:
         """The turn of a conversation that follows these answers to the turns before it.
 
@@ -384,7 +404,6 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
             messages=messages[:end],
             tools=tools_of(row.get("tools")),
             following=messages[end:],
-            completion=messages[end]["content"] or None if end < len(messages) else None,
         )
     text = text_of(value, key)
     # An instruction's subject has its own key, and is often empty.

@@ -1,4 +1,4 @@
-"""The rows of `acceptance`: one per number of draft tokens K, and one per text."""
+"""The rows of `acceptance`: one per number of draft tokens K, one per text, and of conversations one per part and K."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from harness.results.schema import MaybeFloat, MaybeInt, MaybeText, PromptedRow
 from harness.results.statistics.interval import Interval
 
 TEXTS_FILE = "acceptance_texts.csv"
+PARTS_FILE = "acceptance_parts.csv"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +73,7 @@ class AcceptanceRow(PromptedRow):
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptanceTextRow(Row):
-    """`acceptance_texts.csv`: one row per text; `prompts=` reads it."""
+    """`acceptance_texts.csv`: one row per text, or turn of a conversation; `prompts=` reads texts."""
 
     kind = "acceptance_texts"
     recognised_by = ("prompt_index", "token_ids", "iterations_by_num_draft_tokens")
@@ -81,15 +82,51 @@ class AcceptanceTextRow(Row):
         "place of the prompt in its set; of equal prompts that of the first"
     )
     category: MaybeText = figure("category of the prompt, where the set has them")
-    prompt: MaybeText = figure("the prompt; the user's last message of a chat")
+    turn: MaybeInt = figure("of a conversation, from 1; empty for texts that are none")
+    context: MaybeInt = figure("tokens before the text", "tokens")
+    prompt: MaybeText = figure(
+        "the prompt; the user's last message of a chat. Empty for turns, whose prompt is the conversation before them"
+    )
     completion: MaybeText = figure("the text")
     token_ids: list[int] | None = figure("its tokens, as JSON")
     num_tokens: MaybeInt = figure("tokens that iterations decide, without the first", "tokens")
     iterations_by_num_draft_tokens: list[float] | None = figure(
         "expected iterations for K from 1 on, as JSON"
     )
+    slower_at: list[int] | None = figure(
+        "each K with which the text is expected to take longer than without speculation, as JSON"
+    )
     log_probability: MaybeFloat = figure(
         "sum of the log-probabilities of its tokens under the target", "nats"
     )
     own_log_probability: MaybeFloat = figure("the same, expected of the target's own draws", "nats")
     num_impossible: MaybeInt = figure("tokens that the target cannot draw", "tokens")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptancePartRow(Row):
+    """`acceptance_parts.csv`: one row per K and part of the conversations, by kind of token, turn, or context."""
+
+    kind = "acceptance_parts"
+    recognised_by = ("by", "part", "share_drafted")
+
+    by: MaybeText = figure("`kind`, `turn` or `context`: by what tokens are divided")
+    part: MaybeText = figure(
+        "`thinking`, `text`, `code`, `tool name`, `tool arguments`, or `markup`, which is what a chat template puts"
+        " around them; a range of turns, from 1; or of tokens before the token"
+    )
+    num_conversations: MaybeInt = figure("conversations that have such tokens")
+    num_tokens: MaybeInt = figure("such tokens, without the first of each turn", "tokens")
+    num_draft_tokens: MaybeInt = figure("K")
+    share_drafted: MaybeFloat = figure("expected share of them that the draft wrote")
+    tokens_per_iteration: Interval | None = with_interval(
+        None,
+        "such tokens over the iterations that are expected to end with one",
+        "95 % interval over conversations",
+        "tokens",
+    )
+    expected_speedup: Interval | None = with_interval(
+        None,
+        "`tokens_per_iteration` / what an iteration costs",
+        "95 % interval over conversations, of the tokens alone",
+    )

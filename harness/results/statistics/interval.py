@@ -15,9 +15,9 @@ FEWEST_FOR_INTERVAL = 8
 FEWEST_BLOCKS = 2
 # Of every interval that is shown.
 CONFIDENCE = 0.95
-# Names of units, whose times are independent of each other: a prompt, a batch of prompts, a lap of requests, and
-# a block, all answers between one start of each arm and the next.
-UNITS = ("prompt", "batch", "lap", "block")
+# Names of units, whose times are independent of each other: a prompt, a conversation, a batch of prompts, a
+# lap of requests, and a block, all answers between one start of each arm and the next.
+UNITS = ("prompt", "conversation", "batch", "lap", "block")
 
 
 def counted(number: int, name: str) -> str:

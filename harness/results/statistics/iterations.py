@@ -71,6 +71,12 @@ class Cut:
         return np.asarray(self.visits.sum(axis=1))
 
     @property
+    def ends(self) -> Floats:
+        """The chance that an iteration ends with each token after the first, [M, n - 1]: that it is the target's."""
+        last = np.ones((len(self.visits), 1))
+        return np.concatenate([self.visits[:, 1:], last], axis=1)
+
+    @property
     def num_tokens(self) -> int:
         """The tokens that iterations decided, n - 1."""
         return int(self.visits.shape[1])
@@ -156,7 +162,9 @@ def cut(chances: ArrayLike) -> Cut:
     return Cut(moments[0, :, :num_places], variance, accepted_at, drafted, proposed, tested)
 
 
-def tokens_per_iteration(cuts: Sequence[Cut], prompts: Sequence[Hashable]) -> list[Interval]:
+def tokens_per_iteration(
+    cuts: Sequence[Cut], prompts: Sequence[Hashable], unit: str = "prompt"
+) -> list[Interval]:
     """Tokens per iteration for each K, of all texts together, with a 95 % interval over prompts.
 
     It covers the choice of prompts, and of the texts that the target draws after each, as the interval of
@@ -166,11 +174,12 @@ def tokens_per_iteration(cuts: Sequence[Cut], prompts: Sequence[Hashable]) -> li
     Args:
         cuts: of texts of at least two tokens: a text of one has no iterations.
         prompts: [num_texts], what each text answers.
+        unit: what these are called.
     """
     tokens = totals_by_unit([text.num_tokens for text in cuts], prompts)
     iterations = np.stack([text.iterations for text in cuts])
     return [
-        skewed_ratio_of_totals(tokens, totals_by_unit(of_number, prompts))
+        skewed_ratio_of_totals(tokens, totals_by_unit(of_number, prompts), unit=unit)
         for of_number in iterations.T
     ]
 

@@ -147,7 +147,7 @@ def test_texts_of_logs_and_of_earlier_runs(harness: Harness, tmp_path: Path) -> 
         "up_to=2",
         "chat_template=never",
     )
-    assert results("acceptance").iloc[-1].num_texts == 1
+    assert results("acceptance").iloc[-1].num_texts == 2
     assert "1 prompt without an answer left out" in outcome.stderr
 
 

@@ -89,6 +89,12 @@ def proposed(drafter: Drafter, target: Any, prefix: list[int], token: int, most:
     return drafter.propose(most, torch.rand(1, most))
 
 
+def answer_along(drafter: Drafter, text: list[int] = TEXT, hidden: Any = None) -> Any:
+    """The probabilities of one answer after the prompt."""
+    tokens = [*PROMPT, *text]
+    return probabilities_along(drafter, tokens, [range(len(PROMPT), len(tokens))], hidden, K)
+
+
 @pytest.mark.parametrize("place", [0, 1, 6])
 @pytest.mark.parametrize("name", DRAFTERS)
 def test_the_probabilities_are_those_of_a_proposal(name: str, place: int) -> None:
@@ -105,7 +111,7 @@ def test_the_probabilities_are_those_of_a_proposal(name: str, place: int) -> Non
     if drafter.layers:
         read = [*PROMPT, *text[:-1]]
         hidden = EagerRunner(target, hidden_layers=drafter.layers).start([read]).hidden[0]
-    found = probabilities_along(drafter, PROMPT, text, hidden, K)
+    found = answer_along(drafter, text, hidden)
     assert found.shape == (len(text) - 1, K)
     expected = torch.ones(num_offered)
     if proposal.probabilities is not None:
@@ -125,12 +131,38 @@ def test_places_are_drafted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
         if drafter.layers:
             read = [*PROMPT, *TEXT[:-1]]
             hidden = EagerRunner(target, hidden_layers=drafter.layers).start([read]).hidden[0]
-        whole = probabilities_along(drafter, PROMPT, TEXT, hidden, K)
+        whole = answer_along(drafter, TEXT, hidden)
         monkeypatch.setattr("harness.local.drafting.teacher_forcing.PLACES", 3)
         monkeypatch.setattr("harness.local.drafting.teacher_forcing.CHUNK", 5)
-        in_parts = probabilities_along(drafter, PROMPT, TEXT, hidden, K)
+        in_parts = answer_along(drafter, TEXT, hidden)
         monkeypatch.undo()
         torch.testing.assert_close(whole, in_parts, equal_nan=True, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", DRAFTERS)
+def test_answers_of_one_text_have_the_probabilities_that_each_has_alone(name: str) -> None:
+    target, drafter = DRAFTERS[name]()
+    tokens = [*PROMPT, *TEXT, *PROMPT, 7, *TEXT[::-1]]
+    answers = [range(8, 13), range(14, 20), range(29, 41)]
+    hidden = None
+    if drafter.layers:
+        read = EagerRunner(target, hidden_layers=drafter.layers).start([tokens[:-1]])
+        hidden = read.hidden[0]
+    together = probabilities_along(drafter, tokens, answers, hidden, K)
+    assert together is not None
+    for answer, found in zip(
+        answers, together.split([len(one) - 1 for one in answers]), strict=True
+    ):
+        own = tokens[: answer.stop]
+        of_own = None if hidden is None else hidden[: len(own) - 1]
+        alone = probabilities_along(drafter, own, [answer], of_own, K)
+        # What is beyond an answer does not matter.
+        beyond = torch.arange(len(found))[:, None] + torch.arange(K) >= len(found)
+        expected = alone.masked_fill(beyond, torch.nan)
+        assert expected.isfinite().any()
+        torch.testing.assert_close(
+            found.masked_fill(beyond, torch.nan), expected, equal_nan=True, atol=1e-5, rtol=1e-4
+        )
 
 
 def test_nothing_is_known_of_tokens_that_were_not_offered() -> None:
@@ -158,11 +190,11 @@ def test_any_drafter_is_asked_where_its_proposals_are_certain() -> None:
         def propose(self, *arguments: Any) -> Any:
             return self._model.propose(*arguments)
 
-    expected = ModelDrafter(own_model(1), Warp(0)).along(PROMPT, TEXT, None, K)
-    found = probabilities_along(Other(Warp(0)), PROMPT, TEXT, None, K)
+    expected = answer_along(ModelDrafter(own_model(1), Warp(0)))
+    found = answer_along(Other(Warp(0)))
     # After a draft token that is not the text's, the two differ: what follows is never accepted.
     reached = (
         expected.cumprod(1) if not expected.isnan().any() else expected.nan_to_num().cumprod(1)
     )
     torch.testing.assert_close(found.nan_to_num().cumprod(1), reached)
-    assert probabilities_along(Other(WARP), PROMPT, TEXT, None, K) is None
+    assert answer_along(Other(WARP)) is None

@@ -209,7 +209,7 @@ def test_probabilities_along_a_text_are_those_of_proposals() -> None:
     """The draft lacks token 8, and writes it as two of its own."""
     text = [1, 2, 11, 4, 8, 5, 3]
     drafter = TranslatedDrafter(MarkovRunner(own_chain(1)), toy(), Warp())
-    found = drafter.along([1, 2], text, None, 2)
+    found = drafter.along([1, 2, *text], [range(2, 9)], None, 2)
     assert found[3, 0] == 0
     for place in (0, 2, 4):
         drafter.start([[1, 2, *text[:place]]], text[place : place + 1], Step(torch.empty(0)))

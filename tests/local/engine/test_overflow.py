@@ -8,6 +8,7 @@ import torch
 from architectures import VOCABULARY, random_model
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings, ModelSettings
+from harness.engines.door.reading import Transcript
 from harness.engines.record import Preparation
 from harness.local.engine.pair import Pair
 from harness.local.engine.reading import PairReader
@@ -37,7 +38,7 @@ def pair(broken: str) -> Pair:
 def test_acceptance_along_a_text_is_not_made_of_nan(role: str) -> None:
     """nan would read as a token that was not offered, or that cannot be drawn."""
     reader = PairReader(pair(role), DecodingSettings(), 3)
-    texts = [([5, 6], [7, 8, 9, 10]), ([5, 6], [7, 8, BROKEN, 9, 10])]
+    texts = [Transcript.of([5, 6], answer) for answer in ([7, 8, 9, 10], [7, 8, BROKEN, 9, 10])]
     with pytest.raises(RunError, match=rf"{role}: {role} gives logits that are nan .* text"):
         list(reader.read(texts))
 

@@ -31,7 +31,13 @@ from harness.local.decoding.trees import TreeProposal, tokens_on
 from harness.local.decoding.warp import AnyWarp, current_warp
 from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.drafting.heads.unread import Unread, UnreadFeatures
-from harness.local.drafting.teacher_forcing import as_offered, places_of, upcoming
+from harness.local.drafting.teacher_forcing import (
+    CHUNK,
+    as_offered,
+    in_parts,
+    places_of,
+    upcoming,
+)
 from harness.local.drafting.trees.growth import Grown, Growth, Predictor, trees_of
 from harness.local.runners.attention import without_cudnn
 
@@ -282,34 +288,39 @@ class HeadDrafter(TreeDrafter):
 
     @torch.inference_mode()
     def along(
-        self, prompt: Sequence[int], text: Sequence[int], hidden: Tensor | None, most: int
+        self, tokens: Sequence[int], answers: Sequence[range], hidden: Tensor | None, most: int
     ) -> Tensor:
         """Read the whole text once; then each place is a row that drafts behind its own beginning of it."""
         assert hidden is not None
         device = self.device
         features = hidden.flatten(1).to(device)
-        tokens = to_device([*prompt, *text], device)
-        following = tokens[1:]
+        following = to_device(tokens, device)[1:]
         num_features = len(features)
         self.cache = SlotCache()
         self.cache.num_slots = num_features + self.num_ahead(most)
-        start = tokens.new_zeros(1)
-        everything = Unread(features[None], following[None], start + num_features, start)
+        start = following.new_zeros(1)
         parts = []
         with without_cudnn():
-            self.read(everything)
+            for begin in range(0, num_features, CHUNK):
+                part = slice(begin, begin + CHUNK)
+                count = len(features[part])
+                self.read(
+                    Unread(
+                        features[None, part], following[None, part], start + count, start + begin
+                    )
+                )
             of_text = self.cache
-            for numbers in places_of(text):
+            for numbers in in_parts(places_of(answers)):
                 places = to_device(numbers, device)
-                # Each place's last feature; an iteration reads it, and as many before it as are read again.
-                last = places + len(prompt) - 1
+                # The last feature before each place; an iteration reads it, and as many before it as are read again.
+                last = places - 1
                 starts = (last - self.num_reread).clamp(min=0)
                 index = starts.unsqueeze(1) + torch.arange(self.num_reread + 1, device=device)
                 index = index.clamp(max=num_features - 1)
                 unread = Unread(features[index], following[index], last - starts + 1, starts)
                 self.cache = of_text.twin()
                 self.cache.repeat(torch.zeros_like(places))
-                expected = upcoming(text, numbers, most).to(device)
+                expected = upcoming(tokens, numbers, most).to(device)
                 # The text's own tokens, which `draw` takes; any token beyond the text.
                 taken = expected.clamp(min=0)
                 drafted = self.draft(unread, taken)

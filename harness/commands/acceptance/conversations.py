@@ -1,0 +1,89 @@
+"""What `acceptance` prints about conversations: their parts, and where speculation does not pay."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from harness.commands.acceptance.figures import estimate_of
+from harness.reporting.table import Column, Table, interval, number, times
+from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceTextRow
+from harness.results.runs import grouped
+from harness.results.statistics.interval import counted
+
+_HEADINGS = {"kind": "Kind", "turn": "Turn", "context": "Context"}
+
+
+def lines_of_parts(
+    parts: Sequence[AcceptancePartRow], texts: Sequence[AcceptanceTextRow], best_k: int
+) -> list[tuple[str, str]]:
+    """Tokens per iteration of each part at one K, and the turns that are faster without speculation."""
+    at_best = [part for part in parts if part.num_draft_tokens == best_k]
+    lines = []
+    for by, some in grouped(at_best, lambda part: part.by).items():
+        figures = [f"{part.part} {_tokens(part)}" for part in some]
+        lines.append((_HEADINGS[str(by)], " · ".join(figures)))
+    if any(part.expected_speedup for part in parts):
+        slower = [text for text in texts if best_k in (text.slower_at or ())]
+        turns = f"{len(slower)} of {counted(len(texts), 'turn')} at K={best_k}"
+        num_all = len(parts) // len(at_best)
+        always = sum(len(text.slower_at or ()) == num_all for text in texts)
+        of_parts = [
+            f"{_called(some[0])} at {numbers}"
+            for some in grouped(parts, lambda part: (part.by, part.part)).values()
+            if (numbers := slower_at(some))
+        ]
+        lines.append(("Slower", "; ".join([f"{turns}, {always} at every K", *of_parts])))
+    return lines
+
+
+def slower_at(parts: Sequence[AcceptancePartRow]) -> str | None:
+    """Each K at which a part is faster without speculation, by its interval: `K=3 to 16`; None for none."""
+    found = [
+        int(part.num_draft_tokens or 0)
+        for part in parts
+        if part.expected_speedup is not None and part.expected_speedup.high < 1
+    ]
+    if not found:
+        return None
+    if len(found) == len(parts):
+        return "every K"
+    first, last = min(found), max(found)
+    if len(found) == last - first + 1 > 2:
+        return f"K={first} to {last}"
+    return f"K={', '.join(map(str, found))}"
+
+
+def table_of_parts(parts: Sequence[AcceptancePartRow], best_k: int) -> Table:
+    """A row for each part, at one K."""
+    by_part = grouped(parts, lambda part: (part.by, part.part))
+    columns = (
+        Column("by", text=True, of="by", once=True),
+        Column("", text=True, of="part"),
+        Column("tokens", "{:,}".format, "num_tokens"),
+        Column("conver-\nsations", of="num_conversations"),
+        Column("drafted", "{:.0%}".format, "share_drafted"),
+        Column("tokens per\niteration", number(), "tokens_per_iteration.estimate"),
+        Column("95 % interval", of=lambda part: interval(part.tokens_per_iteration)),
+        Column("expected\nspeed-up", times, "expected_speedup.estimate", optional=True),
+        Column(
+            "slower\nat",
+            text=True,
+            of=lambda part: slower_at(by_part[part.by, part.part]),
+            optional=True,
+        ),
+    )
+    at_best = [part for part in parts if part.num_draft_tokens == best_k]
+    title = f"Parts of conversations at K={best_k}"
+    return Table.of("parts", title, at_best, columns)
+
+
+def _tokens(part: AcceptancePartRow) -> str:
+    tokens = part.tokens_per_iteration
+    return "all drafted" if tokens is None else f"{estimate_of(tokens):.2f}"
+
+
+def _called(part: AcceptancePartRow) -> str:
+    name = str(part.part)
+    if part.by == "kind":
+        return name
+    return f"turn {name}" if part.by == "turn" else f"{name} tokens of context"

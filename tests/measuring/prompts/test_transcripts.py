@@ -1,0 +1,202 @@
+"""Recorded conversations as token ids: every answer follows exactly what the model was asked."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import pytest
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from harness.config.errors import SettingError
+from harness.engines.chat import Chat
+from harness.measuring.prompts.chat_templates import as_text, encode_prompts, from_template
+from harness.measuring.prompts.sets import Prompt
+from harness.measuring.prompts.transcripts import Reading, readings_of
+from tiny_checkpoints import make_tokenizer
+
+# As templates of Qwen have it: calls as JSON, and thoughts only behind the user's last message.
+QWEN = """\
+{%- for t in tools or [] %}<tool>{{ t | tojson }}</tool>\n{% endfor -%}
+{%- set ns = namespace(last=-1) -%}
+{%- for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}{% endif %}{% endfor -%}
+{%- for m in messages -%}
+{{- '<|' + m.role + '|>\n' -}}
+{%- if m.reasoning_content and loop.index0 > ns.last -%}
+{{- '<think>\n' + m.reasoning_content + '\n</think>\n\n' -}}
+{%- endif -%}
+{{- m.content -}}
+{%- for call in m.tool_calls or [] %}
+<call>
+{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}
+</call>
+{%- endfor -%}
+{{- '<|end|>\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt %}<|assistant|>\n{{ '<think>\n\n</think>\n\n' if no_thoughts }}{% endif -%}"""
+PLAIN = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def call(name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
+
+
+ASKED = {"role": "user", "content": "Where is a?"}
+FOUND = {"role": "tool", "content": "b/a", "tool_call_id": "1"}
+CALLED = {
+    "role": "assistant",
+    "content": "",
+    "tool_calls": [call("find", {"path": "a", "most": 3})],
+}
+SAID = {"role": "assistant", "content": "Here:\n```\ncd b\n```\nDone."}
+MORE = {"role": "user", "content": "And c?"}
+TOOLS = ({"type": "function", "function": {"name": "find"}},)
+
+
+def thinking(message: dict[str, Any], thought: str) -> dict[str, Any]:
+    return {**message, "reasoning_content": thought}
+
+
+def conversation(*messages: dict[str, Any]) -> Prompt:
+    return Prompt("", messages=messages, tools=TOOLS, line=7)
+
+
+def read(prompt: Prompt, tokenizer: Any, **arguments: Any) -> list[Reading]:
+    """The readings of a conversation, each answer of which follows what the model was asked."""
+
+    def render(chat: Chat, asks: bool) -> str:
+        given = {"tokenize": False, "add_generation_prompt": asks, **arguments}
+        return str(from_template(tokenizer, chat, "auto", given))
+
+    readings = readings_of(prompt, tokenizer, render, adds_special_tokens=False)
+    messages = prompt.conversation.messages
+    places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
+    for reading in readings:
+        for answer, turn in zip(reading.transcript.answers, reading.turns, strict=True):
+            asked = Chat(messages[: places[turn.number - 1]], prompt.tools)
+            [before] = encode_prompts(tokenizer, [asked], "auto", arguments)
+            assert list(reading.transcript.token_ids[: answer.start]) == before
+            assert len(turn.kinds) == len(answer)
+    assert sorted(turn.number for one in readings for turn in one.turns) == [
+        *range(1, len(places) + 1)
+    ]
+    return readings
+
+
+def texts(reading: Reading, tokenizer: Any) -> list[str]:
+    return [
+        tokenizer.decode(reading.transcript.token_ids[answer.start : answer.stop])
+        for answer in reading.transcript.answers
+    ]
+
+
+def test_answers_of_a_conversation_are_in_one_text() -> None:
+    tokenizer = make_tokenizer(chat_template=QWEN)
+    [reading] = read(conversation(ASKED, CALLED, FOUND, SAID, MORE, CALLED), tokenizer)
+    called = '<call>\n{"name": "find", "arguments": {"path": "a", "most": 3}}\n</call><|end|>'
+    assert [text.lstrip() for text in texts(reading, tokenizer)] == [
+        called,
+        f"{SAID['content']}<|end|>",
+        called,
+    ]
+    assert [turn.asked for turn in reading.turns] == ["Where is a?", "b/a", "And c?"]
+
+
+def test_where_a_template_drops_thoughts_each_turn_is_read_with_its_own() -> None:
+    """The answers to one question share a text; that of the whole conversation has none of the first one's thoughts."""
+    tokenizer = make_tokenizer(chat_template=QWEN)
+    first = [ASKED, thinking(CALLED, "Look."), FOUND, thinking(SAID, "So b.")]
+    then = [MORE, thinking(CALLED, "Again."), FOUND, SAID]
+    readings = read(conversation(*first, *then), tokenizer)
+    assert [[turn.number for turn in one.turns] for one in readings] == [[1, 2], [3, 4]]
+    assert "Look." in texts(readings[0], tokenizer)[0]
+    assert "Again." in texts(readings[1], tokenizer)[0]
+    assert "Look." not in tokenizer.decode(readings[1].transcript.token_ids)
+
+
+def test_an_empty_thought_in_the_prompt_stays_there() -> None:
+    tokenizer = make_tokenizer(chat_template=QWEN)
+    readings = read(conversation(ASKED, SAID, MORE, SAID), tokenizer, no_thoughts=True)
+    # The template has the empty thought for the answer that is asked for alone.
+    assert [[turn.number for turn in one.turns] for one in readings] == [[1], [2]]
+    assert texts(readings[1], tokenizer) == [f"{SAID['content']}<|end|>"]
+
+
+def test_tokens_across_the_beginning_of_an_answer_are_not_made() -> None:
+    """A tokenizer that writes `>H` as one token, which no prompt ends with: each turn is read after its own prompt."""
+    names = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), ">H"]
+    tokenizer = Tokenizer(
+        models.BPE({name: place for place, name in enumerate(names)}, [(">", "H")])
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    merging = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    merging.chat_template = PLAIN
+    hello = {"role": "assistant", "content": "Hello"}
+    readings = read(conversation(ASKED, hello, MORE, hello), merging)
+    assert len(readings) == 2
+    assert [texts(one, merging) for one in readings] == [["Hello</s>"], ["Hello</s>"]]
+    other = {"role": "assistant", "content": "hello"}
+    assert len(read(conversation(ASKED, other, MORE, other), merging)) == 1
+
+
+def test_a_template_that_hides_an_answer_is_refused() -> None:
+    hides = PLAIN.replace(
+        "{{ m.content }}", "{{ m.content if m.role == 'user' else 'x' if loop.last }}"
+    )
+    hides = hides.replace("<{{ m.role }}>", "{{ loop.length }}<{{ m.role }}>")
+    with pytest.raises(SettingError, match="template hides the answer in message 2 of line 7"):
+        read(conversation(ASKED, SAID), make_tokenizer(chat_template=hides))
+
+
+def test_every_token_has_its_kind() -> None:
+    tokenizer = make_tokenizer(chat_template=QWEN)
+    prompt = conversation(
+        ASKED, thinking({**CALLED, "content": "I look."}, "Is it there?"), FOUND, SAID
+    )
+    [reading] = read(prompt, tokenizer)
+    told: dict[str, str] = Counter()  # type: ignore[assignment]
+    for answer, turn in zip(reading.transcript.answers, reading.turns, strict=True):
+        for place, kind in zip(answer, turn.kinds, strict=True):
+            told[kind] = (told[kind] or "") + tokenizer.decode(
+                [reading.transcript.token_ids[place]]
+            )
+    assert told["thinking"] == "Is it there?"
+    assert told["text"] == "I look.Here:\n\nDone."
+    assert told["code"] == "```\ncd b\n```"
+    assert told["tool name"] == "find"
+    assert told["tool arguments"] == 'path": "a", "most": 3'
+    assert "<call>" in told["markup"]
+    assert "<|end|>" in told["markup"]
+
+
+def test_a_conversation_without_a_template_is_text() -> None:
+    tokenizer = make_tokenizer()
+    prompt = Prompt("", messages=(ASKED, SAID, MORE, SAID))
+    [reading] = readings_of(
+        prompt, tokenizer, lambda chat, asks: as_text(chat, asks=asks), adds_special_tokens=True
+    )
+    assert texts(reading, tokenizer) == [f" {SAID['content']}"] * 2
+    [before] = encode_prompts(tokenizer, [Chat((ASKED, SAID, MORE))], "never")
+    assert list(reading.transcript.token_ids[: reading.transcript.answers[1].start]) == before
+
+
+def test_a_transcript_ends_where_the_context_does() -> None:
+    tokenizer = make_tokenizer(chat_template=PLAIN)
+    [reading] = read(conversation(ASKED, SAID, MORE, SAID), tokenizer)
+    second = reading.transcript.answers[1]
+    cut = reading.until(second.start + 3)
+    assert cut is not None
+    assert [len(answer) for answer in cut.transcript.answers] == [
+        len(reading.transcript.answers[0]),
+        3,
+    ]
+    one = reading.until(second.start + 1)
+    assert one is not None
+    assert len(one.turns) == 1
+    assert reading.until(5) is None
