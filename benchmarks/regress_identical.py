@@ -14,12 +14,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 from collections import Counter, defaultdict
-from collections.abc import Sequence
 from pathlib import Path
 
 from harness.commands.read_runs import every_run
 from harness.commands.regress.comparisons import compared_runs
-from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 
 
@@ -49,12 +47,13 @@ def main() -> None:
 
 def slower(run: Run, factor: float) -> Run:
     """The run with every time of its prompts multiplied."""
-    prompts: Sequence[LatencyPromptRow] = [
+    slowed = dataclasses.replace(run)
+    slowed.prompt_rows = [
         dataclasses.replace(row, time_ms=factor * row.time_ms)
         for row in run.prompt_rows
         if row.time_ms
     ]
-    return dataclasses.replace(run, prompt_rows=list(prompts))
+    return slowed
 
 
 if __name__ == "__main__":

@@ -23,7 +23,7 @@ from harness.config.errors import SettingError
 from harness.results.files import Contents, read_file, read_kind
 from harness.results.result_file import NAME, read_result
 from harness.results.row import Row
-from harness.results.rows.prompts import LatencyPromptRow, read_prompts
+from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import AnyRunRow, Run, each_once, group, grouped, merge
 from harness.results.schema import RunRow
 from harness.results.statistics.interval import counted
@@ -200,8 +200,7 @@ class _Reader:
     def finish(self) -> None:
         """Check that anything was found, and give the runs the rows of their prompts.
 
-        They come from a prompts file among those that were read, or else from the run's own directory. This comes last,
-        because callers leave out runs first, and reading prompts takes long.
+        They come from a prompts file among those that were read; runs find those in their own directories.
 
         Raises:
             SettingError: no file has the result of a run.
@@ -214,8 +213,8 @@ class _Reader:
                 rule += f" ({findings.notes[0]})"
             raise SettingError(", ".join(map(str, self._paths)), rule)
         for run in findings.runs:
-            of_files = self._prompts.get(run.last.run)
-            run.prompt_rows = of_files or read_prompts(run.directory, run.last.run)
+            if run.last.run in self._prompts:
+                run.prompt_rows = self._prompts[run.last.run]
 
     def _read_directory(self, directory: Path) -> None:
         has_any = False

@@ -21,6 +21,7 @@ from harness.engines.keeper import PairKeeper
 from harness.measuring.progress import say, show
 from harness.measuring.session import Session, WithTyped
 from harness.reporting.page import in_full, in_short
+from harness.reporting.table import Answer
 from harness.reporting.terminal import as_text, print_document
 from harness.results.files import SUMMARY_FILE, check_appendable
 from harness.results.locked_files import remove_locks, replace_file
@@ -86,23 +87,30 @@ def run_command(
             unwritten: list[HarnessError] = []
             try:
                 written = session.write_rows(rows)
-                write_result(directory, session.written, session.devices)
+            except HarnessError as error:
+                unwritten.append(error)
+            page = COMMANDS[command].page([Run(list(rows), directory=directory)]) if rows else None
+            full: Answer = []
+            finding: list[str] = []
+            doubts: Sequence[str] = ()
+            if page is not None:
+                page = replace(page, tables=(*page.tables, *experiment.more))
+                full = in_full(page)
+                finding = [line.whole for line in page.finding]
+                doubts = page.doubts
+            try:
+                write_result(directory, session.written, session.devices, finding, doubts)
+                if full:
+                    replace_file(directory / SUMMARY_FILE, as_text(full).encode())
             except HarnessError as error:
                 unwritten.append(error)
         session.close()
-        page = COMMANDS[command].page([Run(list(rows), directory=directory)]) if rows else None
-        if page is not None:
-            page = replace(page, tables=(*page.tables, *experiment.more))
-            try:
-                replace_file(directory / SUMMARY_FILE, as_text(in_full(page)).encode())
-            except HarnessError as error:
-                unwritten.append(error)
         _remove_own_locks(settings, directory)
         if page is not None:
             # The line about progress may still be on the terminal.
             show("")
             try:
-                print_document(in_full(page) if settings.results.details else in_short(page))
+                print_document(full if settings.results.details else in_short(page))
             finally:
                 # Two paths, a line each where one has no room for both.
                 where = textwrap.TextWrapper(

@@ -64,10 +64,7 @@ class Report:
         answers = {}
         for question, page in self.pages.items():
             about = [page.title, *(text for _, text in page.why)]
-            lines = [
-                Line(f"{line.text} ({line.more})" if line.more else line.text, line.style)
-                for line in page.finding
-            ]
+            lines = [Line(line.whole, line.style) for line in page.finding]
             answers[question] = [
                 *sentences("warning", *page.doubts),
                 *lines,

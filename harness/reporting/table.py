@@ -188,6 +188,10 @@ class Line:
     style: Style = "plain"
     more: str = ""
 
+    @property
+    def whole(self) -> str:
+        return f"{self.text} ({self.more})" if self.more else self.text
+
 
 @dataclass(frozen=True)
 class Bar:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,19 @@ SCHEMA = Path(__file__).with_name("result.schema.json")
 VERSION = 1
 
 
-def write_result(directory: Path, rows: Sequence[RunRow], devices: Sequence[str]) -> None:
+def write_result(
+    directory: Path,
+    rows: Sequence[RunRow],
+    devices: Sequence[str],
+    finding: Sequence[str] = (),
+    doubts: Sequence[str] = (),
+) -> None:
     """Write the file of a run, whole or not at all; a run without rows leaves none.
 
     Args:
         rows: all rows of the run, the one that is judged last.
         devices: product names of the devices that computed.
+        finding, doubts: sentences of the run's page.
     """
     if not rows:
         return
@@ -51,8 +58,13 @@ def write_result(directory: Path, rows: Sequence[RunRow], devices: Sequence[str]
         "status": last.status,
         "error": last.error,
         "verdict": verdict,
+        "finding": [*finding],
+        "doubts": [*doubts],
         "environment": environment(devices),
-        "rows": [_row_as_json(row) for row in rows],
+        "rows": [
+            {field.name: _as_json(getattr(row, field.name)) for field in fields(row)}
+            for row in rows
+        ],
     }
     replace_file(directory / NAME, f"{json.dumps(content, indent=1)}\n".encode())
 
@@ -84,18 +96,6 @@ def read_result(file: Path, kinds: Collection[type[Row]]) -> Contents | None:
             rows.append(kind.parse({name: _cell(row, columns[name]) for name in columns}))
     torn = [f"{file}: a row is no object; left out"] * (len(content["rows"]) - len(rows))
     return Contents(kind, [*rows], torn)
-
-
-def _row_as_json(row: RunRow) -> dict[str, Any]:
-    """The row with nested intervals; what one covers only where the CSV file has a column for that, too."""
-    columns = row.columns()
-    values = {}
-    for field in fields(row):
-        value = getattr(row, field.name)
-        if isinstance(value, Interval) and f"{field.name}_covers" not in columns:
-            value = replace(value, covers=None)
-        values[field.name] = _as_json(value)
-    return values
 
 
 def _as_json(value: Any) -> Any:

@@ -26,6 +26,8 @@ _FIRST = (
     "run job model draft arm check verdict batch_size num_draft_tokens temperature seed".split()
 )
 
+_COVERS = "what that interval is over: `15 prompts and 5 runs`, batches, laps of requests in flight, or questions"
+
 # A damaged file may hold a number of any length.
 _LARGEST = 2**63
 # Truth values as `csv` writes them.
@@ -43,8 +45,8 @@ class ColumnDescription:
     The field `num_draft_tokens: int | Literal["auto"] | None` has the type and hint int, the words ("auto",), and is
     optional. `acceptance_by_position: list[float | None] | None` has the type list and the hint list[float | None].
 
-    The field `speedup: Interval | None` is described as three columns of the type float, or four: `speedup`,
-    `speedup_low`, `speedup_high` and `speedup_covers`. A list of intervals is three lists.
+    The field `speedup: Interval | None` is described as four columns: `speedup`, `speedup_low`, `speedup_high` and
+    `speedup_covers`. A list of intervals is three lists.
 
     Attributes:
         field: of the row.
@@ -102,17 +104,14 @@ def pooled(pools: Pooling, text: str, unit: str = "") -> Any:
     return _column("figure", text, unit, pools=pools)
 
 
-def with_interval(
-    pools: Pooling | None, text: str, ends: str, unit: str = "", covers: str = ""
-) -> Any:
+def with_interval(pools: Pooling | None, text: str, ends: str, unit: str = "") -> Any:
     """A figure with its interval, a field of the type `Interval | None` or `list[Interval] | None`.
 
     Args:
         pools: the rule for the estimate of a figure that is pooled over repeated runs, see `pooled`.
-        ends: what the interval is: `95 % paired interval over laps`.
-        covers: the text of a column with what the interval covers; empty for none.
+        ends: what the interval is: `95 % paired interval`.
     """
-    return _column("figure", text, unit, pools=pools, ends=ends, covers=covers)
+    return _column("figure", text, unit, pools=pools, ends=ends)
 
 
 figure = functools.partial(_column, "figure")
@@ -231,24 +230,24 @@ def _described(column: Field[Any], hint: Any) -> dict[str, ColumnDescription]:
     )
     if not interval:
         return {column.name: described}
-    estimate = replace(described, part="estimate", type=float, hint=float)
-    low = f"lower end of its {interval['ends']}"
-    high = "upper end of the same"
+    ends = interval["ends"]
     if described.type is list:
-        estimate = replace(estimate, type=list, hint=list[float])
-        low = f"lower ends of their {interval['ends']}"
-        high = "upper ends of the same"
+        estimate = replace(described, part="estimate", type=list, hint=list[float])
+        end = replace(estimate, pools=None)
+        return {
+            column.name: estimate,
+            f"{column.name}_low": replace(end, part="low", text=f"lower ends of their {ends}"),
+            f"{column.name}_high": replace(end, part="high", text="upper ends of the same"),
+        }
+    estimate = replace(described, part="estimate", type=float, hint=float)
     end = replace(estimate, pools=None)
-    columns = {
+    covers = replace(end, part="covers", text=_COVERS, unit="", type=str, hint=str)
+    return {
         column.name: estimate,
-        f"{column.name}_low": replace(end, part="low", text=low),
-        f"{column.name}_high": replace(end, part="high", text=high),
+        f"{column.name}_low": replace(end, part="low", text=f"lower end of its {ends}"),
+        f"{column.name}_high": replace(end, part="high", text="upper end of the same"),
+        f"{column.name}_covers": covers,
     }
-    if interval["covers"]:
-        text = interval["covers"]
-        covers = replace(end, part="covers", text=text, unit="", type=str, hint=str)
-        columns[f"{column.name}_covers"] = covers
-    return columns
 
 
 def _part_of(value: Interval | Sequence[Interval] | None, part: str) -> Any:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import attrgetter
 from pathlib import Path
 from typing import Generic, TypeVar
 
 from harness.results.row import Row
-from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.rows.prompts import LatencyPromptRow, read_prompts
 from harness.results.schema import RunRow
 
 Item = TypeVar("Item")
@@ -41,14 +42,17 @@ class Run(Generic[AnyRunRow]):
         file: the CSV file that they were read from.
         directory: of the run, where it can be found.
         times: how many runs with the same `measurement` and outcome were read; this is the newest.
-        prompt_rows: of its `latency_prompts.csv`, both arms; [] where that is not found.
     """
 
     rows: list[AnyRunRow]
     file: Path | None = None
     directory: Path | None = None
     times: int = 1
-    prompt_rows: list[LatencyPromptRow] = field(default_factory=list)
+
+    @functools.cached_property
+    def prompt_rows(self) -> list[LatencyPromptRow]:
+        """The rows of its `latency_prompts.csv`, both arms; [] where that is not found."""
+        return read_prompts(self.directory, self.id)
 
     @property
     def command(self) -> str:

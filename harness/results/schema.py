@@ -342,7 +342,6 @@ class WithSpeedup:
         "time per token of the regular arm over that of the speculative one, on prompts that both answered; with as"
         " many tokens in each answer the ratio of total times",
         ends="95 % paired interval",
-        covers="what the interval is over: prompts, batches, or laps of requests in flight together",
     )
 
     @property

@@ -35,6 +35,10 @@ def test_a_run_leaves_its_rows_verdict_and_command(harness: Harness, tmp_path: P
     speedup = content["rows"][1]["speedup"]
     assert content["verdict"]["speedup"] == speedup
     assert speedup["low"] < speedup["estimate"] < speedup["high"]
+    summary = " ".join(file.with_name("summary.txt").read_text().split())
+    # Whether there are doubts depends on how busy the machine is.
+    assert content["finding"][0].partition(" (")[0] in summary
+    assert [doubt for doubt in content["doubts"] if doubt not in summary] == []
     assert content["environment"]["command_line"].startswith("harness latency num_prompts=8")
     read = read_result(file, [LatencyRow])
     assert read is not None
@@ -54,15 +58,17 @@ def test_a_run_leaves_its_rows_verdict_and_command(harness: Harness, tmp_path: P
 
 
 def test_both_files_of_a_run_say_as_much(tmp_path: Path) -> None:
-    """`covers` of an interval without such a column was in one of them alone."""
+    """Both say what every interval covers."""
     figures = {
         "speedup": Interval(2, 1, 3, Coverage(9, "prompt")),
         "drift": Interval(1, 0.9, 1.1, Coverage(9, "lap")),
     }
     row = LatencyRow(run="1", arm="speculative", **figures)
-    write_result(tmp_path, [row], [])
-    (written,) = valid(tmp_path / "result.json")["rows"]
-    assert (written["speedup"]["covers"], written["drift"]["covers"]) == ("9 prompts", "")
+    write_result(tmp_path, [row], [], ["2.00× faster"], ["The machine was busy."])
+    whole = valid(tmp_path / "result.json")
+    assert (whole["finding"], whole["doubts"]) == (["2.00× faster"], ["The machine was busy."])
+    (written,) = whole["rows"]
+    assert (written["speedup"]["covers"], written["drift"]["covers"]) == ("9 prompts", "9 laps")
     append_rows(tmp_path / "latency.csv", [row])
     (of_csv,) = read_file(tmp_path / "latency.csv", [LatencyRow]).rows
     content = read_result(tmp_path / "result.json", [LatencyRow])

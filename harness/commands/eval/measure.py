@@ -26,6 +26,7 @@ from harness.measuring.prompts.sets import Prompt
 from harness.measuring.session import Session
 from harness.results.acceptance import Acceptance
 from harness.results.files import append_rows
+from harness.results.statistics.interval import Coverage
 from harness.results.statistics.proportions import (
     difference_of_paired_proportions,
     mcnemar_p_value,
@@ -154,8 +155,12 @@ class Evaluation(Experiment):
             ]
             regular_correct = [by_arm["regular"].correct for by_arm in counted]
             arm_correct = [by_arm[arm].correct for by_arm in counted]
+            difference = difference_of_paired_proportions(regular_correct, arm_correct)
+            # Answers that are drawn to one question several times are no other questions.
+            is_repeated = len(counted) > len(first_asked)
+            covers = Coverage(len(counted), "question", same_texts=is_repeated)
             compared = {
-                "difference": difference_of_paired_proportions(regular_correct, arm_correct),
+                "difference": dataclasses.replace(difference, covers=covers),
                 "mcnemar_p_value": mcnemar_p_value(regular_correct, arm_correct),
                 # Sampled texts may differ; greedy ones must not.
                 "identical_prompts": sum(identical) if is_greedy else None,

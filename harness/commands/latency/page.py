@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.run import was_measured
 from harness.reporting.page import Page
-from harness.results.rows.prompts import read_prompts
 from harness.results.runs import Run
 
 if TYPE_CHECKING:
@@ -18,8 +17,6 @@ if TYPE_CHECKING:
 
 def latency_page(runs: Sequence[Run]) -> Page | None:
     """The page of one run or of many; None where nothing was measured."""
-    for run in runs:
-        run.prompt_rows = run.prompt_rows or read_prompts(run.directory, run.id)
 
     def plots() -> dict[str, list[Plot]]:
         from harness.commands.latency.plots import latency_plots

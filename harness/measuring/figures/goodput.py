@@ -29,7 +29,7 @@ class Goodput(Group):
     goodput: MaybeFloat = pooled("mean", "requests per second within `slo`", "requests/s")
     goodput_share: MaybeFloat = pooled("mean", "share of the requests within `slo`")
     goodput_ratio: Interval | None = with_interval(
-        "mean", "`goodput` over the regular arm's", ends="paired 95 % interval over laps"
+        "mean", "`goodput` over the regular arm's", ends="paired 95 % interval"
     )
 
     @classmethod

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
+from harness.measuring.figures.paired import paired_times
 from harness.results.row import pooled, with_interval
 from harness.results.schema import MaybeFloat, MaybeInt, MaybeText
 from harness.results.statistics.interval import Interval
@@ -101,7 +102,8 @@ def _ratio(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> 
         totals.append(totals_by_unit(np.divide(joules, tokens), arm.units[:size]))
     of_regular, of_speculative = totals
     counted = (of_regular > 0) & (of_speculative > 0)
-    return ratio_of_totals(of_regular[counted], of_speculative[counted], *run.resampling)
+    unit = paired_times(run, regular, speculative).unit
+    return ratio_of_totals(of_regular[counted], of_speculative[counted], *run.resampling, unit=unit)
 
 
 def _joules(generations: Sequence[Generation]) -> list[float]:

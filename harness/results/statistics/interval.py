@@ -16,8 +16,8 @@ FEWEST_BLOCKS = 2
 # Of every interval that is shown.
 CONFIDENCE = 0.95
 # Names of units, whose times are independent of each other: a prompt, a conversation, a batch of prompts, a
-# lap of requests, and a block, all answers between one start of each arm and the next.
-UNITS = ("prompt", "conversation", "batch", "lap", "block")
+# lap of requests, and a block, all answers between one start of each arm and the next. Accuracy is over questions.
+UNITS = ("prompt", "conversation", "batch", "lap", "block", "question")
 
 
 def counted(number: int, name: str) -> str:

@@ -283,7 +283,7 @@ def ratio_of_rates(
     """The ratio of two rates, each a total over its total time, with an interval as of `ratio_of_totals`.
 
     Args:
-        numerator, denominator: counts and seconds of the same units, [num_units] each.
+        numerator, denominator: counts and seconds of the same laps, [num_laps] each.
 
     Returns:
         nan where the denominator counted nothing; without bounds where a resample did, or with too few units.
@@ -295,6 +295,7 @@ def ratio_of_rates(
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.asarray((tops / top_s) / (bottoms / bottom_s))
 
+    covers = Coverage(data[0].size, "lap")
     estimate = float(ratio(*data, axis=-1)) if data[0].size else NAN
     if not math.isfinite(estimate):
         return Interval()
@@ -304,7 +305,9 @@ def ratio_of_rates(
         # A resample in which the denominator counted nothing: there are no bounds then.
         warnings.simplefilter("ignore", DegenerateDataWarning)
         low, high = bootstrapped(data, ratio, num_resamples, seed)
-    return Interval(estimate, low, high) if math.isfinite(low + high) else Interval(estimate)
+    if not math.isfinite(low + high):
+        return Interval(estimate, covers=covers)
+    return Interval(estimate, low, high, covers)
 
 
 def _expanded(confidence: float, size: int) -> float:

@@ -9,16 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.commands.latency.ranking.pairs import latency_pairs
 from harness.commands.latency.ranking.sweep import page_of_runs
-from harness.commands.latency.ranking.tables import pairs_table
 from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.iteration_time import iteration_line
 from harness.config.machine import note_command_line
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
-from pages import short
+from pages import full, short
 from report_files import latency_run
 from wording import mentions
 
@@ -63,7 +61,9 @@ def run_of(
     both = latency_run(k, regular_ms / ms, **figures | changes)
     times = dict(zip(("regular", "speculative"), (regular_ms, ms), strict=True))
     rows = [row.from_values(row.values() | {"ms_per_token": times[str(row.arm)]}) for row in both]
-    return Run(rows, prompt_rows=prompts)
+    run = Run(rows)
+    run.prompt_rows = prompts
+    return run
 
 
 def sweep(fixed: float, per_token: float, ks: Sequence[int] = (2, 4, 8), **changes: Any) -> str:
@@ -139,8 +139,7 @@ def test_the_page_of_a_sweep_has_the_line() -> None:
     text = short(page_of_runs(runs), 80)
     assert mentions(text, "Why", "An iteration takes 21.4 ms")
     assert mentions(text, "a draft token costs 14 % of a regular step")
-    notes = pairs_table(latency_pairs(runs)).notes
-    assert len([note for note in notes if "An iteration takes" in note]) == 1
+    assert full(page_of_runs(runs)).count("An iteration takes") == 1
     other = [run_of(k, 21.4, 3.1, draft="other") for k in (2, 4, 8)]
     of_both = short(page_of_runs([*runs, *other]), 200)
     assert of_both.count("13B with head: An iteration") == 1

@@ -14,7 +14,7 @@ from harness.results.statistics.interval import UNITS, Coverage
     [
         ("", None),
         ("prompts", None),
-        ("15 questions", None),
+        ("15 apples", None),
         ("15 prompts and more", None),
         ("1 batch", Coverage(1, "batch")),
         ("12 batches", Coverage(12, "batch")),

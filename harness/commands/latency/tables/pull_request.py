@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from harness.commands.latency.tables.doubts import doubts
 from harness.commands.latency.tables.run import figure_in_words, headline
 from harness.commands.latency.tables.shown_commands import typed_command
 from harness.measuring.rows import LatencyRow
@@ -36,6 +37,8 @@ def _lines(run: Run[LatencyRow]) -> Iterator[str | None]:
     yield f"method {method}, engine {last.engine} {last.server or last.runner or ''}{served}"
     head = headline(last)
     yield f"**{head.text}** ({head.more})"
+    if against := doubts(rows, run.prompt_rows):
+        yield f"doubts: {' '.join(against)}"
     if last.decode_speedup is not None:
         speedup = judge(last.decode_speedup)
         yield f"without the time to the first token: {figure_in_words(speedup)}"
@@ -50,8 +53,6 @@ def _lines(run: Run[LatencyRow]) -> Iterator[str | None]:
         )
     )
     yield _acceptance(last)
-    if last.identical_prompts is not None:
-        yield f"greedy texts of both arms: {last.identical_prompts} of {last.num_prompts} are equal"
     failed = " and ".join(f"{row.num_failed or 0} {row.arm}" for row in rows)
     caches = {
         None: "none between prompts",
@@ -59,7 +60,13 @@ def _lines(run: Run[LatencyRow]) -> Iterator[str | None]:
         False: "prompts may be in it (no salt)",
     }
     covers = Coverage.of(last.speedup) or f"{last.num_prompts} prompts"
-    yield f"over {covers}; {failed} requests failed; prefix cache: {caches[last.salted]}"
+    greedy = ""
+    if last.identical_prompts is not None:
+        greedy = (
+            f"; {last.identical_prompts} of {last.num_prompts} greedy texts of both arms are equal"
+        )
+    cache = f"prefix cache: {caches[last.salted]}"
+    yield f"over {covers}; {failed} requests failed; {cache}{greedy}"
     yield f"`{typed_command(run) or 'command unknown'}`"
     yield f"run {last.run}, harness {last.harness_version}, commit {last.commit or 'unknown'}"
 

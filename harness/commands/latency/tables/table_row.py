@@ -74,8 +74,10 @@ def _speedup(row: LatencyRow) -> str:
     if row.status == NO_VERDICT:
         return "no verdict"
     text = result_line(row)
-    verdict = verdict_of(row)
-    if verdict.speedup.is_known and not verdict.speedup.has_bounds:
+    speedup = verdict_of(row).speedup
+    if speedup.has_bounds and speedup.covers is not None:
+        text = f"{text.removesuffix(')')} over {speedup.covers})"
+    elif speedup.is_known and not speedup.has_bounds:
         text += " (no interval)"
     return text if row.was_quiet else f"{text}, not quiet"
 
