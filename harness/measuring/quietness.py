@@ -118,7 +118,7 @@ class Quietness:
                 handle = pynvml.nvmlDeviceGetHandleByUUID(gpu)
                 clock = pynvml.nvmlDeviceGetClockInfo(handle, pynvml.NVML_CLOCK_SM)
                 self._lowest_clock_mhz = min(clock, self._lowest_clock_mhz or clock)
-                self._throttle_reasons.update(throttle_reasons(gpu))
+                self._throttle_reasons |= set(throttle_reasons(gpu))
                 running = pynvml.nvmlDeviceGetComputeRunningProcesses(handle)
                 num_others = _num_others({process.pid for process in running})
                 self._other_processes = max(num_others, self._other_processes or 0)

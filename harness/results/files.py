@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from harness.results.locked_files import LockedFile, locked, read_whole, replace_file
+from harness.results.locked_files import locked, read_whole, replace_file
 from harness.results.row import Row, kind_of
 
 # The whole result as text, in the directory of a run or a sweep.
@@ -63,25 +63,19 @@ def append_rows(path: str | Path, rows: Sequence[Row]) -> Path:
     path = Path(path)
     for candidate in _numbered(path) if rows else ():
         with locked(candidate, "results.file") as file:
-            if _append_to(file, rows):
+            if not file.path.exists() or not file.path.stat().st_size:
+                file.replace(as_csv(rows))
                 return candidate
+            header = _header(file.path)
+            if sorted(header) != sorted(rows[0].columns()):
+                continue
+            with file.path.open("rb") as end:
+                end.seek(-1, os.SEEK_END)
+                # An editor may have left the last line without its end.
+                line_end = b"" if end.read() == b"\n" else b"\n"
+            file.append(line_end + _as_csv([_cells(row, header) for row in rows]))
+            return candidate
     return path
-
-
-def _append_to(file: LockedFile, rows: Sequence[Row]) -> bool:
-    """Append rows; False, without a change, where the file has other columns."""
-    if not file.path.exists() or not file.path.stat().st_size:
-        file.replace(as_csv(rows))
-        return True
-    header = _header(file.path)
-    if sorted(header) != sorted(rows[0].columns()):
-        return False
-    with file.path.open("rb") as end:
-        end.seek(-1, os.SEEK_END)
-        # An editor may have left the last line without its end.
-        line_end = b"" if end.read() == b"\n" else b"\n"
-    file.append(line_end + _as_csv([_cells(row, header) for row in rows]))
-    return True
 
 
 def read_rows(path: str | Path, kind: type[AnyRow]) -> list[AnyRow]:

@@ -17,9 +17,7 @@ from harness.commands.latency.questions import asks_again, questions_to_ask
 from harness.commands.latency.record import LatencySettings
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.errors import RunError, SettingError
-from harness.config.run import PromptedSettings
 from harness.config.settings import require
-from harness.engines.door.pairs import AnyPair
 from harness.engines.door.wing import local
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.registry import engine_of
@@ -32,7 +30,7 @@ from harness.measuring.figures.texts import compare_texts
 from harness.measuring.interleaving import Answers, ask_in_turns
 from harness.measuring.progress import say
 from harness.measuring.prompts.encoding import decide_ignore_eos
-from harness.measuring.prompts.sets import PromptSet, load_prompts
+from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.quietness import Quietness
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
@@ -127,20 +125,7 @@ class Latency(Experiment):
         )
         gpus = () if engine.weights is None else engine.weights.gpus
         quietness = Quietness(gpus, say)
-        self.run = MeasuredRun(
-            settings=settings,
-            prompt_set=self.prompt_set,
-            # A server alone may be the speculative arm.
-            arms={arm.name: MeasuredArm(arm.name) for arm in engine.arms},
-            num_resamples=settings.num_resamples,
-            in_blocks=engine.blocks is not None,
-            salted=_salted(engine),
-            end_tokens=session.end_tokens() if settings.weights == "stored" else frozenset(),
-            quietness=quietness,
-            smaller_k_follow=_smaller_k_follow(session.planned, settings),
-            stopped_by=_last_to_stop(settings, self.prompt_set, engine),
-            confidence=CONFIDENCE if settings.precision is None else CONFIDENCE_OF_LOOKS,
-        )
+        self.run = self._unmeasured(session, engine, quietness)
         stopped_by = self._time_arms(session, engine, quietness)
         if stopped_by is not None:
             self.run = dataclasses.replace(self.run, stopped_by=stopped_by)
@@ -163,6 +148,36 @@ class Latency(Experiment):
             self.more = [profile_table(profile) for profile in profiles]
         self._read_answers(session, engine)
 
+    def _unmeasured(self, session: Session, engine: Engine, quietness: Quietness) -> MeasuredRun:
+        """The run before the first question: what follows from its settings and its engine."""
+        settings = self.settings
+        known_salts = [arm.traits.salts for arm in engine.arms if arm.traits.salts is not None]
+        # A smaller tree or a smaller block is not the beginning of a larger one, and what a server drafts is unknown.
+        accepts_beginnings = settings.num_levels is None and tests_each_token(
+            settings.decoding.rule
+        )
+        # With `precision`, what ends the run after the last question.
+        stopped_by: StoppedBy | None = None
+        if settings.precision is not None:
+            has_asked_all = settings.num_asked == len(self.prompt_set.prompts)
+            stopped_by = "prompts" if has_asked_all else "num_prompts"
+            if engine.blocks is not None:
+                stopped_by = "blocks"
+        return MeasuredRun(
+            settings=settings,
+            prompt_set=self.prompt_set,
+            # A server alone may be the speculative arm.
+            arms={arm.name: MeasuredArm(arm.name) for arm in engine.arms},
+            num_resamples=settings.num_resamples,
+            in_blocks=engine.blocks is not None,
+            salted=all(known_salts) if known_salts else None,
+            end_tokens=session.end_tokens() if settings.weights == "stored" else frozenset(),
+            quietness=quietness,
+            smaller_k_follow=accepts_beginnings and session.planned.shorter_proposals_follow,
+            stopped_by=stopped_by,
+            confidence=CONFIDENCE if settings.precision is None else CONFIDENCE_OF_LOOKS,
+        )
+
     def _read_answers(self, session: Session, engine: Engine) -> None:
         """Read the answers once more for what every smaller K would have yielded, which closes the engine."""
         settings = self.settings
@@ -180,7 +195,10 @@ class Latency(Experiment):
 
     def rows(self, session: Session) -> list[LatencyRow]:
         """One row per arm, with None for anything that was not measured."""
-        self._write_unwritten(session)
+        # Where the run ended before the regular arm's answers: figures follow from these too.
+        unwritten = self.unwritten.items()
+        self.unwritten = {}
+        self._write([answer for name, answer in unwritten if name in self.run.arms], session)
         rows = []
         for measured in self.run.arms.values():
             figures = figures_of(LatencyRow, self.run, measured)
@@ -324,14 +342,6 @@ class Latency(Experiment):
         complete = answers if first in new else new
         self._write([answers[name] for name in self.run.arms if name in complete], session)
 
-    def _write_unwritten(self, session: Session) -> None:
-        """Write the rows of what counts, where the run ended before the regular arm's answers: figures follow from
-        them.
-        """
-        pending = [answers for name, answers in self.unwritten.items() if name in self.run.arms]
-        self.unwritten = {}
-        self._write(pending, session)
-
     def _write(self, generations: Sequence[Generation], session: Session) -> None:
         rows = [
             self._prompt_row(session, generation, request)
@@ -414,32 +424,4 @@ def _shortened(settings: LatencySettings) -> tuple[LatencySettings, str]:
     return shortened, f"test=true: {' and '.join(changes)}" if changes else ""
 
 
-def _last_to_stop(
-    settings: LatencySettings, prompt_set: PromptSet, engine: Engine
-) -> StoppedBy | None:
-    """What ends a run with `precision` after the last question; None without `precision`."""
-    if settings.precision is None:
-        return None
-    if engine.blocks is not None:
-        return "blocks"
-    return "prompts" if settings.num_asked == len(prompt_set.prompts) else "num_prompts"
-
-
-def _smaller_k_follow(planned: AnyPair, settings: PromptedSettings) -> bool:
-    """Whether a smaller K would accept the beginnings of what was accepted.
-
-    A smaller tree or a smaller block is not the beginning of a larger one, and what a server drafts
-    is unknown.
-    """
-    if settings.num_levels is not None or not tests_each_token(settings.decoding.rule):
-        return False
-    return planned.shorter_proposals_follow
-
-
 EXPERIMENT = Latency
-
-
-def _salted(engine: Engine) -> bool | None:
-    """Whether prefix caches heed salts, as far as the servers are known; None where there are no such caches."""
-    known = [arm.traits.salts for arm in engine.arms if arm.traits.salts is not None]
-    return all(known) if known else None

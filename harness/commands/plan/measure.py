@@ -1,7 +1,7 @@
 """`plan`: does a pair fit, and how fast can it be at best, before anything is downloaded?
 
 The wing with the models sketches them from their configurations and places them on a real or pretended machine
-(`engines.plans`); here its bytes become the columns of one row.
+(`engines.door.plans`); here its bytes become the columns of one row.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """A pair on paper: configurations are sketched, placed on a real or pretended machine, and the bytes of the placement
-are plain values (`engines.plans`). Nothing is downloaded but configurations.
+are plain values (`engines.door.plans`). Nothing is downloaded but configurations.
 """
 
 from __future__ import annotations

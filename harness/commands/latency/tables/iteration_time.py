@@ -47,7 +47,11 @@ def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
         None where fewer than two K have a time.
     """
     known = [run for run in runs if _step_ms(run.rows[0]) and _iteration_ms(run.last)]
-    drafted = [_drafted(run.last) for run in known]
+    # Draft tokens of an iteration: K, less at the end of an answer and where a draft is not sure enough.
+    drafted = []
+    for run in known:
+        k = run.last.num_draft_tokens
+        drafted.append(proposed_per_iteration(run.last) or (k if isinstance(k, int) else 0))
     if len(set(drafted)) < 2:
         return None
     step_ms = float(np.mean([_step_ms(run.rows[0]) for run in known]))
@@ -106,19 +110,15 @@ def _by_unit(
     units = {}
     for unit, rows in rows_by_unit(prompts, "speculative").items():
         times = [(one.time_ms or 0.0) - (one.time_to_first_token_ms or 0.0) for one in rows]
-        iterations = [
-            one.num_iterations or _num_decoded(one) / per_iteration
-            for one in rows
-            if one.num_iterations or _num_decoded(one)
-        ]
+        iterations = []
+        for one in rows:
+            num_decoded = (one.num_tokens or 0) - (one.time_to_first_token_ms is not None)
+            number = one.num_iterations or num_decoded / per_iteration
+            if number:
+                iterations.append(number)
         if len(iterations) == len(rows):
             units[unit] = (sum(times), sum(iterations))
     return units
-
-
-def _num_decoded(prompt: LatencyPromptRow) -> int:
-    """Tokens in the time that counts."""
-    return (prompt.num_tokens or 0) - (prompt.time_to_first_token_ms is not None)
 
 
 def _iteration_ms(row: LatencyRow) -> float | None:
@@ -146,12 +146,6 @@ def _ms_per_token(row: LatencyRow) -> float | None:
     if length is None or first_ms is None or length <= 1:
         return row.ms_per_token
     return (row.ms_per_token * length - first_ms) / (length - 1)
-
-
-def _drafted(row: LatencyRow) -> float:
-    """Draft tokens of an iteration: K, less at the end of an answer and where a draft is not sure enough."""
-    number = row.num_draft_tokens
-    return proposed_per_iteration(row) or (number if isinstance(number, int) else 0)
 
 
 def _is_free(row: LatencyRow) -> bool:
