@@ -90,7 +90,7 @@ class Sender:
         self._counted_until = 0.0
 
     def request_seconds(self) -> float:
-        """The times of all requests so far, added up."""
+        """The times of all requests so far, added up. Called whenever the number in flight is about to change."""
         now = time.perf_counter()
         self._request_seconds += self.num_in_flight * (now - self._counted_until)
         self._counted_until = now

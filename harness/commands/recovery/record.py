@@ -129,8 +129,8 @@ class RecoverySettings(PromptedSettings):
         rule = "must be auto or weights with engine=local, whose weights are the reference"
         require(self.reference != "regular", "reference", rule, self.reference)
         rule = f"must name one of {', '.join(_OF_OWN_LOOP)} with engine=local"
-        known = not set(_OF_OWN_LOOP).isdisjoint(self.samplings)
-        require(known, "samplings", rule, self.samplings)
+        tests_any = not set(_OF_OWN_LOOP).isdisjoint(self.samplings)
+        require(tests_any, "samplings", rule, self.samplings)
 
 
 class Recovery(Command):

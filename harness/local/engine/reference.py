@@ -48,6 +48,7 @@ class ModelReference:
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
         target = self._pair.target
+        # [R, P, V] by R routes, position 0 after the whole text.
         logits = recompute(self.logits, target.model, token_ids)
         epsilon = torch.finfo(target.dtype).eps
         differences = logits[:, 0, wanted] - logits[:, 0, other]
@@ -57,6 +58,7 @@ class ModelReference:
     def logits(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None
     ) -> Tensor:
+        """Logits [B, V] after prompts, or after continuations of equal lengths, which are read behind their cache."""
         logits = self._runners.target.start(prompts).logits
         if continuations is not None and continuations[0]:
             tokens = torch.tensor(continuations, device=logits.device)

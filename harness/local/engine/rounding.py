@@ -28,7 +28,7 @@ _NUM_LIKELY = 8
 # run; of normal errors one of two million is larger.
 _NUM_DEVIATIONS = 5.0
 
-# `Reference.logits`: (prompts, continuations=None) -> [B, V].
+# `ModelReference.logits`: (prompts, continuations=None) -> [B, V].
 Logits = Callable[..., Tensor]
 
 
@@ -36,7 +36,7 @@ def recompute(logits: Logits, model: nn.Module, token_ids: Sequence[int]) -> Ten
     """Logits [R, P, V] after the last P positions of a text, the last one first, by R routes.
 
     Args:
-        logits: `Reference.logits` of the model.
+        logits: `ModelReference.logits` of the model.
     """
     length = len(token_ids)
     has_cached_routes = length > max(_CACHED)

@@ -13,9 +13,8 @@ those before it have left. Two GPUs with room for 24 GB each, a target of 30 GB,
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from harness.config.amounts import amount
@@ -39,24 +38,20 @@ def fit(case: Case) -> list[Placement]:
     """
     for attempt in _attempts(case):
         order = -1 if attempt.draft_first else 1
-        place = partial(_place, case, attempt)
+        placements = []
+        room = case.room
         try:
-            return _place_in_turn(case.models[::order], case.room, place)[::order]
+            for sketch in case.models[::order]:
+                placement = _place(case, attempt, sketch, room)
+                # The next model has what this one leaves.
+                room = {
+                    device: max(0, size - placement.taken(device)) for device, size in room.items()
+                }
+                placements.append(placement)
+            return placements[::order]
         except Misfit as exception:
             misfit = exception
     raise misfit
-
-
-def _place_in_turn(
-    models: Sequence[Sketch], room: Memory, place: Callable[[Sketch, Memory], Placement]
-) -> list[Placement]:
-    """Place models one after the other, each in the room that those before it have left."""
-    placements = []
-    for sketch in models:
-        placement = place(sketch, room)
-        room = {device: max(0, size - placement.taken(device)) for device, size in room.items()}
-        placements.append(placement)
-    return placements
 
 
 # Attempts -----------------------------------------------------------------------------------------

@@ -69,20 +69,16 @@ class CacheRunner(TreeRunner):
         # Many samples of one prompt: it is read once.
         are_equal = all(prompt == prompts[0] for prompt in prompts)
         outputs = self._read(prompts[:1] if are_equal else prompts)
-        if not self._is_filled():
+        width = max(self._lengths)
+        layers = self._cache.layers
+        is_filled = bool(layers) and all(
+            type(layer) is DynamicLayer and layer.get_seq_length() == width for layer in layers
+        )
+        if not is_filled:
             name = type(self._model).__name__
             raise RollbackError(f"{name} does not keep its state in a KV cache")
         self._begin()
         return Step(*(output.expand(len(prompts), *output.shape[1:]) for output in outputs))
-
-    def _is_filled(self) -> bool:
-        """Return whether every layer has keys and values of all tokens in the cache."""
-        width = max(self._lengths)
-        layers = self._cache.layers
-        for layer in layers:
-            if type(layer) is not DynamicLayer or layer.get_seq_length() != width:
-                return False
-        return bool(layers)
 
     @torch.inference_mode()
     def read(self, tokens: Tensor, lengths: Sequence[int]) -> Step:

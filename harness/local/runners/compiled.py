@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Unpack
 
 import torch
@@ -79,7 +80,9 @@ class PreparedRunner(StaticRunner):
         self._prepared = PreparedCalls()
         self.check(shapes.num_slots)
         if not self._captured:
-            shapes = shapes.without_captures()
+            # Decisions and prompts are captured alone, never compiled.
+            trees = shapes.trees._replace(decisions=())
+            shapes = replace(shapes, decisions={}, longest_prompt=0, trees=trees)
         started = time.perf_counter()
         self._prepared = self._made_with_kernels_for_all(shapes)
         self.setup_seconds = time.perf_counter() - started

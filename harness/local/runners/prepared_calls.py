@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -67,11 +67,6 @@ class RunnerShapes:
     def __post_init__(self) -> None:
         object.__setattr__(self, "widths", sorted(set(self.widths)))
         object.__setattr__(self, "num_drawn", sorted(set(self.num_drawn)))
-
-    def without_captures(self) -> RunnerShapes:
-        """Return the shapes without what is captured alone, never compiled."""
-        trees = self.trees._replace(decisions=())
-        return replace(self, decisions={}, longest_prompt=0, trees=trees)
 
 
 class CallName(NamedTuple):
@@ -303,7 +298,12 @@ def _calls_with(
     forward = passes[name]
     example = _example(name, shapes, maker.device)
     calls = {name: maker.captured(forward, example, example.moved())}
-    for decision in _decisions_after(name, shapes):
+    decisions: Sequence[Decision] = ()
+    if name.kind == "text":
+        decisions = shapes.decisions.get(name.num_tokens, ())
+    elif name.num_tokens == shapes.trees.most_tokens:
+        decisions = shapes.trees.decisions
+    for decision in decisions:
         logits = forward(*example)[0]
         inputs = decision.examples(logits)
         decided = DecidedPass(forward, decision, type(example))
@@ -318,13 +318,6 @@ def _calls_with(
             drawn = CallName("draw", name.num_rows, name.num_tokens, number)
             calls[drawn] = maker.captured(draws, drawing, drawing.moved())
     return calls
-
-
-def _decisions_after(name: CallName, shapes: RunnerShapes) -> Sequence[Decision]:
-    if name.kind == "text":
-        return shapes.decisions.get(name.num_tokens, ())
-    is_whole_tree = name.num_tokens == shapes.trees.most_tokens
-    return shapes.trees.decisions if is_whole_tree else ()
 
 
 def _example(name: CallName, shapes: RunnerShapes, device: torch.device) -> TextInputs | TreeInputs:

@@ -95,7 +95,10 @@ class StaticRunner(CacheRunner):
     def _extend(self, tokens: Tensor, **arguments: Any) -> tuple[Tensor, ...]:
         num_rows, num_tokens = tokens.shape
         if not self._fits(num_tokens):
-            self._grow(num_tokens)
+            old = self._slots.first_rows(len(self._lengths))
+            num_needed = max(self._lengths) + self._num_extended + num_tokens
+            self._slots = Slots.like(old.buffers, old.num_rows, round_up(2 * num_needed))
+            self._slots.write(old.buffers)
         longest = max(self._lengths) + self._num_extended
         are_equal = min(self._lengths) == max(self._lengths)
         starts = longest if are_equal else self._starts(num_rows)
@@ -194,12 +197,6 @@ class StaticRunner(CacheRunner):
 
     def _fits(self, num_tokens: int) -> bool:
         return most(self._lengths) + self._num_extended + num_tokens <= self._slots.num_slots
-
-    def _grow(self, num_tokens: int) -> None:
-        old = self._slots.first_rows(len(self._lengths))
-        num_needed = max(self._lengths) + self._num_extended + num_tokens
-        self._slots = Slots.like(old.buffers, old.num_rows, round_up(2 * num_needed))
-        self._slots.write(old.buffers)
 
     def _starts(self, num_rows: int) -> Tensor:
         """Return the next slot of each row [B], on the device; rows that have ended write from slot

@@ -29,12 +29,6 @@ def reason_of(error: Exception) -> str:
     return str(as_run_error(error) or in_one_line(error))
 
 
-def _row_of(error: Exception) -> int | None:
-    """Return the number of the row whose numbers overflowed; None for any other error."""
-    cause = error.__cause__
-    return cause.row if isinstance(cause, NonFiniteError) else None
-
-
 class _Batch:
     """The answers that are generated together, all by one arm.
 
@@ -97,7 +91,9 @@ class _Batch:
         """
         failed = list(self.rows.values())
         going_on: list[Answer] = []
-        number = _row_of(error)
+        cause = error.__cause__
+        # The row whose numbers overflowed, if that is the error.
+        number = cause.row if isinstance(cause, NonFiniteError) else None
         if number in self.rows:
             failed = [self.rows[number]]
             going_on = [answer for answer in self.rows.values() if answer not in failed]

@@ -4,6 +4,7 @@ engine that loads the weights itself accepts as much as these weights say.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -76,9 +77,16 @@ class AcceptanceFigures(Group, Accepted):
         if arm.was_sent:
             columns |= _reported(arm)
         lengths = None
-        if run.pair(arm) is not None and run.tokens_by_k is None:
+        if run.pair(arm) is not None and run.tokens_by_k is None and run.smaller_k_follow:
+            by_place: defaultdict[int, Acceptance] = defaultdict(Acceptance)
+            for request in arm.answered:
+                # Turns of a conversation are not independent, nor are repetitions of a prompt.
+                place = run.prompt_set.occurrence(request.index).place
+                by_place[place] += Acceptance.of(request.outcomes)
             of_coins = run.settings.decoding.synthetic_acceptance is not None
-            lengths = lengths_by_num_draft_tokens(acceptance_by_prompt(run), of_coins=of_coins)
+            lengths = lengths_by_num_draft_tokens(
+                list(by_place.values()), run.settings.num_levels, of_coins=of_coins
+            )
         by_request = [Acceptance.of(request.outcomes) for request in arm.answered]
         return cls(
             mean_acceptance_length_per_request=mean_length_per_request(by_request),
@@ -108,72 +116,31 @@ def _reported(arm: MeasuredArm) -> dict[str, Any]:
     return counted_acceptance(arm.counted, num_begun) | reported
 
 
-@dataclass(frozen=True)
-class MeasuredAcceptance:
-    """The acceptance of a run's speculative arm, by prompt.
-
-    Attributes:
-        requests: one entry per prompt, over its turns and repetitions.
-        num_levels: of the trees that were proposed, whose levels are the positions; None for chains.
-        extrapolates: whether a smaller K would accept the beginnings of what was accepted, so that
-            its lengths about follow.
-    """
-
-    requests: Sequence[Acceptance]
-    num_levels: int | None = None
-    extrapolates: bool = True
-
-    @property
-    def drafted(self) -> list[Acceptance]:
-        """The requests in which an iteration proposed anything."""
-        return [request for request in self.requests if request.num_iterations]
-
-    @property
-    def total(self) -> Acceptance:
-        return sum(self.requests, Acceptance())
-
-    @property
-    def num_places(self) -> int:
-        """Draft positions. Of a tree its levels, of which it has fewer than tokens."""
-        places = self.total.num_places
-        return places if self.num_levels is None else min(places, self.num_levels)
-
-    def length_with(self, num_draft_tokens: int) -> Interval:
-        """Return the mean acceptance length if iterations had proposed `num_draft_tokens` at most."""
-        from harness.results.statistics.ratios import skewed_ratio_of_totals
-
-        tokens = [request.num_tokens_with(num_draft_tokens) for request in self.drafted]
-        return skewed_ratio_of_totals(tokens, [request.num_iterations for request in self.drafted])
-
-
-def acceptance_by_prompt(run: MeasuredRun) -> MeasuredAcceptance:
-    """The acceptance of each prompt that the speculative arm answered."""
-    by_place: dict[int, Acceptance] = {}
-    for request in run.arms["speculative"].answered:
-        # Turns of a conversation are not independent, nor are repetitions of a prompt.
-        place = run.prompt_set.occurrence(request.index).place
-        so_far = by_place.get(place, Acceptance())
-        by_place[place] = so_far + Acceptance.of(request.outcomes)
-    return MeasuredAcceptance(
-        requests=list(by_place.values()),
-        num_levels=run.settings.num_levels,
-        extrapolates=run.smaller_k_follow,
-    )
-
-
 def lengths_by_num_draft_tokens(
-    measured: MeasuredAcceptance, *, of_coins: bool = False
+    prompts: Sequence[Acceptance], num_levels: int | None = None, *, of_coins: bool = False
 ) -> list[Interval] | None:
-    """The mean acceptance length for each smaller K; None where these do not follow.
+    """The mean acceptance length for each smaller K; None where no draft token was tested, or one position never.
 
     They are about right, and so without intervals: iterations with a smaller K begin at other tokens. That is off by
     -11 to +33 % where hard tokens stand together, or apart.
 
     Args:
+        prompts: the speculative arm's acceptance of each, over its turns and repetitions.
+        num_levels: of the trees that were proposed, whose levels are the positions; None for chains.
         of_coins: whether coins accepted the tokens, which fall alike for all of them, so that intervals hold.
     """
-    num_places = min(measured.num_places, MOST_INTERVALS) if measured.extrapolates else 0
-    lengths = [measured.length_with(number) for number in range(1, num_places + 1)]
+    from harness.results.statistics.ratios import skewed_ratio_of_totals
+
+    drafted = [acceptance for acceptance in prompts if acceptance.num_iterations]
+    num_iterations = [acceptance.num_iterations for acceptance in drafted]
+    num_places = sum(drafted, Acceptance()).num_places
+    if num_levels is not None:
+        # A tree has more tokens than levels.
+        num_places = min(num_places, num_levels)
+    lengths = []
+    for k in range(1, min(num_places, MOST_INTERVALS) + 1):
+        num_tokens = [acceptance.num_tokens_with(k) for acceptance in drafted]
+        lengths.append(skewed_ratio_of_totals(num_tokens, num_iterations))
     if not lengths or not all(length.is_known for length in lengths):
         # After a gap, entries would be taken for those of another K: no list at all is better.
         return None

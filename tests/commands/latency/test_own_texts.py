@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from harness.measuring.figures.acceptance import (
-    MeasuredAcceptance,
     lengths_by_num_draft_tokens,
 )
 from harness.measuring.rows import LatencyRow
@@ -129,7 +128,7 @@ def test_exact_lengths_are_those_of_decoding_where_about_is_biased(
     texts = [chain(rng) for _ in range(NUM_TEXTS)]
     exact = tokens_per_iteration([cut_of(text, 8) for text in texts], range(NUM_TEXTS))
     outcomes = [Acceptance.of(decoded(rng, text, 8)) for text in texts]
-    about = lengths_by_num_draft_tokens(MeasuredAcceptance(outcomes))
+    about = lengths_by_num_draft_tokens(outcomes)
     assert about is not None
     for k in (1, 2, 4, 8):
         # 200 times the coins of one run: the standard error is below 0.1 %.
