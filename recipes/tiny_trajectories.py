@@ -17,6 +17,8 @@ import json
 import random
 import re
 import shutil
+from collections.abc import Generator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import harness
+from harness.engines.chat import Chat
 from recipes.tiny_pair.language import story, sums
 
 SHIPPED = Path(harness.__file__).parent / "local" / "models" / "shipped"
@@ -31,7 +34,7 @@ PAIR = {"target": "tiny", "draft": "tiny_draft"}
 TEMPERATURE = 0.5
 # Conversations end before they fill the context of 512 tokens; the pair learnt from 256 at once.
 MOST_TOKENS = 400
-MOST_IN_A_TURN = 40
+MOST_IN_A_TURN = 24
 # A tool is shown by its description, a call by what is to be computed, and a result by its number.
 CHAT_TEMPLATE = """\
 {%- for tool in tools or [] %}{{ tool.function.description + '\\n' }}{% endfor -%}
@@ -60,33 +63,58 @@ def write_trajectories(directory: Path, number: int) -> None:
         shutil.copytree(SHIPPED / name, directory / role, dirs_exist_ok=True)
         (directory / role / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     writer = Writer(directory / "target")
-    with (directory / "trajectories.jsonl").open("w", encoding="utf-8") as file:
-        for seed in range(number):
-            file.write(json.dumps(writer.trajectory(seed)) + "\n")
+    rows = writer.trajectories(number)
+    lines = [json.dumps(row) + "\n" for row in rows]
+    (directory / "trajectories.jsonl").write_text("".join(lines), encoding="utf-8")
+
+
+@dataclass
+class Wanted:
+    """The target's next words: after these tokens, up to a text that ends them and with it, or a line break."""
+
+    prompt: list[int]
+    end: str
 
 
 class Writer:
-    """Lets the target write conversations."""
+    """Lets the target write conversations, all of them at once."""
 
     def __init__(self, checkpoint: Path) -> None:
         self.tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint)
         self.model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
 
-    def trajectory(self, seed: int) -> dict[str, Any]:
+    def trajectories(self, number: int) -> list[dict[str, Any]]:
+        torch.manual_seed(number)
+        conversations = [self.trajectory(random.Random(seed)) for seed in range(number)]
+        wanted = {place: next(one) for place, one in enumerate(conversations)}
+        rows: dict[int, dict[str, Any]] = {}
+        while wanted:
+            written = self.written([*wanted.values()])
+            for place, text in zip([*wanted], written, strict=True):
+                try:
+                    wanted[place] = conversations[place].send(text)
+                except StopIteration as end:
+                    del wanted[place]
+                    rows[place] = end.value
+        return [rows[place] for place in range(number)]
+
+    def trajectory(self, rng: random.Random) -> Generator[Wanted, str, dict[str, Any]]:
         """One conversation, of stories and of lines that the tool completes."""
-        rng = random.Random(seed)
-        torch.manual_seed(seed)
-        tool = {"type": "function", "function": {"name": "calculator", "description": "3 + 4 = 7"}}
+        tools = [
+            {"type": "function", "function": {"name": "calculator", "description": "3 + 4 = 7"}}
+        ]
         messages: list[dict[str, Any]] = []
-        for _ in range(rng.randint(1, 3)):
-            words = story(rng).split()[: rng.randint(6, 20)]
+        for _ in range(rng.randint(1, 2)):
+            words = story(rng).split()[: rng.randint(6, 12)]
             messages.append({"role": "user", "content": " ".join(words)})
-            messages.append({"role": "assistant", "content": self._next(messages, [tool], "\n")})
+            text = yield Wanted(self._encoded(messages, tools), "\n")
+            messages.append({"role": "assistant", "content": text})
             messages.append({"role": "user", "content": sums(rng, rng.choice("*+"), 2)})
-            for number in range(rng.randint(2, 8)):
-                line = self._next(messages, [tool], "=")
+            for number in range(rng.randint(2, 5)):
+                prompt = self._encoded(messages, tools)
+                line = yield Wanted(prompt, "=")
                 call = CALL.fullmatch(line)
-                if call is None or self._num_tokens(messages, [tool]) > MOST_TOKENS:
+                if call is None or len(prompt) > MOST_TOKENS:
                     break
                 expression = call[1]
                 function = {
@@ -101,36 +129,44 @@ class Writer:
                 messages.append({"role": "tool", "tool_call_id": name, "content": str(result)})
         while messages[-1]["role"] != "assistant":
             messages.pop()
-        return {"messages": messages, "tools": [tool]}
+        return {"messages": messages, "tools": tools}
 
     def _encoded(self, messages: list[dict[str, Any]], tools: list[Any]) -> list[int]:
-        for_template = json.loads(json.dumps(messages))
-        for message in for_template:
-            for call in message.get("tool_calls", ()):
-                call["function"]["arguments"] = json.loads(call["function"]["arguments"])
+        chat = Chat(tuple(messages), tuple(tools))
         return list(
             self.tokenizer.apply_chat_template(
-                for_template, tools=tools, add_generation_prompt=True, return_dict=False
+                chat.for_template(), tools=tools, add_generation_prompt=True, return_dict=False
             )
         )
 
-    def _num_tokens(self, messages: list[dict[str, Any]], tools: list[Any]) -> int:
-        return len(self._encoded(messages, tools)) + MOST_IN_A_TURN
-
     @torch.inference_mode()
-    def _next(self, messages: list[dict[str, Any]], tools: list[Any], end: str) -> str:
-        """What the target writes next: up to a line break, or an equals sign and with it."""
-        read = torch.tensor([self._encoded(messages, tools)])
+    def written(self, wanted: list[Wanted]) -> list[str]:
+        """What the target writes next in each conversation."""
+        longest = max(len(one.prompt) for one in wanted)
+        read = torch.tensor([[0] * (longest - len(one.prompt)) + one.prompt for one in wanted])
+        is_text = torch.tensor(
+            [[0] * (longest - len(one.prompt)) + [1] * len(one.prompt) for one in wanted]
+        )
+        positions = (is_text.cumsum(1) - 1).clamp(min=0)
         cache = None
-        written: list[int] = []
-        text = ""
-        while len(written) < MOST_IN_A_TURN and not text.endswith(("\n", end)):
-            step = self.model(read, past_key_values=cache, use_cache=True)
+        tokens: list[list[int]] = [[] for _ in wanted]
+        texts = [""] * len(wanted)
+        for _ in range(MOST_IN_A_TURN):
+            step = self.model(
+                read, attention_mask=is_text, position_ids=positions, past_key_values=cache,
+                use_cache=True, logits_to_keep=1,
+            )  # fmt: skip
             cache = step.past_key_values
             read = torch.multinomial((step.logits[:, -1] / TEMPERATURE).softmax(-1), 1)
-            written.append(int(read))
-            text = self.tokenizer.decode(written, skip_special_tokens=True)
-        return text.split("\n")[0]
+            is_text = torch.cat([is_text, torch.ones_like(read)], dim=1)
+            positions = positions[:, -1:] + 1
+            for place, (one, token) in enumerate(zip(wanted, read[:, 0].tolist(), strict=True)):
+                if not texts[place].endswith(("\n", one.end)):
+                    tokens[place].append(token)
+                    texts[place] = self.tokenizer.decode(tokens[place], skip_special_tokens=True)
+            if all(text.endswith(("\n", one.end)) for text, one in zip(texts, wanted, strict=True)):
+                break
+        return [text.split("\n")[0] for text in texts]
 
 
 if __name__ == "__main__":

@@ -222,7 +222,8 @@ def by_prefixes(
     return torch.cat(parts)
 
 
-def in_parts(places: Sequence[int]) -> Iterator[Sequence[int]]:
+def in_parts(places: Sequence[int], at_once: int = 2**31) -> Iterator[Sequence[int]]:
     """Yield so many places at a time as are drafted at once."""
-    for first in range(0, len(places), PLACES):
-        yield places[first : first + PLACES]
+    at_once = min(at_once, PLACES)
+    for first in range(0, len(places), at_once):
+        yield places[first : first + at_once]

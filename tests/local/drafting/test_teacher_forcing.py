@@ -133,7 +133,8 @@ def test_places_are_drafted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
             hidden = EagerRunner(target, hidden_layers=drafter.layers).start([read]).hidden[0]
         whole = answer_along(drafter, TEXT, hidden)
         monkeypatch.setattr("harness.local.drafting.teacher_forcing.PLACES", 3)
-        monkeypatch.setattr("harness.local.drafting.teacher_forcing.CHUNK", 5)
+        for module in ("teacher_forcing", "heads.drafter", "parallel"):
+            monkeypatch.setattr(f"harness.local.drafting.{module}.CHUNK", 5)
         in_parts = answer_along(drafter, TEXT, hidden)
         monkeypatch.undo()
         torch.testing.assert_close(whole, in_parts, equal_nan=True, atol=1e-5, rtol=1e-4)

@@ -44,6 +44,8 @@ from harness.local.runners.attention import without_cudnn
 # Unread features accumulate until the next proposal; above this many they are processed early to
 # bound memory.
 MOST_UNREAD = 64
+# In the rows that draft at once behind places of a text.
+_MOST_NUMBERS = 2**27
 
 
 class Draft(NamedTuple):
@@ -302,15 +304,18 @@ class HeadDrafter(TreeDrafter):
         parts = []
         with without_cudnn():
             for begin in range(0, num_features, CHUNK):
-                part = slice(begin, begin + CHUNK)
-                count = len(features[part])
+                first = max(0, begin - self.num_reread)
+                part = slice(first, begin + CHUNK)
+                counts = start + len(features[part])
                 self.read(
-                    Unread(
-                        features[None, part], following[None, part], start + count, start + begin
-                    )
+                    Unread(features[None, part], following[None, part], counts, start + first)
                 )
             of_text = self.cache
-            for numbers in in_parts(places_of(answers)):
+            # Each row has the cache of the whole text, and the probabilities of all tokens.
+            numbers_per_row = of_text.num_slots * of_text.numbers_per_token
+            numbers_per_row += most * self.vocabulary_size
+            at_once = max(1, _MOST_NUMBERS // numbers_per_row)
+            for numbers in in_parts(places_of(answers), at_once):
                 places = to_device(numbers, device)
                 # The last feature before each place; an iteration reads it, and as many before it as are read again.
                 last = places - 1
