@@ -155,16 +155,18 @@ def _side(figure: Interval, reference: float) -> str:
     return "above" if figure.low > reference else "below"
 
 
-def _leading(columns: Sequence[Column]) -> list[str]:
-    """What each column is on a telephone, where a row is a card: its `name`, further words of it (`about`), the
+def _leading(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[str]:
+    """What each column is on a telephone, where a row is a card: its `name`, further words of it (`about`), its
     `figure`, or one of the `rest`, which opens on a tap.
     """
-    names = naming(columns)
-    figures = [column for column in columns if column.reference is not None]
-    figure = [*figures, *columns[len(names) :], None][0]
-    parts = ["name" if place == 0 else "about" for place in range(len(names))]
-    parts += ["figure" if column is figure else "rest" for column in columns[len(names) :]]
-    return parts
+    num_names = len(naming(columns))
+    figures = {place for place, column in enumerate(columns) if column.reference is not None}
+    if not figures or any(not row[place] for row in rows for place in figures):
+        # A regular arm has no speed-up.
+        figures.add(num_names)
+    parts = ["name" if place == 0 else "about" for place in range(num_names)]
+    further = range(num_names, len(columns))
+    return [*parts, *("figure" if place in figures else "rest" for place in further)]
 
 
 def _number(value: object) -> float | None:

@@ -24,6 +24,10 @@ from harness.reporting.drawing import (
 from harness.results.runs import Run
 
 
+# Between lines at one K.
+_BESIDE = 0.07
+
+
 def latency_plots(runs: Sequence[Run]) -> dict[str, list[Plot]]:
     """Speed-ups of pairs by K, and by load with the line where speculation stops to pay."""
     pairs = latency_pairs(runs)
@@ -80,7 +84,11 @@ def _against_k(group: pd.DataFrame) -> tuple[str, Curves] | None:
         return title, _of_one_draft(alone, *curves.values())
     if len(curves) > MOST_CURVES:
         title += f" (the first {MOST_CURVES} of {len(curves)})"
-    return title, dict([*curves.items()][:MOST_CURVES])
+    shown: dict[str, Sequence[Point]] = {}
+    for place, (label, points) in enumerate([*curves.items()][:MOST_CURVES]):
+        # Beside each other, so that intervals at one K do not hide each other.
+        shown[label] = [point._replace(x=point.x + _BESIDE * place) for point in points]
+    return title, shown
 
 
 def _of_one_draft(series: pd.DataFrame, measured: Sequence[Point]) -> Curves:

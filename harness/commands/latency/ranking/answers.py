@@ -74,7 +74,7 @@ def _answer(group: pd.DataFrame) -> list[Line]:
         sentence = f"No draft{restriction} pays for {best.model}; the best, {name}, is at {figure}"
     elif verdict.conclusion == "slower":
         sentence = f"{name} does not pay: {figure}"
-    if not best.quiet:
+    if not best.quiet and not best.none_quiet:
         sentence += "; the machine was not quiet"
     lines = [Line(f"{sentence}.", "strong" if verdict.has_interval else "plain")]
     with_intervals = pd.concat([bests[:1], bests[1:][bests[1:].has_interval]])
