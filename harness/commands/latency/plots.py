@@ -23,7 +23,6 @@ from harness.reporting.drawing import (
 )
 from harness.results.runs import Run
 
-
 # Between lines at one K.
 _BESIDE = 0.07
 
