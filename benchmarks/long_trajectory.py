@@ -1,8 +1,7 @@
 """Memory and time of `acceptance` on one long conversation: `python benchmarks/long_trajectory.py [NUM_TOKENS ...]`.
 
-A target of two layers and an EAGLE-3 head, with random weights and a vocabulary of 32,000 tokens. A conversation asks for
-about 900 tokens and has answers of 64, again and again. The process runs under a limit of 8 GiB of address space beside
-what torch reserves, and its peak of resident memory is printed.
+A target of two layers and an EAGLE-3 head, with random weights and a vocabulary of 32,000 tokens, so that logits weigh
+as much as a small model's do. A conversation asks for 900 tokens and has answers of 64, again and again.
 """
 
 from __future__ import annotations
@@ -17,6 +16,10 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import harness
 
@@ -39,7 +42,7 @@ def measure(directory: Path, num_tokens: int) -> None:
     write_pair(directory, num_tokens)
     write_conversation(directory / "long.jsonl", num_tokens)
     command = [sys.executable, "-m", "harness", "acceptance", "model=./target", "draft=./head"]
-    command += ["prompts=./long.jsonl", "weights=random", "up_to=4", "results.file=null"]
+    command += ["prompts=./long.jsonl", "up_to=4", "results.file=null"]
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     started = time.perf_counter()
     outcome = subprocess.run(command, cwd=directory, capture_output=True, text=True, check=False)
@@ -56,17 +59,23 @@ def measure(directory: Path, num_tokens: int) -> None:
 
 
 def write_pair(directory: Path, num_tokens: int) -> None:
-    """Configurations of a target and a head; the tokenizer is the shipped one."""
+    """A target and a head with random weights; the tokenizer is the shipped one."""
     shutil.copytree(SHIPPED / "tiny", directory / "target", dirs_exist_ok=True)
-    (directory / "target" / "model.safetensors").unlink(missing_ok=True)
     (directory / "target" / "chat_template.jinja").write_text(TEMPLATE)
     shutil.copytree(SHIPPED / "tiny_eagle3", directory / "head", dirs_exist_ok=True)
     sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": 2 * num_tokens}
-    change(directory / "target" / "config.json", sizes | {"num_hidden_layers": 2})
+    config = directory / "target" / "config.json"
+    change(config, sizes | {"num_hidden_layers": 2})
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(directory / "target"))
+    model.save_pretrained(directory / "target")
     head = directory / "head" / "config.json"
     layers = json.loads(head.read_text())["transformer_layer_config"] | sizes
     of_head = {"eagle_aux_hidden_state_layer_ids": [0, 1, 2], "draft_vocab_size": VOCABULARY}
     change(head, of_head | {"transformer_layer_config": layers})
+    weights = load_file(directory / "head" / "model.safetensors")
+    weights["lm_head.weight"] = torch.randn(VOCABULARY, 192).bfloat16() / 14
+    save_file(weights, directory / "head" / "model.safetensors")
 
 
 def change(file: Path, values: dict[str, object]) -> None:
