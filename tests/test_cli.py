@@ -55,6 +55,8 @@ def test_help_has_sections(harness: Harness) -> None:
     assert "llama3.1_8B" in presets
     assert "draft.tree" not in presets
     assert presets == harness("help", "presets").stdout
+    of_k = harness("help", "K").stdout
+    assert "decoding.num_draft_tokens" in of_k and "decoding.temperature" not in of_k
     complaint = harness.refused("latency", "-h", "trees")
     assert complaint.startswith("trees: is not in the help of latency, which has: all, presets,")
 

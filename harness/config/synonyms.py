@@ -8,13 +8,17 @@ from collections.abc import Mapping
 SETTINGS: Mapping[str, str] = {
     **dict.fromkeys(("K", "k", "gamma", "num_speculative_tokens"), "num_draft_tokens"),
     **dict.fromkeys(("num_assistant_tokens", "speculative_num_draft_tokens"), "num_draft_tokens"),
-    **dict.fromkeys(("target", "target_model"), "model"),
-    **dict.fromkeys(("draft_model", "assistant_model", "speculative_model"), "draft"),
+    **dict.fromkeys(("draft_tokens", "draft_length", "spec_tokens"), "num_draft_tokens"),
+    **dict.fromkeys(("target", "target_model", "models"), "model"),
+    **dict.fromkeys(("draft_model", "assistant_model", "speculative_model", "drafts"), "draft"),
     **dict.fromkeys(("tokens", "num_tokens", "max_tokens"), "max_new_tokens"),
     **dict.fromkeys(("n", "limit", "samples", "num_samples"), "num_prompts"),
     **dict.fromkeys(("T", "temp"), "temperature"),
-    **dict.fromkeys(("batch", "bs", "load"), "batch_size"),
-    "dataset": "prompts",
+    **dict.fromkeys(("batch", "bs", "load", "concurrency", "max_concurrency"), "batch_size"),
+    **dict.fromkeys(("dataset", "data", "input", "prompt_file", "prompts_file"), "prompts"),
+    **dict.fromkeys(("verbose", "v"), "details"),
+    "quick": "test",
+    "memory": "gpu_memory",
     "device": "placement",
 }
 
@@ -39,23 +43,30 @@ NAMES: Mapping[str, str] = {
 # First words that are no command, and the line to type in their place.
 COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("bench", "benchmark", "measure", "run", "speed"), "harness latency"),
-    "sweep": "harness latency -m K=2,4,8",
-    "race": "harness compare",
-    **dict.fromkeys(("lossless", "verify"), "harness recovery"),
-    **dict.fromkeys(("accuracy", "evaluate"), "harness eval"),
+    **dict.fromkeys(("sweep", "tune", "best-k", "best_k"), "harness latency -m K=2,4,8"),
+    "rank": "harness latency -m draft=tiny_draft,lookup,suffix",
+    "test": "harness latency test=true",
+    **dict.fromkeys(("race", "chat", "demo"), "harness compare"),
+    **dict.fromkeys(("lossless", "verify", "check", "prove"), "harness recovery"),
+    **dict.fromkeys(("accuracy", "evaluate", "quality"), "harness eval"),
     **dict.fromkeys(("fit", "memory"), "harness plan"),
     **dict.fromkeys(("server", "api"), "harness serve"),
-    "results": "harness report",
+    **dict.fromkeys(("results", "show", "plot", "html", "page"), "harness report"),
     "diff": "harness regress",
-    **dict.fromkeys(("models", "presets", "drafts", "engines"), "harness help presets"),
+    **dict.fromkeys(("models", "presets", "drafts", "engines", "list"), "harness help presets"),
     "settings": "harness help all",
     "columns": "python -m harness.cli.menu.columns",
 }
 
-# Words after a command that are no setting, as patterns, and what to type in their place.
+# Words after a command, as patterns, and what to type in their place.
 PHRASES: Mapping[str, str] = {
-    r"(\d+)x(\d+[mgt]i?b)": r"gpus=\1 gpu_memory=\2",
+    r"(?:gpus=)?(\d+)x(?:[a-z]+\d+-)?(\d+[mgt]i?b)": r"gpus=\1 gpu_memory=\2",
     r"(\d+[mgt]i?b)": r"gpu_memory=\1",
-    r"(?:server|base_url)=(.+)": r"engine=server url=\1",
-    r"(https?://.+)": r"engine=server url=\1",
+    r"(?:server|base_url)=(.+)": r"url=\1",
+    r"port=(\d+)": r"url=http://127.0.0.1:\1/v1",
+    r"(https?://.+)": r"url=\1",
+    r"greedy=true": "temperature=0",
+    r"(gsm8k|lm_eval:.+)": r"task=\1",
+    r"([^=]+\.(?:jsonl?|txt|csv|parquet))": r"prompts=\1",
+    r"([^=]+\.gguf|[\w.-]+/[\w.-]+)": r"model=\1",
 }

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from harness.cli import hydra_app
-from harness.cli.menu import documentation, names
+from harness.cli.menu import documentation, names, typed
 from harness.cli.menu.documentation import Setting
 from harness.commands.command import Command
 from harness.config.errors import SettingError, as_typed
@@ -62,10 +62,12 @@ def command_help(
         sections = _sections(command, config, loader)
     if not topic:
         return _page(command, sections, overrides)
-    if topic not in ("all", *sections):
+    every = {entry.name: entry for section in sections.values() for entry in section}
+    meant = [every[name] for name in typed.settings_meant_by(topic, every)]
+    if topic not in ("all", *sections) and not meant:
         rule = f"is not in the help of {command.name}, which has: all, {', '.join(sections)}"
         raise SettingError(topic, rule)
-    chosen = sections if topic == "all" else {topic: sections[topic]}
+    chosen = sections if topic == "all" else {topic: sections.get(topic, meant)}
     parts = []
     for title, entries in chosen.items():
         lines = [_line(entry.name, entry.meaning, _in_brackets(entry.value)) for entry in entries]

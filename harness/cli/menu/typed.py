@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import operator
 import os
 import re
@@ -48,6 +49,8 @@ _PATHS = ("results.file", "hydra.run.dir", "hydra.sweep.dir")
 _DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 # Programs whose commands are typed behind `--`.
 _SERVERS = ("llama-server", "vllm", "sglang", "docker")
+# A word that may go on a list of values.
+_SIMPLE = re.compile(r"[^-=][^=]*")
 # Stands for a value that Hydra's grammar does not have.
 _UNREADABLE = object()
 
@@ -94,14 +97,14 @@ def for_hydra(
                 rule = f"one of {', '.join(action.choices)}" if action.choices else "a value"
                 raise SettingError(name, f"is followed by {rule}", *filter(None, [value]))
         elif word.startswith("-"):
-            settings.append(_from_option(word, remaining, command, known))
+            line_before = [beginning, *before]
+            settings.append(_from_option(word, line_before, remaining, command, known))
             names_typed.append(name.lstrip("-"))
         elif equals or word.startswith("~"):
-            setting = _setting_meant_by(name, known) if equals else None
-            meant = _phrase(word, known) if setting is None else []
-            if meant:
+            if meant := _meant_by_pair(word, known):
                 line = _line(beginning, *before, *meant, *remaining)
-                raise SettingError(name, f"no such setting; type: {line}")
+                raise SettingError(word, f"cannot be read; type: {line}")
+            setting = _setting_meant_by(name, known) if equals else None
             settings.append(word if setting is None else f"{setting}={value}")
             names_typed.append(name)
         elif asks_for_help:
@@ -110,6 +113,9 @@ def for_hydra(
             raise _no_setting(word, [beginning, *before], remaining, known)
     _check(settings, command, known)
     _refuse_other_names(names_typed, settings)
+    given = {setting.partition("=")[0] for setting in settings}
+    if "engine.url" in given and "engine" in known and given.isdisjoint({"engine", "+experiment"}):
+        settings.append("engine=server")
     return options, [_readable(setting) for setting in settings], topic
 
 
@@ -132,10 +138,25 @@ def without_dashes(words: Iterable[str]) -> list[str]:
     return plain
 
 
-def _from_option(word: str, remaining: list[str], command: str, known: Mapping[str, Any]) -> str:
-    """`num_prompts=30` for `--num-prompts 30`; a value that follows is taken from what remains."""
+def _from_option(
+    word: str,
+    before: Sequence[str],
+    remaining: list[str],
+    command: str,
+    known: Mapping[str, Any],
+) -> str:
+    """`num_prompts=30` for `--num-prompts 30`; a value that follows is taken from what remains.
+
+    Args:
+        before: the line up to the word.
+    """
     option, equals, value = word.lstrip("-").partition("=")
     name = option.replace("-", "_")
+    values = [value] if equals else remaining[:1]
+    for given in (*values, "true"):
+        if meant := _meant_by_pair(f"{name}={given}", known):
+            others = remaining if equals or given not in values else remaining[1:]
+            raise SettingError(word, f"cannot be read; type: {_line(*before, *meant, *others)}")
     setting = _setting_meant_by(name, known)
     if setting is None:
         refuse_removed(name)
@@ -185,15 +206,53 @@ def _no_setting(
     if Path(word).name in _SERVERS:
         line = _line(*before, "--", word, *remaining)
         return SettingError(word, f"is the command of a server, which stands behind --: {line}")
-    if remaining and (setting := _setting_meant_by(word, known)):
+    setting = _setting_meant_by(word, known)
+    if setting and bool in alternatives(known[setting]):
+        return SettingError(word, f"needs a value: {_line(*before, f'{setting}=true', *remaining)}")
+    if setting and remaining:
         value, *others = filter(None, (part.lstrip("=") for part in remaining))
         line = _line(*before, f"{setting}={value}", *others)
         return SettingError(word, f"is typed with an equals sign and no spaces: {line}")
-    meant = _phrase(word, known) or setting_with(word, known)
-    if meant:
-        rule = f"is a value without its setting: {_line(*before, *meant, *remaining)}"
-        return SettingError(word, rule)
+    if "prompt" in known and " " in word:
+        line = _line(*before, f"prompt={word}", *remaining)
+        return SettingError(word, f"a text is typed in quotes: {line}")
+    if len(before) > 2 and re.fullmatch("-[^=]+", before[-2]) and "=" not in before[-1]:
+        return _more_values(word, before, remaining, known)
+    meant: list[str] = []
+    has_model = False
+    for one in (word, *remaining):
+        is_value = bool(meant) and re.fullmatch("-[^=]+", meant[-1]) is not None
+        named = [] if is_value else _phrase(one, known) or setting_with(one, known)
+        for part in named or [one]:
+            # A second model is the draft.
+            is_model = part.startswith("model=")
+            meant.append(part.replace("model=", "draft=") if is_model and has_model else part)
+            has_model = has_model or is_model
+    if meant[0] != word:
+        return SettingError(word, f"is a value without its setting: {_line(*before, *meant)}")
+    if setting:
+        return SettingError(word, f"needs a value: {setting}=...")
     return SettingError(word, "cannot be read as setting=value")
+
+
+def _more_values(
+    word: str, before: Sequence[str], remaining: Sequence[str], known: Mapping[str, Any]
+) -> SettingError:
+    """The error for a word behind an option and its value, with the line to type: `-k 2 4`, `--prompt Once upon`."""
+    *line, option, value = before
+    name = option.lstrip("-").replace("-", "_")
+    values = [value, word, *itertools.takewhile(_SIMPLE.fullmatch, remaining)]
+    others = remaining[len(values) - 2 :]
+    if name == "prompt":
+        line += [f"prompt={' '.join(values)}"]
+        return SettingError(word, f"a text is typed in quotes: {_line(*line, *others)}")
+    setting = _setting_meant_by(name, known)
+    kinds = alternatives(known[setting]) if setting else ()
+    if any(typing.get_origin(kind) is tuple for kind in kinds):
+        line += [f"{name}=[{','.join(values)}]"]
+    else:
+        line += ["-m", f"{name}={','.join(values)}"]
+    return SettingError(word, f"several values have commas between them: {_line(*line, *others)}")
 
 
 def no_command(word: str, others: Sequence[str], listed: Sequence[str]) -> SettingError:
@@ -206,11 +265,14 @@ def no_command(word: str, others: Sequence[str], listed: Sequence[str]) -> Setti
     line = synonyms.COMMANDS.get(word.lower())
     if line is not None:
         program, command, *settings = line.split()
-        if command in with_settings():
+        if command in listed:
             given = {other.partition("=")[0] for other in others}
             settings = [one for one in settings if one.partition("=")[0] not in given]
-            line = _line(program, command, *settings, *others)
+            line = " ".join([program, command, shlex.join([*settings, *others])]).rstrip()
         return SettingError(word, f"no such command; type: {line}")
+    if Path(word).name in _SERVERS:
+        line = _line("harness latency --", word, *others)
+        return SettingError(word, f"is the command of a server, which stands behind --: {line}")
     name = word.lstrip("-").partition("=")[0].replace("-", "_")
     for command in with_settings():
         known = setting_hints(settings_of(COMMANDS[command]))
@@ -221,6 +283,9 @@ def no_command(word: str, others: Sequence[str], listed: Sequence[str]) -> Setti
         if word.startswith("-") or ("=" in word and settings_meant_by(name, known)):
             rule = f"comes after a command: {_line(f'harness {command}', word, *others)}"
             return SettingError(word, rule)
+        if others and settings_meant_by(word, known):
+            line = _line(f"harness {command}", f"{word}={others[0]}", *others[1:])
+            return SettingError(word, f"comes after a command: {line}")
     return SettingError(
         word, f"no such command{nearest(word, listed)}; there are: {', '.join(listed)}"
     )
@@ -241,6 +306,14 @@ def _phrase(word: str, known: Collection[str]) -> list[str]:
         if all(len(settings_meant_by(part.partition("=")[0], known)) == 1 for part in meant):
             return meant
     return []
+
+
+def _meant_by_pair(word: str, known: Collection[str]) -> list[str]:
+    """The settings that `base_url=X` or `gpus=2x80GB` stands for; [] for what can be taken as it is."""
+    name = word.partition("=")[0]
+    meant = _phrase(word, known)
+    is_taken = bool(settings_meant_by(name, known)) and f"{name}=" not in " ".join(meant)
+    return [] if is_taken else meant
 
 
 def setting_with(value: str, known: Mapping[str, Any]) -> list[str]:

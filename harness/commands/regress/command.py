@@ -227,8 +227,9 @@ def _settings(arguments: Sequence[str]) -> dict[str, str]:
         name, equals, value = argument.partition("=")
         if not equals or name not in settings:
             names = list(settings)
-            no_such = "no such argument" if equals else "no such file or argument"
-            rule = f"{no_such}{nearest(name, names)}; there are: {', '.join(names)} (--help)"
+            if not equals:
+                raise SettingError(name, "no such file; type: harness regress BEFORE.csv AFTER.csv")
+            rule = f"no such argument{nearest(name, names)}; there are: {', '.join(names)} (--help)"
             raise SettingError(name, rule)
         settings[name] = value
     return settings
@@ -237,7 +238,7 @@ def _settings(arguments: Sequence[str]) -> dict[str, str]:
 def _runs(name: str, path: str) -> list[Run]:
     """The complete runs under a path of the commands that are compared."""
     if not path:
-        raise SettingError(name, "must be set: a CSV file or a directory with some (--help)")
+        raise SettingError(name, "must be set: harness regress BEFORE.csv AFTER.csv")
     names = [command.name for command in commands() if command.regresses]
     every = every_run(Path(path)).runs
     runs = [run for run in every if run.command in names and run.status in ("ok", NO_VERDICT)]

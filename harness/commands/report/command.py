@@ -114,8 +114,8 @@ def main(arguments: Sequence[str]) -> None:
         print(_HELP)
         return
     if unknown := [word for word in arguments if word.startswith("-")]:
-        rule = f"unrecognized arguments: {unknown[0]}; it takes paths and output=DIR (--help)"
-        raise SettingError("report", rule)
+        rule = "no such option; type: harness report, which writes report.html (output=DIR: there)"
+        raise SettingError(unknown[0], rule)
     words: list[str] = []
     ids: list[str] = []
     form: str | None = None

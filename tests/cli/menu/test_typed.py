@@ -54,7 +54,7 @@ def value_of(argument: str) -> Any:
         ("--test", "test=true"),
         ("--test false", "test=false"),
         ("--ignore-eos -m", "decoding.ignore_eos=true"),
-        ("--engine.url http://h/v1?key=x", "engine.url='http://h/v1?key=x'"),
+        ("--engine.metrics_url http://h/v1?key=x", "engine.metrics_url='http://h/v1?key=x'"),
         *[
             (plain, plain)
             for plain in (
@@ -67,6 +67,11 @@ def value_of(argument: str) -> Any:
 )
 def test_a_word_becomes_a_setting(typed: str, expected: str) -> None:
     assert overrides(*typed.split()) == [expected]
+
+
+def test_an_address_is_that_of_a_server() -> None:
+    assert overrides("url=http://h/v1") == ["engine.url=http://h/v1", "engine=server"]
+    assert overrides("engine=local", "url=http://h/v1")[-1] == "engine.url=http://h/v1"
 
 
 def test_options_of_hydra_stay_beside_the_settings() -> None:
