@@ -66,6 +66,7 @@ MISTAKES = {
     "plan 65B 7B 4x40GB": "65B: is a value without its setting: harness plan model=65B draft=7B gpus=4 gpu_memory=40GB",
     "plan --gpus 4x40GB model=7B": "--gpus: cannot be read; type: harness plan gpus=4 gpu_memory=40GB model=7B",
     "latency a/b chats.jsonl": "a/b: is a value without its setting: harness latency model=a/b prompts=chats.jsonl",
+    "compare a.csv b.csv": "a.csv: is a file of results, which are compared by: harness regress a.csv b.csv",
     "latency --greedy": "--greedy: cannot be read; type: harness latency temperature=0",
     "latency test": "test: needs a value: harness latency test=true",
     "eval gsm8k": "gsm8k: is a value without its setting: harness eval task=gsm8k",

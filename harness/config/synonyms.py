@@ -67,6 +67,6 @@ PHRASES: Mapping[str, str] = {
     r"(https?://.+)": r"url=\1",
     r"greedy=true": "temperature=0",
     r"(gsm8k|lm_eval:.+)": r"task=\1",
-    r"([^=]+\.(?:jsonl?|txt|csv|parquet))": r"prompts=\1",
+    r"([^=]+\.(?:jsonl?|txt|parquet))": r"prompts=\1",
     r"([^=]+\.gguf|[\w.-]+/[\w.-]+)": r"model=\1",
 }

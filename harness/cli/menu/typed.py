@@ -213,6 +213,9 @@ def _no_setting(
         value, *others = filter(None, (part.lstrip("=") for part in remaining))
         line = _line(*before, f"{setting}={value}", *others)
         return SettingError(word, f"is typed with an equals sign and no spaces: {line}")
+    if word.endswith(".csv"):
+        line = _line("harness regress", word, *remaining)
+        return SettingError(word, f"is a file of results, which are compared by: {line}")
     if "prompt" in known and " " in word:
         line = _line(*before, f"prompt={word}", *remaining)
         return SettingError(word, f"a text is typed in quotes: {line}")
