@@ -88,7 +88,7 @@ def test_users_bring_their_own_presets(harness: Harness) -> None:
         file = Path(name)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
-    nightly, quantized = re.findall("    harness (.*(?:mine).*)", page)
+    nightly, quantized = re.findall("^harness (.*mine.*)", page, re.MULTILINE)
     shown = harness(*shlex.split(nightly), "--cfg", "all").stdout
     assert "name: our8b" in shown
     assert "draft: lookup,suffix" in shown

@@ -78,7 +78,7 @@ class AcceptanceCommand(Command):
         ("", "the shipped tiny pair, on texts that the target writes now"),
         (
             "model=30B draft=7B prompts=./my_logs.jsonl",
-            "a prompt and a completion per line, or a conversation, whose answers are all read",
+            "a prompt and a completion per line, or conversations, of which all answers",
         ),
         ("prompts=outputs/latency/2026-11-22/09-43-39/", "the texts of an earlier run"),
         ("-m model=30B draft=7B,lookup,./my-eagle3-head", "several drafts on the same texts"),
