@@ -112,7 +112,7 @@ def test_a_line_says_how_much_came_after_the_end(harness: Harness) -> None:
     assert row["share_after_end"] > 0.05
     assert row["ignore_eos"]
     share = f"{100 * row['share_after_end']:.2g} %"
-    assert mentions(shown, share, "end of their texts")
+    assert mentions(shown, "end of their texts", share)
     assert mentions(shown, f"{row['acceptance_rate_before_end']:.1%}", "before the end")
 
 
