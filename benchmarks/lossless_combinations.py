@@ -26,8 +26,8 @@ import common
 import pandas as pd
 
 import harness
-from harness.cli.menu.names import PACKAGE
 from harness.config.errors import VerdictError
+from harness.config.sizes import PACKAGE
 
 HEADS = ("tiny_eagle3", "tiny_medusa", "tiny_dflash")
 CHAIN_DRAFTS = ("tiny_draft", "lookup", "suffix", "early_exit", "pard")

@@ -145,9 +145,9 @@ def _list_skipped(terminalreporter: pytest.TerminalReporter) -> None:
 @pytest.fixture
 def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Methods and rules in files of the test's directory: they and their modules are forgotten after it."""
-    from harness.cli.menu.names import PACKAGE
     from harness.config.acceptance_rules import RULES
     from harness.config.methods import METHODS
+    from harness.config.sizes import PACKAGE
 
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setenv("PYTHONPATH", str(PACKAGE.parent))

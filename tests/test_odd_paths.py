@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.menu.names import PACKAGE
+from harness.config.sizes import PACKAGE
 from in_process import Harness
 
 ODD = "odd é=#(~) x"

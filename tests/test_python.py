@@ -20,7 +20,7 @@ import harness
 from forked import fork_worker
 from harness.cli import worker
 from harness.cli.frames import frame
-from harness.cli.menu.names import CONF, PACKAGE
+from harness.config.sizes import CONF, PACKAGE
 from harness.measuring.rows import LatencyRow
 from harness.results.files import write_rows
 from harness.results.statistics.interval import Coverage, Interval

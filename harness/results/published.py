@@ -10,6 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from harness.config.model_names import canonical_name
+from harness.results.claims import Judged, Printed, Stated, judge
 from harness.results.schema import PromptedRow
 
 
@@ -49,6 +50,20 @@ class Published:
         same_temperature = self.temperature in (None, row.temperature)
         is_of_times = not self.accuracy
         return same_pair and same_prompts and same_temperature and is_of_times
+
+    @property
+    def judged(self) -> Judged | None:
+        """The verdict on its speed-up, else on its tokens per iteration; None where it states neither."""
+        stated = {
+            "speedup": self.speedup_text,
+            "tokens_per_iteration": f"{self.mean_acceptance_length or ''}",
+            "ms_per_token": f"{self.ms_per_token or ''}",
+        }
+        read = {name: Printed.read(name, text) for name, text in stated.items()}
+        numbers = {name: number for name, number in read.items() if number is not None}
+        settings = {"model": self.named, "devices": self.hardware}
+        claims = judge([Stated(self.named, settings, numbers)])
+        return max(claims, key=lambda one: one.figure == "speedup", default=None)
 
     @property
     def prompts_text(self) -> str:
@@ -125,7 +140,7 @@ DIFFERENCES: Mapping[str, str] = MappingProxyType(
     {
         "EAGLE-3 (arXiv 2503.01840)": (
             "80 rows of each set that its authors chose, with Meta's long system prompt; its tree "
-            "expands the 10 likeliest tokens of a level"
+            "expands the 10 likeliest tokens of a level; its code draws some tokens at temperature 1, whatever is set"
         ),
         "DFlash (README of 2026-01-05)": (
             "answers without thinking, to 128 prompts at random (164 of HumanEval, 80 of "

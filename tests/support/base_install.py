@@ -31,7 +31,7 @@ _LOCAL_COMMANDS = [
 
 
 def check_commands(run: Run, directory: Path) -> list[dict[str, str]]:
-    """Run every command about servers, `report`, `regress`, help and completion; they must succeed.
+    """Run every command about servers, `report`, `regress`, `audit`, help and completion; they must succeed.
 
     Args:
         directory: an empty one, in which `run` runs commands.
@@ -72,6 +72,8 @@ def check_commands(run: Run, directory: Path) -> list[dict[str, str]]:
         swept = harness("latency", "-m", *servers, *_QUICK, "seed=1,2")
         assert "2 of 2 jobs" in swept, swept
     assert "report.html" in harness("report", "results")
+    (directory / "theirs.md").write_text("| K | tau |\n|---|---|\n| 4 | 5.3 |\n")
+    assert "K=4" in harness("audit", "theirs.md", code=1)
     # Whether one of two equal runs is slower is chance.
     assert "after" in harness("regress", "results/latency.csv", "after.csv", code=None)
     with (directory / "results" / "latency.csv").open(encoding="utf-8", newline="") as file:

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from harness.cli.menu.names import PACKAGE
 from harness.config.methods import METHODS
 from harness.config.run import RunSettings
+from harness.config.sizes import PACKAGE
 from harness.engines import keeper
 from harness.engines.registry import engine_of, pair_of
 from harness.local.engine.pair import PlannedPair

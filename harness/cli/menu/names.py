@@ -39,12 +39,8 @@ from harness.config.methods import METHODS
 from harness.config.model_names import SERVED, split_suffixes, without_suffixes
 from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import PROMPT_FILES, PromptSettings
+from harness.config.sizes import CONF
 from harness.engines.registry import ENGINES
-
-PACKAGE = Path(__file__).resolve().parents[2]
-# A wheel has conf/ inside the package, a checkout next to it.
-CONF = PACKAGE / "conf" if (PACKAGE / "conf").is_dir() else PACKAGE.parent / "conf"
-
 
 # Ends the name of a draft that proposes dynamic trees.
 _TREE_SUFFIX = "_tree"

@@ -13,6 +13,7 @@ import torch
 
 from harness.config.demand import Demand
 from harness.config.errors import SettingError
+from harness.config.gpus import known_gpu, known_gpus
 from harness.config.machine import cpu_name
 from harness.config.run import RunSettings
 from harness.config.settings import PlacementSettings
@@ -20,7 +21,6 @@ from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, 
 from harness.engines.registry import engine_of
 from harness.local.drafting.translation import check_if_local
 from harness.local.engine.pair import SketchedPair, sketch_pair
-from harness.local.engine.roofline import known_gpu, known_gpus
 from harness.local.models.case import Case, Misfit, Placement
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.devices import free_memory, visible_gpus

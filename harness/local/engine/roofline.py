@@ -8,13 +8,10 @@ data sheet's.
 
 from __future__ import annotations
 
-import csv
 import functools
 import math
-import re
 from collections import Counter
-from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from harness.engines.door.plans import Roof
 
@@ -27,40 +24,6 @@ if TYPE_CHECKING:
 _BUFFER_BYTES = 256 * 2**20
 # Copies are repeated until they have taken this long.
 _SECONDS = 0.2
-
-
-class Gpu(NamedTuple):
-    """A GPU on its maker's data sheet.
-
-    Attributes:
-        pattern: a regular expression found in what torch or the system calls it.
-        memory: `own`, or `shared` with the processor.
-        memory_gb: as sold; the most of those that are sold by this name.
-        bandwidth_gb_s: in 10^9 bytes per second.
-    """
-
-    name: str
-    pattern: str
-    memory: str
-    memory_gb: float
-    bandwidth_gb_s: float
-
-
-@functools.cache
-def known_gpus() -> tuple[Gpu, ...]:
-    """The table in `gpus.csv`."""
-    lines = Path(__file__).with_name("gpus.csv").read_text(encoding="utf-8").splitlines()[1:]
-    return tuple(
-        Gpu(name, pattern, memory, float(size), float(rate))
-        for name, pattern, memory, size, rate in csv.reader(lines)
-    )
-
-
-def known_gpu(device: str) -> Gpu | None:
-    """The first GPU of the table whose pattern is found in torch's name for `device`; None for an
-    unknown one.
-    """
-    return next((gpu for gpu in known_gpus() if re.search(gpu.pattern, device)), None)
 
 
 def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from harness.cli.menu import documentation
-from harness.cli.menu.names import PACKAGE
 from harness.commands.registry import COMMANDS
 from harness.config.methods import METHODS
+from harness.config.sizes import PACKAGE
 from harness.engines.registry import ENGINES
 from harness.local.drafting.registry import HEADS
 from in_process import Harness, results

@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from harness.cli.menu.names import PACKAGE
 from harness.commands.report.command import main as report
 from harness.config.methods import METHODS
+from harness.config.sizes import PACKAGE
 from harness.local.decoding.protocols import Drafter
 from harness.local.drafting.checked import CheckedDrafter
 from harness.local.drafting.text import TextDrafter

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.menu.names import PACKAGE
 from harness.config.acceptance_rules import RULES
+from harness.config.sizes import PACKAGE
 from in_process import Harness, results
 from wording import mentions
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.cli.menu.names import PACKAGE
+from harness.config.sizes import PACKAGE
 from harness.local.drafting.heads.prepared import PreparedHead
 from harness.local.runners import regions
 from harness.local.runners.compiled import PreparedRunner

@@ -6,7 +6,7 @@ import json
 import shutil
 from pathlib import Path
 
-from harness.cli.menu.names import PACKAGE
+from harness.config.sizes import PACKAGE
 from in_process import Harness
 
 MARKUP = "math [/no_think] <b>&amp;</b> *x*"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from harness.cli.menu.names import PACKAGE
+from harness.config.sizes import PACKAGE
 from planted_faults import planted
 from served import served
 

@@ -11,7 +11,6 @@ from torch.backends.cuda import cudnn_sdp_enabled
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
 from chain_pair import save_chain_pair
-from harness.cli.menu.names import PACKAGE
 from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import (
@@ -19,6 +18,7 @@ from harness.config.settings import (
     ModelSettings,
     PlacementSettings,
 )
+from harness.config.sizes import PACKAGE
 from harness.engines.iteration import Iteration, Origin
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.record import Preparation

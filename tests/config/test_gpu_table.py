@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from harness.local.engine.roofline import known_gpu, known_gpus
+from harness.config.gpus import known_gpu, known_gpus
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,242 @@
+"""`audit` on tables of real runs: does it accuse an honest one, and does it find what was changed?
+
+Runs of `latency` give the rows. For each table their prompts are drawn again with replacement, alike for both arms and
+every K, and its figures are computed as `latency` computes them, and printed with the decimals that people print.
+
+    harness latency -m draft=tiny_draft,tiny_eagle3,tiny_dflash,lookup K=2,4,6 temperature=0,1 num_prompts=10 tokens=128
+    python benchmarks/audit.py multirun/latency/DAY/TIME
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import tempfile
+from collections import Counter, defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy
+import pandas as pd
+
+from harness.commands.audit.tables import read_tables
+from harness.results.claims import judge
+
+COLUMNS = (
+    "draft", "K", "temperature", "num prompts", "tokens", "batch size", "regular ms/token", "ms/token", "regular tok/s",
+    "tok/s", "speed-up", "tokens per iteration", "proposed per iteration", "accepted",
+)  # fmt: skip
+SHORT = ("draft", "K", "num prompts", "speed-up", "tokens per iteration", "accepted")
+# A rate whose definition is named, and which is not accused.
+NAMED = "named"
+MEANINGS = {"tokens": "max_new_tokens"}
+DIGITS = (
+    "regular ms/token",
+    "ms/token",
+    "regular tok/s",
+    "tok/s",
+    "speed-up",
+    "tokens per iteration",
+    "accepted",
+)
+
+
+@dataclass
+class Run:
+    draft: str
+    k: int
+    temperature: float
+    tokens: int
+    prompts: pd.DataFrame  # one row per prompt: counts and times of both arms
+
+
+def runs_below(directory: Path) -> list[Run]:
+    sweep = pd.concat(map(pd.read_csv, directory.glob("**/latency.csv")))
+    speculative = sweep[sweep.arm == "speculative"].drop_duplicates("run").set_index("run")
+    runs = []
+    for file in sorted(directory.glob("**/latency_prompts.csv")):
+        prompts = pd.read_csv(file)
+        if prompts.run[0] not in speculative.index:
+            continue
+        row = speculative.loc[prompts.run[0]]
+        arms = {arm: rows.set_index("prompt_index") for arm, rows in prompts.groupby("arm")}
+        ours = arms["speculative"]
+        counts = pd.DataFrame(
+            {
+                "tokens": ours.num_tokens,
+                "ms": ours.time_ms,
+                "regular_ms": arms["regular"].time_ms,
+                "iterations": ours.num_iterations,
+                "drafting": [sum(json.loads(one)) for one in ours.acceptance_histogram],
+                "accepted": [
+                    sum(place * times for place, times in enumerate(json.loads(one)))
+                    for one in ours.acceptance_histogram
+                ],
+            }
+        )
+        counts["proposed"] = ours.mean_proposed * counts.drafting
+        counts["tested"] = (counts.accepted / ours.conditional_acceptance_rate).fillna(
+            counts.drafting
+        )
+        runs.append(
+            Run(
+                row.draft,
+                int(row.num_draft_tokens),
+                row.temperature,
+                int(row.max_new_tokens),
+                counts,
+            )
+        )
+    return runs
+
+
+def table_of(runs: list[Run], drawn: list[int]) -> list[dict[str, str]]:
+    """The rows of a table, one per K, with `tested`, the rate of the other definition."""
+    rows = []
+    for run in sorted(runs, key=lambda run: run.k):
+        prompts = run.prompts.iloc[drawn]
+        total = prompts.sum()
+        regular, ours = ((prompts[name] / prompts.tokens).mean() for name in ("regular_ms", "ms"))
+        again = numpy.random.default_rng(0).integers(len(prompts), size=(1000, len(prompts)))
+        ratios = prompts.regular_ms.to_numpy()[again].sum(1) / prompts.ms.to_numpy()[again].sum(1)
+        low, high = numpy.quantile(ratios, [0.025, 0.975])
+        row = {
+            "draft": run.draft,
+            "K": str(run.k),
+            "temperature": f"{run.temperature:g}",
+            "num prompts": str(len(drawn)),
+            "tokens": str(run.tokens),
+            "batch size": "1",
+            "regular ms/token": f"{regular:.2f}",
+            "ms/token": f"{ours:.2f}",
+            "regular tok/s": f"{1000 * total.tokens / total.regular_ms:.1f}",
+            "tok/s": f"{1000 * total.tokens / total.ms:.1f}",
+            "speed-up": f"{regular / ours:.2f}× ({low:.2f} to {high:.2f})",
+            "tokens per iteration": f"{1 + total.accepted / total.iterations:.2f}",
+            "proposed per iteration": f"{total.proposed / total.iterations:.2f}",
+            "accepted": f"{100 * total.accepted / total.proposed:.1f} %",
+            "tested": f"{100 * total.accepted / total.tested:.1f} %",
+        }
+        rows.append(row)
+    return rows
+
+
+def accusations(rows: list[dict[str, str]], columns: tuple[str, ...]) -> list[str]:
+    """What `audit` says against a table, and rates that it calls accepted ÷ tested."""
+    lines = [columns, ["---"] * len(columns), *([row[name] for name in columns] for row in rows)]
+    text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory, "table.md")
+        path.write_text(text, encoding="utf-8")
+        meanings = {name: meant for name, meant in MEANINGS.items() if name in columns}
+        (table,) = read_tables(path, meanings, {})
+    accused = []
+    for one in judge(table):
+        if one.verdict in ("impossible", "unlikely"):
+            accused.append(
+                f"{one.row.place} {one.figure} {one.printed} {one.verdict}: {one.reason}"
+            )
+        elif one.figure == "acceptance_rate" and "÷ tested" in one.reason:
+            # The columns are printed as accepted ÷ proposed.
+            accused.append(f"{NAMED}: {one.row.place} {one.printed} {one.reason}")
+    return accused
+
+
+def swapped(rng: random.Random, rows: list[dict[str, str]], columns: tuple[str, ...]) -> str | None:
+    """Two neighbouring digits that differ change places in one figure."""
+    row = rng.choice(rows)
+    name = rng.choice([name for name in DIGITS if name in columns])
+    figure, times, interval = row[name].partition("×")
+    places = [one for one in re.finditer(r"(?=(\d)(\.?)(\d))", figure) if one[1] != one[3]]
+    if not places:
+        return None
+    one = rng.choice(places)
+    end = one.start() + 2 + len(one[2])
+    row[name] = f"{figure[: one.start()]}{one[3]}{one[2]}{one[1]}{figure[end:]}{times}{interval}"
+    return f"{name} {figure} -> {row[name]}"
+
+
+def k_off_by_one(
+    rng: random.Random, rows: list[dict[str, str]], columns: tuple[str, ...]
+) -> str | None:
+    row = rng.choice(rows)
+    k = int(row["K"])
+    other = k + rng.choice([-1, 1])
+    if other < 1 or str(other) in {one["K"] for one in rows}:
+        return None
+    row["K"] = str(other)
+    return f"K {k} -> {other}"
+
+
+def other_rate(
+    rng: random.Random, rows: list[dict[str, str]], columns: tuple[str, ...]
+) -> str | None:
+    row = rng.choice(rows)
+    before, row["accepted"] = row["accepted"], row["tested"]
+    return None if before == row["accepted"] else f"accepted {before} -> {row['accepted']}"
+
+
+def too_fast(
+    rng: random.Random, rows: list[dict[str, str]], columns: tuple[str, ...]
+) -> str | None:
+    row = rng.choice(rows)
+    before = row["speed-up"]
+    times = (
+        float(row["tokens per iteration"])
+        * rng.uniform(1.05, 1.5)
+        / float(before.partition("×")[0])
+    )
+    # The whole claim, with its interval.
+    row["speed-up"] = re.sub(r"[\d.]+", lambda number: f"{float(number[0]) * times:.2f}", before)
+    return f"speed-up {before} -> {row['speed-up']}"
+
+
+EDITS = (swapped, k_off_by_one, other_rate, too_fast)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("directories", type=Path, nargs="+", help="of sweeps")
+    parser.add_argument("--honest", type=int, default=200)
+    parser.add_argument("--edits", type=int, default=25, help="of each kind")
+    arguments = parser.parse_args()
+    rng = random.Random(0)
+    curves = defaultdict(list)
+    for directory in arguments.directories:
+        for run in runs_below(directory):
+            curves[run.draft, run.temperature, run.tokens].append(run)
+    print(f"{sum(map(len, curves.values()))} runs, {len(curves)} curves over K")
+
+    def drawn_table() -> list[dict[str, str]]:
+        runs = curves[rng.choice(sorted(curves))]
+        num_prompts = len(runs[0].prompts)
+        return table_of(runs, [rng.randrange(num_prompts) for _ in range(num_prompts)])
+
+    for name, columns in (("14 columns", COLUMNS), ("6 columns", SHORT)):
+        accused = [
+            found for _ in range(arguments.honest) if (found := accusations(drawn_table(), columns))
+        ]
+        print(
+            f"\n{name}: {len(accused)} of {arguments.honest} honest tables are accused, or a rate of theirs misnamed"
+        )
+        for found in accused[:5]:
+            print("  ", found[0])
+        for edit in EDITS:
+            outcomes: Counter[str] = Counter()
+            while outcomes.total() < arguments.edits:
+                rows = table = drawn_table()
+                what = edit(rng, rows, columns)
+                if what is None:
+                    continue
+                found = accusations(table, columns)
+                is_named = bool(found) and all(one.startswith(NAMED) for one in found)
+                outcomes[NAMED if is_named else "accused" if found else "missed"] += 1
+                if not found:
+                    print(f"   missed: {rows[0]['draft']}, {what}")
+            print(f"{edit.__name__}: {dict(outcomes)} of {arguments.edits}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,20 @@
+"""`audit`: whether published figures are possible."""
+
+from __future__ import annotations
+
+from harness.commands.command import Command
+
+
+class Audit(Command):
+    """Checks the figures of a table against each other. It runs nothing, and takes a path instead of settings."""
+
+    name = "audit"
+    summary = "whether published figures are possible, and the command that repeats them: exit code 0 yes, 1 no"
+    example = "README.md num_prompts=80"
+    help_order = 10
+    experiment = "harness.commands.audit.command"
+    measures = False
+    sweeps = False
+
+
+RECORD = Audit()

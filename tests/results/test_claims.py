@@ -1,0 +1,261 @@
+"""What must hold among published figures, and what does not have to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from harness.results.acceptance import Acceptance
+from harness.results.claims import NUMBERS, Judged, Printed, Stated, judge
+
+
+def row(place: str = "row 1", **cells: object) -> Stated:
+    numbers = {}
+    settings = {}
+    for name, cell in cells.items():
+        if name not in NUMBERS:
+            settings[name] = str(cell)
+        elif (number := Printed.read(name, str(cell))) is not None:
+            numbers[name] = number
+    return Stated(place, settings, numbers)
+
+
+def verdicts(*rows: Stated) -> Mapping[str, str]:
+    return {one.figure: one.verdict for one in judge(rows)}
+
+
+def only(*rows: Stated) -> Judged:
+    """The only claim that is not consistent."""
+    (found,) = [one for one in judge(rows) if one.verdict != "consistent"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high"),
+    [
+        ("1.95×", 1.945, 1.955),
+        ("1.95x", 1.945, 1.955),
+        ("3.2 tok/s", 3.15, 3.25),
+        ("1,234", 1233.5, 1234.5),
+        ("1,234.5 tokens/s", 1234.45, 1234.55),
+        ("1,95", 1.945, 1.955),
+        ("80 %", 0.795, 0.805),
+        ("1.31× to 1.42×", 1.305, 1.425),
+        ("2.1-2.4", 2.05, 2.45),
+        ("2.26 (2.07 to 2.50)", 2.255, 2.265),
+        ("2.793 ± 0.061", 2.7925, 2.7935),
+        ("**2.7x faster**", 2.65, 2.75),
+        ("1e3", 500, 1500),
+        (".5", 0.45, 0.55),
+    ],
+)
+def test_a_number_stands_for_all_that_rounds_to_it(text: str, low: float, high: float) -> None:
+    read = Printed.read("speedup", text)
+    assert read is not None
+    assert (read.low, read.high) == pytest.approx((low, high))
+
+
+def test_what_is_behind_a_number_is_its_interval() -> None:
+    read = Printed.read("speedup", "2.26 (95 % interval 2.07 to 2.50)")
+    assert read is not None
+    assert read.interval == pytest.approx((2.065, 2.505))
+    found = only(row(speedup="2.62 (2.07 to 2.50)"))
+    assert (found.verdict, "its own interval" in found.reason) == ("impossible", True)
+
+
+@pytest.mark.parametrize("text", ["", "n/a", "–", "-", "None", "nan", " N/A "])
+def test_an_empty_cell_states_nothing(text: str) -> None:
+    assert Printed.read("speedup", text) is None
+
+
+@pytest.mark.parametrize("text", ["fast", "3.2 k tok/s", "-2", "2..5 x y", "K=4", "1.2.3"])
+def test_anything_else_is_no_number(text: str) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        Printed.read("speedup", text)
+
+
+def test_counts_are_exact_and_at_least_one() -> None:
+    read = Printed.read("num_prompts", "80")
+    assert read is not None
+    assert (read.low, read.high) == (80, 80)
+    with pytest.raises(ValueError, match="0"):
+        Printed.read("batch_size", "0")
+
+
+def test_an_iteration_yields_one_to_k_plus_one_tokens() -> None:
+    assert verdicts(row(tokens_per_iteration="5.00", num_draft_tokens=4)) == {
+        "tokens_per_iteration": "consistent"
+    }
+    found = only(row(tokens_per_iteration="5.01", num_draft_tokens=4))
+    assert found.verdict == "impossible"
+    assert "K=4" in found.reason
+    assert only(row(tokens_per_iteration="0.98", num_draft_tokens=4)).verdict == "impossible"
+    # Without K there is nothing to hold against it.
+    assert only(row(tokens_per_iteration="9.1")).verdict == "not stated"
+
+
+def test_both_definitions_of_the_rate_are_tried() -> None:
+    """Of iterations whose counts are known, K the same in each."""
+    rng = random.Random(0)
+    for k in (2, 4, 8):
+        for chance in (0.3, 0.7, 0.95):
+            outcomes = []
+            for _ in range(500):
+                accepted = next((n for n in range(k) if rng.random() > chance), k)
+                outcomes.append((k, accepted))
+            counts = Acceptance.of(outcomes)
+            stated = {
+                "tokens_per_iteration": f"{counts.mean_acceptance_length:.2f}",
+                "num_draft_tokens": k,
+                "max_new_tokens": 1000,
+            }
+            proposed = f"{100 * (counts.acceptance_rate or 0):.1f} %"
+            num_tested = sum(min(accepted + 1, k) for _, accepted in outcomes)
+            tested = f"{100 * counts.num_accepted / num_tested:.1f} %"
+            by_name = {
+                name: {one.figure: one for one in judge([row(acceptance_rate=rate, **stated)])}
+                for name, rate in (("proposed", proposed), ("tested", tested))
+            }
+            reasons = {name: one["acceptance_rate"].reason for name, one in by_name.items()}
+            assert reasons["proposed"] == "is accepted ÷ proposed"
+            if chance < 0.9:
+                assert reasons["tested"] == "is accepted ÷ tested, not ÷ proposed"
+            wrong = f"{100 * (counts.acceptance_rate or 0) * 0.9:.1f} %"
+            assert only(row(acceptance_rate=wrong, **stated)).verdict == "impossible"
+
+
+def test_a_rate_of_another_definition_than_the_others_is_unlikely() -> None:
+    rows = [
+        row("row 1", tokens_per_iteration="2.00", num_draft_tokens=2, acceptance_rate="50 %"),
+        row("row 2", tokens_per_iteration="2.40", num_draft_tokens=4, acceptance_rate="35 %"),
+        # 1.6 accepted of up to 2.6 tested.
+        row("row 3", tokens_per_iteration="2.60", num_draft_tokens=6, acceptance_rate="64 %"),
+    ]
+    found = only(*rows)
+    assert (found.row.place, found.verdict) == ("row 3", "unlikely")
+    # A table that has it throughout is consistent.
+    assert set(verdicts(rows[2])) == {"tokens_per_iteration", "acceptance_rate"}
+    assert {*verdicts(rows[2]).values()} == {"consistent"}
+
+
+def test_where_k_varies_a_rate_has_a_lower_limit_alone() -> None:
+    stated = {"draft": "lookup", "num_draft_tokens": 10, "tokens_per_iteration": "1.50"}
+    assert verdicts(row(acceptance_rate="60 %", **stated))["acceptance_rate"] == "consistent"
+    assert verdicts(row(acceptance_rate="3 %", **stated))["acceptance_rate"] == "impossible"
+
+
+def test_proposed_tokens_link_length_and_rate_exactly() -> None:
+    stated = {"draft": "lookup", "num_draft_tokens": 10, "tokens_per_iteration": "1.50"}
+    fitting = row(acceptance_rate="25.0 %", mean_num_draft_tokens="2.00", **stated)
+    assert verdicts(fitting)["acceptance_rate"] == "consistent"
+    found = judge([row(acceptance_rate="28.0 %", mean_num_draft_tokens="2.00", **stated)])
+    assert "impossible" in {one.verdict for one in found}
+
+
+def test_answers_that_end_leave_room_for_fewer_draft_tokens() -> None:
+    """Of 4 draft tokens in each iteration 2 accepted are 50 %, of fewer in the last ones more."""
+    stated = {"tokens_per_iteration": "3.00", "num_draft_tokens": 4, "acceptance_rate": "53 %"}
+    assert verdicts(row(max_new_tokens=48, **stated))["acceptance_rate"] == "consistent"
+    assert verdicts(row(max_new_tokens=1000, **stated))["acceptance_rate"] == "impossible"
+
+
+def test_a_speedup_is_at_most_the_tokens_per_iteration() -> None:
+    assert verdicts(row(speedup="2.40×", tokens_per_iteration="2.4"))["speedup"] == "consistent"
+    found = judge([row(speedup="2.60×", tokens_per_iteration="2.4")])
+    assert {one.figure: one.verdict for one in found}["speedup"] == "impossible"
+    # Its interval reaches down to what is possible.
+    noisy = row(speedup="2.60× (2.30 to 2.90)", tokens_per_iteration="2.4")
+    assert verdicts(noisy)["speedup"] == "consistent"
+
+
+def test_speeds_and_speedup_agree() -> None:
+    arms = {"tokens_per_second": "365", "regular_tokens_per_second": "187"}
+    assert verdicts(row(speedup="1.95×", **arms))["speedup"] == "consistent"
+    averaged = next(one for one in judge([row(speedup="2.01×", **arms)]) if one.figure == "speedup")
+    assert averaged.verdict == "unlikely"
+    assert "mean of prompts' ratios" in averaged.reason
+    assert verdicts(row(speedup="2.40×", **arms))["speedup"] == "impossible"
+    times = {"ms_per_token": "4.00", "regular_ms_per_token": "8.00"}
+    assert verdicts(row(speedup="2.00", **times))["speedup"] == "consistent"
+    assert verdicts(row(speedup="2.50", **times))["speedup"] == "impossible"
+    speed = {"tokens_per_second": "250.0", "ms_per_token": "4.00"}
+    assert verdicts(row(batch_size=1, **speed)) == {"tokens_per_second": "consistent"}
+    assert verdicts(row(batch_size=2, **speed)) == {"tokens_per_second": "impossible"}
+    of_batch = {"tokens_per_second": "500.0", "ms_per_token": "4.00"}
+    assert verdicts(row(batch_size=2, **of_batch)) == {"tokens_per_second": "consistent"}
+    # With an unknown number of requests at once, nothing follows.
+    assert verdicts(row(**speed)) == {"tokens_per_second": "not stated"}
+
+
+def test_weights_are_read_no_faster_than_the_memory_gives_them() -> None:
+    """Qwen3 8B: 15.1 GB at 3,900 GB/s, of the fastest H100, are 258 per second."""
+    stated = {"model": "Qwen/Qwen3-8B", "devices": "1× H100", "batch_size": 1, "dtype": "bfloat16"}
+    possible = row(regular_tokens_per_second="158.34", **stated)
+    assert verdicts(possible) == {"regular_tokens_per_second": "consistent"}
+    found = only(row(regular_tokens_per_second="270", **stated))
+    assert found.verdict == "impossible"
+    assert "15.1 GB" in found.reason
+    for other in ({"devices": "2× H100"}, {"dtype": "FP8"}, {"batch_size": 4}, {"dtype": ""}):
+        loose = row(regular_tokens_per_second="270", **{**stated, **other})
+        assert verdicts(loose) == {"regular_tokens_per_second": "consistent"}, other
+    fp8 = row(regular_tokens_per_second="530", **{**stated, "dtype": "FP8"})
+    assert verdicts(fp8) == {"regular_tokens_per_second": "impossible"}
+    # Experts: not all of the weights are read.
+    unknown = row(regular_tokens_per_second="270", **{**stated, "model": "openai/gpt-oss-120b"})
+    assert verdicts(unknown) == {"regular_tokens_per_second": "not stated"}
+
+
+def curve(*lengths: float, **stated: object) -> list[Stated]:
+    return [
+        row(f"row {k}", tokens_per_iteration=f"{length:.2f}", num_draft_tokens=k, **stated)
+        for k, length in enumerate(lengths, start=1)
+    ]
+
+
+def test_a_curve_does_not_fall_and_its_steps_do_not_grow() -> None:
+    stated = {"num_prompts": 80, "max_new_tokens": 4096}
+    honest = curve(1.84, 2.50, 2.99, 3.33, 3.61, 3.78, 3.91, 4.06, **stated)
+    assert {*verdicts(*honest).values()} == {"consistent"}
+    falling = only(*curve(1.92, 2.61, 2.97, 3.00, 3.10, 3.16, 3.00, 3.11, **stated))
+    assert (falling.row.place, falling.verdict) == ("row 7", "unlikely")
+    assert "0.15 below 3.16 at K=6" in falling.reason
+    growing = only(*curve(1.84, 2.52, 2.93, 3.41, 3.59, 3.57, 3.85, 4.06, **stated))
+    assert "0.17 below the line from K=5 to K=8" in growing.reason
+    # Heads that draft blocks may, and few prompts may.
+    blocks = curve(1.84, 2.51, 3.01, 3.36, 3.61, 3.77, 3.73, 3.47, draft="dspark", **stated)
+    judged = {one.row.place: one for one in judge(blocks)}
+    assert {one.verdict for one in judged.values()} == {"consistent"}
+    assert "heads that draft blocks" in judged["row 8"].reason
+    few = curve(1.92, 2.61, 2.97, 3.00, 3.10, 3.16, 3.00, 3.11, num_prompts=5)
+    assert {*verdicts(*few).values()} == {"consistent"}
+    unknown = judge(curve(1.92, 2.61, 2.97, 3.00, 3.10, 3.16, 3.00, 3.11))
+    assert unknown[6].verdict == "not stated"
+    assert "the number of prompts is not stated" in unknown[6].reason
+
+
+def test_rows_of_other_settings_are_other_curves() -> None:
+    stated = {"num_prompts": 80, "max_new_tokens": 4096}
+    two = [
+        *curve(1.84, 2.50, 2.99, prompts="gsm8k", **stated),
+        row("row 9", tokens_per_iteration="2.10", num_draft_tokens=4, prompts="qa", **stated),
+    ]
+    assert {*verdicts(*two).values()} == {"consistent"}
+
+
+def test_prompts_limit_how_exact_a_length_is() -> None:
+    stated = {"num_draft_tokens": 4, "num_prompts": 8, "max_new_tokens": 64}
+    (found,) = judge([row(tokens_per_iteration="2.26", **stated)])
+    assert "8 prompts leave ± 0.1 at least" in found.reason
+    narrow = only(row(tokens_per_iteration="2.26 (2.25 to 2.27)", **stated))
+    assert narrow.verdict == "unlikely"
+
+
+def test_arms_that_differ_in_more_than_the_draft() -> None:
+    stated = {"latency_s": "0.62 s", "regular_latency_s": "1.66 s", "speedup": "2.7×"}
+    arms = {"engine": "SGLang", "regular_engine": "vLLM", "dtype": "FP8", "regular_dtype": "BF16"}
+    assert verdicts(row(**stated)) == {"speedup": "consistent"}
+    found = only(row(**stated, **arms))
+    assert found.verdict == "not stated"
+    assert "engine (vLLM, SGLang) and precision (BF16, FP8)" in found.reason
