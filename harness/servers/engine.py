@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, api_key
+from harness.engines.chat import Chat
 from harness.engines.counts import Counts, growth
 from harness.engines.iteration import Iteration
 from harness.engines.protocol import Answered, Arm, Engine, LoadRequest, Question, Servers, Traits
@@ -233,6 +234,7 @@ class ServerArm(Arm):
         self.requests: Sequence[RequestRecord] = ()
         self.drafts = False
         self._load: Load | None = None
+        self._takes_tools = False
         self._engine = engine
         self._settings = engine.settings
         self._url = served.url or ""
@@ -350,6 +352,7 @@ class ServerArm(Arm):
         """
         self._engine.make_ready(self)
         self.was_asked = True
+        self._require_tools([question])
         self._counted_before = self._idle_counters()
         if self._counted_before is not None:
             # The server may also have been restarted since the last question ended.
@@ -401,6 +404,34 @@ class ServerArm(Arm):
             next(received)
         return as_records(received, num_rows)
 
+    def _require_tools(self, questions: Sequence[Question]) -> None:
+        """Raises SettingError for a server whose prompts are no longer with tools than without: it leaves them out."""
+        chats = (chat for question in questions for chat in question.chats if chat.tools)
+        if self._takes_tools or not self.form.chat or (offered := next(chats, None)) is None:
+            return
+        self._takes_tools = True
+        hello = ({"role": "user", "content": "Hello"},)
+        probe = dataclasses.replace(
+            questions[0],
+            prompts=[[0], [0]],
+            indices=[0, 0],
+            chats=[Chat(hello, offered.tools), Chat(hello)],
+            decoding=DecodingSettings(max_new_tokens=1, temperature=0),
+            salts=(),
+        )
+        lengths = []
+        for row in range(2):
+            request = RequestRecord(0, 1)
+            sent = self._sender.send(Outgoing(self.form.body(probe, row), request))
+            asyncio.run_coroutine_threadsafe(sent, self._engine.loop).result()
+            if request.error is not None:
+                rule = f"have tools, which the {self.name} server refuses: {request.error}"
+                raise SettingError("prompts", rule)
+            lengths.append(request.num_read)
+        if lengths[0] is not None and lengths[0] == lengths[1]:
+            rule = f"have tools, and the chat template of the {self.name} server shows none: {self._url}"
+            raise SettingError("prompts", rule)
+
     def _extra(self, question: Question) -> Iterator[Outgoing]:
         """Requests for the prompts of a question, again and again, each with another salt."""
         for row in itertools.cycle(range(len(question.prompts))):
@@ -414,6 +445,7 @@ class ServerArm(Arm):
     ) -> Iterator[RequestRecord]:
         self._engine.make_ready(self)
         self.was_asked = True
+        self._require_tools([request.question for request in requests])
         records = [request.record(place) for place, request in enumerate(requests)]
         self.requests = records
         outgoing = []

@@ -50,6 +50,28 @@ def test_a_method_without_a_draft_model(harness: Harness) -> None:
     assert "ngram-simple" in outcome.stdout
 
 
+def test_llama_cpp_reads_tools_or_the_run_ends(harness: Harness, tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "rain", "parameters": {"type": "object"}}}
+    texts = [f"Is it raining in {city}?" for city in ("Oslo", "Ulm")]
+    rows = [{"messages": [{"role": "user", "content": text}], "tools": [tool]} for text in texts]
+    (tmp_path / "tools.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    template = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}" + CHAT_TEMPLATE
+    (tmp_path / "tools.jinja").write_text(template)
+    asked = ["prompts=./tools.jsonl", "num_prompts=2", "tokens=8"]
+
+    taking = [*drafting(), "--jinja", "--chat-template-file", "tools.jinja"]
+    harness("latency", *asked, "--", *taking)
+    with_tools = results().iloc[-1].read_prompt_tokens
+    # The shipped template shows messages alone, and llama.cpp then leaves tools out without a word.
+    outcome = harness("latency", *asked, "--", *drafting(), "--jinja", code=2)
+    shows_none = "have tools, and the chat template of the regular server shows none"
+    assert mentions(outcome.complaint, "prompts:", shows_none)
+    built_in = ["--no-jinja", "--chat-template", "chatml"]
+    outcome = harness("latency", *asked, "--", *drafting(), *built_in, code=2)
+    assert mentions(outcome.complaint, "the regular server refuses", "tools param requires")
+    assert with_tools > 2 * len(json.dumps(tool)) / 4
+
+
 def test_vllm_from_its_command(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     method = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}

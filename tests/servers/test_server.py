@@ -12,6 +12,7 @@ from echo_questions import TOKENIZER, Open, arm_of, ask, engine_of, texts, time_
 from echo_server import NEVER_DRAWN, EchoServer, serving
 from harness.commands.recovery.greedy import require_token_ids
 from harness.config.errors import RunError, SettingError
+from harness.engines.chat import Chat
 from harness.engines.counts import Counts
 from harness.engines.protocol import LoadRequest
 from harness.engines.requests import RequestRecord
@@ -41,6 +42,62 @@ def test_token_ids_go_out_and_come_back(open_engine: Open) -> None:
         "ignore_eos": True,
     }
     assert expected.items() <= body.items()
+
+
+TOOL = {"type": "function", "function": {"name": "weather"}}
+ASKED = ({"role": "user", "content": "Rain?"}, {"role": "user", "content": "Snow?"})
+CHATS = [Chat((message,), (TOOL,)) for message in ASKED]
+
+
+def counting(length_of_tools: int) -> EchoServer:
+    """A server that reports ten tokens of every prompt, and so many more of one with tools."""
+
+    def twist(event: Any) -> Any:
+        if usage := event.get("usage"):
+            usage["prompt_tokens"] = 10 + length_of_tools * ("tools" in server.bodies[-1])
+        return event
+
+    server = EchoServer(twist=twist)
+    return server
+
+
+def test_tools_are_sent_once_it_is_known_that_the_server_reads_them(open_engine: Open) -> None:
+    server = counting(5)
+    engine = open_engine(server, chat=True)
+    question = dataclasses.replace(ask(2), chats=CHATS)
+    for _ in range(2):
+        generate(engine, engine.arms[0], question)
+    with_tools, without, *asked = server.bodies
+    assert with_tools["tools"] == [TOOL]
+    assert "tools" not in without
+    assert with_tools["messages"] == without["messages"]
+    assert len(asked) == 4, "asked once about tools"
+    assert all(body["tools"] == [TOOL] for body in asked)
+    assert {body["messages"][0]["content"] for body in asked} == {"Rain?", "Snow?"}
+
+
+def test_a_server_that_leaves_tools_out_is_refused(open_engine: Open) -> None:
+    engine = open_engine(counting(0), chat=True)
+    question = dataclasses.replace(ask(2), chats=CHATS)
+    shows_none = "prompts: have tools, and the chat template of the regular server shows none: http"
+    with pytest.raises(SettingError, match=shows_none):
+        generate(engine, engine.arms[0], question)
+    other = open_engine(counting(0), chat=True)
+    request = LoadRequest(dataclasses.replace(ask(), chats=CHATS[:1]), {})
+    with pytest.raises(SettingError, match=shows_none):
+        list(other.arms[0].under_load([request], 1))
+    without = dataclasses.replace(ask(), chats=[Chat(ASKED[:1])])
+    assert generate(other, other.arms[0], without).tokens
+
+
+def test_a_server_that_refuses_tools_is_named_with_its_reason(open_engine: Open) -> None:
+    server = EchoServer(error_text="tools param requires --jinja flag")
+    engine = open_engine(server, chat=True)
+    server.fail_every = 1
+    question = dataclasses.replace(ask(2), chats=CHATS)
+    refused = "have tools, which the regular server refuses: 500 .*requires --jinja flag"
+    with pytest.raises(SettingError, match=refused):
+        generate(engine, engine.arms[0], question)
 
 
 def test_two_servers_are_two_arms(open_engine: Open) -> None:

@@ -21,7 +21,9 @@ from harness.results.verdict import Conclusion, judge
 _CHECKPOINT = re.compile(r"(.*/\D*)(\d+)/?")
 # With fewer tokens per iteration, hardly any draft token is accepted.
 _DEAD = 1.05
-BOUNDS = f"{CONFIDENCE:.0%} bounds of checkpoints hold for every K and checkpoint at once, however often one looks."
+BOUNDS = (
+    "95 % bounds of checkpoints hold for every K and checkpoint at once, however often one looks."
+)
 
 
 class Checkpoint(NamedTuple):

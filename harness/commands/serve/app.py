@@ -27,7 +27,7 @@ from starlette.exceptions import HTTPException
 from harness import __version__
 from harness.commands.serve.bodies import (
     REMOVED,
-    Chat,
+    ChatBody,
     Completion,
     GenerationBody,
     Prediction,
@@ -188,9 +188,8 @@ def _generation(served: ServedModel, arm: str, note: Callable[[str, Answer], Non
         return await respond(request, body, await tokens_of(body.prompts))
 
     @router.post("/v1/chat/completions")
-    async def chat(body: Chat, request: Request) -> Any:
-        messages = [{"role": message.role, "content": message.text} for message in body.messages]
-        prompt = await run_in_threadpool(served.encode, messages)
+    async def chat(body: ChatBody, request: Request) -> Any:
+        prompt = await run_in_threadpool(served.encode, body)
         return await respond(request, body, [prompt], chat=True)
 
     @router.post("/predict")

@@ -208,21 +208,23 @@ class Part(Body):
     text: Text
 
 
-class Message(Body):
-    role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[Part]
-
-    @property
-    def text(self) -> str:
-        if isinstance(self.content, str):
-            return self.content
-        return "".join(part.text for part in self.content)
+class ChatMessage(Body):
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Text | list[Part] | None = None
+    name: Text | None = None
+    reasoning_content: Text | None = None
+    tool_calls: list[dict[str, Any]] = []
+    tool_call_id: Text | None = None
 
 
-class Chat(GenerationBody):
-    """Messages. Where the model has no chat template, they are paragraphs of one text."""
+class ChatBody(GenerationBody):
+    """Messages, and tools for a chat template that shows them: an answer has its calls as text.
 
-    messages: Annotated[list[Message], Field(min_length=1)]
+    Where the model has no chat template, messages are paragraphs of one text.
+    """
+
+    messages: Annotated[list[ChatMessage], Field(min_length=1)]
+    tools: list[dict[str, Any]] = []
     removed: ClassVar[Mapping[str, str]] = {
         **GenerationBody.removed,
         "logprobs": "logprobs=N of /v1/completions has log-probabilities",

@@ -15,17 +15,24 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from harness.commands.serve.bodies import Completion, GenerationBody, Race, Sampling
+from harness.commands.serve.bodies import ChatBody, Completion, GenerationBody, Race, Sampling
 from harness.commands.serve.record import ServeSettings
+from harness.config.errors import SettingError
 from harness.config.failures import first_line
-from harness.engines.chat import Chat, Message
+from harness.engines.chat import Chat
 from harness.engines.door.serving import Answer, Piece, Refusal
 from harness.engines.door.wing import local
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine, Question
 from harness.engines.record import Preparation
 from harness.engines.timing import Generation, generate, run_lap
-from harness.measuring.prompts.chat_templates import encode_prompts
+from harness.measuring.prompts.chat_templates import (
+    encode_prompts,
+    require_tools,
+    uses_template,
+)
+from harness.measuring.prompts.messages import messages_of, tools_of
+from harness.measuring.prompts.prompt_files import BadFile
 from harness.measuring.race import as_json, token_text
 
 
@@ -59,18 +66,29 @@ class ServedModel:
             settings.max_waiting,
         )
 
-    def encode(self, messages: Sequence[Message]) -> list[int]:
+    def encode(self, body: ChatBody) -> list[int]:
         """Token ids of a chat.
 
         Without a template, or with `chat_template=never`, its messages are paragraphs of one text.
-        Raises Refusal if the template refuses the chat.
+        Raises Refusal for messages or tools that the template does not take.
         """
-        if not self._pair.tokenizer.chat_template or self.settings.chat_template == "never":
-            text = "\n\n".join(message["content"] for message in messages)
-            messages = [{"role": "user", "content": text}]
-        chat = Chat(tuple(messages))
+        tokenizer = self._pair.tokenizer
+        chat_template = self.settings.chat_template
         try:
-            [token_ids] = encode_prompts(self._pair.tokenizer, [chat], self.settings.chat_template)
+            messages = messages_of([message.model_dump() for message in body.messages])
+            chat = Chat(messages, tools_of(body.tools))
+        except BadFile as error:
+            raise Refusal(400, f"messages: {error}") from error
+        try:
+            require_tools(tokenizer, [chat], chat_template)
+        except SettingError as error:
+            reason = "tools: this model has no chat template that shows them"
+            raise Refusal(400, reason) from error
+        try:
+            if not uses_template(tokenizer, chat_template):
+                text = "\n\n".join(message["content"] for message in messages)
+                chat = Chat(({"role": "user", "content": text},))
+            [token_ids] = encode_prompts(tokenizer, [chat], chat_template)
         except Exception as error:  # a template may refuse with any
             raise Refusal(400, f"messages: {first_line(error)}") from error
         return token_ids

@@ -236,6 +236,9 @@ def _fitted(
         whole = [whole[place] for place in kept]
     elif too_long == "truncate" and long and room is not None and room > 1:
         cut = [place for place in long if len(token_ids[place]) > room]
+        if cut and asks_chats(settings) and any(chat.has_tools for chat in encoded.chats):
+            rule = f"{problem}, and chats with tools are sent whole; skip leaves them out"
+            raise SettingError("prompts.too_long", rule, too_long)
         if cut:
             say(f"{problem}: their last {room} tokens are read")
         else:

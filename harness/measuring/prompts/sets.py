@@ -295,8 +295,11 @@ def _cut(documents: Sequence[Prompt], lengths: Sequence[int]) -> list[Prompt]:
         lengths: numbers of tokens.
 
     Raises:
-        SettingError: the documents together are too short.
+        SettingError: the documents together are too short, or have tools.
     """
+    if any(document.chat().has_tools for document in documents):
+        rule = "cuts texts, and the prompts of this set are chats with tools"
+        raise SettingError("prompts.lengths", rule, max(lengths))
     most = sum(len(document.text) for document in documents) // _CHARACTERS_PER_TOKEN
     if most < max(lengths):
         rule = f"the texts of this set are enough for {most:,} tokens"

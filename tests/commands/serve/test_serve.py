@@ -216,7 +216,9 @@ def test_a_seed_decides_and_the_batch_does_not(client: Any) -> None:
         ("completions", {"prompt": []}, 400, "no tokens"),
         ("completions", {"prompt": ["a"] * 5}, 400, "at most 4"),
         ("chat/completions", {"messages": []}, 422, "messages"),
-        ("chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, 422, "role"),
+        ("chat/completions", {"messages": [{"role": "judge", "content": "a"}]}, 422, "role"),
+        ("chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, 400, "without tool_call_id"),
+        ("completions", {"prompt": "a", "tools": [{}]}, 422, "tools: "),
         ("chat/completions", {"messages": [{"role": "user", "content": 3}]}, 422, "messages.0.content: "),
     ],
 )  # fmt: skip

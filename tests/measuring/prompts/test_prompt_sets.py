@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 import sys
 import time
@@ -179,6 +180,15 @@ def test_too_little_text_for_a_length_is_refused(tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("One short line.")
     settings = PromptSettings(name="s", file=str(tmp_path / "short.txt"), lengths=(512,))
     with pytest.raises(SettingError, match=r"prompts\.lengths=512: .*enough for 1 tokens"):
+        load_prompts(settings)
+
+
+def test_chats_with_tools_are_not_cut(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "rain"}}
+    row = {"messages": [{"role": "user", "content": "Rain? " * 99}], "tools": [tool]}
+    (tmp_path / "tools.jsonl").write_text(json.dumps(row))
+    settings = PromptSettings(name="t", file=str(tmp_path / "tools.jsonl"), lengths=(4,))
+    with pytest.raises(SettingError, match=r"prompts\.lengths=4: .*are chats with tools"):
         load_prompts(settings)
 
 
