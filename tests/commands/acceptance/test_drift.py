@@ -16,6 +16,7 @@ from harness.reporting.drawing import as_svgs
 from harness.results.files import append_rows
 from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run
+from harness.results.statistics.confidence_sequences import anytime_tokens_per_iteration
 from harness.results.statistics.interval import Interval
 from pages import short
 from report_files import run_id
@@ -89,6 +90,10 @@ def test_prompts_are_units_and_later_checkpoints_have_wider_bounds(tmp_path: Pat
     assert all(np.diff([one.low for one in bounds]) < 0)
     assert all(np.diff([one.high for one in bounds]) > 0)
     assert bounds[0].estimate == pytest.approx(2.0, rel=0.01)
+    # Of two K each: 1/2, 1/6, 1/12 and so on of 5 %.
+    for found, share in zip(bounds, (2, 6, 12, 20), strict=True):
+        expected = anytime_tokens_per_iteration([120] * 16, [60] * 16, 2, alpha=0.05 / share / 2)
+        assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
     # A checkpoint of two and of 16 K: the level is shared by all of them.
     runs = checkpoints(tmp_path / "more", [2.0] * 4, num_prompts=16)
     runs[0].rows[:0] = [runs[0].rows[0]] * 14
