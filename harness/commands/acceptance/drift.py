@@ -77,7 +77,8 @@ class Training(NamedTuple):
 def trainings(runs: Sequence[Run[AcceptanceRow]]) -> list[Training]:
     """Those of which there are two checkpoints or more."""
     found: dict[str, dict[int, Run[AcceptanceRow]]] = defaultdict(dict)
-    for target, of_target in curve_names(runs).items():
+    known = [run for run in runs if run.last.tokens_per_iteration is not None]
+    for target, of_target in curve_names(known).items():
         for name, run in of_target.items():
             draft, _, details = name.partition(" · ")
             if match := _CHECKPOINT.fullmatch(draft):

@@ -116,6 +116,8 @@ def test_the_page_has_a_line_for_each_series_and_one_for_other_drafts(tmp_path: 
 
 def test_the_picture_has_the_bounds_and_the_break_even(tmp_path: Path) -> None:
     runs = checkpoints(tmp_path, [2.5, 2.4, 1.2])
+    failed = AcceptanceRow(run=run_id(), model="./step_90", draft="7B", num_draft_tokens=4)
+    runs.append(Run([failed], directory=tmp_path))
     ((title, svg),) = as_svgs(lambda: acceptance_plots(runs))["checkpoints"]
     assert title == "./step_… with 7B"
     assert "accepted, K=2, bounds at every look" in svg
