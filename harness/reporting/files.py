@@ -159,12 +159,15 @@ def _leading(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[s
     """What each column is on a telephone, where a row is a card: its `name`, further words of it (`about`), its
     `figure`, or one of the `rest`, which opens on a tap.
     """
-    num_names = len(naming(columns))
+    names = naming(columns)
+    num_names = len(names)
+    # Words say more than the number of a seed.
+    name = next((place for place, column in enumerate(names) if column.text), 0)
     figures = {place for place, column in enumerate(columns) if column.reference is not None}
     if not figures or any(not row[place] for row in rows for place in figures):
         # A regular arm has no speed-up.
         figures.add(num_names)
-    parts = ["name" if place == 0 else "about" for place in range(num_names)]
+    parts = ["name" if place == name else "about" for place in range(num_names)]
     further = range(num_names, len(columns))
     return [*parts, *("figure" if place in figures else "rest" for place in further)]
 
