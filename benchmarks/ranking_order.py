@@ -192,10 +192,10 @@ def compare(directories: Iterable[Path]) -> None:
     for directory in directories:
         runs = [run for run in read([directory]).runs if run.command == "latency"]
         pairs = latency_pairs(runs)
-        if len(pairs) == len(sweeps[0] if sweeps else pairs):
+        if len(pairs) == len(sweeps[0] if sweeps else pairs) and pairs.has_interval.all():
             sweeps.append(pairs)
         else:
-            print(f"{directory} is left out: it has {len(pairs)} pairs")
+            print(f"{directory} is left out: {pairs.has_interval.sum()} pairs have intervals")
     logs: dict[str, list[float]] = {}
     for pairs in sweeps:
         for pair in pairs.itertuples():
