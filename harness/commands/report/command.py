@@ -55,7 +55,6 @@ A run that is in several files counts once; of repeated measurements the newest 
 Exit code 2: a path that does not exist, or without such a file. The plots need matplotlib:
 pip install 'specharness[report]'"""
 
-# Further rows are left to the CSV files: a longer page takes minutes to make and to open.
 _MOST_NOTES = 20
 # More runs than this take so long that the user gets a message.
 _MANY_RUNS = 2_000

@@ -42,8 +42,6 @@ from harness.results.statistics.interval import counted
 # Settings that get a column where pairs differ in them; further ones are in the last column.
 _MOST_SETTINGS = 3
 _MOST_NOTES = 20
-# A page of more takes minutes to make and to open.
-_MOST_ROWS = 1_000
 PAIR = Column("pair", text=True, of="name.cell", once=True)
 K = Column("K", of="k", identifies_row=True, optional=True)
 
@@ -131,17 +129,13 @@ def pairs_table(pairs: pd.DataFrame, further_notes: Sequence[str] = ()) -> Table
             notes.append(f"{name.label(', ')}: no verdict: {verdict.reason}.")
         elif verdict.speedup.is_known and not verdict.speedup.has_bounds:
             notes.append(f"{verdict.reason[:1].upper()}{verdict.reason[1:]}.")
-    if len(pairs) > _MOST_ROWS:
-        notes.insert(
-            0, f"The first {_MOST_ROWS:,} of {len(pairs):,} pairs; the CSV files have all."
-        )
     notes = list(dict.fromkeys([*notes, *further_notes, *luck_notes(pairs), *caveats(rows)]))
     if len(notes) > _MOST_NOTES:
         notes[_MOST_NOTES:] = [f"{len(notes) - _MOST_NOTES} more notes are left out."]
     return Table.of(
         "pairs",
         "How much faster?",
-        pairs.head(_MOST_ROWS).itertuples(),
+        pairs.itertuples(),
         columns,
         strong="best_k",
         faint="partial",
@@ -152,7 +146,6 @@ def pairs_table(pairs: pd.DataFrame, further_notes: Sequence[str] = ()) -> Table
 
 def reasons_table(pairs: pd.DataFrame) -> Table:
     """Why a pair is as fast as it is: tokens per iteration, costs, and what limits it."""
-    pairs = pairs.head(_MOST_ROWS)
     drafting = pairs[[row.mean_acceptance_length is not None for row in pairs.row]]
 
     def cost(name: str, pair: Any) -> float | None:
@@ -230,7 +223,7 @@ def categories_table(pairs: pd.DataFrame) -> Table:
     """Pairs at their best K by category of prompts: speed-up with interval, and tokens per iteration."""
     divided = {
         pair.name.label(): {one.name: one for one in by_category(pair.run.prompt_rows, pair.row)}
-        for pair in pairs[pairs.best].head(_MOST_ROWS).itertuples()
+        for pair in pairs[pairs.best].itertuples()
     }
     divided = {label: parts for label, parts in divided.items() if len(parts) > 1}
     columns = [Column("pair", text=True, of=lambda item: item[0])]
@@ -271,7 +264,6 @@ def _category_cell(name: str, differ: bool) -> Callable[[Any], str | None]:
 
 def arms_table(pairs: pd.DataFrame) -> Table:
     """Figures of each arm."""
-    pairs = pairs.head(_MOST_ROWS)
     words = {name: method.memory for name, method in METHODS.all().items() if method.memory}
 
     def memory(item: Any) -> str | None:
