@@ -20,19 +20,22 @@ def lines_of_parts(
     at_best = [part for part in parts if part.num_draft_tokens == best_k]
     lines = []
     for by, some in grouped(at_best, lambda part: part.by).items():
-        figures = [f"{part.part} {_tokens(part)}" for part in some]
+        figures = [f"{part.part} {estimate_of(part.tokens_per_iteration):.2f}" for part in some]
         lines.append((_HEADINGS[str(by)], " · ".join(figures)))
     if any(part.expected_speedup for part in parts):
         slower = [text for text in texts if best_k in (text.slower_at or ())]
-        turns = f"{len(slower)} of {counted(len(texts), 'turn')} at K={best_k}"
+        turns = f"no turn at K={best_k}"
         num_all = len(parts) // len(at_best)
-        always = sum(len(text.slower_at or ()) == num_all for text in texts)
+        always = sum(len(text.slower_at or ()) == num_all for text in slower)
+        if slower:
+            numbers = f"{len(slower)} of {counted(len(texts), 'turn')}"
+            turns = f"{numbers} at K={best_k}, {always} of them at every K"
         of_parts = [
             f"{_called(some[0])} at {numbers}"
             for some in grouped(parts, lambda part: (part.by, part.part)).values()
             if (numbers := slower_at(some))
         ]
-        lines.append(("Slower", "; ".join([f"{turns}, {always} at every K", *of_parts])))
+        lines.append(("Slower", "; ".join([turns, *of_parts])))
     return lines
 
 
@@ -61,7 +64,6 @@ def table_of_parts(parts: Sequence[AcceptancePartRow], best_k: int) -> Table:
         Column("", text=True, of="part"),
         Column("tokens", "{:,}".format, "num_tokens"),
         Column("conver-\nsations", of="num_conversations"),
-        Column("drafted", "{:.0%}".format, "share_drafted"),
         Column("tokens per\niteration", number(), "tokens_per_iteration.estimate"),
         Column("95 % interval", of=lambda part: interval(part.tokens_per_iteration)),
         Column("expected\nspeed-up", times, "expected_speedup.estimate", optional=True),
@@ -75,11 +77,6 @@ def table_of_parts(parts: Sequence[AcceptancePartRow], best_k: int) -> Table:
     at_best = [part for part in parts if part.num_draft_tokens == best_k]
     title = f"Parts of conversations at K={best_k}"
     return Table.of("parts", title, at_best, columns)
-
-
-def _tokens(part: AcceptancePartRow) -> str:
-    tokens = part.tokens_per_iteration
-    return "all drafted" if tokens is None else f"{estimate_of(tokens):.2f}"
 
 
 def _called(part: AcceptancePartRow) -> str:

@@ -217,8 +217,7 @@ class AcceptanceOfTexts(Experiment):
             say(
                 f"{counted(num_open, 'conversation')} {ends} without an answer: the last question is not read"
             )
-        num_apart = len(readings) - len(encoded.prompts)
-        if num_apart:
+        if len(readings) > len({reading.prompt.index for reading in readings}):
             say(
                 f"{counted(len(conversations), 'conversation')} in {len(readings)} texts: the chat template rewrites"
                 " earlier turns, and every turn is read after its own prompt"
@@ -280,7 +279,6 @@ class AcceptanceOfTexts(Experiment):
                     num_conversations=len(part.num_tokens),
                     num_tokens=sum(part.num_tokens.values()),
                     num_draft_tokens=number,
-                    share_drafted=part.share_drafted(number),
                     tokens_per_iteration=tokens,
                     expected_speedup=tokens.scaled(1 / costs[number - 1]) if costs else None,
                 )

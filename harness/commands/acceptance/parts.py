@@ -25,32 +25,19 @@ class Part:
         by: `kind`, `turn` or `context`.
         order: of the part among others.
         num_tokens: of each conversation.
-        ends: [M], the iterations that are expected to end with one of them, for each K, of each conversation.
+        shares: [M], their expected parts of iterations, for each K, of each conversation.
     """
 
     by: str
     name: str
     order: int
     num_tokens: dict[Hashable, int] = field(default_factory=lambda: defaultdict(int))
-    ends: dict[Hashable, Floats] = field(default_factory=dict)
-
-    def add(self, conversation: Hashable, num_tokens: int, ends: Floats) -> None:
-        self.num_tokens[conversation] += num_tokens
-        self.ends[conversation] = self.ends.get(conversation, 0.0) + ends
-
-    def share_drafted(self, num_draft_tokens: int) -> float:
-        """The expected share of tokens that the draft wrote."""
-        ends = sum(own[num_draft_tokens - 1] for own in self.ends.values())
-        return float(1 - ends / sum(self.num_tokens.values()))
+    shares: dict[Hashable, Floats] = field(default_factory=dict)
 
     def tokens_per_iteration(self, num_draft_tokens: int) -> Interval:
-        """Tokens over iterations with a 95 % interval over conversations; unknown where no iteration ends."""
-        ends = [own[num_draft_tokens - 1] for own in self.ends.values()]
-        if not sum(ends):
-            return Interval()
-        # This way round: a conversation may have such tokens and no end.
-        found = skewed_ratio_of_totals(ends, [*self.num_tokens.values()], unit="conversation")
-        return Interval(1 / found.estimate, 1 / found.high, 1 / found.low, found.covers)
+        """Tokens over their parts of iterations, with a 95 % interval over conversations."""
+        shares = [own[num_draft_tokens - 1] for own in self.shares.values()]
+        return skewed_ratio_of_totals([*self.num_tokens.values()], shares, unit="conversation")
 
 
 def parts_of(
@@ -60,15 +47,15 @@ def parts_of(
 ) -> list[Part]:
     """The parts of turns, each the answer at a place of a reading, that were read.
 
-    An iteration counts where it ends: the target itself wrote that token, because the draft had another one there, or
-    none.
+    An iteration is divided among the tokens that it decides, whatever their kinds.
     """
     parts: dict[tuple[str, str], Part] = {}
     for (reading, place), text, conversation in zip(turns, read, conversations, strict=True):
-        ends = text.cut.ends
         for by, name, order, members in _divided(reading, place):
             part = parts.setdefault((by, name), Part(by, name, order))
-            part.add(conversation, len(members), ends[:, members].sum(axis=1))
+            part.num_tokens[conversation] += len(members)
+            shares = text.cut.shares[:, members].sum(axis=1)
+            part.shares[conversation] = part.shares.get(conversation, 0.0) + shares
     order_of = ("kind", "turn", "context")
     return sorted(parts.values(), key=lambda part: (order_of.index(part.by), part.order))
 

@@ -108,7 +108,7 @@ class AcceptancePartRow(Row):
     """`acceptance_parts.csv`: one row per K and part of the conversations, by kind of token, turn, or context."""
 
     kind = "acceptance_parts"
-    recognised_by = ("by", "part", "share_drafted")
+    recognised_by = ("by", "part", "num_conversations")
 
     by: MaybeText = figure("`kind`, `turn` or `context`: by what tokens are divided")
     part: MaybeText = figure(
@@ -118,10 +118,9 @@ class AcceptancePartRow(Row):
     num_conversations: MaybeInt = figure("conversations that have such tokens")
     num_tokens: MaybeInt = figure("such tokens, without the first of each turn", "tokens")
     num_draft_tokens: MaybeInt = figure("K")
-    share_drafted: MaybeFloat = figure("expected share of them that the draft wrote")
     tokens_per_iteration: Interval | None = with_interval(
         None,
-        "such tokens over the iterations that are expected to end with one",
+        "such tokens over their parts of iterations, each of which is divided among the tokens that it decides",
         "95 % interval over conversations",
         "tokens",
     )

@@ -1,0 +1,157 @@
+"""Recorded conversations: each answer counts as if it were decoded after its own prompt, and parts add up."""
+
+from __future__ import annotations
+
+import ast
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from harness.commands.acceptance.conversations import lines_of_parts, slower_at
+from harness.commands.acceptance.parts import parts_of
+from harness.engines.door.reading import ReadText, Transcript
+from harness.measuring.prompts.sets import Prompt
+from harness.measuring.prompts.transcripts import Reading, Turn
+from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceTextRow
+from harness.results.statistics.interval import Interval
+from harness.results.statistics.iterations import cut
+from in_process import QUICKEST_PAIR, Harness, only, results
+
+ASKED = "Once upon a time there was a lazy puppy named Theo."
+FIRST = "Theo had a red scarf. Theo had a red scarf."
+MORE = "Theo had a blue kite."
+SECOND = "Theo had a blue kite. Theo had a red scarf."
+
+
+def write(file: Path, *rows: dict[str, Any]) -> str:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return f"prompts={file}"
+
+
+def chat(*texts: str, **more: Any) -> dict[str, Any]:
+    roles = ("user", "assistant")
+    messages = [{"role": roles[place % 2], "content": text} for place, text in enumerate(texts)]
+    return {"messages": messages, **more}
+
+
+def test_each_answer_counts_as_if_it_stood_alone(harness: Harness, tmp_path: Path) -> None:
+    conversation = write(tmp_path / "chat.jsonl", chat(ASKED, FIRST, MORE, SECOND))
+    before = f"user: {ASKED}\nassistant:"
+    apart = write(
+        tmp_path / "apart.jsonl",
+        {"prompt": before, "completion": f" {FIRST}"},
+        {"prompt": f"{before} {FIRST}\nuser: {MORE}\nassistant:", "completion": f" {SECOND}"},
+    )
+    outcome = harness("acceptance", *QUICKEST_PAIR, conversation, "up_to=3", "chat_template=never")
+    assert "2 turns given" in outcome.stdout
+    together = pd.read_csv(only("acceptance_texts.csv"))
+    parts = pd.read_csv(only("acceptance_parts.csv"))
+    harness("acceptance", *QUICKEST_PAIR, apart, "up_to=3", "chat_template=never")
+    joint, alone = (rows for _, rows in results("acceptance").groupby("run", sort=False))
+    assert joint.tokens_per_iteration.tolist() == pytest.approx(alone.tokens_per_iteration.tolist())
+    assert joint.log_probability.iloc[0] == pytest.approx(alone.log_probability.iloc[0], abs=1e-4)
+    assert together.turn.tolist() == [1, 2]
+    assert together.prompt_index.tolist() == [0, 0]
+    # Of every division the parts have all tokens and all iterations.
+    iterations = np.sum([*map(ast.literal_eval, together.iterations_by_num_draft_tokens)], axis=0)
+    for _, division in parts.groupby("by"):
+        at_k = division[division.num_draft_tokens == 2]
+        assert at_k.num_tokens.sum() == together.num_tokens.sum()
+        of_parts = (at_k.num_tokens / at_k.tokens_per_iteration).sum()
+        assert of_parts == pytest.approx(iterations[1], abs=1e-4)
+    assert set(parts.by) == {"kind", "turn", "context"}
+
+
+TOOLS = {"tools": [{"type": "function", "function": {"name": "find"}}]}
+
+
+@pytest.mark.parametrize(
+    ("row", "typed", "line"),
+    [
+        (chat(ASKED, FIRST), (), "chat_template=auto: this model's tokenizer has none"),
+        (
+            chat(ASKED, FIRST, **TOOLS),
+            ("chat_template=never",),
+            "chat_template=never: 1 of 1 prompts have tools",
+        ),
+        (chat(ASKED, ""), ("chat_template=never",), "has no answer of two tokens or more"),
+        (
+            chat(ASKED, 300 * FIRST),
+            ("chat_template=never",),
+            "1 of 1 prompts are too long with their answers (line 1 of the file)",
+        ),
+    ],
+)
+def test_conversations_that_cannot_be_read(
+    harness: Harness, tmp_path: Path, row: dict[str, Any], typed: tuple[str, ...], line: str
+) -> None:
+    file = write(tmp_path / "chat.jsonl", row)
+    assert line in harness.refused("acceptance", *QUICKEST_PAIR, file, "up_to=2", *typed)
+
+
+def test_a_question_at_the_end_is_not_read(harness: Harness, tmp_path: Path) -> None:
+    file = write(tmp_path / "chat.jsonl", chat(ASKED, FIRST, MORE), chat(ASKED))
+    outcome = harness("acceptance", *QUICKEST_PAIR, file, "up_to=2", "chat_template=never")
+    assert "1 conversation ends without an answer" in outcome.stderr
+    assert "1 prompt without an answer left out" in outcome.stderr
+    assert results("acceptance").num_texts.tolist() == [1, 1]
+
+
+def test_an_iteration_is_divided_among_the_tokens_that_it_decides() -> None:
+    """Of five tokens, K=2, the draft is right about the arguments, and never about the text."""
+    chances = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
+    text = ReadText(cut(chances), 5, 0, 0.0, 0.0, 0.0)
+    # One token, one token, and two in the last iteration, after which nothing is left to draft.
+    assert text.cut.shares.tolist() == [[1, 1, 0.5, 0.5]] * 2
+    turn = Turn(1, "", ("text", "text", "text", "tool arguments", "tool arguments"))
+    reading = Reading(Prompt("a"), Transcript([0] * 9, [range(4, 9)]), [turn])
+    parts = parts_of([(reading, 0)] * 2, [text] * 2, ["a", "b"])
+    found = {(part.by, part.name): part for part in parts}
+    assert found["kind", "text"].tokens_per_iteration(1).estimate == 1
+    assert found["kind", "tool arguments"].tokens_per_iteration(1).estimate == 2
+    assert found["context", "4 to 7"].num_tokens == {"a": 3, "b": 3}
+    assert str(found["turn", "1"].tokens_per_iteration(1).covers) == "2 conversations"
+
+
+def part(name: str, *speedups: tuple[float, float, float]) -> list[AcceptancePartRow]:
+    return [
+        AcceptancePartRow(
+            run="r",
+            by="kind",
+            part=name,
+            num_tokens=9,
+            num_draft_tokens=k,
+            tokens_per_iteration=Interval(2 * estimate, 2 * low, 2 * high),
+            expected_speedup=Interval(estimate, low, high),
+        )
+        for k, (estimate, low, high) in enumerate(speedups, start=1)
+    ]
+
+
+def test_what_is_faster_without_speculation_is_named_with_each_k() -> None:
+    fast, slow, open_ = (1.5, 1.4, 1.6), (0.8, 0.7, 0.9), (0.95, 0.8, 1.1)
+    assert slower_at(part("text", fast, open_, fast)) is None
+    assert slower_at(part("text", fast, slow, slow)) == "K=2, 3"
+    assert slower_at(part("text", fast, slow, slow, slow)) == "K=2 to 4"
+    assert slower_at(part("text", slow, slow, slow)) == "every K"
+    parts = [*part("text", fast, open_, slow), *part("code", slow, slow, slow)]
+    turns = [
+        AcceptanceTextRow(run="r", turn=1, slower_at=numbers) for numbers in ([], [3], [1, 2, 3])
+    ]
+    lines = dict(lines_of_parts(parts, turns, 3))
+    assert lines["Kind"] == "text 1.60 · code 1.60"
+    assert (
+        lines["Slower"] == "2 of 3 turns at K=3, 1 of them at every K; text at K=3; code at every K"
+    )
+    assert dict(lines_of_parts(part("text", fast), turns[:1], 1))["Slower"] == "no turn at K=1"
+
+
+def test_parts_of_iterations_sum_to_all_of_them() -> None:
+    chances = np.random.default_rng(0).random((40, 5))
+    whole = cut(chances)
+    assert whole.shares.sum(axis=1) == pytest.approx(whole.iterations)
+    assert (whole.shares * np.arange(2, 7)[:, None] >= 1 - 1e-9).all()
