@@ -63,7 +63,7 @@ def write_pair(directory: Path, num_tokens: int) -> None:
     shutil.copytree(SHIPPED / "tiny", directory / "target", dirs_exist_ok=True)
     (directory / "target" / "chat_template.jinja").write_text(TEMPLATE)
     shutil.copytree(SHIPPED / "tiny_eagle3", directory / "head", dirs_exist_ok=True)
-    sizes = {"vocab_size": VOCABULARY, "max_position_embeddings": 2 * num_tokens}
+    sizes: dict[str, object] = {"vocab_size": VOCABULARY, "max_position_embeddings": 2 * num_tokens}
     config = directory / "target" / "config.json"
     change(config, sizes | {"num_hidden_layers": 2})
     torch.manual_seed(0)

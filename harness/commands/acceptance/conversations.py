@@ -28,8 +28,8 @@ def lines_of_parts(
         num_all = len(parts) // len(at_best)
         always = sum(len(text.slower_at or ()) == num_all for text in slower)
         if slower:
-            numbers = f"{len(slower)} of {counted(len(texts), 'turn')}"
-            turns = f"{numbers} at K={best_k}, {always} of them at every K"
+            of_all = f"{len(slower)} of {counted(len(texts), 'turn')}"
+            turns = f"{of_all} at K={best_k}, {always} of them at every K"
         of_parts = [
             f"{_called(some[0])} at {numbers}"
             for some in grouped(parts, lambda part: (part.by, part.part)).values()
