@@ -1,0 +1,162 @@
+"""Does one pass over a conversation say what decoding turn by turn does, and do its intervals hold?
+
+    python -m recipes.tiny_trajectories DIRECTORY
+    python benchmarks/trajectories.py DIRECTORY [--decoded 20]
+
+Reads the conversations once, reads each answer alone after its own prompt, and decodes the turns of the first
+`--decoded` conversations at K = 4, one at a time, counting the passes of both models. Then sets of conversations are
+drawn from all, with replacement: how often do intervals of such a set hold the figure of all?
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import common
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from harness.engines.door.reading import ReadText, Transcript
+from harness.engines.protocol import Question
+from harness.engines.record import Preparation
+from harness.engines.timing import generate
+from harness.local.engine.engine import LocalEngine
+from harness.local.engine.pair import plan_pair
+from harness.local.engine.reading import PairReader
+from harness.measuring.prompts.encoding import transcribe
+from harness.measuring.prompts.sets import load_prompts
+from harness.measuring.prompts.transcripts import Reading
+from harness.results.statistics.ratios import skewed_ratio_of_totals
+
+K = 4
+SETS = 4000
+
+
+class Passes:
+    """Counts forward passes of models."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        torch.nn.modules.module.register_module_forward_pre_hook(self._called)
+
+    def _called(self, module: torch.nn.Module, inputs: Any) -> None:
+        self.count += (
+            isinstance(module, PreTrainedModel) and module.get_output_embeddings() is not None
+        )
+
+    def since(self) -> int:
+        count, self.count = self.count, 0
+        return count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("directory", type=Path)
+    parser.add_argument("--decoded", type=int, default=20)
+    options = parser.parse_args()
+    directory = options.directory.resolve()
+    settings = common.settings(
+        f"model={directory}/target",
+        f"draft={directory}/draft",
+        f"prompts={directory}/trajectories.jsonl",
+        f"decoding.num_draft_tokens={K}",
+        "placement=cpu",
+    )
+    pair = common.load(settings)
+    prompts = load_prompts(settings.prompts).prompts
+    planned = plan_pair(settings.model, settings.draft, settings.placement, settings.dtype)
+    readings = [one for prompt in prompts for one in transcribe(planned, settings, prompt)]
+    passes = Passes()
+    reader = PairReader(pair, settings.decoding, K)
+    together = [*reader.read(one.transcript for one in readings)]
+    num_together = passes.since()
+    alone = []
+    for one in readings:
+        ids = one.transcript.token_ids
+        answers = [
+            Transcript.of(ids[: a.start], ids[a.start : a.stop]) for a in one.transcript.answers
+        ]
+        alone.append([text for [text] in reader.read(answers)])
+    reader.close()
+    iterations = of_conversations(together)
+    apart = of_conversations(alone)
+    tokens = np.array([sum(text.cut.num_tokens for text in texts) for texts in together], float)
+    num_turns = sum(map(len, together))
+    print(f"{len(readings)} conversations, {num_turns} turns, {tokens.sum():.0f} tokens, K={K}")
+    print(
+        f"one pass: {tokens.sum() / iterations.sum():.4f} tokens per iteration in {num_together} forward passes;"
+        f" each answer alone {tokens.sum() / apart.sum():.4f},"
+        f" largest difference of a conversation {np.abs(iterations / apart - 1).max():.1e}",
+        flush=True,
+    )
+    coverage(tokens, iterations)
+    decoded(
+        pair, settings, readings[: options.decoded], together, passes, num_together / len(readings)
+    )
+
+
+def of_conversations(texts: list[list[ReadText]]) -> Any:
+    """Expected iterations of each conversation."""
+    return np.array([sum(text.cut.iterations[K - 1] for text in own) for own in texts])
+
+
+def decoded(
+    pair: Any,
+    settings: Any,
+    readings: list[Reading],
+    together: list[list[ReadText]],
+    passes: Passes,
+    per_one: float,
+) -> None:
+    """Decode each turn from its own prompt, as many tokens as it has."""
+    num_tokens = num_iterations = 0
+    for number, reading in enumerate(readings):
+        for place, answer in enumerate(reading.transcript.answers):
+            decoding = dataclasses.replace(
+                settings.decoding, max_new_tokens=len(answer), ignore_eos=True
+            )
+            prompt = list(reading.transcript.token_ids[: answer.start])
+            preparation = Preparation(
+                decoding=decoding, runner="eager", batch_size=1, longest_prompt=len(prompt)
+            )
+            engine = LocalEngine(pair, preparation)
+            question = Question([prompt], decoding, 1, [1000 * number + place])
+            [request] = generate(engine, engine.arms[1], question).requests
+            engine.close()
+            num_tokens += len(request.token_ids) - 1
+            num_iterations += len(request.outcomes)
+    num_passes = passes.since()
+    own = together[: len(readings)]
+    expected = of_conversations(own).sum()
+    same = sum(text.cut.num_tokens for texts in own for text in texts)
+    error = np.sqrt(sum(text.cut.variance[K - 1] for texts in own for text in texts)) / expected
+    print(
+        f"turn by turn, {len(readings)} conversations: {num_tokens / num_iterations:.3f} tokens per iteration in"
+        f" {num_passes} forward passes; one pass says {same / expected:.3f} in {per_one * len(readings):.0f},"
+        f" 1 / {num_passes / (per_one * len(readings)):.0f} of them (standard error by acceptance alone {error:.1%})",
+        flush=True,
+    )
+
+
+def coverage(tokens: Any, iterations: Any) -> None:
+    """How often intervals of sets of conversations hold the figure of all."""
+    truth = tokens.sum() / iterations.sum()
+    rng = np.random.default_rng(0)
+    for size in (10, 20, 50, 100):
+        held = 0
+        for _ in range(SETS):
+            drawn = rng.integers(0, len(tokens), size)
+            found = skewed_ratio_of_totals(tokens[drawn], iterations[drawn], unit="conversation")
+            held += not found.excludes(truth)
+        print(
+            f"intervals of {size} conversations hold it in {held / SETS:.1%} of {SETS} sets",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
