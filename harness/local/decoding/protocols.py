@@ -30,6 +30,23 @@ class Step:
     hidden: Tensor | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Cached:
+    """Keys and values of some layers in a runner's own memory: valid until its next call.
+
+    Attributes:
+        layers: keys and values [B or more, heads, S, D] of each layer.
+        first_slots: [B, 1], where each row's text begins, a token to a slot; slots before it and
+            behind the kept tokens hold anything. 0 where all begin at the first.
+        is_fixed: whether this is the memory of the runner's prepared calls, so that calls prepared
+            over it stay valid.
+    """
+
+    layers: Sequence[tuple[Tensor, Tensor]]
+    first_slots: Tensor | int = 0
+    is_fixed: bool = False
+
+
 class Runner(Protocol):
     """A batch of sequences that can be extended and rolled back, to inherit from."""
 
@@ -100,6 +117,10 @@ class Runner(Protocol):
         step = self.extend(tokens, tree)
         return step, decision(step.logits, *inputs)
 
+    def cached(self, layers: Sequence[int]) -> Cached:
+        """Return the keys and values of these layers, counted from 0."""
+        raise TypeError(f"{type(self).__name__} keeps no keys and values by layer")
+
     def clear(self) -> None:
         """Forget the batch and its numbers, after a `NonFiniteError`. `start` follows.
 
@@ -145,11 +166,15 @@ class Drafter(Protocol):
 
     Attributes:
         layers: the target's layers whose hidden states it reads; the target's runner captures them.
+        cached_layers: the target's layers whose keys and values it reads.
+        target_runner: where it reads them; set by who pairs both, None where there are none.
         reads_verdicts: whether `observe` reads its numbers on the host. Working ahead of the host
             then gains nothing.
     """
 
     layers: tuple[int, ...]
+    cached_layers: tuple[int, ...] = ()
+    target_runner: Runner | None = None
     reads_verdicts: bool = False
 
     def start(

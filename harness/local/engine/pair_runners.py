@@ -61,10 +61,9 @@ class PairRunners:
 
     def new_drafters(self) -> MakeDrafter | None:
         """Another `make_drafter`, whose drafters share nothing with those of the first."""
-        settings = self.pair.draft_settings
-        if settings is None:
+        make = _drafters(self.pair, self.target, self.draft)
+        if make is None:
             return None
-        make = method_of(settings).drafter(settings, self.pair, self.draft)
         return make if self.head is None else functools.partial(_with_prepared, make, self.head)
 
     def clear(self) -> None:
@@ -108,12 +107,10 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     if preparation.share_prefix:
         target = sharing(target)
         draft = None if draft is None else sharing(draft)
-    make: MakeDrafter | None = None
     head: PreparedHead | None = None
-    if settings is not None:
-        make = method_of(settings).drafter(settings, pair, draft)
+    make = _drafters(pair, target, draft)
     if make is not None and pair.head is not None:
-        head, head_name = _prepared_head(pair, make, preparation)
+        head, head_name = _prepared_head(pair, make, preparation, target_name)
         # Where nothing is prepared, the head goes by the target's runner.
         if prepared or head is not None:
             draft_name = head_name
@@ -134,6 +131,22 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
         works_ahead=bool(prepared) and pair.target.input_device.type == "cuda",
         setup_seconds=sum(one.setup_seconds for one in prepared),
     )
+
+
+def _drafters(pair: Pair, target: Runner, draft: Runner | None) -> MakeDrafter | None:
+    """Make drafters of a pair, which may read the target's cache; None without a draft."""
+    settings = pair.draft_settings
+    if settings is None:
+        return None
+    make = method_of(settings).drafter(settings, pair, draft)
+
+    def make_reading(warp: AnyWarp) -> Drafter:
+        drafter = make(warp)
+        if getattr(drafter, "cached_layers", ()):  # a class of the user's may lack it
+            drafter.target_runner = target
+        return drafter
+
+    return make_reading
 
 
 def _target_runner(pair: Pair, preparation: Preparation) -> tuple[Runner, RunnerName]:
@@ -201,13 +214,14 @@ def _draft_runner(
 
 
 def _prepared_head(
-    pair: Pair, make_drafter: MakeDrafter, preparation: Preparation
+    pair: Pair, make_drafter: MakeDrafter, preparation: Preparation, target_name: RunnerName
 ) -> tuple[PreparedHead | None, RunnerName]:
     """The prepared proposals of a pair's head, and the name of their runner; None where it drafts
     eagerly.
 
     Args:
         make_drafter: makes a drafter over the head.
+        target_name: of the target's runner.
     """
     assert pair.draft_settings is not None
 
@@ -217,6 +231,8 @@ def _prepared_head(
         drafter = make_drafter(warp_of(preparation.decoding))
         if not isinstance(drafter, HeadDrafter):
             raise UnsupportedModelError("drafts by code of its own")
+        if drafter.cached_layers and target_name not in PREPARED:
+            raise UnsupportedModelError(f"reads the model's cache, with runner={target_name}")
         kind = PreparedTrees if drafter.budget else PreparedHead
         prepared = kind(
             drafter,

@@ -72,7 +72,9 @@ class PairReader:
         ):
             of_prompt = list(same)
             longest = max(len(transcript.token_ids) for transcript in of_prompt)
-            for some in in_batches(of_prompt, num_together(longest)):
+            # `along` reads the target's cache where there is one row.
+            reads_cache = bool(getattr(self._drafter, "cached_layers", ()))
+            for some in in_batches(of_prompt, 1 if reads_cache else num_together(longest)):
                 try:
                     yield from self._read_together(some)
                 except NonFiniteError as error:

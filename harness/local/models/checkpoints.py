@@ -131,7 +131,7 @@ def check_decoder(role: str, settings: ModelSettings, config: PreTrainedConfig) 
             return
         reason = "keeps no KV cache; choose a newer transformer"
         if "shared_kv_states" in inputs:
-            reason = "reads its target's KV cache, which only servers give it (engine=server)"
+            reason = "reads its target's KV cache, and can only be a draft"
         rule = f"cannot be used: {config.model_type} {reason}"
     raise SettingError(role, rule, settings.name)
 

@@ -20,7 +20,7 @@ from torch.backends.cuda import cudnn_sdp_enabled
 from transformers import PreTrainedModel
 
 from harness.config.amounts import round_up
-from harness.local.decoding.protocols import Runner, Step
+from harness.local.decoding.protocols import Cached, Runner, Step
 from harness.local.decoding.transfer import Arriving, added
 from harness.local.decoding.trees import TreeShape
 from harness.local.decoding.warp import AnyWarp, current_warp
@@ -157,6 +157,13 @@ class PreparedRunner(StaticRunner):
         self._lengths = list(map(len, prompts))
         self._num_extended = 0
         return Step(*prompt_passes.outputs(results, self._lengths))
+
+    def cached(self, layers: Sequence[int]) -> Cached:
+        if self._slots is not self._prepared.slots:
+            return super().cached(layers)
+        buffers = self._slots.buffers
+        pairs = [(buffers[2 * layer], buffers[2 * layer + 1]) for layer in layers]
+        return Cached(pairs, is_fixed=True)
 
     @torch.inference_mode()
     def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:

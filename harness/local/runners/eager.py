@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.local.decoding.protocols import Step
+from harness.local.decoding.protocols import Cached, Step
 from harness.local.decoding.transfer import to_device
 from harness.local.decoding.trees import TreeShape
 from harness.local.runners.attention import without_cudnn
@@ -50,6 +50,12 @@ class EagerRunner(CacheRunner):
             return
         rows = min(2, num_rows)
         compare_with_plain(self, self._model, self._options, num_rows=rows, num_before=span)
+
+    def cached(self, layers: Sequence[int]) -> Cached:
+        states = [self._cache.layers[layer] for layer in layers]
+        end = self._cache.get_seq_length() - self._num_extended
+        first_slots = to_device([end - length for length in self._lengths], self._device)
+        return Cached([(one.keys, one.values) for one in states], first_slots.unsqueeze(1))
 
     @torch.inference_mode()
     def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:

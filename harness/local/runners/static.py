@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from transformers import DynamicCache, PreTrainedModel
 
 from harness.config.amounts import round_up
-from harness.local.decoding.protocols import Step
+from harness.local.decoding.protocols import Cached, Step
 from harness.local.decoding.randomness import draw
 from harness.local.decoding.transfer import added, most, padded, to_device
 from harness.local.decoding.trees import TreeShape
@@ -74,6 +74,12 @@ class StaticRunner(CacheRunner):
         self._slots = _NONE
         super().close()
         self._forward.close()
+
+    def cached(self, layers: Sequence[int]) -> Cached:
+        slots = self._slots.first_rows(len(self._lengths))
+        width = most(self._lengths)
+        states = [buffer[:, :, :width] for buffer in slots.buffers]
+        return Cached([(states[2 * layer], states[2 * layer + 1]) for layer in layers])
 
     @torch.inference_mode()
     def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:

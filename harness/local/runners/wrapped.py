@@ -7,7 +7,7 @@ from typing import cast
 
 from torch import Tensor
 
-from harness.local.decoding.protocols import Runner, Step, TreeRunner
+from harness.local.decoding.protocols import Cached, Runner, Step, TreeRunner
 from harness.local.decoding.trees import TreeShape
 from harness.local.decoding.warp import AnyWarp
 
@@ -50,6 +50,9 @@ class WrappedRunner(TreeRunner):
 
     def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
         self._runner.keep_path(paths, counts)
+
+    def cached(self, layers: Sequence[int]) -> Cached:
+        return self._runner.cached(layers)
 
     def clear(self) -> None:
         self._runner.clear()

@@ -362,7 +362,7 @@ def test_saved_half_precision_is_read(save_model: SaveModel) -> None:
 def test_a_draft_that_reads_its_targets_cache_is_no_old_model() -> None:
     sizes = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
     config = AutoConfig.for_model("gemma4_assistant", text_config=sizes)
-    with pytest.raises(SettingError, match="reads its target's KV cache, which only servers give"):
+    with pytest.raises(SettingError, match="reads its target's KV cache, and can only be a draft"):
         check_decoder("draft", settings_of("x"), config)
 
 

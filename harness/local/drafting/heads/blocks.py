@@ -26,6 +26,15 @@ from harness.local.drafting.heads.drafter import HeadDrafter
 # The styles of layers that heads have, by transformers' name.
 LAYER_STYLES: dict[str, type[nn.Module]] = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}
 
+# Tables of which a pass reads one row per token, so that they do not count as weights it reads.
+_LOOKED_UP = (
+    "embed_tokens.weight",
+    "markov_head.markov_w1.weight",
+    "candidate_selector.predecessor_codebook",
+    "candidate_selector.successor_codebook",
+    "d2t",
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class HeadConfig:
@@ -43,6 +52,7 @@ class HeadConfig:
             vocabulary needs its own.
         transformer: the configuration of the head's own layers; None for Medusa, which has none.
         confidence: whether it estimates the chance that a token is accepted, as DSpark does.
+        cached_layers: the target's layers, counted from 0, whose keys and values the head reads.
     """
 
     layers: tuple[int, ...]
@@ -53,11 +63,16 @@ class HeadConfig:
     own_output: bool = False
     transformer: PreTrainedConfig | None = None
     confidence: bool = False
+    cached_layers: tuple[int, ...] = ()
 
     @property
     def borrowed_outputs(self) -> int:
         """How many numbers of the target's output matrix a pass reads."""
         return 0 if self.own_output else self.target_size * self.vocabulary_size
+
+    def share_read(self, name: str) -> float:
+        """Return which share of the head's own tensor of this name a pass of one token reads."""
+        return 0.0 if name in _LOOKED_UP else 1.0
 
 
 class Head(nn.Module):

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.local.decoding.protocols import Proposal, Step, TreeDrafter
+from harness.local.decoding.protocols import Cached, Proposal, Step, TreeDrafter
 from harness.local.decoding.randomness import existing_index
 from harness.local.decoding.transfer import most, to_device
 from harness.local.decoding.trees import TreeProposal, tokens_on
@@ -125,6 +125,7 @@ class HeadDrafter(TreeDrafter):
         self._warp = warp
         self._confidence = confidence
         self.layers = head.config.layers
+        self.cached_layers = head.config.cached_layers
         self.vocabulary_size = head.config.vocabulary_size
         self._embedding: Any = head.embed_tokens or target.get_input_embeddings()
         self._output: Any = head.lm_head or target.get_output_embeddings()
@@ -141,6 +142,11 @@ class HeadDrafter(TreeDrafter):
     def warp(self) -> AnyWarp:
         """The warp of the batch as it is now."""
         return current_warp(self._warp)
+
+    def cached(self) -> Cached:
+        """Return the target's keys and values of `cached_layers`, as its runner has them now."""
+        assert self.target_runner is not None
+        return self.target_runner.cached(self.cached_layers)
 
     @abstractmethod
     def draft(self, unread: Unread, uniforms: Tensor) -> Draft:

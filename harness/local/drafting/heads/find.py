@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from harness.config.errors import RunError, SettingError
 from harness.config.failures import first_line
 from harness.config.settings import DraftSettings, ModelSettings
 from harness.local.drafting.head_kind import HeadKind
-from harness.local.drafting.heads.blocks import Head, HeadConfig, LayeredHead
+from harness.local.drafting.heads.blocks import Head, HeadConfig
 from harness.local.drafting.heads.formats import StoredHead, check_types
 from harness.local.drafting.heads.head_files import (
     find_weights,
@@ -30,15 +31,6 @@ from harness.local.drafting.heads.slot_cache import SPARE_SLOTS
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.random_weights import RandomTensor
 from harness.local.models.sketch import Block, LayerCache, Sketch, TensorSketch
-
-# Tables of which a pass reads one row per token, so that they do not count as weights it reads.
-_LOOKED_UP = (
-    "embed_tokens.weight",
-    "markov_head.markov_w1.weight",
-    "candidate_selector.predecessor_codebook",
-    "candidate_selector.successor_codebook",
-    "d2t",
-)
 
 
 @dataclass(frozen=True)
@@ -84,7 +76,7 @@ class HeadCheckpoint:
                 name,
                 count=tensor.numel(),
                 itemsize=None if tensor.is_floating_point() else tensor.itemsize,
-                read_per_token=0.0 if name in _LOOKED_UP else 1.0,
+                read_per_token=self.config.share_read(name),
             )
             for name, tensor in state.items()
         ]
@@ -100,7 +92,7 @@ class HeadCheckpoint:
             settings=self.settings,
             dtype=dtype,
             blocks=(block,),
-            num_parameters=sum(tensor.count for tensor in tensors if tensor.name != "d2t"),
+            num_parameters=sum(tensor.count for tensor in tensors if tensor.itemsize is None),
             vocabulary_size=self.config.vocabulary_size,
             class_name=self.kind.name,
             spare_slots=SPARE_SLOTS,
@@ -147,9 +139,8 @@ class HeadCheckpoint:
             tensor = state[name]
             placed[name] = tensor.to(device, dtype if tensor.is_floating_point() else None)
         module.load_state_dict(placed, assign=True)
-        if isinstance(module, LayeredHead):
-            module.rotary_emb.to(device)
-        return module.eval().requires_grad_(False)
+        # Buffers that no checkpoint holds, such as a rotary embedding's, are elsewhere.
+        return module.to(device).eval().requires_grad_(False)
 
 
 def read_head(
@@ -196,17 +187,15 @@ def read_head(
     config = kind.config(stored, shapes if weights else None)
     head = HeadCheckpoint(kind, settings, config, files)
     if weights:
-        _check_tensors(head, shapes)
-        for name, tensor in tensors.items():
-            if not tensor.is_floating_point() and name != "d2t":
-                rule = f"{name} holds integers, and weights of a head are floating-point numbers"
-                raise SettingError("draft", rule, settings.name)
+        _check_tensors(head, tensors)
     return head
 
 
-def _check_tensors(head: HeadCheckpoint, stored: Mapping[str, tuple[int, ...]]) -> None:
-    """Raise a SettingError unless the stored tensors have the names and shapes of the module's."""
-    needed = {name: tuple(tensor.shape) for name, tensor in head.build().state_dict().items()}
+def _check_tensors(head: HeadCheckpoint, stored: Mapping[str, Tensor]) -> None:
+    """Raise a SettingError unless the stored tensors have the names, the shapes and the kind of
+    numbers of the module's.
+    """
+    needed = head.build().state_dict()
     where = f"a head of kind {head.kind.name}"
     missing = sorted(needed.keys() - stored.keys())
     unknown = sorted(stored.keys() - needed.keys() - {"d2t"})
@@ -216,10 +205,14 @@ def _check_tensors(head: HeadCheckpoint, stored: Mapping[str, tuple[int, ...]]) 
     elif unknown:
         rule = f"{len(unknown)} tensors are not known in {where} (the first: {unknown[0]})"
     else:
-        for name, shape in needed.items():
-            if shape != stored[name]:
-                rule = f"{name} has shape {list(stored[name])}; "
-                rule += f"its configuration and the target need {list(shape)}"
+        for name, tensor in needed.items():
+            found = stored[name]
+            if tensor.shape != found.shape:
+                rule = f"{name} has shape {list(found.shape)}; "
+                rule += f"its configuration and the target need {list(tensor.shape)}"
+                break
+            if tensor.is_floating_point() and not found.is_floating_point():
+                rule = f"{name} holds integers, and weights of a head are floating-point numbers"
                 break
     if rule is not None:
         raise SettingError("draft", rule, head.settings.name)

@@ -97,6 +97,8 @@ class PreparedHead:
         num_behind = drafter.most_unread(most) + drafter.num_ahead(most)
         self.cache.num_slots = round_up(num_slots + num_behind)
         drafter.cache = self.cache
+        if drafter.cached_layers and not drafter.cached().is_fixed:
+            raise UnsupportedModelError("reads the model's cache, which has no room for it")
         self._eager(most)(*self._example(batch_size, most))
         maker = CallMaker(
             drafter.head, drafter.device, compiled=self._compiled, captured=self._captured
