@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -126,6 +127,10 @@ def test_distributions_are_those_of_transformers(kind: str, runner_name: str) ->
     assert checked.error < 1e-5
 
 
+@pytest.mark.skipif(
+    "model_kwargs" in signature(SinglePositionMultiTokenCandidateGenerator.__init__).parameters,
+    reason="an older transformers makes it otherwise",
+)
 @pytest.mark.parametrize("kind", KINDS)
 def test_greedy_drafts_are_those_of_transformers_own_generator(kind: str) -> None:
     target, assistant = pair_of(kind)
