@@ -230,7 +230,7 @@ def test_a_row_s_distribution_does_not_depend_on_its_batch() -> None:
 def test_prepared_proposals_are_the_eager_ones(
     kind: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also for fewer rows, again with the same slots, and eagerly where a text outgrows them."""
+    """Also for fewer rows, again with the same slots, and eagerly where a text or a batch outgrows them."""
     target, assistant = pair_of(kind)
     head = head_of(target, assistant)
     warp = Warp(0.8)
@@ -253,6 +253,7 @@ def test_prepared_proposals_are_the_eager_ones(
         (PROMPTS, True),
         (PROMPTS[:1], True),
         (long, False),
+        ([*PROMPTS, [7, 7]], False),
         (PROMPTS, True),
     ):
         what = request(prompts, warp, length=16, stop=range(40, 43))
