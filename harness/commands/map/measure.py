@@ -82,7 +82,13 @@ class Map(Experiment):
     """
 
     def __init__(self, settings: MapSettings) -> None:
-        _refuse_what_the_grid_has(settings)
+        # Settings of a single cell, which the grid replaces.
+        k = settings.decoding.num_draft_tokens
+        rule = "changes nothing: draft_tokens=[...] has the K of the grid"
+        require(k == DecodingSettings.num_draft_tokens, "decoding.num_draft_tokens", rule, k)
+        size = settings.batch_size
+        rule = "changes nothing: batch_sizes=[...] has those of the grid"
+        require(size == MapSettings.batch_size, "batch_size", rule, size)
         self.draft_tokens: tuple[int | None, ...] = settings.draft_tokens or DRAFT_TOKENS
         takes_k = getattr(settings.engine, "fills_in_k", False)
         if not engine_of(settings).computes_here and not takes_k:
@@ -257,16 +263,6 @@ class Map(Experiment):
         files |= drawn_files(page.plots) if page else {}
         for name, content in files.items():
             replace_file(session.directory / name, content.encode())
-
-
-def _refuse_what_the_grid_has(settings: MapSettings) -> None:
-    """Raise a SettingError for settings of a single cell, which the grid replaces."""
-    k = settings.decoding.num_draft_tokens
-    batch_size = settings.batch_size
-    rule = "changes nothing: draft_tokens=[...] has the K of the grid"
-    require(k == DecodingSettings.num_draft_tokens, "decoding.num_draft_tokens", rule, k)
-    rule = "changes nothing: batch_sizes=[...] has those of the grid"
-    require(batch_size == MapSettings.batch_size, "batch_size", rule, batch_size)
 
 
 def _with_k(decoding: DecodingSettings, k: int | None) -> DecodingSettings:

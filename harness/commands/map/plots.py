@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -93,28 +92,24 @@ def _figure(grid: Grid, load: str) -> Figure:
     )
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    for place, row in grid.cells.items():
-        _draw_cell(axes, place, row, len(grid.batch_sizes))
+    size = min(_LARGEST_TEXT, _TEXT_OF_ALL_COLUMNS / len(grid.batch_sizes))
+    words_in_legend: set[str] = set()
+    for (y, x), row in grid.cells.items():
+        share = min(1.0, abs(math.log(speedup_of(row) or 1.0)) / math.log(_FULL_COLOUR))
+        word = word_of(row)
+        axes.add_patch(
+            Rectangle(
+                (x - 0.5, y - 0.5),
+                1,
+                1,
+                facecolor=_COLOURS[word],
+                alpha=_FAINTEST + (_STRONGEST - _FAINTEST) * share,
+                linewidth=0,
+                label=None if word in words_in_legend else word,
+            )
+        )
+        words_in_legend.add(word)
+        if size >= _LEAST_TEXT:
+            axes.text(x, y, cell_text(row), ha="center", va="center", fontsize=size)
     add_legend(axes)
     return axes.figure
-
-
-def _draw_cell(axes: Any, place: tuple[int, int], row: MapRow, num_columns: int) -> None:
-    y, x = place
-    share = min(1.0, abs(math.log(speedup_of(row) or 1.0)) / math.log(_FULL_COLOUR))
-    word = word_of(row)
-    known = axes.get_legend_handles_labels()[1]
-    axes.add_patch(
-        Rectangle(
-            (x - 0.5, y - 0.5),
-            1,
-            1,
-            facecolor=_COLOURS[word],
-            alpha=_FAINTEST + (_STRONGEST - _FAINTEST) * share,
-            linewidth=0,
-            label=None if word in known else word,
-        )
-    )
-    size = min(_LARGEST_TEXT, _TEXT_OF_ALL_COLUMNS / num_columns)
-    if size >= _LEAST_TEXT:
-        axes.text(x, y, cell_text(row), ha="center", va="center", fontsize=size)

@@ -120,21 +120,14 @@ def compared_runs(
             compared += COMMANDS[runs_before[0].command].changes(sides)
     adjusted: list[Compared] = []
     for of_figure in grouped(compared, attrgetter("figure.name")).values():
-        adjusted += _adjusted(of_figure)
+        p_values = [one.comparison.p_value if one.comparison else float("nan") for one in of_figure]
+        for one, p_value in zip(of_figure, adjusted_p_values(p_values), strict=True):
+            if len(of_figure) > 1 and one.verdict in ("better", "worse") and p_value >= _LEVEL:
+                reason = f"not significant among {len(of_figure)} comparisons"
+                one = replace(one, verdict="cannot tell", reason=reason)
+            adjusted.append(one)
     # Back from the order of figures to that of measurements.
     places = {one.before.run: place for place, one in enumerate(compared)}
     ordered = sorted(adjusted, key=lambda one: places[one.before.run])
     names = distinct_names([one.after for one in ordered])
     return [replace(one, name=name) for one, name in zip(ordered, names, strict=True)]
-
-
-def _adjusted(of_figure: Sequence[Compared]) -> list[Compared]:
-    """The comparisons of one figure, where significance allows for their number."""
-    p_values = [one.comparison.p_value if one.comparison else float("nan") for one in of_figure]
-    adjusted = []
-    for one, p_value in zip(of_figure, adjusted_p_values(p_values), strict=True):
-        if len(of_figure) > 1 and one.verdict in ("better", "worse") and p_value >= _LEVEL:
-            reason = f"not significant among {len(of_figure)} comparisons"
-            one = replace(one, verdict="cannot tell", reason=reason)
-        adjusted.append(one)
-    return adjusted

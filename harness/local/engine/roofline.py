@@ -38,11 +38,11 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
     for model in placed.models:
         placement = model.placement
         read = Counter(model.sketch.weights_on(placement.device_map, num_tokens=batch_size))
-        read.update(
-            model.sketch.caches_on(
-                placement.device_map, batch_size * num_tokens, batch_size, only_read=True
-            )
+        caches = model.sketch.caches_on(
+            placement.device_map, batch_size * num_tokens, batch_size, only_read=True
         )
+        for place, size in caches.items():
+            read[place] += size
         rates = {
             place: None if place == "disk" else copy_bandwidth(torch.device(place))
             for place in read
