@@ -59,7 +59,7 @@ def run_command(
     if settings.results.file:
         check_appendable(settings.results.file)
     experiment: Experiment = COMMANDS[command].begin(settings)
-    session = Session(experiment.settings, settings, directory, keeper, run_id, with_typed)
+    session = Session(experiment, settings, directory, keeper, run_id, with_typed)
     log = logging.getLogger("harness")
     log.info(command_line())
     is_mistake = False
@@ -135,7 +135,7 @@ def record_failure(
 ) -> Sequence[RunRow]:
     """Write the rows of a run that wrote none before this error ended it."""
     experiment: Experiment = COMMANDS[command].begin(settings)
-    session = Session(experiment.settings, settings, directory, None, run_id)
+    session = Session(experiment, settings, directory, None, run_id)
     session.status = REFUSED if isinstance(error, SettingError) else "failed"
     session.error = str(error)
     rows = experiment.rows(session)

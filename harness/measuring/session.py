@@ -8,7 +8,7 @@ import functools
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from harness.config.demand import Demand
 from harness.config.errors import HarnessError, RunError, SettingError
@@ -43,19 +43,25 @@ AnyRow = TypeVar("AnyRow", bound=Row)
 WithTyped = Callable[[RunSettings, str, Collection[str]], RunSettings]
 
 
+class HasSettings(Protocol):
+    """A command's experiment, which owns the settings in effect: those given, with the changes that it makes itself."""
+
+    settings: Any
+
+
 class Session:
     """One run of a command, which takes these steps in order: `encode_set` (or `encode`), `place`,
     `open`, `ask`, and `interleaving.ask_all`; `row` and `write_rows` however it ends. `engine` is
     not None between `open` and `close`.
 
     Args:
+        experiment: of the command.
         keeper: holds the pair where several runs follow each other.
         run_id: of the run; None for a new one.
         with_typed: reads `key=value ...`, see `change`; None where nobody types.
 
     Attributes:
-        settings: those in effect; `original_settings` are without the command's own changes, and
-            identify the measurement.
+        original_settings: without the command's own changes; they identify the measurement.
         run: the id that all its rows carry.
         status, error: `ok`, `failed`, `interrupted` or `refused`, and why.
         placed: the pair with its places, after `place`; None where the engine loads none here.
@@ -66,14 +72,14 @@ class Session:
 
     def __init__(
         self,
-        settings: RunSettings,
+        experiment: HasSettings,
         original_settings: RunSettings,
         directory: Path,
         keeper: PairKeeper | None = None,
         run_id: str | None = None,
         with_typed: WithTyped | None = None,
     ) -> None:
-        self.settings = settings
+        self._experiment = experiment
         self.original_settings = original_settings
         self.directory = directory
         self.run = run_id or new_run_id()
@@ -97,7 +103,13 @@ class Session:
             SettingError: for a setting that is unknown or none of the changeable ones, and a value outside its rule.
         """
         assert self._with_typed is not None
-        self.settings = self._with_typed(self.settings, typed, changeable)
+        self._experiment.settings = self._with_typed(self.settings, typed, changeable)
+
+    @property
+    def settings(self) -> RunSettings:
+        """Those in effect, which the experiment owns."""
+        settings: RunSettings = self._experiment.settings
+        return settings
 
     @contextmanager
     def watch(self) -> Iterator[None]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -17,7 +18,7 @@ UNKNOWN = "no_such_column"
 @pytest.fixture
 def session(tmp_path: Path) -> Session:
     settings = settings_of(PlanSettings, draft=None, weights="random")
-    return Session(settings, settings, tmp_path)
+    return Session(SimpleNamespace(settings=settings), settings, tmp_path)
 
 
 def test_a_circumstance_without_a_column_is_an_error_of_the_program(

@@ -91,8 +91,7 @@ class Latency(Experiment):
         self.more: Sequence[Table] = ()
 
     def measure(self, session: Session) -> None:
-        settings = decide_ignore_eos(self.settings, session.tokenizer)
-        session.settings = self.settings = settings
+        self.settings = settings = decide_ignore_eos(self.settings, session.tokenizer)
         new_tokens = settings.decoding.max_new_tokens
         encoded = session.encode_set(self.prompt_set, self.prompts, new_tokens)
         self.prompts = encoded.prompts

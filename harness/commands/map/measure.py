@@ -120,8 +120,7 @@ class Map(Experiment):
         return len(settings.batch_sizes), len(self.prompt_sets), len(self.draft_tokens)
 
     def measure(self, session: Session) -> None:
-        settings = decide_ignore_eos(self.settings, session.tokenizer)
-        session.settings = self.settings = settings
+        self.settings = settings = decide_ignore_eos(self.settings, session.tokenizer)
         new_tokens = settings.decoding.max_new_tokens
         for prompt_set in self.prompt_sets:
             most_asked = self._num_asked(settings.batch_sizes[-1])
