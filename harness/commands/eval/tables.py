@@ -95,8 +95,15 @@ def _doubts(row: EvalRow) -> list[str]:
     doubts = []
     if row.status != "ok":
         doubts.append(f"{row.status}: the figures cover {row.num_prompts} questions only.")
-    if repeated := _asked_again(row):
-        doubts.append(repeated)
+    different = row.num_different_prompts
+    if row.num_prompts is not None and different not in (None, row.num_prompts):
+        # Some questions were asked several times.
+        numbers = f"{row.num_prompts:,} questions, {different:,} different"
+        consequence = "the interval covers what is drawn, not other questions"
+        if row.temperature == 0:
+            copies = "a greedy answer to a question that is asked again is a copy"
+            consequence = f"{copies}, and accuracy counts each question once"
+        doubts.append(f"{numbers}: {consequence}.")
     if lossy := lossy_warning(row):
         doubts.append(lossy)
     if row.identical_prompts is not None and row.num_prompts is not None:
@@ -105,18 +112,6 @@ def _doubts(row: EvalRow) -> list[str]:
         if num_differing and _is_exact(row):
             doubts.append(_identity(row, num_differing))
     return doubts
-
-
-def _asked_again(row: EvalRow) -> str | None:
-    """How many questions there are, where some were asked several times."""
-    different = row.num_different_prompts
-    if row.num_prompts is None or different in (None, row.num_prompts):
-        return None
-    numbers = f"{row.num_prompts:,} questions, {different:,} different"
-    if row.temperature == 0:
-        copies = "a greedy answer to a question that is asked again is a copy"
-        return f"{numbers}: {copies}, and accuracy counts each question once."
-    return f"{numbers}: the interval covers what is drawn, not other questions."
 
 
 def _next_steps(rows: Sequence[EvalRow]) -> list[Step]:

@@ -131,7 +131,16 @@ class Map(Experiment):
         # Cells of equal K one after the other: some engines restart for another K.
         for cell in sorted(itertools.product(*map(range, self.shape)), key=lambda cell: cell[::-1]):
             self._measure_cell(session, cell)
-        self._write_files(session, self.rows(session))
+        rows = self.rows(session)
+        files: dict[str, str] = {}
+        schedule, _ = schedule_of(rows)
+        if schedule:
+            files["schedule_vllm.json"] = for_vllm(schedule)
+        # Empty where plots cannot be drawn.
+        page = RECORD.page([Run(list(rows))])
+        files |= drawn_files(page.plots) if page else {}
+        for name, content in files.items():
+            replace_file(session.directory / name, content.encode())
 
     def rows(self, session: Session) -> list[MapRow]:
         """A row for each cell; of a run that ended early those that were measured, or one row that
@@ -251,17 +260,6 @@ class Map(Experiment):
         if measured.refusal is not None:
             figures |= {"speedup": None, "status": NO_VERDICT, "error": measured.refusal}
         return session.row(MapRow, **figures)
-
-    def _write_files(self, session: Session, rows: Sequence[MapRow]) -> None:
-        """Write the schedule, if there is one, and the drawing, if plots can be drawn."""
-        files: dict[str, str] = {}
-        schedule, _ = schedule_of(rows)
-        if schedule:
-            files["schedule_vllm.json"] = for_vllm(schedule)
-        page = RECORD.page([Run(list(rows))])
-        files |= drawn_files(page.plots) if page else {}
-        for name, content in files.items():
-            replace_file(session.directory / name, content.encode())
 
 
 def _with_k(decoding: DecodingSettings, k: int | None) -> DecodingSettings:

@@ -84,7 +84,18 @@ def _devices_called(names: Sequence[str]) -> str:
 
 
 def _finding(row: PlanRow) -> Line:
-    needed, stays = _spare(row)
+    used = _used(row)
+    frees = {name: size["free"] for name, size in (row.devices_bytes or {}).items() if size["free"]}
+    spare = {name: free - used[name] for name, free in frees.items()}
+    tightest = min(spare, key=lambda name: spare[name])
+    where = f"{'in' if tightest == 'cpu' else 'on'} {_device(tightest)}"
+    if len(spare) > 1:
+        where = "on the fullest GPU"
+    stays = f"{amount(spare[tightest])} stay free {where}"
+    weights = amount((row.model_bytes or 0) + (row.draft_bytes or 0))
+    needed = f"{weights} of weights"
+    if row.needed_bytes is not None:
+        needed = f"{amount(row.needed_bytes)} of weights and KV cache"
     if row.status != "ok":
         text = f"{needed}, and {free_in_words(row)} GB are free"
         if row.num_gpus and row.reserve_bytes:
@@ -282,24 +293,6 @@ def _used(row: PlanRow) -> dict[str, int]:
         keeps_reserve = name.startswith("cuda") and size
         used[name] = size + (row.reserve_bytes or 0) if keeps_reserve else size
     return used
-
-
-def _spare(row: PlanRow) -> tuple[str, str]:
-    """`66.0 GB of weights and KV cache` (weights alone where the size of the cache is not known), and
-    `0.90 GB stay free on GPU 0`.
-    """
-    used = _used(row)
-    frees = {name: size["free"] for name, size in (row.devices_bytes or {}).items() if size["free"]}
-    spare = {name: free - used[name] for name, free in frees.items()}
-    tightest = min(spare, key=lambda name: spare[name])
-    where = f"{'in' if tightest == 'cpu' else 'on'} {_device(tightest)}"
-    if len(spare) > 1:
-        where = "on the fullest GPU"
-    if row.needed_bytes is None:
-        needed = f"{amount((row.model_bytes or 0) + (row.draft_bytes or 0))} of weights"
-    else:
-        needed = f"{amount(row.needed_bytes)} of weights and KV cache"
-    return needed, f"{amount(spare[tightest])} stay free {where}"
 
 
 def _limits(row: PlanRow) -> Table:

@@ -84,11 +84,6 @@ class Doubt(NamedTuple):
     applies: Callable[[_Run], Any]
     text: str = "{found}"
 
-    def said_of(self, run: _Run) -> str:
-        """The sentence; empty where it does not apply."""
-        found = self.applies(run)
-        return self.text.format(row=run.last, found=found) if found else ""
-
 
 def doubts(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()) -> list[str]:
     """Reasons not to believe the figures of a run as they stand, the most serious first.
@@ -110,12 +105,26 @@ def caveats(rows: Iterable[LatencyRow]) -> list[str]:
     """Sentences about the settings of these rows and their servers, each once."""
     rows = list(rows)
     said = _said([_Run([row]) for row in rows], ("setting note", "setting against"))
-    return [*said, *filter(None, [_bursts(rows)])]
+    arrivals = [row.tokens_per_arrival for row in rows if row.arm != "regular"]
+    bursts = [num_tokens for num_tokens in arrivals if num_tokens and num_tokens >= _BURST]
+    if bursts:
+        ends = [f"{min(bursts):.1f}", f"{max(bursts):.1f}"]
+        said.append(
+            f"Tokens arrive in bursts, {' to '.join(dict.fromkeys(ends))} at once on average: ITL is the time between"
+            " bursts, TPOT that of a token."
+        )
+    return said
 
 
 def _said(runs: Sequence[_Run], ranks: Sequence[Rank]) -> list[str]:
-    said = [one.said_of(run) for run in runs for one in DOUBTS if one.rank in ranks]
-    return list(dict.fromkeys(filter(None, said)))
+    """The sentences that apply to any of these runs, each once."""
+    sentences: dict[str, None] = {}
+    for run in runs:
+        for doubt in DOUBTS:
+            found = doubt.applies(run) if doubt.rank in ranks else None
+            if found:
+                sentences[doubt.text.format(row=run.last, found=found)] = None
+    return list(sentences)
 
 
 def mean_answer_length(row: LatencyRow) -> float | None:
@@ -145,18 +154,6 @@ def not_quiet(runs: Sequence[Sequence[LatencyRow]]) -> str | None:
     )
     number = f"{len(disturbed)} of {counted(len(runs), 'run')}"
     return f"The machine was not quiet in {number} ({cause}): {help_}."
-
-
-def _bursts(rows: Sequence[LatencyRow]) -> str | None:
-    arrivals = [row.tokens_per_arrival for row in rows if row.arm != "regular"]
-    bursts = [num_tokens for num_tokens in arrivals if num_tokens and num_tokens >= _BURST]
-    if not bursts:
-        return None
-    ends = [f"{min(bursts):.1f}", f"{max(bursts):.1f}"]
-    return (
-        f"Tokens arrive in bursts, {' to '.join(dict.fromkeys(ends))} at once on average: ITL is the time between"
-        " bursts, TPOT that of a token."
-    )
 
 
 def _unfinished(run: _Run) -> str | None:
