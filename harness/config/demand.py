@@ -1,4 +1,4 @@
-"""The memory that a run needs, in numbers by which a pair is placed."""
+"""The memory that a run needs, in numbers by which a pair is placed, and changes with which it would fit."""
 
 from __future__ import annotations
 
@@ -51,3 +51,35 @@ class Demand:
             return self.row_tokens
         # The prompt is read into a separate cache and copied from there.
         return round_up(self.row_tokens + 1) + self.prompt_tokens
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change with which a pair would fit.
+
+    As text `model=65B_4bit (33.2 GB)`, or `model=65B_4GPUs (4 GPUs with as much free)` where there are fewer.
+
+    Attributes:
+        change: as it is typed.
+        size: of the models then, `33.2 GB`; empty where the change leaves it alone.
+        num_gpus: that are needed, where there are fewer.
+    """
+
+    change: str
+    size: str = ""
+    num_gpus: int | None = None
+
+    def __str__(self) -> str:
+        about = self.size
+        if self.num_gpus is not None:
+            about = f"{self.num_gpus} GPUs with as much free"
+        return f"{self.change} ({about})" if about else self.change
+
+    @classmethod
+    def read(cls, text: str) -> Remedy:
+        """The reverse of `str`, for a cell of a file."""
+        change, _, about = text.removesuffix(")").partition(" (")
+        number, of_gpus, _ = about.partition(" GPUs with")
+        if of_gpus and number.isdecimal():
+            return cls(change, num_gpus=int(number))
+        return cls(change, about)

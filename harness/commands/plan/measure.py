@@ -62,7 +62,7 @@ class Plan(Experiment):
         )
         if plan.misfit is not None:
             session.status, session.error = "does_not_fit", plan.misfit
-            self.figures["instead"] = "\n".join(plan.remedies) or None
+            self.figures["instead"] = "\n".join(map(str, plan.remedies)) or None
         bandwidths = machine.bandwidths
         if settings.bandwidth is not None:
             bandwidths = {"the given bandwidth": settings.bandwidth}

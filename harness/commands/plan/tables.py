@@ -6,7 +6,6 @@ A row is the plan of one pair. Sizes are in bytes, and `devices_bytes` has those
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -14,6 +13,7 @@ from typing import Any
 
 from harness.commands.plan.rows import PlanRow
 from harness.config.amounts import amount
+from harness.config.demand import Remedy
 from harness.config.settings import DecodingSettings
 from harness.reporting.names import distinct_names
 from harness.reporting.page import Page, Step, heading, title_of_many
@@ -127,12 +127,16 @@ def _next_step(row: PlanRow) -> Iterator[Step]:
             if row.temperature not in (None, DecodingSettings().temperature):
                 draft += f" temperature={row.temperature:g}"
         yield Step("measure it", command=f"harness latency model={row.model}{draft}")
-    for remedy in (row.instead or "").splitlines()[:1]:
-        # `model=65B_4bit (33.2 GB)`, or what `remedies` says of more GPUs: `... (4 GPUs with ...)`.
-        change = remedy.partition(" (")[0]
-        if more_gpus := re.search(r"\((\d+) GPUs with", remedy):
-            change = f"gpus={more_gpus[1]}"
+    for remedy in _remedies(row)[:1]:
+        change = remedy.change
+        if remedy.num_gpus is not None:
+            # GPUs that are not here can be planned for.
+            change = f"gpus={remedy.num_gpus}"
         yield Step("would fit", change)
+
+
+def _remedies(row: PlanRow) -> list[Remedy]:
+    return [Remedy.read(line) for line in (row.instead or "").splitlines()]
 
 
 @dataclass(frozen=True)
@@ -224,10 +228,8 @@ def _fits(row: PlanRow) -> str:
         return "yes" if row.needed_bytes is not None else "the weights do"
     if row.status != "does_not_fit":
         return f"{row.status}: {row.error}"
-    if not row.instead:
-        return "no"
-    first_remedy = row.instead.splitlines()[0]  # `model=65B_4bit (33.2 GB)`
-    return f"no; {first_remedy.partition(' (')[0]}"
+    remedies = _remedies(row)
+    return f"no; {remedies[0].change}" if remedies else "no"
 
 
 def _models(row: PlanRow) -> Table:
@@ -279,7 +281,7 @@ def _devices(row: PlanRow) -> Table:
     )
     instead: list[str] = []
     if row.status != "ok":
-        remedies = (row.instead or "").splitlines()
+        remedies = _remedies(row)
         beginning = "What would fit instead:" if remedies else "A smaller model is needed."
         instead = [beginning, *(f"  {remedy}" for remedy in remedies)]
     return Table("devices", "", columns, tuple(rows), notes=tuple(instead), look="plain")

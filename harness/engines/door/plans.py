@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from harness.config.demand import Remedy
+
 
 @dataclass(frozen=True)
 class PretendedGpus:
@@ -115,7 +117,7 @@ class PairPlan:
         row_tokens: tokens of the longest row: its prompt, the new tokens and the draft tokens.
         reserve_bytes: what stays free on each GPU; 0 without one.
         misfit: what does not fit, in one line; the models are then where they would be with more memory.
-        remedies: changes that would make it fit, as they are typed.
+        remedies: changes that would make it fit.
         notes: further sentences for the user.
         reads: None if the size of a cache is not known.
     """
@@ -126,6 +128,6 @@ class PairPlan:
     row_tokens: int
     reserve_bytes: int
     misfit: str | None
-    remedies: tuple[str, ...]
+    remedies: tuple[Remedy, ...]
     notes: tuple[str, ...]
     reads: PassBytes | None

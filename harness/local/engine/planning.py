@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 import psutil
 import torch
 
-from harness.config.demand import Demand
+from harness.config.demand import Demand, Remedy
 from harness.config.errors import SettingError
 from harness.config.gpus import known_gpu, known_gpus
 from harness.config.machine import cpu_name
@@ -116,7 +116,7 @@ def plan_on(
     )
     case = pair.case(machine.free, demand)
     misfit = None
-    advice: list[str] = []
+    advice: list[Remedy] = []
     try:
         placements = fit(case)
     except Misfit as error:

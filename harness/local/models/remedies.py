@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any, Literal
 
 from harness.config.amounts import amount
+from harness.config.demand import Remedy
 from harness.config.errors import RunError, SettingError
 from harness.config.model_names import canonical_name
 from harness.config.settings import Quantization
@@ -34,8 +35,8 @@ def fit_or_explain(case: Case, *, force: bool = False) -> list[Placement]:
     except Misfit as misfit:
         if force:
             return fit_regardless(case)
-        texts = remedies(case)
-        advice = f"what would fit: {', '.join(texts)}" if texts else "a smaller model is needed"
+        texts = ", ".join(map(str, remedies(case)))
+        advice = f"what would fit: {texts}" if texts else "a smaller model is needed"
         raise RunError(f"{misfit}\n{advice} (force=true tries anyway)") from None
 
 
@@ -52,7 +53,7 @@ def fit_regardless(case: Case) -> list[Placement]:
     raise RunError("the models fit on no machine, however large")
 
 
-def remedies(case: Case) -> list[str]:
+def remedies(case: Case) -> list[Remedy]:
     """Changes of settings or of the machine, each of which makes the models fit."""
     return [*_less_text(case), *_fewer_bits(case), *_more_gpus(case)]
 
@@ -75,7 +76,7 @@ def _typed(sketch: Sketch, setting: Literal["quantization", "gpus"], value: obje
     return f"{sketch.role}={canonical_name(f'{name}_{suffix}')}"
 
 
-def _less_text(case: Case) -> list[str]:
+def _less_text(case: Case) -> list[Remedy]:
     """The largest smaller batch that fits; or else the most new tokens of a single row."""
 
     def fits(**changes: Any) -> bool:
@@ -84,9 +85,10 @@ def _less_text(case: Case) -> list[str]:
     demand = case.demand
     rows = _most(demand.batch_size, lambda number: fits(batch_size=number))
     if rows:
-        return [f"{demand.rows_setting}={rows}"]
+        return [Remedy(f"{demand.rows_setting}={rows}")]
     tokens = _most(demand.new_tokens, lambda number: fits(batch_size=1, new_tokens=number))
-    return [f"{demand.rows_setting}=1 {demand.tokens_setting}={tokens}"] if tokens else []
+    one_row = f"{demand.rows_setting}=1 {demand.tokens_setting}={tokens}"
+    return [Remedy(one_row)] if tokens else []
 
 
 def _most(limit: int, fits: Callable[[int], bool]) -> int:
@@ -94,13 +96,13 @@ def _most(limit: int, fits: Callable[[int], bool]) -> int:
     return bisect.bisect_left(range(1, limit), True, key=lambda number: not fits(number))
 
 
-def _fewer_bits(case: Case) -> list[str]:
+def _fewer_bits(case: Case) -> list[Remedy]:
     """Each model in fewer bits; where that is never enough, the mildest change of both."""
     smaller = [_quantized(sketch) for sketch in case.models]
     alone = [[sketch] for sketches in smaller for sketch in sketches]
-    texts = [_in_fewer_bits(sketches) for sketches in alone if _fits(_changed(case, sketches))]
-    if texts or len(smaller) == 1:
-        return texts
+    found = [_in_fewer_bits(sketches) for sketches in alone if _fits(_changed(case, sketches))]
+    if found or len(smaller) == 1:
+        return found
     for pair in itertools.product(*smaller):
         if _fits(_changed(case, pair)):
             return [_in_fewer_bits(pair)]
@@ -119,13 +121,12 @@ def _quantized(sketch: Sketch) -> list[Sketch]:
     return smaller
 
 
-def _in_fewer_bits(sketches: Sequence[Sketch]) -> str:
-    """`model=65B_4bit (33.2 GB)`."""
+def _in_fewer_bits(sketches: Sequence[Sketch]) -> Remedy:
     typed = [_typed(sketch, "quantization", sketch.quantization) for sketch in sketches]
-    return f"{' '.join(typed)} ({amount(sum(sketch.weight_bytes for sketch in sketches))})"
+    return Remedy(" ".join(typed), amount(sum(sketch.weight_bytes for sketch in sketches)))
 
 
-def _more_gpus(case: Case) -> list[str]:
+def _more_gpus(case: Case) -> list[Remedy]:
     """The fewest GPUs for the target that are enough: of this machine, or with more of them, each
     with as much free memory.
     """
@@ -137,8 +138,8 @@ def _more_gpus(case: Case) -> list[str]:
         spread = replace(target, settings=replace(target.settings, gpus=count))
         enough = replace(case, free={**dict.fromkeys(range(count), room), **case.free})
         if _fits(_changed(enough, [spread])):
-            more = f" ({count} GPUs with as much free)" if count > len(case.gpus) else ""
-            return [f"{_typed(target, 'gpus', count)}{more}"]
+            missing = count if count > len(case.gpus) else None
+            return [Remedy(_typed(target, "gpus", count), num_gpus=missing)]
     return []
 
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
-from harness.config.demand import Demand
+from harness.config.demand import Demand, Remedy
 from harness.config.errors import RunError, SettingError
 from harness.local.models.case import Case, Misfit
 from harness.local.models.fit import balanced, filled, fit
-from harness.local.models.remedies import fit_or_explain, remedies
+from harness.local.models.remedies import fit_or_explain
+from harness.local.models.remedies import remedies as found_remedies
 from harness.local.models.sketch import Block, TensorSketch, offloads
 from sketches import GB, case, draft, fits, gpus_of, machine, sketch
 from wording import mentions
@@ -426,6 +427,12 @@ def test_what_does_not_fit_says_what_would() -> None:
         "model=13B_2GPUs (2 GPUs with as much free)",
         "force=true",
     )
+
+
+def remedies(asked: Case) -> list[str]:
+    found = found_remedies(asked)
+    assert [Remedy.read(str(remedy)) for remedy in found] == found
+    return list(map(str, found))
 
 
 def test_remedies_are_only_those_that_help() -> None:
