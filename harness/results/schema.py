@@ -305,7 +305,7 @@ class DecodedRow(Accepted, RunRow):
         "lenience of the acceptance rule; below 1 is lossy", "decoding.lenience"
     )
     synthetic_acceptance: float | list[float] | None = setting(
-        "probability with which a coin accepted draft tokens; a list has one for each position, a number above 1 is"
+        "chance of a draft token, accepted at random; a list has one for each position, a number above 1 is"
         " a mean length; empty for the rule",
         "decoding.synthetic_acceptance",
     )

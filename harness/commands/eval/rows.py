@@ -81,7 +81,7 @@ class AnswerRow(Row):
     seed: int = figure("seed of the question")
     arm: str = figure("`regular` or `speculative`")
     a: MaybeInt = figure("first operand; empty for a question from a data set")
-    b: MaybeInt = figure("second operand, likewise")
+    b: MaybeInt = figure("second operand")
     source_row: MaybeInt = figure("row of the question in its data set, from 0")
     expected: str = figure("correct answer")
     completion: str = figure("generated text up to the end of the line, or to the next question")
