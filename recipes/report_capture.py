@@ -1,0 +1,135 @@
+"""Makes the pictures of the report and of the browser's race from real runs, which takes about five minutes:
+
+    python recipes/report_capture.py [--sweep DIRECTORY]
+
+docs/report.png is the page of a sweep, docs/report-phone.png its cards on a telephone, and docs/race.png the race of
+`harness serve`. Needs Chromium and a quiet machine, whose figures they have: a page with doubts gives no picture.
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import io
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.parse
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from urllib.error import URLError
+from urllib.request import urlopen
+
+from PIL import Image
+
+from harness.cli.menu.names import CONF
+
+ROOT = CONF.parent
+sys.path.insert(0, str(ROOT / "tests" / "support"))
+from browser import Page, browser  # noqa: E402
+
+SWEEP = ["draft=tiny_draft,tiny_eagle3,lookup", "K=2,4,8", "num_prompts=10"]
+# What a picture must not say.
+DOUBTS = ("not quiet", "nothing is ranked", "Without a full result")
+PROMPT = "Paul was a shy hedgehog who lived near the village. In"
+PORT = 5711
+# Enough for the pages' colours and the edges of letters: a third of the bytes.
+COLOURS = 256
+# Pixels.
+DESKTOP, TELEPHONE = 1240, 390
+MARGIN_ABOVE, MARGIN_BELOW = 24, 8
+
+
+def harness(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "harness", *arguments]
+
+
+def picture(page: Page, name: str, first: str, last: str, width: int, scale: float = 1.0) -> None:
+    """Write docs/NAME.png: the page from the top of one element to the bottom of another, each in JavaScript."""
+    top = float(page.evaluate(f"{first}.getBoundingClientRect().top + scrollY"))
+    bottom = float(page.evaluate(f"{last}.getBoundingClientRect().bottom + scrollY"))
+    start = max(0.0, top - MARGIN_ABOVE)
+    height = bottom + MARGIN_BELOW - start
+    clip = {"x": 0, "y": start, "width": width, "height": height, "scale": scale}
+    shot = page.call("Page.captureScreenshot", format="png", captureBeyondViewport=True, clip=clip)
+    file = ROOT / "docs" / f"{name}.png"
+    image = Image.open(io.BytesIO(base64.b64decode(shot["data"]))).convert("RGB")
+    palette = image.quantize(COLOURS, Image.Quantize.MAXCOVERAGE, dither=Image.Dither.NONE)
+    palette.save(file, optimize=True)
+    print(f"{file}: {file.stat().st_size} bytes")
+
+
+def report_pictures(directory: Path, page: Page) -> None:
+    """A sweep's speed-ups on a desktop, and their cards on a telephone, with the best one open."""
+    file = directory / "report" / "report.html"
+    command = harness("report", str(directory), f"output={file.parent}")
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    for width in (DESKTOP, TELEPHONE):
+        page.open(file.as_uri(), width)
+        page.wait_for("document.readyState == 'complete'")
+        shown = page.evaluate("document.body.innerText")
+        doubts = [doubt for doubt in DOUBTS if doubt in shown]
+        if doubts:
+            sys.exit(f"{file} says {', '.join(doubts)}: measure again on a quiet machine")
+        pairs = "document.querySelector('.pairs')"
+        if width == DESKTOP:
+            picture(page, "report", "document.body", f"{pairs}.closest('section')", width)
+        else:
+            best = f"{pairs}.querySelector('.strong .more')"
+            page.evaluate(f"({best} ?? {pairs}.querySelector('.more')).open = true")
+            picture(page, "report-phone", f"{pairs}.closest('section')", pairs, width, scale=1.5)
+
+
+def race_picture(directory: Path, page: Page) -> None:
+    """The race of `harness serve` at its end, up to the acceptance by position."""
+    with serving(directory):
+        query = urllib.parse.urlencode({"prompt": PROMPT, "temperature": 0})
+        page.open(f"http://127.0.0.1:{PORT}/?{query}", DESKTOP)
+        page.wait_for("document.getElementById('verdict')?.innerText")
+        picture(page, "race", "document.body", "document.getElementById('again')", DESKTOP)
+
+
+@contextmanager
+def serving(directory: Path) -> Iterator[None]:
+    """`harness serve` with the shipped pair."""
+    with (directory / "serve.log").open("w") as log:
+        server = subprocess.Popen(
+            harness("serve", f"port={PORT}"), cwd=directory, stdout=log, stderr=log
+        )
+    try:
+        while True:
+            assert server.poll() is None, "harness serve has ended"
+            try:
+                urlopen(f"http://127.0.0.1:{PORT}/v1/models")
+                break
+            except URLError:
+                time.sleep(0.5)
+        yield
+    finally:
+        server.terminate()
+        server.wait()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--sweep", type=Path, help="the directory of a sweep that was measured")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as place:
+        with browser(Path(place), "--hide-scrollbars") as page:
+            race_picture(Path(place), page)
+        if options.sweep:
+            directory = options.sweep.resolve()
+        else:
+            directory = Path(place, "sweep")
+            arguments = [*SWEEP, f"hydra.sweep.dir={directory}", "results.file=null"]
+            subprocess.run(harness("latency", "-m", *arguments), check=True)
+        with browser(Path(place), "--hide-scrollbars") as page:
+            report_pictures(directory, page)
+
+
+if __name__ == "__main__":
+    main()
