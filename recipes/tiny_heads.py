@@ -57,7 +57,7 @@ class Text:
 
 def held_out() -> list[str]:
     """What the prompt set `tiny` asks: each beginning of a story, and the sum after each prompt's solved examples."""
-    file = PACKAGE / "prompts" / "prompt_sets" / "tiny.jsonl"
+    file = PACKAGE / "measuring" / "prompts" / "prompt_sets" / "tiny.jsonl"
     lines = file.read_text(encoding="utf-8").splitlines()
     return [json.loads(line)["prompt"].splitlines()[-1] for line in lines]
 
