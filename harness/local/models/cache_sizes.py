@@ -102,8 +102,11 @@ def configured_caches(config: PreTrainedConfig) -> list[LayerCache]:
         return []
     if recurrent_kind(config) is not None:
         return []
-    num_key_heads = getattr(text_config, "num_key_value_heads", None) or num_heads
-    head_size = getattr(text_config, "head_dim", None) or width // num_heads
-    caches = [LayerCache(numbers_per_token=2 * num_key_heads * head_size)] * num_layers
+    caches = []
+    # Layers may differ; older versions of transformers have one configuration for all.
+    for own in getattr(text_config, "per_layer_config", [text_config] * num_layers):
+        num_key_heads = getattr(own, "num_key_value_heads", None) or num_heads
+        head_size = getattr(own, "head_dim", None) or width // num_heads
+        caches.append(LayerCache(numbers_per_token=2 * num_key_heads * head_size))
     layers = DynamicCache(config=config).layers
     return _with_windows(caches, layers, config) if len(layers) == num_layers else caches
