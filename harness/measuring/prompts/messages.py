@@ -61,13 +61,15 @@ def _message(message: dict[str, Any], where: str) -> Message:
     role = message["role"]
     content = message.get("content")
     if isinstance(content, list):
-        texts = [part.get("text") for part in content if isinstance(part, dict)]
-        content = "".join(text for text in texts if isinstance(text, str))
-        if texts.count(None) or len(texts) < len(message["content"]):
+        texts = [part.get("text") if isinstance(part, dict) else None for part in content]
+        if not all(isinstance(text, str) for text in texts):
             raise BadFile(f"has content in {where} that is no text")
-    # A call comes without text, and a tool may return none.
-    may_be_empty = role in ("assistant", "tool") and not content
-    content = "" if may_be_empty else text_of(content, "every content")
+        content = "".join(map(str, texts))
+    content = content or ""
+    # A call comes without text or after a line break, and so may a tool's result.
+    may_be_blank = role in ("assistant", "tool")
+    if not (may_be_blank and isinstance(content, str) and not content.strip()):
+        content = text_of(content, "every content")
     read: dict[str, Any] = {"role": role, "content": content}
     for name, known in _TEXTS.items():
         if isinstance(message.get(name), str) and message[name]:

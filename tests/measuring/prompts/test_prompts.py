@@ -148,14 +148,23 @@ def test_a_conversation_keeps_its_tools_and_ends_with_the_last_result(
             "tool_calls": [{"id": "c1", **call}],
         },
         {"role": "tool", "content": "", "tool_call_id": "c1", "index": 3},
+        # A blank text before a call, and a command that prints a line break alone.
+        {"role": "assistant", "content": "\n\n", "tool_calls": [{"id": "c2", **call}]},
+        {"role": "tool", "content": "\n", "tool_call_id": "c2"},
         {"role": "assistant", "content": "Nowhere."},
     ]
     prompt = load([{"messages": messages, "tools": tools}]).prompts[0]
     chat = prompt.chat()
     assert chat.tools == (FIND,)
-    assert [message["role"] for message in chat.messages] == ["user", "assistant", "tool"]
-    assert [message["content"] for message in chat.messages] == ["Where is it?", "", ""]
-    assert prompt.following == (messages[3],)
+    assert [message["role"] for message in chat.messages] == ["user", *2 * ["assistant", "tool"]]
+    assert [message["content"] for message in chat.messages] == [
+        "Where is it?",
+        "",
+        "",
+        "\n\n",
+        "\n",
+    ]
+    assert prompt.following == (messages[5],)
     called = chat.messages[1]
     assert called["reasoning_content"] == "Look."
     # A server takes arguments as text, a template as an object.
@@ -291,6 +300,10 @@ REFUSED = {
     ),
     "an image": (
         json.dumps({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}).encode(),
+        "line 1 has content in message 1 that is no text",
+    ),
+    "text that is a number": (
+        json.dumps({"messages": [{"role": "user", "content": [{"text": 3}]}]}).encode(),
         "line 1 has content in message 1 that is no text",
     ),
     "nobody asks": (
