@@ -219,8 +219,8 @@ class AcceptanceOfTexts(Experiment):
             )
         if len(readings) > len({reading.prompt.index for reading in readings}):
             say(
-                f"{counted(len(conversations), 'conversation')} in {len(readings)} texts: the chat template rewrites"
-                " earlier turns, and every turn is read after its own prompt"
+                f"{counted(len(conversations), 'conversation')} read in {len(readings)} texts: the chat template or the"
+                " tokenizer changes earlier turns, and every answer is read after its own prompt"
             )
         return self._fitted(session, readings)
 
@@ -381,7 +381,7 @@ class AcceptanceOfTexts(Experiment):
 
 
 def _of_one_answer(prompt: Prompt, asked: Sequence[int], answer: Sequence[int]) -> Reading:
-    return Reading(prompt, Transcript.of(asked, answer), [Turn(None, prompt.text)])
+    return Reading(prompt, Transcript.of(asked, answer), [Turn(None)])
 
 
 EXPERIMENT = AcceptanceOfTexts

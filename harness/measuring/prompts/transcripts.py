@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Any, Literal
 
 from harness.config.errors import SettingError
@@ -25,6 +26,8 @@ Kind = Literal["thinking", "text", "code", "tool name", "tool arguments", "marku
 Render = Callable[[Chat, bool], str]
 
 _FENCED = re.compile(r"```.*?(```|$)", re.DOTALL)
+# Of the private use area: no template writes it.
+_OTHER_ANSWER = {"role": "assistant", "content": "\ue000"}
 
 
 @dataclass(frozen=True)
@@ -33,12 +36,10 @@ class Turn:
 
     Attributes:
         number: from 1; None for the one answer to a prompt.
-        asked: the last message before it.
         kinds: of each of its tokens; none where they are not known.
     """
 
     number: int | None
-    asked: str
     kinds: Sequence[Kind] = ()
 
 
@@ -79,37 +80,58 @@ def readings_of(
     """
     chat = prompt.conversation
 
-    def tokens_of(text: str, *, begins: bool = False) -> list[int]:
-        special = begins and adds_special_tokens
-        return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+    def tokens_of(text: str) -> list[int]:
+        return list(tokenizer(text, add_special_tokens=adds_special_tokens)["input_ids"])
 
     answers = [place for place, message in enumerate(chat.messages) if _is_answer(place, message)]
     readings = []
     for text, spans in _texts(prompt, chat, answers, render):
-        token_ids: list[int] = []
+        _, first = spans[0]
+        begin = first.start
+        token_ids = tokens_of(text[:begin])
         places: list[range] = []
         turns: list[Turn] = []
-        begin = 0
         for place, characters in spans:
-            message = chat.messages[place]
-            asked = str(chat.messages[place - 1]["content"])
+            between, _ = _behind_others(tokenizer, text[begin : characters.start])
+            token_ids += between
             answer = text[characters.start : characters.stop]
-            token_ids += tokens_of(text[begin : characters.start], begins=begin == 0)
-            own = tokens_of(answer)
+            own, offsets = _behind_others(tokenizer, answer)
             places.append(range(len(token_ids), len(token_ids) + len(own)))
-            turns.append(Turn(answers.index(place) + 1, asked, _kinds(tokenizer, message, answer)))
+            kinds = _kinds(chat.messages[place], answer, offsets)
+            turns.append(Turn(answers.index(place) + 1, kinds))
             token_ids += own
             begin = characters.stop
-        if len(spans) == 1 or token_ids == tokens_of(text[:begin], begins=True):
+        if len(spans) == 1 or token_ids == tokens_of(text[:begin]):
             readings.append(Reading(prompt, Transcript(token_ids, places), turns))
             continue
         # Some token has characters on both sides of where an answer begins or ends.
         for (_, characters), own_places, turn in zip(spans, places, turns, strict=True):
-            before = tokens_of(text[: characters.start], begins=True)
             answered = token_ids[own_places.start : own_places.stop]
-            transcript = Transcript.of(before, answered)
+            transcript = Transcript.of(tokens_of(text[: characters.start]), answered)
             readings.append(Reading(prompt, transcript, [turn]))
     return readings
+
+
+def _behind_others(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
+    """Token ids of a text that follows another, and the characters of each token; none from slow tokenizers.
+
+    By itself a text may begin with a space that the tokenizer adds.
+    """
+    options = {
+        "add_special_tokens": False,
+        "return_offsets_mapping": getattr(tokenizer, "is_fast", False),
+    }
+    line_break = list(tokenizer("\n", **options)["input_ids"])
+    encoded = tokenizer("\n" + text, **options)
+    num_before = len(line_break)
+    shift = 1
+    if list(encoded["input_ids"])[:num_before] != line_break:
+        # A token has the line break and some of the text.
+        encoded = tokenizer(text, **options)
+        num_before = shift = 0
+    offsets = encoded.get("offset_mapping", ())[num_before:]
+    characters = [(begin - shift, end - shift) for begin, end in offsets]
+    return list(encoded["input_ids"])[num_before:], characters
 
 
 def _is_answer(place: int, message: Message) -> bool:
@@ -132,29 +154,32 @@ def _texts(
                 if len(after) > len(before):
                     spans.insert(0, (place, range(len(before), len(after))))
                 continue
-        # A prompt may end with an empty thought that the message lacks.
-        differ = (own != other for own, other in zip(before, after, strict=False))
-        num_common = next((number for number, does in enumerate(differ) if does), len(before))
-        if num_common < len(render(asked, False).rstrip()):
-            rule = f"this model's template hides the answer in message {place + 1} of line {prompt.line}"
-            raise SettingError("prompts", rule)
-        if answer := after[num_common:].rstrip():
+        begin = len(before)
+        if not after.startswith(before):
+            # A prompt may end with an empty thought that the message lacks. The answer begins where another one would.
+            other = render(Chat((*asked.messages, _OTHER_ANSWER), chat.tools), False)
+            characters = zip(before, after, other, strict=False)
+            begin = len(list(takewhile(lambda three: len(set(three)) == 1, characters)))
+            where = f"message {place + 1} of line {prompt.line}"
+            if begin < len(render(asked, False).rstrip()):
+                rule = f"this model's template hides the answer in {where}"
+                raise SettingError("prompts", rule)
+            if before.rfind("<think>", begin) > before.rfind("</think>", begin):
+                rule = f"this model's template asks for thoughts, and leaves out those of {where}"
+                raise SettingError("prompts", rule)
+        if answer := after[begin:]:
             whole = before + answer
             texts.append((whole, [(place, range(len(before), len(whole)))]))
     return texts[::-1]
 
 
-def _kinds(tokenizer: Any, message: Message, answer: str) -> Sequence[Kind]:
-    """The kind of each token of an answer, by what its message says; none without offsets."""
-    try:
-        encoded = tokenizer(answer, add_special_tokens=False, return_offsets_mapping=True)
-    except NotImplementedError:
-        return ()
+def _kinds(message: Message, answer: str, offsets: Sequence[tuple[int, int]]) -> Sequence[Kind]:
+    """The kind of each token of an answer, by what its message says."""
     of_character: list[Kind] = ["markup"] * len(answer)
     for begin, end, kind in _marked(message, answer):
         of_character[begin:end] = [kind] * (end - begin)
     last = len(answer) - 1
-    return [of_character[min((begin + end) // 2, last)] for begin, end in encoded["offset_mapping"]]
+    return [of_character[min((begin + end) // 2, last)] for begin, end in offsets]
 
 
 def _marked(message: Message, answer: str) -> Iterator[tuple[int, int, Kind]]:
@@ -182,16 +207,19 @@ def _marked(message: Message, answer: str) -> Iterator[tuple[int, int, Kind]]:
             yield begin, end, "tool name"
         first = None
         for value in _values(json.loads(call["function"]["arguments"])):
-            begin = answer.find(value, end)
-            if begin >= 0:
-                first = begin if first is None else first
-                end = begin + len(value)
+            # As JSON, or as it is: templates that write arguments as XML do not escape them.
+            for written in (json.dumps(value, ensure_ascii=False)[1:-1], value):
+                begin = answer.find(written, end)
+                if begin >= 0:
+                    first = begin if first is None else first
+                    end = begin + len(written)
+                    break
         if first is not None:
             yield first, end, "tool arguments"
 
 
 def _values(value: Any) -> Iterator[str]:
-    """The names and values of arguments, as JSON has them without quotation marks."""
+    """The names and values of arguments."""
     if isinstance(value, dict):
         for name, own in value.items():
             yield name
@@ -200,4 +228,4 @@ def _values(value: Any) -> Iterator[str]:
         for own in value:
             yield from _values(own)
     else:
-        yield json.dumps(value, ensure_ascii=False).strip('"')
+        yield value if isinstance(value, str) else json.dumps(value)

@@ -161,8 +161,9 @@ def cut(chances: ArrayLike) -> Cut:
     _, mean, square = moments[:, :, num_places]
     variance = np.maximum(square - mean**2, 0)
     return Cut(
-        visits=moments[0, :, :num_places],
-        shares=shares[:, :num_places],
+        # Copies: views would keep all moments in memory for as long as the text.
+        visits=moments[0, :, :num_places].copy(),
+        shares=shares[:, :num_places].copy(),
         variance=variance,
         accepted_at=accepted_at,
         drafted=drafted,

@@ -107,7 +107,7 @@ def test_an_iteration_is_divided_among_the_tokens_that_it_decides() -> None:
     text = ReadText(cut(chances), 5, 0, 0.0, 0.0, 0.0)
     # One token, one token, and two in the last iteration, after which nothing is left to draft.
     assert text.cut.shares.tolist() == [[1, 1, 0.5, 0.5]] * 2
-    turn = Turn(1, "", ("text", "text", "text", "tool arguments", "tool arguments"))
+    turn = Turn(1, ("text", "text", "text", "tool arguments", "tool arguments"))
     reading = Reading(Prompt("a"), Transcript([0] * 9, [range(4, 9)]), [turn])
     parts = parts_of([(reading, 0)] * 2, [text] * 2, ["a", "b"])
     found = {(part.by, part.name): part for part in parts}
@@ -153,5 +153,7 @@ def test_what_is_faster_without_speculation_is_named_with_each_k() -> None:
 def test_parts_of_iterations_sum_to_all_of_them() -> None:
     chances = np.random.default_rng(0).random((40, 5))
     whole = cut(chances)
+    # A view would keep arrays of three times the size for as long as the text.
+    assert whole.visits.base is None
     assert whole.shares.sum(axis=1) == pytest.approx(whole.iterations)
     assert (whole.shares * np.arange(2, 7)[:, None] >= 1 - 1e-9).all()
