@@ -1,7 +1,8 @@
 """`audit` on tables of real runs: does it accuse an honest one, and does it find what was changed?
 
 Runs of `latency` give the rows. For each table their prompts are drawn again with replacement, alike for both arms and
-every K, and its figures are computed as `latency` computes them, and printed with the decimals that people print.
+every K, and its figures are computed as `latency` computes them, and printed with the decimals that people print. In
+half of the tables answers end after 0.2 to 1 of their tokens, so that means of prompts differ from ratios of sums.
 
     harness latency -m draft=tiny_draft,tiny_eagle3,tiny_dflash,lookup K=2,4,6 temperature=0,1 num_prompts=10 tokens=128
     python benchmarks/audit.py multirun/latency/DAY/TIME
@@ -92,11 +93,11 @@ def runs_below(directory: Path) -> list[Run]:
     return runs
 
 
-def table_of(runs: list[Run], drawn: list[int]) -> list[dict[str, str]]:
+def table_of(runs: list[Run], drawn: list[int], lengths: numpy.ndarray) -> list[dict[str, str]]:
     """The rows of a table, one per K, with `tested`, the rate of the other definition."""
     rows = []
     for run in sorted(runs, key=lambda run: run.k):
-        prompts = run.prompts.iloc[drawn]
+        prompts = run.prompts.iloc[drawn].mul(lengths, axis=0)
         total = prompts.sum()
         regular, ours = ((prompts[name] / prompts.tokens).mean() for name in ("regular_ms", "ms"))
         again = numpy.random.default_rng(0).integers(len(prompts), size=(1000, len(prompts)))
@@ -212,7 +213,10 @@ def main() -> None:
     def drawn_table() -> list[dict[str, str]]:
         runs = curves[rng.choice(sorted(curves))]
         num_prompts = len(runs[0].prompts)
-        return table_of(runs, [rng.randrange(num_prompts) for _ in range(num_prompts)])
+        drawn = [rng.randrange(num_prompts) for _ in range(num_prompts)]
+        shortest = rng.choice([0.2, 1])
+        lengths = numpy.array([rng.uniform(shortest, 1) for _ in drawn])
+        return table_of(runs, drawn, lengths)
 
     for name, columns in (("14 columns", COLUMNS), ("6 columns", SHORT)):
         accused = [

@@ -18,7 +18,12 @@ def least_parameters(model: str) -> float | None:
     has, with experts, or of another layout than Llama's and Qwen's.
     """
     name = _letters(model.rpartition("/")[2])
-    known = [one for one in _sizes() if name.startswith(one)]
+    # Another size behind the name is that of a pruned model: `Qwen3-8B-pruned-3B`.
+    known = [
+        one
+        for one in _sizes()
+        if name.startswith(one) and not re.search(r"\db(?!it)", name.removeprefix(one))
+    ]
     return _sizes()[max(known, key=len)] if known else None
 
 

@@ -1,7 +1,7 @@
 """Figures as somebody printed them, and what must hold among them whatever was measured.
 
-A number of a table stands for every value that rounds to it. A claim is impossible if none of these values keeps an
-identity, whatever the values of the figures beside it.
+A number of a table stands for every value that rounds to it. A claim is impossible if no such value is, by any usual
+definition and whatever the noise; where another average, definition or run may explain it, it is unlikely.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
@@ -47,9 +48,9 @@ SETTINGS = (
 )
 NAMES = (*NUMBERS, *SETTINGS)
 # Names in sentences that are not the columns'.
-_PLAIN = {"num_draft_tokens": "K", "max_new_tokens": "tokens of an answer"}
-# The settings in which the rows of a table may differ although one is the regular arm of the other.
-_OF_ARMS = ("name", "draft", "arm")
+_PLAIN = {"num_draft_tokens": "K", "thousand_batch_size": "batch size"}
+# Settings in which a row may differ from that of its regular arm.
+OF_ARMS = ("name", "draft", "arm")
 # What the regular arm's row has no use for.
 OF_SPECULATION = (
     "tokens_per_iteration",
@@ -63,24 +64,25 @@ _NUMBER = r"(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 _UNIT = r"\s*(?:[×x%]|ms|s|tok\w*|t|tps)?(?:/\s?\w+)?(?: faster)?\s*"
 _TO = r"\s*(?:to|-|–|…|,|\.\.+)\s*"
 _CELL = re.compile(
-    rf"({_NUMBER}){_UNIT}(?:{_TO}({_NUMBER}){_UNIT})?(?:[(\[].*?({_NUMBER}){_UNIT}{_TO}({_NUMBER}).*|[(\[±].*)?"
+    rf"({_NUMBER}){_UNIT}(?:{_TO}({_NUMBER}){_UNIT})?"
+    rf"(?:[(\[]?\s*±\s*({_NUMBER}).*|[(\[].*?({_NUMBER}){_UNIT}{_TO}({_NUMBER}).*|[(\[].*)?"
 )
 _NOT_STATED = set("- – — n/a na nan none null ? tbd oom".split()) | {""}
 # Drafts without a fixed K, whose later tokens are drafted by what acceptance depends on, or all at once.
 _VARYING = re.compile(r"lookup|n-?gram|pld|suffix|\bsam\b|\brest\b|\bauto\b|tree", re.IGNORECASE)
 _BLOCKS = re.compile(r"flash|dspark|p-?eagle|pard|medusa|domino|jetspec|block", re.IGNORECASE)
 _REGULAR = re.compile(r"none|no|regular|baseline|vanilla|auto-?regressive|ar|w/o.*|without.*", re.I)
-# Bits of a weight by its type's name.
+# Bits of a weight by its type's name; fewer where nothing says more.
 _BITS = (
     (4, r"(fp|int|q|w)_?4|4.?bit|awq|gptq"),
     (8, r"(fp|int|q|w)_?8|8.?bit"),
-    (16, r"16"),
-    (32, r"32"),
+    (16, r"(f|fp|float)_?(16|32)|(16|32).?bit|half"),
 )
+_LEAST_BITS = 1.5
 # Deviation of the accepted tokens per iteration between answers, relative to their mean, times the root of an answer's
-# length, by kind of draft: of our own drafts on their own language, the least that other texts have. _PROMPTS of it
-# stays however long answers are.
-_SPREADS = ((_VARYING, 1.5), (re.compile(""), 1.0))
+# length: of our own drafts on their own language, the least that other texts have. _PROMPTS of it stays however long
+# answers are.
+_SPREAD = 1.0
 _PROMPTS = 0.05
 # Tokens of an answer where none are stated: its last iterations propose less than K.
 _SHORT_ANSWER = 32
@@ -131,8 +133,12 @@ class Printed(NamedTuple):
         )
         scale = 0.01 if in_percent else 1
         ends = [(scale * low, scale * high) for low, high in numbers]
-        interval = (ends[-2][0], ends[-1][1]) if cell[4] else None
         last = ends[1] if cell[2] else ends[0]
+        interval = None
+        if cell[3]:
+            interval = ends[0][0] - ends[-1][1], last[1] + ends[-1][1]
+        elif cell[4]:
+            interval = ends[-2][0], ends[-1][1]
         if re.fullmatch(r"\d\.\d{7,}|\d{2,}\.\d{6,}", text):
             text = f"{numbers[0][0]:.4g}"
         return cls(ends[0][0], last[1], text, interval)
@@ -155,14 +161,22 @@ class Stated:
     @property
     def is_regular(self) -> bool:
         """Whether it is a row of regular decoding alone."""
-        k = self.numbers.get("num_draft_tokens")
-        has_none = k is not None and k.low == 0
-        return has_none or any(_REGULAR.fullmatch(self.settings.get(name, "")) for name in _OF_ARMS)
+        return self.k == 0 or any(
+            _REGULAR.fullmatch(self.settings.get(name, "")) for name in OF_ARMS
+        )
+
+    def circumstances(self, but: Sequence[str]) -> tuple[tuple[str, str], ...]:
+        """What it has in common with other rows of one comparison, without the settings in which these may differ."""
+        texts = {name: text for name, text in self.settings.items() if name not in but}
+        texts |= {name: self.numbers[name].text for name in _OF_CURVES if name in self.numbers}
+        return tuple(sorted(texts.items()))
 
     @property
-    def circumstances(self) -> Mapping[str, str]:
-        """What the regular arm has in common with the other."""
-        return {name: text for name, text in self.settings.items() if name not in _OF_ARMS}
+    def k(self) -> float:
+        """Of several the least; NaN where it is not stated."""
+        return (
+            self.numbers["num_draft_tokens"].low if "num_draft_tokens" in self.numbers else math.nan
+        )
 
     @property
     def drafts_with(self) -> str:
@@ -187,9 +201,11 @@ class Identity(NamedTuple):
 
     Attributes:
         given: the numbers by which it is judged.
-        forms: the first that holds decides; where none does, the figure is impossible.
-        broken: the sentence for that case; `{low}` and `{high}` are the limits of the first form.
+        forms: the first that holds decides. One that a single row of at least three has is unlikely, unless it is the
+            first of all.
+        broken: the sentence where none does; `{low}` and `{high}` are the limits of the first form.
         holds_for: whether it must hold of a row.
+        otherwise: the verdict where no form holds.
         is_measured: whether noise may break it, so that an interval counts where one is printed.
     """
 
@@ -198,7 +214,12 @@ class Identity(NamedTuple):
     forms: tuple[Form, ...]
     broken: str
     holds_for: Callable[[Stated], bool] = lambda row: True
+    otherwise: Verdict = "impossible"
     is_measured: bool = False
+
+    @property
+    def is_of_rates(self) -> bool:
+        return self.figure == "acceptance_rate"
 
 
 def _has_fixed_k(row: Stated) -> bool:
@@ -231,22 +252,28 @@ def _of_tested(tokens: float, k: float, length: float) -> tuple[float, float]:
     return low, high * k / _least_proposed(k, length, tokens)
 
 
+def _of_any(tokens: float, k: float) -> tuple[float, float]:
+    """From accepted ÷ proposed, less what a mean of prompts' lengths may be above the mean of all iterations."""
+    return 0.8 * (tokens - 1) / k, 1
+
+
 def _ratio(over: float, under: float) -> tuple[float, float]:
     return over / under, over / under
 
 
 def _nearly(over: float, under: float) -> tuple[float, float]:
-    return 0.95 * over / under, 1.05 * over / under
+    return 0.85 * over / under, 1.15 * over / under
 
 
-def _speedup(over: str, under: str, are_means: str) -> Identity:
-    """The speed-up as a ratio of two stated means."""
-    averaged = f"is not the ratio of {are_means}, {{low:.3g}}: a mean of prompts' ratios may be"
+def _agreeing(figure: str, over: str, under: str, means: str) -> Identity:
+    """A figure as a ratio of two stated means."""
+    averaged = f"is near {means}, {{low}} to {{high}}, as a mean of prompts' ratios may be"
     return Identity(
-        "speedup",
+        figure,
         (over, under),
-        (Form(_ratio, f"is the ratio of {are_means}"), Form(_nearly, averaged, "unlikely")),
-        f"is not the ratio of {are_means}, {{low:.3g}} to {{high:.3g}}",
+        (Form(_ratio, f"is {means}"), Form(_nearly, averaged)),
+        f"is not {means}, {{low}} to {{high}}, unless one of them covers other requests or the prompt's time",
+        otherwise="unlikely",
     )
 
 
@@ -254,8 +281,11 @@ IDENTITIES = (
     Identity(
         "tokens_per_iteration",
         ("num_draft_tokens",),
-        (Form(lambda k: (1, k + 1), "is between 1 and K + 1"),),
-        "is not between 1 and {high:.3g}: K={num_draft_tokens} draft tokens and the target's own",
+        (
+            Form(lambda k: (1, k + 1), "is between 1 and K + 1"),
+            Form(lambda k: (0, 1), "is below 1: it leaves out the target's own token", "unlikely"),
+        ),
+        "is above {high}: K={num_draft_tokens} draft tokens and the target's own",
     ),
     Identity("acceptance_rate", (), (Form(lambda: (0, 1), "is a share"),), "is no share"),
     Identity(
@@ -264,15 +294,21 @@ IDENTITIES = (
         (
             Form(_of_proposed, "is accepted ÷ proposed"),
             Form(_of_tested, "is accepted ÷ tested, not ÷ proposed"),
+            Form(
+                lambda tokens, k, length: _of_any(tokens, k),
+                "is neither accepted ÷ proposed, {low} to {high} by the tokens per iteration, nor ÷ tested:"
+                " it may be of first draft tokens, a mean of prompts, or go with a length without the target's token",
+                "unlikely",
+            ),
         ),
-        "is neither accepted ÷ proposed, {low:.3g} to {high:.3g} by the tokens per iteration, nor accepted ÷ tested",
+        "is below accepted ÷ proposed, {low} to {high} by the tokens per iteration",
         _has_fixed_k,
     ),
     Identity(
         "acceptance_rate",
         ("tokens_per_iteration", "num_draft_tokens"),
-        (Form(lambda tokens, k: ((tokens - 1) / k, 1), "is possible where K varies"),),
-        "is below {low:.3g}, which {tokens_per_iteration} tokens per iteration at K={num_draft_tokens} need",
+        (Form(_of_any, "is possible where K varies"),),
+        "is below {low}, which {tokens_per_iteration} tokens per iteration at K={num_draft_tokens} need",
         lambda row: not _has_fixed_k(row),
     ),
     Identity(
@@ -285,7 +321,8 @@ IDENTITIES = (
                 "is accepted ÷ tested, not ÷ proposed",
             ),
         ),
-        "is not accepted ÷ proposed, {low:.3g} to {high:.3g} by {mean_num_draft_tokens} draft tokens per iteration",
+        "is not accepted ÷ proposed, {low} to {high} by {mean_num_draft_tokens} draft tokens per iteration",
+        otherwise="unlikely",
     ),
     Identity(
         "mean_num_draft_tokens",
@@ -295,34 +332,58 @@ IDENTITIES = (
                 lambda k, length: (_least_proposed(k, length, k + 1), k),
                 "is K, but for the ends of answers",
             ),
+            Form(
+                lambda k, length: (0, k),
+                "is below {low} to {high}, as K={num_draft_tokens} gives unless it varies",
+                "unlikely",
+            ),
         ),
-        "is not {low:.3g} to {high:.3g}, as K={num_draft_tokens} gives",
+        "is above K={num_draft_tokens}",
         _has_fixed_k,
     ),
     Identity(
         "speedup",
         ("tokens_per_iteration",),
-        (Form(lambda tokens: (0, tokens), "is at most the tokens per iteration"),),
-        "is above the {tokens_per_iteration} tokens per iteration, which takes no less than a regular step",
+        (
+            Form(lambda tokens: (0, tokens), "is at most the tokens per iteration"),
+            Form(
+                lambda tokens: (0, tokens + 1),
+                "is above the {tokens_per_iteration} tokens per iteration, and an iteration takes no less than a regular step:"
+                " noise, or lengths without the target's own token, may explain it",
+                "unlikely",
+            ),
+        ),
+        "is above the {tokens_per_iteration} tokens per iteration by more than one: something else made it faster",
+        lambda row: not _differing_arms(row),
         is_measured=True,
     ),
-    _speedup("tokens_per_second", "regular_tokens_per_second", "the tokens/s"),
-    _speedup("regular_ms_per_token", "ms_per_token", "the ms/token"),
-    _speedup("regular_latency_s", "latency_s", "the latencies"),
+    _agreeing(
+        "speedup",
+        "tokens_per_second",
+        "regular_tokens_per_second",
+        "the ratio of the tokens/s",
+    ),
+    _agreeing("speedup", "regular_ms_per_token", "ms_per_token", "the ratio of the ms/token"),
+    _agreeing("speedup", "regular_latency_s", "latency_s", "the ratio of the latencies"),
     *(
-        Identity(
+        _agreeing(
             f"{arm}tokens_per_second",
-            (f"{arm}ms_per_token", "batch_size"),
-            (Form(lambda ms, size: _ratio(1000 * size, ms), "agrees with the ms/token"),),
-            "is not {low:.4g} to {high:.4g}, as the ms/token are",
+            "thousand_batch_size",
+            f"{arm}ms_per_token",
+            "what the ms/token give",
         )
         for arm in ("", "regular_")
     ),
     Identity(
         "regular_tokens_per_second",
         ("gigabytes", "bandwidth", "batch_size"),
-        (Form(lambda size, rate, rows: (0, rate * rows / size), "the memory is fast enough for"),),
-        "is above {high:.3g}, at which {bandwidth} GB/s read {gigabytes} GB of weights for each token",
+        (
+            Form(
+                lambda size, rate, rows: (0, rate * rows / size),
+                "is at most what the memory's bandwidth allows",
+            ),
+        ),
+        "is above {high}: {bandwidth} GB/s read {gigabytes} GB of weights for each token",
     ),
 )
 
@@ -342,82 +403,93 @@ class Judged(NamedTuple):
 
 def judge(rows: Sequence[Stated]) -> list[Judged]:
     """Every claim of the rows of a table, in their order."""
-    curve_of: dict[str, Found] = {}
+    rows = [_completed(row) for row in rows]
+    found: dict[tuple[str, str], list[Found]] = defaultdict(list)
+    held = [
+        (identity, row, *_held(identity, row))
+        for identity in IDENTITIES
+        for row in rows
+        if {identity.figure, *identity.given} <= row.numbers.keys() and identity.holds_for(row)
+    ]
+    # At K = 1 the definitions of a rate are one.
+    places: dict[tuple[bool, bool], set[str]] = defaultdict(set)
+    for identity, row, form, _ in held:
+        if len(identity.forms) > 1 and row.k != 1:
+            is_usual = form is identity.forms[0]
+            places[identity.is_of_rates, is_usual].add(row.place)
+    for identity, row, form, reason in held:
+        verdict = form.verdict if form else identity.otherwise
+        unusual = places[identity.is_of_rates, False]
+        usual = places[identity.is_of_rates, True] - unusual
+        is_alone = unusual == {row.place} and len(usual) > 1
+        if verdict == "consistent" and form is not identity.forms[0] and is_alone:
+            verdict = "unlikely"
+            reason += f"; in the other rows it {identity.forms[0].sentence}"
+        found[row.place, identity.figure].append((verdict, reason))
     on_curves = [
         row for row in rows if {"tokens_per_iteration", "num_draft_tokens"} <= row.numbers.keys()
     ]
-    for curve in grouped(on_curves, _curve).values():
-        curve_of |= _bends(curve)
+    bends: dict[str, Found] = {}
+    for curve in grouped(on_curves, lambda row: row.circumstances(("run", "arm"))).values():
+        bends |= _bends(curve)
     judged = []
     for row in rows:
-        completed = _completed(row)
         for figure in CLAIMS:
             if figure not in row.numbers:
                 continue
-            held = [_held(one, completed) for one in IDENTITIES if one.figure == figure]
-            found = [*filter(None, held)]
-            found += _of_interval(row.numbers[figure])
+            claims = found[row.place, figure] + _of_interval(row.numbers[figure])
             if figure == "tokens_per_iteration":
-                found += [*_of_prompts(row), *filter(None, [curve_of.get(row.place)])]
+                claims += [*_of_prompts(row), *filter(None, [bends.get(row.place)])]
             if figure == "speedup":
-                found += _differing_arms(row)
-            found = found or [
-                ("not stated", f"cannot be checked without {_missing(figure, completed)}")
-            ]
-            judged.append(Judged(row, figure, *max(reversed(found), key=_severity)))
-    return _of_one_definition(judged)
+                claims += _differing_arms(row)
+            if not claims:
+                claims = [("not stated", f"cannot be checked without {_missing(figure, row)}")]
+            worst = max(reversed(claims), key=lambda one: VERDICTS.index(one[0]))
+            judged.append(Judged(row, figure, *worst))
+    return judged
 
 
-def _severity(found: Found) -> int:
-    return VERDICTS.index(found[0])
-
-
-def _held(identity: Identity, row: Stated) -> Found | None:
-    """What an identity says of a row; None where the row does not state all that it needs."""
-    given = [row.numbers.get(name) for name in identity.given]
-    if None in given or not identity.holds_for(row):
-        return None
+def _held(identity: Identity, row: Stated) -> tuple[Form | None, str]:
+    """The first form that holds of a row that states all it needs, or None, with the sentence."""
+    given = [row.numbers[name] for name in identity.given]
     claimed = row.numbers[identity.figure]
     lowest = claimed.low
     if identity.is_measured and claimed.interval is not None:
         lowest = min(lowest, claimed.interval[0])
-    limits = []
+    texts = {name: number.text for name, number in row.numbers.items()}
     for form in identity.forms:
         # Limits grow or fall with each number, so that the corners have the widest ones.
-        corners = [
-            form.limits(*values)
-            for values in itertools.product(*((one.low, one.high) for one in given if one))
-        ]
-        low, high = min(low for low, _ in corners), max(high for _, high in corners)
-        limits.append((low, high))
+        values = itertools.product(*((one.low, one.high) for one in given))
+        lows, highs = zip(*itertools.starmap(form.limits, values), strict=True)
+        low, high = min(lows), max(highs)
+        if form is identity.forms[0]:
+            texts |= {"low": f"{low:.4g}", "high": f"{high:.4g}"}
         if claimed.high >= low and lowest <= high:
-            return form.verdict, form.sentence.format(low=limits[0][0], high=limits[0][1])
-    texts = {name: number.text for name, number in row.numbers.items()}
-    low, high = limits[0]
-    return "impossible", identity.broken.format(**texts, low=low, high=high)
+            return form, form.sentence.format(**texts)
+    return None, identity.broken.format(**texts)
 
 
 def _completed(row: Stated) -> Stated:
     """The row with what follows from its settings: gigabytes of weights, bandwidth, and tokens of a short answer."""
     numbers = {"max_new_tokens": Printed(_SHORT_ANSWER, _SHORT_ANSWER, ""), **row.numbers}
+    if "batch_size" in numbers:
+        low, high, text, _ = numbers["batch_size"]
+        numbers["thousand_batch_size"] = Printed(1000 * low, 1000 * high, text)
     parameters = least_parameters(row.settings.get("model", ""))
     device = row.settings.get("devices", "")
     known = known_gpu(device)
     # `H100` may be any of that name.
-    named = [gpu for gpu in known_gpus() if re.search(rf"\b{gpu.name.split()[0]}\b", device)]
+    named = [gpu for gpu in known_gpus() if re.search(rf"{gpu.name.split()[0]}\b", device)]
     rates = [gpu.bandwidth_gb_s for gpu in ([known] if known else named)]
     if parameters is not None and rates:
         dtype = row.settings.get("regular_dtype", row.settings.get("dtype", ""))
         precision = f"{dtype} {row.settings['model']}".lower()
-        # 4 where nothing says more: nobody reads less.
-        bits = next((bits for bits, pattern in _BITS if re.search(pattern, precision)), 4)
-        several = re.search(r"(\d+)\s*[×x]", device)
-        rate = max(rates) * (int(several[1]) if several else 1)
+        bits = next((bits for bits, pattern in _BITS if re.search(pattern, precision)), _LEAST_BITS)
+        several = re.search(r"(\d+)\s*[×x*]|(?:[×x*]|\btp)\W?(\d+)", device, re.IGNORECASE)
+        rate = max(rates) * (int(several[1] or several[2]) if several else 1)
         size = parameters * bits / 8e9
-        numbers |= {
-            "gigabytes": Printed(size, size, f"{size:.3g}"),
-            "bandwidth": Printed(rate, rate, f"{rate:g}"),
-        }
+        numbers["gigabytes"] = Printed(size, size, f"{size:.3g}")
+        numbers["bandwidth"] = Printed(rate, rate, f"{rate:g}")
     return replace(row, numbers=numbers)
 
 
@@ -445,51 +517,45 @@ def _differing_arms(row: Stated) -> list[Found]:
     return [("not stated", reason)]
 
 
-def _curve(row: Stated) -> tuple:
-    """Equal for points of one curve: rows that differ in nothing but K."""
-    settings = [row.settings.get(name) for name in SETTINGS if name not in ("run", "arm")]
-    others = [row.numbers[name].text if name in row.numbers else None for name in _OF_CURVES]
-    return *settings, *others
-
-
 def _bends(curve: Sequence[Stated]) -> dict[str, Found]:
     """Points of a curve over K that lie below what the others allow, by their place.
 
-    Where a token is accepted or not whatever its place in the draft, more draft tokens never give fewer tokens per
-    iteration, and each further one adds no more than the one before it. So no point lies below the line between two
+    In a chain the first draft tokens do not depend on how many follow. So more draft tokens never give fewer tokens
+    per iteration, and each further one adds no more than the one before it: no point lies below the line between two
     others, or below one at a smaller K; at K = 0 there is one token.
     """
-    if _VARYING.search(curve[0].drafts_with):
+    points = {0.0: Printed(1, 1, "1")}
+    for row in curve:
+        points[row.k] = row.numbers["tokens_per_iteration"]
+    # Two rows of one K differ in something that is not read.
+    if _VARYING.search(curve[0].drafts_with) or len(points) <= len(curve):
         return {}
-    points = [(0.0, Printed(1, 1, "1"))]
+    bends: dict[str, Found] = {}
     for row in curve:
-        points.append((row.numbers["num_draft_tokens"].low, row.numbers["tokens_per_iteration"]))
-    found: dict[str, Found] = {}
-    for row in curve:
-        k, claimed = row.numbers["num_draft_tokens"].low, row.numbers["tokens_per_iteration"]
+        claimed = points[row.k]
         gap, reason = 0.0, ""
-        for first, left in points:
-            if first < k and left.low - claimed.high > gap:
-                gap = left.low - claimed.high
-                reason = f"is at least {gap:.2g} below {left.text} at K={first:g}"
-            for last, right in points:
-                if first < k < last:
-                    line = left.low + (right.low - left.low) * (k - first) / (last - first)
-                    if line - claimed.high > gap:
-                        gap = line - claimed.high
-                        reason = (
-                            f"is at least {gap:.2g} below the line from K={first:g} to K={last:g}"
-                        )
+        for (first, left), (last, right) in itertools.product(
+            points.items(), [*points.items(), (math.inf, None)]
+        ):
+            if not first < row.k < last:
+                continue
+            line, where = left.low, f"{left.text} at K={first:g}"
+            if right is not None:
+                line += (right.low - left.low) * (row.k - first) / (last - first)
+                where = f"the line from K={first:g} to K={last:g}"
+            if line - claimed.high > gap:
+                gap = line - claimed.high
+                reason = f"is at least {gap:.2g} below {where}"
         error = standard_error(row)
         if gap and _BLOCKS.search(row.drafts_with):
-            found[row.place] = "consistent", f"{reason}, as may be of heads that draft blocks"
+            bends[row.place] = "consistent", f"{reason}, as may be of heads that draft blocks"
         elif gap and error is None:
-            found[row.place] = "not stated", f"{reason}; the number of prompts is not stated"
+            bends[row.place] = "not stated", f"{reason}; the number of prompts is not stated"
         elif error is not None and gap > 3 * math.sqrt(2) * error:
             prompts = row.numbers["num_prompts"].text
-            reason += f", {gap / error / math.sqrt(2):.0f} standard errors between runs of {prompts} prompts"
-            found[row.place] = "unlikely", reason
-    return found
+            errors = f"{gap / error / math.sqrt(2):.0f} standard errors between runs of {prompts} prompts"
+            bends[row.place] = "unlikely", f"{reason}, {errors}"
+    return bends
 
 
 def standard_error(row: Stated) -> float | None:
@@ -497,9 +563,7 @@ def standard_error(row: Stated) -> float | None:
     num_prompts = row.numbers.get("num_prompts")
     if num_prompts is None:
         return None
-    length = row.numbers.get("max_new_tokens", Printed(_SHORT_ANSWER, _SHORT_ANSWER, "")).low
-    spread = next(spread for pattern, spread in _SPREADS if pattern.search(row.drafts_with))
-    deviation = math.sqrt(_PROMPTS**2 + spread**2 / length)
+    deviation = math.sqrt(_PROMPTS**2 + _SPREAD**2 / row.numbers["max_new_tokens"].low)
     return deviation * (row.numbers["tokens_per_iteration"].high - 1) / math.sqrt(num_prompts.low)
 
 
@@ -508,37 +572,18 @@ def _of_interval(claimed: Printed) -> list[Found]:
     low, high = claimed.interval or (0.0, math.inf)
     if claimed.high >= low and claimed.low <= high:
         return []
-    return [("impossible", f"is outside its own interval, {low:.4g} to {high:.4g}")]
+    return [("unlikely", f"is outside its own interval, {low:.4g} to {high:.4g}")]
 
 
 def _of_prompts(row: Stated) -> list[Found]:
     """How exact the tokens per iteration of so many prompts are."""
+    claimed = row.numbers.get("tokens_per_iteration")
     error = standard_error(row)
-    if error is None or "num_draft_tokens" not in row.numbers:
+    if claimed is None or error is None or math.isnan(row.k):
         return []
     leave = f"{row.numbers['num_prompts'].text} prompts leave ± {1.96 * error:.1g} at least"
-    low, high = row.numbers["tokens_per_iteration"].interval or (0.0, math.inf)
-    if high - low < 1.96 * error:
+    low, high = claimed.interval or (0.0, math.inf)
+    # Where most draft tokens are accepted, answers are more alike.
+    if high - low < 1.96 * error and claimed.high < 1 + row.k / 2:
         return [("unlikely", f"has an interval of less than half the least width: {leave}")]
     return [("consistent", f"is between 1 and K + 1; {leave}")]
-
-
-def _of_one_definition(judged: Sequence[Judged]) -> list[Judged]:
-    """The claims, where a rate whose definition is not that of the others is unlikely."""
-    rates = [
-        one
-        for one in judged
-        if one.figure == "acceptance_rate"
-        and "÷" in one.reason
-        and one.verdict == "consistent"
-        and one.row.numbers["num_draft_tokens"].low > 1
-    ]
-    tested = [one for one in rates if "not ÷ proposed" in one.reason]
-    if 2 * len(tested) >= len(rates):
-        return [*judged]
-    return [
-        one._replace(verdict="unlikely", reason=f"{one.reason} as the others")
-        if one in tested
-        else one
-        for one in judged
-    ]

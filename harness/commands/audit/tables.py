@@ -15,7 +15,7 @@ from markdown_it import MarkdownIt
 from markdown_it.token import Token
 
 from harness.config.errors import SettingError, nearest
-from harness.results.claims import CLAIMS, NAMES, OF_SPECULATION, SETTINGS, Printed, Stated
+from harness.results.claims import CLAIMS, NAMES, OF_ARMS, OF_SPECULATION, SETTINGS, Printed, Stated
 
 # What columns hold, by words in their headings in lower case; the first that is found counts.
 _HEADINGS = (
@@ -184,7 +184,8 @@ def _with_regular(rows: Sequence[Stated]) -> list[Stated]:
     """The rows, with the times of the regular arm where it has one row of the same circumstances."""
     whole = []
     for row in rows:
-        arms = [one for one in rows if one.is_regular and one.circumstances == row.circumstances]
+        ours = row.circumstances(OF_ARMS)
+        arms = [one for one in rows if one.is_regular and one.circumstances(OF_ARMS) == ours]
         numbers = dict(row.numbers)
         if row.is_regular:
             numbers = {

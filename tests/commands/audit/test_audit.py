@@ -130,7 +130,7 @@ def test_columns_may_be_named(write: Write) -> None:
 def test_exit_codes(write: Write) -> None:
     assert code(write("a.csv", "K,AL\n4,2.5\n")) == (0, "")
     assert code(write("a.csv", "K,AL\n4,5.5\n"))[0] == 1
-    assert code(write("a.csv", "tok/s,baseline tok/s,speedup\n365,187,2.01\n"))[0] == 3
+    assert code(write("a.csv", "tok/s,baseline tok/s,speedup\n365,187,2.40\n"))[0] == 3
     exit_code, message = code(write("a.csv", "K,speedup\n4,2.5\n"))
     assert (exit_code, message) == (3, "nothing could be checked: the table states too little")
 
@@ -177,6 +177,18 @@ def test_a_bad_argument_ends_in_one_line(tmp_path: Path, write: Write) -> None:
         exit_code, message = code(*arguments)
         assert (exit_code, said in message) == (2, True), (arguments, message)
         assert len(message.splitlines()) == 1
+
+
+def test_the_arms_of_a_ratio_have_the_same_batch_size(write: Write) -> None:
+    text = "method,batch size,tok/s,speedup\nbaseline,1,100,1\nheads,1,200,2.0\nheads,32,1500,1.1\n"
+    (rows,) = read_tables(write("a.csv", text), {}, {})
+    assert "regular_tokens_per_second" in rows[1].numbers
+    assert "regular_tokens_per_second" not in rows[2].numbers
+
+
+def test_rows_that_differ_in_an_unknown_column_are_no_curve(write: Write) -> None:
+    text = "model,step,K,AL,n\nx,1,2,2.0,80\nx,1,4,2.5,80\nx,9,2,2.4,80\nx,9,4,3.0,80\n"
+    assert code(write("a.csv", text)) == (0, "")
 
 
 def test_commands_repeat_what_is_stated(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
