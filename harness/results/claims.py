@@ -139,8 +139,8 @@ class Printed(NamedTuple):
             interval = ends[0][0] - ends[-1][1], last[1] + ends[-1][1]
         elif cell[4]:
             interval = ends[-2][0], ends[-1][1]
-        if re.fullmatch(r"\d\.\d{7,}|\d{2,}\.\d{6,}", text):
-            text = f"{numbers[0][0]:.4g}"
+        # `1.0138222753224941`.
+        text = re.sub(r"\d+\.\d{6,}", lambda digits: f"{float(digits[0]):.4g}", text)
         return cls(ends[0][0], last[1], text, interval)
 
 
@@ -348,7 +348,7 @@ IDENTITIES = (
             Form(lambda tokens: (0, tokens), "is at most the tokens per iteration"),
             Form(
                 lambda tokens: (0, tokens + 1),
-                "is above the {tokens_per_iteration} tokens per iteration, and an iteration takes no less than a regular step:"
+                "is above the {tokens_per_iteration} tokens per iteration, and these take at least a regular step:"
                 " noise, or lengths without the target's own token, may explain it",
                 "unlikely",
             ),

@@ -11,12 +11,11 @@ import yaml
 
 from harness.commands.audit.tables import read_tables
 from harness.config.errors import SettingError, VerdictError, nearest
-from harness.config.settings import rule_of_paths
 from harness.config.sizes import CONF
 from harness.reporting.page import Page, Step, in_full, in_short
 from harness.reporting.table import Column, Line, Table, TableRow
 from harness.reporting.terminal import WIDE, plain_console, print_document
-from harness.results.claims import CLAIMS, NAMES, NUMBERS, SETTINGS, VERDICTS, Stated, judge
+from harness.results.claims import CLAIMS, NAMES, NUMBERS, SETTINGS, VERDICTS, Judged, Stated, judge
 from harness.results.runs import grouped
 from harness.results.statistics.interval import counted
 
@@ -65,13 +64,10 @@ def main(arguments: Sequence[str]) -> None:
     if not {"-h", "--help"}.isdisjoint(arguments):
         print(_HELP)
         return
-    paths = [argument for argument in arguments if "=" not in argument or Path(argument).exists()]
-    given = dict(argument.split("=", 1) for argument in arguments if argument not in paths)
+    given = dict(argument.split("=", 1) for argument in arguments if re.match(r"\w+=", argument))
+    paths = [argument for argument in arguments if not re.match(r"\w+=", argument)]
     if len(paths) != 1:
-        raise SettingError("audit", f"takes one file, not {len(paths)} (--help)")
-    mistake = rule_of_paths(paths[0])
-    if mistake is not None:
-        raise SettingError("audit", mistake)
+        raise SettingError("audit", f"takes one file with a table, not {len(paths)} (--help)")
     details = given.pop("details", "false")
     try:
         columns = yaml.load(given.pop("columns", "{}"), yaml.BaseLoader)
@@ -83,21 +79,21 @@ def main(arguments: Sequence[str]) -> None:
         if name not in NAMES:
             raise SettingError(name, f"no such argument{nearest(name, NAMES)} (--help)")
     tables = read_tables(Path(paths[0]), columns, given)
-    page = page_of_claims(Path(paths[0]).name, tables)
+    judged = [one for table in tables for one in judge(table)]
+    page = page_of_claims(Path(paths[0]).name, tables, judged)
     print_document(in_full(page) if details == "true" else in_short(page), plain_console(WIDE))
-    verdicts = {one.verdict for table in tables for one in judge(table)}
-    if "impossible" in verdicts:
-        raise VerdictError(page.finding[1].text, 1)
-    if "unlikely" in verdicts:
-        raise VerdictError(page.finding[1].text, 3)
+    verdicts = {one.verdict for one in judged}
+    if not {"impossible", "unlikely"}.isdisjoint(verdicts):
+        raise VerdictError(page.finding[1].text, 1 if "impossible" in verdicts else 3)
     if "consistent" not in verdicts:
         raise VerdictError("nothing could be checked: the table states too little", 3)
 
 
-def page_of_claims(title: str, tables: Sequence[Sequence[Stated]]) -> Page:
+def page_of_claims(
+    title: str, tables: Sequence[Sequence[Stated]], judged: Sequence[Judged]
+) -> Page:
     """The verdicts on all claims of a file, the worst first, and the commands that repeat them."""
     rows = [row for table in tables for row in table]
-    judged = [one for table in tables for one in judge(table)]
     by_verdict = grouped(judged, lambda one: one.verdict)
     worst_first = [verdict for verdict in reversed(VERDICTS) if verdict in by_verdict]
     numbers = ", ".join(f"{len(by_verdict[verdict])} {verdict}" for verdict in worst_first)
@@ -109,11 +105,11 @@ def page_of_claims(title: str, tables: Sequence[Sequence[Stated]]) -> Page:
     unstated = grouped(by_verdict.get("not stated", ()), lambda one: (one.figure, one.reason))
     for (figure, reason), ones in unstated.items():
         finding.append(Line(f"not stated ({len(ones)}): {CLAIMS[figure]} {reason}", "dim"))
-    counts = Counter((one.figure, one.verdict) for one in judged)
-    figures = [figure for figure in CLAIMS if any(one.figure == figure for one in judged)]
+    counts = Counter((CLAIMS[one.figure], one.verdict) for one in judged)
     tallied = [
-        TableRow((CLAIMS[figure], *(counts[figure, verdict] or None for verdict in worst_first)))
-        for figure in figures
+        TableRow((figure, *(counts[figure, verdict] or None for verdict in worst_first)))
+        for figure in CLAIMS.values()
+        if any(counts[figure, verdict] for verdict in worst_first)
     ]
     headings = [Column("", text=True), *map(Column, worst_first)]
     tally = Table("tally", "", tuple(headings), tuple(tallied), look="bare")

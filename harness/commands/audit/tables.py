@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 from markdown_it import MarkdownIt
-from markdown_it.token import Token
 
 from harness.config.errors import SettingError, nearest
 from harness.results.claims import CLAIMS, NAMES, OF_ARMS, OF_SPECULATION, SETTINGS, Printed, Stated
@@ -65,8 +64,7 @@ def read_tables(path: Path, columns: Cells, everywhere: Cells) -> list[list[Stat
             rule = f"no table has this column{nearest(heading, headings)}; there are {', '.join(headings)}"
             raise SettingError("columns", rule, heading)
         if name not in NAMES:
-            rule = f"must be one of {', '.join(NAMES)}{nearest(name, NAMES)}"
-            raise SettingError("columns", rule, name)
+            raise SettingError("columns", f"no such NAME{nearest(name, NAMES)} (--help)", name)
     claims = []
     for number, table in enumerate(tables, start=1):
         names = _names(table, columns)
@@ -78,8 +76,10 @@ def read_tables(path: Path, columns: Cells, everywhere: Cells) -> list[list[Stat
             for place, row in enumerate(table, start=1)
         ]
         claims.append(_with_regular(rows))
+    if not headings:
+        raise SettingError(str(path), "has no table (of a text, Markdown tables are read)")
     if not any(claims):
-        rule = f"has no table with a claim; its columns are {', '.join(headings) or 'none'} (columns=, see --help)"
+        rule = f"has no column with a claim that is known: {', '.join(headings)} (columns=, see --help)"
         raise SettingError(str(path), rule)
     return claims
 
@@ -97,24 +97,23 @@ def _tables(path: Path) -> list[list[dict[str, str]]]:
                 raise ValueError(f"row {place} has not as many cells as there are columns")
         return [rows]
     if suffix in (".json", ".yaml", ".yml"):
-        return [[*_records(yaml.load(text, yaml.BaseLoader), "")]]
-    tokens = MarkdownIt("commonmark").enable("table").parse(text)
-    starts = [place for place, token in enumerate(tokens) if token.type == "table_open"]
-    return [_markdown_table(tokens[start:]) for start in starts]
-
-
-def _markdown_table(tokens: Sequence[Token]) -> list[dict[str, str]]:
-    """The rows of the table with which the tokens begin."""
-    rows: list[list[str]] = []
-    for token in tokens:
-        if token.type == "table_close":
-            break
-        if token.type == "tr_open":
-            rows.append([])
-        elif token.type == "inline":
+        content = yaml.load(text, yaml.BaseLoader)
+        if isinstance(content, dict) and isinstance(content.get("rows"), list):
+            # A `result.json` of ours.
+            content = content["rows"]
+        return [[*_records(content, "")]]
+    tables: list[list[list[str]]] = []
+    before = ""
+    for token in MarkdownIt("commonmark").enable("table").parse(text):
+        if token.type == "table_open":
+            tables.append([])
+        elif token.type == "tr_open":
+            tables[-1].append([])
+        elif before in ("th_open", "td_open"):
             parts = [part for part in token.children or () if part.type != "html_inline"]
-            rows[-1].append("".join(part.content for part in parts))
-    return [dict(zip(rows[0], row, strict=False)) for row in rows[1:]]
+            tables[-1][-1].append("".join(part.content for part in parts))
+        before = token.type
+    return [[dict(zip(table[0], row, strict=False)) for row in table[1:]] for table in tables]
 
 
 def _records(content: Any, name: str) -> Iterator[dict[str, str]]:
@@ -123,19 +122,25 @@ def _records(content: Any, name: str) -> Iterator[dict[str, str]]:
         for record in content:
             yield from _records(record, name)
     elif isinstance(content, dict):
-        flat = {key: value for key, value in content.items() if isinstance(value, str)}
+        flat = {}
+        for key, value in content.items():
+            if isinstance(value, str):
+                flat[key] = value
+            elif isinstance(value, dict) and {"estimate", "low", "high"} <= value.keys():
+                flat[key] = f"{value['estimate']} ({value['low']} to {value['high']})"
         if flat and all(map(str.isdecimal, flat)):
             yield from ({"name": name, "K": k, "AL": length} for k, length in flat.items())
         elif flat:
             yield {"name": name, **flat}
         for key, inner in content.items():
-            if not isinstance(inner, str):
+            # What stands in a row of ours is about that row.
+            if key not in flat and "run" not in flat:
                 yield from _records(inner, f"{name} {key}".strip())
 
 
 def _names(table: Sequence[Cells], columns: Cells) -> dict[str, str]:
     """Our name of what each column holds, by heading; the first column names the rows if nothing else is known."""
-    headings = list(table[0]) if table else []
+    headings = list(dict.fromkeys(heading for row in table for heading in row))
     names = {heading: columns.get(heading, heading) for heading in headings}
     names = {heading: name for heading, name in names.items() if name in NAMES}
     for heading in headings:

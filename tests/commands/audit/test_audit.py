@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -140,10 +141,10 @@ def test_exit_codes(write: Write) -> None:
     [
         ("a.csv", "", "has no table"),
         ("a.md", "", "has no table"),
-        ("a.md", "only text\n", "its columns are none"),
+        ("a.md", "only text\n", "Markdown tables are read"),
         ("a.yaml", "a: [1", "is no .yaml file"),
         ("a.json", "{]", "is no .json file"),
-        ("a.csv", "model,score\nx,1\n", "its columns are model, score"),
+        ("a.csv", "model,score\nx,1\n", "that is known: model, score"),
         ("a.csv", "K,AL\n4,2.5\n5,2.6,7\n", "row 2 has not as many cells"),
         ("a.csv", "K,AL\n4\n", "row 1 has not as many cells"),
         ("a.csv", "K,AL\n4,2.5\n5,fast\n", "row 2, column AL: must be a number"),
@@ -163,8 +164,8 @@ def test_a_bad_argument_ends_in_one_line(tmp_path: Path, write: Write) -> None:
     binary = tmp_path / "b.csv"
     binary.write_bytes(bytes(range(128, 256)))
     for arguments, said in (
-        ([], "takes one file, not 0"),
-        ([table, table], "takes one file, not 2"),
+        ([], "takes one file with a table, not 0"),
+        ([table, table], "takes one file with a table, not 2"),
         ([tmp_path / "none.csv"], "No such file"),
         ([tmp_path], "directory"),
         ([binary], "is no .csv file"),
@@ -177,6 +178,20 @@ def test_a_bad_argument_ends_in_one_line(tmp_path: Path, write: Write) -> None:
         exit_code, message = code(*arguments)
         assert (exit_code, said in message) == (2, True), (arguments, message)
         assert len(message.splitlines()) == 1
+
+
+def test_a_result_file_of_ours_is_read(write: Write) -> None:
+    record = {
+        "run": "a",
+        "tokens_per_iteration": 2.0345678901,
+        "settings": {"engine.chat": "false"},
+    }
+    record["speedup"] = {"estimate": 1.0138222753, "low": 0.93, "high": 1.0931065288, "covers": ""}
+    content = {"version": 1, "verdict": {"conclusion": "cannot tell"}, "rows": [record]}
+    (rows,) = read_tables(write("result.json", json.dumps(content)), {}, {})
+    assert len(rows) == 1
+    assert rows[0].numbers["speedup"].text == "1.014 (0.93 to 1.093)"
+    assert rows[0].numbers["speedup"].interval == pytest.approx((0.93, 1.0931), abs=0.01)
 
 
 def test_the_arms_of_a_ratio_have_the_same_batch_size(write: Write) -> None:
