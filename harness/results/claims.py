@@ -214,7 +214,7 @@ class Identity(NamedTuple):
     forms: tuple[Form, ...]
     broken: str
     holds_for: Callable[[Stated], bool] = lambda row: True
-    otherwise: Verdict = "impossible"
+    otherwise: Verdict = "unlikely"
     is_measured: bool = False
 
     @property
@@ -252,11 +252,6 @@ def _of_tested(tokens: float, k: float, length: float) -> tuple[float, float]:
     return low, high * k / _least_proposed(k, length, tokens)
 
 
-def _of_any(tokens: float, k: float) -> tuple[float, float]:
-    """From accepted ÷ proposed, less what a mean of prompts' lengths may be above the mean of all iterations."""
-    return 0.8 * (tokens - 1) / k, 1
-
-
 def _ratio(over: float, under: float) -> tuple[float, float]:
     return over / under, over / under
 
@@ -273,7 +268,6 @@ def _agreeing(figure: str, over: str, under: str, means: str) -> Identity:
         (over, under),
         (Form(_ratio, f"is {means}"), Form(_nearly, averaged)),
         f"is not {means}, {{low}} to {{high}}, unless one of them covers other requests or the prompt's time",
-        otherwise="unlikely",
     )
 
 
@@ -286,28 +280,30 @@ IDENTITIES = (
             Form(lambda k: (0, 1), "is below 1: it leaves out the target's own token", "unlikely"),
         ),
         "is above {high}: K={num_draft_tokens} draft tokens and the target's own",
+        otherwise="impossible",
     ),
-    Identity("acceptance_rate", (), (Form(lambda: (0, 1), "is a share"),), "is no share"),
+    Identity(
+        "acceptance_rate",
+        (),
+        (Form(lambda: (0, 1), "is a share"),),
+        "is no share",
+        otherwise="impossible",
+    ),
     Identity(
         "acceptance_rate",
         ("tokens_per_iteration", "num_draft_tokens", "max_new_tokens"),
         (
             Form(_of_proposed, "is accepted ÷ proposed"),
             Form(_of_tested, "is accepted ÷ tested, not ÷ proposed"),
-            Form(
-                lambda tokens, k, length: _of_any(tokens, k),
-                "is neither accepted ÷ proposed, {low} to {high} by the tokens per iteration, nor ÷ tested:"
-                " it may be of first draft tokens, a mean of prompts, or go with a length without the target's token",
-                "unlikely",
-            ),
         ),
-        "is below accepted ÷ proposed, {low} to {high} by the tokens per iteration",
+        "is neither accepted ÷ proposed, {low} to {high} by the tokens per iteration, nor accepted ÷ tested:"
+        " it may be of first draft tokens, of a tree, or a mean of prompts",
         _has_fixed_k,
     ),
     Identity(
         "acceptance_rate",
         ("tokens_per_iteration", "num_draft_tokens"),
-        (Form(_of_any, "is possible where K varies"),),
+        (Form(lambda tokens, k: (0.8 * (tokens - 1) / k, 1), "is possible where K varies"),),
         "is below {low}, which {tokens_per_iteration} tokens per iteration at K={num_draft_tokens} need",
         lambda row: not _has_fixed_k(row),
     ),
@@ -322,7 +318,6 @@ IDENTITIES = (
             ),
         ),
         "is not accepted ÷ proposed, {low} to {high} by {mean_num_draft_tokens} draft tokens per iteration",
-        otherwise="unlikely",
     ),
     Identity(
         "mean_num_draft_tokens",
@@ -338,7 +333,7 @@ IDENTITIES = (
                 "unlikely",
             ),
         ),
-        "is above K={num_draft_tokens}",
+        "is above K={num_draft_tokens}, as in a tree",
         _has_fixed_k,
     ),
     Identity(
@@ -355,6 +350,7 @@ IDENTITIES = (
         ),
         "is above the {tokens_per_iteration} tokens per iteration by more than one: something else made it faster",
         lambda row: not _differing_arms(row),
+        otherwise="impossible",
         is_measured=True,
     ),
     _agreeing(
@@ -384,6 +380,7 @@ IDENTITIES = (
             ),
         ),
         "is above {high}: {bandwidth} GB/s read {gigabytes} GB of weights for each token",
+        otherwise="impossible",
     ),
 )
 

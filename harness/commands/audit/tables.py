@@ -22,10 +22,10 @@ _HEADINGS = (
     ("mean_num_draft_tokens", r"(proposed|drafted|draft tokens).*(per |/)\s?(iter|step|round)"),
     ("acceptance_rate", r"^accept(ed|ance)$|accept\w* (rate|ratio)|\balpha\b|α"),
     ("tokens_per_iteration", r"\bm?al\b|\btau\b|τ|accept\w* len|tok\w*.?(per |/)\s?(iter|step|round|forward)"),
-    ("tokens_per_second", r"tok\w*.?(/|per )\s?s|\btps\b|throughput"),
+    ("tokens_per_second", r"^(?!.*(total|input|prompt)).*(tok\w*.?(/|per )\s?s|\btps\b|throughput)"),
     ("ms_per_token", r"ms.?(/|per )\s?tok|tpot"),
     ("latency_s", r"^(\w+ )?latency( \(?s\)?)?$|^seconds$"),
-    ("num_draft_tokens", r"^k$|γ|gamma|(draft|spec\w*|assistant) tokens"),
+    ("num_draft_tokens", r"^k$|γ|gamma|^(?!.*(accept|mean|avg|average|total)).*(draft|spec\w*|assistant) tokens"),
     ("num_prompts", r"(num|number of|#) ?(prompts|samples|questions)|^n$"),
     ("max_new_tokens", r"(max|new|output) .*(tokens|len)"),
     ("temperature", r"^t$|^temp"),
@@ -34,7 +34,7 @@ _HEADINGS = (
     ("prompts", r"^prompts$|data ?set|bench|task"),
     ("devices", r"device|gpu|hardware"),
     ("engine", r"engine|framework|backend"),
-    ("draft", r"draft|method|head"),
+    ("draft", r"^(?!.*tokens).*(draft|method|head)"),
     ("model", r"model|target"),
 )  # fmt: skip
 _OF_REGULAR = re.compile(r"baseline|regular|vanilla|without|no spec|autoregressive")

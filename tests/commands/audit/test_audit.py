@@ -180,6 +180,15 @@ def test_a_bad_argument_ends_in_one_line(tmp_path: Path, write: Write) -> None:
         assert len(message.splitlines()) == 1
 
 
+def test_counts_of_accepted_tokens_are_no_k_and_prompts_no_output(write: Write) -> None:
+    text = "K,AL,accepted draft tokens,total tok/s\n4,2.84,1.8,9000\n"
+    (rows,) = read_tables(write("a.csv", text), {}, {})
+    assert rows[0].numbers["num_draft_tokens"].text == "4"
+    assert "draft" not in rows[0].settings
+    (rows,) = read_tables(write("b.csv", text.removeprefix("K,").replace("\n4,", "\n")), {}, {})
+    assert rows[0].numbers.keys() == {"tokens_per_iteration"}
+
+
 def test_a_result_file_of_ours_is_read(write: Write) -> None:
     record = {
         "run": "a",
