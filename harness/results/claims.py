@@ -423,8 +423,12 @@ def judge(rows: Sequence[Stated]) -> list[Judged]:
             verdict = "unlikely"
             reason += f"; in the other rows it {identity.forms[0].sentence}"
         found[row.place, identity.figure].append((verdict, reason))
+    # One that is impossible by itself is no evidence against others.
     on_curves = [
-        row for row in rows if {"tokens_per_iteration", "num_draft_tokens"} <= row.numbers.keys()
+        row
+        for row in rows
+        if "tokens_per_iteration" in row.numbers
+        and row.numbers["tokens_per_iteration"].low <= row.k + 1
     ]
     bends: dict[str, Found] = {}
     for curve in grouped(on_curves, lambda row: row.circumstances(("run", "arm"))).values():

@@ -264,6 +264,11 @@ def test_a_curve_does_not_fall_and_its_steps_do_not_grow() -> None:
     assert "the number of prompts is not stated" in unknown[6].reason
 
 
+def test_an_impossible_point_is_no_evidence_against_others() -> None:
+    rows = curve(1.80, 4.90, 2.60, num_prompts=80)
+    assert only(*rows).row.place == "row 2"
+
+
 def test_rows_of_other_settings_are_other_curves() -> None:
     stated = {"num_prompts": 80, "max_new_tokens": 4096}
     two = [

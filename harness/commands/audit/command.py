@@ -29,8 +29,8 @@ Is each figure of a published table possible, given the others? Nothing is run.
   NAME=VALUE     what the text around a table states for all rows
   details=true   every claim with its reason, and the commands that repeat them
 
-A claim is consistent, impossible, unlikely (possible, but not with so many prompts, for example), or not stated:
-the table lacks what it could be checked against.
+A claim is consistent, impossible, unlikely (chance, or another average, definition or run may explain it), or not
+stated: the table lacks what it could be checked against.
 
 NAME of a number:  {" ".join(NUMBERS)}
 NAME of a setting: {" ".join(SETTINGS)}
@@ -69,15 +69,20 @@ def main(arguments: Sequence[str]) -> None:
     if len(paths) != 1:
         raise SettingError("audit", f"takes one file with a table, not {len(paths)} (--help)")
     details = given.pop("details", "false")
+    if details not in ("true", "false"):
+        raise SettingError("details", "must be true or false", details)
     try:
         columns = yaml.load(given.pop("columns", "{}"), yaml.BaseLoader)
     except yaml.YAMLError:
         columns = None
-    if not isinstance(columns, dict) or not all(isinstance(name, str) for name in columns.values()):
+    if not isinstance(columns, dict) or not all(
+        name and isinstance(name, str) for name in columns.values()
+    ):
         raise SettingError("columns", "must be {HEADING: NAME, ...}, in quotes for the shell")
     for name in given:
         if name not in NAMES:
-            raise SettingError(name, f"no such argument{nearest(name, NAMES)} (--help)")
+            known = (*NAMES, "columns", "details")
+            raise SettingError(name, f"no such argument{nearest(name, known)} (--help)")
     tables = read_tables(Path(paths[0]), columns, given)
     judged = [one for table in tables for one in judge(table)]
     page = page_of_claims(Path(paths[0]).name, tables, judged)

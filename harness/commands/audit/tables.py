@@ -55,6 +55,8 @@ def read_tables(path: Path, columns: Cells, everywhere: Cells) -> list[list[Stat
         tables = _tables(path)
     except OSError as error:
         raise SettingError(str(path), f"cannot be read: {error.strerror}") from error
+    except UnicodeDecodeError as error:
+        raise SettingError(str(path), "is no text: save the table as CSV or Markdown") from error
     except (ValueError, csv.Error, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())[:100]
         raise SettingError(str(path), f"is no {path.suffix or 'text'} file: {reason}") from error
