@@ -38,9 +38,9 @@ NUMBERS = (
     *("ms_per_token", "regular_ms_per_token", "latency_s", "regular_latency_s"),
     *("num_draft_tokens", "batch_size", "max_new_tokens", "num_prompts"),
 )
-# Numbers that are exact as they are printed.
-_COUNTS = ("num_draft_tokens", "batch_size", "max_new_tokens", "num_prompts")
+# Numbers that are exact as they are printed; points of one curve have the others than K in common.
 _OF_CURVES = ("batch_size", "max_new_tokens", "num_prompts")
+_COUNTS = ("num_draft_tokens", *_OF_CURVES)
 # What else a row may state. Rows that differ in none but K are points of one curve.
 SETTINGS = (
     *("name", "model", "draft", "prompts", "temperature", "devices", "dtype", "regular_dtype"),

@@ -194,6 +194,7 @@ def test_speeds_and_speedup_agree() -> None:
     averaged = next(one for one in judge([row(speedup="2.01×", **arms)]) if one.figure == "speedup")
     assert averaged.verdict == "consistent"
     assert "mean of prompts' ratios" in averaged.reason
+    assert verdicts(row(speedup="1.89×", **arms))["speedup"] == "consistent"
     assert verdicts(row(speedup="2.40×", **arms))["speedup"] == "unlikely"
     # Where all other rows have the ratio itself, one that is near it is odd.
     table = [row(f"row {place}", speedup="1.95×", **arms) for place in (1, 2)]
@@ -231,6 +232,8 @@ def test_weights_are_read_no_faster_than_the_memory_gives_them() -> None:
         assert verdicts(loose) == {"regular_tokens_per_second": "consistent"}, other
     fp8 = row(regular_tokens_per_second="530", **{**stated, "dtype": "FP8"})
     assert verdicts(fp8) == {"regular_tokens_per_second": "impossible"}
+    pruned = row(regular_tokens_per_second="270", **{**stated, "model": "Qwen/Qwen3-8B-pruned-3B"})
+    assert verdicts(pruned) == {"regular_tokens_per_second": "not stated"}
     # Experts: not all of the weights are read.
     unknown = row(regular_tokens_per_second="270", **{**stated, "model": "openai/gpt-oss-120b"})
     assert verdicts(unknown) == {"regular_tokens_per_second": "not stated"}
@@ -282,6 +285,10 @@ def test_prompts_limit_how_exact_a_length_is() -> None:
     stated = {"num_draft_tokens": 4, "num_prompts": 8, "max_new_tokens": 64}
     (found,) = judge([row(tokens_per_iteration="2.26", **stated)])
     assert "8 prompts leave ± 0.1 at least" in found.reason
+    # Where nearly all draft tokens are accepted, answers hardly differ.
+    assert {*verdicts(row(tokens_per_iteration="4.95 (4.93 to 4.97)", **stated)).values()} == {
+        "consistent"
+    }
     narrow = only(row(tokens_per_iteration="2.26 (2.25 to 2.27)", **stated))
     assert narrow.verdict == "unlikely"
 
