@@ -277,7 +277,11 @@ IDENTITIES = (
         ("num_draft_tokens",),
         (
             Form(lambda k: (1, k + 1), "is between 1 and K + 1"),
-            Form(lambda k: (0, 1), "is below 1: it leaves out the target's own token", "unlikely"),
+            Form(
+                lambda k: (0, (k + 1) * _SHORT_ANSWER / (_SHORT_ANSWER - 1)),
+                "is not between 1 and {high}: it may leave out the target's own token, or count an answer's first one",
+                "unlikely",
+            ),
         ),
         "is above {high}: K={num_draft_tokens} draft tokens and the target's own",
         otherwise="impossible",

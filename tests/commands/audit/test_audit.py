@@ -122,7 +122,7 @@ def test_lengths_by_k_are_a_curve(write: Write) -> None:
 
 
 def test_columns_may_be_named(write: Write) -> None:
-    path = write("a.csv", "case,avg,n_d\nx,5.2,4\n")
+    path = write("a.csv", "case,avg,n_d\nx,5.5,4\n")
     assert code(path)[0] == 2
     exit_code, message = code(path, "columns={avg: tokens_per_iteration, n_d: num_draft_tokens}")
     assert (exit_code, "row 1 (x, K=4)" in message) == (1, True)
