@@ -331,13 +331,8 @@ IDENTITIES = (
                 lambda k, length: (_least_proposed(k, length, k + 1), k),
                 "is K, but for the ends of answers",
             ),
-            Form(
-                lambda k, length: (0, k),
-                "is below {low} to {high}, as K={num_draft_tokens} gives unless it varies",
-                "unlikely",
-            ),
         ),
-        "is above K={num_draft_tokens}, as in a tree",
+        "is not {low} to {high}, as K={num_draft_tokens} gives unless it varies or is the depth of a tree",
         _has_fixed_k,
     ),
     Identity(

@@ -168,13 +168,14 @@ def _stated(row: Cells, names: Cells, everywhere: Cells, place: str) -> Stated:
     """
     settings: dict[str, str] = {}
     numbers: dict[str, Printed] = {}
-    cells = [
-        (f"{place}, column {heading}", name, row.get(heading)) for heading, name in names.items()
-    ]
-    for where, name, cell in [*((name, name, text) for name, text in everywhere.items()), *cells]:
-        text = str(cell or "").strip()
+    cells = [(name, name, text) for name, text in everywhere.items()]
+    for heading, name in names.items():
+        cells.append((f"{place}, column {heading}", name, row.get(heading, "")))
+    for where, name, cell in cells:
+        text = cell.strip()
         if name in SETTINGS:
-            settings |= {name: text} if text else {}
+            if text:
+                settings[name] = text
             continue
         try:
             number = Printed.read(name, text)
