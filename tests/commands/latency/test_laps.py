@@ -129,7 +129,7 @@ def test_arms_that_cannot_take_turns_are_said_to(harness: Harness, serve: Serve)
     asked = ["num_prompts=9", "batch_size=9"]
     shown = " ".join(harness(*QUICK, *serve(*servers), *asked).summary.split())
     assert results().iloc[-1]["interleaved"] == False  # noqa: E712
-    assert mentions(shown, "interleaved=false", "drift")
+    assert mentions(shown, "interleaved=false", "slower arm")
 
 
 def test_a_speedup_above_what_was_gained_is_impossible(harness: Harness, serve: Serve) -> None:

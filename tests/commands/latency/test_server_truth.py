@@ -69,7 +69,7 @@ def test_counters_of_one_worker_of_several_are_not_believed(harness: Harness) ->
     with ExitStack() as stack:
         outcome = harness("latency", *QUICK, *addresses(stack, *servers))
     assert mentions(
-        outcome.summary, "32 of 64 tokens", "regular", "32 of 64", "one worker of several"
+        outcome.summary, "32 of 64 tokens", "regular", "32 of 64", "one worker's of several"
     )
     rows = results()
     assert list(rows["unseen_tokens"]) == [32, 32]
