@@ -408,6 +408,9 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
             tools=tools_of(row.get("tools")),
             following=messages[end:],
         )
+    if value == "" and row.get("turn") and row.get("token_ids"):
+        # A row of `acceptance_texts.csv`, which does not have what precedes the turn.
+        raise BadFile("is one turn of a conversation: take the file of conversations as prompts")
     text = text_of(value, key)
     # An instruction's subject has its own key, and is often empty.
     subject = row.get("input") or row.get("context")

@@ -83,7 +83,11 @@ def readings_of(
     def tokens_of(text: str) -> list[int]:
         return list(tokenizer(text, add_special_tokens=adds_special_tokens)["input_ids"])
 
-    answers = [place for place, message in enumerate(chat.messages) if _is_answer(place, message)]
+    answers = [
+        place
+        for place, message in enumerate(chat.messages)
+        if place > 0 and message["role"] == "assistant"
+    ]
     readings = []
     for text, spans in _texts(prompt, chat, answers, render):
         _, first = spans[0]
@@ -132,10 +136,6 @@ def _behind_others(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int
     offsets = encoded.get("offset_mapping", ())[num_before:]
     characters = [(begin - shift, end - shift) for begin, end in offsets]
     return list(encoded["input_ids"])[num_before:], characters
-
-
-def _is_answer(place: int, message: Message) -> bool:
-    return place > 0 and message["role"] == "assistant"
 
 
 def _texts(

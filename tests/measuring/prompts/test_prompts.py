@@ -264,6 +264,10 @@ REFUSED = {
     "a list": (b'["a", "b"]', "line 1 must be an object with prompt, turns or messages"),
     "prompt is a number": (b'{"prompt": 7}', "line 1 must have text as prompt"),
     "prompt is blank": (b'{"prompt": " "}', "line 1 must have text as prompt"),
+    "a turn that was read": (
+        b'{"prompt": "", "turn": "2", "token_ids": "[1, 2]"}',
+        "line 1 is one turn of a conversation: take the file of conversations as prompts",
+    ),
     "turns is text": (b'{"turns": "a"}', "line 1 must have a list of texts as turns"),
     "no turns": (b'{"turns": []}', "line 1 must have a list of texts as turns"),
     "turn is an object": (b'{"turns": [{"a": 1}]}', "line 1 must have text as every one of turns"),
