@@ -171,7 +171,11 @@ class AcceptanceOfTexts(Experiment):
             answer = reading.transcript.answers[place]
             turn = reading.turns[place]
             token_ids = list(reading.transcript.token_ids[answer.start : answer.stop])
-            steps = text.cut.iterations[: len(self.costs)] * self.costs
+            costs = self.costs
+            if turn.number is not None:
+                # Turns of a conversation differ in context, and so in what an iteration costs.
+                costs = self._costs(placed, answer.start)
+            steps = text.cut.iterations[: len(costs)] * costs
             row = session.row(
                 AcceptanceTextRow,
                 prompt_index=first_index.setdefault(repr(prompt.opening.chat()), prompt.index),

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from harness.commands.acceptance.conversations import lines_of_parts, slower_at
+from harness.commands.acceptance.measure import AcceptanceOfTexts
 from harness.commands.acceptance.parts import parts_of
 from harness.engines.door.reading import ReadText, Transcript
 from harness.measuring.prompts.sets import Prompt
@@ -99,6 +100,20 @@ def test_a_question_at_the_end_is_not_read(harness: Harness, tmp_path: Path) -> 
     assert "1 conversation ends without an answer" in outcome.stderr
     assert "1 prompt without an answer left out" in outcome.stderr
     assert results("acceptance").num_texts.tolist() == [1, 1]
+
+
+def test_a_turn_costs_what_an_iteration_does_at_its_context(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At the mean context neither turn would pay; the first one's is shorter, and pays."""
+
+    def costs(_: AcceptanceOfTexts, placed: object, prompt_tokens: int) -> list[float]:
+        return [1.0 if prompt_tokens < 100 else 9.0] * 2
+
+    monkeypatch.setattr(AcceptanceOfTexts, "_costs", costs)
+    file = write(tmp_path / "chat.jsonl", chat(ASKED, FIRST, 50 * f"{MORE} ", SECOND))
+    harness("acceptance", *QUICKEST_PAIR, file, "up_to=2", "chat_template=never")
+    assert pd.read_csv(only("acceptance_texts.csv")).slower_at.tolist() == ["[]", "[1, 2]"]
 
 
 def test_an_iteration_is_divided_among_the_tokens_that_it_decides() -> None:
