@@ -97,6 +97,13 @@ def test_without_times_of_prompts_there_is_no_interval() -> None:
     assert few.startswith(expected)
 
 
+def test_a_draft_token_never_takes_less_than_no_time() -> None:
+    line = iteration_line([run_of(k, 30.0, -0.2, noise=0.05) for k in (2, 4, 8)])
+    assert line is not None
+    assert "no measurable time per draft token" in line
+    assert "-0" not in line
+
+
 @pytest.mark.parametrize(
     ("per_token", "changes", "follows"),
     [

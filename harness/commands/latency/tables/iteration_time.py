@@ -56,10 +56,16 @@ def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
         return None
     step_ms = float(np.mean([_step_ms(run.rows[0]) for run in known]))
     fitted = _fitted(known, drafted)
-    unit = f" (95 % intervals over {fitted.slope.covers})" if fitted.slope.has_bounds else ""
-    costs = f"{_ms(fitted.intercept)} + {_ms(fitted.slope)} per draft token{unit}"
+    slope = fitted.slope
+    unit = f" (95 % intervals over {slope.covers})" if slope.has_bounds else ""
+    costs = f"{_ms(fitted.intercept)} + {_ms(slope)} per draft token{unit}"
+    if slope.estimate <= 0:
+        most = (
+            f", at most {_ms(Interval(slope.high))}" if slope.has_bounds and slope.high > 0 else ""
+        )
+        costs = f"{_ms(fitted.intercept)}, and no measurable time per draft token{most}{unit}"
     row = known[0].last
-    follows = _what_follows(fitted.slope.scaled(1 / step_ms), row)
+    follows = _what_follows(slope.scaled(1 / step_ms), row)
     step = f"a regular step takes {_ms(Interval(step_ms))}"
     return f"An iteration takes {costs}; {step}: {follows}."
 
