@@ -20,11 +20,11 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, read_write
 
 from harness.commands.registry import COMMANDS, row_kinds
+from harness.config.amounts import counted
 from harness.config.errors import RunError
 from harness.results.files import append_rows, as_csv, read_kind, rows_in
 from harness.results.locked_files import locked, replace_file
 from harness.results.schema import RunRow
-from harness.results.statistics.interval import counted
 
 _FILE = "sweep.json"
 # The setting with the number of a round.

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from rich.text import Text
 
 from harness.commands.registry import COMMANDS
+from harness.config.amounts import counted
 from harness.reporting.overview import failures_table
 from harness.reporting.page import in_full, in_short
 from harness.reporting.table import Answer, Line, Table
@@ -19,7 +20,6 @@ from harness.reporting.words import labels
 from harness.results.locked_files import replace_file
 from harness.results.runs import Run, group, grouped, merge
 from harness.results.schema import NO_VERDICT, REFUSED
-from harness.results.statistics.interval import counted
 from harness.results.verdict import CANNOT_TELL
 
 # Rows of any command, as its sweep's file holds them.

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 from harness.commands.command import Command
 from harness.commands.registry import commands as menu_commands
 from harness.commands.registry import row_kinds
+from harness.config.amounts import counted
 from harness.config.errors import SettingError
 from harness.results.files import Contents, read_file, read_kind
 from harness.results.result_file import NAME, read_result
@@ -26,7 +27,6 @@ from harness.results.row import Row
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import AnyRunRow, Run, each_once, group, grouped, merge
 from harness.results.schema import RunRow
-from harness.results.statistics.interval import counted
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings

@@ -1,4 +1,4 @@
-"""Amounts of memory in words, how many slots a cache has, and times as they are typed."""
+"""Amounts in words, of memory and of things; how many slots a cache has, and times as they are typed."""
 
 from __future__ import annotations
 
@@ -23,6 +23,13 @@ def amount(size: float) -> str:
     if size < 10e9:
         return f"{size / 1e9:.2f} GB"
     return f"{size / 1e9:.1f} GB"
+
+
+def counted(number: int, name: str) -> str:
+    """`1 prompt`, `15 prompts`, `8 batches`."""
+    if number == 1:
+        return f"1 {name}"
+    return f"{number} {name}{'es' if name.endswith(('ch', 's')) else 's'}"
 
 
 def quantity(text: str, units: Mapping[str, float]) -> float | None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from harness.config.amounts import counted
 from harness.reporting.table import Answer, Bars, Line, Table, sentences
 from harness.reporting.words import (
     common_settings,
@@ -19,7 +20,6 @@ from harness.reporting.words import (
     typed_again,
 )
 from harness.results.schema import RunRow
-from harness.results.statistics.interval import counted
 
 # Steps that an answer has room for; one less below a doubt.
 _MOST_STEPS = 2

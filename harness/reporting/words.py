@@ -11,12 +11,12 @@ from typing import Any
 
 from harness.config import synonyms
 from harness.config.acceptance_rules import RULES
+from harness.config.amounts import counted
 from harness.config.machine import command_line
 from harness.config.model_names import SECOND_COMMAND
 from harness.config.synthetic import is_length, rates_of_row
 from harness.reporting.table import UNKNOWN
 from harness.results.schema import RunRow
-from harness.results.statistics.interval import counted
 
 # What a lossy rule means, and what prompts that were left out are.
 LOSSY = "the speculative output no longer follows the target (lossy)"

@@ -19,6 +19,7 @@ from concurrent.futures import wait
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from harness.config.amounts import counted
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, api_key
 from harness.engines.chat import Chat
@@ -132,17 +133,15 @@ class ServerEngine(Engine):
             return
         self.setup_seconds = time.perf_counter() - started
         if self.blocks is not None:
-            num_blocks = self.blocks.number
-            times = "1 time" if num_blocks == 1 else f"{num_blocks} times"
-            number = num_blocks * len(self._servers)
+            number = self.blocks.number * len(self._servers)
             minutes = number * self.setup_seconds / 60
             duration = f"about {minutes:.0f} min" if minutes >= 1 else "less than a minute"
             is_precise = getattr(self.opening.settings, "precision", None) is not None
             # Such a run ends as soon as its interval is narrow enough.
             up_to = "up to " if is_precise else ""
             self.say(
-                f"engine.blocks={num_blocks}: the servers take turns on the same devices,"
-                f" each started {up_to}{times}; {number} starts take {duration}"
+                f"engine.blocks={self.blocks.number}: the servers take turns on the same devices, each started {up_to}"
+                f"{counted(self.blocks.number, 'time')}; {number} starts take {duration}"
             )
 
     def make_ready(self, arm: ServerArm) -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.commands.acceptance.figures import estimate_of
+from harness.config.amounts import counted
 from harness.reporting.table import Column, Table, interval, number, times
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceTextRow
 from harness.results.runs import grouped
-from harness.results.statistics.interval import counted
 
 _HEADINGS = {"kind": "Kind", "turn": "Turn", "context": "Context"}
 

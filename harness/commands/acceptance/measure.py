@@ -19,6 +19,7 @@ from harness.commands.acceptance.record import RECORD, AcceptanceSettings
 from harness.commands.acceptance.tables import by_place, health_in_words
 from harness.commands.command import Experiment
 from harness.commands.read_runs import newest_of_pair
+from harness.config.amounts import counted
 from harness.config.demand import Demand
 from harness.config.errors import SettingError, VerdictError
 from harness.engines.door.pairs import Pair, PlacedPair
@@ -46,7 +47,6 @@ from harness.results.rows.acceptance import (
     AcceptanceTextRow,
 )
 from harness.results.runs import Run
-from harness.results.statistics.interval import counted
 from harness.results.statistics.iterations import expected_acceptance, tokens_per_iteration
 
 # Texts that are taken where nothing is said: written now, or those that a file has.

@@ -16,13 +16,14 @@ from harness.commands.acceptance.figures import (
     parts_of,
     texts_of,
 )
+from harness.config.amounts import counted
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, TableRow, interval, number, times
 from harness.reporting.words import typed_for
 from harness.results.rows.acceptance import AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run, grouped
-from harness.results.statistics.interval import Interval, counted
+from harness.results.statistics.interval import Interval
 from harness.results.statistics.iterations import Cut
 from harness.results.statistics.multiplicity import ranking
 from harness.results.verdict import MOST_DEVIATIONS, MOST_IMPOSSIBLE

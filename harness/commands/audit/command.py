@@ -10,6 +10,7 @@ from pathlib import Path
 import yaml
 
 from harness.commands.audit.tables import read_tables
+from harness.config.amounts import counted
 from harness.config.errors import SettingError, VerdictError, nearest
 from harness.config.sizes import CONF
 from harness.reporting.page import Page, Step, in_full, in_short
@@ -17,7 +18,6 @@ from harness.reporting.table import Column, Line, Table, TableRow
 from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.results.claims import CLAIMS, NAMES, NUMBERS, SETTINGS, VERDICTS, Judged, Stated, judge
 from harness.results.runs import grouped
-from harness.results.statistics.interval import counted
 
 _HELP = f"""\
 usage: harness audit FILE [columns={{HEADING: NAME, ...}}] [NAME=VALUE ...] [details=true]

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from harness.commands.eval.rows import EvalRow
+from harness.config.amounts import counted
 from harness.reporting.names import Name, Named, named_runs
 from harness.reporting.page import Page, Step, heading, lossless_again, title_of_many
 from harness.reporting.table import (
@@ -29,7 +30,7 @@ from harness.reporting.words import (
 )
 from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.runs import Run
-from harness.results.statistics.interval import Interval, counted
+from harness.results.statistics.interval import Interval
 
 # p-values below this count as a difference.
 _SIGNIFICANT = 0.05

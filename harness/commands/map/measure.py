@@ -13,6 +13,7 @@ from harness.commands.command import Experiment
 from harness.commands.map.record import DRAFT_TOKENS, RECORD, MapSettings
 from harness.commands.map.rows import MapRow
 from harness.commands.map.tables import for_vllm, schedule_of
+from harness.config.amounts import counted
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, require
 from harness.engines.protocol import Engine
@@ -29,7 +30,7 @@ from harness.reporting.optional_plots import drawn_files
 from harness.results.locked_files import replace_file
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval, counted
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
 from harness.results.verdict import refusal, require_verdict
 
 # Indices along the sides of the grid, which are batch size, context and K: (0, 2, 1) is the smallest batch, the third

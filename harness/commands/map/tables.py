@@ -14,13 +14,13 @@ from itertools import pairwise
 from statistics import fmean
 
 from harness.commands.map.rows import MapRow
+from harness.config.amounts import counted
 from harness.reporting.names import distinct_names
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import UNKNOWN, Column, Line, Table, TableRow, interval
 from harness.reporting.words import settings_line
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
-from harness.results.statistics.interval import counted
 from harness.results.verdict import verdict_of
 
 # First and last batch size of each range, and its K. The ranges adjoin, and the first begins at 1.

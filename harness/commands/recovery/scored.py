@@ -21,13 +21,13 @@ from harness.commands.recovery.regular_reference import RegularReference
 from harness.commands.recovery.returned_logprobs import TOLERANCE, ReturnedLogprobs
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import Answer, most_drawn, tokens_at_place
+from harness.config.amounts import counted
 from harness.config.errors import RunError
 from harness.engines.door.reference import TextReference
 from harness.engines.protocol import Arm
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.progress import say
 from harness.results.acceptance import Acceptance
-from harness.results.statistics.interval import counted
 
 # The share of drawn tokens that follow the one place.
 _SHARE_AT_PLACE = 0.5

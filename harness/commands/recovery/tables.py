@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from harness.commands.recovery.rows import PARTS, CheckKind, RecoveryRow
+from harness.config.amounts import counted
 from harness.reporting.names import named_runs
 from harness.reporting.page import Page, Step, heading, lossless_again, title_of_many
 from harness.reporting.table import Column, Line, Style, Table
@@ -26,7 +27,6 @@ from harness.reporting.words import (
 )
 from harness.results.runs import Run
 from harness.results.schema import RunnerNames
-from harness.results.statistics.interval import counted
 
 # Checks that an answer shows.
 _MOST_CHECKS = 4

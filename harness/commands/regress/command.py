@@ -17,6 +17,7 @@ from harness.commands.regress.comparisons import (
     nearest_difference,
     settings_key,
 )
+from harness.config.amounts import counted
 from harness.config.errors import SettingError, VerdictError, nearest
 from harness.reporting.page import Page, Step, heading, in_full, in_short
 from harness.reporting.table import Column, Line, Table
@@ -24,7 +25,6 @@ from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import short_commit
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
-from harness.results.statistics.interval import counted
 
 # Settings that are named where no runs have the same ones, and characters of a value.
 _MOST_NAMED = 3

@@ -13,6 +13,7 @@ from pathlib import Path
 from harness.commands.command import Command
 from harness.commands.read_runs import measuring, read
 from harness.commands.registry import COMMANDS, commands
+from harness.config.amounts import counted
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import rule_of_paths
 from harness.reporting.files import Report, html_page, markdown, on_terminal
@@ -22,7 +23,6 @@ from harness.reporting.page import Page
 from harness.reporting.table import Line
 from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import common_settings
-from harness.results.statistics.interval import counted
 
 _DEFAULT = Path("results")
 # How the ids of runs begin.

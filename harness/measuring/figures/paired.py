@@ -6,11 +6,12 @@ import dataclasses
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
+from harness.config.amounts import counted
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled, setting, with_interval
 from harness.results.rows.prompts import share_prompts
 from harness.results.schema import MaybeBool, MaybeFloat, MaybeText, WithSpeedup
-from harness.results.statistics.interval import CONFIDENCE, Interval, counted
+from harness.results.statistics.interval import CONFIDENCE, Interval
 
 if TYPE_CHECKING:
     from harness.engines.timing import Generation

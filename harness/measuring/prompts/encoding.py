@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
+from harness.config.amounts import counted
 from harness.config.errors import SettingError
 from harness.config.packages import INSTALL_LOCAL
 from harness.config.run import ChatTemplate, PromptedSettings, RunSettings
@@ -28,7 +29,6 @@ from harness.measuring.prompts.chat_templates import (
 from harness.measuring.prompts.prompt_files import fetched_commit
 from harness.measuring.prompts.sets import Prompt, PromptSet, listed
 from harness.measuring.prompts.transcripts import Reading, readings_of
-from harness.results.statistics.interval import counted
 
 # Tokens by which an answer may grow when its text is encoded again as part of the next prompt.
 _MARGIN = 8

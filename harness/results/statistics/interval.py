@@ -6,6 +6,8 @@ import math
 import re
 from dataclasses import dataclass, replace
 
+from harness.config.amounts import counted
+
 NAN = float("nan")
 
 # A bootstrap over fewer units gives an interval that is far too narrow: over two prompts it is no
@@ -18,13 +20,6 @@ CONFIDENCE = 0.95
 # Names of units, whose times are independent of each other: a prompt, a conversation, a batch of prompts, a
 # lap of requests, and a block, all answers between one start of each arm and the next. Accuracy is over questions.
 UNITS = ("prompt", "conversation", "batch", "lap", "block", "question")
-
-
-def counted(number: int, name: str) -> str:
-    """`1 prompt`, `15 prompts`, `8 batches`."""
-    if number == 1:
-        return f"1 {name}"
-    return f"{number} {name}{'es' if name.endswith(('ch', 's')) else 's'}"
 
 
 @dataclass(frozen=True)

@@ -11,10 +11,11 @@ import pandas as pd
 from harness.commands.latency.ranking.pairs import CONDITIONS
 from harness.commands.latency.tables.iteration_time import iteration_line
 from harness.commands.latency.tables.run import figure_in_words
+from harness.config.amounts import counted
 from harness.reporting.table import Line, interval
 from harness.results.prompt_times import common_times, ms_of_both_arms
 from harness.results.statistics.arrays import Floats
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval, counted
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
 from harness.results.statistics.multiplicity import best_of_several, ranking
 from harness.results.verdict import verdict_of
 

@@ -30,14 +30,13 @@ from harness.commands.latency.tables.run import (
     identical_texts,
     speedup_bounds,
 )
-from harness.config.amounts import amount
+from harness.config.amounts import amount, counted
 from harness.config.methods import METHODS
 from harness.measuring.costs import costs_in_steps, tokens_per_iteration
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import UNKNOWN, Column, Table, interval, number, percent, times
 from harness.reporting.words import FIRST_SETTINGS, cell_of, common_settings
 from harness.results.schema import NO_VERDICT
-from harness.results.statistics.interval import counted
 
 # Settings that get a column where pairs differ in them; further ones are in the last column.
 _MOST_SETTINGS = 3

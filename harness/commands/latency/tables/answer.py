@@ -18,7 +18,7 @@ from harness.commands.latency.tables.doubts import doubts, percent
 from harness.commands.latency.tables.iteration_time import share_of_iteration
 from harness.commands.latency.tables.reason import choice_of_k, not_reported, rises
 from harness.commands.latency.tables.run import has_verdict, headline, run_tables, was_measured
-from harness.config.amounts import SECONDS, quantity
+from harness.config.amounts import SECONDS, counted, quantity
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.costs import costs_in_steps, proposed_per_iteration, tokens_per_iteration
 from harness.measuring.rows import LatencyRow
@@ -27,7 +27,7 @@ from harness.reporting.page import Page, Step, heading
 from harness.reporting.table import Bar, Bars
 from harness.reporting.words import arm_name, settings_line
 from harness.results.rows.prompts import LatencyPromptRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, counted
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage
 from harness.results.statistics.stopping import half_width
 from harness.results.verdict import verdict_of
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.config.acceptance_rules import tests_each_token
+from harness.config.amounts import counted
 from harness.measuring.costs import (
     StepCosts,
     costs_in_steps,
@@ -22,7 +23,7 @@ from harness.measuring.costs import (
     tokens_per_iteration,
 )
 from harness.measuring.rows import LatencyRow
-from harness.results.statistics.interval import Interval, counted
+from harness.results.statistics.interval import Interval
 
 AUTO_GAVE_UP = "drafting does not pay: auto gave it up"
 # Of a pass over one token. Noise below it moves a prediction by less.

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
+from harness.config.amounts import counted
 from harness.config.errors import as_typed
 from harness.config.synthetic import is_length, length_deviation, mean_length, rates_of_row
 from harness.measuring.rows import QUIET, LatencyRow
 from harness.reporting.words import LOSSY, TOO_LONG, lossy_rule, synthetic_value, too_long
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.schema import NO_VERDICT, RunnerNames
-from harness.results.statistics.interval import Coverage, counted
+from harness.results.statistics.interval import Coverage
 from harness.results.verdict import MOST_CACHED, MOST_READ_OTHERWISE
 
 # Share of the tokens that may come after the end of their texts.

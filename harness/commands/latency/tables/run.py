@@ -9,6 +9,7 @@ from dataclasses import replace
 from harness.commands.latency.tables.categories import Category, by_category, by_turn
 from harness.commands.latency.tables.doubts import doubts, mean_answer_length, notes
 from harness.commands.latency.tables.reason import costs_of_a_step, reason
+from harness.config.amounts import counted
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import (
     UNKNOWN,
@@ -24,7 +25,7 @@ from harness.reporting.table import (
 from harness.reporting.words import arm_name, explained_by_rounding
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.schema import NO_VERDICT, ComparedRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval, counted
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval
 from harness.results.verdict import Verdict, verdict_of
 
 # Share by which the requests in flight may differ from `batch_size` without a line.
