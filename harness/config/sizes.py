@@ -1,4 +1,4 @@
-"""Sizes of models that presets describe, without the packages that load models."""
+"""Where this package and its presets are, and the sizes of the models that these describe, without loading anything."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from harness.config.gpus import known_gpu, known_gpus
 from harness.config.sizes import least_parameters
@@ -21,7 +21,8 @@ from harness.results.runs import grouped
 
 Verdict = Literal["consistent", "not stated", "unlikely", "impossible"]
 Found = tuple[Verdict, str]
-VERDICTS: tuple[Verdict, ...] = ("consistent", "not stated", "unlikely", "impossible")
+# From the best to the worst.
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 
 # The figures that are judged, with their names in sentences.
 CLAIMS: Mapping[str, str] = {

@@ -10,8 +10,6 @@ from harness.reporting.table import Column, Table, interval, number, times
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceTextRow
 from harness.results.runs import grouped
 
-_HEADINGS = {"kind": "Kind", "turn": "Turn", "context": "Context"}
-
 
 def lines_of_parts(
     parts: Sequence[AcceptancePartRow], texts: Sequence[AcceptanceTextRow], best_k: int
@@ -21,7 +19,7 @@ def lines_of_parts(
     lines = []
     for by, some in grouped(at_best, lambda part: part.by).items():
         figures = [f"{part.part} {estimate_of(part.tokens_per_iteration):.2f}" for part in some]
-        lines.append((_HEADINGS[str(by)], " · ".join(figures)))
+        lines.append((str(by).capitalize(), " · ".join(figures)))
     if any(part.expected_speedup for part in parts):
         slower = [text for text in texts if best_k in (text.slower_at or ())]
         turns = f"no turn at K={best_k}"

@@ -33,7 +33,7 @@ def texts_of(run: Run[AcceptanceRow]) -> list[AcceptanceTextRow]:
     return [text for text in rows if text.run == run.id and text.iterations_by_num_draft_tokens]
 
 
-def parts_of(run: Run[AcceptanceRow]) -> list[AcceptancePartRow]:
+def part_rows_of(run: Run[AcceptanceRow]) -> list[AcceptancePartRow]:
     """The parts of a run's conversations; [] where it read none, or its file of them is gone."""
     rows = rows_in(_directory(run) / PARTS_FILE, AcceptancePartRow)
     return [part for part in rows if part.run == run.id]

@@ -32,7 +32,7 @@ from harness.engines.timing import generate
 from harness.measuring.costs import costs_in_steps, iteration_steps
 from harness.measuring.progress import progress, say
 from harness.measuring.prompts.encoding import Encoded, completion_ids
-from harness.measuring.prompts.sets import Occurrence, Prompt, listed, load_prompts
+from harness.measuring.prompts.sets import Occurrence, Prompt, lines_in_words, load_prompts
 from harness.measuring.prompts.transcripts import Reading, Turn
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
@@ -60,6 +60,7 @@ class AcceptanceOfTexts(Experiment):
     Attributes:
         texts: a row for each text that was read.
         read: of the same texts.
+        mean_answer: tokens of an answer, on average.
         costs: of an iteration in target steps, for each K; empty where they are unknown.
         measured: the run of `latency` that measured what an iteration costs; None for the bytes.
         health: columns about an engine elsewhere, which wrote the texts; empty otherwise.
@@ -91,6 +92,7 @@ class AcceptanceOfTexts(Experiment):
         self.more: Sequence[Table] = ()
         self.texts: list[AcceptanceTextRow] = []
         self.read: list[ReadText] = []
+        self.mean_answer = 0
         self.costs: list[float] = []
         self.health: dict[str, Any] = {}
         self.served_k: int | None = None
@@ -98,7 +100,6 @@ class AcceptanceOfTexts(Experiment):
 
     def measure(self, session: Session) -> None:
         settings = self.settings
-        tokenizer = session.tokenizer
         is_elsewhere = not engine_of(settings).own_loop
         requests: list[RequestRecord] = []
         if is_elsewhere or self.source == "written":
@@ -163,9 +164,22 @@ class AcceptanceOfTexts(Experiment):
                     self.health = health | {"draft_sampling": "greedy"}
         answers = [(one, place) for one in readings for place in range(len(one.turns))]
         contexts = [one.transcript.answers[place].start for one, place in answers]
+        self.mean_answer = sum(text.num_tokens for text in self.read) // len(self.read)
         self.costs = self._costs(placed, round(np.mean(contexts)))
+        self.texts = self._text_rows(session, placed, answers)
+        session.append(TEXTS_FILE, self.texts)
+        if any(text.turn for text in self.texts):
+            conversations = [text.prompt_index for text in self.texts]
+            parts = parts_of(answers, self.read, conversations)
+            session.append(PARTS_FILE, self._part_rows(session, placed, parts))
+
+    def _text_rows(
+        self, session: Session, placed: PlacedPair, answers: Sequence[tuple[Reading, int]]
+    ) -> list[AcceptanceTextRow]:
+        """A row for each answer, at a place of its reading."""
+        rows = []
         # Texts of equal prompts are counted together, by the index of the first.
-        first_index: dict[Any, int] = {}
+        first_index: dict[str, int] = {}
         for (reading, place), text in zip(answers, self.read, strict=True):
             prompt = reading.prompt
             answer = reading.transcript.answers[place]
@@ -183,7 +197,7 @@ class AcceptanceOfTexts(Experiment):
                 turn=turn.number,
                 context=answer.start,
                 prompt=prompt.text if turn.number is None else None,
-                completion=tokenizer.decode(token_ids, skip_special_tokens=True),
+                completion=session.tokenizer.decode(token_ids, skip_special_tokens=True),
                 token_ids=token_ids,
                 num_tokens=text.cut.num_tokens,
                 iterations_by_num_draft_tokens=text.cut.iterations.round(6).tolist(),
@@ -192,12 +206,8 @@ class AcceptanceOfTexts(Experiment):
                 own_log_probability=text.expected,
                 num_impossible=text.num_impossible,
             )
-            self.texts.append(row)
-        session.append(TEXTS_FILE, self.texts)
-        if any(text.turn for text in self.texts):
-            conversations = [text.prompt_index for text in self.texts]
-            parts = parts_of(answers, self.read, conversations)
-            session.append(PARTS_FILE, self._part_rows(session, placed, parts))
+            rows.append(row)
+        return rows
 
     def _given(self, session: Session) -> list[Reading]:
         """Prompts with their answers; those that do not fit into a context together are refused, left out, or lose
@@ -238,8 +248,7 @@ class AcceptanceOfTexts(Experiment):
 
         long = {one.prompt.index: one.prompt.line for one in readings if is_long(one)}
         if long:
-            lines = listed(sorted(long.values()))
-            where = f"line{'s' if len(long) > 1 else ''} {lines} of the file"
+            where = lines_in_words(long.values())
             num_prompts = len({one.prompt.index for one in readings})
             problem = (
                 f"{len(long)} of {num_prompts} prompts are too long with their answers ({where})"
@@ -253,7 +262,6 @@ class AcceptanceOfTexts(Experiment):
             elif too_long == "truncate" and room is not None:
                 say(f"{problem}: the answers are read as far as they fit")
                 session.count_too_long(truncated=len(long))
-            if too_long == "truncate" and room is not None:
                 held = [one.until(room) for one in readings]
                 readings = [one for one in held if one is not None]
             if any(map(is_long, readings)):
@@ -340,8 +348,9 @@ class AcceptanceOfTexts(Experiment):
                 for number in numbers
             ]
             return [step for step in steps if step is not None]
-        mean_answer = sum(text.num_tokens for text in self.read) // len(self.read)
-        demand = Demand(1, prompt_tokens, mean_answer, num_draft_tokens=self.most, runner="eager")
+        demand = Demand(
+            1, prompt_tokens, self.mean_answer, num_draft_tokens=self.most, runner="eager"
+        )
         reads = local().pass_bytes(placed, demand, numbers)
         return [] if reads is None else [reads.iteration_steps(number) for number in numbers]
 

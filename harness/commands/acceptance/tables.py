@@ -13,7 +13,7 @@ from harness.commands.acceptance.figures import (
     best_row,
     curve_names,
     estimate_of,
-    parts_of,
+    part_rows_of,
     texts_of,
 )
 from harness.config.amounts import counted
@@ -74,7 +74,7 @@ def _page_of_one(run: Run[AcceptanceRow]) -> Page:
         source = "the bytes it reads" if best.cost_source == "bytes" else best.cost_source
         steps = f"an iteration takes {best.iteration_cost:.2f} steps at K={k}, by {source}"
         why.append(("Cost", steps))
-    parts = parts_of(run)
+    parts = part_rows_of(run)
     if texts and not parts:
         why.append(("Where", _by_category_or_prompt(best, texts)))
     why += lines_of_parts(parts, texts, int(k or 1)) if parts else []

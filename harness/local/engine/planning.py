@@ -197,10 +197,11 @@ def pass_bytes(case: Case, draft_tokens: Iterable[int]) -> PassBytes | None:
         return None
     target, draft = case.models[0], case.models[-1]
     drafts = len(case.models) > 1 or case.shared
+    draft_step = case.step_bytes(draft) if drafts else 0.0
     verification = {}
     drafting = {}
     for number in draft_tokens:
         num_passes = 1 if draft.drafts_in_one_pass else number
         verification[number] = case.step_bytes(target, number + 1)
-        drafting[number] = num_passes * case.step_bytes(draft) if drafts else 0.0
+        drafting[number] = num_passes * draft_step
     return PassBytes(case.step_bytes(target), verification, drafting)

@@ -219,15 +219,22 @@ class Sketch:
             return f"{no_size}: it is estimated from the configuration"
         return None
 
+    @functools.cached_property
+    def _read_bytes(self) -> dict[int, int]:
+        """What `read_bytes` has returned, by the number of tokens: costs are asked for at many contexts."""
+        return {}
+
     def read_bytes(self, num_tokens: int = 1) -> int:
         """Return the bytes of weights that a pass of `num_tokens` tokens reads, on any device."""
-        # As if all were on one GPU: nothing is offloaded then, and so all is quantized.
-        weights = self.weights_on({"": 0}, num_tokens=num_tokens)
-        borrowed = self.borrowed_bytes
-        for tensor in self.borrowed_tensors:
-            size = tensor.nbytes(self.dtype, self.quantization)
-            borrowed += round(tensor.read_share(num_tokens) * size)
-        return sum(weights.values()) + borrowed
+        if num_tokens not in self._read_bytes:
+            # As if all were on one GPU: nothing is offloaded then, and so all is quantized.
+            weights = self.weights_on({"": 0}, num_tokens=num_tokens)
+            borrowed = self.borrowed_bytes
+            for tensor in self.borrowed_tensors:
+                size = tensor.nbytes(self.dtype, self.quantization)
+                borrowed += round(tensor.read_share(num_tokens) * size)
+            self._read_bytes[num_tokens] = sum(weights.values()) + borrowed
+        return self._read_bytes[num_tokens]
 
     def weights_on(self, device_map: DeviceMap, *, num_tokens: int | None = None) -> dict[str, int]:
         """Return the bytes of weights and buffers by `cuda:0`, `cpu` or `disk`.

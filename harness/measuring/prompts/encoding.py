@@ -27,7 +27,7 @@ from harness.measuring.prompts.chat_templates import (
     uses_template,
 )
 from harness.measuring.prompts.prompt_files import fetched_commit
-from harness.measuring.prompts.sets import Prompt, PromptSet, listed
+from harness.measuring.prompts.sets import Prompt, PromptSet, lines_in_words
 from harness.measuring.prompts.transcripts import Reading, readings_of
 
 # Tokens by which an answer may grow when its text is encoded again as part of the next prompt.
@@ -225,8 +225,7 @@ def _fitted(
     prompts = encoded.prompts
     token_ids = encoded.token_ids
     long = [place for place, ids in enumerate(whole) if room is not None and len(ids) > room]
-    lines = listed(sorted(prompts[place].line for place in long))
-    where = f"line{'s' if len(long) > 1 else ''} {lines} of the file"
+    where = lines_in_words(prompts[place].line for place in long)
     problem = f"{len(long)} of {len(prompts)} prompts are too long ({where})"
     too_long = settings.prompts.too_long
     if too_long == "skip" and 0 < len(long) < len(prompts):

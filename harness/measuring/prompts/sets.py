@@ -20,7 +20,7 @@ import re
 import string
 import textwrap
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -223,6 +223,12 @@ def listed(names: Sequence[object]) -> str:
     """`3, 5, 8`, cut where there are many."""
     more = f" and {len(names) - _MOST_NAMED} more" if len(names) > _MOST_NAMED else ""
     return ", ".join(map(str, names[:_MOST_NAMED])) + more
+
+
+def lines_in_words(lines: Iterable[int]) -> str:
+    """`line 3 of the file`, `lines 3, 5, 8 of the file`."""
+    ascending = sorted(lines)
+    return f"line{'s' if len(ascending) > 1 else ''} {listed(ascending)} of the file"
 
 
 def load_prompts(settings: PromptSettings) -> PromptSet:
