@@ -1,7 +1,7 @@
 """Does one pass over a conversation say what decoding turn by turn does, and do its intervals hold?
 
     python -m recipes.tiny_trajectories DIRECTORY
-    python benchmarks/trajectories.py DIRECTORY [--decoded 20]
+    python benchmarks/trajectories.py DIRECTORY [--decoded 20] [decoding=greedy]
 
 Reads the conversations once, reads each answer alone after its own prompt, and decodes the turns of the first
 `--decoded` conversations at K = 4, one at a time, counting the passes of both models. Then sets of conversations are
@@ -56,8 +56,9 @@ class Passes:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
+    parser.add_argument("settings", nargs="*", help="of `acceptance`, such as decoding=greedy")
     parser.add_argument("--decoded", type=int, default=20)
-    options = parser.parse_args()
+    options = parser.parse_intermixed_args()
     directory = options.directory.resolve()
     settings = common.settings(
         f"model={directory}/target",
@@ -65,6 +66,7 @@ def main() -> None:
         f"prompts={directory}/trajectories.jsonl",
         f"decoding.num_draft_tokens={K}",
         "placement=cpu",
+        *options.settings,
     )
     pair = common.load(settings)
     prompts = load_prompts(settings.prompts).prompts
@@ -112,8 +114,10 @@ def decoded(
     passes: Passes,
     per_one: float,
 ) -> None:
-    """Decode each turn from its own prompt, as many tokens as it has."""
+    """Decode each turn from its own prompt, as many tokens as it has, and read what was decoded in one pass."""
     num_tokens = num_iterations = 0
+    texts = []
+    same_texts = 0
     for number, reading in enumerate(readings):
         for place, answer in enumerate(reading.transcript.answers):
             decoding = dataclasses.replace(
@@ -129,15 +133,31 @@ def decoded(
             engine.close()
             num_tokens += len(request.token_ids) - 1
             num_iterations += len(request.outcomes)
+            texts.append(Transcript.of(prompt, request.token_ids))
+            recorded = reading.transcript.token_ids[answer.start : answer.stop]
+            same_texts += [*request.token_ids] == [*recorded]
     num_passes = passes.since()
-    own = together[: len(readings)]
-    expected = of_conversations(own).sum()
-    same = sum(text.cut.num_tokens for texts in own for text in texts)
-    error = np.sqrt(sum(text.cut.variance[K - 1] for texts in own for text in texts)) / expected
+    pass_share = num_passes / (per_one * len(readings))
     print(
-        f"turn by turn, {len(readings)} conversations: {num_tokens / num_iterations:.3f} tokens per iteration in"
-        f" {num_passes} forward passes; one pass says {same / expected:.3f} in {per_one * len(readings):.0f},"
-        f" 1 / {num_passes / (per_one * len(readings)):.0f} of them (standard error by acceptance alone {error:.1%})",
+        f"turn by turn, {len(readings)} conversations: {num_tokens / num_iterations:.4f} tokens per iteration in"
+        f" {num_passes} forward passes, {pass_share:.0f} times those of one pass for each; {same_texts} of"
+        f" {len(texts)} turns have the tokens of the file"
+    )
+    # What the target draws now differs from what the file holds, unless it is greedy: so both are read.
+    reader = PairReader(pair, settings.decoding, K)
+    said("the texts that were decoded", num_iterations, [*reader.read(texts)])
+    reader.close()
+    said("the texts of the file", num_iterations, together[: len(readings)])
+
+
+def said(what: str, num_iterations: int, read: list[list[ReadText]]) -> None:
+    """Print what one pass expects of texts, beside the iterations that decoding took."""
+    tokens = sum(text.cut.num_tokens for texts in read for text in texts)
+    expected = of_conversations(read).sum()
+    error = np.sqrt(sum(text.cut.variance[K - 1] for texts in read for text in texts)) / expected
+    print(
+        f"one pass over {what}: {tokens / expected:.4f} tokens per iteration; decoding took"
+        f" {num_iterations / expected - 1:+.2%} iterations (standard error by acceptance alone {error:.2%})",
         flush=True,
     )
 

@@ -5,8 +5,8 @@ format, for
 
     harness acceptance model=DIRECTORY/target draft=DIRECTORY/draft prompts=DIRECTORY/trajectories.jsonl
 
-The target writes every turn at the temperature of `decoding=sampled`, after all that precedes it: it goes on with a
-story, or writes the next line of a table of products and sums up to the equals sign. Then it has called the tool, which
+The target writes every turn at the temperature of `decoding=sampled`, or likeliest tokens with `--greedy`, after all
+that precedes it: it goes on with a story, or writes the next line of a table of products and sums up to the equals sign. Then it has called the tool, which
 gives the right number.
 """
 
@@ -54,15 +54,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("directory", type=Path)
     parser.add_argument("--number", type=int, default=200)
+    parser.add_argument("--greedy", action="store_true")
     arguments = parser.parse_args()
-    write_trajectories(arguments.directory, arguments.number)
+    write_trajectories(arguments.directory, arguments.number, greedy=arguments.greedy)
 
 
-def write_trajectories(directory: Path, number: int) -> None:
+def write_trajectories(directory: Path, number: int, *, greedy: bool = False) -> None:
     for role, name in PAIR.items():
         shutil.copytree(SHIPPED / name, directory / role, dirs_exist_ok=True)
         (directory / role / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
-    writer = Writer(directory / "target")
+    writer = Writer(directory / "target", greedy=greedy)
     rows = writer.trajectories(number)
     lines = [json.dumps(row) + "\n" for row in rows]
     (directory / "trajectories.jsonl").write_text("".join(lines), encoding="utf-8")
@@ -79,7 +80,8 @@ class Wanted:
 class Writer:
     """Lets the target write conversations, all of them at once."""
 
-    def __init__(self, checkpoint: Path) -> None:
+    def __init__(self, checkpoint: Path, *, greedy: bool) -> None:
+        self.greedy = greedy
         self.tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint)
         self.model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
 
@@ -157,7 +159,10 @@ class Writer:
                 use_cache=True, logits_to_keep=1,
             )  # fmt: skip
             cache = step.past_key_values
-            read = torch.multinomial((step.logits[:, -1] / TEMPERATURE).softmax(-1), 1)
+            if self.greedy:
+                read = step.logits[:, -1:].argmax(-1)
+            else:
+                read = torch.multinomial((step.logits[:, -1] / TEMPERATURE).softmax(-1), 1)
             is_text = torch.cat([is_text, torch.ones_like(read)], dim=1)
             positions = positions[:, -1:] + 1
             for place, (one, token) in enumerate(zip(wanted, read[:, 0].tolist(), strict=True)):
