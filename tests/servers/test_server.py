@@ -360,9 +360,9 @@ def test_requests_that_nobody_reads_are_cancelled(open_engine: Open) -> None:
     records = engine.arms[0].stream(ask(2))
     next(records)
     records.close()  # type: ignore[attr-defined]
-    while server.num_abandoned < 2:
+    # The server may notice it first.
+    while server.num_abandoned < 2 or not all(one.is_cancelled for one in arm_of(engine).requests):
         time.sleep(0.01)
-    assert all(one.is_cancelled for one in arm_of(engine).requests)
 
 
 def test_a_request_has_the_times_of_its_chunks(open_engine: Open) -> None:

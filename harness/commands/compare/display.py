@@ -5,9 +5,12 @@ from __future__ import annotations
 import contextlib
 import math
 import os
+import signal
+import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from types import FrameType
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -256,7 +259,29 @@ def _screen(console: Console) -> Iterator[Callable[[Sequence[Lane]], None]]:
     with Live(
         console=console, auto_refresh=False, transient=True, vertical_overflow="crop"
     ) as screen:
-        yield lambda lanes: screen.update(view(lanes, console.height), refresh=True)
+
+        def draw(lanes: Sequence[Lane]) -> None:
+            with _postponing_ctrl_c():
+                screen.update(view(lanes, console.height), refresh=True)
+
+        yield draw
+
+
+@contextlib.contextmanager
+def _postponing_ctrl_c() -> Iterator[None]:
+    """Let Ctrl-C wait until the block has ended: rich clears lines above a frame that is broken off."""
+    handler = signal.getsignal(signal.SIGINT)
+    if not callable(handler) or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    received: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda *arguments: received.append(arguments))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    if received:
+        handler(*received[0])
 
 
 def _token(text: str, origin: Origin, marks: bool) -> Text:

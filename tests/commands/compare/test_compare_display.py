@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import signal
 from types import SimpleNamespace
 from typing import Any
 
+import pyte
 import pytest
+import rich.live_render
 from rich.console import Console
 from rich.text import Text
 from transformers import AutoTokenizer
@@ -205,6 +209,31 @@ def test_a_short_race_shows_nothing_before_its_replay(tokenizer: Any, lap: Gener
         raise KeyboardInterrupt
     assert "one [two]" in printed(screen)
     assert "speculative" not in printed(screen)
+
+
+def test_ctrl_c_within_a_frame_leaves_what_is_above_it(
+    tokenizer: Any, lap: Generation, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Broken off between its height and its text, it made rich clear a line that was not its own."""
+    screen = pyte.Screen(30, 24)
+    shown = console(True, width=30, color_system=None)
+    shown.print("above")
+    lanes = [Lane(shown, "regular", tokenizer, [1])]
+    lines_of = rich.live_render.loop_last
+
+    def press(lines: Any) -> Any:
+        signal.raise_signal(signal.SIGINT)
+        return lines_of(lines)
+
+    with contextlib.suppress(KeyboardInterrupt), live(lanes) as draw:
+        assert draw is not None
+        draw(lanes[0], Generation("regular", [], [], 3.0))
+        with monkeypatch.context() as patched:
+            patched.setattr(rich.live_render, "loop_last", press)
+            draw(lanes[0], Generation("regular", lap.iterations, lap.decided, 6.0))
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    pyte.Stream(screen).feed(printed(shown).replace("\n", "\r\n"))
+    assert [line.split()[0] for line in screen.display[:3]] == ["above", "regular", "one"]
 
 
 def test_a_replay_that_is_cut_short_ends_with_both_texts(

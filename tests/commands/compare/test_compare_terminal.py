@@ -163,7 +163,7 @@ def test_ctrl_c_stops_a_generation_and_keeps_the_models(
     terminal = open_terminal(*PAIR, "decoding.ignore_eos=true", "decoding.max_new_tokens=90000")
     terminal.wait_for(READY)
     for stops in (1, 2):
-        # A frame that Ctrl-C broke off stays on the screen: only a further text is of this generation.
+        # What stays of the generation before counts, too.
         ask(terminal, "Banana", TEXT.strip(), terminal.prose.count(TEXT.strip()) + 1)
         terminal.type(CTRL_C)
         terminal.wait_for("Stopped. The models stay loaded; Ctrl-D or :quit ends. >", stops)

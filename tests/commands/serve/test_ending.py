@@ -56,3 +56,4 @@ def test_a_service_that_has_answered_ends_well(tmp_path: Path) -> None:
         process.kill()
     assert "Traceback" not in stderr
     assert "terminate called" not in stderr
+    assert list(tmp_path.iterdir()) == []
