@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from harness.commands.acceptance.parts import parts_of
 from harness.engines.door.reading import ReadText, Transcript
 from harness.engines.protocol import Question
 from harness.engines.record import Preparation
@@ -33,7 +34,7 @@ from harness.measuring.prompts.transcripts import Reading
 from harness.results.statistics.ratios import skewed_ratio_of_totals
 
 K = 4
-SETS = 4000
+SETS = 2000
 
 
 class Passes:
@@ -95,7 +96,17 @@ def main() -> None:
         f" largest difference of a conversation {np.abs(iterations / apart - 1).max():.1e}",
         flush=True,
     )
-    coverage(tokens, iterations)
+    coverage("all", tokens, iterations, sizes=(10, 20, 50, 100))
+    turns = [(one, place) for one in readings for place in range(len(one.turns))]
+    conversations = [place for place, texts in enumerate(together) for _ in texts]
+    for part in parts_of(turns, [text for texts in together for text in texts], conversations):
+        # A conversation without the part counts nothing to both.
+        own_tokens = np.zeros(len(readings))
+        own_iterations = np.zeros(len(readings))
+        for place, num_tokens in part.num_tokens.items():
+            own_tokens[place] = num_tokens
+            own_iterations[place] = part.shares[place][K - 1]
+        coverage(f"{part.by} {part.name}", own_tokens, own_iterations, sizes=(20, 50, 100))
     decoded(
         pair, settings, readings[: options.decoded], together, passes, num_together / len(readings)
     )
@@ -162,20 +173,23 @@ def said(what: str, num_iterations: int, read: list[list[ReadText]]) -> None:
     )
 
 
-def coverage(tokens: Any, iterations: Any) -> None:
+def coverage(what: str, tokens: Any, iterations: Any, sizes: tuple[int, ...]) -> None:
     """How often intervals of sets of conversations hold the figure of all."""
     truth = tokens.sum() / iterations.sum()
     rng = np.random.default_rng(0)
-    for size in (10, 20, 50, 100):
-        held = 0
+    parts = []
+    for size in sizes:
+        num_intervals = held = 0
         for _ in range(SETS):
             drawn = rng.integers(0, len(tokens), size)
+            drawn = drawn[tokens[drawn] > 0]
             found = skewed_ratio_of_totals(tokens[drawn], iterations[drawn], unit="conversation")
-            held += not found.excludes(truth)
-        print(
-            f"intervals of {size} conversations hold it in {held / SETS:.1%} of {SETS} sets",
-            flush=True,
-        )
+            if found.has_bounds:
+                num_intervals += 1
+                held += not found.excludes(truth)
+        share = f"{held / num_intervals:.1%}" if num_intervals else "none"
+        parts.append(f"{size}: {share} of {num_intervals}")
+    print(f"{what} {truth:.3f}, held by intervals of sets of {'; '.join(parts)}", flush=True)
 
 
 if __name__ == "__main__":

@@ -6,8 +6,8 @@ format, for
     harness acceptance model=DIRECTORY/target draft=DIRECTORY/draft prompts=DIRECTORY/trajectories.jsonl
 
 The target writes every turn at the temperature of `decoding=sampled`, or likeliest tokens with `--greedy`, after all
-that precedes it: it goes on with a story, or writes the next line of a table of products and sums up to the equals sign. Then it has called the tool, which
-gives the right number.
+that precedes it: it goes on with a story, or writes the next line of a table of products and sums up to the equals
+sign. Then it has called the tool, which gives the right number.
 """
 
 from __future__ import annotations
