@@ -90,11 +90,14 @@ def trainings(runs: Sequence[Run[AcceptanceRow]]) -> list[Training]:
 
 def _training(name: str, by_step: Mapping[int, Run[AcceptanceRow]]) -> Training:
     k = int(best_row([best_row(run.rows) for run in by_step.values()]).num_draft_tokens or 1)
+    # In the order of measurement, so that a checkpoint that is measured later changes no bound of those before.
+    looks = sorted(run.id for run in by_step.values())
     checkpoints = []
-    for place, (step, run) in enumerate(sorted(by_step.items()), start=1):
+    for step, run in sorted(by_step.items()):
         row = next(row for row in run.rows if row.num_draft_tokens == k)
         # The shares of all checkpoints that may ever come, 1/2, 1/6, 1/12 and so on, sum to 1.
-        alpha = (1 - CONFIDENCE) / (place * (place + 1) * len(run.rows))
+        look = looks.index(run.id) + 1
+        alpha = (1 - CONFIDENCE) / (look * (look + 1) * len(run.rows))
         tokens = Interval(estimate_of(row.tokens_per_iteration))
         if texts := texts_of(run):
             prompts = [text.prompt_index for text in texts]

@@ -94,6 +94,14 @@ def test_prompts_are_units_and_later_checkpoints_have_wider_bounds(tmp_path: Pat
     for found, share in zip(bounds, (2, 6, 12, 20), strict=True):
         expected = anytime_tokens_per_iteration([120] * 16, [60] * 16, 2, alpha=0.05 / share / 2)
         assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    # A checkpoint between the others that is measured last, as its run's id says, changes none of their bounds.
+    runs = checkpoints(tmp_path / "later", [2.0] * 4, num_prompts=16)
+    second = runs.pop(1)
+    (before,) = trainings(runs)
+    late = [replace(row, run=f"9{row.run}") for row in second.rows]
+    (after,) = trainings([*runs, Run(late, directory=second.directory)])
+    others = [one.tokens for one in after.checkpoints if one.step != 20]
+    assert others == [one.tokens for one in before.checkpoints]
     # A checkpoint of two and of 16 K: the level is shared by all of them.
     runs = checkpoints(tmp_path / "more", [2.0] * 4, num_prompts=16)
     runs[0].rows[:0] = [runs[0].rows[0]] * 14
