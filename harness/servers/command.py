@@ -21,6 +21,8 @@ from harness.servers.startup import Startup
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 # Programs whose servers listen in a network of their own.
 _CONTAINERS = ("docker", "podman", "nerdctl")
+# Their flags before a variable.
+_OF_CONTAINERS = ("-e", "--env")
 # `{K}`, and neither `{{name}}` of a format nor `${NAME}` of a shell.
 _PLACEHOLDER = re.compile(r"(?<![{$])\{[A-Za-z_]\w*\}(?!\})")
 # Variables whose values nobody else is to read.
@@ -199,12 +201,17 @@ class ServerCommand:
             instead = startup.replaced.get(flag.name)
             words[flag.first : flag.last] = [] if instead is None else [instead]
         variables = self._variables()
-        words = [word for word in words if word.partition("=")[0] not in variables]
-        inherited = [name for name in variables if f"{name}=" not in " ".join(self.words)]
+        kept: list[str] = []
+        for word in words:
+            if _variable_in(word) not in variables:
+                kept.append(word)
+            elif kept and kept[-1] in _OF_CONTAINERS:
+                kept.pop()
+        inherited = [name for name in variables if name in os.environ]
         unset = [part for name in inherited for part in ("-u", name)]
         if unset:
-            words = ["env", *unset, *words]
-        command = _divided(words, [self.dialect])
+            kept = ["env", *unset, *kept]
+        command = _divided(kept, [self.dialect])
         return command._with_defaults(startup.for_regular)
 
     def prepared(self) -> ServerCommand:
@@ -294,7 +301,7 @@ class ServerCommand:
         beginnings = self.startup.variables
         if not beginnings:
             return []
-        typed = [word.partition("=")[0] for word in self.words[: self.start] if "=" in word]
+        typed = [_variable_in(word) for word in self.words[: self.start] if "=" in word]
         return sorted({name for name in [*typed, *os.environ] if name.startswith(beginnings)})
 
     def _speculators_repository(self) -> tuple[int, str] | None:
@@ -343,6 +350,11 @@ def read_command(
     if filled and is_variable(filled[0]):
         filled = ["env", *filled]
     return _divided(filled, dialects)
+
+
+def _variable_in(word: str) -> str:
+    """The name of the variable that a word sets, if it sets one: `A` of `A=1` and, for a container, of `--env=A=1`."""
+    return word.removeprefix("--env=").partition("=")[0]
 
 
 def is_variable(word: str) -> bool:

@@ -103,10 +103,15 @@ async def events(response: httpx2.Response) -> AsyncIterator[Any]:
     without a stream the whole.
     """
     rest = b""
+    others = b""
     async for data in response.aiter_bytes():
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            if line.startswith(b"data:") and b"[DONE]" not in line[:16]:
+            if not line.startswith(b"data:"):
+                others += line
+            elif b"[DONE]" not in line[:16]:
                 yield json.loads(line[5:])
-    if rest.startswith(b"{"):
-        yield json.loads(rest)
+    # Over several lines where a server indents it, or with a line end behind it.
+    whole = (others + rest).lstrip()
+    if whole.startswith(b"{"):
+        yield json.loads(whole)

@@ -136,6 +136,18 @@ def test_variables_that_speculate_are_unset(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setenv("LLAMA_ARG_SPEC_TYPE", "draft-mtp")
     regular = read("env LLAMA_ARG_SPEC_DRAFT_N_MAX=2 A=1 llama-server -m X").prepared().regular()
     assert regular.words[:6] == ("env", "-u", "LLAMA_ARG_SPEC_TYPE", "env", "A=1", "llama-server")
+    # One that is typed and inherited would be inherited where it is no longer typed.
+    regular = read("LLAMA_ARG_SPEC_TYPE=ngram-simple llama-server -m X").prepared().regular()
+    assert regular.words[:5] == ("env", "-u", "LLAMA_ARG_SPEC_TYPE", "env", "llama-server")
+
+
+@pytest.mark.parametrize("variable", ["-e {}", "--env {}", "--env={}"])
+def test_variables_of_a_container_go_with_their_flags(variable: str) -> None:
+    start = "docker run -e A=1 {} -p {{port}}:8080 ghcr.io/ggml-org/llama.cpp:server -m X"
+    speculates = variable.format("LLAMA_ARG_SPEC_TYPE=draft-mtp")
+    regular = read(start.format(speculates)).prepared().regular()
+    expected = read(start.format("")).prepared()
+    assert regular.words == expected.words
 
 
 def test_a_repository_of_speculators_names_its_target(tmp_path: Path) -> None:

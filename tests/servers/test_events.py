@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import asyncio
+import json
 from typing import Any
 
+import httpx2
 import pytest
 
 from harness.config.errors import RunError
 from harness.engines.requests import RequestRecord
+from harness.servers.connection import events
 from harness.servers.events import (
     AnswerError,
     check_length,
@@ -81,3 +85,21 @@ def test_counts_are_compared_with_what_was_asked_and_what_arrived() -> None:
             check_usage(*wrong)
     with pytest.raises(AnswerError, match="the server sent 16 tokens for max_tokens=8"):
         check_length(16, 8)
+
+
+async def events_of(body: bytes) -> list[Any]:
+    return [event async for event in events(httpx2.Response(200, content=body))]
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("end", ["", "\n", "\r\n\r\n"])
+def test_an_answer_without_a_stream_is_read_in_any_layout(indent: int | None, end: str) -> None:
+    """Go's encoder, and so Ollama, ends it with a line end."""
+    answer = {"choices": [{"text": "a\nb", "finish_reason": "stop"}]}
+    body = json.dumps(answer, indent=indent) + end
+    assert asyncio.run(events_of(body.encode())) == [answer]
+
+
+def test_comments_between_events_are_none() -> None:
+    body = b': ping\n\nevent: message\ndata: {"a": 1}\n\n: {\ndata: [DONE]\n\n'
+    assert asyncio.run(events_of(body)) == [{"a": 1}]
