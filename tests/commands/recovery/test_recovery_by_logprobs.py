@@ -174,11 +174,9 @@ def test_generate_is_a_reference_and_its_log_probabilities_are_tested(harness: H
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("reference", ["regular", "weights"])
-def test_faults_of_generate_are_found(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, reference: str
+def test_log_probabilities_of_the_position_before_are_found(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Log-probabilities of the position before; then, the least likely token behind accepted drafts."""
     draw = GenerationMixin._assisted_decoding
 
     def logits_of_the_position_before(*args: Any, **kwargs: Any) -> Any:
@@ -187,12 +185,16 @@ def test_faults_of_generate_are_found(
             output.logits = (output.logits[0], *output.logits[:-1])
         return output
 
-    asked = [*GENERATE, f"reference={reference}", "num_draws=1500"]
-    with monkeypatch.context() as patched:
-        patched.setattr(GenerationMixin, "_assisted_decoding", logits_of_the_position_before)
-        outcome = harness("recovery", *asked, code=1)
+    monkeypatch.setattr(GenerationMixin, "_assisted_decoding", logits_of_the_position_before)
+    outcome = harness("recovery", *GENERATE, "reference=weights", "num_draws=1500", code=1)
     assert mentions(outcome.complaint, "log-probabilities that came with tokens are wrong")
 
+
+@pytest.mark.slow
+@pytest.mark.parametrize("reference", ["regular", "weights"])
+def test_the_least_likely_token_behind_accepted_drafts_is_found(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, reference: str
+) -> None:
     def accept_all(
         candidate_input_ids: Any,
         candidate_logits: Any,
@@ -204,6 +206,7 @@ def test_faults_of_generate_are_found(
         return torch.cat([candidate_input_ids[:, -candidate_length:], last], -1), candidate_length
 
     monkeypatch.setattr(generation, "_speculative_sampling", accept_all)
+    asked = [*GENERATE, f"reference={reference}", "num_draws=1500"]
     assert harness("recovery", *asked, code=1).complaint.startswith("lossy: ")
 
 
