@@ -35,7 +35,6 @@ QUICK = (
     "decoding.max_new_tokens=2",
     "num_prompts=8",
     "num_warmup=1",
-    "num_resamples=2000",
     "resume=false",
 )
 

@@ -84,7 +84,7 @@ BY_COMMAND: dict[str, dict[str, tuple[list[str], list[str]]]] = {
     "recovery": {"prompts": (["good.txt"], ["bad.txt"]), "shift": (["0.05"], ["0", "2"])},
 }
 FIXED = {
-    "latency": ["num_prompts=4", "decoding.max_new_tokens=5", "num_resamples=100"],
+    "latency": ["num_prompts=4", "decoding.max_new_tokens=5"],
     "compare": ["decoding.max_new_tokens=5"],
     "eval": ["num_prompts=3"],
     "plan": ["results.file=results/plan.csv"],
@@ -365,7 +365,7 @@ def use_hostile_input(rng: random.Random, harness: Harness) -> tuple[list[str], 
 
 
 OF_SERVERS = [
-    ["latency", "num_prompts=4", "decoding.max_new_tokens=5", "num_resamples=100"],
+    ["latency", "num_prompts=4", "decoding.max_new_tokens=5"],
     ["compare", "prompt=7 * 8 =", "decoding.max_new_tokens=5"],
     ["compare", "prompt=7 * 8 =", "decoding.max_new_tokens=5", "json=true"],
     ["eval", "task=addition", "num_prompts=3"],

@@ -21,7 +21,7 @@ def test_a_run_reads_and_writes_there(
     shutil.copytree(PACKAGE / "local" / "models" / "shipped" / "tiny_draft", model)
     (tmp_path / ODD / "p.txt").write_text("Once\nTwice\n")
     pair = [f"model={ODD}/mödel=1", f"draft=./{ODD}/mödel=1", f"prompts={ODD}/p.txt"]
-    quick = ["num_prompts=2", "decoding.max_new_tokens=4", "num_resamples=100"]
+    quick = ["num_prompts=2", "decoding.max_new_tokens=4"]
     outcome = harness(
         "latency", *pair, *quick, "results.file=~/x=1.csv", f"hydra.run.dir={ODD}/run,1"
     )

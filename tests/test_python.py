@@ -26,7 +26,7 @@ from harness.results.files import write_rows
 from harness.results.statistics.interval import Coverage, Interval
 from in_process import QUICKEST_PAIR
 
-SHORT = ["num_prompts=2", "num_warmup=0", "num_resamples=100", "decoding.max_new_tokens=4"]
+SHORT = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=4"]
 
 
 @pytest.fixture(autouse=True)

@@ -180,7 +180,7 @@ def test_a_disk_that_is_full_at_the_end_does_not_hide_the_answer(
 
 def test_nothing_is_collected_where_no_file_is_named(harness: Harness, tmp_path: Path) -> None:
     quick = [*QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4", "results.file=null"]
-    harness("latency", *quick, "num_resamples=100")
+    harness("latency", *quick)
     harness("eval", *QUICKEST_PAIR, "num_prompts=2", "results.file=null")
-    harness("latency", "-m", *quick, "num_resamples=100", "seed=1")
+    harness("latency", "-m", *quick, "seed=1")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["multirun", "outputs"]

@@ -19,7 +19,7 @@ from real_servers import gguf_pair, llama_server, vllm_python
 from recipes.tiny_gguf import CHAT_TEMPLATE, SHIPPED
 from wording import mentions
 
-SHORT = "num_prompts=8 tokens=16 prompts=tiny decoding=greedy num_resamples=200".split()
+SHORT = "num_prompts=8 tokens=16 prompts=tiny decoding=greedy".split()
 
 
 def drafting() -> list[str]:

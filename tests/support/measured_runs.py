@@ -50,7 +50,6 @@ def run_of(
         settings_of(LatencySettings, **(settings or {})),
         PromptSet("many", (Prompt("Once"),) * 100, ""),
         arms,
-        num_resamples=500,
         **evidence,
     )
 

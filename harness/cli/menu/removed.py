@@ -66,6 +66,8 @@ SETTINGS: dict[str, str] = {
     "engine.start": f"{_COMMAND}COMMAND; {_TWO_COMMANDS}",
     "engine.tax": _LOADED,
     "engine.tensor_parallel_size": f"{_COMMAND}vllm serve MODEL --tensor-parallel-size ...",
+    "max_body_mb": "a request may be as large as its prompts of max_prompt_tokens need",
+    "num_resamples": "10,000 are always drawn: more change the ends of an interval by less than 1 % of its width",
     "race": _RACE,
     "results.export": "latency.csv and latency_prompts.csv have the figures; map writes vLLM's schedule",
     "share": "every cell of a map's grid is measured",

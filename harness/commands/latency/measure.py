@@ -85,7 +85,7 @@ class Latency(Experiment):
         self._check_batch()
         # A run that fails before it measures has rows too, without figures.
         arms = {name: MeasuredArm(name) for name in settings.arms}
-        self.run = MeasuredRun(self.settings, self.prompt_set, arms, settings.num_resamples)
+        self.run = MeasuredRun(self.settings, self.prompt_set, arms)
         self.prompt_rows: list[LatencyPromptRow] = []
         self.unwritten: Answers = {}
         self.more: Sequence[Table] = ()
@@ -167,7 +167,6 @@ class Latency(Experiment):
             prompt_set=self.prompt_set,
             # A server alone may be the speculative arm.
             arms={arm.name: MeasuredArm(arm.name) for arm in engine.arms},
-            num_resamples=settings.num_resamples,
             in_blocks=engine.blocks is not None,
             salted=all(known_salts) if known_salts else None,
             end_tokens=session.end_tokens() if settings.weights == "stored" else frozenset(),
@@ -275,7 +274,7 @@ class Latency(Experiment):
                 return "budget"
             if len(units) in looks(len(units), first_look):
                 times = paired_times(self.run, *self.run.arms.values())
-                speedup = times.speedup(*self.run.resampling, self.run.confidence)
+                speedup = times.speedup(settings.seed, self.run.confidence)
                 if is_precise(speedup, settings.half_width):
                     return "precision"
         return None

@@ -41,7 +41,6 @@ class LatencySettings(PromptedSettings):
         repeat: the number of this one among them, from 1; `repeats` sets it.
         laps: of an engine that keeps requests in flight: how often its arms take turns; `auto` depends on
             prompts and batch size.
-        num_resamples: samples of the paired bootstrap.
         test: two short prompts, to see that a pair works at all; marked in the row.
         profile: also write a trace of a few iterations of each arm, after the measurement.
     """
@@ -53,7 +52,6 @@ class LatencySettings(PromptedSettings):
     repeats: int = 1
     repeat: int = 1
     laps: int | Literal["auto"] = "auto"
-    num_resamples: int = 10_000
     test: bool = False
     profile: bool = False
 
@@ -89,11 +87,10 @@ class LatencySettings(PromptedSettings):
             (self.laps == "auto" or self.laps >= 1, "laps", "must be auto or at least 1"),
             # All of them are in memory at once.
             (self.num_asked <= 10**6, "num_prompts", "must be at most 10^6"),
-            (self.num_resamples <= 10**6, "num_resamples", "must be at most 10^6"),
             (self.num_asked >= 1, "num_prompts", "must be at least 1"),
         ):
             require(is_met, setting, rule, getattr(self, setting))
-        require_at_least(self, num_warmup=0, num_resamples=100, repeats=1, repeat=1)
+        require_at_least(self, num_warmup=0, repeats=1, repeat=1)
 
     @property
     def half_width(self) -> float | None:

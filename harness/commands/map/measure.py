@@ -210,7 +210,6 @@ class Map(Experiment):
             settings,
             prompt_set,
             arms,
-            num_resamples=settings.num_resamples,
             # Other K are cells of the grid: none is predicted from this one.
             smaller_k_follow=False,
         )

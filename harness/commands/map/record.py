@@ -33,7 +33,6 @@ class MapSettings(PromptedSettings):
         num_prompts: how many prompts a cell measures at least, in whole batches; always so many that there are 8
             batches, which an interval needs. Those of a smaller set are asked again, in another order.
         num_warmup: batches that every arm decodes first and that are not counted.
-        num_resamples: samples of the paired bootstrap.
     """
 
     batch_sizes: tuple[int, ...] = (1, 4, 16)
@@ -41,14 +40,13 @@ class MapSettings(PromptedSettings):
     draft_tokens: tuple[int, ...] | None = None
     num_prompts: int = 8
     num_warmup: int = 1
-    num_resamples: int = 2000
 
     # So `decoding.ignore_eos=auto` is allowed.
     COMPARES_TIMES = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_at_least(self, num_prompts=1, num_warmup=0, num_resamples=100)
+        require_at_least(self, num_prompts=1, num_warmup=0)
         for name in ("batch_sizes", "contexts", "draft_tokens"):
             values = getattr(self, name) or ()
             rises = all(value >= 1 for value in values) and sorted(set(values)) == [*values]

@@ -46,6 +46,9 @@ _ERRORS: dict[int | str, dict[str, Any]] = {
     for status in (400, 401, 411, 413, 422, 429, 500, 503)
 }
 _GONE = "the client went away"
+# The largest request has this much, or what its prompts need: a token may be many characters of text or JSON.
+_MOST_BYTES = 1_000_000
+_BYTES_PER_TOKEN = 64
 
 
 def make_app(served: ServedModel, key: str | None) -> FastAPI:
@@ -57,7 +60,9 @@ def make_app(served: ServedModel, key: str | None) -> FastAPI:
     settings = served.settings
     registry = CollectorRegistry()
     app = FastAPI(title="harness", docs_url=None, redoc_url=None)
-    max_bytes = round(settings.max_body_mb * 1e6)
+    max_bytes = max(
+        _MOST_BYTES, _BYTES_PER_TOKEN * settings.batch_size * settings.max_prompt_tokens
+    )
     app.add_middleware(
         Guard, local=is_loopback(settings.host), key=key, max_bytes=max_bytes, registry=registry
     )

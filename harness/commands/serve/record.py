@@ -27,7 +27,6 @@ class ServeSettings(RunSettings):
         max_waiting: answers that may wait beyond those.
         max_prompt_tokens: the most tokens of a prompt.
         max_new_tokens: the most new tokens of an answer.
-        max_body_mb: the largest request, in MB (10^6 bytes).
         max_logprobs: the most tokens that a request may ask for at each position; -1 for the whole
             vocabulary.
         fault: a mistake planted on purpose in the answers under /v1, which tests of servers must find;
@@ -40,7 +39,6 @@ class ServeSettings(RunSettings):
     max_waiting: int = 64
     max_prompt_tokens: int = 256
     max_new_tokens: int = 256
-    max_body_mb: float = 1.0
     max_logprobs: int = 20
     fault: str = field(default="none", metadata={"choices": fault_names})
 
@@ -52,12 +50,6 @@ class ServeSettings(RunSettings):
             self, max_waiting=0, max_prompt_tokens=1, max_new_tokens=1, max_logprobs=-1
         )
         require(0 <= self.port < 2**16, "port", "must be from 0 to 65535", self.port)
-        require(
-            0 < self.max_body_mb <= 1000,
-            "max_body_mb",
-            "must be positive, and at most 1000",
-            self.max_body_mb,
-        )
         is_planted = self.fault != "none"
         if is_planted:
             FAULTS[self.fault]  # refuses unknown names

@@ -86,4 +86,4 @@ def _ratio(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> 
         good = totals_by_unit(_num_good(generations, run.slo or {}), laps)
         seconds = totals_by_unit([generation.seconds for generation in generations], laps)
         rates[arm.name] = good, seconds
-    return ratio_of_rates(rates[speculative.name], rates[regular.name], *run.resampling)
+    return ratio_of_rates(rates[speculative.name], rates[regular.name], seed=run.settings.seed)

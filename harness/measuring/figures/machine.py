@@ -103,7 +103,9 @@ def _ratio(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> 
     of_regular, of_speculative = totals
     counted = (of_regular > 0) & (of_speculative > 0)
     unit = paired_times(run, regular, speculative).unit
-    return ratio_of_totals(of_regular[counted], of_speculative[counted], *run.resampling, unit=unit)
+    return ratio_of_totals(
+        of_regular[counted], of_speculative[counted], seed=run.settings.seed, unit=unit
+    )
 
 
 def _joules(generations: Sequence[Generation]) -> list[float]:

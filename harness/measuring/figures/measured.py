@@ -132,7 +132,6 @@ class MeasuredRun:
 
     Attributes:
         arms: `regular`, then `speculative`, as far as they are measured.
-        num_resamples: samples of every bootstrap.
         in_blocks: whether each question is a block, with a start of each arm.
         salted: whether a server's prefix cache heeds salts; None where there is none.
         end_tokens: with which the model ends a text; empty with random weights, whose texts mean
@@ -151,7 +150,6 @@ class MeasuredRun:
     settings: PromptedSettings
     prompt_set: PromptSet
     arms: Mapping[str, MeasuredArm]
-    num_resamples: int
     in_blocks: bool = False
     salted: bool | None = None
     end_tokens: Collection[int] = frozenset()
@@ -164,11 +162,6 @@ class MeasuredRun:
     smaller_k_follow: bool = True
     stopped_by: StoppedBy | None = None
     confidence: float = CONFIDENCE
-
-    @property
-    def resampling(self) -> tuple[int, int]:
-        """Samples and seed of every bootstrap."""
-        return self.num_resamples, self.settings.seed
 
     @property
     def slo(self) -> Mapping[str, float] | None:

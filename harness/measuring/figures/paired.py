@@ -70,7 +70,7 @@ class Speedup(Group, WithSpeedup):
 
         times = paired_times(run, *pair)
         # With equal token counts this is the ratio of total times.
-        speedup = times.speedup(*run.resampling, run.confidence)
+        speedup = times.speedup(run.settings.seed, run.confidence)
         places: dict[int, set[int]] = {}
         for generation, unit in zip(pair[0].generations, pair[0].units, strict=True):
             occurrences = [run.prompt_set.occurrence(each.index) for each in generation.requests]
@@ -95,7 +95,7 @@ class Speedup(Group, WithSpeedup):
         return cls(
             speedup=speedup,
             stopped_by=run.stopped_by,
-            decode_speedup=decode_times.speedup(*run.resampling, run.confidence),
+            decode_speedup=decode_times.speedup(run.settings.seed, run.confidence),
             visible_difference=visible,
             rare_units=times.rare_in_words(),
             drift=change.change,
@@ -117,7 +117,7 @@ class PairedTimes(NamedTuple):
     speculative: Floats
     unit: str
 
-    def speedup(self, num_resamples: int, seed: int, confidence: float = CONFIDENCE) -> Interval:
+    def speedup(self, seed: int, confidence: float = CONFIDENCE) -> Interval:
         """The ratio of both arms' total times, with an interval over units, or
         Student's t over blocks.
         """
@@ -126,7 +126,7 @@ class PairedTimes(NamedTuple):
         if self.unit == "block":
             return ratio_over_blocks(self.regular, self.speculative, confidence)
         return ratio_of_totals(
-            self.regular, self.speculative, num_resamples, seed, confidence, self.unit
+            self.regular, self.speculative, seed=seed, confidence=confidence, unit=self.unit
         )
 
     def rare_in_words(self) -> str | None:

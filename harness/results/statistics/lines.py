@@ -11,8 +11,6 @@ from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval
 from harness.results.statistics.ratios import bootstrapped
 
-_NUM_RESAMPLES = 2_000
-
 
 class FittedLine(NamedTuple):
     """Where a line meets x = 0, and how it rises."""
@@ -47,6 +45,6 @@ def line_of_ratios(
 
         data = [*numerators, *denominators]
         estimate = float(coefficient(*data, axis=-1))
-        low, high = bootstrapped(data, coefficient, _NUM_RESAMPLES, seed)
+        low, high = bootstrapped(data, coefficient, seed=seed)
         fitted.append(Interval(estimate, low, high, covers))
     return FittedLine(*fitted)

@@ -524,7 +524,6 @@ def test_the_environment_holds_a_command_line_that_runs_again(
         "num_prompts=1",
         "decoding.max_new_tokens=2",
         "prompts=my prompts.txt",
-        "num_resamples=100",
     ]
     (tmp_path / "my prompts.txt").write_text("one\n")
     harness("latency", *pair, *quick, *sweep)

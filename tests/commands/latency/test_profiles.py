@@ -9,7 +9,7 @@ from harness.results.files import read_rows
 from in_process import Harness
 from wording import mentions
 
-QUICK = ["num_prompts=12", "num_warmup=0", "decoding.max_new_tokens=20", "num_resamples=1000"]
+QUICK = ["num_prompts=12", "num_warmup=0", "decoding.max_new_tokens=20"]
 
 
 def last_row() -> Any:

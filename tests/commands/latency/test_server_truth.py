@@ -19,7 +19,7 @@ from in_process import Harness, only, results
 from tiny_checkpoints import make_tokenizer
 from wording import mentions
 
-QUICK = ["engine=server", "num_prompts=8", "decoding.max_new_tokens=8", "num_resamples=500"]
+QUICK = ["engine=server", "num_prompts=8", "decoding.max_new_tokens=8"]
 
 
 def addresses(stack: ExitStack, regular: EchoServer, speculative: EchoServer) -> list[str]:

@@ -27,7 +27,7 @@ def save_medusa_head(directory: Path, target: str) -> Path:
     return directory
 
 
-FEW = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=32", "num_resamples=100"]
+FEW = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=32"]
 SMALL = ["num_prompts=2", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=2", "shift=0.3"]
 
 

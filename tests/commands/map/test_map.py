@@ -42,7 +42,6 @@ QUICK = [
     *QUICKEST_PAIR,
     "num_prompts=3",
     "decoding.max_new_tokens=8",
-    "num_resamples=200",
     "num_warmup=0",
 ]
 

@@ -22,7 +22,7 @@ def test_names_are_text_wherever_they_are_shown(harness: Harness, tmp_path: Path
         for number in (1, 2)
     ]
     (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, prompts)))
-    quick = ["num_prompts=4", "decoding.max_new_tokens=4", "num_resamples=100", "prompts=p.jsonl"]
+    quick = ["num_prompts=4", "decoding.max_new_tokens=4", "prompts=p.jsonl"]
     ran = harness("latency", f"model={model}", "draft=tiny_draft", *quick)
     shown = harness("report", "results", "outputs")
     for text in (ran.summary, shown.stdout):

@@ -117,7 +117,6 @@ def test_latency_tells_how_many_experts_a_verification_reads(
         "num_prompts=2",
         f"batch_size={batch_size}",
         "decoding.max_new_tokens=10",
-        "num_resamples=100",
         "runner=eager",
         "prompts=english",
     )

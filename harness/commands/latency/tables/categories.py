@@ -12,7 +12,6 @@ from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals, totals_by_unit
 
-_NUM_RESAMPLES = 2000
 # The speed-up of fewer prompts is noise.
 _FEWEST_PROMPTS = 4
 
@@ -77,8 +76,6 @@ def _category(
         speedup = ratio_of_totals(
             totals_by_unit([prompt.ms_per_token for prompt in regular], places),
             totals_by_unit([prompt.ms_per_token for prompt in speculative], places),
-            _NUM_RESAMPLES,
-            seed=0,
         )
     num_iterations = 0
     num_proposed = 0.0
