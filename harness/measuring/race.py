@@ -26,7 +26,6 @@ def figures(arm: str, generation: Generation, tokenizer: Tokenizer) -> dict[str,
     columns: dict[str, Any] = {
         "completion": tokenizer.decode(request.token_ids, skip_special_tokens=True),
         "num_tokens": request.num_tokens,
-        "time_ms": 1000 * generation.seconds,
     }
     if request.num_tokens:
         columns |= {

@@ -198,7 +198,6 @@ def test_an_answer_without_a_token_has_no_rate(monkeypatch: pytest.MonkeyPatch) 
     assert of_empty == {
         "speculative_completion": "",
         "speculative_num_tokens": 0,
-        "speculative_time_ms": 2000.0,
     }
     question = Question([[1, 2]], DecodingSettings(), 0, [0])
     engine: Any = Engine(monkeypatch)

@@ -105,12 +105,13 @@ def _sizes(machine: Machine, plan: PairPlan) -> dict[str, Any]:
         figures["free_bytes"] = min(size for gpu, size in machine.free.items() if gpu != "cpu")
     target, *drafts = plan.models
     figures |= _model_sizes("", target)
+    figures["device_map"] = dict(target.device_map)
     for draft in drafts:
         figures |= _model_sizes("draft_", draft)
     if plan.shared:
         # The draft is made of the target's own layers.
         figures |= _model_sizes("draft_", target)
-        figures |= {"draft_bytes": 0, "draft_device_map": None}
+        figures["draft_bytes"] = 0
         if figures["cache_bytes"] is not None:
             # The target's plan has both caches, its own and that of the draft, which are equal.
             figures["cache_bytes"] //= 2
@@ -138,15 +139,11 @@ def _bytes_by_device(machine: Machine, models: Sequence[ModelPlan]) -> dict[str,
 
 def _model_sizes(prefix: str, model: ModelPlan) -> dict[str, Any]:
     """The columns about one model."""
-    # llama-ssp's rule: 4 GB per billion parameters, 2 GB if they are quantized.
-    bytes_per_parameter = 2 if model.is_quantized else 4
     return {
         f"{prefix}dtype": model.dtype,
         f"{prefix}num_parameters": model.num_parameters,
         f"{prefix or 'model_'}bytes": sum(model.weight_bytes.values()),
         f"{prefix}cache_bytes": sum(model.cache_bytes.values()) if model.has_cache else None,
-        f"{prefix}rule_of_thumb_bytes": model.num_parameters * bytes_per_parameter,
-        f"{prefix}device_map": dict(model.device_map),
     }
 
 

@@ -35,10 +35,6 @@ class PlanRow(RunRow):
     cache_bytes: MaybeInt = figure("KV cache of the target", "bytes")
     draft_cache_bytes: MaybeInt = figure("KV cache of the draft", "bytes")
     needed_bytes: MaybeInt = figure("weights and caches of both", "bytes")
-    rule_of_thumb_bytes: MaybeInt = figure(
-        "llama-ssp's rule: 4 bytes per parameter, 2 if quantized", "bytes"
-    )
-    draft_rule_of_thumb_bytes: MaybeInt = figure("the same for the draft", "bytes")
     read_bytes: MaybeInt = figure("what one forward pass of the target must read", "bytes")
     speculative_read_bytes: MaybeInt = figure(
         "the same per token with the draft, all tokens accepted", "bytes"
@@ -71,6 +67,5 @@ class PlanRow(RunRow):
         "free memory and its use by device, as JSON", "bytes"
     )
     device_map: dict[str, Any] | None = figure("modules of the target to devices, as JSON")
-    draft_device_map: dict[str, Any] | None = figure("modules of the draft to devices, as JSON")
     instead: MaybeText = figure("changes that would make the pair fit, one per line")
     note: MaybeText = figure("what else matters")

@@ -233,14 +233,13 @@ def _fits(row: PlanRow) -> str:
 
 
 def _models(row: PlanRow) -> Table:
-    """Sizes of each model, next to llama-ssp's rule of thumb."""
+    """Sizes of each model."""
     columns = (
         Column("model", text=True),
         Column("parameters", _parameters),
         Column("held in"),
         Column("weights", lambda size: amount(size) if size else "the model's"),
         Column("KV cache"),
-        Column("rule of\nthumb", amount),
     )
     rows = [_sizes(row, prefix="", name=row.model, weights=row.model_bytes)]
     # A method without weights has no figures.
@@ -259,9 +258,7 @@ def _sizes(row: PlanRow, prefix: str, name: str | None, weights: int | None) -> 
     held_in = value("dtype") if quantization == "none" else quantization
     cache = value("cache_bytes")
     cached = "unknown" if cache is None else amount(cache)
-    return TableRow(
-        (name, value("num_parameters"), held_in, weights, cached, value("rule_of_thumb_bytes"))
-    )
+    return TableRow((name, value("num_parameters"), held_in, weights, cached))
 
 
 def _devices(row: PlanRow) -> Table:

@@ -60,7 +60,6 @@ class ModelPlan:
 
     dtype: str
     num_parameters: int
-    is_quantized: bool
     device_map: Mapping[str, int | str]
     weight_bytes: Mapping[str, int]
     cache_bytes: Mapping[str, int]

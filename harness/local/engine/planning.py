@@ -163,7 +163,6 @@ def _model_plan(sketch: Sketch, placement: Placement) -> ModelPlan:
     return ModelPlan(
         dtype=str(sketch.dtype).removeprefix("torch."),
         num_parameters=sketch.num_parameters,
-        is_quantized=sketch.settings.quantization != "none",
         device_map=dict(placement.device_map),
         weight_bytes=placement.bytes_per_device,
         cache_bytes=placement.cache_per_device,

@@ -10,7 +10,7 @@ from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
 from harness.results.schema import MaybeFloat, MaybeInt
 
-PERCENTILES = (50, 90, 95, 99)
+PERCENTILES = (50, 90, 99)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,7 +21,6 @@ class Requests(Group):
         "mean", "median of the same, over requests to a server", "ms"
     )
     time_to_first_token_p90_ms: MaybeFloat = pooled("mean", "90th percentile of the same", "ms")
-    time_to_first_token_p95_ms: MaybeFloat = pooled("mean", "95th percentile of the same", "ms")
     time_to_first_token_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
     time_per_output_token_p50_ms: MaybeFloat = pooled(
         "mean",
@@ -30,7 +29,6 @@ class Requests(Group):
         "ms",
     )
     time_per_output_token_p90_ms: MaybeFloat = pooled("mean", "90th percentile of the same", "ms")
-    time_per_output_token_p95_ms: MaybeFloat = pooled("mean", "95th percentile of the same", "ms")
     time_per_output_token_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
     inter_token_latency_p50_ms: MaybeFloat = pooled(
         "mean",
@@ -39,7 +37,6 @@ class Requests(Group):
         "ms",
     )
     inter_token_latency_p90_ms: MaybeFloat = pooled("mean", "90th percentile of the same", "ms")
-    inter_token_latency_p95_ms: MaybeFloat = pooled("mean", "95th percentile of the same", "ms")
     inter_token_latency_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
     tokens_per_arrival: MaybeFloat = pooled(
         "mean",

@@ -20,8 +20,7 @@ ROW: dict[str, Any] = {
     "quantization": "none", "draft_quantization": "8bit", "dtype": "float16", "draft_dtype": "float16",
     "num_gpus": 2, "free_bytes": 40 * GB, "reserve_bytes": 2 * GB, "num_parameters": 30 * GB,
     "draft_num_parameters": 7 * GB, "model_bytes": 60 * GB, "draft_bytes": 7 * GB, "cache_bytes": GB,
-    "draft_cache_bytes": None, "needed_bytes": 68 * GB, "rule_of_thumb_bytes": 120 * GB,
-    "draft_rule_of_thumb_bytes": 14 * GB, "read_bytes": 60 * GB, "speculative_read_bytes": 20 * GB,
+    "draft_cache_bytes": None, "needed_bytes": 68 * GB, "read_bytes": 60 * GB, "speculative_read_bytes": 20 * GB,
     "highest_speedup": 3.0, "break_even_tokens": 1.67, "bandwidths": {"A100 40GB": 1500.0},
     "devices_bytes": {
         "cuda:0": {"free": 40 * GB, "model": 30 * GB, "draft": 0, "cache": GB},
