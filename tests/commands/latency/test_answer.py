@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 
 from harness.commands.latency.tables.answer import page_of_run
-from harness.commands.latency.tables.doubts import notes
 from harness.config.machine import note_command_line
 from harness.reporting.table import Bar, Bars
 from harness.reporting.terminal import print_document
@@ -109,11 +108,6 @@ def test_steps_that_cannot_help_are_not_given() -> None:
 def test_answers_that_stalled_are_named() -> None:
     stalled = "2 of 8 prompts took 5.1 times as long as the others in the regular arm"
     assert mentions(answer(rare_units=stalled), stalled, "most of the interval's width")
-
-
-def test_an_answer_without_a_token_is_shorter_than_asked_for() -> None:
-    rows = latency_run(**FIGURES | {"shortest_answer": 0, "max_new_tokens": 64})
-    assert any("Answers ended before decoding.max_new_tokens=64" in note for note in notes(rows))
 
 
 def test_a_doubt_stands_above_the_verdict() -> None:

@@ -75,9 +75,6 @@ def test_latency(
     assert row["lossy"] == lossy
     assert ("no longer follows the target (lossy)" in outcome.summary) == lossy
     assert ("speculative (lossy)" in outcome.summary) == lossy
-    assert ("the order of prompts matters" in " ".join(outcome.summary.split())) == (
-        "draft.shared=true" in typed
-    )
 
 
 @SOME

@@ -91,12 +91,11 @@ def test_a_page_that_stays_away_is_said(harness: Harness) -> None:
     servers = [EchoServer(metrics=True, num_draft_tokens=n) for n in (None, 4)]
     servers[1].lost_pages = range(8, 20)
     with ExitStack() as stack:
-        outcome = harness("latency", *QUICK, *addresses(stack, *servers))
+        harness("latency", *QUICK, *addresses(stack, *servers))
     row = results().iloc[-1]
     assert 0 < row["num_uncounted"] < 8
     assert row["server_tokens"] == 8 * (8 - row["num_uncounted"])
     assert row["mean_acceptance_length"] == pytest.approx(1 + 4 / 3)
-    assert mentions(outcome.summary, "could not be read in", "laps of the speculative arm")
 
 
 def test_first_tokens_that_wait_in_this_process_are_said(harness: Harness) -> None:
@@ -168,7 +167,7 @@ def test_a_server_without_counters_tells_nothing_of_it(harness: Harness) -> None
     assert rows["acceptance_rate"].iloc[-1] == pytest.approx(4 / 12)
 
 
-def test_bursts_and_goodput_are_told(harness: Harness) -> None:
+def test_bursts_and_goodput_are_counted(harness: Harness) -> None:
     servers = EchoServer(delay_s=0.002), EchoServer(delay_s=0.002, num_draft_tokens=4)
     slo = "engine.slo={ttft_ms: 60000, itl_ms: 60000}"
     with ExitStack() as stack:
@@ -177,20 +176,12 @@ def test_bursts_and_goodput_are_told(harness: Harness) -> None:
     # Events that this process reads late come together, too.
     assert regular["tokens_per_arrival"] >= 1
     assert speculative["tokens_per_arrival"] >= 8 / 4
-    assert mentions(outcome.summary, "bursts", "at once")
     assert regular["goodput_share"] == speculative["goodput_share"] == 1
     assert speculative["goodput_ratio_low"] <= speculative["goodput_ratio"]
     assert speculative["goodput"] == pytest.approx(speculative["requests_per_second"])
     assert mentions(outcome.summary, "100% and 100%", "ttft_ms 60000, itl_ms 60000")
     for row in (regular, speculative):
         assert row["time_to_first_token_p90_ms"] <= row["time_to_first_token_p99_ms"]
-
-
-def test_bursts_of_several_runs_are_one_line() -> None:
-    rows = [LatencyRow(arm="speculative", tokens_per_arrival=size) for size in (4.8, 1.7, 1.0)]
-    assert "bursts, 1.7 to 4.8 at once" in " ".join(caveats(rows))
-    assert "bursts, 4.8 at once" in " ".join(caveats(rows[:1]))
-    assert not caveats(rows[2:])
 
 
 def test_a_server_with_synthetic_acceptance_is_labelled_and_checked(harness: Harness) -> None:

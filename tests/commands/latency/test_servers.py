@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -310,8 +309,7 @@ def test_lengths_that_were_generated_are_said(harness: Harness, serve: Serve) ->
     outcome = harness("latency", *QUICK, *serve(*servers))
     assert "3 new tokens" in outcome.summary
     assert "8 new tokens" not in outcome.summary
-    means = "tokens on average: regular 3.0, speculative 3.0."
-    assert f"Answers ended before decoding.max_new_tokens=8; {means}" in outcome.summary
+    assert mentions(outcome.summary, "tokens per answer", "3.0")
     assert "cannot tell" in outcome.summary or "er     95 %" in outcome.summary
     assert list(results()["longest_answer"]) == [3, 3]
 
@@ -366,7 +364,7 @@ def test_an_arm_without_an_answer_fails_the_run_and_keeps_the_other(
     )
 
 
-def test_low_acceptance_names_the_command_that_compares_it_with_the_weights(
+def test_low_acceptance_names_what_compares_it_with_the_weights(
     harness: Harness, serve: Serve
 ) -> None:
     sampled = ["decoding.temperature=0.7", "decoding.top_k=5", "draft=tiny_draft"]
@@ -375,28 +373,7 @@ def test_low_acceptance_names_the_command_that_compares_it_with_the_weights(
     rejecting = EchoServer(num_draft_tokens=4, rejects_at=("sampled",))
     shown = harness("latency", *QUICK, *serve(EchoServer(), rejecting), *sampled).summary
     lines = " ".join(shown.split())
-    assert "Acceptance is low: 0.0% of the tested draft tokens" in lines
-    # Of what follows the command, a part has an apostrophe.
-    words = lines.partition("harness acceptance ")[2].split()
-    command = list(itertools.takewhile(lambda word: "=" in word, words))
-    assert {*sampled} <= {*command}
-    # An echo writes nothing that a model would.
-    outcome = harness("acceptance", *command, "num_prompts=9", code=1)
-    assert "texts are not tiny's" in outcome.complaint
-    assert rejecting.bodies[-1]["temperature"] == 0.7
-    assert rejecting.bodies[-1]["top_k"] == 5
-
-
-def test_low_acceptance_of_a_draft_without_a_name_asks_for_it(
-    harness: Harness, serve: Serve
-) -> None:
-    rejecting = EchoServer(num_draft_tokens=4, rejects_at=("greedy",))
-    shown = harness(
-        "latency", *QUICK, *serve(EchoServer(), rejecting), "decoding=greedy", "engine.model=tiny"
-    ).summary
-    command = " ".join(shown.split()).partition("harness acceptance ")[2]
-    assert "draft=NAME" in command, shown
-    assert "engine.model=tiny" in command
+    assert "Acceptance is low: 0.0% of the tested draft tokens. `harness acceptance`" in lines
 
 
 def test_an_open_loop_sends_requests_at_a_rate(harness: Harness, serve: Serve) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -11,13 +10,11 @@ from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
 from harness.config.amounts import counted
-from harness.config.errors import as_typed
 from harness.config.synthetic import is_length, length_deviation, mean_length, rates_of_row
 from harness.measuring.rows import QUIET, LatencyRow
 from harness.reporting.words import LOSSY, TOO_LONG, lossy_rule, synthetic_value, too_long
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.schema import NO_VERDICT, RunnerNames
-from harness.results.statistics.interval import Coverage
 from harness.results.verdict import MOST_CACHED, MOST_READ_OTHERWISE
 
 # Share of the tokens that may come after the end of their texts.
@@ -35,13 +32,8 @@ _STANDARD_ERRORS = 2.0
 _KEEPS_UP = 0.8
 # Of an engine that verifies by itself, a smaller share of the tested draft tokens gets a note.
 _LOW_ACCEPTANCE = 0.2
-# How a server is asked in another way than usual, which `acceptance` must do as well.
-_WAYS_TO_ASK = ("engine.model", "engine.chat", "engine.dialect", "engine.api_key_variable")
 # A verification that reads this many times the experts of a regular step gets a note.
 _MANY_EXPERTS = 1.25
-# An arm with more tokens per arrival than this, on average, gets a note.
-_BURST = 1.2
-
 
 # `against`: a reason not to believe the figures as they stand. `note`: what else is to be known. Both are said of a
 # single run; those that begin with `setting` below tables of many runs too.
@@ -104,17 +96,7 @@ def notes(rows: Sequence[LatencyRow]) -> list[str]:
 
 def caveats(rows: Iterable[LatencyRow]) -> list[str]:
     """Sentences about the settings of these rows and their servers, each once."""
-    rows = list(rows)
-    said = _said([_Run([row]) for row in rows], ("setting note", "setting against"))
-    arrivals = [row.tokens_per_arrival for row in rows if row.arm != "regular"]
-    bursts = [num_tokens for num_tokens in arrivals if num_tokens and num_tokens >= _BURST]
-    if bursts:
-        ends = [f"{min(bursts):.1f}", f"{max(bursts):.1f}"]
-        said.append(
-            f"Tokens arrive in bursts, {' to '.join(dict.fromkeys(ends))} at once on average: ITL is the time between"
-            " bursts, TPOT that of a token."
-        )
-    return said
+    return _said([_Run([row]) for row in rows], ("setting note", "setting against"))
 
 
 def _said(runs: Sequence[_Run], ranks: Sequence[Rank]) -> list[str]:
@@ -242,34 +224,12 @@ def _busy(rows: Sequence[LatencyRow]) -> str | None:
 
 
 def _low_acceptance(run: _Run) -> str | None:
-    """The command that finds out whether the draft is bad, or the engine is.
-
-    `latency` does not load the weights: of a server the name of the draft is a label, and it may draft greedily, or
-    with quantized weights.
-    """
+    """The share of tested draft tokens that an engine elsewhere accepted, where that is small."""
     row = run.last
     rate = row.conditional_acceptance_rate
     if rate is None or rate > _LOW_ACCEPTANCE or row.synthetic or not row.was_served:
         return None
-    settings = {
-        "engine": row.engine,
-        "engine.url": row.url,
-        "model": row.model,
-        "draft": "NAME" if row.draft == "server" else row.draft,
-        "draft.sampling": row.draft_sampling,
-        "prompts": row.prompts_file or row.prompts,
-        "decoding.num_draft_tokens": row.num_draft_tokens,
-        "decoding.temperature": row.temperature,
-        "decoding.top_k": row.top_k or None,
-        "decoding.top_p": None if row.top_p == 1 else row.top_p,
-    }
-    settings |= {name: (row.settings or {}).get(name) for name in _WAYS_TO_ASK}
-    known = {name: value for name, value in settings.items() if value is not None}
-    command = shlex.join(f"{name}={as_typed(value)}" for name, value in known.items())
-    return (
-        f"{rate:.1%} of the tested draft tokens. To find out whether the draft or the engine is bad:"
-        f" harness acceptance {command}"
-    )
+    return f"{rate:.1%}"
 
 
 def _busy_gpus(run: _Run) -> str:
@@ -347,11 +307,9 @@ def _after_the_end(run: _Run) -> str | None:
     before, after = row.acceptance_rate_before_end, row.acceptance_rate_after_end
     if before is None or after is None:
         return sentence
-    left_out = ""
-    if row.num_undivided_answers:
-        answers = f"{row.num_undivided_answers} of {row.num_prompts} answers"
-        left_out = f", without {answers}, whose iterations have no known place"
-    return f"{sentence} Acceptance is {before:.1%} before the end of a text and {after:.1%} after it{left_out}."
+    return (
+        f"{sentence} Acceptance is {before:.1%} before the end of a text and {after:.1%} after it."
+    )
 
 
 def _too_slow(row: LatencyRow) -> str | None:
@@ -369,44 +327,10 @@ def _same_prompts(run: _Run) -> str | None:
     return None if most < 2 or 2 * most <= texts.total() else f"{most} of {texts.total()}"
 
 
-def _repetition(run: _Run) -> str | None:
-    """What the interval covers, where prompts were asked several times."""
-    if run.last.num_different_prompts is None or run.last.arm == "regular":
-        return None
-    coverage = Coverage.of(run.last.speedup)
-    if coverage is not None and coverage.same_texts:
-        return "the interval covers repetition of these prompts, not other prompts"
-    return "the interval is over the different prompts"
-
-
-def _visible(run: _Run) -> str | None:
-    speedup = run.last.speedup
-    if speedup is None or not speedup.has_bounds or not run.last.visible_difference:
-        return None
-    return f"{speedup.covers} can show a difference of {percent(run.last.visible_difference)}"
-
-
-def _is_of_one_run(run: _Run) -> bool:
-    speedup = run.last.speedup
-    coverage = Coverage.of(speedup)
-    if speedup is None or not speedup.has_bounds or coverage is None:
-        return False
-    return coverage.num_runs is None and coverage.unit != "block"
-
-
-def _num_blocks(run: _Run) -> int:
-    coverage = Coverage.of(run.last.speedup)
-    return coverage.num_units if coverage is not None and coverage.unit == "block" else 0
-
-
 def _unseen(row: LatencyRow) -> str | None:
     if not row.unseen_tokens:
         return None
     return f"{row.server_tokens} of {row.num_tokens} tokens of the {row.arm} arm"
-
-
-def _uncounted(row: LatencyRow) -> str | None:
-    return f"{row.num_uncounted} laps of the {row.arm} arm" if row.num_uncounted else None
 
 
 def _preempted(run: _Run) -> str | None:
@@ -422,15 +346,6 @@ def _experts(run: _Run) -> float | None:
         return None
     times = row.experts_per_verification / row.experts_per_step
     return times if times >= _MANY_EXPERTS else None
-
-
-def _shorter(run: _Run) -> str | None:
-    asked_for = run.rows[0].max_new_tokens or 0
-    known = [row.shortest_answer for row in run.rows if row.shortest_answer is not None]
-    if not run.rows[0].ignore_eos or min(known, default=asked_for) >= asked_for:
-        return None
-    means = [f"{row.arm} {mean_answer_length(row) or 0:.1f}" for row in run.rows]
-    return f"{asked_for}; tokens on average: {', '.join(means)}"
 
 
 # In the order in which they are said, the most serious first. A new one is one row.
@@ -507,11 +422,6 @@ DOUBTS = (
     Doubt("against", _after_the_end, "Tokens after the end of their texts: {found}"),
     Doubt("setting note", lambda run: too_long(run.last), f"{{found}} {TOO_LONG}."),
     Doubt(
-        "setting note",
-        _repetition,
-        "{row.num_different_prompts} prompts were asked {row.num_prompts} times in all: {found}.",
-    ),
-    Doubt(
         "setting against",
         lambda run: run.each_arm(_too_slow),
         "The server did not keep up: {found}.",
@@ -527,22 +437,10 @@ DOUBTS = (
         "This kind of server takes no cache salt: its prefix cache may have seen the prompts before.",
     ),
     Doubt(
-        "setting note",
-        lambda run: run.last.shared and run.last.arm != "regular",
-        "draft.shared=true: the order of prompts matters, and a repeated prompt finds its earlier answer.",
-    ),
-    Doubt(
-        "setting note",
-        lambda run: run.last.reproducible is False and run.is_compared,
-        "K=auto depends on measured times: above temperature 0, and with synthetic acceptance, running it again gives"
-        " other texts (reproducible=false).",
-    ),
-    Doubt("note", _low_acceptance, "Acceptance is low: {found}"),
-    Doubt("note", _visible, "{found} (80 % power)."),
-    Doubt(
         "note",
-        _num_blocks,
-        "The interval covers differences between starts: {found} of each server.",
+        _low_acceptance,
+        "Acceptance is low: {found} of the tested draft tokens. `harness acceptance`, asking the same server, says"
+        " whether the draft or the engine is bad.",
     ),
     Doubt(
         "note",
@@ -551,18 +449,8 @@ DOUBTS = (
     ),
     Doubt(
         "note",
-        lambda run: run.each_arm(_uncounted),
-        "The server's counters could not be read in {found}: acceptance leaves those out.",
-    ),
-    Doubt(
-        "note",
         _preempted,
         "The server's cache was too small: it interrupted requests and started them again, {found}.",
-    ),
-    Doubt(
-        "note",
-        _is_of_one_run,
-        "This is one run: the interval does not cover differences between runs; with repeats=5 it does.",
     ),
     Doubt(
         "note",
@@ -570,5 +458,4 @@ DOUBTS = (
         "A verification reads {row.experts_per_verification:.1f} of {row.num_experts} experts in a layer, a regular"
         " step {row.experts_per_step:.1f}: {found:.1f} times the memory.",
     ),
-    Doubt("note", _shorter, "Answers ended before decoding.max_new_tokens={found}."),
 )
