@@ -130,7 +130,7 @@ def test_a_server_is_asked_past_its_cache(
         load = ["batch_size=4", "num_prompts=32", "num_warmup=0", "prompts=./three.txt"]
         shown = " ".join(harness(*QUICK, *asked, *load).summary.split())
     assert ("its prefix cache may have seen" in shown) == doubted
-    assert "covers repetition of these prompts" in shown
+    assert "8 laps of the same texts" in shown
     row = results().iloc[-1]
     assert row["speedup_covers"] == "8 laps of the same texts"
     assert (row["salted"], row["num_different_prompts"]) == (salted, 3)

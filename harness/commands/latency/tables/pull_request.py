@@ -1,17 +1,15 @@
-"""`report format=pr`: ten lines of Markdown about a run of `latency`, for a pull request."""
+"""`report format=pr`: the page of a run of `latency` in ten lines of Markdown, for a pull request."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from harness.commands.latency.tables.doubts import doubts
-from harness.commands.latency.tables.run import figure_in_words, headline
+from harness.commands.latency.tables.answer import page_of_run
+from harness.commands.latency.tables.run import figure_in_words, identical_texts
 from harness.commands.latency.tables.shown_commands import typed_command
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import name_of
-from harness.reporting.words import device_of, pair_name, settings_line
 from harness.results.runs import Run
-from harness.results.statistics.interval import Coverage
 from harness.results.verdict import judge
 
 
@@ -26,7 +24,10 @@ def _lines(run: Run[LatencyRow]) -> Iterator[str | None]:
     rows = run.rows
     last = run.last
     regular = rows[0] if len(rows) > 1 else None
-    yield f"**{pair_name(last)}**, {settings_line(rows)}, on {device_of(last)}"
+    page = page_of_run(rows, run.prompt_rows)
+    if page is None:
+        return
+    yield f"**{page.title}**"
     method = last.draft_method or "none"
     if last.draft and last.draft_method is None and last.is_elsewhere:
         # The settings only label what a server does.
@@ -35,38 +36,31 @@ def _lines(run: Run[LatencyRow]) -> Iterator[str | None]:
         method += f" at K={reported}" if reported else ""
     served = f", served as {last.served_model}" if last.served_model else ""
     yield f"method {method}, engine {last.engine} {last.server or last.runner or ''}{served}"
-    head = headline(last)
-    yield f"**{head.text}** ({head.more})"
-    if against := doubts(rows, run.prompt_rows):
-        yield f"doubts: {' '.join(against)}"
+    for finding in page.finding:
+        yield f"**{finding.text}** ({finding.more})"
+    if page.doubts:
+        yield f"doubts: {' '.join(page.doubts)}"
     if last.decode_speedup is not None:
         speedup = judge(last.decode_speedup)
         yield f"without the time to the first token: {figure_in_words(speedup)}"
-    yield " · ".join(
-        filter(
-            None,
-            [
-                _times("TTFT p50", regular, last, "time_to_first_token_p50_ms"),
-                _times("TPOT p50", regular, last, "time_per_output_token_p50_ms"),
-                _times("per token", regular, last, "ms_per_token"),
-            ],
-        )
-    )
-    yield _acceptance(last)
+    times = [
+        _times("TTFT p50", regular, last, "time_to_first_token_p50_ms"),
+        _times("TPOT p50", regular, last, "time_per_output_token_p50_ms"),
+        _times("per token", regular, last, "ms_per_token"),
+    ]
+    yield " · ".join(filter(None, times))
+    for _, why in page.why:
+        yield why
     failed = " and ".join(f"{row.num_failed or 0} {row.arm}" for row in rows)
     caches = {
         None: "none between prompts",
         True: "no prompt is in it (each has a salt)",
         False: "prompts may be in it (no salt)",
     }
-    covers = Coverage.of(last.speedup) or f"{last.num_prompts} prompts"
     greedy = ""
-    if last.identical_prompts is not None:
-        greedy = (
-            f"; {last.identical_prompts} of {last.num_prompts} greedy texts of both arms are equal"
-        )
-    cache = f"prefix cache: {caches[last.salted]}"
-    yield f"over {covers}; {failed} requests failed; {cache}{greedy}"
+    if texts := identical_texts(last, run.prompt_rows):
+        greedy = f"; {texts} greedy texts of both arms are equal"
+    yield f"{failed} requests failed; prefix cache: {caches[last.salted]}{greedy}"
     yield f"`{typed_command(run) or 'command unknown'}`"
     yield f"run {last.run}, harness {last.harness_version}, commit {last.commit or 'unknown'}"
 
@@ -78,14 +72,3 @@ def _times(name: str, regular: LatencyRow | None, last: LatencyRow, column: str)
     if after is None:
         return None
     return f"{name} {after:.3g} ms" if before is None else f"{name} {before:.3g} → {after:.3g} ms"
-
-
-def _acceptance(row: LatencyRow) -> str | None:
-    if row.acceptance_rate is None:
-        return None
-    rates = row.marginal_acceptance_by_position or []
-    by_position = " ".join(f"{100 * rate:.0f}" for rate in rates if rate is not None)
-    length = row.tokens_per_iteration or row.mean_acceptance_length
-    per_iteration = "" if length is None else f", {length:.2f} tokens per iteration"
-    positions = f"; by position {by_position} % of all iterations" if by_position else ""
-    return f"accepted {row.acceptance_rate:.1%} of the draft tokens{per_iteration}{positions}"
