@@ -22,22 +22,13 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-MEASURED = "measured, 95 % interval"
-PREDICTED = "predicted"
-AUTO = "K=auto"
 # Curves that a reader can distinguish in one plot, and plots of one kind that still fit a page.
 MOST_CURVES = 6
 MOST_PLOTS = 12
 
-# Styles of the series that are in several plots.
-_STYLES: dict[str, dict[str, Any]] = {
-    MEASURED: {"color": "C0", "marker": "o"},
-    PREDICTED: {"color": "C1", "linestyle": "--"},
-    AUTO: {"color": "C2", "linestyle": "-."},
-}
-# Curves of other names take these in their order, which differ in black and white too.
+# Curves take these in their order, which differ in black and white too.
 _DASHES = ("-", "--", ":", "-.", (0, (8, 2)), (0, (3, 1, 1, 1, 1, 1)))
-_OTHER_STYLES = [
+_STYLES = [
     {"marker": marker, "linestyle": dash} for marker, dash in zip("os^DvP", _DASHES, strict=True)
 ]
 # In inches: as wide as a telephone, where letters keep their size.
@@ -105,7 +96,7 @@ def picture_files(make: Callable[[], Mapping[str, Sequence[Plot]]]) -> dict[str,
 def curve_plots(
     panels: Sequence[tuple[str, Curves]],
     x_label: str,
-    y_label: str = "speed-up",
+    y_label: str = "speed-up, 95 % interval",
     *,
     doubling: bool = False,
 ) -> list[Plot]:
@@ -120,8 +111,7 @@ def curve_plots(
     plots = []
     for title, curves in panels:
         shown = {name: points for name, points in curves.items() if points}
-        has_names = not set(shown) <= set(_STYLES)
-        num_lines = sum(wrapped(name).count("\n") + 1 for name in shown) if has_names else 0
+        num_lines = sum(wrapped(name).count("\n") + 1 for name in shown)
         axes = new_axes(2.7 + 0.2 * num_lines, xlabel=x_label, ylabel=y_label)
         xs = sorted({point.x for points in shown.values() for point in points})
         axes.set(ylim=(0, top), xlim=(0.5, xs[-1] + 0.5))
@@ -132,16 +122,15 @@ def curve_plots(
             axes.set_xlim(xs[0] / 1.3, xs[-1] * 1.3)
         axes.grid(axis="y")
         axes.axhline(1, color="C5", linewidth=1, linestyle=(0, (3, 2)))
-        for (name, points), other_style in zip(shown.items(), _OTHER_STYLES, strict=False):
+        for (name, points), style in zip(shown.items(), _STYLES, strict=False):
             value, low, high, x = np.array(points, dtype=float).T
             # NaN, which is not drawn, where there is none; 0 for a bound on the wrong side, in a
             # damaged file.
             bounds = np.maximum([value - low, high - value], 0)
-            style = _STYLES.get(name, other_style)
             axes.errorbar(
                 x, value, yerr=bounds, label=wrapped(name), elinewidth=2, clip_on=False, **style
             )
-        add_legend(axes, columns=1 if has_names else 3)
+        add_legend(axes, columns=1)
         plots.append(Plot(title, axes.figure))
     return plots
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from harness.config.amounts import counted
-from harness.reporting.table import Answer, Bars, Line, Table, sentences
+from harness.reporting.table import Answer, Bars, Line, Table
 from harness.reporting.words import (
     common_settings,
     device_of,
@@ -120,46 +120,54 @@ def in_short(
         with_steps: whether to say what to type next.
         rest: where all else is.
     """
-    lines: list[Table | Line | Bars] = [Line(page.title, "dim"), Line("")] if page.title else []
-    if page.doubts:
-        further = f" ({len(page.doubts) - 1} more: {rest})" if len(page.doubts) > 1 else ""
-        lines.append(Line(f"  {page.doubts[0]}{further}", "warning"))
+    doubts = page.doubts[:1]
+    if len(page.doubts) > 1:
+        doubts = [f"{page.doubts[0]} ({len(page.doubts) - 1} more: {rest})"]
+    finding = page.finding[: _MOST_FINDINGS + 1]
+    num_more = len(page.finding) - len(finding)
+    if num_more:
+        finding = [*finding, Line(f"{num_more} more: {rest}", "dim")]
+    lines = _found(page.title, doubts, finding)
     if page.finding:
-        first, *others = page.finding
-        lines.append(Line(f"  {first.text}", first.style, first.more))
-        lines += [Line(f"  {line.text}", line.style, line.more) for line in others[:_MOST_FINDINGS]]
-        if len(others) > _MOST_FINDINGS:
-            lines.append(Line(f"  {len(others) - _MOST_FINDINGS} more: {rest}", "dim"))
         lines.append(Line(""))
     for table in page.tables[:1]:
         lines.append(table if isinstance(table, Bars) else _short_table(table, rest))
-    named = [*page.why]
-    if with_steps:
-        steps = [(step.text, step.typed(of_sweep)) for step in page.next]
-        named += _steps_in_lines(steps[: _MOST_STEPS - bool(page.doubts)], page.why)
-    if named:
-        above = [None, *(name for name, _ in named)]
-        labelled = [
-            ("" if name == before else name, text)
-            for (name, text), before in zip(named, above, strict=False)
-        ]
-        lines += [Line(""), Table.of_lines("next", labelled)]
-    return lines
+    num_steps = _MOST_STEPS - bool(page.doubts) if with_steps else 0
+    return [*lines, *_named(page.why, page.next[:num_steps], of_sweep)]
 
 
 def in_full(page: Page, *, of_sweep: bool = False) -> Answer:
-    """The short page, and below it all tables and doubts; those that are for files alone are left out when printed."""
+    """The whole page: every doubt, finding and table; of these files alone show those for looking things up."""
     tables = page.full_tables
-    if tables and tables[0] is page.tables[0] and tables[0].look != "box":
-        # The short page has all of it.
-        tables = tables[1:]
-    below: list[Table | Line] = [*tables]
-    if len(page.finding) > _MOST_FINDINGS + 1:
-        below += page.finding
-    if len(page.doubts) > 1:
-        below += sentences("warning", *page.doubts)
-    short = in_short(page, of_sweep=of_sweep)
-    return [*short, Line(""), *below] if below else short
+    lines = _found(page.title, page.doubts, page.finding)
+    if tables and isinstance(page.tables[0], Table):
+        lines.append(tables.pop(0))
+    elif page.tables:
+        lines += [Line(""), page.tables[0]]
+    lines += _named(page.why, page.next[:_MOST_STEPS], of_sweep)
+    return [*lines, Line(""), *tables] if tables else lines
+
+
+def _found(title: str, doubts: Sequence[str], finding: Sequence[Line]) -> list[Table | Line | Bars]:
+    lines: list[Table | Line | Bars] = [Line(title, "dim"), Line("")] if title else []
+    lines += [Line(f"  {doubt}", "warning") for doubt in doubts]
+    return [*lines, *(replace(line, text=f"  {line.text}") for line in finding)]
+
+
+def _named(
+    why: Sequence[tuple[str, str]], steps: Sequence[Step], of_sweep: bool
+) -> list[Table | Line]:
+    """The reasons and the next steps, each name once."""
+    typed = [(step.text, step.typed(of_sweep)) for step in steps]
+    named = [*why, *_steps_in_lines(typed, why)]
+    if not named:
+        return []
+    above = [None, *(name for name, _ in named)]
+    labelled = [
+        ("" if name == before else name, text)
+        for (name, text), before in zip(named, above, strict=False)
+    ]
+    return [Line(""), Table.of_lines("next", labelled)]
 
 
 def _short_table(table: Table, rest: str) -> Table:

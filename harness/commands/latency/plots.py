@@ -9,18 +9,7 @@ from typing import Any
 import pandas as pd
 
 from harness.commands.latency.ranking.pairs import latency_pairs
-from harness.commands.latency.tables.predicted_curve import predicted_curve
-from harness.reporting.drawing import (
-    AUTO,
-    MEASURED,
-    MOST_CURVES,
-    MOST_PLOTS,
-    PREDICTED,
-    Curves,
-    Plot,
-    Point,
-    curve_plots,
-)
+from harness.reporting.drawing import MOST_CURVES, MOST_PLOTS, Curves, Plot, Point, curve_plots
 from harness.results.runs import Run
 
 # Between lines at one K.
@@ -57,10 +46,7 @@ def _points(pairs: Iterable[Any], x: str) -> list[Point]:
 
 
 def _against_k(group: pd.DataFrame) -> tuple[str, Curves] | None:
-    """Title and curves of a target's pairs, a line for each draft; None where none was measured with several K.
-
-    Of a draft alone also the predicted curve, and `auto` as a line across.
-    """
+    """Title and curves of a target's pairs, a line for each draft; None where none was measured with several K."""
     several = group.groupby("series").k_order.transform("nunique") > 1
     is_number = group.k_order.map(math.isfinite) & (group.k_order > 0)
     if not (several & is_number).any():
@@ -78,9 +64,6 @@ def _against_k(group: pd.DataFrame) -> tuple[str, Curves] | None:
         name = series.iloc[0]["name"]
         own = [text for column, text in name.settings.items() if column not in shared]
         curves[" · ".join([name.pair, *own])] = _points(series.itertuples(), "k")
-    if len(curves) == 1:
-        alone = group[group.series == numbered.iloc[0].series]
-        return title, _of_one_draft(alone, *curves.values())
     if len(curves) > MOST_CURVES:
         title += f" (the first {MOST_CURVES} of {len(curves)})"
     shown: dict[str, Sequence[Point]] = {}
@@ -88,13 +71,3 @@ def _against_k(group: pd.DataFrame) -> tuple[str, Curves] | None:
         # Beside each other, so that intervals at one K do not hide each other.
         shown[label] = [point._replace(x=point.x + _BESIDE * place) for point in points]
     return title, shown
-
-
-def _of_one_draft(series: pd.DataFrame, measured: Sequence[Point]) -> Curves:
-    nan = float("nan")
-    predicted = [Point(speedup, nan, nan, k) for k, speedup in predicted_curve(series)]
-    # K begins at 1, and the line a little before it.
-    ends = (0.7, max(point.x for point in (*measured, *predicted)))
-    autos = _points(series[series.k == "auto"].itertuples(), "k_order")
-    across = [auto._replace(x=x) for auto in autos for x in ends]
-    return {PREDICTED: predicted, MEASURED: measured, AUTO: across}

@@ -45,22 +45,22 @@ def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
         name: cells_of(run.rows) for name, run in zip(map_names(maps), maps, strict=True)
     }
     findings = []
-    notes = []
+    use = []
     for name, cells in cells_by_name.items():
         found = finding(cells)
         findings.append(Line(f"{name}: {found.text}; {found.more}", found.style))
-        notes.append(f"{name}: {_measured(cells)}")
-    table = replace(_table(cells_by_name), notes=tuple(notes))
-    return Page(title_of_many(_without_sides(maps)), findings, tables=[table])
+        if _is_whole(cells):
+            use.append(("Use", f"{name}: {_schedule_in_words(cells)}"))
+    title = title_of_many(_without_sides(maps))
+    return Page(title, findings, tables=[_table(cells_by_name)], why=use)
 
 
 def _page_of_one(cells: Sequence[MapRow]) -> Page:
     """One map, in a dozen lines as long as it has three batch sizes."""
-    schedule, _ = schedule_of(cells)
-    why = []
-    doubts = [] if _is_whole(cells) else [f"{_how_many(cells)}."]
-    if schedule and _is_whole(cells):
-        why.append(("Use", f"by {load_of(cells)}: {_ranges(schedule)}"))
+    doubts = []
+    if not _is_whole(cells):
+        number = counted(len(cells), "cell")
+        doubts.append(f"{cells[0].status} with {number} of the grid measured.".capitalize())
     # Where no cell can tell, the finding says why.
     undecided = _undecided(cells) if best_of(cells) else None
     if undecided:
@@ -69,10 +69,10 @@ def _page_of_one(cells: Sequence[MapRow]) -> Page:
     if len(table.columns) > _NARROW:
         # All of its columns, below each other where they have no room.
         table = replace(table, title="", look="plain")
-    table = replace(table, notes=(_measured(cells),))
     of_all_k = replace(cells[0], num_draft_tokens=None)
     title = heading(of_all_k, settings_line([replace(of_all_k, batch_size=None)]))
-    return Page(title, [finding(cells)], doubts, [table], why, [*_next_steps(cells)])
+    use = [("Use", _schedule_in_words(cells))] if _is_whole(cells) else []
+    return Page(title, [finding(cells)], doubts, [table], use, [*_next_steps(cells)])
 
 
 def finding(cells: Sequence[MapRow]) -> Line:
@@ -130,19 +130,6 @@ def map_names(runs: Sequence[Run[MapRow]]) -> list[str]:
 
 def _without_sides(runs: Sequence[Run[MapRow]]) -> list[MapRow]:
     return [replace(run.last, num_draft_tokens=None, batch_size=None) for run in runs]
-
-
-def _measured(cells: Sequence[MapRow]) -> str:
-    """How many cells were measured, and the schedule that follows from a whole map."""
-    schedule = f" {_schedule_in_words(cells)}" if _is_whole(cells) else ""
-    return f"{_how_many(cells)}.{schedule}"
-
-
-def _how_many(cells: Sequence[MapRow]) -> str:
-    measured = counted(len(cells), "cell")
-    if not _is_whole(cells):
-        return f"{cells[0].status} with {measured} of the grid measured".capitalize()
-    return f"{measured} {'was' if len(cells) == 1 else 'were'} measured"
 
 
 def _is_whole(cells: Sequence[MapRow]) -> bool:
@@ -268,26 +255,15 @@ def for_vllm(schedule: Schedule) -> str:
 
 
 def _schedule_in_words(cells: Sequence[MapRow]) -> str:
-    """The schedule, the files that have it, and what no measurement decided."""
+    """`by batch size: K=5 at 1 to 15, K=0 at 16 (schedule_vllm.json)`."""
     schedule, why_none = schedule_of(cells)
     if not schedule:
-        return f"No schedule of K for servers: {why_none}."
-    load = load_of(cells)
-    texts = [f"Next, by {load}: {_ranges(schedule)}, in schedule_vllm.json."]
-    if any(k == 0 for _, _, k in schedule):
-        texts.append("K=0 as if switching off were free.")
-    by_size = grouped(cells, size_of)
-    undecided = [
-        size
-        for size, of_size in by_size.items()
-        if all(word_of(row) == CANNOT_TELL for row in of_size)
-    ]
-    if undecided:
-        sizes = " and ".join(map(str, undecided))
-        texts.append(f"At {sizes}, where no cell can tell, the K below stays.")
-    last = schedule[-1][1]
-    texts.append(f"Above {last} vLLM keeps the last K.")
-    return " ".join(texts)
+        return f"no schedule: {why_none}"
+    ranges = []
+    for first, last, k in schedule:
+        sizes = " to ".join(dict.fromkeys([str(first), str(last)]))
+        ranges.append(f"K={k} at {sizes}")
+    return f"by {load_of(cells)}: {', '.join(ranges)} (schedule_vllm.json)"
 
 
 def reach(cells: Sequence[MapRow]) -> dict[str, list[int]]:
@@ -304,15 +280,6 @@ def listed(sizes: Sequence[int]) -> str:
     """`1, 4 and 16`."""
     *others, last = map(str, sizes)
     return f"{', '.join(others)} and {last}" if others else last
-
-
-def _ranges(schedule: Schedule) -> str:
-    """`K=5 at 1 to 15, K=0 at 16`."""
-    texts = []
-    for first, last, k in schedule:
-        sizes = " to ".join(dict.fromkeys([str(first), str(last)]))
-        texts.append(f"K={k} at {sizes}")
-    return ", ".join(texts)
 
 
 def _table(maps: Mapping[str, Sequence[MapRow]]) -> Table:

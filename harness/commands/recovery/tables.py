@@ -53,18 +53,6 @@ class Summary(NamedTuple):
     reason: str = ""
 
     @property
-    def sentence(self) -> str:
-        """The verdict with its reason."""
-        if self.verdict not in _STYLES:
-            return f"{self.verdict}: these checks were finished, and no verdict follows from them."
-        parts = filter(None, [self.findings, self.reason])
-        if self.verdict == "undecided":
-            return f"Cannot tell: {'. '.join(parts)}."
-        if self.verdict == "lossy":
-            return f"Lossy: {'; '.join(filter(None, [self.reason, self.findings]))}."
-        return f"Lossless: {self.findings}."
-
-    @property
     def in_short(self) -> str:
         """The same in one line for an error."""
         because = self.reason or (self.findings if self.verdict == "lossy" else "")
@@ -224,7 +212,9 @@ def _page_of_one(rows: Sequence[RecoveryRow]) -> Page:
         checks.deciding, key=lambda check: check.check == "logprobs" and check.arm == "regular"
     )
     short = _checks([*deciding, *checks.lossy_parts][:_MOST_CHECKS]).in_short()
-    every = dataclasses.replace(_checks(_shown(rows)), title=_TITLE, notes=(*_notes(rows),))
+    every = dataclasses.replace(
+        _checks([*checks.deciding, *checks.lossy_parts]), title=_TITLE, notes=(*_notes(rows),)
+    )
     title = heading(row, settings)
     return Page(title, [_finding(rows)], _doubts(rows), [short, every], next=_next_steps(rows))
 
@@ -243,14 +233,15 @@ def _page_of_many(runs: Sequence[Run]) -> Page:
 
 
 def _notes(rows: Sequence[RecoveryRow]) -> Iterator[str]:
-    """What was asked and refused, the verdict with its reason, and how small a loss the tests can see."""
+    """What was asked and refused, and how small a loss the tests can see."""
     row = rows[0]
     in_flight = counted(row.batch_size or 1, "request")
     yield f"{in_flight} in flight, of mixed lengths; some left midway.{_drawn(rows)}"
     if row.refused:
         yield f"Refused by the engine, so not tested: {row.refused}."
     summary = summarise(rows)
-    yield summary.sentence
+    if summary.reason and summary.findings:
+        yield f"{summary.findings}."
     if summary.verdict in _STYLES:
         yield from Checks(rows).fine_print()
 
@@ -372,12 +363,6 @@ def _checks(shown: Sequence[RecoveryRow]) -> Table:
         Column("tokens", "{:,}".format, _num_tokens, optional=True),
     )
     return Table.of("recovery", "", shown, columns)
-
-
-def _shown(rows: Sequence[RecoveryRow]) -> list[RecoveryRow]:
-    """The checks of a table: of the parts only those that are lossy."""
-    checks = Checks(rows)
-    return [*checks.deciding, *checks.lossy_parts]
 
 
 def _check(row: RecoveryRow) -> str:

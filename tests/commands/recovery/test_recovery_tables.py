@@ -55,8 +55,8 @@ def printed(of: list[RecoveryRow], capsys: pytest.CaptureFixture[str]) -> str:
 def test_lossless_needs_every_check() -> None:
     summary = summarise(rows())
     assert summary.verdict == "lossless"
-    assert "15 of 15 greedy texts identical" in summary.sentence
-    assert "25,000 drawn tokens follow the target's distribution" in summary.sentence
+    assert "15 of 15 greedy texts identical" in summary.findings
+    assert "25,000 drawn tokens follow the target's distribution" in summary.findings
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -87,25 +87,25 @@ def test_what_was_not_tested_is_not_called_exact() -> None:
     }
     summary = summarise(rows({}, untested, untested))
     assert summary.verdict == "undecided"
-    assert "nothing was tested by 25,000 drawn tokens" in summary.sentence
-    assert "follow" not in summary.sentence
+    assert "nothing was tested by 25,000 drawn tokens" in summary.findings
+    assert "follow" not in summary.findings
     assert "only one outcome that is expected often enough" in summary.in_short
     shown = full(recovery_page([Run(rows({}, untested, untested))]))
     assert "is seen with" not in shown
     # One part of several: the others were tested.
     partly = summarise(rows({}, untested))
-    assert mentions(partly.sentence, "0.57 of 1 test", "1 more tested nothing")
+    assert mentions(partly.findings, "0.57 of 1 test", "1 more tested nothing")
 
 
 def test_lenience_is_lossy_even_if_no_check_shows_it() -> None:
     summary = summarise(rows(lossy=True, lenience=0.9))
     assert summary.verdict == "lossy"
-    assert "lenience 0.9 is lossy by definition" in summary.sentence
+    assert "lenience 0.9 is lossy by definition" in summary.reason
 
 
 def test_a_server_tells_no_number_format() -> None:
     parted = {"divergence_position": 7, "logit_margin": -0.1, "logit_tolerance": 0.3}
-    sentence = summarise(rows(parted | {"dtype": None})).sentence
+    sentence = summarise(rows(parted | {"dtype": None})).findings
     assert "within rounding, 0.3" in sentence
     assert "None" not in sentence
 
@@ -136,7 +136,7 @@ def test_the_printed_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "fail 1 of 2 tests" in shown
     assert "after one place" in shown
     ended = printed(rows(status="interrupted"), capsys)
-    assert "no verdict follows" in ended
+    assert "no verdict: interrupted" in ended
     assert "· K=4 ·" in ended
     assert "nothing was sampled" in printed(rows()[:1], capsys)
 
@@ -185,7 +185,6 @@ def test_a_run_without_a_check_prints_nothing() -> None:
 def test_one_run_is_shown_by_its_checks() -> None:
     (table,) = tables_of(recovery_page([Run(rows())]))
     assert [row.cells[0] for row in table.rows] == ["greedy", "all draws"]
-    assert any(note.startswith("Lossless: ") for note in table.notes)
     missed = recovery_page([Run(rows(fault="lenience"))])
     assert missed is not None
     assert missed.doubts == ["A control: fault=lenience was planted, and the checks must find it."]

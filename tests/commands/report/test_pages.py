@@ -225,7 +225,7 @@ def test_a_sweep_over_load_is_drawn_against_load(tmp_path: Path) -> None:
     ]
     ((_, load),) = drawn_of(build([write(tmp_path / "latency.csv", *runs)]))["load"]
     # A curve for each engine over all loads.
-    assert {"1", "4", "16", "speed-up"} <= words_of(load)
+    assert {"1", "4", "16", "speed-up, 95 % interval"} <= words_of(load)
 
 
 def map_rows(context: int = 100, **changes: Any) -> list[MapRow]:
@@ -258,7 +258,6 @@ def test_a_map_is_drawn(tmp_path: Path) -> None:
         "pays in 8 of 12 measured cells"
         " (best 2.50× (2.40 to 2.60): K=5, batch size 1, context of 100 tokens)"
     )
-    assert "12 cells were measured" in page.text
 
 
 @pytest.mark.parametrize(
@@ -278,17 +277,6 @@ def test_a_damaged_map_is_drawn_as_far_as_it_goes(changes: dict[str, Any]) -> No
     assert shown is not None
     ((_, svg),) = as_svgs(shown.plots)["map"]
     assert "2.50×" in words_of(svg)
-
-
-def test_auto_is_drawn_across_the_numbers_it_chooses_from(tmp_path: Path) -> None:
-    runs = [latency_run(4, 2.0), latency_run(num_draft_tokens="auto", speedup=1.9)]
-    runs.append(
-        latency_run(num_draft_tokens="auto", draft="68M")
-    )  # there is no curve to compare it with
-    drawn = drawn_of(build([write(tmp_path / "latency.csv", *runs)]))
-    ((_, svg),) = drawn["num_draft_tokens"]
-    assert "K=auto" in svg
-    assert "nan" not in svg.lower()
 
 
 def test_the_same_figures_give_the_same_page(report: Report, drawn: Plots, html: str) -> None:

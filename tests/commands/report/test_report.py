@@ -11,7 +11,6 @@ import pytest
 
 from harness.commands.compare.rows import CompareRow
 from harness.commands.latency.ranking.pairs import latency_pairs
-from harness.commands.latency.tables.predicted_curve import predicted_curve
 from harness.commands.report.command import build
 from harness.measuring.rows import LatencyRow
 from harness.reporting.files import Report, markdown, on_terminal
@@ -349,26 +348,6 @@ def test_one_evaluation_says_what_it_does_not_exclude(tmp_path: Path) -> None:
     assert mentions(answer.text, "no significant difference", "-1.0", "-3.0 to 1.0", "p = 0.3")
     assert mentions(covers.text, "13B + 7B", "NVIDIA A100", "multiplication of 1 to 99")
     assert mentions(changes.text, "up to 3.0 points")
-
-
-def test_the_prediction_is_the_formula_at_a_measured_k(tmp_path: Path) -> None:
-    report = build([write(tmp_path / "latency.csv", latency_run(2), latency_run(4))])
-    curve = dict(predicted_curve(pairs_of(report)))
-    alpha, draft, verify = 0.8, 0.1, 1.2
-    for k in (2, 4):
-        assert curve[k] == pytest.approx(
-            (1 - alpha ** (k + 1)) / (1 - alpha) / (k * draft + verify)
-        )
-    # Halfway between 1 at K = 0 and 1.2 at K = 2 is 1.1.
-    assert curve[1] == pytest.approx((1 - alpha**2) / (1 - alpha) / (draft + 1.1))
-
-
-def test_no_predicted_verification_is_faster_than_a_step(tmp_path: Path) -> None:
-    """Costs of 1.2 at K=2 and 1.01 at K=4, by noise, would be 0.63 at K=8: a curve that rises without end."""
-    runs = [latency_run(2), latency_run(4, verify_ms=101.0)]
-    curve = dict(predicted_curve(pairs_of(build([write(tmp_path / "latency.csv", *runs)]))))
-    for k, speedup in curve.items():
-        assert speedup <= (1 - 0.8 ** (k + 1)) / (1 - 0.8) / (k * 0.1 + 1) + 1e-9
 
 
 def test_a_pair_that_loses_says_why(tmp_path: Path) -> None:
