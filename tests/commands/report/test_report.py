@@ -311,13 +311,10 @@ def test_runs_whose_regular_arms_differ_are_not_ranked(tmp_path: Path) -> None:
         return build([write(tmp_path / f"{len(list(tmp_path.iterdir()))}.csv", *runs)])
 
     contradicting = of(9.0, 199.0, 143.0, 134.0)
+    # Each took turns with its own regular arm.
     assert mentions(
-        findings(contradicting)[0].text,
-        "13B with 7B",
-        "faster than regular decoding in 4 of 4 runs",
+        findings(contradicting)[0].text, "13B with 7B, K=5: 4.50× faster", "4 pairs at once"
     )
-    # Only intervals that are apart order them.
-    assert mentions(findings(contradicting)[1].text, "K=5 gains more than", "K=4", "K=3", "K=2")
     assert "best K" not in str(cells(contradicting, "pairs"))
     said = markdown(contradicting, "")
     assert said.count("9 to 199 ms/token") == 1

@@ -11,7 +11,6 @@ import pandas as pd
 from harness.commands.latency.ranking.pairs import CONDITIONS
 from harness.commands.latency.tables.iteration_time import iteration_line
 from harness.commands.latency.tables.run import figure_in_words
-from harness.config.amounts import counted
 from harness.reporting.table import Line, interval
 from harness.results.prompt_times import common_times, ms_of_both_arms
 from harness.results.statistics.arrays import Floats
@@ -47,7 +46,6 @@ def latency_answers(pairs: pd.DataFrame) -> list[Line]:
 
 def _answer(group: pd.DataFrame) -> list[Line]:
     """The sentences about the pairs of one target under one set of conditions."""
-    first = group.iloc[0]
     bests = group[group.best]
     if bests.empty:
         alone = group[group.regular_ms.notna() & ~group.partial & (group.draft == "none")]
@@ -58,8 +56,6 @@ def _answer(group: pd.DataFrame) -> list[Line]:
             )
             for pair in alone.itertuples()
         ]
-    if first.why_not and group.has_interval.any():
-        return _in_spite_of_changes(group)
     bests = bests.sort_values(["sound", "speedup"], ascending=False, kind="stable")
     best = bests.iloc[0]
     is_fastest = best.speedup >= group.speedup.max()
@@ -80,42 +76,6 @@ def _answer(group: pd.DataFrame) -> list[Line]:
     lines = [Line(f"{sentence}.", "strong" if verdict.has_interval else "plain")]
     with_intervals = pd.concat([bests[:1], bests[1:][bests[1:].has_interval]])
     return [*lines, *_about_rivals(compared_with_first(with_intervals))]
-
-
-def _in_spite_of_changes(group: pd.DataFrame) -> list[Line]:
-    """What holds of a target's pairs although something changed between their runs.
-
-    Each speed-up is against a regular arm that took turns with it, so every pair has its own verdict.
-    Between pairs, times say nothing; speed-ups are ordered where intervals that hold for all are apart.
-    """
-    known = group[group.has_interval].sort_values("speedup", ascending=False, kind="stable")
-    counts: list[str] = []
-    for _, series in known.groupby("series", sort=False):
-        num_faster = sum(verdict.pays for verdict in series.verdict)
-        pair = series.iloc[0]["name"].pair
-        first = " is faster than regular decoding" if not counts else ""
-        counts.append(f"{pair}{first} in {num_faster} of {counted(len(series), 'run')}")
-    lines = [Line(f"{_target(known.iloc[0])}: {_listed(counts)}.", "strong")]
-    first, *others = known.itertuples()
-    rivals = compared_with_first(known)
-    less = [_name_in_target(others[rival.place - 1]) for rival in rivals if rival.gains_less]
-    alike = [_name_in_target(others[rival.place - 1]) for rival in rivals if not rival.gains_less]
-    if less:
-        text = f"{_name_in_target(first)} gains more than {_listed(less)}: their intervals for all at once are apart."
-        lines.append(Line(text))
-    if alike:
-        lines.append(Line(f"Cannot be told apart from {_name_in_target(first)}: {_listed(alike)}."))
-    return lines
-
-
-def _name_in_target(pair: Any) -> str:
-    """The name of a pair among those of one target, which have the same conditions."""
-    settings = pair.name.settings
-    others = [
-        settings[column] for column in settings if column not in CONDITIONS and settings[column]
-    ]
-    k = [] if pair.k is None else [f"K={pair.k}"]
-    return ", ".join([pair.name.pair, *k, *others])
 
 
 @dataclass(frozen=True)
@@ -194,7 +154,7 @@ def _about_rivals(rivals: Sequence[Rival]) -> list[Line]:
         about = "" if less else covers
         lines.append(Line(f"Cannot be told apart from the fastest: {_listed(alike)}{about}."))
     if less:
-        lines.append(Line(f"Significantly slower than the fastest: {_listed(less)}{covers}."))
+        lines.append(Line(f"Gains significantly less than the fastest: {_listed(less)}{covers}."))
     return lines
 
 

@@ -7,7 +7,7 @@ arm, `regular.target_step_ms` that of the regular one.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pandas as pd
@@ -18,7 +18,6 @@ from harness.commands.latency.tables.costs import (
     AUTO_GAVE_UP,
     auto_gave_up,
     held_back,
-    rest_ms,
     share_of_predicted,
 )
 from harness.commands.latency.tables.doubts import caveats
@@ -30,12 +29,11 @@ from harness.commands.latency.tables.run import (
     identical_texts,
     speedup_bounds,
 )
-from harness.config.amounts import amount, counted
-from harness.config.methods import METHODS
+from harness.config.amounts import counted
 from harness.measuring.costs import costs_in_steps, tokens_per_iteration
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import UNKNOWN, Column, Table, interval, number, percent, times
-from harness.reporting.words import FIRST_SETTINGS, cell_of, common_settings
+from harness.reporting.words import FIRST_SETTINGS, cell_of
 from harness.results.schema import NO_VERDICT
 
 # Settings that get a column where pairs differ in them; further ones are in the last column.
@@ -138,7 +136,6 @@ def pairs_table(pairs: pd.DataFrame, further_notes: Sequence[str] = ()) -> Table
         columns,
         strong="best_k",
         faint="partial",
-        about=common_settings(rows),
         notes=tuple(notes),
     )
 
@@ -181,8 +178,6 @@ def reasons_table(pairs: pd.DataFrame) -> Table:
             optional=True,
             meaning="time of a verification, in the same",
         ),
-        Column("drafting\nms", number(), "row.draft_ms", optional=True),
-        Column("verifying\nms", number(), "row.verify_ms", optional=True),
         Column("predicted", times, "row.predicted_speedup", optional=True),
         Column("of\npredicted", "{:.0%}".format, share_of_predicted, optional=True).at("row"),
         Column(
@@ -208,14 +203,6 @@ def reasons_table(pairs: pd.DataFrame) -> Table:
 def _positions(rates: Sequence[float | None]) -> str:
     """`92 87 –`, in percent."""
     return " ".join(UNKNOWN if rate is None else f"{100 * rate:.0f}" for rate in rates)
-
-
-def _memory(words: Mapping[str, str], pair: Any) -> str | None:
-    """Bytes of the draft's own weights, or the method's word for them: `none`, `shared`."""
-    if pair.row.draft_method in words:
-        return words[pair.row.draft_method]
-    sizes = pair.row.draft_weight_bytes
-    return amount(sum(sizes.values())) if sizes else None
 
 
 def categories_table(pairs: pd.DataFrame) -> Table:
@@ -263,11 +250,6 @@ def _category_cell(name: str, differ: bool) -> Callable[[Any], str | None]:
 
 def arms_table(pairs: pd.DataFrame) -> Table:
     """Figures of each arm."""
-    words = {name: method.memory for name, method in METHODS.all().items() if method.memory}
-
-    def memory(item: Any) -> str | None:
-        return None if item.arm.arm == "regular" else _memory(words, item)
-
     arms = pairs.assign(arm=[run.rows for run in pairs.run]).explode("arm")
     columns = (
         PAIR,
@@ -278,15 +260,11 @@ def arms_table(pairs: pd.DataFrame) -> Table:
             optional=True,
         ),
         *(column.at("arm") for column in ARM),
-        Column("median\nms/token", number(), "arm.ms_per_token_median"),
         Column(
             "greedy texts\nidentical",
             of=lambda item: identical_texts(item.arm, item.run.prompt_rows),
             optional=True,
         ),
-        Column("target\nstep ms", number(), "arm.target_step_ms", optional=True),
-        Column("rest of an\niteration ms", number(), rest_ms, optional=True).at("arm"),
-        Column("the draft's\nweights", of=memory, optional=True),
     )
     return Table.of(
         "all_arms", "Times of each arm", arms.itertuples(), columns, faint="partial", in_full=True
