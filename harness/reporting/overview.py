@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 from harness.reporting.names import name_of
 from harness.reporting.table import Column, Table, TableRow
@@ -73,30 +71,17 @@ def files_table(files: Mapping[Path, int]) -> Table:
 def _facts(run: Run) -> dict[str, object]:
     """The environment of one run, line by line."""
     row = run.last
-    recorded: Mapping[str, Any] = {}
-    try:
-        # Missing, or damaged, in a directory that was tidied up.
-        read = json.loads(
-            ((run.directory or Path("/")) / "environment.json").read_text(encoding="utf-8")
-        )
-        recorded = read if isinstance(read, dict) else {}
-    except (OSError, ValueError):
-        pass
-    memory = recorded.get("total_memory_bytes")
-    machine: dict[str, object] = {
-        "host": recorded.get("hostname"),
-        "platform": recorded.get("platform"),
-        "cores": recorded.get("num_cores"),
-        "threads": row.num_threads,
-        "memory GB": f"{memory / 1e9:.0f}" if isinstance(memory, int) else None,
-        "Python": recorded.get("python"),
-    }
-    if row.is_elsewhere:
-        # The machine that asked, which may not be the one that answered.
-        machine = {f"client's {name}": value for name, value in machine.items()}
+    # Of a server those of the machine that asked.
+    threads = "client's threads" if row.is_elsewhere else "threads"
     versions = {name.removesuffix("_version"): getattr(row, name) for name in _VERSIONS}
     commit = short_commit(row.commit) if row.commit else None
-    return {"devices": row.devices, "server": row.server, **machine, **versions, "commit": commit}
+    return {
+        "devices": row.devices,
+        "server": row.server,
+        threads: row.num_threads,
+        **versions,
+        "commit": commit,
+    }
 
 
 def _listed(values: Iterable[object]) -> str:

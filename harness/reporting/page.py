@@ -141,7 +141,8 @@ def in_full(page: Page, *, of_sweep: bool = False) -> Answer:
     tables = page.full_tables
     lines = _found(page.title, page.doubts, page.finding)
     if tables and isinstance(page.tables[0], Table):
-        lines.append(tables.pop(0))
+        first = tables.pop(0)
+        lines += [first] if first.title else [Line(""), first]
     elif page.tables:
         lines += [Line(""), page.tables[0]]
     lines += _named(page.why, page.next[:_MOST_STEPS], of_sweep)

@@ -73,7 +73,7 @@ class Compare(Command):
     def page(self, runs: Sequence[Any]) -> Page | None:
         from harness.commands.compare.tables import races_page
 
-        return races_page([row for run in runs for row in run.rows])
+        return races_page(runs)
 
 
 RECORD = Compare()

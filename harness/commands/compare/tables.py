@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import statistics
+import textwrap
 from collections.abc import Sequence
 
 from harness.commands.compare.rows import CompareRow
 from harness.measuring.costs import tokens_per_iteration
-from harness.reporting.names import distinct_names
+from harness.reporting.names import Named, distinct_names
 from harness.reporting.page import Page, title_of_many
 from harness.reporting.table import (
     Column,
     Document,
     Line,
     Table,
-    TableRow,
     percent,
     sentences,
     times,
     visible,
 )
-from harness.reporting.words import common_settings, explained_by_rounding, labels, lossy_warning
+from harness.reporting.words import explained_by_rounding, labels, lossy_warning
 from harness.results.acceptance import Rejection
+from harness.results.runs import Run
 
 
 def verdict(row: CompareRow, is_session: bool = False) -> Document:
@@ -87,43 +87,31 @@ def rejections(rejected: Sequence[Rejection] | None) -> Document:
     return [Table.of("rejections", "", rejected, columns, notes=(note,), look="plain")]
 
 
-def races_page(rows: Sequence[CompareRow]) -> Page | None:
-    """All races that were timed, which are an impression and no finding; None where there are none."""
-    table = races_table(rows)
-    return Page(title_of_many(rows), tables=[table]) if table.rows else None
-
-
-def races_table(rows: Sequence[CompareRow]) -> Table:
-    """One row per pair, settings and K, over all races that were timed."""
-    timed = [row for row in rows if row.regular_ms_per_token is not None]
-    races_by_name: dict[tuple[str, object], list[CompareRow]] = {}
-    for name, row in zip(distinct_names(timed), timed, strict=True):
-        cell = f"{name.pair}\n{' · '.join(name.settings.values())}".strip()
-        races_by_name.setdefault((cell, name.num_draft_tokens), []).append(row)
-    lines = []
-    for (cell, num_draft_tokens), races in races_by_name.items():
-        compared = [row for row in races if row.why_no_verdict is None]
-        speedups = [row.speedup for row in compared if row.speedup is not None]
-        rates = [row.acceptance_rate for row in races if row.acceptance_rate is not None]
-        median = statistics.median(speedups) if speedups else None
-        least_to_most = None
-        if len(speedups) > 1:
-            least_to_most = f"{min(speedups):.2f} to {max(speedups):.2f}"
-        accepted = statistics.fmean(rates) if rates else None
-        figures = (cell, num_draft_tokens, len(races), median, least_to_most, accepted)
-        lines.append(TableRow(figures))
+def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
+    """A row for each race that was timed, which is an impression and no finding; None where there are none."""
+    timed = [(run, row) for run in runs for row in run.rows if row.regular_ms_per_token is not None]
+    if not timed:
+        return None
+    rows = [row for _, row in timed]
+    names = distinct_names(rows)
+    races = [Named(name, run, row) for name, (run, row) in zip(names, timed, strict=True)]
     columns = (
-        Column("pair", text=True),
-        Column("K", identifies_row=True),
-        Column("prompts"),
-        Column("median speed-up", times),
-        Column("least to most"),
-        Column("accepted", percent),
+        Column("pair", text=True, of=_pair_and_settings, once=True),
+        Column("K", of="name.num_draft_tokens", identifies_row=True),
+        Column("prompt", lambda text: textwrap.shorten(text, 40), "row.prompt", text=True),
+        Column(
+            "speed-up", times, lambda race: None if race.row.why_no_verdict else race.row.speedup
+        ),
+        Column("accepted", percent, "row.acceptance_rate"),
     )
     about = "Single prompts, timed once each: an impression, not a measurement."
-    if common := common_settings(timed):
-        about = f"{common}. {about}"
-    return Table("races", "Prompts raced in compare", columns, tuple(lines), about)
+    table = Table.of("races", "Prompts raced in compare", races, columns, about=about)
+    return Page(title_of_many(rows), tables=[table])
+
+
+def _pair_and_settings(race: Named[CompareRow]) -> str:
+    """Without circumstances: prompts are raced one after the other."""
+    return " · ".join([race.name.pair, *race.name.settings.values()])
 
 
 def _quoted(token: str) -> str:

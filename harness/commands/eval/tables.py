@@ -22,7 +22,6 @@ from harness.reporting.table import (
 )
 from harness.reporting.words import (
     arm_name,
-    common_settings,
     lossy_warning,
     pair_name,
     settings_line,
@@ -156,7 +155,7 @@ def accuracy_table(runs: Sequence[Run]) -> Table:
         Column("asked", of="row.num_prompts"),
         Column("correct %\n± Wald", of=_with_margin),
         Column("Wilson\n95 %", of=_wilson).at("row"),
-        Column("parsed", of="row.num_parsed", optional=True),
+        Column("parsed", of=_num_parsed, optional=True).at("row"),
         Column("difference", _difference, "row.difference", optional=True, reference=0),
         Column("McNemar p", "{:.2g}".format, "row.mcnemar_p_value", optional=True),
         Column("ms per\nanswer", number(), "row.ms_per_answer"),
@@ -168,7 +167,6 @@ def accuracy_table(runs: Sequence[Run]) -> Table:
         notes.append(_NO_WIDTH)
     if any(line.row.published_accuracy is not None for line in lines):
         notes.append(MULTIPLICATION_NOTE)
-    common = common_settings([line.row for line in lines])
     return Table.of(
         "accuracy",
         "Accuracy",
@@ -176,7 +174,7 @@ def accuracy_table(runs: Sequence[Run]) -> Table:
         columns,
         strong=lambda line: with_seeds and line.row.seed == "all",
         faint=lambda line: line.row.status != "ok",
-        about=f"{common}. Difference: speculative minus regular, percentage points.",
+        about="Difference: speculative minus regular, percentage points.",
         notes=tuple(notes),
     )
 
@@ -229,6 +227,11 @@ def _with_margin(line: Named) -> str | None:
     if rate is None or high is None:
         return None
     return f"{_percent(rate)} ± {_percent(high - rate)}"
+
+
+def _num_parsed(row: EvalRow) -> int | None:
+    """How many answers had a number, where not all did."""
+    return None if row.num_parsed == row.num_prompts else row.num_parsed
 
 
 def _wilson(row: EvalRow) -> str | None:

@@ -9,10 +9,11 @@ import pytest
 from rich.console import Console
 
 from harness.commands.compare.rows import CompareRow
-from harness.commands.compare.tables import races_table, rejections, verdict
+from harness.commands.compare.tables import races_page, rejections, verdict
 from harness.reporting.table import Line
 from harness.reporting.terminal import print_document
 from harness.results.acceptance import Rejection
+from harness.results.runs import Run
 
 ROW: dict[str, Any] = {
     "model": "13B", "draft": "7B", "num_draft_tokens": 4, "speedup": 2.0, "acceptance_rate": 0.75, "lossy": False,
@@ -112,25 +113,32 @@ def test_rejections_show_spaces_and_cannot_steer_the_terminal() -> None:
     ]
 
 
-def test_races_of_a_pair_are_one_row() -> None:
+def races(*rows: CompareRow) -> list[tuple[str, ...]]:
+    """The cells of the page's table."""
+    page = races_page([Run([row]) for row in rows])
+    if page is None:
+        return []
+    (table,) = page.full_tables
+    return table.shown()[1]
+
+
+def test_each_race_is_a_row() -> None:
     rows = [
         CompareRow(**ROW),
         CompareRow(**(ROW | {"speedup": 3.0, "acceptance_rate": 0.25})),
         CompareRow(**(ROW | {"num_draft_tokens": 2})),
         CompareRow(**(ROW | {"regular_ms_per_token": None, "speedup": None})),
     ]
-    table = races_table(rows)
-    assert table.shown()[1] == [
-        ("13B with 7B", "4", "2", "2.50×", "2.00 to 3.00", "50.0%"),
-        ("13B with 7B", "2", "1", "2.00×", "", "75.0%"),
+    assert [(cells[0], cells[1], *cells[3:]) for cells in races(*rows)] == [
+        ("13B with 7B", "4", "2.00×", "75.0%"),
+        ("", "4", "3.00×", "25.0%"),
+        ("", "2", "2.00×", "75.0%"),
     ]
-    assert table.about.startswith("greedy. ")
-    assert races_table(rows[3:]).rows == ()
+    assert races(rows[3]) == []
 
 
-def test_races_in_different_settings_are_not_pooled() -> None:
+def test_races_in_different_settings_have_names_of_their_own() -> None:
     other = {"engine": "huggingface", "max_new_tokens": 8, "speedup": 1.2}
-    rows = [CompareRow(run="1", **ROW), CompareRow(run="2", **ROW | other)]
-    shown = races_table(rows).shown()[1]
+    shown = races(CompareRow(run="1", **ROW), CompareRow(run="2", **ROW | other))
     assert [cells[3] for cells in shown] == ["2.00×", "1.20×"]
     assert "engine huggingface" in shown[1][0]

@@ -46,7 +46,6 @@ def test_a_gain_comes_with_interval_and_reason() -> None:
     assert mentions(text, "62.5%", "3.50")
     assert mentions(text, "of those tested", "76.9%")
     assert "100%  75%  67%  –" in text
-    assert "0: 0%  1: 25%  2: 25%  3: 25%  4: 25%  of 4 iterations" in text
     assert mentions(text, "630.00", "280.00", "330.00", "20.00", "320.00")
     assert mentions(text, "3.50 / (4.00 × 0.219 + 1.03) = 1.90×", "96%")
     assert "why" not in text

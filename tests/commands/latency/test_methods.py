@@ -106,4 +106,4 @@ def test_recovery_finds_the_lossy_rule_and_no_other(
     outcome = harness(
         "recovery", *chatty, *DRAWN, *METHODS[method][0], code=int(method == "typical")
     )
-    assert ("Lossy" if method == "typical" else "Lossless") in outcome.summary
+    assert ("  lossy" if method == "typical" else "  lossless") in outcome.summary

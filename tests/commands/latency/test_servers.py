@@ -105,7 +105,6 @@ def test_nothing_about_a_server_is_taken_from_the_settings(harness: Harness, ser
     report = harness("report", "--output=page").stdout
     assert "K=8" not in report
     assert "tiny_medusa (as labelled)" in report
-    assert "client's host" in Path("page/report.md").read_text(encoding="utf-8")
 
 
 def test_a_model_that_is_not_served_is_refused(harness: Harness, serve: Serve) -> None:

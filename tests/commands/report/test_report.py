@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from pathlib import Path
 from typing import Any
 
@@ -477,9 +476,6 @@ def test_accuracy_comes_with_bounds_and_the_published_figure(tmp_path: Path) -> 
 def test_categories_come_from_the_prompts_of_the_run(tmp_path: Path) -> None:
     run, other = latency_run(), latency_run(2, 1.1)
     write(tmp_path / "latency.csv", run, other)
-    (tmp_path / "environment.json").write_text(
-        json.dumps({"hostname": "box", "total_memory_bytes": 64_000_000_000})
-    )
     times = [("code", 50.0)] * 2 + [("code", 40.0)] * 2 + [("chat", 80.0)]
     prompts = prompt_rows(run, times)
     write(
@@ -494,7 +490,7 @@ def test_categories_come_from_the_prompts_of_the_run(tmp_path: Path) -> None:
     # One prompt has no speed-up worth a figure.
     assert [cell.split("\n")[0] for cell in shown[1:]] == ["2.22×", "1.50 tokens"]
     assert shown[1].endswith("1.50 tokens")
-    assert ("host", "box") in cells(report, "environment")
+    assert ("devices", "NVIDIA A100") in cells(report, "environment")
     # They are found through the run's directory too.
     far = latency_run(directory=str(tmp_path / "far")), latency_run(2, 1.1)
     write(tmp_path / "results" / "latency.csv", *far)
@@ -527,8 +523,8 @@ def test_every_race_counts(tmp_path: Path) -> None:
         )
         for index, (run, speedup) in enumerate(races)
     ]
-    (shown,) = cells(build([write(tmp_path / "compare.csv", rows)]), "races")
-    assert shown[2:5] == ("3", "2.00×", "1.50 to 2.50")
+    shown = cells(build([write(tmp_path / "compare.csv", rows)]), "races")
+    assert sorted(row[-2] for row in shown) == ["1.50×", "2.00×", "2.50×"]
 
 
 def test_made_up_pairs_come_behind_real_ones_and_are_labelled(tmp_path: Path) -> None:

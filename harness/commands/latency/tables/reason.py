@@ -36,7 +36,6 @@ def reason(regular: LatencyRow, row: LatencyRow) -> list[Table]:
     acceptance = (
         ("acceptance", _acceptance(row)),
         ("by position", _by_position(of_all, "of all iterations, as vLLM has it")),
-        ("accepted", _histogram(row.acceptance_histogram or [])),
         ("of those tested", _of_those_tested(row)),
         ("by position", _by_position(tested, "of those tested there")),
         ("where drafted", _where_drafted(row)),
@@ -111,15 +110,6 @@ def _by_position(rates: Sequence[float | None] | None, denominator: str) -> str 
         return None
     percentages = [UNKNOWN if rate is None else f"{rate:.0%}" for rate in rates]
     return f"{'  '.join(percentages)}  {denominator}"
-
-
-def _histogram(histogram: Sequence[int]) -> str | None:
-    """`0: 25%  1: 75%  of 4 iterations`."""
-    total = sum(histogram)
-    if not total:
-        return None
-    shares = [f"{count}: {how_often / total:.0%}" for count, how_often in enumerate(histogram)]
-    return "  ".join([*shares, f"of {total} iterations"])
 
 
 def _prediction(regular: LatencyRow, row: LatencyRow) -> list[tuple[str, str]]:
