@@ -100,12 +100,11 @@ def main() -> None:
     turns = [(one, place) for one in readings for place in range(len(one.turns))]
     conversations = [place for place, texts in enumerate(together) for _ in texts]
     for part in parts_of(turns, [text for texts in together for text in texts], conversations):
-        # A conversation without the part counts nothing to both.
-        own_tokens = np.zeros(len(readings))
-        own_iterations = np.zeros(len(readings))
-        for place, num_tokens in part.num_tokens.items():
-            own_tokens[place] = num_tokens
-            own_iterations[place] = part.shares[place][K - 1]
+        # A conversation without the part adds nothing to either.
+        places = range(len(readings))
+        own_tokens = np.array([part.num_tokens.get(place, 0) for place in places], float)
+        nothing = np.zeros(K)
+        own_iterations = np.array([part.shares.get(place, nothing)[K - 1] for place in places])
         coverage(f"{part.by} {part.name}", own_tokens, own_iterations, sizes=(20, 50, 100))
     decoded(
         pair, settings, readings[: options.decoded], together, passes, num_together / len(readings)

@@ -11,14 +11,14 @@ if TYPE_CHECKING:
 
 
 class FaultRecord(Record):
-    """A mistake as it is known without its code. Inherit from `local.engine.fault.Fault`, which has that.
+    """A mistake as it is known without its code, which `local.engine.fault.Fault` adds: inherit from that.
 
     Attributes:
-        in_texts: whether texts change; else the log-probabilities that `serve` returns with them, alone.
+        in_texts: whether texts change; otherwise only the log-probabilities that `serve` returns with them.
         in_greedy_texts: whether greedy texts change too, and not only the probabilities that tokens are drawn with.
         in_trees: whether drafts that propose trees can have it.
         fewest_rows: how many rows must be decoded at once before it changes anything.
-        lenience: in place of the run's; None to keep that.
+        lenience: replaces the run's; None keeps the run's.
     """
 
     in_texts: ClassVar[bool] = True
@@ -27,10 +27,10 @@ class FaultRecord(Record):
     fewest_rows: ClassVar[int] = 1
     lenience: ClassVar[float | None] = None
 
-    def is_idle(self, decoding: DecodingSettings) -> str | None:
-        """The settings of decoding with which it changes nothing, in words; None where it does."""
+    def why_idle(self, decoding: DecodingSettings) -> str | None:
+        """Why it changes nothing in these texts, as the end of a sentence; None where it changes them."""
         if not self.in_texts:
-            return "in texts, but in the log-probabilities of serve"
+            return "in texts, only in the log-probabilities of serve"
         is_greedy = decoding.temperature == 0
         return "at decoding.temperature=0" if is_greedy and not self.in_greedy_texts else None
 

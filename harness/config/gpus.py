@@ -13,9 +13,9 @@ class Gpu(NamedTuple):
     """A GPU on its maker's data sheet.
 
     Attributes:
-        pattern: a regular expression found in what torch or the system calls it.
+        pattern: a regular expression found in what torch, the system or a table calls it.
         memory: `own`, or `shared` with the processor.
-        memory_gb: as sold; the most of those that are sold by this name.
+        memory_gb: as sold; the largest size that is sold under this name.
         bandwidth_gb_s: in 10^9 bytes per second.
     """
 
@@ -36,8 +36,10 @@ def known_gpus() -> tuple[Gpu, ...]:
     )
 
 
-def known_gpu(device: str) -> Gpu | None:
-    """The first GPU of the table whose pattern is found in torch's name for `device`; None for an
-    unknown one.
+def known_gpu(device_name: str) -> Gpu | None:
+    """The first GPU of the table whose pattern is found in `device_name`; None for an unknown one, and for an instance
+    (MIG) that has a part of one.
     """
-    return next((gpu for gpu in known_gpus() if re.search(gpu.pattern, device)), None)
+    if re.search(r"\bMIG\b", device_name):
+        return None
+    return next((gpu for gpu in known_gpus() if re.search(gpu.pattern, device_name)), None)

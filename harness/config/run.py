@@ -72,7 +72,7 @@ class RunSettings:
     runner: RunnerName = "auto"
     engine: EngineSettings = _LOCAL
 
-    # Whether the command asks the speculative arm alone where an engine elsewhere answers, and compares it with the
+    # Whether, with an engine elsewhere, the command asks the speculative arm alone and judges its answers by the
     # weights that `draft=` names.
     JUDGES_DRAFT: ClassVar[bool] = False
     # Whether a loaded draft may draft nothing (K of 0).
@@ -95,7 +95,7 @@ class RunSettings:
             require(timeout > 0, "job_timeout_s", "must be positive", timeout)
 
     def check_engine(self, engine: Abilities) -> None:
-        """Raise a SettingError for an engine that this command cannot use."""
+        """Raise a SettingError for an engine that this command cannot use; commands override it."""
 
     @property
     def pair_identity(self) -> tuple[object, ...]:
@@ -141,7 +141,7 @@ class RunSettings:
 
     @property
     def num_levels(self) -> int | None:
-        """The most levels of the trees that are proposed; None for chains."""
+        """The largest depth of the trees that are proposed; None for chains."""
         is_tree = self.draft is not None and self.draft.most_nodes
         return self.most_draft_tokens if is_tree else None
 

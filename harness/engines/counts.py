@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -12,13 +13,13 @@ class Counts:
 
     Attributes:
         generated: new tokens.
-        drafts: iterations that verified draft tokens.
+        drafts: verifications of draft tokens.
         proposed, accepted: draft tokens.
         accepted_at: by position from 0, iterations in which the draft token there was accepted.
         preempted: requests that lost their place in the cache to others, and are read again.
         cached: tokens of prompts that were taken from a cache.
         first_tokens, first_token_s: requests that got their first token, and the sum of their times until then.
-        restarts: of the server. Growth over one is not known.
+        restarts: how often the server has restarted. Growth over a restart is not known.
         running: requests that it answers now, or that wait. It does not grow.
         cache_size: tokens for which its cache has room. It does not grow.
     """
@@ -47,21 +48,24 @@ COUNTED = tuple(one.name for one in fields(Counts) if one.name != "restarts")
 _GROWING = tuple(name for name in COUNTED if name not in ("accepted_at", "running", "cache_size"))
 
 
-def added(counts: Counts, others: Counts, times: int = 1) -> Counts:
-    """The sum of both, the others counted `times` times; what does not grow is as in the first."""
-    sums: dict[str, float] = {"restarts": counts.restarts + times * others.restarts}
+def added(counts: Counts, other: Counts, sign: Literal[1, -1] = 1) -> Counts:
+    """The sum of both, or with -1 the difference; what does not grow is as in the first.
+
+    A counter that one of them lacks is 0 there: servers show some of them only after the first event.
+    """
+    sums: dict[str, float] = {"restarts": counts.restarts + sign * other.restarts}
     for name in _GROWING:
-        value, other = getattr(counts, name), getattr(others, name)
-        if value is not None or other is not None:
-            sums[name] = (value or 0.0) + times * (other or 0.0)
+        first, second = getattr(counts, name), getattr(other, name)
+        if first is not None or second is not None:
+            sums[name] = (first or 0.0) + sign * (second or 0.0)
     accepted_at = dict(counts.accepted_at)
-    for position, number in others.accepted_at.items():
-        accepted_at[position] = accepted_at.get(position, 0.0) + times * number
+    for position, number in other.accepted_at.items():
+        accepted_at[position] = accepted_at.get(position, 0.0) + sign * number
     return replace(counts, accepted_at=accepted_at, **sums)
 
 
 def growth(now: Counts, before: Counts) -> Counts:
-    """How much counters grew; none of them where one fell, or the server was restarted."""
+    """How much counters grew; all unknown where one fell, or the server was restarted."""
     grown = added(now, before, -1)
     numbers = [getattr(grown, name) or 0.0 for name in _GROWING]
     has_fallen = min([*numbers, *grown.accepted_at.values()]) < 0

@@ -1,6 +1,6 @@
 """The record of decided tokens that every way of generating yields: our loops, transformers and servers.
 
-It is a value without imports. `local/decoding`, which imports nothing else of ours, makes it.
+It imports nothing of ours. `local/decoding`, which imports nothing else of ours, makes it.
 """
 
 from __future__ import annotations
@@ -38,15 +38,15 @@ class Iteration:
     lists are parallel to `rows`.
 
     Attributes:
-        rows: their numbers, in the order in which rows joined the batch, from 0.
+        rows: their numbers: 0 for the first one that joined the batch, and so on.
         tokens: the tokens each row gained, at least one, cut after a stop token or at the length
             limit.
         origins: where each of `tokens` comes from.
         proposed: the draft tokens verified; empty in regular decoding.
         num_accepted: how many of `proposed` were accepted.
         verdict: the verification itself; None where nothing was verified.
-        logits: by number, of the rows whose request keeps them: the target's tensor [n, V], on the
-            device. The i-th decided the i-th of `tokens`, which may be fewer. For chains alone.
+        logits: of rows whose request keeps them, by row number: the target's logits [n, V], on the device. logits[i]
+            decided tokens[i]; n may be more than the number of tokens. For chains alone.
     """
 
     rows: list[int]

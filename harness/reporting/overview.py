@@ -35,13 +35,12 @@ def failures_table(failures: Sequence[Run]) -> Table:
 
 def environment_table(runs: Sequence[Run]) -> Table:
     """Where the runs ran: a column for each set of devices and versions."""
-    where = attrgetter(*_ENVIRONMENT)
-    alike = [*grouped(runs, lambda run: where(run.last)).values()]
+    environment_of = attrgetter(*_ENVIRONMENT)
+    groups = [*grouped(runs, lambda run: environment_of(run.last)).values()]
     environments = []
-    for runs_there in alike[:_MOST_ENVIRONMENTS]:
+    for runs_there in groups[:_MOST_ENVIRONMENTS]:
         facts = [_facts(run) for run in runs_there]
-        named = dict.fromkeys(name for fact in facts for name in fact)
-        lines = {name: _listed(fact.get(name) for fact in facts) for name in named}
+        lines = {name: _listed(fact[name] for fact in facts) for name in facts[0]}
         days = sorted(run.last.timestamp[:10] for run in runs_there if run.last.timestamp)
         lines["when"] = " to ".join(dict.fromkeys([days[0], days[-1]])) if days else ""
         lines["measurements"] = str(len(runs_there))
@@ -50,15 +49,17 @@ def environment_table(runs: Sequence[Run]) -> Table:
     for number, environment in enumerate(environments, 1):
         heading = str(number) if len(environments) > 1 else ""
         columns.append(Column(heading, text=True, of=environment.get))
-    # The names of the lines that are known of some environment, in order and each once.
-    names = [name for environment in environments for name, text in environment.items() if text]
-    num_more = len(alike) - len(environments)
+    # All environments have the same lines; those that are known of none are left out.
+    names = [
+        name
+        for name in (environments[0] if environments else ())
+        if any(lines[name] for lines in environments)
+    ]
+    num_more = len(groups) - len(environments)
     notes = (
         (f"{num_more} more sets of devices and versions are in the CSV files.",) if num_more else ()
     )
-    return Table.of(
-        "environment", "Environment", dict.fromkeys(names), columns, notes=notes, in_full=True
-    )
+    return Table.of("environment", "Environment", names, columns, notes=notes, in_full=True)
 
 
 def files_table(files: Mapping[Path, int]) -> Table:
@@ -69,23 +70,23 @@ def files_table(files: Mapping[Path, int]) -> Table:
 
 
 def _facts(run: Run) -> dict[str, object]:
-    """The environment of one run, line by line."""
+    """The environment of one run, line by line; the same lines for every run."""
     row = run.last
-    # Of a server those of the machine that asked.
-    threads = "client's threads" if row.is_elsewhere else "threads"
     versions = {name.removesuffix("_version"): getattr(row, name) for name in _VERSIONS}
     commit = short_commit(row.commit) if row.commit else None
     return {
         "devices": row.devices,
         "server": row.server,
-        threads: row.num_threads,
+        "threads": None if row.is_elsewhere else row.num_threads,
+        # Those of the machine that asked a server.
+        "client's threads": row.num_threads if row.is_elsewhere else None,
         **versions,
         "commit": commit,
     }
 
 
 def _listed(values: Iterable[object]) -> str:
-    """Different values, the first three of them."""
+    """The first different values, and how many more there are."""
     distinct = list(dict.fromkeys(str(value) for value in values if value not in (None, "")))
     num_more = len(distinct) - _MOST_LISTED
     return ", ".join(distinct[:_MOST_LISTED]) + (f" and {num_more} more" if num_more > 0 else "")

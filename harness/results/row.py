@@ -88,10 +88,10 @@ def _column(
     unit: str = "",
     path: str = "",
     pools: Pooling | None = None,
-    **interval: str,
+    ends: str = "",
 ) -> Any:
     metadata = {"kind": kind, "text": text, "unit": unit, "path": path, "pools": pools}
-    return field(default=None, metadata=metadata | {"interval": interval})
+    return field(default=None, metadata=metadata | {"ends": ends})
 
 
 def setting(text: str, path: str = "", unit: str = "") -> Any:
@@ -202,7 +202,7 @@ def kind_of(header: Iterable[str], kinds: Iterable[type[Row]]) -> type[Row] | No
     """The kind of the rows in a file with these columns; None for a file of none of these kinds."""
     columns = set(header)
     fitting = [kind for kind in kinds if columns.issuperset(("run", *kind.recognised_by))]
-    # Some add columns to others.
+    # Where a kind has all columns of another one and more, files with all of them are its own.
     return max(fitting, key=lambda kind: len(kind.columns()), default=None)
 
 
@@ -218,7 +218,7 @@ def _described(column: Field[Any], hint: Any) -> dict[str, ColumnDescription]:
         elif part is not types.NoneType:
             values.append(part)
     metadata = dict(column.metadata)
-    interval = metadata.pop("interval")
+    ends = metadata.pop("ends")
     described = ColumnDescription(
         field=column.name,
         part="",
@@ -228,9 +228,8 @@ def _described(column: Field[Any], hint: Any) -> dict[str, ColumnDescription]:
         words=words,
         optional=types.NoneType in parts,
     )
-    if not interval:
+    if not ends:
         return {column.name: described}
-    ends = interval["ends"]
     if described.type is list:
         estimate = replace(described, part="estimate", type=list, hint=list[float])
         end = replace(estimate, pools=None)
@@ -318,6 +317,6 @@ def _fits(value: Any, hint: Any) -> bool:
     if isinstance(value, int) and abs(value) > _LARGEST:
         return False
     if hint is float:
-        # JSON has whole numbers without a point.
+        # A whole number may be written without a point.
         return isinstance(value, int | float) and math.isfinite(value)
     return isinstance(value, hint)

@@ -13,6 +13,8 @@ from harness.config.gpus import known_gpu, known_gpus
     ("device", "name"),
     [
         ("NVIDIA H100 80GB HBM3", "H100 SXM"),
+        # An eighth of one has an eighth of its memory's speed.
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
         ("NVIDIA GB10", "GB10"),
         ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000"),
         ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTX PRO 6000"),

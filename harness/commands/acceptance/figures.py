@@ -24,6 +24,7 @@ def best_row(rows: Sequence[AcceptanceRow]) -> AcceptanceRow:
 
 
 def estimate_of(figure: Interval | None) -> float:
+    """The estimate; 0 where there is none."""
     return 0.0 if figure is None else figure.estimate
 
 
@@ -47,7 +48,7 @@ def curve_names(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:
     """Runs by target, and by what distinguishes them."""
     found: dict[str, dict[str, Run]] = {}
     for named in named_runs(runs):
-        # Where two drafts are called the same, their settings have the path that the name is already.
+        # Drafts of the same name are told apart by their path, which `draft` of the row is already.
         settings = {**named.name.settings, "draft": ""}
         details = [*filter(None, settings.values()), *named.name.circumstances]
         name = " · ".join([str(named.row.draft), *details])

@@ -1,6 +1,6 @@
 """`compare`: type a prompt and watch both decoders race.
 
-`compare_lines` reads the prompts, `compare_display` draws the texts while they grow.
+`lines.py` reads the prompts, `display.py` draws the texts while they grow.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class Compare(Experiment):
     def _laps(
         self, session: Session, engine: Engine, question: Question, view: View
     ) -> Iterator[Generation]:
-        """Run one arm after the other, and show its text while it grows; nothing of a short race."""
+        """Run each arm in turn and show its text while it grows; a race too short to watch shows nothing."""
         settings: Any = session.settings
         if settings.json:
             for arm in engine.arms:

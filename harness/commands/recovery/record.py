@@ -106,7 +106,7 @@ class RecoverySettings(PromptedSettings):
         rule = "must be none where decoding.synthetic_acceptance replaces the acceptance rule"
         by_rule = self.decoding.synthetic_acceptance is None
         require(by_rule, "fault", rule, self.fault)
-        idle = fault.is_idle(self.decoding)
+        idle = fault.why_idle(self.decoding)
         require(idle is None, "fault", f"changes nothing {idle}", self.fault)
         if self.draft is not None and self.draft.most_nodes:
             of_trees = [name for name, one in FAULTS.all().items() if one.in_trees]

@@ -1,5 +1,5 @@
 """Speculative decoding for one row, to be read: `loops.speculative` without batches, other rules,
-other drafters and work ahead of the host. Tests hold both to the same tokens.
+other drafters and work before earlier results are known. Tests hold both to the same tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def speculative_reference(
     max_new_tokens: int,
     stop_tokens: Collection[int] = (),
 ) -> list[int]:
-    """Return the tokens that follow a prompt, at most `max_new_tokens`, up to the first stop token.
+    """Return the tokens that follow a prompt, at most `max_new_tokens`, up to and with the first stop token.
 
     This is Leviathan et al. 2023, algorithm 1, and Chen et al. 2023, algorithm 2.
 

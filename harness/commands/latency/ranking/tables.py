@@ -149,7 +149,7 @@ def reasons_table(pairs: pd.DataFrame) -> Table:
         return None if costs is None else getattr(costs, name)
 
     def marginal_alone(row: LatencyRow) -> Sequence[float | None] | None:
-        # Where a server's counters report no more than acceptance over all iterations.
+        # Only of a server whose counters give acceptance over all iterations, and nothing finer.
         return row.marginal_acceptance_by_position if row.acceptance_by_position is None else None
 
     def limit(pair: Any) -> str | None:
@@ -224,7 +224,7 @@ def categories_table(pairs: pd.DataFrame) -> Table:
         divided.items(),
         columns,
         about=(
-            "Speed-up (of four prompts or more), its 95 % interval (of eight), and tokens per iteration; the number of"
+            "Speed-up (from four prompts), its 95 % interval (from eight) and tokens per iteration; the number of"
             " prompts in brackets."
         ),
     )

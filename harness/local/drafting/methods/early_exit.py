@@ -30,7 +30,7 @@ class EarlyExitSettings(SampledDraftSettings):
         layers: how many of the target's layers draft; a quarter of them if None.
     """
 
-    # A list of one, because `draft.layers` of a head is a list.
+    # One number in a tuple, because `draft.layers` of a head is a list.
     layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:

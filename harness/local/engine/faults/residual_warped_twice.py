@@ -15,10 +15,10 @@ from harness.local.engine.fault import Fault
 
 
 class ResidualWarpedTwice(Fault):
-    def is_idle(self, decoding: DecodingSettings) -> str | None:
+    def why_idle(self, decoding: DecodingSettings) -> str | None:
         if decoding.temperature == 1 and decoding.top_k == 0 and decoding.top_p == 1:
             return "at decoding.temperature=1 without top_k or top_p"
-        return super().is_idle(decoding)
+        return super().why_idle(decoding)
 
     def verdict(self, rule: Callable[[Offer], Verdict], offer: Offer, warp: Warp) -> Verdict:
         verdict = rule(offer)
