@@ -157,8 +157,8 @@ def own_methods(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Non
         file = getattr(sys.modules[name], "__file__", None)
         if file is not None and tmp_path in Path(file).parents:
             del sys.modules[name]
-    METHODS.forget()
-    RULES.forget()
+    METHODS._loaded.clear()
+    RULES._loaded.clear()
 
 
 @pytest.fixture(autouse=True)

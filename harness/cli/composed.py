@@ -181,7 +181,7 @@ def _settings(command: Command, plain: dict[str, Any], manifest: Manifest | None
         limit = settings.job_timeout_s
         if limit is not None:
             raise SettingError("job_timeout_s", "needs -m: it ends jobs of a sweep", limit)
-    elif engine_of(settings).location(settings.engine) is not None:
+    elif settings.engine.url is not None:
         for name in manifest.choices:
             if name in ("draft", "decoding.num_draft_tokens") or name.startswith("draft."):
                 rule = (

@@ -17,6 +17,13 @@ class EngineSettings:
     name: str = "local"
 
     @property
+    def url(self) -> str | None:
+        """Where it computes, for rows: the address of a server, of the one that speculates if there are two; None for
+        this machine.
+        """
+        return None
+
+    @property
     def has_rate(self) -> bool:
         """Whether the prompts of a question are sent at a rate, however many are in flight."""
         return False

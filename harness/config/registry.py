@@ -148,10 +148,6 @@ class Registry(Generic[AnyRecord]):
         file = inspect.getsourcefile(type(self[name]))
         return Path(file).read_bytes() if file else b""
 
-    def forget(self) -> None:
-        """Load records again when they are next asked for."""
-        self._loaded.clear()
-
     def _load(self, name: str) -> AnyRecord:
         in_file = _IN_FILE.fullmatch(name)
         installed = self._installed()

@@ -169,14 +169,6 @@ class EngineRecord(RecordWithSettings, Abilities):
             instead = "; servers need none of them: harness latency -- llama-server ..."
             require_local("engine", self.name, instead)
 
-    def location(self, settings: Any) -> str | None:
-        """Where it computes, for rows; None for this machine.
-
-        Args:
-            settings: of the class `settings`.
-        """
-        return None
-
     def identities(self, settings: Any) -> Sequence[ServerIdentity] | None:
         """The servers that run already as they describe themselves now; None where one does not answer.
 
@@ -202,10 +194,6 @@ class EngineRecord(RecordWithSettings, Abilities):
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
         """Columns about the pair that are known of an engine that does not load it, such as K in a server's command."""
         return {}
-
-    def advice(self, run: RunSettings) -> str | None:
-        """A line for the user before anything is measured; None without any."""
-        return None
 
     def open(self, opening: Opening) -> Engine:
         """An engine that is ready for questions.

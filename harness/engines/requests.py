@@ -173,10 +173,6 @@ class Load:
     extra: Sequence[RequestRecord] = ()
     offered_s: float = 0.0
 
-    @property
-    def mean_in_flight(self) -> float:
-        return self.request_seconds / self.seconds
-
 
 def as_records(arrivals: Iterable[Mapping[int, list[int]]], num_rows: int) -> Iterator[Iteration]:
     """Records of tokens that arrive together, which come as a mapping from the row to its tokens.

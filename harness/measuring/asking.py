@@ -31,7 +31,7 @@ from typing import NamedTuple
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Question
 from harness.engines.registry import engine_of
-from harness.measuring.prompts.encoding import Encoded, chats_of
+from harness.measuring.prompts.encoding import Encoded, chats_of, encode
 from harness.measuring.prompts.sets import Occurrence, PromptSet
 from harness.measuring.session import Session
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
@@ -142,7 +142,7 @@ def warmup_question(
     measured = set(encoded.indices)
     others = [prompt for prompt in prompt_set.prompts if prompt.index not in measured]
     others = others[: _MOST_WARMUP * size]
-    pairs = zip(others, session.encode_unchecked(others), strict=True)
+    pairs = zip(others, encode(session.planned, session.settings, others), strict=True)
     short = [(prompt, ids) for prompt, ids in pairs if len(ids) <= encoded.longest]
     salts = ["warm-up"] * size
     if len(short) < size:

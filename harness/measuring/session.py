@@ -27,9 +27,8 @@ from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.measurement import Measurement, further_settings, identify
 from harness.measuring.progress import note, say
-from harness.measuring.prompts.encoding import Encoded, encode, encode_set, origin, transcribe
+from harness.measuring.prompts.encoding import Encoded, encode, encode_set, origin
 from harness.measuring.prompts.sets import Prompt, PromptSet
-from harness.measuring.prompts.transcripts import Reading
 from harness.results.acceptance import Acceptance
 from harness.results.environment import environment_columns, new_run_id, write_environment
 from harness.results.files import append_rows
@@ -196,15 +195,6 @@ class Session:
             raise SettingError(setting, f"it has {excess.num_prompt_tokens} tokens; {excess.rule}")
         return token_ids
 
-    def encode_unchecked(self, prompts: Sequence[Prompt]) -> list[list[int]]:
-        """Token ids as `encode` has them, also of prompts that are too long for the models."""
-        return encode(self.planned, self.settings, prompts)
-
-    def readings_of(self, prompt: Prompt) -> list[Reading]:
-        """The transcripts of a recorded conversation."""
-        settings: Any = self.settings
-        return transcribe(self.planned, settings, prompt)
-
     def encode_set(
         self, prompt_set: PromptSet, prompts: tuple[Prompt, ...], new_tokens: int
     ) -> Encoded:
@@ -254,9 +244,6 @@ class Session:
         self.identify()
         settings = self.settings
         engine = engine_of(settings)
-        advice = engine.advice(settings)
-        if advice is not None:
-            say(advice)
         if engine.loads_pair:
             demand = Demand(
                 batch_size,
@@ -273,8 +260,8 @@ class Session:
                 note(self.placed.describe())
                 self.devices = self.placed.device_names()
         else:
-            elsewhere = engine.location(settings.engine)
-            self.devices = device_names() if elsewhere is None else [elsewhere]
+            address = settings.engine.url
+            self.devices = device_names() if address is None else [address]
         write_environment(self.directory, self.devices)
         return self.placed
 

@@ -86,9 +86,8 @@ def environment_columns(devices: Sequence[str] = ()) -> dict[str, Any]:
 
 def write_environment(directory: Path, devices: Sequence[str]) -> None:
     """Write `environment.json` into a run's directory; see `replace_file`."""
-    replace_file(
-        directory / "environment.json", (json.dumps(environment(devices), indent=2) + "\n").encode()
-    )
+    content = json.dumps(environment(devices), indent=2)
+    replace_file(directory / "environment.json", f"{content}\n".encode())
 
 
 @functools.cache

@@ -255,12 +255,6 @@ class Server(EngineRecord):
             command[0] for command in (settings.first_command, settings.start_command) if command
         ]
 
-    def location(self, settings: Any) -> str | None:
-        """The address that rows show, of the server that speculates if there are two; None for
-        servers that are started here.
-        """
-        return settings.url and str(settings.url)
-
     def identities(self, settings: Any) -> Sequence[ServerReport] | None:
         key = os.environ.get(settings.api_key_variable or "")
         reports = []
@@ -274,28 +268,6 @@ class Server(EngineRecord):
             reports.append(report)
         return reports
 
-    def advice(self, run: RunSettings) -> str | None:
-        """The flags of llama.cpp and vLLM for `decoding.synthetic_acceptance`.
-
-        No request sets it, only the start of a server.
-        """
-        rates = run.decoding.synthetic_rates
-        if rates is None:
-            return None
-        k = run.decoding.most_draft_tokens
-        # Both take the rates of whole prefixes. llama.cpp's flag came with pull request 27711.
-        of_prefixes = marginal_rates(rates, k)
-        of_llama_cpp = ",".join(f"{rate:.6g}" for rate in of_prefixes)
-        of_vllm = {
-            "rejection_sample_method": "synthetic",
-            "synthetic_acceptance_rates": [round(rate, 6) for rate in of_prefixes],
-        }
-        return (
-            f"decoding.synthetic_acceptance labels how engine.url was started, here with K={k}:"
-            f" llama-server --spec-synth-rates {of_llama_cpp},"
-            f" or vLLM with {json.dumps(of_vllm)} in --speculative-config"
-        )
-
     def open(self, opening: Opening) -> Engine:
         """Start the servers, or only connect them."""
         from harness.servers.engine import ServerEngine
@@ -303,6 +275,9 @@ class Server(EngineRecord):
 
         settings = opening.settings.engine
         assert isinstance(settings, ServerSettings)
+        rates = opening.decoding.synthetic_rates
+        if rates is not None:
+            opening.say(_synthetic_flags(rates, opening.decoding.most_draft_tokens))
         if settings.start_command:
             return _started(opening, settings)
         model = settings.model
@@ -320,6 +295,24 @@ class Server(EngineRecord):
         # Its counters alone may be elsewhere; those of the others are below their addresses.
         served.append(Served(arm, "engine.url", model, settings.url, settings.metrics_url))
         return ServerEngine(opening, served)
+
+
+def _synthetic_flags(rates: Sequence[float], k: int) -> str:
+    """The flags of llama.cpp and vLLM for `decoding.synthetic_acceptance`: no request sets it, only the start of a
+    server.
+    """
+    # Both take the rates of whole prefixes. llama.cpp's flag came with pull request 27711.
+    of_prefixes = marginal_rates(rates, k)
+    of_llama_cpp = ",".join(f"{rate:.6g}" for rate in of_prefixes)
+    of_vllm = {
+        "rejection_sample_method": "synthetic",
+        "synthetic_acceptance_rates": [round(rate, 6) for rate in of_prefixes],
+    }
+    return (
+        f"decoding.synthetic_acceptance labels how engine.url was started, here with K={k}:"
+        f" llama-server --spec-synth-rates {of_llama_cpp},"
+        f" or vLLM with {json.dumps(of_vllm)} in --speculative-config"
+    )
 
 
 def _commands(run: RunSettings) -> list[ServerCommand]:

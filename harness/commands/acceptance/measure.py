@@ -31,7 +31,7 @@ from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate
 from harness.measuring.costs import costs_in_steps, iteration_steps
 from harness.measuring.progress import progress, say
-from harness.measuring.prompts.encoding import Encoded, completion_ids
+from harness.measuring.prompts.encoding import Encoded, completion_ids, transcribe
 from harness.measuring.prompts.sets import Occurrence, Prompt, lines_in_words, load_prompts
 from harness.measuring.prompts.transcripts import Reading, Turn
 from harness.measuring.rows import LatencyRow
@@ -220,7 +220,7 @@ class AcceptanceOfTexts(Experiment):
         for opening, token_ids in zip(encoded.prompts, encoded.token_ids, strict=True):
             prompt = whole[opening.index]
             if opening.following:
-                readings += session.readings_of(prompt)
+                readings += transcribe(session.planned, self.settings, prompt)
             else:
                 answer = completion_ids(session.tokenizer, prompt)
                 readings.append(_of_one_answer(prompt, token_ids, answer))

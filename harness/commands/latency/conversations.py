@@ -11,7 +11,7 @@ from harness.engines.protocol import Question
 from harness.engines.registry import engine_of
 from harness.engines.timing import Generation
 from harness.measuring.progress import say
-from harness.measuring.prompts.encoding import last, most_answered
+from harness.measuring.prompts.encoding import encode, last, most_answered
 from harness.measuring.prompts.sets import Prompt, PromptSet
 from harness.measuring.session import Session
 
@@ -65,7 +65,7 @@ class Conversations:
             asked = [prompts[occurrence.place].after([""] * turn) for occurrence in going_on]
             question = dataclasses.replace(
                 first,
-                prompts=self._session.encode_unchecked(asked),
+                prompts=encode(self._session.planned, self._session.settings, asked),
                 indices=[
                     self._prompt_set.index(occurrence._replace(turn=turn))
                     for occurrence in going_on
@@ -109,7 +109,7 @@ class Conversations:
         answers = [self._answers[arm, each] for each in before]
         for left_out in range(occurrence.turn + 1):
             prompt = conversation.after(answers, left_out)
-            [ids] = self._session.encode_unchecked([prompt])
+            [ids] = encode(self._session.planned, self._session.settings, [prompt])
             if not self._is_limited or len(ids) <= self.longest:
                 break
         else:

@@ -50,7 +50,7 @@ _SHARED_FIGURES = (
 )
 
 
-@dataclass
+@dataclass(frozen=True)
 class MeasuredCell:
     """One measured cell.
 
@@ -62,10 +62,6 @@ class MeasuredCell:
     regular: dict[str, Any]
     speculative: dict[str, Any]
     refusal: str | None = None
-
-    @property
-    def speedup(self) -> Interval:
-        return self.speculative.get("speedup", Interval())
 
 
 class Map(Experiment):
@@ -114,12 +110,6 @@ class Map(Experiment):
         self.measured: dict[Cell, MeasuredCell] = {}
         self.started_for: int | str | None = None
 
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Sides of the grid: batch sizes, contexts, K."""
-        settings = self.settings
-        return len(settings.batch_sizes), len(self.prompt_sets), len(self.draft_tokens)
-
     def measure(self, session: Session) -> None:
         self.settings = settings = decide_ignore_eos(self.settings, session.tokenizer)
         new_tokens = settings.decoding.max_new_tokens
@@ -129,8 +119,10 @@ class Map(Experiment):
             self.encoded.append(session.encode_set(prompt_set, taken, new_tokens))
         longest = max(encoded.longest for encoded in self.encoded)
         session.place(settings.batch_sizes[-1], longest)
+        sides = map(len, (settings.batch_sizes, self.prompt_sets, self.draft_tokens))
+        cells = itertools.product(*map(range, sides))
         # Cells of equal K one after the other: some engines restart for another K.
-        for cell in sorted(itertools.product(*map(range, self.shape)), key=lambda cell: cell[::-1]):
+        for cell in sorted(cells, key=lambda cell: cell[::-1]):
             self._measure_cell(session, cell)
         rows = self.rows(session)
         files: dict[str, str] = {}
@@ -219,9 +211,9 @@ class Map(Experiment):
         for name, arm in arms.items():
             figures[name] = figures_of(LatencyRow, run, arm)
             evidence[name] = arm.evidence(figures[name], lengths=arm.lengths, drawn=drawn)
-        measured = MeasuredCell(figures["regular"], figures["speculative"])
-        measured.refusal = refusal(evidence["regular"], evidence["speculative"], measured.speedup)
-        self.measured[cell] = measured
+        speedup = figures["speculative"].get("speedup", Interval())
+        why_not = refusal(evidence["regular"], evidence["speculative"], speedup)
+        self.measured[cell] = MeasuredCell(figures["regular"], figures["speculative"], why_not)
 
     def _open(
         self, session: Session, batch_size: int, longest: int, decoding: DecodingSettings

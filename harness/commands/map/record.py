@@ -70,15 +70,14 @@ class MapSettings(PromptedSettings):
         numbers = self.draft_tokens
         takes_k = engine.computes_here or getattr(self.engine, "fills_in_k", False)
         require(takes_k or numbers is None, "draft_tokens", rule, numbers)
-        # Of engines, servers alone have addresses.
-        url = getattr(self.engine, "url", None)
+        # Of engines, servers alone have a second address.
         regular_url = getattr(self.engine, "regular_url", None)
         one_name = getattr(self.engine, "regular_model", None) in (
             None,
             getattr(self.engine, "model", None),
         )
         rule = "must be another server than engine.url: a server over itself has no map"
-        has_two = regular_url is None or url != regular_url or not one_name
+        has_two = regular_url is None or self.engine.url != regular_url or not one_name
         require(has_two, "engine.regular_url", rule, regular_url)
 
 

@@ -7,6 +7,7 @@ they get the shape that OpenAI's API has. The page needs `/race`.
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import functools
 import json
 import secrets
@@ -30,7 +31,6 @@ from harness.commands.serve.bodies import (
     ChatBody,
     Completion,
     GenerationBody,
-    Prediction,
     Race,
 )
 from harness.commands.serve.guard import CLIENT_LEFT, Guard, error_body, error_response
@@ -184,8 +184,16 @@ def _generation(served: ServedModel, arm: str, note: Callable[[str, Answer], Non
 
     @router.get("/v1/models")
     def models() -> dict[str, Any]:
-        about = {"id": served.name, "object": "model", "created": served.started}
-        about |= {"owned_by": "harness"} | served.about()
+        settings = served.settings
+        about = {
+            "id": served.name,
+            "object": "model",
+            "created": served.started,
+            "owned_by": "harness",
+            # The page starts with these.
+            "draft": settings.draft and settings.draft.name,
+            "decoding": dataclasses.asdict(settings.decoding),
+        }
         return {"object": "list", "data": [about]}
 
     @router.post("/v1/completions")
@@ -196,12 +204,6 @@ def _generation(served: ServedModel, arm: str, note: Callable[[str, Answer], Non
     async def chat(body: ChatBody, request: Request) -> Any:
         prompt = await run_in_threadpool(served.encode, body)
         return await respond(request, body, [prompt], chat=True)
-
-    @router.post("/predict")
-    async def predict(body: Prediction, request: Request) -> str:
-        """The prompt and its continuation, as LLMSpeculativeSampling gives it."""
-        answer = await respond(request, GenerationBody(), await tokens_of([body.prompt]))
-        return body.prompt + answer["choices"][0]["text"]
 
     return router
 

@@ -111,11 +111,6 @@ class ServedModel:
             raise Refusal(400, f"prompt: {reason}")
         return ids
 
-    def about(self) -> dict[str, Any]:
-        """The settings that the page starts with."""
-        decoding = dataclasses.asdict(self.settings.decoding)
-        return {"draft": self.settings.draft and self.settings.draft.name, "decoding": decoding}
-
     def ask(
         self,
         arm: str,

@@ -59,7 +59,7 @@ def _installed(harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     monkeypatch.delitem(sys.modules, "own_command", raising=False)
     yield
     for registry in (COMMANDS, HEADS, METHODS, ENGINES):
-        registry.forget()
+        registry._loaded.clear()
     sys.modules.pop("foreign_head", None)
 
 

@@ -72,7 +72,7 @@ def test_it_is_planned_and_its_losslessness_tested(harness: Harness) -> None:
     """The path may have a plus, as a pair has."""
     Path("a+b").mkdir()
     Path("corpus_ngrams.py").rename("a+b/corpus_ngrams.py")
-    METHODS.forget()
+    METHODS._loaded.clear()
     assert (
         "fits  " in harness("plan", "draft=./a+b/corpus_ngrams.py:CorpusNgrams", CORPUS[1]).stdout
     )
@@ -141,7 +141,7 @@ def test_a_mistake_names_the_method(harness: Harness) -> None:
     wrong = own_text("def continuation(self, most): return None")
     complaint = harness("latency", *QUICK, wrong, code=1).complaint
     assert complaint.startswith("draft=./own_text.py:Texts: continuation() must return a list")
-    METHODS.forget()
+    METHODS._loaded.clear()
     sys.modules.pop("own_text")
     late = "return super().continuation(most) if Text.num_made < 3 else {}[0]"
     wrong = own_text(f"def continuation(self, most): {late}")

@@ -93,7 +93,7 @@ def test_a_changed_rule_is_another_measurement(harness: Harness, rules: Path) ->
         file.write_text(changed)
         harness("latency", *QUICK, "decoding.rule=./likely.py:Likely")
         sys.modules.pop("likely")
-        RULES.forget()
+        RULES._loaded.clear()
     assert len(results("latency")["measurement"].unique()) == 2
 
 

@@ -138,12 +138,6 @@ def test_chats(client: Any) -> None:
     )
 
 
-def test_predict_is_the_prompt_and_its_continuation(url: str) -> None:
-    text = post(url, "/predict", {"prompt": PROMPTS[0]}).json()
-    assert text.startswith(PROMPTS[0])
-    assert len(text) > len(PROMPTS[0])
-
-
 def test_prompts_as_tokens_and_several_at_once(client: Any) -> None:
     options: Any = {
         "model": "tiny",
@@ -349,8 +343,6 @@ def test_a_parameter_that_would_be_ignored_is_refused(url: str, parameter: str, 
         message = answer.json()["error"]["message"]
         assert message.startswith(f"{parameter}: ")
         assert "\n" not in message
-    answer = post(url, "/predict", {"prompt": "a", parameter: value})
-    assert answer.status_code == 422, answer.text
 
 
 def test_parameters_that_change_nothing_are_accepted(url: str) -> None:
