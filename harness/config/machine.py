@@ -56,13 +56,16 @@ def gpu_names() -> list[str]:
     names = _all_gpus()
     if visible is None:
         return names
+    # By index, if there is a driver whose GPUs nobody could name.
+    are_unknown = not names and _DRIVER.exists()
     chosen = []
     for device in visible.split(","):
         device = device.strip()
-        if device.startswith("-"):
-            # For CUDA a negative index ends the list: -1 hides every GPU.
+        is_index = device.isdecimal() and not are_unknown
+        if device.startswith("-") or (is_index and int(device) >= len(names)):
+            # For CUDA the index of no GPU ends the list: -1 hides every one.
             break
-        if device.isdecimal() and int(device) < len(names):
+        if is_index:
             chosen.append(names[int(device)])
         elif device:
             # Identifiers other than indices (UUIDs, MIG) are taken as they are.

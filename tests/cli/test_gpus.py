@@ -32,7 +32,7 @@ for _ in range(10):
 
 @pytest.fixture(autouse=True)
 def three_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-0,GPU-1,GPU-2")
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     monkeypatch.setenv("TMPDIR", str(tmp_path))
 
@@ -58,7 +58,7 @@ def test_no_two_hold_a_gpu_at_once(num_gpus: int) -> None:
 
 
 def test_a_gpu_returns_from_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-7")
     take = "import time; from harness.cli.gpus import lease; held = lease(1)"
     holder = subprocess.Popen(
         [sys.executable, "-c", f"{take}; print('held', flush=True); time.sleep(3600)"],
@@ -70,8 +70,8 @@ def test_a_gpu_returns_from_the_dead(monkeypatch: pytest.MonkeyPatch) -> None:
     os.kill(holder.pid, signal.SIGKILL)
     holder.wait()
     held = lease(1)
-    assert list(held) == ["7"]
-    os.close(held["7"])
+    assert list(held) == ["GPU-7"]
+    os.close(held["GPU-7"])
 
 
 def test_a_gpu_is_held_as_long_as_the_process_that_inherits_it() -> None:
@@ -107,7 +107,7 @@ def test_users_of_a_machine_share_the_locks(monkeypatch: pytest.MonkeyPatch) -> 
         for lock in held.values():
             os.close(lock)
         shutil.rmtree(directory)
-    assert sorted(held) == ["0", "1", "2"]
+    assert sorted(held) == ["GPU-0", "GPU-1", "GPU-2"]
 
 
 def test_more_than_there_are_and_none_at_all(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -138,8 +138,10 @@ def test_gpus_are_counted_and_leased_without_nvidia_smi(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert machine.gpu_names() == []
     assert lease(1) == {}
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1,-1,0")
-    assert machine.gpu_names() == ["NVIDIA H1"]
+    # So does the index of a GPU that is not there.
+    for indices in ("1,-1,0", "1,2,0"):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", indices)
+        assert machine.gpu_names() == ["NVIDIA H1"]
     with pytest.raises(SettingError, match="visible GPUs, 1"):
         lease(2)
 
@@ -162,6 +164,11 @@ def test_without_its_library_torch_counts_if_there_is_a_driver(
     monkeypatch.setattr("pynvml.nvmlInit", missing)
     monkeypatch.setattr(machine, "_DRIVER", tmp_path if driver else tmp_path / "none")
     assert machine._all_gpus() == (["GPU 0 of all", "GPU 1 of all"] if driver else [])
+    assert machine.gpu_names() == (["GPU 0 of all"] if driver else [])
+    # A driver, and no torch either: how many there are is all that is known.
+    machine._all_gpus.cache_clear()
+    (tmp_path / "torch.py").write_text("raise ImportError")
+    assert machine.gpu_names() == (["0"] if driver else [])
 
 
 def card(cards: Path, number: int, vendor: str, **files: str) -> None:
