@@ -24,5 +24,6 @@ def tables_of(page: Page | None) -> list[Table]:
 
 
 def findings(report: Report) -> list[Line]:
-    """The findings of all pages of a report."""
-    return [line for page in report.pages.values() for line in page.finding]
+    """The findings of all pages of a report, with what they rest on."""
+    lines = [line for page in report.pages.values() for line in page.finding]
+    return [Line(line.whole, line.style) for line in lines]

@@ -10,7 +10,7 @@ import pandas as pd
 
 from harness.commands.latency.ranking.pairs import CONDITIONS
 from harness.commands.latency.tables.iteration_time import iteration_line
-from harness.commands.latency.tables.run import figure_in_words
+from harness.commands.latency.tables.run import headline
 from harness.reporting.table import Line, interval
 from harness.results.prompt_times import common_times, ms_of_both_arms
 from harness.results.statistics.arrays import Floats
@@ -60,20 +60,17 @@ def _answer(group: pd.DataFrame) -> list[Line]:
     best = bests.iloc[0]
     is_fastest = best.speedup >= group.speedup.max()
     restriction = "" if is_fastest else " with an interval on a quiet machine"
-    verdict = verdict_of(best.row, int(best.num_compared))
-    figure = figure_in_words(verdict, int(best.num_compared))
     name = best["name"].label(", ")
-    sentence = f"Cannot tell whether {name} pays: {figure}"
-    if verdict.pays:
-        beginning = f"Fastest{restriction}: " if len(bests) > 1 or restriction else ""
-        sentence = f"{beginning}{name}: {figure.replace('×', '× faster', 1)}"
-    elif verdict.conclusion == "slower" and len(bests) > 1:
-        sentence = f"No draft{restriction} pays for {best.model}; the best, {name}, is at {figure}"
-    elif verdict.conclusion == "slower":
-        sentence = f"{name} does not pay: {figure}"
+    found = headline(best.row, int(best.num_compared))
+    beginning = f"{name}: "
+    if best.verdict.pays and (len(bests) > 1 or restriction):
+        beginning = f"Fastest{restriction}: {name}: "
+    elif best.verdict.conclusion == "slower" and len(bests) > 1:
+        beginning = f"No draft{restriction} pays for {best.model}; the best, {name}: "
+    more = found.more
     if not best.quiet and not best.none_quiet:
-        sentence += "; the machine was not quiet"
-    lines = [Line(f"{sentence}.", "strong" if verdict.has_interval else "plain")]
+        more += "; the machine was not quiet"
+    lines = [Line(f"{beginning}{found.text}", found.style, more)]
     with_intervals = pd.concat([bests[:1], bests[1:][bests[1:].has_interval]])
     return [*lines, *_about_rivals(compared_with_first(with_intervals))]
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from harness.commands.latency.tables.answer import page_of_run
-from harness.commands.latency.tables.run import figure_in_words, identical_texts
+from harness.commands.latency.tables.run import identical_texts
 from harness.commands.latency.tables.shown_commands import typed_command
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import name_of
+from harness.reporting.table import in_brackets, times
 from harness.results.runs import Run
-from harness.results.verdict import judge
 
 
 def pull_request(runs: Sequence[Run[LatencyRow]]) -> Iterator[str]:
@@ -41,14 +41,14 @@ def _lines(run: Run[LatencyRow]) -> Iterator[str | None]:
     if page.doubts:
         yield f"doubts: {' '.join(page.doubts)}"
     if last.decode_speedup is not None:
-        speedup = judge(last.decode_speedup)
-        yield f"without the time to the first token: {figure_in_words(speedup)}"
-    times = [
+        decode = f"{times(last.decode_speedup.estimate)}{in_brackets(last.decode_speedup)}"
+        yield f"without the time to the first token: {decode} over {last.decode_speedup.covers}"
+    figures = [
         _times("TTFT p50", regular, last, "time_to_first_token_p50_ms"),
         _times("TPOT p50", regular, last, "time_per_output_token_p50_ms"),
         _times("per token", regular, last, "ms_per_token"),
     ]
-    yield " · ".join(filter(None, times))
+    yield " · ".join(filter(None, figures))
     for _, why in page.why:
         yield why
     failed = " and ".join(f"{row.num_failed or 0} {row.arm}" for row in rows)

@@ -26,7 +26,7 @@ from harness.reporting.words import arm_name, explained_by_rounding
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.schema import NO_VERDICT, ComparedRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval
-from harness.results.verdict import Verdict, verdict_of
+from harness.results.verdict import verdict_of
 
 # Share by which the requests in flight may differ from `batch_size` without a line.
 _MOST_OFF = 0.02
@@ -105,15 +105,18 @@ def _divided(key: str, heading: str, parts: Sequence[Category]) -> list[Table]:
     return [table] if len(parts) > 1 else []
 
 
-def headline(row: ComparedRow) -> Line:
+def headline(row: ComparedRow, num_compared: int = 1) -> Line:
     """The verdict on a speed-up, in one of four forms, with what it rests on.
 
     `2.31× faster`, `1.25× slower`, `cannot tell: 0.74× (0.38 to 1.56)`, `no interval: 3 prompts, 8
     needed`.
+
+    Args:
+        num_compared: see `verdict_of`.
     """
     if row.status == NO_VERDICT:
         return Line("no verdict", "warning", f"{row.error}")
-    verdict = verdict_of(row)
+    verdict = verdict_of(row, num_compared)
     speedup = verdict.speedup
     if math.isnan(speedup.estimate):
         return Line("cannot tell", "warning", verdict.reason)
@@ -126,33 +129,17 @@ def headline(row: ComparedRow) -> Line:
     covers = f", over {speedup.covers}" if speedup.covers else ""
     if coverage is not None and coverage.num_runs is None:
         covers += " of one run"
+    if num_compared > 1:
+        covers += f", for {num_compared} pairs at once"
     if verdict.conclusion == "faster":
         bounds = interval(speedup)
         return Line(f"{times(speedup.estimate)} faster", "good", f"95 % interval {bounds}{covers}")
     if verdict.conclusion == "slower":
         bounds = interval(Interval(1 / speedup.estimate, 1 / speedup.high, 1 / speedup.low))
-        more = f"95 % interval {bounds}{covers} (speed-up {times(speedup.estimate)})"
+        more = f"95 % interval {bounds}{covers}; speed-up {times(speedup.estimate)}"
         return Line(f"{times(1 / speedup.estimate)} slower", "bad", more)
     because = verdict.reason or f"95 % interval{covers}, includes 1"
     return Line(f"cannot tell: {times(speedup.estimate)} ({interval(speedup)})", "strong", because)
-
-
-def figure_in_words(verdict: Verdict, num_compared: int = 1) -> str:
-    """`2.31× (95 % interval 2.18 to 2.42 over 15 prompts)`, or why it says nothing.
-
-    Args:
-        num_compared: the number of pairs for which the interval was widened.
-    """
-    speedup = verdict.speedup
-    if math.isnan(speedup.estimate):
-        return verdict.reason
-    if not speedup.has_bounds:
-        return f"{speedup.estimate:.2f}× ({verdict.reason})"
-    covers = f" over {speedup.covers}" if speedup.covers else ""
-    together = f", for {num_compared} pairs at once" if num_compared > 1 else ""
-    certainty = f"95 % interval {interval(speedup)}{covers}{together}"
-    doubt = f"; {verdict.reason}" if verdict.reason else ""
-    return f"{speedup.estimate:.2f}× ({certainty}{doubt})"
 
 
 def _decode_only(row: LatencyRow) -> str | None:
