@@ -204,15 +204,6 @@ def explained_by_rounding(excess: float | None) -> str:
     return " (a tie that rounding broke)"
 
 
-def smaller_batch(row: Any) -> str | None:
-    """A note that the last batch was smaller; None where all batches were full."""
-    smallest = row.smallest_batch
-    full = row.batch_size
-    if not smallest or not full or smallest >= full:
-        return None
-    return f"The last batch had {counted(smallest, 'row')} instead of {full}."
-
-
 def too_long(row: Any) -> str | None:
     """`3 prompts were left out`: those longer than the context; None where there were none."""
     number = row.num_skipped or row.num_truncated

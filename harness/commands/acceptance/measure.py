@@ -16,7 +16,7 @@ from harness.commands.acceptance.health import (
 )
 from harness.commands.acceptance.parts import Part, parts_of
 from harness.commands.acceptance.record import RECORD, AcceptanceSettings
-from harness.commands.acceptance.tables import by_place, health_in_words
+from harness.commands.acceptance.tables import health_in_words
 from harness.commands.command import Experiment
 from harness.commands.read_runs import newest_of_pair
 from harness.config.amounts import counted
@@ -380,7 +380,6 @@ class AcceptanceOfTexts(Experiment):
             if number == self.served_k:
                 figures |= self.health
             rows.append(session.row(AcceptanceRow, **figures))
-        self.more = [by_place(cuts)]
         page = RECORD.page([Run(rows)])
         for name, content in drawn_files(page.plots).items() if page else ():
             replace_file(session.directory / name, content.encode())

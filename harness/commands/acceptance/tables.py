@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
-
 from harness.commands.acceptance.conversations import lines_of_parts, table_of_parts
 from harness.commands.acceptance.drift import BOUNDS, trainings
 from harness.commands.acceptance.figures import (
@@ -24,13 +22,11 @@ from harness.reporting.words import typed_for
 from harness.results.rows.acceptance import AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.iterations import Cut
 from harness.results.statistics.multiplicity import ranking
 from harness.results.verdict import MOST_DEVIATIONS, MOST_IMPOSSIBLE
 
 # The K of the printed table; the file has all.
 SHOWN = (1, 2, 3, 4, 6, 8, 16)
-_MOST_WORST = 3
 # Settings that `latency` does not have.
 _OWN_SETTINGS = ("up_to", "texts_per_prompt", "costs")
 
@@ -75,8 +71,8 @@ def _page_of_one(run: Run[AcceptanceRow]) -> Page:
         steps = f"an iteration takes {best.iteration_cost:.2f} steps at K={k}, by {source}"
         why.append(("Cost", steps))
     parts = part_rows_of(run)
-    if texts and not parts:
-        why.append(("Where", _by_category_or_prompt(best, texts)))
+    if not parts and (categories := _by_category(best, texts)):
+        why.append(("Where", categories))
     why += lines_of_parts(parts, texts, int(k or 1)) if parts else []
     settings = f"{best.text_source} · {best.num_tokens or 0:,} tokens"
     if best.temperature is not None:
@@ -155,40 +151,18 @@ def _by_k(rows: Sequence[AcceptanceRow]) -> Table:
     return Table("by_k", "", columns, cells, look="bare")
 
 
-def _by_category_or_prompt(best: AcceptanceRow, texts: Sequence[AcceptanceTextRow]) -> str:
-    """Tokens per iteration of each category; of one category alone, the prompts with the fewest."""
+def _by_category(best: AcceptanceRow, texts: Sequence[AcceptanceTextRow]) -> str | None:
+    """Tokens per iteration of each category; None for one alone."""
     place = int(best.num_draft_tokens or 1) - 1
-
-    def tokens_per_iteration(group: Sequence[AcceptanceTextRow]) -> float:
-        tokens = sum(text.num_tokens or 0 for text in group)
-        return tokens / sum((text.iterations_by_num_draft_tokens or [])[place] for text in group)
-
     categories = grouped(texts, lambda text: text.category)
-    if len(categories) > 1:
-        return " · ".join(
-            f"{name or 'without category'} {tokens_per_iteration(group):.2f}"
-            for name, group in categories.items()
-        )
-    prompts = grouped(texts, lambda text: text.prompt_index)
-    worst = sorted((tokens_per_iteration(group), index) for index, group in prompts.items())
-    named = [f"#{index} {tokens:.2f}" for tokens, index in worst[:_MOST_WORST]]
-    return f"fewest tokens per iteration: prompts {', '.join(named)}"
-
-
-def by_place(cuts: Sequence[Cut]) -> Table:
-    """How often the first draft token is accepted in the thirds of the texts, which no row has."""
-    num_drafted = np.zeros(3)
-    num_accepted = np.zeros(3)
-    for text in cuts:
-        # With K=1 a token is the target's own, and an iteration begins after it, or an accepted draft token. Nothing
-        # is drafted for the last one.
-        begins = text.visits[0]
-        thirds = 3 * np.arange(len(begins) - 1) // max(1, len(begins) - 1)
-        num_drafted += np.bincount(thirds, begins[:-1], minlength=3)
-        num_accepted += np.bincount(thirds, 1 - begins[1:], minlength=3)
-    early, _, late = num_accepted / np.maximum(num_drafted, 1e-9)
-    shares = f"first draft tokens accepted: {early:.0%} in the first third, {late:.0%} in the last"
-    return Table.of_lines("by_place", [("Where", shares)])
+    if len(categories) < 2:
+        return None
+    figures = []
+    for name, group in categories.items():
+        tokens = sum(text.num_tokens or 0 for text in group)
+        iterations = sum((text.iterations_by_num_draft_tokens or [])[place] for text in group)
+        figures.append(f"{name or 'without category'} {tokens / iterations:.2f}")
+    return " · ".join(figures)
 
 
 def _comparison(runs: Sequence[Run]) -> Table:

@@ -25,7 +25,6 @@ from harness.reporting.words import (
     lossy_warning,
     pair_name,
     settings_line,
-    smaller_batch,
 )
 from harness.results.published import MULTIPLICATION_NOTE
 from harness.results.runs import Run
@@ -254,7 +253,6 @@ def _notes(merged: Sequence[EvalRow]) -> Iterator[str]:
         answers = f"{num_resumed} of {sum(row.num_prompts or 0 for row in merged)} answers"
         earlier = "with their times, are from earlier runs of this command"
         yield f"{answers}, {earlier}; resume=false measures again."
-    yield from filter(None, [smaller_batch(row)])
 
 
 def _identity(row: EvalRow, num_differing: int) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.commands.latency.tables.answer import page_of_run
-from harness.commands.latency.tables.costs import held_back_in_words, main_limit
+from harness.commands.latency.tables.costs import held_back, main_limit
 from harness.commands.latency.tables.doubts import doubts
 from harness.measuring.costs import StepCosts
 from harness.measuring.rows import LatencyRow
@@ -108,12 +108,11 @@ def test_no_difference_is_not_called_a_gain() -> None:
 def test_the_cause_is_the_ideal_that_would_help_most(
     length: float, draft: float, verify: float, cause: str
 ) -> None:
-    limit = main_limit(length, 4, StepCosts(draft, verify), acceptable=4)
-    assert limit.cause == cause
+    assert main_limit(length, 4, StepCosts(draft, verify), acceptable=4).startswith(f"{cause}: ")
 
 
-@pytest.mark.parametrize(("tree", "most"), [("dynamic", 5), ("chain", 17)])
-def test_a_tree_accepts_no_more_than_a_path(tree: str, most: int) -> None:
+@pytest.mark.parametrize(("tree", "most"), [("dynamic", 5 / 1.2), ("chain", 17 / 1.2)])
+def test_a_tree_accepts_no_more_than_a_path(tree: str, most: float) -> None:
     speculative = LatencyRow(
         draft_tree=tree,
         draft_ms=0.1,
@@ -123,9 +122,9 @@ def test_a_tree_accepts_no_more_than_a_path(tree: str, most: int) -> None:
         predicted_speedup=1.0,
         acceptance_histogram=[80, 10, 5, 3, 2, 0, 0],
     )
-    limit = held_back_in_words(LatencyRow(target_step_ms=1.0), speculative)
+    limit = held_back(LatencyRow(target_step_ms=1.0), speculative)
     assert limit is not None
-    assert f"1.20 of {most} tokens per iteration" in limit
+    assert limit.endswith(f"full acceptance would give {most:.2f}×")
 
 
 def test_categories_have_a_line_each() -> None:

@@ -15,7 +15,6 @@ import pandas as pd
 from harness.commands.latency.ranking.answers import luck_notes
 from harness.commands.latency.tables.categories import by_category
 from harness.commands.latency.tables.costs import (
-    AUTO_GAVE_UP,
     auto_gave_up,
     held_back,
     share_of_predicted,
@@ -153,10 +152,7 @@ def reasons_table(pairs: pd.DataFrame) -> Table:
         return row.marginal_acceptance_by_position if row.acceptance_by_position is None else None
 
     def limit(pair: Any) -> str | None:
-        held = held_back(pair.regular, pair.row)
-        if held is None or not pair.best:
-            return None
-        return AUTO_GAVE_UP if auto_gave_up(pair.row) else held.in_short
+        return held_back(pair.regular, pair.row) if pair.best else None
 
     columns = (
         PAIR,

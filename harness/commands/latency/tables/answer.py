@@ -7,8 +7,6 @@ from collections.abc import Iterator, Sequence
 
 from harness.commands.latency.ranking.published_table import Measured, published_tables
 from harness.commands.latency.tables.costs import (
-    AUTO_GAVE_UP,
-    auto_gave_up,
     best_of,
     held_back,
     is_exact,
@@ -104,7 +102,7 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
     yield ": ".join(known)
     limit = held_back(regular, row)
     if limit is not None and row.speedup is not None and row.speedup.estimate < 1:
-        yield AUTO_GAVE_UP if auto_gave_up(row) else limit.in_short
+        yield limit
 
 
 def _end(row: LatencyRow) -> Iterator[str]:

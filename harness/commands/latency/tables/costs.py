@@ -7,7 +7,6 @@ the regular one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import combinations
 from operator import attrgetter
 from typing import NamedTuple
@@ -25,62 +24,27 @@ from harness.measuring.costs import (
 from harness.measuring.rows import LatencyRow
 from harness.results.statistics.interval import Interval
 
-AUTO_GAVE_UP = "drafting does not pay: auto gave it up"
 # Of a pass over one token. Noise below it moves a prediction by less.
 _TOLERATED_NOISE = 0.2
 
 
-@dataclass(frozen=True)
-class Limit:
-    """One limit of the predicted speed-up.
-
-    Attributes:
-        ideal_speedup: what would be predicted without it.
-        cause: a few words.
-        ideal: what would give that speed-up, in a few words.
-        numbers: the figures behind the cause, and what would be ideal.
-    """
-
-    ideal_speedup: float
-    cause: str
-    ideal: str
-    numbers: str
-
-    @property
-    def in_short(self) -> str:
-        return f"{self.cause}: {self.ideal} would give {self.ideal_speedup:.2f}×"
-
-
-def main_limit(tokens: float, proposed: float, costs: StepCosts, acceptable: float) -> Limit:
-    """The limit whose removal would raise the speed-up most.
+def main_limit(tokens: float, proposed: float, costs: StepCosts, acceptable: float) -> str:
+    """The limit whose removal would raise the speed-up most: `the draft is too slow: free drafting would give 2.00×`.
 
     Args:
         tokens: mean number of tokens that an iteration yields.
         proposed: draft tokens per iteration (K).
         acceptable: the most of them that can be accepted: of a tree, one path.
     """
-    verify = costs.verify
     drafting = proposed * costs.draft
-    most_tokens = 1 + acceptable
-    slow_draft = Limit(
-        tokens / verify,
-        "the draft is too slow",
-        "free drafting",
-        f"one of its steps costs {costs.draft:.2f} of the target's; if it were free",
-    )
-    slow_verification = Limit(
-        tokens / (drafting + min(verify, 1)),
-        "verification costs too much",
-        "one step for all tokens",
-        f"{proposed:.3g} draft tokens cost {verify:.2f} target steps; at one step",
-    )
-    low_acceptance = Limit(
-        most_tokens / (drafting + verify),
-        "acceptance is too low",
-        "full acceptance",
-        f"{tokens:.2f} of {most_tokens:.3g} tokens per iteration; with all of them",
-    )
-    return max(slow_draft, slow_verification, low_acceptance, key=attrgetter("ideal_speedup"))
+    ideals = {
+        "the draft is too slow: free drafting": tokens / costs.verify,
+        "verification costs too much: one step for all tokens": tokens
+        / (drafting + min(costs.verify, 1)),
+        "acceptance is too low: full acceptance": (1 + acceptable) / (drafting + costs.verify),
+    }
+    limit = max(ideals, key=lambda name: ideals[name])
+    return f"{limit} would give {ideals[limit]:.2f}×"
 
 
 def rest_ms(row: LatencyRow) -> float | None:
@@ -201,11 +165,13 @@ def auto_gave_up(row: LatencyRow) -> bool:
     return row.num_draft_tokens == "auto" and (proposed_per_iteration(row) or 0.0) < 0.5
 
 
-def held_back(regular: LatencyRow | None, row: LatencyRow) -> Limit | None:
-    """The strongest limit of the speed-up; None where costs are unknown."""
+def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
+    """The strongest limit of the speed-up, as `main_limit`; None where costs are unknown."""
     costs = costs_in_steps(regular, row)
     if costs is None or row.predicted_speedup is None:
         return None
+    if auto_gave_up(row):
+        return "drafting does not pay: auto gave it up"
     tokens = tokens_per_iteration(row) or 1.0
     proposed = proposed_per_iteration(row) or 0.0
     acceptable = proposed
@@ -214,18 +180,3 @@ def held_back(regular: LatencyRow | None, row: LatencyRow) -> Limit | None:
         levels = enumerate(row.acceptance_histogram or [])
         acceptable = max((level for level, count in levels if count), default=proposed)
     return main_limit(tokens, proposed, costs, acceptable)
-
-
-def held_back_in_words(regular: LatencyRow | None, row: LatencyRow) -> str | None:
-    """The limit with its figures; None where the costs are unknown.
-
-    `the draft is too slow: one of its steps costs 0.60 of the target's; if it were free it would be
-    2.00× instead of 0.80×`
-    """
-    limit = held_back(regular, row)
-    if limit is None:
-        return None
-    if auto_gave_up(row):
-        return AUTO_GAVE_UP
-    ideal = f"it would be {limit.ideal_speedup:.2f}× instead of {row.predicted_speedup:.2f}×"
-    return f"{limit.cause}: {limit.numbers} {ideal}"

@@ -8,7 +8,6 @@ from harness.commands.latency.tables.costs import (
     ForK,
     best_of,
     contradicting_passes,
-    held_back_in_words,
     is_exact,
     lengths_by_k,
     predicted_by_k,
@@ -32,7 +31,6 @@ def reason(regular: LatencyRow, row: LatencyRow) -> list[Table]:
     # Where whole blocks are verified, no token is tested by itself.
     tested = row.acceptance_by_position if tests_each_token(row.rule) else None
     of_all = row.marginal_acceptance_by_position
-    loses = row.speedup is not None and row.speedup.estimate < 1
     acceptance = (
         ("acceptance", _acceptance(row)),
         ("by position", _by_position(of_all, "of all iterations, as vLLM has it")),
@@ -43,7 +41,6 @@ def reason(regular: LatencyRow, row: LatencyRow) -> list[Table]:
     times = (
         *_prediction(regular, row),
         ("by K", _by_k(regular, row)),
-        ("why", held_back_in_words(regular, row) if loses else None),
         ("target reads", _target_reads(regular)),
         ("draft reads", _draft_reads(row)),
         ("8-bit layers", _eight_bit(regular, row)),
