@@ -48,14 +48,25 @@ class ScoredToken(Fields):
     logprob: float | None = None
 
 
+class ToolCall(Fields):
+    """A call of a tool, or what an event adds to one."""
+
+    name: str | None = _at("function name")
+    arguments: str | None = _at("function arguments")
+
+
 class Choice(Fields):
-    """Part of an answer: the text of a completion, or what a chat adds to the answer or the thoughts before it."""
+    """Part of an answer: the text of a completion, or what a chat adds to the answer or the thoughts before it.
+
+    A chat has a `delta` in a stream, and a `message` without one.
+    """
 
     text: str | None = None
-    content: str | None = _at("delta content")
+    content: str | None = _at("delta content", "message content")
     # Thoughts have one of two names, and some servers send them under both.
-    reasoning: str | None = _at("delta reasoning")
-    reasoning_content: str | None = _at("delta reasoning_content")
+    reasoning: str | None = _at("delta reasoning", "message reasoning")
+    reasoning_content: str | None = _at("delta reasoning_content", "message reasoning_content")
+    tool_calls: list[ToolCall] | None = _at("delta tool_calls", "message tool_calls")
     token_ids: ListOfCounts = None
     logprobs: list[float | None] | None = _at("logprobs token_logprobs")
     chat_logprobs: list[ScoredToken] | None = _at("logprobs content")
@@ -147,6 +158,8 @@ def note_event(request: RequestRecord, event: Event, seconds: float) -> None:
         thoughts_and_answer = (choice.reasoning_content, choice.reasoning, choice.content)
         for part in (choice.text, *dict.fromkeys(thoughts_and_answer)):
             text += part or ""
+        for call in choice.tool_calls or ():
+            text += (call.name or "") + (call.arguments or "")
         logprobs += choice.logprobs or []
         logprobs += [token.logprob for token in choice.chat_logprobs or ()]
     token_ids = event.token_ids

@@ -103,3 +103,21 @@ def test_an_answer_without_a_stream_is_read_in_any_layout(indent: int | None, en
 def test_comments_between_events_are_none() -> None:
     body = b': ping\n\nevent: message\ndata: {"a": 1}\n\n: {\ndata: [DONE]\n\n'
     assert asyncio.run(events_of(body)) == [{"a": 1}]
+
+
+@pytest.mark.parametrize("part", ["delta", "message"])
+def test_calls_of_tools_are_text_that_arrived(part: str) -> None:
+    """Of llama.cpp in events, and of any server that streams nothing: their arguments are tokens as others are."""
+    request = RequestRecord(0, 1)
+    added: list[dict[str, Any]] = [
+        {"role": "assistant", "content": None},
+        {"content": "I count: "},
+        {"tool_calls": [{"index": 0, "id": "a", "function": {"name": "sum", "arguments": ""}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": '{"of": '}}]},
+        {"tool_calls": [{"index": 0, "function": {"arguments": "[1, 2]}"}}]},
+        {"tool_calls": [{"index": 1, "function": None}]},
+    ]
+    for place, one in enumerate(added):
+        note_event(request, read_event({"choices": [{"index": 0, part: one}]}), float(place))
+    assert request.text == 'I count: sum{"of": [1, 2]}'
+    assert request.arrivals == [1.0, 2.0, 3.0, 4.0]
