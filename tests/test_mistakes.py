@@ -133,6 +133,7 @@ MISTAKES = {
     "latency --model.temperature 2": "--model.temperature: no such option",
     "latency --num-prompt 30": "--num-prompt: no such option (did you mean num_prompts?); harness help latency all",
     "latency --foo": "--foo: no such option",
+    "latency seed =": "seed: needs a value: seed=...",
     "latency model 7B": "model: is typed with an equals sign and no spaces: harness latency model=7B",
     "latency seed=1 model = 7B K=2":
         "model: is typed with an equals sign and no spaces: harness latency seed=1 model=7B K=2",

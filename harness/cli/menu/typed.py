@@ -210,9 +210,9 @@ def _no_setting(
     setting = _setting_meant_by(word, known)
     if setting and bool in alternatives(known[setting]):
         return SettingError(word, f"needs a value: {_line(*before, f'{setting}=true', *remaining)}")
-    if setting and remaining:
-        value, *others = filter(None, (part.lstrip("=") for part in remaining))
-        line = _line(*before, f"{setting}={value}", *others)
+    following = list(filter(None, (part.lstrip("=") for part in remaining)))
+    if setting and following:
+        line = _line(*before, f"{setting}={following[0]}", *following[1:])
         return SettingError(word, f"is typed with an equals sign and no spaces: {line}")
     if word.endswith(".csv"):
         line = _line("harness regress", word, *remaining)
