@@ -6,7 +6,7 @@ A command asks `arm.stream(question)` for records of decided tokens. Our own loo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
@@ -234,15 +234,17 @@ class Stopwatches(Protocol):
         """
 
 
-class Blocks(Protocol):
-    """Starts each arm afresh for a question or several, because not all fit into memory beside each other."""
+@dataclass(frozen=True)
+class Blocks:
+    """Starts each arm afresh for a question or several, because not all fit into memory beside each other.
 
-    @property
-    def number(self) -> int:
-        """How often each arm is started."""
+    Attributes:
+        number: how often each arm is started.
+        begin: ends what has answered or may not run beside an arm, so that its next question starts it.
+    """
 
-    def begin(self, arm: Arm) -> None:
-        """End what has answered or may not run beside this arm, so that its next question starts it."""
+    number: int
+    begin: Callable[[Arm], None]
 
 
 @dataclass(frozen=True)

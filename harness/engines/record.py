@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.config.engines import Abilities, EngineSettings
 from harness.config.packages import require_local
@@ -93,19 +93,18 @@ class Opening(Preparation):
         return self.longest_prompt + new_tokens
 
 
-class ServerIdentity(Protocol):
+@dataclass(frozen=True)
+class ServerIdentity:
     """A server as it describes itself.
 
     Attributes:
-        about: what does not change while it runs.
+        about: what does not change while it runs: `models`, a text for each, and the answers of its pages
+            by page and key, `/version version`.
         started: text that changes when the server is restarted; None where it reports none.
     """
 
-    @property
-    def about(self) -> Mapping[str, Any]: ...
-
-    @property
-    def started(self) -> str | None: ...
+    about: Mapping[str, Any]
+    started: str | None
 
 
 class EngineRecord(RecordWithSettings, Abilities):

@@ -25,7 +25,16 @@ from harness.config.settings import DecodingSettings, api_key
 from harness.engines.chat import Chat
 from harness.engines.counts import Counts, growth
 from harness.engines.iteration import Iteration
-from harness.engines.protocol import Answered, Arm, Engine, LoadRequest, Question, Servers, Traits
+from harness.engines.protocol import (
+    Answered,
+    Arm,
+    Blocks,
+    Engine,
+    LoadRequest,
+    Question,
+    Servers,
+    Traits,
+)
 from harness.engines.record import Opening
 from harness.engines.requests import Load, RequestError, RequestRecord, as_records
 from harness.engines.text_tokenizer import TextTokenizer
@@ -101,7 +110,7 @@ class ServerEngine(Engine):
         self._servers = [ServerArm(self, one) for one in served]
         self.arms: list[ServerArm] = list(self._servers)
         if num_blocks:
-            self.blocks = ServersInTurns(self._servers, num_blocks)
+            self.blocks = Blocks(num_blocks, self._leave_alone)
         try:
             self._begin(blocks_if_needed)
         except BaseException:
@@ -126,7 +135,7 @@ class ServerEngine(Engine):
             self._stop()
             for one in self._servers:
                 one.model = None
-            self.blocks = ServersInTurns(self._servers, blocks_if_needed)
+            self.blocks = Blocks(blocks_if_needed, self._leave_alone)
             started = time.perf_counter()
             self._start(failed[0])
         if not self.servers.commands:
@@ -170,6 +179,12 @@ class ServerEngine(Engine):
             models=list(dict.fromkeys(map(str, models))),
         )
 
+    def _leave_alone(self, arm: Arm) -> None:
+        """End the other servers, and this one if it has answered, which its next question starts again."""
+        for other in self._servers:
+            if other is not arm or other.was_asked:
+                other.stop()
+
     def _stop(self) -> None:
         for arm in self._servers:
             arm.stop()
@@ -179,23 +194,6 @@ class ServerEngine(Engine):
         self.loop.call_soon_threadsafe(self.loop.stop)
         self._thread.join()
         self.loop.close()
-
-
-class ServersInTurns:
-    """The `Blocks` of servers of which one runs at a time.
-
-    Args:
-        number: how often each is started.
-    """
-
-    def __init__(self, servers: Sequence[ServerArm], number: int) -> None:
-        self._servers = servers
-        self.number = number
-
-    def begin(self, arm: Arm) -> None:
-        for other in self._servers:
-            if other is not arm or other.was_asked:
-                other.stop()
 
 
 class ServerArm(Arm):

@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 from harness.config.errors import SettingError, from_outside
 from harness.config.model_names import SERVED
 from harness.config.settings import ModelSettings
+from harness.engines.record import ServerIdentity
 from harness.servers.dialects import known_pages
 
 _TIMEOUT_S = 5.0
@@ -60,18 +61,13 @@ class ServedModel(NamedTuple):
 
 
 @dataclass(frozen=True)
-class ServerReport:
-    """A server as it describes itself.
+class ServerReport(ServerIdentity):
+    """A server as it describes itself, with its models.
 
     Attributes:
-        about: what does not change while it runs: `models`, a text for each, and the answers of its pages
-            by page and key, `/version version`.
-        started: text that changes when the server is restarted; None where it reports none.
         models: that it lists; empty where it has no such list.
     """
 
-    about: dict[str, Any]
-    started: str | None
     models: Sequence[ServedModel] = ()
 
 

@@ -22,7 +22,7 @@ from harness.measuring.figures.requests import Requests
 from harness.results.acceptance import Acceptance
 from harness.servers import engine as server_module
 from harness.servers.counters import CounterPage
-from harness.servers.engine import ServersInTurns
+from harness.servers.engine import ServerEngine
 from harness.servers.sending import arrival_times
 from measured_runs import figures
 
@@ -422,11 +422,11 @@ def test_a_server_that_was_under_load_is_no_fresh_one(open_engine: Open) -> None
     """An engine with blocks starts it afresh for the next turn."""
     engine = open_engine(EchoServer())
     arm = arm_of(engine)
-    blocks = ServersInTurns([arm], number=2)
-    blocks.begin(arm)
+    assert isinstance(engine, ServerEngine)
+    engine._leave_alone(arm)
     assert arm.is_connected
     assert len(list(arm.under_load([LoadRequest(ask())], 1))) == 1
-    blocks.begin(arm)
+    engine._leave_alone(arm)
     assert not arm.is_connected
 
 
