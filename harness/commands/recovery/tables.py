@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from harness.commands.recovery.rows import PARTS, CheckKind, RecoveryRow
+from harness.commands.recovery.rows import PARTS, RecoveryRow
 from harness.config.amounts import counted
 from harness.reporting.names import named_runs
 from harness.reporting.page import Page, Step, heading, lossless_again, title_of_many
@@ -63,16 +63,16 @@ class Checks:
     """The checks of a run, by kind.
 
     Attributes:
-        reference, greedy, sampled: the one of its kind; None without one.
+        greedy, sampled: the one of its kind; None without one.
         lossy_parts: parts of the drawn tokens in which a loss shows.
         deciding: all but the parts: the verdict rests on them.
         tested: those of drawn tokens with a degree of freedom; others show nothing.
     """
 
     def __init__(self, rows: Sequence[RecoveryRow]) -> None:
-        self.reference = _one(rows, "reference")
-        self.greedy = _one(rows, "greedy")
-        self.sampled = _one(rows, "sampled")
+        of_kind = {row.check: row for row in rows}
+        self.greedy = of_kind.get("greedy")
+        self.sampled = of_kind.get("sampled")
         parts = [row for row in rows if row.check in PARTS]
         self.lossy_parts = [row for row in parts if row.verdict == "lossy"]
         self.deciding = [row for row in rows if row.check is not None and row.check not in PARTS]
@@ -388,11 +388,6 @@ def _outcome(row: RecoveryRow) -> str:
     if row.check == "greedy":
         return f"{_identical(row)} identical"
     return f"χ² {row.statistic or 0:.1f}, df {row.degrees_of_freedom}"
-
-
-def _one(rows: Sequence[RecoveryRow], kind: CheckKind) -> RecoveryRow | None:
-    """The check of a kind of which a run has one at most."""
-    return next((row for row in rows if row.check == kind), None)
 
 
 def _identical(row: RecoveryRow) -> str:

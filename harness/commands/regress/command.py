@@ -96,9 +96,7 @@ def main(arguments: Sequence[str]) -> None:
     on_both_sides = [run for run in after if run.id in ids_before]
     after = [run for run in after if run.id not in ids_before]
     if not after:
-        raise SettingError(
-            "after", "holds no run that before does not hold, too", settings["after"]
-        )
+        raise SettingError("after", "has no run that before= lacks", settings["after"])
     if noise and not has_repetitions(noise):
         rule = "must hold two runs of latency with the same settings (repeats=10)"
         raise SettingError("noise", rule, settings["noise"])

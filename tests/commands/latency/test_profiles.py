@@ -32,10 +32,9 @@ def test_rates_of_one_run_are_replayed_in_another_and_predict_another_k(harness:
     batch = ["batch_size=4", "decoding.num_draft_tokens=5"]
     outcome = harness("latency", *QUICK, *batch)
     real = last_row()
-    assert "by K " in outcome.summary
     predicted = ["predicted", "acceptance alone", "verification timed by width"]
-    too_noisy = "other K cannot be predicted from such noise"
-    assert mentions(outcome.summary, *predicted) or too_noisy in outcome.summary
+    # Passes that contradict each other, by noise, predict nothing.
+    assert mentions(outcome.summary, *predicted) or "by K " not in outcome.summary
     # Passes of 1, 2, 3, 5 and 6 tokens were timed.
     assert [ms is not None for ms in real.pass_ms_by_width] == [True, True, True, False, True, True]
 

@@ -390,7 +390,9 @@ def test_runs_on_both_sides_count_before_alone(harness: Harness, tmp_path: Path)
     rng = np.random.default_rng(0)
     hardness = np.ones(15)
     both = write_runs(tmp_path / "both", rng, hardness, num_runs=5)
-    assert "does not hold, too" in harness.refused("regress", f"before={both}", f"after={both}")
+    assert "has no run that before= lacks" in harness.refused(
+        "regress", f"before={both}", f"after={both}"
+    )
     write_runs(both, rng, hardness, 0.1, num_runs=5)
     before = write_runs(tmp_path / "before", np.random.default_rng(0), hardness, num_runs=5)
     (before / "latency.csv").unlink()

@@ -7,9 +7,7 @@ from collections.abc import Sequence
 from harness.commands.latency.tables.costs import (
     ForK,
     best_of,
-    contradicting_passes,
     is_exact,
-    lengths_by_k,
     predicted_by_k,
     rest_ms,
     share_of_predicted,
@@ -167,9 +165,6 @@ def _goodput(regular: LatencyRow, row: LatencyRow) -> str | None:
 
 def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
     """`1: 1.42 to 1.51×  2: 1.80 to 1.97×`: what this run predicts for smaller K; None where it predicts none."""
-    contradiction = contradicting_passes(regular, row)
-    if contradiction is not None and len(lengths_by_k(row)) > 1:
-        return f"other K cannot be predicted from such noise: {contradiction}"
     predictions = predicted_by_k(regular, row)
     if len(predictions) < 2:
         return None
