@@ -140,11 +140,12 @@ def in_full(page: Page, *, of_sweep: bool = False) -> Answer:
     """The whole page: every doubt, finding and table; of these files alone show those for looking things up."""
     tables = page.full_tables
     lines = _found(page.title, page.doubts, page.finding)
-    if tables and isinstance(page.tables[0], Table):
+    first: Table | Bars | None = next(iter(page.tables), None)
+    if tables and isinstance(first, Table):
         first = tables.pop(0)
-        lines += [first] if first.title else [Line(""), first]
-    elif page.tables:
-        lines += [Line(""), page.tables[0]]
+    if page.finding and not (isinstance(first, Table) and first.title):
+        lines.append(Line(""))
+    lines += [first] if first else []
     lines += _named(page.why, page.next[:_MOST_STEPS], of_sweep)
     return [*lines, Line(""), *tables] if tables else lines
 

@@ -149,8 +149,6 @@ def test_what_is_said_and_when() -> None:
     drifted: dict[str, Any] = {"drift": 0.8, "drift_low": 0.7, "drift_high": 0.9}
     assert mentions(said(**drifted, drifted=True), "0.80", "0.70 to 0.90")
     assert "second half" not in said(**drifted, drifted=False)
-    assert "texts" not in said(reproducible=True)
-    assert mentions(said(reproducible=False), "K=auto", "temperature 0", "reproducible=false")
 
 
 def test_a_speedup_that_falls_within_the_run_is_seen() -> None:
@@ -174,13 +172,12 @@ def answered(index: int, seconds: float) -> Generation:
 def test_a_run_has_the_columns(harness: Harness) -> None:
     asked = [*QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4"]
     asked += ["decoding.num_draft_tokens=auto"]
-    shown = harness("latency", *asked).summary
+    harness("latency", *asked)
     row = results().iloc[-1]
     assert 0 < row["processor_share"] <= 1
     assert row["num_cores"] >= 1
     assert row["drift"] > 0
     assert row["reproducible"] == False  # noqa: E712
-    assert mentions(shown, "K=auto", "temperature 0", "reproducible=false")
     harness("latency", *asked, "decoding=greedy")
     assert results().iloc[-1]["reproducible"] == True  # noqa: E712
     # A coin accepts other tokens than the target's.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
@@ -43,30 +42,6 @@ _LEAST_TEXT = 5.5
 _COLOURS = {PAYS: "C2", CANNOT_TELL: "C5", DOES_NOT_PAY: "C1"}
 
 
-@dataclass(frozen=True)
-class Grid:
-    """The cells of one context.
-
-    Attributes:
-        batch_sizes, draft_tokens: the values along the sides, rising.
-        cells: rows by their place, (index of K, index of batch size).
-    """
-
-    batch_sizes: list[int]
-    draft_tokens: list[int]
-    cells: dict[tuple[int, int], MapRow]
-
-    @classmethod
-    def of(cls, rows: Sequence[MapRow]) -> Grid:
-        """The grid of rows with a batch size and a K."""
-        batch_sizes = sorted(set(map(size_of, rows)))
-        draft_tokens = sorted(set(map(k_of, rows)))
-        cells = {}
-        for row in rows:
-            cells[draft_tokens.index(k_of(row)), batch_sizes.index(size_of(row))] = row
-        return cls(batch_sizes, draft_tokens, cells)
-
-
 def map_plots(runs: Sequence[Run[MapRow]]) -> dict[str, list[Plot]]:
     """A plot for each context of each map."""
     plots = []
@@ -75,26 +50,25 @@ def map_plots(runs: Sequence[Run[MapRow]]) -> dict[str, list[Plot]]:
             title = f"Speed-up at a context of {context} tokens"
             if len(runs) > 1:
                 title = f"{name} · {title}"
-            plots.append(Plot(title, _figure(Grid.of(of_context), load_of(of_context))))
+            plots.append(Plot(title, _figure(of_context)))
     return {"map": plots[:MOST_PLOTS]}
 
 
-def _figure(grid: Grid, load: str) -> Figure:
-    height = _ROW_HEIGHT * len(grid.draft_tokens) + _OTHER_HEIGHT
-    axes = new_axes(height, xlabel=load, ylabel="K, draft tokens")
-    axes.set(
-        xlim=(-0.5, len(grid.batch_sizes) - 0.5),
-        ylim=(-0.5, len(grid.draft_tokens) - 0.5),
-    )
-    axes.set_xticks(range(len(grid.batch_sizes)), grid.batch_sizes)
-    axes.set_yticks(
-        range(len(grid.draft_tokens)), [str(k) if k else "its own" for k in grid.draft_tokens]
-    )
+def _figure(cells: Sequence[MapRow]) -> Figure:
+    batch_sizes = sorted(set(map(size_of, cells)))
+    draft_tokens = sorted(set(map(k_of, cells)))
+    height = _ROW_HEIGHT * len(draft_tokens) + _OTHER_HEIGHT
+    axes = new_axes(height, xlabel=load_of(cells), ylabel="K, draft tokens")
+    axes.set(xlim=(-0.5, len(batch_sizes) - 0.5), ylim=(-0.5, len(draft_tokens) - 0.5))
+    axes.set_xticks(range(len(batch_sizes)), batch_sizes)
+    axes.set_yticks(range(len(draft_tokens)), [str(k) if k else "its own" for k in draft_tokens])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    size = min(_LARGEST_TEXT, _TEXT_OF_ALL_COLUMNS / len(grid.batch_sizes))
+    size = min(_LARGEST_TEXT, _TEXT_OF_ALL_COLUMNS / len(batch_sizes))
     words_in_legend: set[str] = set()
-    for (y, x), row in grid.cells.items():
+    for row in cells:
+        x = batch_sizes.index(size_of(row))
+        y = draft_tokens.index(k_of(row))
         share = min(1.0, abs(math.log(speedup_of(row) or 1.0)) / math.log(_FULL_COLOUR))
         word = word_of(row)
         axes.add_patch(

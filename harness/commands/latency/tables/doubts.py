@@ -238,17 +238,10 @@ def _busy_gpus(run: _Run) -> str:
     parts = []
     if row.other_gpu_processes:
         parts.append(f"{counted(row.other_gpu_processes, 'other process')} computed on them")
-    units = [
-        f"{each.num_throttled_units} of {each.num_units} units of the {each.arm} arm"
-        for each in run.rows
-        if each.num_throttled_units
-    ]
-    if row.gpu_throttled or units:
-        how_often = f", in {' and '.join(units)}" if units else ""
+    if row.gpu_throttled or any(each.num_throttled_units for each in run.rows):
         # A pooled row has no reason where its runs have different ones, or some have none.
         reason = f" ({row.gpu_throttled})" if row.gpu_throttled else ""
-        clocks = f"clocks were lowered to {row.lowest_gpu_clock_mhz} MHz{reason}"
-        parts.append(f"{clocks}{how_often}")
+        parts.append(f"clocks were lowered to {row.lowest_gpu_clock_mhz} MHz{reason}")
     return " and ".join(parts)
 
 

@@ -226,7 +226,6 @@ REQUESTS = (
     _percentiles("ITL ms", "inter_token_latency", optional=True),
     Column("requests/s", number(), "requests_per_second"),
     Column("goodput\nrequests/s", number(), "goodput", optional=True),
-    Column("tokens/s\nin all", number(1), "tokens_per_second"),
     Column("tokens/s\nper user", number(1), "tokens_per_second_per_user"),
     Column("failed", of="num_failed"),
     Column("timed\nout", of="num_timed_out"),
