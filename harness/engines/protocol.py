@@ -196,25 +196,23 @@ class Arm:
         return None
 
 
-class Weights(Protocol):
-    """The models that generate in this process, and the devices that hold them."""
+@dataclass(frozen=True)
+class Weights:
+    """The models that generate in this process, and the devices that hold them.
 
-    @property
-    def reference(self) -> Reference:
-        """Their own probabilities, until the engine is closed."""
+    Attributes:
+        reference: their own probabilities, until the engine is closed.
+        gpus: UUIDs of the GPUs that compute, by which NVML finds them.
+        synchronize: waits until every device has finished its queue.
+        reset_peak_memory: starts a new period for `peak_memory_bytes`.
+        peak_memory_bytes: the most bytes that GPUs held in this period; None without a GPU.
+    """
 
-    @property
-    def gpus(self) -> Sequence[str]:
-        """UUIDs of the GPUs that compute, by which NVML finds them."""
-
-    def synchronize(self) -> None:
-        """Wait until every device has finished its queue."""
-
-    def reset_peak_memory(self) -> None:
-        """Start a new period for `peak_memory_bytes`."""
-
-    def peak_memory_bytes(self) -> int | None:
-        """The most bytes that GPUs held in this period; None without a GPU."""
+    reference: Reference
+    gpus: Sequence[str]
+    synchronize: Callable[[], None]
+    reset_peak_memory: Callable[[], None]
+    peak_memory_bytes: Callable[[], int | None]
 
 
 class Stopwatches(Protocol):

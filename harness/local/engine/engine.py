@@ -37,7 +37,7 @@ from harness.local.engine.pair_runners import PairRunners, open_runners
 from harness.local.engine.reference import ModelReference, not_finite
 from harness.local.engine.rules import rule_of, tree_rule_of, warp_of
 from harness.local.engine.stopwatches import LocalStopwatches, PhaseTimer
-from harness.local.engine.weights import LoadedWeights
+from harness.local.engine.weights import loaded_weights
 from harness.local.models.quantization import eight_bit_layers
 from harness.local.runners.base import Options
 from harness.local.runners.checks import plain_outputs
@@ -280,7 +280,7 @@ class LocalEngine(Engine):
         self._is_checked = False
         self._has_checked_rule = False
         self.runners = open_runners(pair, preparation)
-        self.weights = LoadedWeights(pair.devices, ModelReference(self.runners))
+        self.weights = loaded_weights(pair.devices, ModelReference(self.runners))
         self.runner = str(self.runners.names)
         self.setup_seconds = self.runners.setup_seconds
         self.arms = self._make_arms(self.runners.make_drafter)

@@ -31,7 +31,7 @@ from harness.engines.requests import RequestRecord
 from harness.local.drafting.registry import method_of
 from harness.local.engine.pair import Pair, SketchedPair
 from harness.local.engine.reference import not_finite, open_reference
-from harness.local.engine.weights import LoadedWeights
+from harness.local.engine.weights import loaded_weights
 from harness.local.models.checkpoints import recurrent_kind
 from harness.local.models.tokenizers import vocabulary_size
 from harness.local.runners.attention import without_cudnn
@@ -92,7 +92,9 @@ class HuggingFaceEngine(Engine):
             shares = method.memory == "shared"
             assistant = pair.target.model if shares else arguments.get("assistant_model")
         # The reference has the same weights in our eager runner.
-        self.weights: LoadedWeights = LoadedWeights(pair.devices, open_reference(pair, preparation))
+        self._reference = open_reference(pair, preparation)
+        self._devices = pair.devices
+        self.weights = loaded_weights(pair.devices, self._reference)
         self.runner = "generate"
         self.setup_seconds = 0.0
         # One thread for all questions: each new one would start more threads for the CPU's kernels.
@@ -109,8 +111,8 @@ class HuggingFaceEngine(Engine):
         """End the thread and free the reference's runners; the pair is the caller's."""
         self.arms = ()
         self._thread.shutdown()
-        self.weights.reference.close()
-        release_memory(self.weights.devices)
+        self._reference.close()
+        release_memory(self._devices)
 
 
 @dataclass(frozen=True)

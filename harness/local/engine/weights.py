@@ -4,39 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import partial
 
 import pynvml
 import torch
 
+from harness.engines.protocol import Weights
 from harness.local.engine.reference import ModelReference
 from harness.local.models import devices
 
 
-class LoadedWeights:
-    """The `Weights` of an engine over a loaded pair.
+def loaded_weights(used: Sequence[torch.device], reference: ModelReference) -> Weights:
+    """The weights of an engine over a loaded pair.
 
     Args:
-        devices: those that hold the models and compute.
+        used: the devices that hold the models and compute.
         reference: over the same models.
     """
-
-    def __init__(self, devices: Sequence[torch.device], reference: ModelReference) -> None:
-        self.devices = devices
-        self.reference = reference
-
-    @cached_property
-    def gpus(self) -> Sequence[str]:
-        return gpus_of(self.devices)
-
-    def synchronize(self) -> None:
-        devices.synchronize(self.devices)
-
-    def reset_peak_memory(self) -> None:
-        devices.reset_peak_memory(self.devices)
-
-    def peak_memory_bytes(self) -> int | None:
-        return devices.peak_memory_bytes(self.devices)
+    return Weights(
+        reference,
+        gpus_of(used),
+        synchronize=partial(devices.synchronize, used),
+        reset_peak_memory=partial(devices.reset_peak_memory, used),
+        peak_memory_bytes=partial(devices.peak_memory_bytes, used),
+    )
 
 
 def gpus_of(devices: Sequence[torch.device]) -> list[str]:

@@ -13,7 +13,7 @@ from harness.engines.energy import GpuMeter, GpuUse
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
 from harness.local.engine import weights
-from harness.local.engine.weights import LoadedWeights, gpus_of
+from harness.local.engine.weights import gpus_of
 from harness.measuring.figures.machine import Energy
 from in_process import QUICKEST_PAIR, Harness, results
 from measured_runs import figures
@@ -149,7 +149,7 @@ def test_joules_are_told_where_gpus_count_them(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(energy, "pynvml", Nvml())
-    monkeypatch.setattr(LoadedWeights, "gpus", Nvml.uuids)
+    monkeypatch.setattr("harness.local.engine.weights.gpus_of", lambda used: Nvml.uuids)
     outcome = harness(*QUICK)
     regular, speculative = results().to_dict("records")
     for row in (regular, speculative):
