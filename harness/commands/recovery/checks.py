@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from harness.commands.recovery.drawn import TokenResult
 from harness.commands.recovery.greedy import Finding, GreedyResult
 from harness.commands.recovery.returned_logprobs import ReturnedResult
 from harness.commands.recovery.rows import DrawnKind
 from harness.results.acceptance import Acceptance
-
-
-class Check(Protocol):
-    """A check that was finished."""
-
-    def columns(self) -> dict[str, Any]:
-        """The columns of its row; `acceptance` as `Session.row` takes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +110,10 @@ class LogprobsCheck:
             "num_wrong": self.result.num_wrong,
             "finding": self.result.finding,
         }
+
+
+# A check that was finished. `columns` are those of its row, with `acceptance` as `Session.row` takes it.
+Check = GreedyCheck | DrawnCheck | ReferenceCheck | LogprobsCheck
 
 
 def _greedy_columns(result: GreedyResult) -> dict[str, Any]:
