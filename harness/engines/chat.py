@@ -35,11 +35,10 @@ class Chat:
         for message in self.messages:
             copy = dict(message)
             if calls := message.get("tool_calls"):
-                copy["tool_calls"] = [_with_parsed_arguments(call) for call in calls]
+                copy["tool_calls"] = []
+                for call in calls:
+                    arguments = json.loads(call["function"]["arguments"])
+                    function = {**call["function"], "arguments": arguments}
+                    copy["tool_calls"].append({**call, "function": function})
             messages.append(copy)
         return messages
-
-
-def _with_parsed_arguments(call: Message) -> dict[str, Any]:
-    function = call["function"]
-    return {**call, "function": {**function, "arguments": json.loads(function["arguments"])}}

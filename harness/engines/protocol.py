@@ -215,21 +215,20 @@ class Weights:
     peak_memory_bytes: Callable[[], int | None]
 
 
-class Stopwatches(Protocol):
-    """Measures where the time of an engine goes."""
+@dataclass(frozen=True)
+class Stopwatches:
+    """Measures where the time of an engine goes.
 
-    @property
-    def are_free(self) -> bool:
-        """Whether they cost next to nothing, so that timed arms may have them too."""
+    Attributes:
+        are_free: whether they cost next to nothing, so that timed arms may have them too.
+        arms: makes copies of the engine's arms whose answers have their `phases`.
+        pass_ms: milliseconds of the target's pass over 1, 2, 3, ... tokens behind a question's prompts. None in place
+            of a width that was not timed, and in place of the list where passes cannot be timed.
+    """
 
-    def arms(self) -> Sequence[Arm]:
-        """Copies of the engine's arms whose answers have their `phases`."""
-
-    def pass_ms(self, question: Question) -> list[float | None] | None:
-        """Milliseconds of the target's pass over 1, 2, 3, ... tokens behind the question's prompts.
-
-        None in place of a width that was not timed, and in place of the list where passes cannot be timed.
-        """
+    are_free: bool
+    arms: Callable[[], Sequence[Arm]]
+    pass_ms: Callable[[Question], list[float | None] | None]
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ from harness.local.engine.pair import Pair
 from harness.local.engine.pair_runners import PairRunners, open_runners
 from harness.local.engine.reference import ModelReference, not_finite
 from harness.local.engine.rules import rule_of, tree_rule_of, warp_of
-from harness.local.engine.stopwatches import LocalStopwatches, PhaseTimer
+from harness.local.engine.stopwatches import PhaseTimer, stopwatches_of
 from harness.local.engine.weights import loaded_weights
 from harness.local.models.quantization import eight_bit_layers
 from harness.local.runners.base import Options
@@ -284,7 +284,7 @@ class LocalEngine(Engine):
         self.runner = str(self.runners.names)
         self.setup_seconds = self.runners.setup_seconds
         self.arms = self._make_arms(self.runners.make_drafter)
-        self.stopwatches = LocalStopwatches(self.runners, self._make_arms)
+        self.stopwatches = stopwatches_of(self.runners, self._make_arms)
 
     def close(self) -> None:
         """Free the runners; the pair is the caller's."""

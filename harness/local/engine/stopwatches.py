@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from harness.engines.phases import Phases
-from harness.engines.protocol import Arm, Question
+from harness.engines.protocol import Arm, Question, Stopwatches
 from harness.local.models.devices import synchronize
 from harness.local.models.quantization import eight_bit_layers
 from harness.local.runners.snapshot import SnapshotRunner
@@ -110,43 +110,28 @@ def _marking(layers: Sequence[nn.Module]) -> Iterator[list[Any]]:
             hook.remove()
 
 
-class LocalStopwatches:
+def stopwatches_of(runners: PairRunners, make_arms: MakeArms) -> Stopwatches:
     """The stopwatches of an engine over a loaded pair.
+
+    They are free on the CPU, without 8-bit layers: elsewhere they synchronise the GPU, or time every such layer.
 
     Args:
         make_arms: makes arms over these runners, from a function that makes drafters and one that makes timers.
     """
+    devices = runners.pair.devices
+    has_8bit_layers = any(
+        model is not None and eight_bit_layers(model.model)
+        for model in (runners.pair.target, runners.draft_model)
+    )
+    are_free = not has_8bit_layers and all(device.type == "cpu" for device in devices)
 
-    def __init__(self, runners: PairRunners, make_arms: MakeArms) -> None:
-        self._runners = runners
-        self._make_arms = make_arms
-        self._devices = runners.pair.devices
+    def arms() -> Sequence[Arm]:
+        # Copies that answer what the arms themselves have answered learn nothing from them.
+        make = runners.make_drafter if are_free else runners.new_drafters()
+        return make_arms(make, lambda: PhaseTimer(devices))
 
-    @property
-    def are_free(self) -> bool:
-        """Whether the models are on the CPU, without 8-bit layers: elsewhere stopwatches synchronise the GPU, or time
-        every such layer, and slow the run.
-        """
-        has_8bit_layers = any(
-            model is not None and eight_bit_layers(model.model)
-            for model in (self._runners.pair.target, self._runners.draft_model)
-        )
-        return not has_8bit_layers and all(device.type == "cpu" for device in self._devices)
-
-    def arms(self) -> Sequence[Arm]:
-        """Copies of the arms. Those that answer what the arms themselves have answered learn nothing from them."""
-        make = self._runners.make_drafter
-        if not self.are_free:
-            make = self._runners.new_drafters()
-        return self._make_arms(make, lambda: PhaseTimer(self._devices))
-
-    def pass_ms(self, question: Question) -> list[float | None] | None:
-        """Milliseconds of the target's pass over 1, 2, 3, ..., K + 1 tokens, where the run makes
-        such passes.
-
-        None in place of a width between that is not timed.
-        """
-        runners = self._runners
+    def passes(question: Question) -> list[float | None] | None:
+        """Over 1, 2, 3, ..., K + 1 tokens, where the run makes such passes."""
         number = question.decoding.num_draft_tokens
         if runners.make_drafter is None or number == "auto":
             return None
@@ -159,7 +144,9 @@ class LocalStopwatches:
         # The text has no room for the widest pass.
         if number >= question.decoding.max_new_tokens:
             return None
-        return pass_ms(runners.target, question.prompts, pass_widths(number), self._devices)
+        return pass_ms(runners.target, question.prompts, pass_widths(number), devices)
+
+    return Stopwatches(are_free, arms, passes)
 
 
 def pass_widths(num_draft_tokens: int) -> list[int]:
