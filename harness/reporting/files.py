@@ -63,7 +63,7 @@ class Report:
         """By question what weakens the findings, these, what they are about, and why."""
         answers = {}
         for question, page in self.pages.items():
-            about = [page.title, *(text for _, text in page.why)]
+            about = [page.title, *(f"{name}: {text}" for name, text in page.why)]
             lines = [Line(line.whole, line.style) for line in page.finding]
             answers[question] = [
                 *sentences("warning", *page.doubts),

@@ -195,7 +195,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Bar:
-    """A bar between a name and figures."""
+    """A bar between a name and figures, as many as the others have; an unknown one is empty."""
 
     name: str
     size: float

@@ -149,6 +149,7 @@ def _print_bars(bars: Bars, console: Console) -> None:
     columns = [
         _aligned(figures, str.rjust)
         for figures in zip(*(bar.figures for bar in bars.bars), strict=True)
+        if any(figures)
     ]
     before = 2 * len(_INDENT) + len(names[0]) + 2
     while (

@@ -231,15 +231,12 @@ def _page_of_many(runs: Sequence[Run[AcceptanceRow]]) -> Page:
     best = bests[0]
     series = trainings(runs)
     findings = [Line(f"{training.finding()}.") for training in series]
-    # The table has each checkpoint.
+    # The best draft of each target: the table has all, and each checkpoint.
     of_series = {run.id for training in series for run in training.runs}
-    findings += [
-        Line(
-            f"{_without_k(one)}: {in_short(one.run.rows)}, computed from probabilities, not timed."
-        )
-        for one in named
-        if one.run.id not in of_series
-    ]
+    others = [one for one in named if one.run.id not in of_series]
+    for first, *_ in grouped(others, lambda one: one.row.model).values():
+        expected = f"{_without_k(first)}: {in_short(first.run.rows)}"
+        findings.append(Line(f"{expected}, computed from probabilities, not timed."))
     findings[0] = replace(findings[0], style="strong")
     # Texts that were given have lengths of their own, and were not written in batches.
     asked = [

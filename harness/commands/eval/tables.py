@@ -67,10 +67,12 @@ def eval_page(runs: Sequence[Run]) -> Page | None:
 
 
 def _bar(row: EvalRow) -> Bar:
-    figures = [f"{_percent(row.accuracy or 0)} % correct", _wilson(row)]
-    if row.ms_per_answer is not None:
-        figures.append(f"{row.ms_per_answer:.2f} ms/answer")
-    return Bar(arm_name(row), row.accuracy or 0.0, tuple(filter(None, figures)))
+    figures = (
+        f"{_percent(row.accuracy or 0)} % correct",
+        _wilson(row) or "",
+        "" if row.ms_per_answer is None else f"{row.ms_per_answer:.2f} ms/answer",
+    )
+    return Bar(arm_name(row), row.accuracy or 0.0, figures)
 
 
 def _finding(row: EvalRow) -> Line:

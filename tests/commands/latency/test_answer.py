@@ -47,6 +47,15 @@ def test_it_fits_twelve_lines_and_bars_are_aligned(width: int, share: float) -> 
     assert regular.count("█") > 1.5 * speculative.count("█") > 0
 
 
+def test_an_arm_whose_first_tokens_are_unknown_has_a_bar() -> None:
+    regular, speculative = latency_run(**FIGURES, tokens_per_second=10.0)
+    rows = [regular, dataclasses.replace(speculative, time_to_first_token_ms=None)]
+    first, second = (line for line in short(page_of_run(rows)).splitlines() if "ms/token" in line)
+    assert "first token" in first
+    assert "first token" not in second
+    assert "tokens/s" in second
+
+
 def test_a_command_is_never_cut_in_two() -> None:
     typed = "latency model=some/long-name prompts=./my-chats.jsonl"
     text = answer(arguments=typed)

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from harness.commands.latency.tables.doubts import doubts
 from harness.config.settings import ModelSettings
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation
@@ -16,7 +15,6 @@ from harness.measuring.figures.ends import Ends
 from harness.servers.events import note_drafts, read_event
 from in_process import Harness, results
 from measured_runs import figures
-from report_files import latency_run
 from tiny_checkpoints import make_tokenizer
 from wording import mentions
 
@@ -61,7 +59,7 @@ def test_iterations_that_do_not_fit_the_tokens_are_left_out() -> None:
     assert ends()["share_after_end"] is None
 
 
-def test_answers_that_cannot_be_divided_are_counted_and_said() -> None:
+def test_answers_that_cannot_be_divided_are_counted() -> None:
     """Their share of the tokens is known, and counts; both rates are without them."""
     divided = answer([1, 2, 3, 4, END, 5, 5, 5], [(2, 2), (2, 0), (2, 2)])
     unknown = answer([1, END, 3, 4, 5, 6], [(2, 1)])
@@ -72,12 +70,6 @@ def test_answers_that_cannot_be_divided_are_counted_and_said() -> None:
     assert ends(divided)["num_undivided_answers"] == 0
     # Without drafts there is nothing to divide.
     assert ends(answer([1, END, 3], []))["num_undivided_answers"] == 0
-    row = latency_run(4, 1.5, ignore_eos=True, num_prompts=2, **columns)
-    assert mentions(" ".join(doubts(row)), "after it", "1 of 2 answers")
-    row = latency_run(
-        4, 1.5, ignore_eos=True, num_prompts=2, **{**columns, "num_undivided_answers": 0}
-    )
-    assert "of 2 answers" not in " ".join(doubts(row))
 
 
 @pytest.mark.parametrize("per_step", [True, False])

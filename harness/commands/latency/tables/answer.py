@@ -65,12 +65,13 @@ def page_of_run(
 
 
 def _bar(row: LatencyRow) -> Bar:
-    figures = [f"{row.ms_per_token:.2f} ms/token"]
-    if row.tokens_per_second:
-        figures.append(f"{row.tokens_per_second:.1f} tokens/s")
-    if row.time_to_first_token_ms:
-        figures.append(f"first token {row.time_to_first_token_ms:.1f} ms")
-    return Bar(arm_name(row), row.ms_per_token or 0.0, tuple(figures))
+    first_ms = row.time_to_first_token_ms
+    figures = (
+        f"{row.ms_per_token:.2f} ms/token",
+        f"{row.tokens_per_second:.1f} tokens/s" if row.tokens_per_second else "",
+        f"first token {first_ms:.1f} ms" if first_ms else "",
+    )
+    return Bar(arm_name(row), row.ms_per_token or 0.0, figures)
 
 
 def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
