@@ -82,9 +82,11 @@ class TextDrafter(Drafter):
     def along(
         self, tokens: Sequence[int], answers: Sequence[range], hidden: Tensor | None, most: int
     ) -> Tensor:
-        self.start([tokens[:1]], tokens[1:2], Step(torch.empty(0)))
+        # An answer's first token is decided with its prompt: `draft.shared` learns no prompts.
+        first = answers[0].start
+        self.start([tokens[:first]], tokens[first : first + 1], Step(torch.empty(0)))
         (row,) = self._texts
-        num_read = 2
+        num_read = first + 1
         places = places_of(answers)
         found = torch.full((len(places), most), torch.nan)
         for number, place in enumerate(places):

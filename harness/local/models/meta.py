@@ -111,9 +111,9 @@ def _pass_numbers(model: PreTrainedModel) -> int:
             widest = max(widest, module.in_features)
         elif isinstance(module, Conv1D):
             widest = max(widest, module.weight.shape[0])
-    num_used = getattr(config, "num_experts_per_tok", None)
-    if isinstance(num_used, int):
-        inner = getattr(config, "moe_intermediate_size", getattr(config, "intermediate_size", 0))
+    num_used = _first_number(config, _NUM_USED)
+    if num_used is not None:
+        inner = _first_number(config, ("moe_intermediate_size", "intermediate_size")) or 0
         widest = max(widest, num_used * max(inner, hidden_size))
     return 4 * (widest + hidden_size)
 

@@ -164,3 +164,13 @@ def test_earlier_answers_change_no_token() -> None:
         iterations = list(speculative(MarkovRunner(target), drafter, what, 4))
         assert texts(iterations, 3) == texts(autoregressive(MarkovRunner(target), what), 3)
     assert iterations[1].num_accepted != [0, 0, 0]
+
+
+def test_texts_that_are_read_teach_their_answers_alone() -> None:
+    """As in decoding: after 7 8 a second text finds nothing in the first one's prompt, and 1 2 3 in its answer."""
+    drafter = suffix_drafter(threshold=0, shared=True)
+    drafter.along([6, 7, 8, 9, 1, 2, 3, 4], [range(4, 8)], None, 1)
+    in_prompt = drafter.along([5, 7, 8, 9], [range(2, 4)], None, 1)
+    assert in_prompt.isnan().all()
+    in_answer = drafter.along([5, 1, 2, 3], [range(2, 4)], None, 1)
+    assert in_answer.tolist() == [[1.0]]

@@ -401,6 +401,11 @@ class _LiveBytes(TorchDispatchMode):
         {"model_type": "gpt2"},
         {"model_type": "qwen3_moe", "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 4},
         {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
+        {
+            "model_type": "gemma4_text", "enable_moe_block": True, "num_experts": 8, "top_k_experts": 4,
+            "moe_intermediate_size": 352, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
+            "head_dim": 16, "global_head_dim": 16,
+        },
     ],
     ids=lambda sizes: sizes["model_type"],
 )  # fmt: skip

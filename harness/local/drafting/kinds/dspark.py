@@ -100,7 +100,6 @@ class DSpark(DFlash):
 
     name = "dspark"
     head_class = SparkHead
-    trains = False
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> SparkConfig:
         raw = stored.raw

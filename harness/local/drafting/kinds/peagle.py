@@ -85,7 +85,6 @@ class PEagle(Eagle3):
     name = "peagle"
     head_class = MaskHead
     one_pass = True
-    trains = False
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
         kind = raw.get("speculators_model_type")
