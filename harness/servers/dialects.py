@@ -134,6 +134,7 @@ _BUILT_IN = {
                 "llamacpp:requests_processing": "running",
                 "llamacpp:requests_deferred": "running",
                 "llamacpp:tokens_predicted": "generated",
+                "llamacpp:prompt_tokens_cached": "cached",
                 "llamacpp:spec_decode_num_drafts": "drafts",
                 "llamacpp:spec_decode_num_draft_tokens": "proposed",
                 "llamacpp:spec_decode_num_accepted_tokens": "accepted",

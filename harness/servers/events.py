@@ -23,6 +23,9 @@ _MOST_ITERATIONS = 2**20
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 ListOfCounts = list[Count] | None
 
+# Reasons for which a server ends an answer that is not whole: vLLM's and SGLang's, TensorRT-LLM's, mistral.rs's.
+_CUT_OFF = ("abort", "cancelled", "timeout", "canceled")
+
 # Where vLLM and SGLang report drafts.
 _VLLM = "metrics speculative_decoding"
 _SGLANG = "sglext spec_tokens_details"
@@ -122,7 +125,8 @@ class Event(Fields):
     @property
     def is_last(self) -> bool:
         """Whether it ends the answer; the usage may follow."""
-        return any(choice.finish_reason is not None for choice in self.choices or ())
+        # Text Generation Inference sends an empty reason with each token before the last.
+        return any(choice.finish_reason for choice in self.choices or ())
 
 
 def read_event(content: Any) -> Event:
@@ -130,7 +134,7 @@ def read_event(content: Any) -> Event:
 
     Raises:
         AnswerError: it has a wrong shape.
-        RunError: it reports a failure.
+        RunError: it reports a failure, or that the answer was cut off.
     """
     try:
         event = Event.model_validate(content)
@@ -143,6 +147,9 @@ def read_event(content: Any) -> Event:
     if event.error:
         message = event.error.get("message") if isinstance(event.error, dict) else None
         raise RunError(str(message or event.error))
+    for choice in event.choices or ():
+        if choice.finish_reason in _CUT_OFF:
+            raise RunError(f"the server ended the answer early: {choice.finish_reason}")
     return event
 
 

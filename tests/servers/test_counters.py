@@ -49,6 +49,11 @@ def test_names_of_vllm_are_summed_over_its_engines() -> None:
     )
 
 
+def test_llama_cpp_counts_the_prompts_that_it_took_from_its_cache() -> None:
+    page = "llamacpp:prompt_tokens_total 9\nllamacpp:prompt_tokens_cached_total 7\n"
+    assert read_counters(page) == Counts(cached=7)
+
+
 def test_the_size_of_a_cache_is_no_growth() -> None:
     labels = (
         'block_size="128",hash_block_size="16",num_gpu_blocks="682",num_gpu_blocks_override="None"'

@@ -67,6 +67,20 @@ def test_a_reported_failure_is_one() -> None:
             read_event({"error": error})
 
 
+@pytest.mark.parametrize("reason", ["abort", "cancelled", "timeout", "canceled"])
+def test_an_answer_that_the_server_cut_off_is_no_whole_one(reason: str) -> None:
+    choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": reason}
+    with pytest.raises(RunError, match=f"^the server ended the answer early: {reason}$"):
+        read_event({"object": "text_completion", "choices": [choice]})
+
+
+def test_an_empty_reason_ends_no_answer() -> None:
+    # Text Generation Inference, before the last token.
+    choice = {"index": 0, "text": " a", "logprobs": None, "finish_reason": ""}
+    assert not read_event({"object": "text_completion", "choices": [choice]}).is_last
+    assert read_event({"choices": [choice | {"finish_reason": "length"}]}).is_last
+
+
 def test_iterations_that_drafted_different_numbers_are_not_made_equal() -> None:
     # Two drafts per iteration on average, and three accepted in one of them.
     request = RequestRecord(0, 1)
