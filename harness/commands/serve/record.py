@@ -87,7 +87,7 @@ class Serve(Command):
     )
     notes = """\
 Ctrl-C ends it. A question to it:
-  curl http://localhost:5000/v1/completions -H 'Content-Type: application/json' \\
+  curl localhost:5000/v1/completions -H 'Content-Type: application/json' \\
     -d '{"prompt": "Once upon a time"}'"""
     help_order = 7
     settings = ServeSettings
