@@ -37,10 +37,9 @@ class Showing:
 
     def __init__(self, logprobs: np.ndarray, num_top: int) -> None:
         self._logprobs = logprobs
-        self.scores = self
         self._likeliest = [np.argsort(-row)[:num_top].tolist() for row in logprobs]
 
-    def text_logprobs(self, texts: list, num_top: int, num_in_flight: int) -> list:
+    def scores(self, texts: list, num_top: int, num_in_flight: int) -> list:
         return [
             [
                 {token: float(row[token]) for token in {*likeliest, own}}

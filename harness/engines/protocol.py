@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from typing import Any, Literal, TypeVar
 
 from harness.config.settings import DecodingSettings
 from harness.engines.chat import Chat
@@ -133,21 +133,11 @@ class Answered:
     phases: Phases = field(default_factory=Phases)
 
 
-class TextScores(Protocol):
-    """Scores given texts."""
-
-    def text_logprobs(
-        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], num_top: int, num_in_flight: int
-    ) -> list[list[Likeliest]]:
-        """The log-probabilities before each token of texts.
-
-        Args:
-            texts: prompts and texts behind them.
-            num_top: how many of the likeliest tokens are asked for; -1 for all.
-
-        Raises:
-            RunError: the arm does not give them.
-        """
+# The log-probabilities before each token of given texts. It takes prompts with the texts behind them, how many of the
+# likeliest tokens are asked for (-1 for all), and how many requests may be in flight. Raises RunError without an answer.
+TextScores = Callable[
+    [Sequence[tuple[Sequence[int], Sequence[int]]], int, int], list[list[Likeliest]]
+]
 
 
 class Arm:

@@ -33,6 +33,7 @@ from harness.engines.protocol import (
     LoadRequest,
     Question,
     Servers,
+    TextScores,
     Traits,
 )
 from harness.engines.record import Opening
@@ -49,7 +50,7 @@ from harness.servers.identity import (
     server_report,
 )
 from harness.servers.launch import Served, StartedServer
-from harness.servers.logprobs import ServedTexts
+from harness.servers.logprobs import text_logprobs
 from harness.servers.request_form import RequestForm
 from harness.servers.sending import Outgoing, Sender, arrival_times, send_all
 
@@ -460,12 +461,14 @@ class ServerArm(Arm):
         yield from self._received(ask, ended)
 
     @property
-    def scores(self) -> ServedTexts | None:
+    def scores(self) -> TextScores | None:
         scoring = self.dialect.scoring
         if scoring is None:
             return None
         assert self.model is not None
-        return ServedTexts(self._ready_client, self._engine.loop, self.model.name, scoring)
+        return functools.partial(
+            text_logprobs, self._ready_client, self._engine.loop, self.model.name, scoring
+        )
 
     def _ready_client(self) -> httpx2.AsyncClient:
         self._engine.make_ready(self)

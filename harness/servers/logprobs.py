@@ -16,60 +16,50 @@ if TYPE_CHECKING:
     import httpx2
 
 
-class ServedTexts:
-    """The log-probabilities of given texts that a server reports.
+def text_logprobs(
+    ready_client: Callable[[], httpx2.AsyncClient],
+    loop: asyncio.AbstractEventLoop,
+    model: str,
+    scoring: str,
+    texts: Sequence[tuple[Sequence[int], Sequence[int]]],
+    num_top: int,
+    num_in_flight: int,
+) -> list[list[Likeliest]]:
+    """The `TextScores` of a server.
 
     Args:
-        client: makes the server ready, and gives the client of its API.
+        ready_client: makes the server ready, and gives the client of its API.
         loop: sends the requests.
         model: the name by which the server knows it.
         scoring: `Dialect.scoring`.
     """
+    import httpx2
 
-    def __init__(
-        self,
-        client: Callable[[], httpx2.AsyncClient],
-        loop: asyncio.AbstractEventLoop,
-        model: str,
-        scoring: str,
-    ) -> None:
-        self._client = client
-        self._loop = loop
-        self._model = model
-        self._scoring = scoring
+    client = ready_client()
+    room = asyncio.Semaphore(num_in_flight)
 
-    def text_logprobs(
-        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], num_top: int, num_in_flight: int
-    ) -> list[list[Likeliest]]:
-        import httpx2
+    async def ask(prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
+        async with room:
+            return await _text_logprobs(client, model, scoring, prompt, text, num_top)
 
-        client = self._client()
-        room = asyncio.Semaphore(num_in_flight)
-
-        async def ask(prompt: Sequence[int], text: Sequence[int]) -> list[Likeliest]:
-            async with room:
-                return await _text_logprobs(
-                    client, self._model, self._scoring, prompt, text, num_top
-                )
-
-        async def ask_all() -> list[list[Likeliest]]:
-            requests = [asyncio.create_task(ask(prompt, text)) for prompt, text in texts]
-            try:
-                return await asyncio.gather(*requests)
-            finally:
-                # After a failure no other one is sent.
-                for request in requests:
-                    request.cancel()
-
-        asking = asyncio.run_coroutine_threadsafe(ask_all(), self._loop)
+    async def ask_all() -> list[list[Likeliest]]:
+        requests = [asyncio.create_task(ask(prompt, text)) for prompt, text in texts]
         try:
-            return asking.result()
-        except (RequestFailed, httpx2.RequestError) as error:
-            url = str(client.base_url).rstrip("/")
-            about = f"log-probabilities of a text from {url}"
-            raise RunError(f"{about}: {from_outside(str(error))}") from error
+            return await asyncio.gather(*requests)
         finally:
-            asking.cancel()
+            # After a failure no other one is sent.
+            for request in requests:
+                request.cancel()
+
+    asking = asyncio.run_coroutine_threadsafe(ask_all(), loop)
+    try:
+        return asking.result()
+    except (RequestFailed, httpx2.RequestError) as error:
+        url = str(client.base_url).rstrip("/")
+        about = f"log-probabilities of a text from {url}"
+        raise RunError(f"{about}: {from_outside(str(error))}") from error
+    finally:
+        asking.cancel()
 
 
 async def _text_logprobs(

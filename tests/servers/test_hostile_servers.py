@@ -254,7 +254,7 @@ def test_log_probabilities_that_cannot_be_read_are_one_line(
         transport=httpx2.MockTransport(answer), base_url="http://localhost"
     )
     with pytest.raises(RunError, match="log-probabilities of a text"):
-        arm.scores.text_logprobs([([5], [6])], num_top=5, num_in_flight=1)
+        arm.scores([([5], [6])], 5, 1)
 
 
 class MalformedServer(EchoServer):

@@ -61,7 +61,7 @@ class RegularReference:
         assert arm.scores is not None
         self.arm = arm
         self._scores = arm.scores
-        [[likeliest]] = self._scores.text_logprobs([(prompt, prompt[:1])], num_top, 1)
+        [[likeliest]] = self._scores([(prompt, prompt[:1])], num_top, 1)
         # Some models know more tokens than their tokenizer.
         self.vocabulary_size = max(num_tokens, 1 + max(likeliest))
         self.rounding = _LEAST_ROUNDING
@@ -92,10 +92,10 @@ class RegularReference:
             returned: of its own new tokens.
         """
         twice = texts[:_NUM_TWICE]
-        together = self._scores.text_logprobs(twice, self._num_top, self._num_in_flight)
+        together = self._scores(twice, self._num_top, self._num_in_flight)
         differences = [0.0]
         for text, first in zip(twice, together, strict=True):
-            [second] = self._scores.text_logprobs([text], self._num_top, 1)
+            [second] = self._scores([text], self._num_top, 1)
             for one, other in zip(first, second, strict=True):
                 likeliest = max(one, key=lambda token: one[token])
                 differences.append(abs(one[likeliest] - other.get(likeliest, -math.inf)))
@@ -114,7 +114,7 @@ class RegularReference:
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
         pairs = [(token_ids, [wanted]), (token_ids, [other])]
-        scored = self._scores.text_logprobs(pairs, self._num_top, 1)
+        scored = self._scores(pairs, self._num_top, 1)
         either = {**scored[0][0], **scored[1][0]}
         # Of a token that is not shown no more is known than that it is less likely than those.
         least = min(either.values())
@@ -124,7 +124,7 @@ class RegularReference:
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> Floats:
         pairs = list(zip(prompts, texts, strict=True))
-        scored = self._scores.text_logprobs(pairs, self._num_top, self._num_in_flight)
+        scored = self._scores(pairs, self._num_top, self._num_in_flight)
         logits = np.zeros((len(texts), max(map(len, texts)), self.vocabulary_size))
         for row, of_text in enumerate(scored):
             logits[row, : len(of_text)] = self._logits(of_text, is_even=True)
@@ -132,7 +132,7 @@ class RegularReference:
 
     def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
         """The same by another request, with the tokens that are not shown as unevenly likely as can be."""
-        [scored] = self._scores.text_logprobs([(prompt, text)], self._num_top, 1)
+        [scored] = self._scores([(prompt, text)], self._num_top, 1)
         return self._logits(scored, is_even=False)
 
     def _logits(self, scored: Sequence[Likeliest], is_even: bool) -> Floats:

@@ -174,7 +174,7 @@ def _drawn(answers: Sequence[Answer]) -> list[Answer]:
 
 
 def _texts(answers: Sequence[Answer]) -> list[tuple[Sequence[int], Sequence[int]]]:
-    """Prompts and texts, as `Arm.text_logprobs` takes them, of those that somebody waited for."""
+    """Prompts and texts, as `Arm.scores` takes them, of those that somebody waited for."""
     waited_for = [one for one in answers if one.request.is_compared and one.record.token_ids]
     return [(one.request.prompt, one.record.token_ids) for one in waited_for]
 

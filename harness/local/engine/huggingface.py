@@ -25,7 +25,15 @@ from transformers.modeling_layers import MtpModel
 
 from harness.config.settings import DecodingSettings, require
 from harness.engines.iteration import Iteration, Origin
-from harness.engines.protocol import Arm, Engine, Likeliest, LoadRequest, Question, Traits
+from harness.engines.protocol import (
+    Arm,
+    Engine,
+    Likeliest,
+    LoadRequest,
+    Question,
+    TextScores,
+    Traits,
+)
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.local.drafting.registry import method_of
@@ -170,9 +178,33 @@ class HuggingFaceArm(Arm):
             yield record
 
     @property
-    def scores(self) -> ForcedTexts | None:
+    def scores(self) -> TextScores | None:
         """Of the regular arm: a draft would propose other tokens than the text's."""
-        return ForcedTexts(self) if self.name == "regular" else None
+        return self._text_logprobs if self.name == "regular" else None
+
+    def _text_logprobs(
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], num_top: int, num_in_flight: int
+    ) -> list[list[Likeliest]]:
+        """The log-probabilities before each token: only the tokens of the text are left to choose from."""
+        found: list[list[Likeliest]] = []
+        for prompt, text in texts:
+            decoding = DecodingSettings(max_new_tokens=len(text), temperature=0)
+            question = Question([prompt], decoding, 0, [0])
+            recorder = _Recorder(len(text))
+            forced = [_Forced(len(prompt), text)]
+            for _ in self.generated(question, recorder, _WITH_LOGITS, forced):
+                pass
+            of_text: list[Likeliest] = []
+            for token, [logits] in zip(text, recorder.logits, strict=True):
+                logprobs = logits.log_softmax(-1)
+                most = len(logprobs)
+                likeliest = logprobs.topk(most if num_top < 0 else min(num_top, most))
+                by_token = dict(
+                    zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
+                )
+                of_text.append({**by_token, token: logprobs[token].item()})
+            found.append(of_text)
+        return found
 
     def generated(
         self,
@@ -245,37 +277,6 @@ class HuggingFaceArm(Arm):
             running.result()
 
         return records()
-
-
-class ForcedTexts:
-    """The log-probabilities of given texts, by `generate` itself."""
-
-    def __init__(self, arm: HuggingFaceArm) -> None:
-        self._arm = arm
-
-    def text_logprobs(
-        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], num_top: int, num_in_flight: int
-    ) -> list[list[Likeliest]]:
-        """The log-probabilities before each token: only the tokens of the text are left to choose from."""
-        found: list[list[Likeliest]] = []
-        for prompt, text in texts:
-            decoding = DecodingSettings(max_new_tokens=len(text), temperature=0)
-            question = Question([prompt], decoding, 0, [0])
-            recorder = _Recorder(len(text))
-            forced = [_Forced(len(prompt), text)]
-            for _ in self._arm.generated(question, recorder, _WITH_LOGITS, forced):
-                pass
-            of_text: list[Likeliest] = []
-            for token, [logits] in zip(text, recorder.logits, strict=True):
-                logprobs = logits.log_softmax(-1)
-                most = len(logprobs)
-                likeliest = logprobs.topk(most if num_top < 0 else min(num_top, most))
-                by_token = dict(
-                    zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
-                )
-                of_text.append({**by_token, token: logprobs[token].item()})
-            found.append(of_text)
-        return found
 
 
 @dataclass

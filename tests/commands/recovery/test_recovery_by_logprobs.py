@@ -223,11 +223,10 @@ class Showing:
     traits = Traits()
 
     def __init__(self, probabilities: np.ndarray, num_top: int) -> None:
-        self.scores = self
         self._logprobs = np.log(probabilities)
         self._num_top = num_top
 
-    def text_logprobs(self, texts: list, num_top: int, num_in_flight: int) -> list:
+    def scores(self, texts: list, num_top: int, num_in_flight: int) -> list:
         found = []
         for _, text in texts:
             of_text = []

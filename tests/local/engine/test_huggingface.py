@@ -345,9 +345,7 @@ def test_other_numbers_of_outputs_are_other_tokenizers_to_generate(
 
 def test_more_likeliest_tokens_than_there_are_are_all(pair: Pair) -> None:
     engine = HuggingFaceEngine(pair, Preparation(decoding=GREEDY))
-    found = [
-        engine.arms[0].scores.text_logprobs([(PROMPT, [60, 40])], most, 1) for most in (-1, 10**6)
-    ]
+    found = [engine.arms[0].scores([(PROMPT, [60, 40])], most, 1) for most in (-1, 10**6)]
     assert found[0] == found[1]
     assert [len(likeliest) for likeliest in found[0][0]] == [320, 320]
     engine.close()
