@@ -134,7 +134,7 @@ class Answered:
 
 
 # The log-probabilities before each token of given texts. It takes prompts with the texts behind them, how many of the
-# likeliest tokens are asked for (-1 for all), and how many requests may be in flight. Raises RunError without an answer.
+# likeliest tokens are asked for (-1 for all), and how many requests may be in flight. Raises RunError for none.
 TextScores = Callable[
     [Sequence[tuple[Sequence[int], Sequence[int]]], int, int], list[list[Likeliest]]
 ]
