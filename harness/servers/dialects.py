@@ -31,8 +31,11 @@ class Dialect(Record):
         version: page and key of its version, `/version version`.
         salt: parameters that keep a prefix cache from answering a request that was sent under
             another salt; `{salt}` stands for it. None where no parameter is known.
+        salts_chats_only: whether its completions refuse the salt.
         stops_at_tokens: whether it ends an answer at any of `stop_token_ids`, and not at texts.
         words: its names of sampling parameters that vLLM calls otherwise, by vLLM's.
+        refused: our parameters that it refuses. It ignores others that it does not know.
+        top_k_of_all: its `top_k` that keeps all tokens.
         parameters: further entries of every request's body.
         penalised_tokens: its parameter for the number of last tokens that penalties count; they then
             count those of the prompt, too. None where they count all new tokens.
@@ -50,8 +53,11 @@ class Dialect(Record):
     about: Mapping[str, Sequence[str]] = field(default_factory=dict)
     version: str = ""
     salt: Mapping[str, Any] | None = None
+    salts_chats_only: bool = False
     stops_at_tokens: bool = False
     words: Mapping[str, str] = field(default_factory=dict)
+    refused: Sequence[str] = ()
+    top_k_of_all: int = -1
     parameters: Mapping[str, Any] = field(default_factory=dict)
     penalised_tokens: str | None = None
     seeded: bool = False
@@ -166,7 +172,11 @@ _BUILT_IN = {
             about={"/version": ("version",)},
             version="/version version",
             salt={"cache_salt": "{salt}"},
+            salts_chats_only=True,
             stops_at_tokens=True,
+            # It refuses every parameter that it does not know.
+            refused=("return_token_ids", "return_spec_tokens_details"),
+            top_k_of_all=0,
             counters={  # which older versions of Dynamo prefix in another way
                 "trtllm_spec_decode_num_draft_tokens": "proposed",
                 "trtllm_spec_decode_num_accepted_tokens": "accepted",

@@ -23,8 +23,8 @@ _MOST_ITERATIONS = 2**20
 Count = Annotated[int, Field(ge=0, lt=2**31)]
 ListOfCounts = list[Count] | None
 
-# Reasons for which a server ends an answer that is not whole: vLLM's and SGLang's, TensorRT-LLM's, mistral.rs's.
-_CUT_OFF = ("abort", "cancelled", "timeout", "canceled")
+# Reasons for which a server ends an answer that is not whole: of vLLM and SGLang, LMDeploy, TensorRT-LLM, mistral.rs.
+_CUT_OFF = ("abort", "error", "cancelled", "timeout", "canceled")
 
 # Where vLLM and SGLang report drafts.
 _VLLM = "metrics speculative_decoding"

@@ -60,18 +60,21 @@ class RequestForm:
             **self._prompt(question, row),
             "max_tokens": decoding.max_new_tokens,
             "temperature": decoding.temperature,
-            "top_p": decoding.top_p,
             "stream": True,
             "stream_options": {"include_usage": True},
         }
+        # 1 is the default of OpenAI's API, and Text Generation Inference refuses it.
+        if self.takes_extensions or decoding.top_p < 1:
+            body["top_p"] = decoding.top_p
         knows_tokens = not isinstance(self.tokenizer, TextTokenizer)
-        if question.ends and not (knows_tokens and dialect.stops_at_tokens):
+        stops_at_tokens = self.takes_extensions and knows_tokens and dialect.stops_at_tokens
+        if question.ends and not stops_at_tokens:
             body["stop"] = list(question.ends[:_MOST_STOPS])
         extra = {**self.extra, **(parameters or {})}
         if self.takes_extensions:
             # By vLLM's names.
             extensions: dict[str, Any] = {
-                "top_k": decoding.top_k or -1,  # -1 keeps all; not every server takes 0 for that
+                "top_k": decoding.top_k or dialect.top_k_of_all,
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
                 "ignore_eos": not question.stop_tokens if knows_tokens else decoding.ignore_eos,
@@ -79,9 +82,11 @@ class RequestForm:
                 "return_token_ids": True,
                 "return_spec_tokens_details": True,
             }
+            for name in dialect.refused:
+                extensions.pop(name, None)
             if dialect.seeded:
                 extensions |= {"seed": question.seed, "index": question.indices[row]}
-            if question.salts:
+            if question.salts and self.salts:
                 salt = f"{self.salt} {question.salts[row]}"
                 for name, value in (dialect.salt or {}).items():
                     extensions[name] = salt if value == "{salt}" else value
@@ -102,7 +107,9 @@ class RequestForm:
     @property
     def salts(self) -> bool:
         """Whether the server's prefix cache heeds salts."""
-        return self.takes_extensions and self.dialect.salt is not None
+        dialect = self.dialect
+        takes_salt = self.chat or not dialect.salts_chats_only
+        return self.takes_extensions and dialect.salt is not None and takes_salt
 
     def _prompt(self, question: Question, row: int) -> dict[str, Any]:
         """A prompt as this server takes it: token ids, their text, or the messages of a chat."""

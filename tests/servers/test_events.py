@@ -67,7 +67,7 @@ def test_a_reported_failure_is_one() -> None:
             read_event({"error": error})
 
 
-@pytest.mark.parametrize("reason", ["abort", "cancelled", "timeout", "canceled"])
+@pytest.mark.parametrize("reason", ["abort", "error", "cancelled", "timeout", "canceled"])
 def test_an_answer_that_the_server_cut_off_is_no_whole_one(reason: str) -> None:
     choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": reason}
     with pytest.raises(RunError, match=f"^the server ended the answer early: {reason}$"):
