@@ -64,11 +64,11 @@ class _LeavingRunner(StaleRunner):
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         self._some_left = False
-        return super().start(prompts)
+        return self._runner.start(prompts)
 
     def select(self, rows: Sequence[int]) -> None:
         self._some_left = True
-        super().select(rows)
+        self._runner.select(rows)
 
     def num_stale(self, num_rows: int) -> list[int]:
         stale = [int(self._some_left)] * num_rows
@@ -104,7 +104,7 @@ class _SwappingRunner(WrappedRunner):
     def select(self, rows: Sequence[int]) -> None:
         if len(rows) > 2:
             rows = [*rows[:-2], rows[-1], rows[-2]]
-        super().select(rows)
+        self._runner.select(rows)
 
 
 class RowsSwapped(Fault):
@@ -130,16 +130,16 @@ class _StalePrefixRunner(StaleRunner):
         self._prefixes = []
         self._hits = []
         self._note(prompts)
-        return super().start(prompts)
+        return self._runner.start(prompts)
 
     def add(self, prompts: Sequence[Sequence[int]]) -> Step:
         self._note(prompts)
-        return super().add(prompts)
+        return self._runner.add(prompts)
 
     def select(self, rows: Sequence[int]) -> None:
         self._prefixes = [self._prefixes[row] for row in rows]
         self._hits = [self._hits[row] for row in rows]
-        super().select(rows)
+        self._runner.select(rows)
 
     def num_stale(self, num_rows: int) -> list[int]:
         return list(self._hits)

@@ -15,7 +15,6 @@ import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Protocol
 
 # The weight of an iteration's figures in the next one: acceptance changes with the text, costs with
 # the context.
@@ -45,40 +44,27 @@ _SLOWEST = 1.5
 _PACE_WINDOW = 7
 
 
-class DraftLength(Protocol):
-    """Chooses the number of draft tokens, from finished iterations alone.
+class DraftLength:
+    """Chooses the number of draft tokens, from finished iterations alone: this class always the same number.
 
     Attributes:
         most: the largest number that it chooses.
     """
 
-    most: int
-
-    def choose(self, num_rows: int) -> int:
-        """Return K of the iteration that begins now with this many rows, 0 to `most`."""
-        ...
-
-    def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
-        """Learn how many tokens each row was asked for, and accepted."""
-        ...
-
-
-class Constant(DraftLength):
-    """Chooses the same number every time."""
-
     def __init__(self, num_draft_tokens: int) -> None:
         self.most = num_draft_tokens
 
     def choose(self, num_rows: int) -> int:
+        """Return K of the iteration that begins now with this many rows, 0 to `most`."""
         return self.most
 
     def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
-        """Learn nothing."""
+        """Learn how many tokens each row was asked for, and accepted."""
 
 
 def draft_length_of(num_draft_tokens: int | DraftLength) -> DraftLength:
     """Return what chooses K, from a number or from itself."""
-    return Constant(num_draft_tokens) if isinstance(num_draft_tokens, int) else num_draft_tokens
+    return DraftLength(num_draft_tokens) if isinstance(num_draft_tokens, int) else num_draft_tokens
 
 
 class Adaptive(DraftLength):
@@ -97,7 +83,7 @@ class Adaptive(DraftLength):
     ) -> None:
         self._choices = list(choices)
         self._clock = clock
-        self.most = self._choices[-1]
+        super().__init__(self._choices[-1])
         self._accepted = _AcceptanceByPlace(self.most)
         self._costs: dict[int, _IterationCosts] = {}
         self._now = _IterationCosts()

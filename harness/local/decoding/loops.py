@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from harness.local.decoding.adaptive import Constant, DraftLength, draft_length_of
+from harness.local.decoding.adaptive import DraftLength, draft_length_of
 from harness.local.decoding.batch import Progress, Records, Request, Rows
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.speculation import Speculation
@@ -69,7 +69,7 @@ def speculative(
     draft_length = draft_length_of(num_draft_tokens)
     most = draft_length.most
     num_per_iteration = most if redraw else 0
-    works_ahead = ahead and isinstance(draft_length, Constant) and not drafter.reads_verdicts
+    works_ahead = ahead and isinstance(num_draft_tokens, int) and not drafter.reads_verdicts
     # The turn that is read decides up to K + 1 tokens, and the one queued behind it drafts K more.
     num_tokens_ahead = 2 * most + 1 if works_ahead else None
     steps = Speculation(target, drafter, rows, lenience, verification)

@@ -15,6 +15,7 @@ next one is the first that was rejected.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,7 +23,6 @@ import torch
 from torch import Tensor
 
 from harness.local.decoding.decisions import Decision
-from harness.local.decoding.transfer import to_host
 from harness.local.decoding.tree_rules import TreeOffer, TreeRule, TreeVerdict
 from harness.local.decoding.trees import TreeProposal, TreeShape, chain_of
 from harness.local.decoding.warp import RowWarp, Warp
@@ -37,59 +37,27 @@ class TreeFigures(NamedTuple):
     nodes: list[int]  # all N nodes, sorted by `_node_order`
     draft_tokens: list[int]  # those of `nodes`
 
-
-# The numbers of `TreeFigures` before its lists.
-_NUM_COLUMNS = 3
-
-
-@dataclass(frozen=True)
-class PackedFigures:
-    """The `TreeFigures` of all rows in one tensor, so that one copy brings them to the host.
-
-    Attributes:
-        tensor: [B, 3 + 2 N], whole numbers: a column for each number of `TreeFigures`, then its
-            `nodes`, then its `draft_tokens`.
-    """
-
-    tensor: Tensor
-
-    @property
-    def num_accepted(self) -> Tensor:
-        return self.tensor[:, 0]
-
-    @property
-    def next_token(self) -> Tensor:
-        return self.tensor[:, 1]
-
-    @property
-    def nodes(self) -> Tensor:
-        num_nodes = (self.tensor.shape[1] - _NUM_COLUMNS) // 2
-        return self.tensor[:, _NUM_COLUMNS : _NUM_COLUMNS + num_nodes]
-
-    def read(self) -> list[TreeFigures]:
-        """Wait for the device -> the figures of each row."""
-        rows: list[TreeFigures] = []
-        for numbers in to_host(self.tensor)():
-            num_accepted, next_token, is_rejection, *nodes_and_tokens = numbers
-            num_nodes = len(nodes_and_tokens) // 2
-            figures = TreeFigures(
-                num_accepted,
-                next_token,
-                is_rejection=bool(is_rejection),
-                nodes=nodes_and_tokens[:num_nodes],
-                draft_tokens=nodes_and_tokens[num_nodes:],
-            )
-            rows.append(figures)
-        return rows
+    @classmethod
+    def unpack(cls, numbers: Sequence[int]) -> TreeFigures:
+        """Name the numbers of a packed row."""
+        num_accepted, next_token, is_rejection, *nodes_and_tokens = numbers
+        num_nodes = len(nodes_and_tokens) // 2
+        return cls(
+            num_accepted,
+            next_token,
+            is_rejection=bool(is_rejection),
+            nodes=nodes_and_tokens[:num_nodes],
+            draft_tokens=nodes_and_tokens[num_nodes:],
+        )
 
 
 @dataclass(frozen=True)
 class TreeJudge(Decision):
     """Warps the target's logits and verifies a tree, after the pass over it.
 
-    The inputs are those of `judge_inputs`. The outputs are the tensor of `PackedFigures`, and the
-    probabilities [B, N] of the draft tokens under the target, in the order of the figures' nodes, and
-    under the drafter, which are 1.
+    The inputs are those of `judge_inputs`. The outputs are packed `TreeFigures` [B, 3 + 2 N] in whole
+    numbers, so that one copy brings them to the host, and the probabilities [B, N] of the draft tokens
+    under the target, in the order of the figures' nodes, and under the drafter, which are 1.
     """
 
     warp: Warp | RowWarp

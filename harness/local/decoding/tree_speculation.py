@@ -16,8 +16,8 @@ from torch import Tensor
 from harness.local.decoding.adaptive import DraftLength, draft_length_of
 from harness.local.decoding.batch import Progress, Records, Request, Rows, TurnUniforms
 from harness.local.decoding.protocols import Step, TreeDrafter, TreeRunner
-from harness.local.decoding.transfer import to_device
-from harness.local.decoding.tree_decision import PackedFigures, TreeJudge, judge_inputs
+from harness.local.decoding.transfer import to_device, to_host
+from harness.local.decoding.tree_decision import TreeFigures, TreeJudge, judge_inputs
 from harness.local.decoding.tree_rules import TreeRule
 from harness.local.decoding.trees import TreeProposal, TreeShape
 from harness.local.decoding.turns import Turn, Turns, decode_batch, undrafted_turn
@@ -134,14 +134,20 @@ def _verify(
     step, (packed, *probabilities) = target.decide(
         torch.cat([root, tokens], dim=1), judge, *inputs, tree=shape
     )
-    figures = PackedFigures(packed)
+    # The first two of the `TreeFigures` of all rows, and their nodes.
+    num_accepted, next_token = packed[:, 0], packed[:, 1]
+    nodes = packed[:, 3 : 3 + shape.num_nodes]
+
+    def read_figures() -> list[TreeFigures]:
+        return [TreeFigures.unpack(row) for row in to_host(packed)()]
+
     return TreeTurn(
         step=step,
         limits=shape.limits,
         lengths=shape.num_offered,
-        next_tokens=figures.next_token,
-        read_figures=figures.read,
-        verdict=Verdict(figures.num_accepted, figures.next_token, *probabilities),
+        next_tokens=next_token,
+        read_figures=read_figures,
+        verdict=Verdict(num_accepted, next_token, *probabilities),
         shape=shape,
-        nodes_in_order=torch.cat([torch.zeros_like(root), figures.nodes], dim=1),
+        nodes_in_order=torch.cat([torch.zeros_like(root), nodes], dim=1),
     )

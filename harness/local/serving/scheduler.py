@@ -155,8 +155,8 @@ class Scheduler:
         self._changed = threading.Condition()
         self._closing = False
         self.stopped = threading.Event()
-        self.thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
-        self.thread.start()
+        self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
+        self._thread.start()
 
     @property
     def num_running(self) -> int:
@@ -165,6 +165,9 @@ class Scheduler:
     @property
     def num_waiting(self) -> int:
         return len(self._waiting)
+
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
 
     def submit(self, answers: list[Answer]) -> None:
         """Have answers generated, all of them or none.
@@ -177,8 +180,8 @@ class Scheduler:
             self._waiting += answers
             self._changed.notify()
 
-    def alone(self, work: Callable[[], Result]) -> Future[Result]:
-        """Call `work`, such as a race, in the scheduler's thread when no answer is generated.
+    def run_alone(self, work: Callable[[], Result]) -> Future[Result]:
+        """Call `work` in the scheduler's thread when no answer is generated.
 
         Raises:
             Refusal: as `submit` does.
@@ -204,12 +207,12 @@ class Scheduler:
         for _, future in alone:
             if future.set_running_or_notify_cancel():
                 future.set_exception(Refusal(503, _ENDING))
-        self.thread.join(grace_s)
+        self._thread.join(grace_s)
         self.stopped.set()
         # Not in the scheduler's thread, whose iteration may take long.
         for answer in list(self._batch.rows.values()):
             answer.fail(_ENDING)
-        self.thread.join()
+        self._thread.join()
 
     def check_running(self) -> None:
         """Raise Refusal once the service has stopped."""
@@ -217,7 +220,7 @@ class Scheduler:
             raise Refusal(503, _ENDING)
 
     def _check(self, num_more: int) -> None:
-        if self._closing or not self.thread.is_alive():
+        if self._closing or not self.is_running():
             raise Refusal(503, _ENDING)
         num_waiting = len(self._waiting) + len(self._alone)
         num_asked = self.num_running + num_waiting + num_more

@@ -14,8 +14,8 @@ from harness.local.serving.answers import Answer
 from harness.local.serving.scheduler import Scheduler, reason_of
 
 
-class LocalService:
-    """An engine and the scheduler that runs it.
+class LocalService(Scheduler):
+    """A scheduler with the engine that it runs.
 
     Args:
         open_engine: called in the scheduler's thread, which alone touches the models.
@@ -33,33 +33,22 @@ class LocalService:
         max_rows: int,
         max_waiting: int,
     ) -> None:
+        super().__init__(max_rows, max_waiting)
         self._tokenizer = tokenizer
-        self._scheduler = Scheduler(max_rows, max_waiting)
         # This thread waits, so that the first request finds everything ready. It wakes now and then: a
         # signal that comes in the moment in which it falls asleep is handled only when it wakes.
-        opening = self._scheduler.alone(open_engine)
+        opening = self.run_alone(open_engine)
         while not opening.done():
             futures.wait([opening], timeout=1.0)
         try:
             self._engine = opening.result()
         except Exception:
-            self._scheduler.close()
+            self.close()
             raise
         self._arms: dict[str, LocalArm] = {}
         for arm in self._engine.arms:
             assert isinstance(arm, LocalArm)
             self._arms[arm.name] = arm
-
-    @property
-    def num_running(self) -> int:
-        return self._scheduler.num_running
-
-    @property
-    def num_waiting(self) -> int:
-        return self._scheduler.num_waiting
-
-    def is_running(self) -> bool:
-        return self._scheduler.thread.is_alive()
 
     def ask(
         self,
@@ -83,7 +72,7 @@ class LocalService:
                     num_prompt_logprobs=num_prompt_logprobs,
                 )
             )
-        self._scheduler.submit(answers)
+        self.submit(answers)
         return answers
 
     def alone(self, work: Callable[[Engine], Result]) -> Future[Result]:
@@ -95,10 +84,4 @@ class LocalService:
             except Exception as error:
                 raise Refusal(500, reason_of(error)) from error
 
-        return self._scheduler.alone(run)
-
-    def check_running(self) -> None:
-        self._scheduler.check_running()
-
-    def close(self, grace_s: float = 0.0) -> None:
-        self._scheduler.close(grace_s)
+        return self.run_alone(run)

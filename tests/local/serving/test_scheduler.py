@@ -198,7 +198,7 @@ def test_no_more_wait_than_may_wait_beyond_those_that_run() -> None:
     with pytest.raises(Refusal, match="at most 1 may wait"):
         scheduler.submit([one_more])
     with pytest.raises(Refusal, match="at most 1 may wait"):
-        scheduler.alone(lambda: None)
+        scheduler.run_alone(lambda: None)
     arm.may_go_on.set()
     for answer in answers:
         assert answer.ended.wait()
@@ -212,7 +212,7 @@ def test_as_many_wait_as_may_wait_work_that_must_be_alone_among_them() -> None:
     answers: list[Any] = [Taken(arm, asked(index), most=1000) for index in range(2)]
     scheduler.submit(answers[:1])
     assert arm.has_begun.wait()
-    work = scheduler.alone(lambda: [answer.ended.is_set() for answer in answers])
+    work = scheduler.run_alone(lambda: [answer.ended.is_set() for answer in answers])
     scheduler.submit(answers[1:])
     one_more: Any = Taken(arm, asked(0), most=1000)
     with pytest.raises(Refusal, match="at most 2 may wait"):
@@ -233,7 +233,7 @@ def test_an_answer_that_joins_while_the_service_ends_fails(
     is_taken = threading.Event()
     may_go_on = threading.Event()
     step = scheduler._batch.step
-    join = scheduler.thread.join
+    join = scheduler._thread.join
 
     def step_later(joining: list[Any]) -> None:
         is_taken.set()
@@ -246,7 +246,7 @@ def test_an_answer_that_joins_while_the_service_ends_fails(
         join(grace_s)
 
     monkeypatch.setattr(scheduler._batch, "step", step_later)
-    monkeypatch.setattr(scheduler.thread, "join", join_after_failing)
+    monkeypatch.setattr(scheduler._thread, "join", join_after_failing)
     answer: Any = Taken(arm, asked(0), most=1000)
     scheduler.submit([answer])
     assert is_taken.wait()

@@ -26,7 +26,7 @@ class StaleRunner(WrappedRunner):
 
     def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
         self._num_extended += tokens.shape[1]
-        return super().extend(tokens, tree)
+        return self._runner.extend(tokens, tree)
 
     def decide(
         self,
@@ -36,15 +36,15 @@ class StaleRunner(WrappedRunner):
         tree: TreeShape | None = None,
     ) -> tuple[Step, tuple[Tensor, ...]]:
         self._num_extended += tokens.shape[1]
-        return super().decide(tokens, decision, *inputs, tree=tree)
+        return self._runner.decide(tokens, decision, *inputs, tree=tree)
 
     def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
         # Behind the accepted nodes of a tree, `paths` has its rejected ones: one more is stale.
-        super().keep_path(paths, self._too_many(counts))
+        self._runner.keep_path(paths, self._too_many(counts))
         self._num_extended = 0
 
     def keep(self, counts: Sequence[int]) -> None:
-        super().keep(self._too_many(counts))
+        self._runner.keep(self._too_many(counts))
         self._num_extended = 0
 
     def _too_many(self, counts: Sequence[int]) -> Sequence[int]:
