@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 
@@ -53,9 +54,8 @@ def environment_table(runs: Sequence[Run]) -> Table:
         Column("threads", of=lambda alike: alike[0].last.num_threads, optional=True),
     ]
     for name in _VERSIONS:
-        version = attrgetter(f"last.{name}")
-        heading = name.removesuffix("_version")
-        columns.append(Column(heading, of=lambda alike, of=version: of(alike[0]), optional=True))
+        version: Callable[[Sequence[Run]], str | None] = partial(_in_first, name)
+        columns.append(Column(name.removesuffix("_version"), of=version, optional=True))
     columns += [
         Column("commit", of=commits, text=True, optional=True),
         Column("when", of=days, text=True, optional=True),
@@ -69,3 +69,9 @@ def files_table(files: Mapping[Path, int]) -> Table:
     columns = (Column("file", text=True), Column("rows"))
     rows = tuple(map(TableRow, files.items()))
     return Table("files", "Files read", columns, rows, in_full=True)
+
+
+def _in_first(column: str, alike: Sequence[Run]) -> str | None:
+    """A column of the first of these runs, which is the same in all."""
+    value: str | None = getattr(alike[0].last, column)
+    return value
