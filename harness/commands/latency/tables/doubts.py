@@ -90,8 +90,7 @@ def doubts(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ())
 
 def notes(rows: Sequence[LatencyRow]) -> list[str]:
     """What else is to be known about the figures of a run."""
-    own = _said([_Run(rows)], ("note",))
-    return list(dict.fromkeys([*caveats(rows), *own]))
+    return _said([_Run(rows)], ("setting note", "note"))
 
 
 def caveats(rows: Iterable[LatencyRow]) -> list[str]:

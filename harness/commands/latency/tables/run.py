@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.commands.latency.tables.categories import Category, by_category, by_turn
-from harness.commands.latency.tables.doubts import doubts, mean_answer_length, notes
+from harness.commands.latency.tables.doubts import mean_answer_length, notes
 from harness.commands.latency.tables.reason import costs_of_a_step, reason
 from harness.config.amounts import counted
 from harness.measuring.rows import LatencyRow
@@ -55,10 +55,8 @@ def run_tables(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] =
     if last.status != NO_VERDICT:
         tables += _divided("categories", "category", by_category(prompts, last))
         tables += _divided("turns", "turn", by_turn(prompts, last))
-    against = doubts(rows, prompts)
-    about_run = [_decode_only(last), _compared_texts(last, prompts), *notes(rows)]
-    shown = [note for note in about_run if note and note not in against]
-    tables[0] = replace(tables[0], notes=(*tables[0].notes, *shown))
+    about_run = filter(None, [_decode_only(last), _compared_texts(last, prompts), *notes(rows)])
+    tables[0] = replace(tables[0], notes=(*tables[0].notes, *about_run))
     return tables
 
 
