@@ -7,7 +7,7 @@ arm, `regular.target_step_ms` that of the regular one.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pandas as pd
@@ -24,15 +24,16 @@ from harness.commands.latency.tables.run import (
     ACCEPTED,
     ARM,
     BOUNDS,
+    OF_A_PART,
     SPEEDUP,
     identical_texts,
     speedup_bounds,
 )
-from harness.config.amounts import counted
 from harness.measuring.costs import costs_in_steps, tokens_per_iteration
 from harness.measuring.rows import LatencyRow
-from harness.reporting.table import UNKNOWN, Column, Table, interval, number, percent, times
+from harness.reporting.table import UNKNOWN, Column, Table, number, percent, times
 from harness.reporting.words import FIRST_SETTINGS, cell_of
+from harness.results.runs import grouped
 from harness.results.schema import NO_VERDICT
 
 # Settings that get a column where pairs differ in them; further ones are in the last column.
@@ -202,46 +203,22 @@ def _positions(rates: Sequence[float | None]) -> str:
 
 
 def categories_table(pairs: pd.DataFrame) -> Table:
-    """Pairs at their best K by category of prompts: speed-up with interval, and tokens per iteration."""
-    divided = {
-        pair.name.label(): {one.name: one for one in by_category(pair.run.prompt_rows, pair.row)}
+    """Pairs at their best K by category of prompts."""
+    divided = [
+        (pair.name.label(), part)
         for pair in pairs[pairs.best].itertuples()
-    }
-    divided = {label: parts for label, parts in divided.items() if len(parts) > 1}
-    columns = [Column("pair", text=True, of=lambda item: item[0])]
-    for name in dict.fromkeys(name for parts in divided.values() for name in parts):
-        numbers = {parts[name].num_prompts for parts in divided.values() if name in parts}
-        # In the heading, where the pairs had the same prompts.
-        heading = f"{name} ({min(numbers)})" if len(numbers) == 1 else name
-        columns.append(Column(heading, of=_category_cell(name, differ=len(numbers) > 1)))
-    return Table.of(
-        "categories",
-        "With which prompts?",
-        divided.items(),
-        columns,
-        about=(
-            "Speed-up (from four prompts), its 95 % interval (from eight) and tokens per iteration; the number of"
-            " prompts in brackets."
-        ),
+        for part in by_category(pair.run.prompt_rows, pair.row)
+    ]
+    by_name = grouped(divided, lambda item: item[1].name)
+    columns = (
+        Column("category", text=True, of=lambda item: item[1].name, once=True),
+        Column("pair", text=True, of=lambda item: item[0]),
+        *(column.at(lambda item: item[1]) for column in OF_A_PART),
     )
-
-
-def _category_cell(name: str, differ: bool) -> Callable[[Any], str | None]:
-    def cell(item: Any) -> str | None:
-        category = item[1].get(name)
-        if category is None:
-            return None
-        speedup = category.speedup
-        tokens = category.tokens_per_iteration
-        lines = [
-            speedup and times(speedup.estimate),
-            interval(speedup),
-            f"{tokens:.2f} tokens" if tokens else None,
-            counted(category.num_prompts, "prompt") if differ else None,
-        ]
-        return "\n".join(filter(None, lines)) or UNKNOWN
-
-    return cell
+    # One category alone says nothing new.
+    parts = [item for items in by_name.values() for item in items] if len(by_name) > 1 else []
+    about = "Speed-ups are of four prompts or more, intervals of eight."
+    return Table.of("categories", "With which prompts?", parts, columns, about=about)
 
 
 def arms_table(pairs: pd.DataFrame) -> Table:

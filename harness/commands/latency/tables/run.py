@@ -99,7 +99,7 @@ def _arms(rows: Sequence[LatencyRow]) -> Table:
 def _divided(key: str, heading: str, parts: Sequence[Category]) -> list[Table]:
     """Speed-ups of parts of the prompts; [] for a single part, which says nothing new."""
     name = Column(heading, text=True, of="name")
-    table = Table.of(key, "", parts, (name, *_OF_A_PART), look="plain")
+    table = Table.of(key, "", parts, (name, *OF_A_PART), look="plain")
     return [table] if len(parts) > 1 else []
 
 
@@ -230,9 +230,10 @@ REQUESTS = (
     Column("sent\nagain", of=lambda row: row.num_sent_again or None, optional=True),
 )
 # Columns about a `Category`.
-_OF_A_PART = (
+OF_A_PART = (
     Column("prompts", of="num_prompts"),
     Column("speed-up", times, "speedup.estimate", optional=True),
+    Column("95 % interval", of=lambda part: interval(part.speedup), optional=True),
     Column("acceptance", percent, "acceptance_rate", optional=True),
     Column("tokens/iteration", number(), "tokens_per_iteration", optional=True),
 )
