@@ -37,7 +37,7 @@ from harness.commands.serve.guard import CLIENT_LEFT, Guard, error_body, error_r
 from harness.commands.serve.served_model import ServedModel
 from harness.config.errors import SettingError
 from harness.config.machine import is_loopback
-from harness.engines.door.serving import Answer, Piece, Refusal, ScoredToken, TokenLogprob
+from harness.engines.door.serving import ENDING, Answer, Piece, Refusal, ScoredToken, TokenLogprob
 from harness.results.acceptance import Acceptance
 
 # For the description of the API at /openapi.json.
@@ -87,7 +87,7 @@ def _add_pages(app: FastAPI, served: ServedModel, registry: CollectorRegistry) -
     @app.get("/health", responses=_ERRORS)
     def health() -> dict[str, str]:
         if not served.service.is_running():
-            raise Refusal(503, "the service is ending")
+            raise Refusal(503, ENDING)
         return {"status": "ok"}
 
     @app.get("/metrics", response_class=PlainTextResponse)
@@ -318,7 +318,7 @@ class _Shape:
         return {"logprob": logprob, "rank": rank, "decoded_token": text}
 
     def _sums(self) -> dict[str, Any]:
-        num_new = sum(answer.num_tokens for answer in self._answers)
+        num_new = sum(len(answer.token_ids) for answer in self._answers)
         return {"usage": self._usage(num_new), "metrics": _metrics(self._answers)}
 
     def _usage(self, num_new: int) -> dict[str, int]:
@@ -392,7 +392,7 @@ def _noting(served: ServedModel, registry: CollectorRegistry) -> Callable[[str, 
     waiting.set_function(lambda: service.num_waiting)
 
     def note(arm: str, answer: Answer) -> None:
-        tokens.labels(arm).inc(answer.num_tokens)
+        tokens.labels(arm).inc(len(answer.token_ids))
         drafted.inc(sum(proposed for proposed, _ in answer.outcomes))
         accepted.inc(sum(accepted for _, accepted in answer.outcomes))
         if answer.seconds_to_first_token is not None:

@@ -20,7 +20,7 @@ from harness.commands.serve.record import ServeSettings
 from harness.config.errors import SettingError
 from harness.config.failures import first_line
 from harness.engines.chat import Chat
-from harness.engines.door.serving import Answer, Piece, Refusal
+from harness.engines.door.serving import ENDING, Answer, Piece, Refusal
 from harness.engines.door.wing import local
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine, Question
@@ -172,8 +172,8 @@ class ServedModel:
         question = self._question(ids, body, seed, body.index)
 
         def draw(lap: Generation) -> None:
-            # Raises once the service has stopped, which ends the race.
-            self.service.check_running()
+            if not self.service.is_running():
+                raise Refusal(503, ENDING)
             show(as_json(lap, self._pair.tokenizer, ids))
 
         def run(engine: Engine) -> dict[str, Any]:

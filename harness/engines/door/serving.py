@@ -11,6 +11,9 @@ from harness.engines.protocol import Engine, Question
 
 Result = TypeVar("Result")
 
+# Why a request is refused, or not answered any further, once the service ends.
+ENDING = "the service is ending"
+
 
 class Refusal(Exception):
     """A request that is not answered, or no further; the message is for the client.
@@ -79,6 +82,7 @@ class Answer(Protocol):
             then leaves the batch.
         prompt_logprobs: one entry per token of the prompt but the first; None where they were not
             asked for, or not read yet.
+        token_ids: so far.
         outcomes: (num_proposed, num_accepted) of each iteration that drafted something.
         seconds_to_first_token: since the request came; None before the first token.
     """
@@ -86,13 +90,9 @@ class Answer(Protocol):
     question: Question
     cancelled: bool
     prompt_logprobs: Sequence[TokenLogprob] | None
+    token_ids: list[int]
     outcomes: list[tuple[int, int]]
     seconds_to_first_token: float | None
-
-    @property
-    def num_tokens(self) -> int:
-        """So far."""
-        ...
 
 
 class Service(Protocol):
@@ -109,7 +109,7 @@ class Service(Protocol):
         ...
 
     def is_running(self) -> bool:
-        """Whether it takes requests."""
+        """Whether it takes requests; long work should end once it does not."""
         ...
 
     def ask(
@@ -144,9 +144,6 @@ class Service(Protocol):
             Refusal: as `ask` does.
         """
         ...
-
-    def check_running(self) -> None:
-        """Raise Refusal once answers that still ran have been failed; long work should then end."""
 
     def close(self, grace_s: float = 0.0) -> None:
         """Fail what waits now, and what still runs after `grace_s`; then end the thread."""

@@ -122,7 +122,8 @@ class Adaptive(DraftLength):
         best = self._choices[index]
         is_power_of_two = turn.bit_count() == 1
         if place == _ROUND // 2 or is_power_of_two:
-            return self._at_least(max(1, 2 * best))
+            twice = max(1, 2 * best)
+            return next((choice for choice in self._choices if choice >= twice), self.most)
         if place == _ROUND // 4:
             return self._choices[min(index + 1, len(self._choices) - 1)]
         if place == 3 * _ROUND // 4:
@@ -147,13 +148,6 @@ class Adaptive(DraftLength):
             if tries[place]:
                 cost_below = costs[place]
         return None
-
-    def _at_least(self, number: int) -> int:
-        """Return the smallest choice that is not below a number; the largest if all are."""
-        for choice in self._choices:
-            if choice >= number:
-                return choice
-        return self.most
 
 
 class _AcceptanceByPlace:

@@ -17,7 +17,7 @@ from harness.local.decoding.batch import Progress, Records, Request, Rows
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.speculation import Speculation
 from harness.local.decoding.transfer import added
-from harness.local.decoding.turns import Turn, Turns, decode_batch, regular_turn, undrafted_turn
+from harness.local.decoding.turns import Turn, Turns, regular_turn, undrafted_turn
 from harness.local.decoding.verify import Offer, Verdict, verify
 from harness.local.decoding.warp import BatchWarp
 
@@ -39,7 +39,7 @@ def autoregressive(target: Runner, request: Request, ahead: bool = False) -> Rec
         target.keep(added(num_accepted, 1))
 
     turns = Turns(rows, step, keep, num_tokens_ahead=1 if ahead else None)
-    yield from decode_batch(request, rows, turns, target)
+    yield from turns.decode(request, target)
 
 
 @torch.inference_mode()
@@ -91,4 +91,4 @@ def speculative(
         draft_length.observe(turn.limits, num_accepted)
 
     turns = Turns(rows, queue=draft_and_verify, settle=roll_back, num_tokens_ahead=num_tokens_ahead)
-    yield from decode_batch(request, rows, turns, target, drafter)
+    yield from turns.decode(request, target, drafter)

@@ -67,7 +67,9 @@ class TreeJudge(Decision):
         offer = TreeOffer(self.warp(logits), *inputs)
         verdict = self.rule(offer)
         nodes, is_rejection = _node_order(offer, verdict)
-        target = _node_probabilities(offer)
+        # A node's own probability is in the distribution of its parent.
+        rows = torch.arange(len(nodes), device=nodes.device).unsqueeze(1)
+        target = offer.target_probabilities[rows, offer.parents, offer.draft_tokens]
         index = nodes - 1  # the root has no draft token
         columns = [
             verdict.num_accepted,
@@ -124,14 +126,3 @@ def _node_order(offer: TreeOffer, verdict: TreeVerdict) -> tuple[Tensor, Tensor]
     group = torch.where(on_path, 0, torch.where(rejected, 1, torch.where(offer.offered, 2, 3)))
     nodes = group.sort(dim=1, stable=True).indices + 1
     return nodes, rejected.any(1)
-
-
-def _node_probabilities(offer: TreeOffer) -> Tensor:
-    """Return each node's probability [B, N] under the target.
-
-    Distributions [B, N + 1, V] are those after a node, so a node's own probability is in the
-    distribution of its parent.
-    """
-    tokens = offer.draft_tokens
-    row_index = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
-    return offer.target_probabilities[row_index, offer.parents, tokens]

@@ -20,7 +20,7 @@ from harness.local.decoding.transfer import to_device, to_host
 from harness.local.decoding.tree_decision import TreeFigures, TreeJudge, judge_inputs
 from harness.local.decoding.tree_rules import TreeRule
 from harness.local.decoding.trees import TreeProposal, TreeShape
-from harness.local.decoding.turns import Turn, Turns, decode_batch, undrafted_turn
+from harness.local.decoding.turns import Turn, Turns, undrafted_turn
 from harness.local.decoding.verify import Verdict
 from harness.local.decoding.warp import BatchWarp
 
@@ -112,7 +112,7 @@ def speculative_trees(
         draft_length.observe(turn.limits, num_accepted)
 
     turns = Turns(rows, queue=draft_and_verify, settle=roll_back, num_tokens_ahead=None)
-    yield from decode_batch(request, rows, turns, target, drafter)
+    yield from turns.decode(request, target, drafter)
 
 
 def _verify(

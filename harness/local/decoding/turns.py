@@ -2,7 +2,7 @@
 
 A turn is queued on the device first, and read by the host later. A loop of `loops` or
 `tree_speculation` says how to queue a turn and how to settle it (roll the caches back, let the
-drafter learn); `decode_batch` repeats that. Ahead of the host, the order of calls is
+drafter learn); `Turns.decode` repeats that. Ahead of the host, the order of calls is
 
     queue turn 1    settle turn 1    queue turn 2    read turn 1    settle turn 2    ...
 
@@ -234,7 +234,43 @@ class Turns:
         self._num_tokens_ahead = num_tokens_ahead
         self._queued: Turn | None = None
 
-    def take(self, may_work_ahead: bool) -> Iteration:
+    def decode(self, request: Request, target: Runner, drafter: Drafter | None = None) -> Records:
+        """Take turns until all rows have ended; after each record rows may leave, and others join.
+
+        A turn that is queued already is for the rows of that moment. So rows leave and join after it,
+        and its record leaves out the rows that have ended meanwhile.
+        """
+        rows = self._rows
+        joining: list[Request] = [request]
+        while rows.members or joining:
+            first_step: Step | None = None
+            is_first = not rows.members
+            if joining and self._queued is None:
+                prompts = [prompt for each in joining for prompt in each.prompts]
+                first_step = target.start(prompts) if is_first else target.add(prompts)
+                record = rows.join(joining, first_step.logits)
+                joining = []
+            else:
+                record = self._take(may_work_ahead=not joining)
+            change = yield record
+            if change is not None:
+                rows.end(change.ended)
+                joining += change.joining
+            staying = rows.going_on()
+            if drafter and first_step and staying:
+                # After the record, because a reader waits for the first tokens.
+                begin = drafter.start if is_first else drafter.add
+                begin(prompts, [token for [token] in record.tokens], first_step)
+            if not staying:
+                self._queued = None  # a turn that no row waits for
+            if self._queued is None and len(staying) < len(rows.members):
+                rows.select(staying)
+                if staying:
+                    target.select(staying)
+                    if drafter:
+                        drafter.select(staying)
+
+    def _take(self, may_work_ahead: bool) -> Iteration:
         """Finish a turn, which may have been queued already."""
         rows = self._rows
         turn = self._queued or self._queue(rows.progress)
@@ -256,55 +292,3 @@ class Turns:
         # Some rules take random numbers by iteration.
         num_iterations = [count + 1 for count in before.num_iterations]
         return self._queue(Progress(num_generated, num_iterations, next_tokens))
-
-    @property
-    def is_queued(self) -> bool:
-        """Whether a turn is queued, for all rows of the batch."""
-        return self._queued is not None
-
-    def drop(self) -> None:
-        """Forget a turn that is queued: every row has ended."""
-        self._queued = None
-
-
-def decode_batch(
-    request: Request, rows: Rows, turns: Turns, target: Runner, drafter: Drafter | None = None
-) -> Records:
-    """Take turns until all rows have ended; after each record rows may leave, and others join.
-
-    A turn that is queued already is for the rows of that moment. So rows leave and join after it,
-    and its record leaves out the rows that have ended meanwhile.
-    """
-    joining: list[Request] = [request]
-    while rows.members or joining:
-        first_step: Step | None = None
-        is_first = not rows.members
-        if joining and not turns.is_queued:
-            prompts = [prompt for each in joining for prompt in each.prompts]
-            first_step = target.start(prompts) if is_first else target.add(prompts)
-            record = rows.join(joining, first_step.logits)
-            joining = []
-        else:
-            record = turns.take(may_work_ahead=not joining)
-        change = yield record
-        if change is not None:
-            rows.end(change.ended)
-            joining += change.joining
-        staying = rows.going_on()
-        if drafter and first_step and staying:
-            # After the record, because a reader waits for the first tokens.
-            begin = drafter.start if is_first else drafter.add
-            begin(prompts, [token for [token] in record.tokens], first_step)
-        if not staying:
-            turns.drop()
-        if not turns.is_queued and len(staying) < len(rows.members):
-            _select(staying, rows, target, drafter)
-
-
-def _select(staying: list[int], rows: Rows, target: Runner, drafter: Drafter | None) -> None:
-    """Continue with the rows at these positions."""
-    rows.select(staying)
-    if staying:
-        target.select(staying)
-        if drafter:
-            drafter.select(staying)

@@ -88,7 +88,10 @@ class ModelDrafter(Drafter):
             self._unseen = next_token
         else:
             self._runner.keep(added(num_accepted, num_unseen - 1))
-            self._leave_two_unseen(num_accepted, next_token)
+            # All are seen but the last accepted token and the next one.
+            text = torch.cat([self._unseen[:, -1:], self._proposed], dim=1)
+            places = to_device(num_accepted, device).unsqueeze(1)
+            self._unseen = torch.cat([text.gather(1, places), next_token], dim=1)
         self._forget_proposal()
 
     def along(
@@ -98,12 +101,6 @@ class ModelDrafter(Drafter):
         own = own_probabilities(self._runner, self._warp, tokens, wanted)
         lengths = [len(answer) - 1 for answer in answers]
         return torch.cat([windows(part, most) for part in own.split(lengths)])
-
-    def _leave_two_unseen(self, num_accepted: Sequence[int], next_token: Tensor) -> None:
-        """Count all as seen but the last accepted token and the next one [B, 1]."""
-        text = torch.cat([self._unseen[:, -1:], self._proposed], dim=1)
-        places = to_device(num_accepted, text.device).unsqueeze(1)
-        self._unseen = torch.cat([text.gather(1, places), next_token], dim=1)
 
     def select(self, rows: Sequence[int]) -> None:
         self._runner.select(rows)

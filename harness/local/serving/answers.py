@@ -63,10 +63,6 @@ class Answer:
         self._num_characters = 0
 
     @property
-    def num_tokens(self) -> int:
-        return len(self.token_ids)
-
-    @property
     def awaits_prompt(self) -> bool:
         """Whether the prompt's log-probabilities must be read before the answer may join the batch."""
         return self.num_prompt_logprobs is not None and self.prompt_logprobs is None
@@ -81,13 +77,13 @@ class Answer:
         if not self.token_ids:
             return question
         [prompt] = question.prompts
-        most_tokens = question.decoding.max_new_tokens - self.num_tokens
+        most_tokens = question.decoding.max_new_tokens - len(self.token_ids)
         return replace(
             question,
             prompts=[[*prompt, *self.token_ids]],
             decoding=replace(question.decoding, max_new_tokens=most_tokens),
             # Above the seed of any request.
-            seed=question.seed + (self.num_tokens << 64),
+            seed=question.seed + (len(self.token_ids) << 64),
         )
 
     def take(
@@ -116,7 +112,7 @@ class Answer:
         finish_reason = None
         if tokens[-1] in self.question.stop_tokens:
             finish_reason = "stop"
-        elif self.num_tokens == self.question.decoding.max_new_tokens:
+        elif len(self.token_ids) == self.question.decoding.max_new_tokens:
             finish_reason = "length"
         texts = [self._detokenizer.add(token) or "" for token in tokens]
         *offsets, self._num_characters = accumulate(map(len, texts), initial=self._num_characters)

@@ -14,14 +14,12 @@ from typing import Any
 
 from harness.config.errors import in_one_line
 from harness.config.failures import as_run_error
-from harness.engines.door.serving import Refusal, Result, TokenLogprob
+from harness.engines.door.serving import ENDING, Refusal, Result, TokenLogprob
 from harness.engines.iteration import Iteration
 from harness.local.decoding.batch import Change, Records
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.engine.engine import LocalArm
 from harness.local.serving.answers import Answer
-
-_ENDING = "the service is ending"
 
 
 def reason_of(error: Exception) -> str:
@@ -141,9 +139,6 @@ class Scheduler:
     Args:
         max_rows: the most answers that are generated together.
         max_waiting: the most answers beyond these that may wait.
-
-    Attributes:
-        stopped: set once answers that still run have been failed; long work should then end.
     """
 
     def __init__(self, max_rows: int, max_waiting: int) -> None:
@@ -154,7 +149,8 @@ class Scheduler:
         self._alone: deque[tuple[Callable[[], Any], Future[Any]]] = deque()
         self._changed = threading.Condition()
         self._closing = False
-        self.stopped = threading.Event()
+        # Set once answers that still run are failed.
+        self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="scheduler", daemon=True)
         self._thread.start()
 
@@ -167,7 +163,7 @@ class Scheduler:
         return len(self._waiting)
 
     def is_running(self) -> bool:
-        return self._thread.is_alive()
+        return self._thread.is_alive() and not self._stopped.is_set()
 
     def submit(self, answers: list[Answer]) -> None:
         """Have answers generated, all of them or none.
@@ -203,25 +199,20 @@ class Scheduler:
             self._alone = deque()
             self._changed.notify()
         for answer in waiting:
-            answer.fail(_ENDING)
+            answer.fail(ENDING)
         for _, future in alone:
             if future.set_running_or_notify_cancel():
-                future.set_exception(Refusal(503, _ENDING))
+                future.set_exception(Refusal(503, ENDING))
         self._thread.join(grace_s)
-        self.stopped.set()
+        self._stopped.set()
         # Not in the scheduler's thread, whose iteration may take long.
         for answer in list(self._batch.rows.values()):
-            answer.fail(_ENDING)
+            answer.fail(ENDING)
         self._thread.join()
-
-    def check_running(self) -> None:
-        """Raise Refusal once the service has stopped."""
-        if self.stopped.is_set():
-            raise Refusal(503, _ENDING)
 
     def _check(self, num_more: int) -> None:
         if self._closing or not self.is_running():
-            raise Refusal(503, _ENDING)
+            raise Refusal(503, ENDING)
         num_waiting = len(self._waiting) + len(self._alone)
         num_asked = self.num_running + num_waiting + num_more
         if num_asked > self._max_rows + self._max_waiting:
@@ -229,7 +220,7 @@ class Scheduler:
             raise Refusal(429, f"too many requests at once; {rule}")
 
     def _run(self) -> None:
-        while not self.stopped.is_set():
+        while not self._stopped.is_set():
             with self._changed:
                 while not (self._closing or self._waiting or self._alone or self.num_running):
                     self._changed.wait()

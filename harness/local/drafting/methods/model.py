@@ -47,21 +47,6 @@ class SampledDraftSettings(DraftSettings):
         return Warp(0) if self.sampling == "greedy" else of_target
 
 
-class HeadMethod(Method):
-    """A way to draft with a head, in chains."""
-
-    settings = SampledDraftSettings
-
-    def drafter(
-        self, settings: SampledDraftSettings, pair: LoadedPair, runner: Runner | None
-    ) -> MakeDrafter:
-        """Return a function that makes drafters with the pair's head."""
-        head = pair.head
-        target = pair.target.model
-        assert head is not None
-        return lambda warp: head.drafter(target, settings.warp(warp))
-
-
 @dataclass(frozen=True, kw_only=True)
 class ModelDraftSettings(SampledDraftSettings, ModelSettings):
     """Settings of a draft model or a head: a draft with weights of its own.
