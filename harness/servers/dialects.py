@@ -34,7 +34,6 @@ class Dialect(Record):
         salts_chats_only: whether its completions refuse the salt.
         stops_at_tokens: whether it ends an answer at any of `stop_token_ids`, and not at texts.
         words: its names of sampling parameters that vLLM calls otherwise, by vLLM's.
-        refused: our parameters that it refuses. It ignores others that it does not know.
         top_k_of_all: its `top_k` that keeps all tokens.
         parameters: further entries of every request's body.
         penalised_tokens: its parameter for the number of last tokens that penalties count; they then
@@ -56,7 +55,6 @@ class Dialect(Record):
     salts_chats_only: bool = False
     stops_at_tokens: bool = False
     words: Mapping[str, str] = field(default_factory=dict)
-    refused: Sequence[str] = ()
     top_k_of_all: int = -1
     parameters: Mapping[str, Any] = field(default_factory=dict)
     penalised_tokens: str | None = None
@@ -174,8 +172,6 @@ _BUILT_IN = {
             salt={"cache_salt": "{salt}"},
             salts_chats_only=True,
             stops_at_tokens=True,
-            # It refuses every parameter that it does not know.
-            refused=("return_token_ids", "return_spec_tokens_details"),
             top_k_of_all=0,
             counters={  # which older versions of Dynamo prefix in another way
                 "trtllm_spec_decode_num_draft_tokens": "proposed",

@@ -57,8 +57,14 @@ from harness.servers.sending import Outgoing, Sender, arrival_times, send_all
 if TYPE_CHECKING:
     import httpx2
 
-# (takes_ids, takes_extensions) of `RequestForm`: the first pair that a server understands is taken.
-_FORMS = ((True, True), (False, True), (False, False))
+# (takes_ids, takes_extensions, asks_for_details) of `RequestForm`: the first that a server understands is taken.
+_FORMS = (
+    (True, True, True),
+    (True, True, False),
+    (False, True, True),
+    (False, True, False),
+    (False, False, False),
+)
 Message = TypeVar("Message")
 
 # New tokens of the request that finds out how a server is asked.
@@ -517,13 +523,13 @@ class ServerArm(Arm):
         ids = self._engine.tokenizer("a")["input_ids"]
         # Enough that a server that speculates drafts something.
         decoding = DecodingSettings(max_new_tokens=_PROBE_TOKENS, temperature=0)
-        question = Question(prompts=[ids], decoding=decoding, seed=0, indices=[0])
+        question = Question([ids], decoding, seed=0, indices=[0], salts=["form"])
         extra = self._settings.extra or {}
         prompts = getattr(self._engine.opening.settings, "prompts", None)
         arguments = getattr(prompts, "template_arguments", None)
         if chat and arguments:
             extra = {"chat_template_kwargs": arguments, **extra}
-        for takes_ids, takes_extensions in _FORMS:
+        for takes_ids, takes_extensions, asks_for_details in _FORMS:
             if takes_ids and not self._engine.knows_tokens:
                 continue
             self.form = RequestForm(
@@ -533,6 +539,7 @@ class ServerArm(Arm):
                 chat,
                 takes_ids,
                 takes_extensions,
+                asks_for_details,
                 extra,
             )
             request = RequestRecord(0, len(ids))

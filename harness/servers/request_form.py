@@ -27,6 +27,8 @@ class RequestForm:
         chat: whether the chat endpoint is asked.
         takes_ids: whether prompts are sent as token ids, not as text.
         takes_extensions: whether parameters are sent that OpenAI does not have.
+        asks_for_details: whether some of these ask for token ids and counts of draft tokens. TensorRT-LLM and Dynamo
+            refuse parameters that they do not know.
         extra: entries of every body that the user sets.
         salt: random text before the salts of questions, so that no earlier run had the same.
     """
@@ -37,6 +39,7 @@ class RequestForm:
     chat: bool
     takes_ids: bool
     takes_extensions: bool
+    asks_for_details: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict)
     salt: str = field(default_factory=lambda: secrets.token_hex(16))
 
@@ -79,11 +82,9 @@ class RequestForm:
                 "repetition_penalty": 1.0,
                 "ignore_eos": not question.stop_tokens if knows_tokens else decoding.ignore_eos,
                 "stop_token_ids": sorted(question.stop_tokens),
-                "return_token_ids": True,
-                "return_spec_tokens_details": True,
             }
-            for name in dialect.refused:
-                extensions.pop(name, None)
+            if self.asks_for_details:
+                extensions |= {"return_token_ids": True, "return_spec_tokens_details": True}
             if dialect.seeded:
                 extensions |= {"seed": question.seed, "index": question.indices[row]}
             if question.salts and self.salts:

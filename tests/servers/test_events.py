@@ -89,6 +89,26 @@ def test_iterations_that_drafted_different_numbers_are_not_made_equal() -> None:
     assert (request.num_drafted, request.num_accepted, request.outcomes) == (8, 4, [])
 
 
+def test_openais_words_for_draft_tokens_count_where_a_gateway_fills_them() -> None:
+    details = {
+        "reasoning_tokens": 0,
+        "accepted_prediction_tokens": 10,
+        "rejected_prediction_tokens": 119,
+    }
+    usage = {"prompt_tokens": 5, "completion_tokens": 53, "total_tokens": 58}
+    request = RequestRecord(0, 1)
+    note_event(request, read_event({"usage": usage | {"completion_tokens_details": details}}), 0.1)
+    assert (request.num_drafted, request.num_accepted) == (129, 10)
+
+
+def test_openais_zeros_are_no_count_of_draft_tokens() -> None:
+    # Its own API and many proxies send them always.
+    details = {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 0}
+    request = RequestRecord(0, 1)
+    note_event(request, read_event({"usage": {"completion_tokens_details": details}}), 0.1)
+    assert (request.num_drafted, request.num_accepted) == (None, None)
+
+
 def test_counts_are_compared_with_what_was_asked_and_what_arrived() -> None:
     check_length(8, 8)
     check_usage(8, 8, "", 8)

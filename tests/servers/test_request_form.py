@@ -17,7 +17,7 @@ TENSORRT_LLM = set(
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_strict_server_gets_what_it_knows(chat: bool) -> None:
-    form = RequestForm(TOKENIZER, "tiny", DIALECTS["tensorrt_llm"], chat, True, True)
+    form = RequestForm(TOKENIZER, "tiny", DIALECTS["tensorrt_llm"], chat, True, True, False)
     body = form.body(dataclasses.replace(ask(top_k=0), salts=("a",)), 0)
     # Its chats have a salt, its completions have none.
     assert body.keys() - TENSORRT_LLM == ({"cache_salt"} if chat else set())

@@ -120,6 +120,22 @@ def test_without_token_ids_there_is_text(open_engine: Open, dialect: str) -> Non
     assert request.time_to_first_token_ms < 1000 * request.seconds
 
 
+def test_a_strict_server_is_asked_for_all_but_details_of_its_answers(open_engine: Open) -> None:
+    server = EchoServer(refuses=("return_token_ids", "return_spec_tokens_details"))
+    engine = open_engine(server)
+    generate(engine, engine.arms[0], ask())
+    (body,) = server.bodies
+    assert {"prompt": [5, 6, 10], "top_k": 9, "ignore_eos": True}.items() <= body.items()
+
+
+def test_a_server_that_refuses_its_salt_gets_none(open_engine: Open) -> None:
+    server = EchoServer(version="1", refuses=("cache_salt",))
+    engine = open_engine(server)
+    assert not engine.arms[0].traits.salts
+    question = dataclasses.replace(ask(top_k=0), salts=("a",))
+    assert generate(engine, engine.arms[0], question).requests[0].error is None
+
+
 def test_a_setting_that_a_server_does_not_have_is_refused(open_engine: Open) -> None:
     with pytest.raises(SettingError, match=r"decoding.top_k=9: must be 0"):
         open_engine(EchoServer(dialect="openai")).arms[0].stream(ask())

@@ -33,6 +33,7 @@ class EchoServer:
     Attributes:
         models: that it lists, with the place of their weights, or None.
         dialect: whose fields it has. `openai` takes text alone, no further parameters, and reports nothing.
+        refuses: parameters that it does not know, and answers with status 400.
         num_draft_tokens: it claims to draft so many and to accept half of them; None if it does not speculate.
         context: that it tells, in tokens.
         fail_every: this request and every so many after it get status 500.
@@ -69,6 +70,7 @@ class EchoServer:
         default_factory=lambda: {"tiny": None, "tiny_draft": None}
     )
     dialect: Literal["vllm", "vllm_histogram", "sglang", "llama.cpp", "openai"] = "vllm"
+    refuses: Collection[str] = ()
     num_draft_tokens: int | None = None
     context: int | None = None
     fail_every: int = 0
@@ -203,7 +205,10 @@ class EchoServer:
         self, body: dict[str, Any], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
     ) -> bool:
         """Answer one request; False to close the connection."""
+        is_refused = any(name in body for name in self.refuses)
         if self.dialect == "openai" and ("top_k" in body or isinstance(body.get("prompt"), list)):
+            is_refused = True
+        if is_refused:
             self._send(writer, 400, {"error": {"message": "unknown parameter"}})
             return True
         self.bodies.append(body)
