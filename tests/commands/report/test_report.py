@@ -546,7 +546,6 @@ def test_made_up_pairs_come_behind_real_ones_and_are_labelled(tmp_path: Path) ->
     # What is made up is no finding next to a real one.
     assert [line.text[:28] for line in findings(report)] == ["13B with 7B, K=4: 2.00× fast"]
     said = " ".join(tables(report)["pairs"].notes)
-    assert "weights=random: the times are real" in said
     assert "decoding.synthetic_acceptance=0.8: draft tokens were accepted at random" in said
     assert "lenience" not in said
     assert {row[0] for row in cells(report, "published")} == {"13B", "13B with 7B · K=4"}

@@ -75,7 +75,7 @@ class Doubt(NamedTuple):
 
     rank: Rank
     applies: Callable[[_Run], Any]
-    text: str = "{found}"
+    text: str
 
 
 def doubts(rows: Sequence[LatencyRow], prompts: Sequence[LatencyPromptRow] = ()) -> list[str]:
@@ -240,7 +240,8 @@ def _busy_gpus(run: _Run) -> str:
     if row.gpu_throttled or any(each.num_throttled_units for each in run.rows):
         # A pooled row has no reason where its runs have different ones, or some have none.
         reason = f" ({row.gpu_throttled})" if row.gpu_throttled else ""
-        parts.append(f"clocks were lowered to {row.lowest_gpu_clock_mhz} MHz{reason}")
+        clock = f" to {row.lowest_gpu_clock_mhz} MHz" if row.lowest_gpu_clock_mhz else ""
+        parts.append(f"clocks were lowered{clock}{reason}")
     return " and ".join(parts)
 
 
@@ -343,11 +344,6 @@ def _experts(run: _Run) -> float | None:
 # In the order in which they are said, the most serious first. A new one is one row.
 DOUBTS = (
     Doubt("against", _unfinished, "{row.status}: the figures cover {found}."),
-    Doubt(
-        "setting note",
-        lambda run: run.last.weights == "random",
-        "weights=random: the times are real, the texts and the acceptance are meaningless.",
-    ),
     Doubt(
         "setting against",
         lambda run: run.last.test,
