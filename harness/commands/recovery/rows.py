@@ -10,7 +10,6 @@ from harness.results.schema import MaybeFloat, MaybeInt, MaybeText, PromptedRow
 
 # Of drawn tokens: all together, or a part of them.
 DrawnKind = Literal["sampled", "first", "later", "place", "neighbours", "compared"]
-CheckKind = Literal["reference", "greedy", "logprobs"] | DrawnKind
 
 # Parts of the drawn tokens: `sampled` has them together, and decides.
 PARTS: frozenset[str] = frozenset({"first", "later", "place", "neighbours", "compared"})
