@@ -45,7 +45,8 @@ class Translation:
         return TokenIds(tuple(self.common.values()))
 
     @cached_property
-    def _target_token(self) -> dict[int, int]:
+    def target_tokens(self) -> dict[int, int]:
+        """The target's id for each token of the draft that both have."""
         return {draft: target for target, draft in self.common.items()}
 
     def drawing_warp(self, of_target: AnyWarp) -> CommonWarp:
@@ -57,10 +58,6 @@ class Translation:
     def into_draft(self, tokens: Sequence[int]) -> list[int]:
         """Turn the target's next tokens into the draft's."""
         return [own for token in tokens for own in self.spell(token)]
-
-    def into_target(self, drafted: Sequence[int]) -> list[int]:
-        """Turn tokens that the draft drew into the target's."""
-        return [self._target_token[token] for token in drafted]
 
 
 @dataclass
@@ -133,10 +130,11 @@ class TranslatedDrafter(Drafter):
         last = self._feed_all_but_last()
         warp = self._translation.drawing_warp(self._warp)
         drawn, draft_probabilities = self._runner.draw(last, uniforms.to(last.device), warp)
+        target_tokens = self._translation.target_tokens
         for row, drafted in zip(self._rows, drawn.tolist(), strict=True):
             row.num_fed = last.shape[1]
             row.drafted = drafted
-            row.offered = self._translation.into_target(drafted)
+            row.offered = [target_tokens[token] for token in drafted]
         tokens = to_device([row.offered for row in self._rows], self._device)
         return Proposal(tokens, self._over_target(draft_probabilities))
 

@@ -75,10 +75,6 @@ class Placement:
         name = device_name(device)
         return self.bytes_per_device.get(name, 0) + self.cache_per_device.get(name, 0)
 
-    def exceeds(self, room: Memory) -> bool:
-        """Whether it takes more than there is on any device."""
-        return any(self.taken(device) > size for device, size in room.items())
-
 
 @dataclass(frozen=True)
 class Case:

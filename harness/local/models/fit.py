@@ -169,7 +169,8 @@ def _share_out(
     placement = _placement(case, sketch, _device_map(sketch, block_devices))
     # All blocks may be on the first of several GPUs: graphs, which only a whole model has, then
     # take more room there.
-    return None if placement.exceeds(room) else placement
+    exceeds_room = any(placement.taken(device) > size for device, size in room.items())
+    return None if exceeds_room else placement
 
 
 def _device_map(sketch: Sketch, block_devices: Sequence[Device]) -> DeviceMap:

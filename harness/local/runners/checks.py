@@ -174,15 +174,11 @@ def require_close(
     for output, reference in zip(actual, expected, strict=True):
         if output is None or reference is None or not reference.is_floating_point():
             continue
-        _require_within(tolerance, output, reference, difference)
-
-
-def _require_within(tolerance: float, output: Tensor, reference: Tensor, difference: str) -> None:
-    error = float((output.float() - reference.float()).norm())
-    size = float(reference.float().norm())
-    if error <= tolerance * size:  # false for nan; probabilities of tokens may all be 0
-        return
-    if not math.isfinite(error):
-        raise UnsupportedModelError("gives outputs that are not finite numbers")
-    share = f"{error / size:.1%}" if size else "all"
-    raise UnsupportedModelError(f"gives outputs that {difference} by {share}")
+        error = float((output.float() - reference.float()).norm())
+        size = float(reference.float().norm())
+        if error <= tolerance * size:  # false for nan; probabilities of tokens may all be 0
+            continue
+        if not math.isfinite(error):
+            raise UnsupportedModelError("gives outputs that are not finite numbers")
+        share = f"{error / size:.1%}" if size else "all"
+        raise UnsupportedModelError(f"gives outputs that {difference} by {share}")

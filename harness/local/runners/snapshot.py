@@ -159,7 +159,10 @@ class SnapshotRunner(Runner):
         assert tree is None  # a state cannot branch, and settings refuse trees over it
         num_new = tokens.shape[1]
         if not self._takes_back and num_new > 1:
-            return _joined([self.extend(column) for column in tokens.split(1, dim=1)])
+            steps = [self.extend(column) for column in tokens.split(1, dim=1)]
+            logits = torch.cat([step.logits for step in steps], dim=1)
+            hidden = [step.hidden for step in steps if step.hidden is not None]
+            return Step(logits, torch.cat(hidden, dim=1) if hidden else None)
         self._shorten_unread()
         num_extended = self._extended.shape[1]
         self._extended = torch.cat([self._extended, tokens], dim=1)
@@ -326,10 +329,3 @@ class SnapshotRunner(Runner):
         tokens = to_device([row[:count] for row in self._unread], self._device)
         self._state, _ = self._forward(self._state, tokens, only_last=True)
         self._unread = [row[count:] for row in self._unread]
-
-
-def _joined(steps: list[Step]) -> Step:
-    """Join steps over consecutive tokens."""
-    logits = torch.cat([step.logits for step in steps], dim=1)
-    hidden = [step.hidden for step in steps if step.hidden is not None]
-    return Step(logits, torch.cat(hidden, dim=1) if hidden else None)
