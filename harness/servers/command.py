@@ -141,9 +141,10 @@ class ServerCommand:
     def model(self) -> str | None:
         """The model, as tables show it: the name under which it is served, else its file or repository."""
         startup = self.startup
-        served = self.value(startup.served_name)
-        if served:
-            return served.partition(",")[0].split()[0]
+        # The first of several names, between commas or spaces.
+        names = (self.value(startup.served_name) or "").replace(",", " ").split()
+        if names:
+            return names[0]
         model = self.value(startup.model)
         if model is None and startup.model_follows and self.start < len(self.words):
             first = self.words[self.start]

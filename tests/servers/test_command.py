@@ -85,6 +85,7 @@ def test_ports_are_ours_unless_the_user_places_them() -> None:
         ("llama-server -hf o/r:Q4 -hfd o/d --spec-type draft-eagle3 --spec-draft-n-max 7", "o/r:Q4", "o/d",
             "draft-eagle3", 7),
         ("llama-server -a one,two --spec-type ngram-mod", "one", "ngram-mod", "ngram-mod", 64),
+        ("llama-server -m X -a ' ,' --spec-type ngram-mod", "X", "ngram-mod", "ngram-mod", 64),
         ("llama-server -m X --spec-type ngram-mod,draft-mtp", "X", "ngram-mod,draft-mtp", "ngram-mod,draft-mtp", None),
         ("vllm serve A --speculative-config "
             """'{"method": "eagle3", "model": "o/h", "num_speculative_tokens": {K}}'""", "A", "o/h", "eagle3", 5),

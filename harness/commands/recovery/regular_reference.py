@@ -150,8 +150,10 @@ class RegularReference:
             left = np.flatnonzero(np.isinf(row))
             if len(left) and mass_left > 0:
                 num_alike = len(left)
-                if not is_even:
-                    num_alike = max(1, min(num_alike, round(mass_left / math.exp(logprobs[-1]))))
+                # Servers also show tokens that cannot be drawn, at -9999.
+                least = math.exp(logprobs[-1])
+                if not is_even and least > 0:
+                    num_alike = max(1, min(num_alike, round(mass_left / least)))
                 row[left[:num_alike]] = math.log(mass_left / num_alike)
         logits[:, sorted(self.arm.traits.never_drawn)] = -math.inf
         return logits

@@ -274,6 +274,17 @@ def test_quantiles_in_the_likeliest_tokens_raise_no_false_alarm(
         assert checks["shifted"].verdict == "lossy"
 
 
+def test_a_token_that_is_shown_and_cannot_be_drawn_leaves_the_others_as_they_are() -> None:
+    probabilities = np.full((1, 60), 1e-3)
+    probabilities[0, :2] = 0.5, 0.4
+    arm = Showing(probabilities, 3)
+    arm._logprobs[0, 2:] = -9999.0
+    reference = RegularReference(arm, [1], 60, 3, 1)  # type: ignore[arg-type]
+    [logits] = reference.logits_again([1], [2])
+    assert logits[2] == -9999
+    assert np.exp(logits).sum() == pytest.approx(1)
+
+
 def test_a_few_rounded_log_probabilities_are_right_and_one_missing_is_not() -> None:
     raw = np.log(np.linspace(0.05, 0.9, 500))
     returned = ReturnedLogprobs()
