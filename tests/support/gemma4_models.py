@@ -110,7 +110,7 @@ def head_of(target: PreTrainedModel, assistant: PreTrainedModel) -> AssistantHea
     """Our head, with the weights of transformers' model."""
     checkpoint = Checkpoint("model", settings_of("target"), target.config)
     stored = StoredHead(settings_of("assistant"), checkpoint, assistant.config.to_dict())
-    head = RECORD.build(RECORD.config(stored, None))
+    head = AssistantHead(RECORD.config(stored, None))
     weights = {
         name: value for name, value in assistant.state_dict().items() if name != "lm_head.weight"
     }

@@ -131,11 +131,6 @@ def _ancestors(parents: Parents) -> NDArray[np.bool_]:
     return ancestors
 
 
-def tokens_on(path: Tensor, tokens: Tensor) -> Tensor:
-    """Return the tokens [B, n] of the nodes path [B, n], numbered from 1, of trees [B, N]."""
-    return tokens.gather(1, (path - 1).to(tokens.device))
-
-
 def chain_of(num_nodes: int) -> Parents:
     """Return the parents of a tree in which every node has one child: (0, 1, 2, ...)."""
     return tuple(range(num_nodes))

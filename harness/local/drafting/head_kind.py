@@ -13,7 +13,7 @@ from harness.config.errors import SettingError
 from harness.config.registry import Record
 
 if TYPE_CHECKING:
-    from harness.local.drafting.heads.blocks import Head, HeadConfig
+    from harness.local.drafting.heads.blocks import HeadConfig
     from harness.local.drafting.heads.formats import Shapes, StoredHead
 
 
@@ -28,7 +28,7 @@ class HeadKind(Record):
 
     Attributes:
         name: as speculators and vLLM call it.
-        head_class: the subclass of `Head` that is made of a configuration.
+        head_class: the subclass of `Head` that is made of what `config` returns.
         one_pass: whether one forward pass of the head drafts all tokens.
         drafts_trees: whether its drafters can propose trees.
         weight_files: names of files with its weights, in the order in which they are looked for.
@@ -54,10 +54,6 @@ class HeadKind(Record):
             SettingError: for another target, or a format that is not known completely.
         """
         raise NotImplementedError
-
-    def build(self, config: Any) -> Head:
-        """The module of a configuration that `config` made."""
-        return self.head_class(config)
 
     def check_huggingface(self, config: Any, draft: str, num_draft_tokens: int) -> None:
         """Raise a SettingError if `generate` cannot draft with a head of this configuration, or

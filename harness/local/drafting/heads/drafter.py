@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 from harness.local.decoding.protocols import Cached, Proposal, Step, TreeDrafter
 from harness.local.decoding.randomness import existing_index
 from harness.local.decoding.transfer import most, to_device
-from harness.local.decoding.trees import TreeProposal, tokens_on
+from harness.local.decoding.trees import TreeProposal
 from harness.local.decoding.warp import AnyWarp, current_warp
 from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.drafting.heads.unread import Unread, UnreadFeatures
@@ -236,7 +236,7 @@ class HeadDrafter(TreeDrafter):
         return Growth(depth, self.budget).grow(self.predictor(unread, depth))
 
     def follow(self, path: Tensor) -> None:
-        self._proposed = tokens_on(path, self._proposed)
+        self._proposed = self._proposed.gather(1, (path - 1).to(self.device))
 
     def _run(
         self,

@@ -57,7 +57,8 @@ class HeadCheckpoint:
         """
         try:
             with torch.device("meta"):
-                return self.kind.build(self.config)
+                module: Head = self.kind.head_class(self.config)
+                return module
         # Whatever the layers of transformers raise for such a configuration.
         except Exception as error:
             cause = f"{type(error).__name__}: {first_line(error)}"[:200]
@@ -180,10 +181,10 @@ def read_head(
         return None
     if settings.quantization != "none":
         raise SettingError("draft.quantization", "must be none for a head", settings.quantization)
+    check_types(stored, raw)
     files = find_weights(settings, kind) if weights else ()
     tensors = read_tensors(settings, files, "meta")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    check_types(stored, raw)
     config = kind.config(stored, shapes if weights else None)
     head = HeadCheckpoint(kind, settings, config, files)
     if weights:
