@@ -50,6 +50,7 @@ def test_a_pattern_without_a_preset_is_a_wrong_setting(harness: Harness) -> None
         ),
         ("harness latency model=tin", [f"model={name}" for name in TINY]),
         ("harness eval -m draft=ear", ["draft=early_exit"]),
+        ("harness latency engi", ["engine.", "engine="]),
         ("harness recovery decoding.te", ["decoding.temperature="]),
         ("harness report ", []),
     ],

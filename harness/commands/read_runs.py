@@ -221,6 +221,7 @@ class _Reader:
         for file in _files(directory):
             run = _without_result(file, self._run_kinds)
             if run is not None:
+                has_any = True
                 self.unfinished[file] = run
             if self._is_worth_reading(file, directory):
                 has_any = True

@@ -3,8 +3,8 @@
     python guard.py LOG COMMAND...
 
 Its standard input is a pipe that the harness holds and never writes to. When that closes, because the
-harness closed it or has ended in any way, the server and whatever it started get SIGTERM, and
-SIGKILL a while later. It exits when none of them is left, with the server's exit code.
+harness closed it or has ended in any way, the server gets SIGTERM, and what is left of it and of all that
+it started gets SIGKILL a while later. It exits when none of them is left, with the server's exit code.
 """
 
 from __future__ import annotations

@@ -119,6 +119,7 @@ class StartedServer:
         with launch.log.open("a", encoding="utf-8") as log:
             log.write(f"$ {shlex.join(command)}\n")
             log.flush()
+            self._log_start = log.tell()
             self._guard = subprocess.Popen(
                 [sys.executable, "-P", str(_GUARD), str(launch.log), *command],
                 stdin=subprocess.PIPE,
@@ -195,11 +196,10 @@ class StartedServer:
     def _log(self) -> list[str]:
         """The last lines of its output since its start."""
         with self._launch.log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - _READ))
+            file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - _READ))
             text = _COLOUR.sub("", file.read().decode(errors="replace"))
         lines = [from_outside(line.strip())[:_LONGEST_LINE] for line in text.splitlines()]
-        first = max((n for n, line in enumerate(lines) if line.startswith("$ ")), default=-1)
-        return [line for line in lines[first + 1 :] if line]
+        return [line for line in lines if line]
 
 
 def _free_port() -> int:

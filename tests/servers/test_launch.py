@@ -80,6 +80,7 @@ def test_lines_about_a_slow_start_are_far_apart(
         ("sys.exit('exiting due to HTTP server error')", "HTTP server error (is port {port} in use?)"),
         ("sys.exit('failed: X.gguf\\nexiting due to an error')", "exit code 1: failed: X.gguf"),
         ("sys.exit(3)", "ended with exit code 3: it wrote nothing"),
+        ("sys.exit('OSError: no room\\n$ rm model\\nbye')", "exit code 1: OSError: no room"),
     ],
 )  # fmt: skip
 def test_a_server_that_ends_says_why(tmp_path: Path, program: str, reason: str) -> None:

@@ -44,6 +44,7 @@ class NameSource(ConfigSource):
         return ConfigResult(self.provider, f"{self.scheme()}://{config_path}", config, header)
 
     def is_group(self, config_path: str) -> bool:
+        # Groups that have no directory in `conf/`, where Hydra finds the others.
         return config_path in ("", "draft", "engine", "pair")
 
     def is_config(self, config_path: str) -> bool:
@@ -53,9 +54,9 @@ class NameSource(ConfigSource):
         return True
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Names in a group, for completion and `glob(*)`; the group "" holds the groups."""
+        """Names in a group, for completion and `glob(*)`; the group "" holds the groups. Pairs are any two names."""
         if config_path == "" and results_filter is not ObjectType.CONFIG:
-            return ["draft"]
+            return ["draft", "engine"]
         if config_path == "draft" and results_filter is not ObjectType.GROUP:
             return [*names.drafts(), *names.presets("model")]
         if config_path == "engine" and results_filter is not ObjectType.GROUP:

@@ -1,8 +1,9 @@
 """The requests of `recovery`, of which a mistake in verification, a batch or a cache should spoil some.
 
 They have mixed lengths, prompts that begin alike, second turns and different sampling settings, and
-some are left midway. Many go on at one place of a prompt. They come in two rounds (`first_turns`,
-`second_turns`).
+some are left midway. Many go on at one place, where a wrong recovered token would show most
+(`choose_place`), so that their next tokens can be tested as one distribution. They come in two rounds
+(`first_turns`, `second_turns`).
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ from harness.measuring.progress import say
 _REFUSALS = (400, 404, 422, 501)
 # So many of a prompt's tokens have their logits raised by `logit_bias`.
 _NUM_BIASED = 4
-# The most tokens of a drawn text: of long ones fewer prompts are read, of short ones more first tokens are tested.
+# The most tokens of a drawn text. With longer ones fewer prompts could be asked in the same time, with shorter ones
+# more of the tested tokens would be first tokens.
 _MOST_DRAWN = 32
 # Tokens of another prompt that follow an answer as the next turn.
 FOLLOW_UP = 8
@@ -40,8 +42,8 @@ def most_drawn(max_new_tokens: int) -> int:
 
 
 def tokens_at_place(decoding: DecodingSettings) -> int:
-    """The tokens of each text at the one place: the target's own first one, a whole proposal (of K=auto one of
-    four), and its bonus token.
+    """How many tokens each text at the one place has: the target's own first one, a whole proposal (K=auto counts as
+    four), and the bonus token behind it.
     """
     k = decoding.num_draft_tokens
     return min((4 if k == "auto" else k) + 2, decoding.max_new_tokens)

@@ -212,6 +212,7 @@ class LocalArm(Arm):
             return autoregressive(target, request, ahead)
         fault = fault_of(self.fault)
         target = fault.runner(target)
+        # Empty as yet: the loop puts those of the requests' rows into it, and the drafter reads the same object.
         warp = fault.warp()
         drafter: Any = self.make_drafter(warp)
         if self.timer is not None:
@@ -277,7 +278,7 @@ class LocalEngine(Engine):
     def __init__(self, pair: Pair, preparation: Preparation) -> None:
         self._pair = pair
         self._fault = preparation.fault
-        self._is_checked = False
+        self._has_checked_drafter = False
         self._has_checked_rule = False
         self.runners = open_runners(pair, preparation)
         self.weights = loaded_weights(pair.devices, ModelReference(self.runners))
@@ -303,12 +304,14 @@ class LocalEngine(Engine):
         if make is not None:
             make = functools.partial(self._drafter, make)
             arms.append(
-                LocalArm("speculative", *common, make, self._fault, new_timer(), self._checks_rule)
+                LocalArm(
+                    "speculative", *common, make, self._fault, new_timer(), self._takes_first_check
+                )
             )
         return arms
 
-    def _checks_rule(self) -> bool:
-        """True for the first question."""
+    def _takes_first_check(self) -> bool:
+        """True once, for the first question that asks."""
         is_first = not self._has_checked_rule
         self._has_checked_rule = True
         return is_first
@@ -317,7 +320,7 @@ class LocalEngine(Engine):
         """A drafter for a question. The first one of a method that is not built in is checked."""
         drafter = make(warp)
         settings = self._pair.draft_settings
-        if settings is None or self._is_checked or METHODS.is_built_in(settings.method):
+        if settings is None or self._has_checked_drafter or METHODS.is_built_in(settings.method):
             return drafter
-        self._is_checked = True
+        self._has_checked_drafter = True
         return CheckedDrafter(drafter, settings.name, self._pair.vocabulary_size)

@@ -19,7 +19,8 @@ class SharedPrefixRunner(WrappedRunner):
     """A `Runner` around another one: `start` reads the common beginning once, then the rest of each
     prompt.
 
-    The wrapped runner computes identical rows once; `read` keeps no padding of shorter suffixes.
+    Identical rows cost the wrapped runner one. Its `read` extends and keeps rows of different lengths at once, so that
+    no padding stays in the cache.
     """
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
@@ -51,6 +52,6 @@ def _num_shared(prompts: Sequence[Sequence[int]]) -> int:
 
 def sharing(runner: Runner) -> Runner:
     """Return a runner that reads common beginnings once; the same runner if it has a recurrent
-    state, over which ends of different lengths would be read again in every pass.
+    state: all its rows must have read as many tokens, so it would read the longer ends again in every pass.
     """
     return runner if isinstance(runner, SnapshotRunner) else SharedPrefixRunner(runner)

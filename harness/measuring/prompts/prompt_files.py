@@ -169,9 +169,11 @@ def _table(content: bytes, suffix: str) -> list[dict[str, Any]]:
 
 
 def _plain(value: Any) -> Any:
-    """Arrays as lists, and a missing number or text as None."""
+    """Arrays as lists, also within objects, and a missing number or text as None."""
     if isinstance(value, np.ndarray):
         return [_plain(entry) for entry in value]
+    if isinstance(value, dict):
+        return {name: _plain(entry) for name, entry in value.items()}
     if isinstance(value, float) and np.isnan(value):
         return None
     return value

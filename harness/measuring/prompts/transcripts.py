@@ -156,7 +156,8 @@ def _texts(
                 continue
         begin = len(before)
         if not after.startswith(before):
-            # A prompt may end with an empty thought that the message lacks. The answer begins where another one would.
+            # The prompt ends with an empty thought that the message lacks. The answer begins where prompt, text and a
+            # text with another answer part. Without the third one, the "<" of "<html>" would be that of "<think>".
             other = render(Chat((*asked.messages, _OTHER_ANSWER), chat.tools), False)
             characters = zip(before, after, other, strict=False)
             begin = len(list(takewhile(lambda three: len(set(three)) == 1, characters)))
@@ -168,6 +169,7 @@ def _texts(
                 rule = f"this model's template asks for thoughts, and leaves out those of {where}"
                 raise SettingError("prompts", rule)
         if answer := after[begin:]:
+            # What the model read, its empty thought too, and then the answer.
             whole = before + answer
             texts.append((whole, [(place, range(len(before), len(whole)))]))
     return texts[::-1]

@@ -257,6 +257,14 @@ def test_a_directory_that_a_killed_job_left_is_listed(tmp_path: Path) -> None:
     assert "model=65B, draft=7B" in failure[3]
 
 
+def test_of_a_directory_that_only_a_killed_job_left_that_is_said(tmp_path: Path) -> None:
+    (tmp_path / ".hydra").mkdir()
+    (tmp_path / ".hydra" / "config.yaml").write_text("seed: 0\ncommand: latency\n")
+    (tmp_path / ".hydra" / "overrides.yaml").write_text("- model=65B\n")
+    [failure] = cells(build([tmp_path]), "failures")
+    assert failure[2] == "no result"
+
+
 def test_pairs_come_by_their_best_speedup_with_k_ascending(tmp_path: Path) -> None:
     runs = [latency_run(8, 1.9), latency_run(2, 1.2), latency_run(4, 2.1)]
     runs += [

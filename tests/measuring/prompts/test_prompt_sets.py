@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pandas as pd
 import pytest
 from huggingface_hub import constants
 from omegaconf import OmegaConf
@@ -174,6 +175,27 @@ def test_the_preset_for_lengths_has_each_length_as_a_category(
     assert Counter(prompt.num_tokens for prompt in loaded.prompts) == {64: 5, 256: 5}
     assert loaded.prompts[1].category == "256 tokens"
     assert len({prompt.text for prompt in loaded.prompts}) == NUM_ROWS
+
+
+@needs_parquet
+def test_a_parquet_file_has_the_chats_of_a_jsonl_file(tmp_path: Path) -> None:
+    """Its lists are arrays, within messages and calls too."""
+    call = {"id": "a", "function": {"name": "rain", "arguments": "{}"}}
+    parts = [{"type": "text", "text": "Rain?"}]
+    chat: list[dict[str, Any]] = [
+        {"role": "user", "content": parts, "tool_calls": None},
+        {"role": "assistant", "content": None, "tool_calls": [call, {**call, "id": "b"}]},
+    ]
+    chat += [{"role": "tool", "content": [{"type": "text", "text": "No."}], "tool_call_id": "a"}]
+    rows = pd.DataFrame({"messages": [chat, chat]})
+    rows.to_parquet(tmp_path / "chats.parquet")
+    rows.to_json(tmp_path / "chats.jsonl", orient="records", lines=True)
+    from_parquet, from_lines = (
+        load_prompts(PromptSettings(name="c", file=str(tmp_path / f"chats.{ending}")))
+        for ending in ("parquet", "jsonl")
+    )
+    assert from_parquet.prompts == from_lines.prompts
+    assert len(from_parquet.prompts[0].chat().messages[1]["tool_calls"]) == 2
 
 
 def test_too_little_text_for_a_length_is_refused(tmp_path: Path) -> None:

@@ -158,6 +158,7 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
         number = FEWEST_FOR_INTERVAL * prompts_per_unit
         yield Step("an interval", f"num_prompts={number}")
     elif verdict.includes_1 and row.visible_difference and coverage and not row.has_one_server:
+        # What can be seen shrinks with the root of the units. (Where both arms are one server there is nothing to see.)
         distance = abs(math.log(verdict.speedup.estimate))
         num_units = coverage.num_units * (row.visible_difference / max(distance, 1e-3)) ** 2
         num_units = max(num_units, 2 * coverage.num_units)
