@@ -49,7 +49,6 @@ def test_a_pair_nobody_has_is_measured(harness: Harness, tmp_path: Path) -> None
     assert heading.count("random weights") == heading.count("synthetic 0.8") == 1
     for expected in (
         "speculative (lossy)",
-        "weights=random:",
         "decoding.synthetic_acceptance=0.8:",
     ):
         assert expected in outcome.summary
