@@ -329,11 +329,13 @@ class AcceptanceOfTexts(Experiment):
             pair, self.settings.decoding, self.most, greedy_draft=greedy_draft
         )
         read: list[ReadText] = []
-        with progress("reading texts", len(readings)) as advance:
-            for texts in reader.read(reading.transcript for reading in readings):
-                read += texts
-                advance(None)
-        reader.close()
+        try:
+            with progress("reading texts", len(readings)) as advance:
+                for texts in reader.read(reading.transcript for reading in readings):
+                    read += texts
+                    advance(None)
+        finally:
+            reader.close()
         return read
 
     def _costs(self, placed: PlacedPair, prompt_tokens: int) -> list[float]:
