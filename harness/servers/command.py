@@ -13,12 +13,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from harness.config.errors import SettingError
+from harness.config.errors import SettingError, nearest
 from harness.servers.dialects import Dialect
 from harness.servers.startup import Startup
 
 # `CUDA_VISIBLE_DEVICES=0` before a program.
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
+# Those that are known, as they are typed.
+_PROGRAMS = ("llama-server", "vllm serve", "sglang serve", "harness serve")
 # Programs whose servers listen in a network of their own.
 _CONTAINERS = ("docker", "podman", "nerdctl")
 # Their flags before a variable.
@@ -223,13 +225,13 @@ class ServerCommand:
         """
         has_port = any("{port}" in word for word in self.words)
         if self.dialect is None:
-            rule = (
-                f"{self.words[0]} is no server that is known here"
-                f" (llama-server, vllm serve, sglang serve, harness serve): write {{port}} where its port goes"
-            )
-            if not has_port:
-                raise SettingError(SETTING, rule)
-            return self
+            if has_port:
+                return self
+            meant = nearest(PurePosixPath(self.words[0]).name, _PROGRAMS)
+            known = meant or f" ({', '.join(_PROGRAMS)})"
+            rule = f"{self.words[0]} is no server that is known here{known}"
+            other = "of any other program write {port} where its port goes"
+            raise SettingError(SETTING, f"{rule}; {other}")
         startup = self.startup
         # What is added below must not pass for a value that is missing.
         self.flags([*startup.speculation, *startup.model, *startup.address])

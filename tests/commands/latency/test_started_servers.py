@@ -103,6 +103,10 @@ def test_any_two_commands_are_compared(harness: Harness) -> None:
         (["latency", "vary.a=3", *behind(ECHO)], "a=3: the command behind -- has no {a}"),
         (["latency", "engine=local", *behind(ECHO)], "--: is for engine=server"),
         (["latency", *behind("serve_me")], "serve_me is no server that is known here"),
+        (
+            ["latency", *behind("./llama-serve -m X")],
+            "known here (did you mean llama-server?); of any other",
+        ),
         (["latency", *behind(ECHO)], "is not known here, nor what makes it speculate"),
         (["latency", KNOWN, *behind(SERVER)], "nothing in it makes Echo speculate: add -k 4"),
         (
