@@ -55,7 +55,6 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     import pandas as pd
 
     from harness.commands.registry import commands
-    from harness.measuring.costs import tokens_per_iteration
     from harness.results.runs import group
     from harness.results.verdict import verdict_of
 
@@ -91,7 +90,7 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
                 "accepted": speculative.acceptance_rate,
                 "verdict": verdict.conclusion,
                 "doubts": [*command.doubts(run)],
-                "tokens_per_iteration": tokens_per_iteration(speculative),
+                "tokens_per_iteration": speculative.tokens_per_iteration,
                 "batch_size": speculative.batch_size,
                 "temperature": speculative.temperature,
                 "run": run.id,

@@ -59,6 +59,8 @@ class RequestRecord:
         outcomes: (num_proposed, num_accepted) of each iteration; empty where they are not known.
         outcomes_in_order: whether these are in order of time; otherwise it is only known how many
             there were of each.
+        histogram: iterations that drafted something, by how many tokens they accepted, 0, 1, 2, ..., of a server that
+            reports no more of them; empty where it reports each, or none.
         num_read: tokens of the prompt by the server's count; None where it does not report them.
         num_cached: of these, those that the server took from a cache; None where it does not report them.
         num_drafted, num_accepted: draft tokens of all iterations, as a server reports them; None where it does not.
@@ -81,6 +83,7 @@ class RequestRecord:
     sent_again: bool = False
     outcomes: list[tuple[int, int]] = field(default_factory=list)
     outcomes_in_order: bool = True
+    histogram: list[int] = field(default_factory=list)
     num_read: int | None = None
     num_cached: int | None = None
     num_drafted: int | None = None

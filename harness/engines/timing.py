@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from harness.config.errors import RunError
 from harness.engines.energy import GpuMeter, GpuUse
@@ -25,6 +26,13 @@ from harness.results.acceptance import Acceptance, outcome_of
 # of that time, so that drawing takes no more than a tenth of a user's wait.
 FRAME_S = 0.1
 _COST_FACTOR = 9.0
+
+
+class Wait(NamedTuple):
+    """How long a reader waited for an answer, and its tokens: of a request, or of a row of mean length in a batch."""
+
+    ms: float
+    num_tokens: float
 
 
 @dataclass
@@ -79,27 +87,32 @@ class Generation(Answered):
         return 1000 * self.seconds * len(self.requests) / num_tokens if num_tokens else math.nan
 
     @property
-    def times(self) -> dict[int, float]:
-        """Milliseconds per token by prompt index: of each answered request, if they were sent.
+    def waits(self) -> dict[int, Wait]:
+        """By prompt index: of each answered request, if they were sent.
 
         A batch has one time for all rows, under its first index.
         """
         if not self.sent:
-            return {self.requests[0].index: self.ms_per_token}
+            num_tokens = sum(request.num_tokens for request in self.requests)
+            if not num_tokens:
+                return {}
+            return {
+                self.requests[0].index: Wait(1000 * self.seconds, num_tokens / len(self.requests))
+            }
         return {
-            request.index: 1000 * request.seconds / request.num_tokens
+            request.index: Wait(1000 * request.seconds, request.num_tokens)
             for request in self.requests
             if request.answered
         }
 
     @property
-    def decode_times(self) -> dict[int, float]:
-        """`times` without the first record, of a batch; empty for requests that were sent."""
+    def decode_waits(self) -> dict[int, Wait]:
+        """`waits` without the first record, of a batch; empty for requests that were sent."""
         num_tokens = sum(request.num_tokens for request in self.requests) - self.num_first
         if self.sent or not self.num_first or num_tokens < 1:
             return {}
-        seconds = self.seconds - self.decided[0]
-        return {self.requests[0].index: 1000 * seconds * len(self.requests) / num_tokens}
+        ms = 1000 * (self.seconds - self.decided[0])
+        return {self.requests[0].index: Wait(ms, num_tokens / len(self.requests))}
 
     def finish(self, requests: Sequence[RequestRecord] = ()) -> None:
         """Set `requests`, to the arm's own records of them, or to one for each row of the batch, and `sent`."""

@@ -1,10 +1,15 @@
-"""Columns about acceptance that requests of an arm give: from their iterations, else from a server's totals or
-counters.
+"""Columns about acceptance that a server's answers give, by iterations, by a histogram or by totals, and its counters
+where they give none.
+
+A server counts the iterations that drafted something. Those that drafted nothing yielded a token each, so that all
+iterations of an answer of n tokens, whose first comes with the prompt, are n - 1 less the accepted draft tokens: of 64
+tokens with 16 accepted in 4 iterations that drafted, 47 iterations yielded 1.34 tokens each on average, and those that
+drafted 5.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from harness.engines.counts import Counts
@@ -12,28 +17,70 @@ from harness.engines.requests import RequestRecord
 from harness.results.acceptance import Acceptance
 
 
-def acceptance_columns(requests: Iterable[RequestRecord]) -> dict[str, Any]:
-    """The columns about acceptance that the figures of these requests give."""
-    drafting = [
-        request for request in requests if request.outcomes or request.num_drafted is not None
-    ]
-    if all(request.outcomes for request in drafting):
-        outcomes = (outcome for request in drafting for outcome in request.outcomes)
-        return Acceptance.of(outcomes).columns()
-    num_drafted = sum(request.num_drafted or 0 for request in drafting)
-    num_accepted = sum(request.num_accepted or 0 for request in drafting)
-    return {"acceptance_rate": num_accepted / num_drafted if num_drafted else None}
+def iterations_are_known(requests: Iterable[RequestRecord]) -> bool:
+    """Whether the `outcomes` of these answers are those of all their iterations.
+
+    A histogram has how many tokens iterations accepted, and not how many they drafted. Their mean is what each drafted
+    only where it is the same in all answers: of drafts of 8, 2 and 2 tokens the mean is 4 by chance.
+    """
+    of_histograms: set[int] = set()
+    for request in requests:
+        if request.num_drafted and not request.outcomes:
+            return False
+        if request.histogram:
+            of_histograms.update(proposed for proposed, _ in request.outcomes if proposed)
+    return len(of_histograms) <= 1
 
 
-def counted_acceptance(counts: Counts, num_requests: int) -> dict[str, Any]:
+def acceptance_columns(
+    requests: Sequence[RequestRecord], num_levels: int | None = None
+) -> dict[str, Any]:
+    """The fields of `AcceptanceFigures` that these answers give, by name; None for what they do not report.
+
+    An answer that reports nothing, among others that do, drafted nothing: llama.cpp leaves zeros out.
+
+    Args:
+        num_levels: see `Acceptance.columns`.
+    """
+    reported = [request for request in requests if request.outcomes or request.num_drafted]
+    if not reported:
+        return Acceptance().columns()
+    if iterations_are_known(requests):
+        acceptance = Acceptance()
+        for request in requests:
+            num_undrafted = 0 if request.outcomes else max(0, request.num_tokens - 1)
+            acceptance += Acceptance.of([*request.outcomes, *[(0, 0)] * num_undrafted])
+        return acceptance.columns(num_levels)
+    num_drafted = sum(request.num_drafted or 0 for request in reported)
+    num_accepted = sum(request.num_accepted or 0 for request in reported)
+    columns: dict[str, Any] = dict.fromkeys(Acceptance().columns())
+    columns["acceptance_rate"] = num_accepted / num_drafted
+    histogram = [0] * max(len(request.histogram) for request in reported)
+    for request in reported:
+        for place, how_often in enumerate(request.histogram):
+            histogram[place] += how_often
+    num_drafting = sum(histogram) if all(request.histogram for request in reported) else 0
+    if num_drafting:
+        columns["acceptance_histogram"] = histogram
+        columns["mean_acceptance_length"] = 1 + num_accepted / num_drafting
+        columns["mean_proposed"] = num_drafted / num_drafting
+    num_decoded = sum(max(0, request.num_tokens - 1) for request in requests)
+    return columns | _over_all_iterations(num_decoded, num_drafted, num_accepted, num_drafting)
+
+
+def counted_acceptance(
+    counts: Counts, num_requests: int, num_tokens: float | None = None
+) -> dict[str, Any]:
     """The columns about acceptance that counters give; none where nothing was drafted.
 
     Args:
         num_requests: answers, whose first tokens come without a verification.
+        num_tokens: of these answers, where the server does not count new tokens.
     """
     drafts = counts.drafts
     proposed = counts.proposed
     accepted = counts.accepted
+    generated = num_tokens if counts.generated is None else counts.generated
     if accepted is None and drafts and counts.generated is not None:
         # Each verification yields one token besides those that it accepts.
         accepted = max(0.0, counts.generated - num_requests - drafts)
@@ -48,4 +95,26 @@ def counted_acceptance(counts: Counts, num_requests: int) -> dict[str, Any]:
         rates = [number / drafts for _, number in sorted(counts.accepted_at.items())]
         if rates:
             columns["marginal_acceptance_by_position"] = [round(rate, 4) for rate in rates]
+    if generated is not None:
+        num_decoded = generated - num_requests
+        columns |= _over_all_iterations(num_decoded, proposed, accepted, drafts or 0.0)
+    return columns
+
+
+def _over_all_iterations(
+    num_decoded: float, num_drafted: float | None, num_accepted: float, num_drafting: float
+) -> dict[str, Any]:
+    """The columns over all iterations, also those that drafted nothing.
+
+    Args:
+        num_decoded: tokens after the first of each answer.
+        num_drafting: iterations that drafted something; 0 where that is not known. A server may count tokens as
+            accepted that are behind the end of an answer, and there are no fewer iterations than these.
+    """
+    num_iterations = max(num_decoded - num_accepted, num_drafting)
+    if num_decoded <= 0 or num_iterations <= 0:
+        return {}
+    columns: dict[str, Any] = {"tokens_per_iteration": num_decoded / num_iterations}
+    if num_drafted:
+        columns["mean_num_draft_tokens"] = num_drafted / num_iterations
     return columns

@@ -12,19 +12,8 @@ the regular one.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 from harness.measuring.rows import LatencyRow
-
-
-class Iterates(Protocol):
-    """A row that says what its iterations yielded."""
-
-    @property
-    def tokens_per_iteration(self) -> float | None: ...
-
-    @property
-    def mean_acceptance_length(self) -> float | None: ...
 
 
 @dataclass(frozen=True)
@@ -35,22 +24,12 @@ class StepCosts:
     verify: float
 
 
-def tokens_per_iteration(row: Iterates) -> float | None:
-    """Tokens that an iteration yields; in older files the mean over iterations that drafted."""
-    return row.tokens_per_iteration or row.mean_acceptance_length
-
-
-def proposed_per_iteration(row: LatencyRow) -> float | None:
-    """Draft tokens per iteration; in older files the mean over iterations that drafted."""
-    return row.mean_num_draft_tokens or row.mean_proposed
-
-
 def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | None:
     """Measured costs; None where one of them is unknown."""
     if regular is None or row.draft_ms is None or row.verify_ms is None:
         return None
     step_ms = regular.target_step_ms
-    proposed = proposed_per_iteration(row)
+    proposed = row.mean_num_draft_tokens
     if not step_ms or not proposed:
         return None
     # Both times are of a whole iteration.
@@ -67,7 +46,7 @@ def iteration_steps(
         in_one_pass: whether a pass of the draft proposes all tokens.
     """
     costs = costs_in_steps(regular, row)
-    proposed = proposed_per_iteration(row)
+    proposed = row.mean_num_draft_tokens
     if costs is None or proposed is None:
         return None
     verifying = 1 + num_draft_tokens * (costs.verify - 1) / proposed

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from harness.results.environment import new_run_id
-from harness.results.prompt_times import common_times, ms_of_both_arms
+from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.row import Pooling
 from harness.results.rows.prompts import read_prompts
 from harness.results.statistics.interval import Coverage, Interval
@@ -108,7 +108,7 @@ def _pooled(rule: Pooling, values: Sequence[Any]) -> Any:
 
 def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
     """The figures of the speed-up; without an interval where the runs' prompts are not found."""
-    times = [ms_of_both_arms(read_prompts(row.directory, row.run)) for row, *_ in runs]
+    times = [waits_of_both_arms(read_prompts(row.directory, row.run)) for row, *_ in runs]
     regular, speculative = common_times(times)
     if not regular.size:
         return {}

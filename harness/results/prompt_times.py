@@ -10,13 +10,16 @@ import numpy as np
 from harness.results.rows.prompts import LatencyPromptRow, share_prompts
 from harness.results.runs import grouped
 from harness.results.statistics.arrays import Floats
+from harness.results.statistics.ratios import at_equal_lengths
 
 # What intervals count as independent: prompts that are always asked together, one, a batch, or a lap of requests
 # (`asking.Part`). It is named by their places in the prompt set, so that units of several runs can be matched; where
 # units share prompts, by its number in the run.
 Unit = tuple[int, ...]
-# Of the regular and of the speculative arm: milliseconds per token, summed over the times that the unit was asked.
-BothArms = tuple[float, float]
+# What a unit's answers took and have, over the times that it was asked: milliseconds, and tokens.
+Wait = tuple[float, float]
+# Of the regular and of the speculative arm.
+BothArms = tuple[Wait, Wait]
 
 
 def rows_by_unit(
@@ -38,39 +41,41 @@ def rows_by_unit(
     return units
 
 
-def ms_by_unit(prompts: Sequence[LatencyPromptRow], arm: str) -> dict[Unit, list[float]]:
-    """Milliseconds per token of the batches or requests of an arm, by unit.
+def waits_by_unit(prompts: Sequence[LatencyPromptRow], arm: str) -> dict[Unit, Wait]:
+    """Milliseconds and tokens of the batches or requests of an arm, by unit.
 
-    Rows of a batch share its time, and are known by it: no other batch takes exactly as long.
+    Rows of a batch share its time, and are known by it: no other batch takes exactly as long. A batch is one answer of
+    mean length.
     """
-    times = {}
+    waits = {}
     for unit, rows in rows_by_unit(prompts, arm).items():
-        # The time of each batch over the mean length of its answers.
-        times[unit] = [
-            milliseconds * len(batch) / sum(row.num_tokens or 1 for row in batch)
-            for milliseconds, batch in grouped(rows, attrgetter("time_ms")).items()
-        ]
-    return times
+        ms = 0.0
+        num_tokens = 0.0
+        for milliseconds, batch in grouped(rows, attrgetter("time_ms")).items():
+            ms += milliseconds
+            num_tokens += sum(row.num_tokens or 1 for row in batch) / len(batch)
+        waits[unit] = (ms, num_tokens)
+    return waits
 
 
-def ms_of_both_arms(prompts: Sequence[LatencyPromptRow]) -> dict[Unit, BothArms]:
-    """The sums of `ms_by_unit` for the units that both arms have; both were asked each unit equally often."""
-    regular = ms_by_unit(prompts, "regular")
-    speculative = ms_by_unit(prompts, "speculative")
-    return {
-        unit: (sum(regular[unit]), sum(times))
-        for unit, times in speculative.items()
-        if unit in regular
-    }
+def waits_of_both_arms(prompts: Sequence[LatencyPromptRow]) -> dict[Unit, BothArms]:
+    """`waits_by_unit` for the units that both arms have; both were asked each unit equally often."""
+    regular = waits_by_unit(prompts, "regular")
+    speculative = waits_by_unit(prompts, "speculative")
+    return {unit: (regular[unit], wait) for unit, wait in speculative.items() if unit in regular}
 
 
 def common_times(runs: Sequence[Mapping[Unit, BothArms]]) -> tuple[Floats, Floats]:
-    """Times of the regular arms, and of the speculative ones, over the units that all runs have.
+    """Times per token (`at_equal_lengths`) of the regular arms, and of the speculative ones, over the units that all
+    runs have.
 
     Returns:
         Two arrays [num_runs, num_units].
     """
     units = sorted(set.intersection(*map(set, runs)))
-    times = np.array([[of_run[unit] for unit in units] for of_run in runs])
-    times = times.reshape(len(runs), len(units), 2)
-    return times[..., 0], times[..., 1]
+    waits = np.array([[of_run[unit] for unit in units] for of_run in runs])
+    # [num_runs, num_units, arm, ms or tokens]
+    waits = waits.reshape(len(runs), len(units), 2, 2)
+    each_arm = np.concatenate([waits[:, :, 0], waits[:, :, 1]])
+    times = at_equal_lengths(each_arm[..., 0], each_arm[..., 1])
+    return times[: len(runs)], times[len(runs) :]

@@ -210,7 +210,8 @@ def note_drafts(request: RequestRecord, event: Event) -> None:
         request.outcomes_in_order = True
     else:
         # A histogram does not say which iteration came first.
-        request.outcomes = _outcomes_of_histogram(event.num_drafted, event.histogram or ())
+        request.histogram = list(event.histogram or ())
+        request.outcomes = _outcomes_of_histogram(event.num_drafted, request.histogram)
         request.outcomes_in_order = False
 
 
@@ -236,8 +237,9 @@ def _outcomes(drafted: Sequence[int], accepted: Sequence[int]) -> list[tuple[int
 def _outcomes_of_histogram(num_drafted: int, histogram: Sequence[int]) -> list[tuple[int, int]]:
     """The outcome of each iteration, from how many accepted 0, 1, 2, ... tokens.
 
-    12 draft tokens and the histogram [1, 0, 2] are (4, 0), (4, 2), (4, 2). Empty where iterations
-    drafted different numbers, which do not follow from their sum.
+    12 draft tokens and the histogram [1, 0, 2] are (4, 0), (4, 2), (4, 2). Empty where iterations drafted different
+    numbers, which do not follow from their sum. By chance these may have a whole number as their mean:
+    `measuring.acceptance.iterations_are_known` looks at all answers.
     """
     num_iterations = sum(histogram)
     if num_iterations > _MOST_ITERATIONS:

@@ -24,7 +24,8 @@ from report_files import eval_run, latency_run
 BY_K = "tokens_per_iteration_by_num_draft_tokens"
 # A run of `latency` with an interval, K=4 and known costs.
 FIGURES: dict[str, Any] = {
-    "num_tokens": 960, "mean_proposed": 4.0, "acceptance_rate": 0.6, "mean_acceptance_length": 3.5, "draft_ms": 80.0,
+    "num_tokens": 960, "mean_proposed": 4.0, "mean_num_draft_tokens": 4.0,
+     "acceptance_rate": 0.6, "mean_acceptance_length": 3.5, "tokens_per_iteration": 3.5, "draft_ms": 80.0,
     "verify_ms": 330.0, "predicted_speedup": 1.9, "speedup": 1.8, "speedup_low": 1.7, "speedup_high": 1.9,
     "speedup_covers": "15 prompts", "visible_difference": 0.05, BY_K: [1.9, 2.6, 3.1, 3.5],
 }  # fmt: skip
@@ -71,7 +72,9 @@ def all_accepted(steps: list[Step]) -> None:
 def test_the_next_command_of_latency_is_accepted(typed: str, changes: dict[str, Any]) -> None:
     note_command_line(shlex.split(typed))
     regular, speculative = latency_run(**FIGURES | changes)
-    costs = dict.fromkeys(("draft_ms", "verify_ms", "mean_acceptance_length"))
+    costs = dict.fromkeys(
+        ("draft_ms", "verify_ms", "mean_acceptance_length", "tokens_per_iteration")
+    )
     rows = [dataclasses.replace(regular, target_step_ms=320.0, **costs), speculative]
     with collected() as steps:
         short(page_of_run(rows))

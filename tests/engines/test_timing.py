@@ -115,9 +115,9 @@ def test_times_of_decoding_leave_out_the_first_token_and_the_time_until_it() -> 
     generation = run(records)
     seconds = generation.seconds - generation.decided[0]
     # Six tokens in two rows, of which each row's first came before.
-    assert generation.decode_times == {0: pytest.approx(1000 * seconds / 2)}
+    assert generation.decode_waits == {0: (pytest.approx(1000 * seconds), 2)}
     only_first = run(lambda question: iter([next(records(question))]))
-    assert only_first.decode_times == {}
+    assert only_first.decode_waits == {}
 
 
 def test_garbage_is_collected_outside_the_clock() -> None:

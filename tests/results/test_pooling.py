@@ -13,7 +13,7 @@ from harness.measuring.asking import batches_to_ask
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows
 from harness.results.pooling import pooled_rows
-from harness.results.prompt_times import ms_of_both_arms
+from harness.results.prompt_times import waits_of_both_arms
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.runs import ratio_over_runs
@@ -128,8 +128,8 @@ def test_histograms_of_equal_runs_are_added_too(tmp_path: Path) -> None:
     assert pooled_rows(runs)[-1].acceptance_histogram == [2, 2, 2, 6, 52]
 
 
-def test_answers_of_a_unit_count_alike(tmp_path: Path) -> None:
-    """A unit of two turns with 10 and 40 tokens is a sum of ms per token, as in a single run."""
+def test_tokens_count_alike_in_short_and_in_long_answers(tmp_path: Path) -> None:
+    """A unit of two turns with 10 and 40 tokens counts by its times, as in a single run."""
     runs = []
     for repeat in (1, 2):
         run = measured(tmp_path, repeat, 1.0)
@@ -150,8 +150,8 @@ def test_answers_of_a_unit_count_alike(tmp_path: Path) -> None:
                     prompts.append(row)
         append_rows(file, prompts)
         runs.append(run)
-    # 8 + 8 ms per token against 4 + 8; by tokens it would be 400 ms against 360.
-    assert pooled_rows(runs)[-1].values()["speedup"] == pytest.approx(16 / 12)
+    # 400 ms against 360; as means over answers it would be 8 + 8 ms per token against 4 + 8.
+    assert pooled_rows(runs)[-1].values()["speedup"] == pytest.approx(400 / 360)
 
 
 def test_units_that_share_prompts_are_kept_apart(tmp_path: Path) -> None:
@@ -166,8 +166,8 @@ def test_units_that_share_prompts_are_kept_apart(tmp_path: Path) -> None:
                     time_ms=80.0 * (1 + part.unit) / factor,
                 )  # fmt: skip
                 rows.append(row)
-    expected = {(unit,): (8.0 * (1 + unit), 4.0 * (1 + unit)) for unit in range(8)}
-    assert ms_of_both_arms(rows) == expected
+    expected = {(unit,): ((80.0 * (1 + unit), 10), (40.0 * (1 + unit), 10)) for unit in range(8)}
+    assert waits_of_both_arms(rows) == expected
 
 
 def test_every_figure_says_how_it_is_pooled() -> None:

@@ -6,7 +6,6 @@ import textwrap
 from collections.abc import Sequence
 
 from harness.commands.compare.rows import CompareRow
-from harness.measuring.costs import tokens_per_iteration
 from harness.reporting.names import Named, distinct_names
 from harness.reporting.page import Page, title_of_many
 from harness.reporting.table import (
@@ -53,7 +52,7 @@ def verdict(row: CompareRow, is_session: bool = False) -> Document:
     if row.acceptance_rate is not None:
         accepted = f"{row.acceptance_rate:.0%} of the draft tokens accepted"
         # Some servers report no iterations.
-        if tokens := tokens_per_iteration(row):
+        if tokens := row.tokens_per_iteration:
             accepted += f", {tokens:.2f} tokens per iteration"
     lines = [
         Line(f"{headline} · {accepted}", "strong"),

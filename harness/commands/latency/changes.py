@@ -14,9 +14,8 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.measuring.costs import tokens_per_iteration
 from harness.reporting.changes import ONE_RUN, Compared, Figure, Sides
-from harness.results.prompt_times import Unit, ms_by_unit, ms_of_both_arms, rows_by_unit
+from harness.results.prompt_times import Unit, Wait, rows_by_unit, waits_by_unit, waits_of_both_arms
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
@@ -27,6 +26,8 @@ from harness.results.verdict import ArmEvidence, why_other_work
 # If the mean numbers of draft tokens per iteration differ by more than this, in logarithms (10 %), a
 # server drafted with another K.
 _OTHER_K = 0.1
+# The most that a unit adds to the logarithm of a time per token, in units' worth.
+_MOST_ADDED = 600.0
 
 Values = Mapping[Unit, float]
 Floats = NDArray[np.float64]
@@ -189,20 +190,40 @@ def _matrix(runs: Sequence[Values], units: Sequence[Unit]) -> Floats:
 
 
 def _ms_per_token(prompts: Sequence[LatencyPromptRow]) -> Values:
-    """Milliseconds per token of the arm that speculates, or of the only one."""
+    """Of the arm that speculates, or of the only one."""
     has_draft = any(row.arm == "speculative" for row in prompts)
-    times = ms_by_unit(prompts, "speculative" if has_draft else "regular")
-    return {unit: fmean(of_unit) for unit, of_unit in times.items()}
+    return _over_all_tokens(waits_by_unit(prompts, "speculative" if has_draft else "regular"))
 
 
 def _speedup(prompts: Sequence[LatencyPromptRow]) -> Values:
-    return {unit: regular / ms for unit, (regular, ms) in ms_of_both_arms(prompts).items()}
+    both = waits_of_both_arms(prompts)
+    regular = _over_all_tokens({unit: wait for unit, (wait, _) in both.items()})
+    speculative = _over_all_tokens({unit: wait for unit, (_, wait) in both.items()})
+    return {unit: regular[unit] / speculative[unit] for unit in both}
+
+
+def _over_all_tokens(waits: Mapping[Unit, Wait]) -> Values:
+    """Values of the units whose geometric mean is the time per token over all tokens, as the run's own page has it.
+
+    To its logarithm a unit adds its time over the mean time, less its tokens over their mean: a short answer, which has
+    its whole wait for the first token in it, adds no more than its time.
+    """
+    if not waits:
+        return {}
+    mean_ms = fmean(ms for ms, _ in waits.values())
+    mean_tokens = fmean(num_tokens for _, num_tokens in waits.values())
+    values = {}
+    for unit, (ms, num_tokens) in waits.items():
+        # One of a thousand answers may hold nearly all of the time, which is beyond what a number can hold.
+        added = min(ms / mean_ms - num_tokens / mean_tokens, _MOST_ADDED)
+        values[unit] = mean_ms / mean_tokens * math.exp(added)
+    return values
 
 
 def _tokens_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
     by_unit = {}
     for unit, rows in rows_by_unit(prompts, "speculative").items():
-        lengths = [tokens_per_iteration(row) for row in rows]
+        lengths = [row.tokens_per_iteration for row in rows]
         known = [length for length in lengths if length]
         if len(known) == len(lengths):
             by_unit[unit] = fmean(known)

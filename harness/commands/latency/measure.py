@@ -8,6 +8,7 @@ import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 from harness.commands.command import Experiment
 from harness.commands.latency.conversations import Conversations
@@ -23,6 +24,7 @@ from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import Generation, generate
+from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.figures.experts import experts_read
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, StoppedBy, figures_of
 from harness.measuring.figures.paired import paired_times
@@ -35,7 +37,6 @@ from harness.measuring.quietness import Quietness
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.reporting.table import Table
-from harness.results.acceptance import Acceptance
 from harness.results.rows.prompts import PROMPTS_FILE, LatencyPromptRow
 from harness.results.statistics.interval import CONFIDENCE, Interval
 from harness.results.statistics.stopping import (
@@ -382,8 +383,7 @@ class Latency(Experiment):
         divergence = self.run.arms[arm].divergences.get(request.index)
         return session.row(
             LatencyPromptRow,
-            Acceptance.of(request.outcomes),
-            num_iterations=len(request.outcomes) or None,
+            **_acceptance_of_prompt(request, self.settings.num_levels),
             prompt_index=request.index,
             prompt_place=occurrence.place,
             asked_before=occurrence.repeat,
@@ -404,6 +404,16 @@ class Latency(Experiment):
             logit_margin=divergence and divergence.logit_margin,
             logit_tolerance=divergence and divergence.logit_tolerance,
         )
+
+
+def _acceptance_of_prompt(request: RequestRecord, num_levels: int | None) -> dict[str, Any]:
+    """The columns about acceptance of the row of an answer."""
+    columns = acceptance_columns([request], num_levels)
+    num_iterations: int | None = len(request.outcomes) or None
+    if num_iterations is None and columns["tokens_per_iteration"] is not None:
+        num_iterations = round((request.num_tokens - 1) / columns["tokens_per_iteration"])
+    known = {name: columns[name] for name in columns.keys() & LatencyPromptRow.columns().keys()}
+    return known | {"num_iterations": num_iterations}
 
 
 def _shortened(settings: LatencySettings) -> tuple[LatencySettings, str]:

@@ -74,10 +74,19 @@ class AcceptanceFigures(Group, Accepted):
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
         # The fields of this group that follow from the counts of iterations, by name.
         columns = arm.acceptance.columns(run.settings.num_levels)
+        are_known = True
         if arm.was_sent:
-            columns |= _reported(arm)
+            from harness.measuring.acceptance import iterations_are_known
+
+            are_known = iterations_are_known(arm.answered)
+            columns = _reported(arm)
         lengths = None
-        if run.pair(arm) is not None and run.tokens_by_k is None and run.smaller_k_follow:
+        if (
+            are_known
+            and run.pair(arm) is not None
+            and run.tokens_by_k is None
+            and run.smaller_k_follow
+        ):
             by_place: defaultdict[int, Acceptance] = defaultdict(Acceptance)
             for request in arm.answered:
                 # Turns of a conversation are not independent, nor are repetitions of a prompt.
@@ -87,7 +96,7 @@ class AcceptanceFigures(Group, Accepted):
             lengths = lengths_by_num_draft_tokens(
                 list(by_place.values()), run.settings.num_levels, of_coins=of_coins
             )
-        by_request = [Acceptance.of(request.outcomes) for request in arm.answered]
+        by_request = [Acceptance.of(request.outcomes) for request in arm.answered if are_known]
         return cls(
             mean_acceptance_length_per_request=mean_length_per_request(by_request),
             tokens_per_iteration_by_num_draft_tokens=None
@@ -104,16 +113,16 @@ def _reported(arm: MeasuredArm) -> dict[str, Any]:
     from harness.measuring.acceptance import acceptance_columns, counted_acceptance
 
     answered = arm.answered
-    reported = {
-        name: value for name, value in acceptance_columns(answered).items() if value is not None
-    }
-    if arm.counted is None or any(request.outcomes for request in answered):
+    reported = acceptance_columns(answered)
+    if arm.counted is None or any(request.outcomes or request.histogram for request in answered):
         return reported
     requests = arm.counted_requests
     if traffic_columns(arm.counted, requests).get("unseen_tokens"):
         return reported
-    num_begun = sum(request.answered or request.is_cancelled for request in requests)
-    return counted_acceptance(arm.counted, num_begun) | reported
+    begun = [request for request in requests if request.answered or request.is_cancelled]
+    num_tokens = sum(request.num_tokens for request in begun)
+    counted = counted_acceptance(arm.counted, len(begun), num_tokens)
+    return counted | {name: value for name, value in reported.items() if value is not None}
 
 
 def lengths_by_num_draft_tokens(

@@ -31,7 +31,16 @@ class Answers(Group):
     shortest_answer: MaybeInt = pooled("smallest", "tokens of the shortest answer", "tokens")
     longest_answer: MaybeInt = pooled("largest", "tokens of the longest answer", "tokens")
     ms_per_token: MaybeFloat = pooled(
-        "mean", "time per token of a row, with the prompt's pass; mean over batches", "ms"
+        "mean",
+        "time per token of a row, with the prompt's pass: the waits for all answers over all their tokens; a batch is"
+        " one answer of mean length",
+        "ms",
+    )
+    ms_per_token_per_answer: MaybeFloat = pooled(
+        "mean",
+        "mean over answers of each one's time per token: short ones, which have their whole wait for the first token in"
+        " it, count as much as long ones",
+        "ms",
     )
     ms_per_token_median: MaybeFloat = pooled("mean", "median of the same", "ms")
     ms_per_token_std: MaybeFloat = pooled(
@@ -54,8 +63,11 @@ class Answers(Group):
         num_different = None
         if any(occurrence.repeat for occurrence in asked):
             num_different = len({(occurrence.place, occurrence.turn) for occurrence in asked})
-        ms_per_token = [ms for generation in arm.generations for ms in generation.times.values()]
-        mean_ms = statistics.fmean(ms_per_token) if ms_per_token else None
+        waits = [wait for generation in arm.generations for wait in generation.waits.values()]
+        mean_ms = None
+        if waits:
+            mean_ms = sum(wait.ms for wait in waits) / sum(wait.num_tokens for wait in waits)
+        ms_per_token = [wait.ms / wait.num_tokens for wait in waits]
         first_ms = [
             request.time_to_first_token_ms
             for request in answered
@@ -73,6 +85,7 @@ class Answers(Group):
             shortest_answer=min(lengths, default=None),
             longest_answer=max(lengths, default=None),
             ms_per_token=mean_ms,
+            ms_per_token_per_answer=statistics.fmean(ms_per_token) if ms_per_token else None,
             ms_per_token_median=statistics.median(ms_per_token) if ms_per_token else None,
             ms_per_token_std=statistics.stdev(ms_per_token) if len(ms_per_token) > 1 else None,
             tokens_per_second=sum(lengths) / arm.seconds if arm.seconds else None,

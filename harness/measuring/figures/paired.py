@@ -14,7 +14,7 @@ from harness.results.schema import MaybeBool, MaybeFloat, MaybeText, WithSpeedup
 from harness.results.statistics.interval import CONFIDENCE, Interval
 
 if TYPE_CHECKING:
-    from harness.engines.timing import Generation
+    from harness.engines.timing import Generation, Wait
     from harness.results.statistics.arrays import Floats
 
 
@@ -69,7 +69,6 @@ class Speedup(Group, WithSpeedup):
         from harness.results.statistics.runs import ratio_over_runs
 
         times = paired_times(run, *pair)
-        # With equal token counts this is the ratio of total times.
         speedup = times.speedup(run.settings.seed, run.confidence)
         places: dict[int, set[int]] = {}
         for generation, unit in zip(pair[0].generations, pair[0].units, strict=True):
@@ -107,15 +106,18 @@ class Speedup(Group, WithSpeedup):
 
 
 class PairedTimes(NamedTuple):
-    """Milliseconds per token of both arms, [num_units] each, in the order measured.
+    """Milliseconds per token of both arms, [num_units] each, in the order measured: the ratio of their totals is that
+    of the arms' waits over all their tokens (`at_equal_lengths`).
 
     Attributes:
         unit: what a unit is called: `prompt`, `batch`, `lap` or `block`.
+        lengths: tokens of both arms' answers, [num_units].
     """
 
     regular: Floats
     speculative: Floats
     unit: str
+    lengths: Floats
 
     def speedup(self, seed: int, confidence: float = CONFIDENCE) -> Interval:
         """The ratio of both arms' total times, with an interval over units, or
@@ -135,7 +137,7 @@ class PairedTimes(NamedTuple):
         """
         from harness.results.statistics.ratios import rare_units
 
-        rare = rare_units(self.regular, self.speculative)
+        rare = rare_units(self.regular, self.speculative, self.lengths)
         if rare is None:
             return None
         arm = "regular" if rare.is_numerator else "speculative"
@@ -153,34 +155,36 @@ def paired_times(
 ) -> PairedTimes:
     """Pair what both arms answered: rows of a batch share a time, requests of a lap are added up.
 
-    For example, prompts 0 to 3 are asked in two laps of two, and prompt 3 fails in one of the arms:
+    For example, prompts 0 to 3 are asked in two laps of two, each answer has 10 tokens, and prompt 3 fails in one of
+    the arms. In milliseconds:
 
-        times by prompt, regular        0: 20   1: 22   2: 21   3: 23
-        times by prompt, speculative    0: 10   1: 12   2: 11
-        regular [42, 21], speculative [22, 11]
+        waits by prompt, regular        0: 200   1: 220   2: 210   3: 230
+        waits by prompt, speculative    0: 100   1: 120   2: 110
+        over mean lengths of a unit, 15 tokens: regular [28, 14], speculative [14.7, 7.3]
 
     Args:
         by: the number of a `Question` by which times are added up.
         decode_only: leave out the time until the first tokens, and these.
     """
-    from harness.results.statistics.ratios import totals_by_unit
+    from harness.results.statistics.ratios import at_equal_lengths, totals_by_unit
 
-    def times_of(generation: Generation) -> dict[int, float]:
-        """Milliseconds per token, by the index of the prompt or of the batch's first prompt."""
-        return generation.decode_times if decode_only else generation.times
+    def waits_of(generation: Generation) -> dict[int, Wait]:
+        """By the index of the prompt or of the batch's first prompt."""
+        return generation.decode_waits if decode_only else generation.waits
 
-    speculative_ms: dict[int, float] = {}
+    speculative_waits: dict[int, Wait] = {}
     for generation in speculative.generations:
-        speculative_ms |= times_of(generation)
+        speculative_waits |= waits_of(generation)
     units: list[int] = []
-    regular_times: list[float] = []
-    speculative_times: list[float] = []
+    pairs: list[tuple[Wait, Wait]] = []
     for generation in regular.generations:
-        for index, milliseconds in times_of(generation).items():
-            if index in speculative_ms:
+        for index, wait in waits_of(generation).items():
+            if index in speculative_waits:
                 units.append(getattr(generation.question, by))
-                regular_times.append(milliseconds)
-                speculative_times.append(speculative_ms[index])
+                pairs.append((wait, speculative_waits[index]))
+    ms = [totals_by_unit([pair[arm].ms for pair in pairs], units) for arm in (0, 1)]
+    tokens = [totals_by_unit([pair[arm].num_tokens for pair in pairs], units) for arm in (0, 1)]
+    regular_times, speculative_times = at_equal_lengths(ms, tokens)
     name = "batch"
     if run.in_blocks and by == "unit":
         name = "block"
@@ -188,6 +192,4 @@ def paired_times(
         name = "prompt"
     elif regular.was_sent:
         name = "lap"
-    return PairedTimes(
-        totals_by_unit(regular_times, units), totals_by_unit(speculative_times, units), name
-    )
+    return PairedTimes(regular_times, speculative_times, name, tokens[0] + tokens[1])

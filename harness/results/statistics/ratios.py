@@ -339,14 +339,58 @@ def totals_by_unit(values: ArrayLike, units: Sequence[Hashable]) -> Floats:
     return np.asarray(np.bincount(indices, weights=numbers, minlength=len(places)))
 
 
-def rare_units(numerators: ArrayLike, denominators: ArrayLike) -> Rare | None:
+def at_equal_lengths(times: ArrayLike, tokens: ArrayLike) -> Floats:
+    """Times per token of several arms by unit, as if all arms had given a unit's answers the same lengths.
+
+    The mean of an arm's values is its total time over its total tokens, so that ratios of totals of these are ratios of
+    times per token over all tokens, in which a token weighs the same in a long answer and in a short one. Of a unit
+    with n times the arm's mean number of tokens and a time of t times its mean the value is
+
+        time per token of the arm × (t + ν - n),   ν = mean of n over the arms
+
+    t - n is what the unit adds to the log of the arm's time per token, to first order, and ν cancels between arms: what
+    an arm's answers are longer by chance, where texts are drawn, is no part of the variance. Where all arms gave a
+    unit's answers the same lengths, as greedy decoding does, ν = n, and the values are times over the mean number of
+    tokens; where all answers have one length, times over that length.
+
+    Args:
+        times: [num_arms, num_units], positive, such as ms of the regular and the speculative arm.
+        tokens: [num_arms, num_units], positive: tokens that the times were spent on.
+
+    Returns:
+        [num_arms, num_units], positive: a value that would not be is a tenth of the time over the mean number of
+        tokens, and the others of the arm are scaled so that its mean stays.
+    """
+    table = np.asarray(times, dtype=np.float64)
+    lengths = np.asarray(tokens, dtype=np.float64)
+    if table.shape[-1] == 0:
+        return table
+    mean_lengths = lengths.mean(axis=1, keepdims=True)
+    plain = table / mean_lengths
+    per_token = plain.mean(axis=1, keepdims=True)
+    relative = lengths / mean_lengths
+    values = plain + per_token * (relative.mean(axis=0) - relative)
+    least = 0.1 * plain
+    if (values < least).any():
+        values = np.maximum(values, least)
+        values *= per_token / values.mean(axis=1, keepdims=True)
+    return np.asarray(values)
+
+
+def rare_units(
+    numerators: ArrayLike, denominators: ArrayLike, lengths: ArrayLike = 1.0
+) -> Rare | None:
     """The one or two units of at least `FEWEST_FOR_INTERVAL` that hold most of the variance of a ratio of totals, and
-    took much longer than the others in an arm: such as answers that stalled. None where there are none.
+    took much longer than the others in an arm, for their lengths: such as answers that stalled. None where there are
+    none.
 
     Args:
         numerators, denominators: [num_units], as of `ratio_of_totals`.
+        lengths: [num_units], how long the units' answers are; one value for equal ones.
     """
     tops, bottoms = _paired(numerators, denominators)
+    relative = np.asarray(lengths, dtype=np.float64)
+    arms = (tops / relative, bottoms / relative)
     if tops.size < FEWEST_FOR_INTERVAL or not tops.all():
         return None
     shares = np.square(tops / tops.mean() - bottoms / bottoms.mean())
@@ -358,7 +402,7 @@ def rare_units(numerators: ArrayLike, denominators: ArrayLike) -> Rare | None:
         if shares[rare].sum() < _MOST_OF_THE_VARIANCE * shares.sum():
             continue
         others = order[number:]
-        times = [float(arm[rare].mean() / np.median(arm[others])) for arm in (tops, bottoms)]
+        times = [float(arm[rare].mean() / np.median(arm[others])) for arm in arms]
         slower = int(np.argmax(times))
         if times[slower] < _MUCH_LONGER:
             return None

@@ -21,6 +21,7 @@ from wording import mentions
 
 FIGURES: dict[str, Any] = {
     "num_tokens": 960, "iteration_ms": 630.0, "mean_proposed": 4.0, "acceptance_rate": 0.625,
+    "mean_num_draft_tokens": 4.0, "tokens_per_iteration": 3.5,
     "mean_acceptance_length": 3.5, "draft_ms": 80.0, "verify_ms": 330.0, "predicted_speedup": 1.9, "speedup": 1.83,
     "speedup_low": 1.7, "speedup_high": 1.95, "speedup_covers": "15 prompts", "processor_share": 1.0,
     "ignore_eos": True, "tokens_per_iteration_by_num_draft_tokens": [1.9, 2.6, 3.1, 3.5], "visible_difference": 0.05,
@@ -30,7 +31,9 @@ FIGURES: dict[str, Any] = {
 def answer(width: int = 80, arguments: str = "latency", **changes: Any) -> str:
     note_command_line(arguments.split())
     regular, speculative = latency_run(**FIGURES | changes)
-    costs = dict.fromkeys(("draft_ms", "verify_ms", "mean_acceptance_length"))
+    costs = dict.fromkeys(
+        ("draft_ms", "verify_ms", "mean_acceptance_length", "tokens_per_iteration")
+    )
     rows = [dataclasses.replace(regular, target_step_ms=320.0, **costs), speculative]
     return short(page_of_run(rows), width)
 
@@ -69,7 +72,9 @@ def test_random_weights_are_named_once() -> None:
 
 
 def test_a_server_that_drafts_nothing_has_no_acceptance() -> None:
-    unknown = dict.fromkeys(("acceptance_rate", "mean_acceptance_length", "predicted_speedup"))
+    unknown = dict.fromkeys(
+        ("acceptance_rate", "mean_acceptance_length", "tokens_per_iteration", "predicted_speedup")
+    )
     served = {"engine": "server", "url": "http://a/v1"}
     text = answer(drafted=False, draft_ms=None, **unknown | served)
     assert "Why   nothing was drafted" in text

@@ -24,6 +24,7 @@ def rows(verify: float, draft: float = 0.0, **changes: Any) -> tuple[LatencyRow,
     speculative: dict[str, Any] = {
         "num_draft_tokens": 4,
         "mean_proposed": 4.0,
+        "mean_num_draft_tokens": 4.0,
         "draft_ms": 40 * draft,
         "verify_ms": 10 * verify,
         "tokens_per_iteration_by_num_draft_tokens": LENGTHS,

@@ -20,14 +20,18 @@ from wording import mentions
 FIGURES: dict[str, Any] = {
     "model": "30B", "num_tokens": 960, "ms_per_token_std": 1.0, "draft_ms": 280.0, "verify_ms": 330.0,
     "iteration_ms": 630.0, "predicted_speedup": 1.9, "speedup_low": 1.7, "speedup_high": 1.95, "mean_proposed": 4.0,
+    "mean_num_draft_tokens": 4.0,
     "acceptance_rate": 0.625, "conditional_acceptance_rate": 10 / 13, "mean_acceptance_length": 3.5,
+    "tokens_per_iteration": 3.5,
     "acceptance_by_position": [1.0, 0.75, 2 / 3, None], "acceptance_histogram": [0, 1, 1, 1, 1],
 }  # fmt: skip
 
 
 def rows(**changes: Any) -> list[LatencyRow]:
     regular, speculative = latency_run(**{"speedup": 1.83} | FIGURES | changes)
-    alone = dict.fromkeys(("draft_ms", "verify_ms", "speedup", "mean_acceptance_length"))
+    alone = dict.fromkeys(
+        ("draft_ms", "verify_ms", "speedup", "mean_acceptance_length", "tokens_per_iteration")
+    )
     return [dataclasses.replace(regular, target_step_ms=320.0, **alone), speculative]
 
 

@@ -58,7 +58,11 @@ def write_runs(
 def prompt_rows(
     run: str, arm: str, times: Sequence[float], **acceptance: float | None
 ) -> list[LatencyPromptRow]:
-    told = {"mean_acceptance_length": 3.0} | acceptance if arm == "speculative" else {}
+    told = (
+        {"mean_acceptance_length": 3.0, "tokens_per_iteration": 3.0} | acceptance
+        if arm == "speculative"
+        else {}
+    )
     return [
         LatencyPromptRow(
             run=run, prompt_index=index, prompt=f"p{index}", arm=arm, completion="c", num_tokens=10,
@@ -477,3 +481,33 @@ def test_a_whole_file_system_is_no_directory_of_results(
     for number in range(5):
         (tmp_path / f"{number}.txt").touch()
     assert "name the directory" in harness.refused("regress", f"before={tmp_path}", "after=x.csv")
+
+
+def test_a_change_of_times_is_that_of_all_tokens(tmp_path: Path) -> None:
+    """The wait for the first token grows: of short answers that is half of the time, of all tokens a tenth."""
+    lengths = [4, 256] * 8
+    for name, first_ms in (("before", 300), ("after", 600)):
+        rows = latency_run()
+        append_rows(tmp_path / name / "latency.csv", rows)
+        prompts = []
+        for arm, step_ms in (("regular", 10), ("speculative", 5)):
+            for index, length in enumerate(lengths):
+                prompts.append(
+                    LatencyPromptRow(
+                        run=rows[0].run, prompt_index=index, prompt=f"p{index}", arm=arm, completion="c", unit=index,
+                        num_tokens=length, time_ms=first_ms + step_ms * (length - 1),
+                    )
+                )  # fmt: skip
+        append_rows(tmp_path / name / "latency_prompts.csv", prompts)
+    before, after = (every_run(tmp_path / name).runs for name in ("before", "after"))
+    compared = compared_runs(before, after, margin=0.02)
+    found = {one.figure.name: one.comparison for one in compared if one.comparison}
+    ms = {
+        (first_ms, step_ms): sum(first_ms + step_ms * (length - 1) for length in lengths)
+        for first_ms in (300, 600)
+        for step_ms in (10, 5)
+    }
+    change = found["ms per token"].change
+    assert change.estimate == pytest.approx(ms[600, 5] / ms[300, 5])
+    speedups = [ms[first_ms, 10] / ms[first_ms, 5] for first_ms in (600, 300)]
+    assert found["speed-up"].change.estimate == pytest.approx(speedups[0] / speedups[1])

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
+
 from harness.engines.requests import RequestError, RequestRecord
 from harness.engines.timing import Generation
 from harness.measuring.figures import paired
@@ -35,8 +37,9 @@ def test_requests_of_a_lap_are_one_unit() -> None:
     other = [lap(request(0, 0.5), request(1, 9.0, failed=True)), lap(request(3, 1), request(2, 1))]
     times = paired_times(regular, other)
     assert times.unit == "lap"
-    assert times.regular.tolist() == [100, 900]
-    assert times.speculative.tolist() == [50, 200]
+    # One answer was compared in the first lap, and two in the second, each of 10 tokens.
+    assert (15 * times.regular).tolist() == pytest.approx([1000, 9000])
+    assert (15 * times.speculative).tolist() == pytest.approx([500, 2000])
 
 
 def test_rows_of_a_batch_share_its_time() -> None:

@@ -12,7 +12,7 @@ from harness.commands.latency.ranking.pairs import CONDITIONS
 from harness.commands.latency.tables.iteration_time import iteration_line
 from harness.commands.latency.tables.run import headline
 from harness.reporting.table import Line, interval
-from harness.results.prompt_times import common_times, ms_of_both_arms
+from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
 from harness.results.statistics.multiplicity import best_of_several, ranking
@@ -206,5 +206,5 @@ def _common_times(pairs: pd.DataFrame) -> tuple[Floats, Floats] | None:
     rows: Sequence[Any] = [*pairs.row]
     if len(rows) < 2 or len({row.prompts_digest for row in rows}) > 1:
         return None
-    regular, speculative = common_times([ms_of_both_arms(run.prompt_rows) for run in pairs.run])
+    regular, speculative = common_times([waits_of_both_arms(run.prompt_rows) for run in pairs.run])
     return (regular, speculative) if regular.shape[1] >= FEWEST_FOR_INTERVAL else None

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from harness.commands.latency.tables.run import BOUNDS, SPEEDUP
-from harness.measuring.costs import tokens_per_iteration
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number
 from harness.reporting.words import called
@@ -37,7 +36,7 @@ def published_tables(measured: Sequence[Measured]) -> list[Table]:
     def our_length(item: _Counterparts) -> float | None:
         if item.ours is None or item.theirs.mean_acceptance_length is None:
             return None
-        return tokens_per_iteration(item.ours)
+        return item.ours.tokens_per_iteration
 
     columns = (
         Column("pair", text=True, of="name"),

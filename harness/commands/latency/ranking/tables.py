@@ -29,7 +29,7 @@ from harness.commands.latency.tables.run import (
     identical_texts,
     speedup_bounds,
 )
-from harness.measuring.costs import costs_in_steps, tokens_per_iteration
+from harness.measuring.costs import costs_in_steps
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import UNKNOWN, Column, Table, number, percent, times
 from harness.reporting.words import FIRST_SETTINGS, cell_of
@@ -160,7 +160,7 @@ def reasons_table(pairs: pd.DataFrame) -> Table:
         K,
         ACCEPTED.at("row"),
         Column("of those\ntested", percent, "row.conditional_acceptance_rate", optional=True),
-        Column("tokens per\niteration", number(), tokens_per_iteration).at("row"),
+        Column("tokens per\niteration", number(), "row.tokens_per_iteration"),
         Column(
             "c",
             number(3),

@@ -18,7 +18,7 @@ from harness.commands.latency.tables.reason import choice_of_k, not_reported, ri
 from harness.commands.latency.tables.run import has_verdict, headline, run_tables, was_measured
 from harness.config.amounts import SECONDS, counted, quantity
 from harness.config.model_names import SECOND_COMMAND
-from harness.measuring.costs import costs_in_steps, proposed_per_iteration, tokens_per_iteration
+from harness.measuring.costs import costs_in_steps
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import name_of
 from harness.reporting.page import Page, Step, heading
@@ -31,6 +31,8 @@ from harness.results.verdict import verdict_of
 
 # More prompts than this are not asked for: such a small difference is none that matters.
 _MOST_PROMPTS = 500
+# The tokens of iterations that drafted are named where they are this many times those of all.
+_MORE_WHERE_DRAFTED = 1.1
 # A smaller one is none either.
 _LEAST_DIFFERENCE = 0.005
 
@@ -77,19 +79,19 @@ def _bar(row: LatencyRow) -> Bar:
 def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
     """Acceptance and its price; of a loss also what causes it."""
     regular, row = rows[0], rows[-1]
-    tokens = tokens_per_iteration(row)
+    tokens = row.tokens_per_iteration
     known = []
     if row.acceptance_rate is not None:
         known.append(f"{100 * row.acceptance_rate:.0f} % accepted")
     costs = costs_in_steps(regular, row)
     steps = 0.0
     if costs is not None:
-        steps = (proposed_per_iteration(row) or 0.0) * costs.draft + costs.verify
+        steps = (row.mean_num_draft_tokens or 0.0) * costs.draft + costs.verify
     if tokens is not None and steps > 0:
         gain = f"{tokens / steps:.2f}× without the prompt"
         known.append(f"{tokens:.1f} tokens in the time of {steps:.2f}, {gain}")
     elif tokens is not None:
-        known.append(f"{tokens:.1f} tokens per iteration")
+        known.append(f"{tokens:.1f} tokens per iteration{_where_drafted(row)}")
     share = share_of_iteration(regular, row)
     if share is not None and row.was_served:
         known[-1] += f"; a regular step is {100 * share:.0f} % of an iteration's time"
@@ -104,6 +106,14 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
     limit = held_back(regular, row)
     if limit is not None and row.speedup is not None and row.speedup.estimate < 1:
         yield limit
+
+
+def _where_drafted(row: LatencyRow) -> str:
+    """` (5.0 in those that drafted)`; empty where nearly all iterations did."""
+    length = row.mean_acceptance_length
+    if length is None or length < _MORE_WHERE_DRAFTED * (row.tokens_per_iteration or 0.0):
+        return ""
+    return f" ({length:.1f} in those that drafted)"
 
 
 def _end(row: LatencyRow) -> Iterator[str]:

@@ -10,7 +10,11 @@ from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.ratios import ratio_of_totals, totals_by_unit
+from harness.results.statistics.ratios import (
+    at_equal_lengths,
+    ratio_of_totals,
+    totals_by_unit,
+)
 
 # The speed-up of fewer prompts is noise.
 _FEWEST_PROMPTS = 4
@@ -64,19 +68,34 @@ def by_category(prompts: Sequence[LatencyPromptRow], row: LatencyRow) -> list[Ca
     return categories
 
 
+def _units(prompts: Sequence[LatencyPromptRow]) -> tuple[list[int], str]:
+    """What is independent of each other: of each prompt the number of its unit, and what a unit is called.
+
+    Turns of a conversation depend on each other, and so do repetitions: a prompt is one unit. Requests that were in
+    flight together share a lap's conditions, and the lap is.
+    """
+    places: dict[int, set[int]] = {}
+    for prompt in prompts:
+        places.setdefault(prompt.unit or 0, set()).add(prompt.place)
+    in_laps = any(len(of_unit) > 1 for of_unit in places.values())
+    if in_laps:
+        return [prompt.unit or 0 for prompt in prompts], "lap"
+    return [prompt.place for prompt in prompts], "prompt"
+
+
 def _category(
     name: str, regular: Sequence[LatencyPromptRow], speculative: Sequence[LatencyPromptRow]
 ) -> Category:
     """Compares the same prompts in both arms."""
-    # Turns of a conversation depend on each other, and so do repetitions: they are one unit.
-    places = [prompt.place for prompt in speculative]
-    num_prompts = len(set(places))
+    num_prompts = len({prompt.place for prompt in speculative})
     speedup = None
     if num_prompts >= _FEWEST_PROMPTS:
-        speedup = ratio_of_totals(
-            totals_by_unit([prompt.ms_per_token for prompt in regular], places),
-            totals_by_unit([prompt.ms_per_token for prompt in speculative], places),
-        )
+        units, unit_name = _units(speculative)
+        arms = (regular, speculative)
+        ms = [totals_by_unit([prompt.time_ms or 0.0 for prompt in arm], units) for arm in arms]
+        tokens = [totals_by_unit([prompt.num_tokens or 1 for prompt in arm], units) for arm in arms]
+        of_regular, of_speculative = at_equal_lengths(ms, tokens)
+        speedup = ratio_of_totals(of_regular, of_speculative, unit=unit_name)
     num_iterations = 0
     num_proposed = 0.0
     num_accepted = 0

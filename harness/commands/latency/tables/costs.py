@@ -14,12 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.config.acceptance_rules import tests_each_token
-from harness.measuring.costs import (
-    StepCosts,
-    costs_in_steps,
-    proposed_per_iteration,
-    tokens_per_iteration,
-)
+from harness.measuring.costs import StepCosts, costs_in_steps
 from harness.measuring.rows import LatencyRow
 from harness.results.statistics.interval import Interval
 
@@ -155,7 +150,7 @@ def share_of_predicted(row: LatencyRow) -> float | None:
 
 def auto_gave_up(row: LatencyRow) -> bool:
     """Whether K=auto stopped drafting, after which too few draft tokens are left for costs."""
-    return row.num_draft_tokens == "auto" and (proposed_per_iteration(row) or 0.0) < 0.5
+    return row.num_draft_tokens == "auto" and (row.mean_num_draft_tokens or 0.0) < 0.5
 
 
 def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
@@ -165,8 +160,8 @@ def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
         return None
     if auto_gave_up(row):
         return "drafting does not pay: auto gave it up"
-    tokens = tokens_per_iteration(row) or 1.0
-    proposed = proposed_per_iteration(row) or 0.0
+    tokens = row.tokens_per_iteration or 1.0
+    proposed = row.mean_num_draft_tokens or 0.0
     acceptable = proposed
     if row.draft_tree not in (None, "chain"):
         # Of a tree the deepest level that was ever accepted: a head may draft fewer levels than K.

@@ -23,6 +23,8 @@ _MOST_AFTER_END = 0.05
 # milliseconds more, waited on the way.
 _SLOW_HERE = 1.5
 _NEAR_MS = 10
+# The mean over answers is named where its speed-up differs from that over all tokens by this factor.
+_OTHERWISE_BY_ANSWER = 1.2
 # These run the models unchanged; other runners take less time for the same step.
 _SLOW_RUNNERS = ("eager", "static")
 # A server's mean acceptance may differ from the one that was set by 10 % and two standard errors.
@@ -305,6 +307,18 @@ def _after_the_end(run: _Run) -> str | None:
     )
 
 
+def _otherwise_by_answer(run: _Run) -> str | None:
+    """The speed-up as a mean over answers, where that is another one than over all tokens."""
+    regular, row = run.rows[0], run.last
+    if row.speedup is None or not (regular.ms_per_token_per_answer and row.ms_per_token_per_answer):
+        return None
+    by_answer = regular.ms_per_token_per_answer / row.ms_per_token_per_answer
+    apart = abs(math.log(by_answer / row.speedup.estimate))
+    if apart < math.log(_OTHERWISE_BY_ANSWER):
+        return None
+    return f"the speed-up over all tokens is {row.speedup.estimate:.2f}×, the mean over answers {by_answer:.2f}×"
+
+
 def _too_slow(row: LatencyRow) -> str | None:
     answered = row.requests_per_second
     if not row.offered_rate or answered is None or answered >= _KEEPS_UP * row.offered_rate:
@@ -408,6 +422,12 @@ DOUBTS = (
         "The arms did not take turns (interleaved=false): a machine that slowed down would look like a slower arm.",
     ),
     Doubt("against", _after_the_end, "Tokens after the end of their texts: {found}"),
+    Doubt(
+        "against",
+        _otherwise_by_answer,
+        "Answers have {row.shortest_answer} to {row.longest_answer} tokens: {found}, in which a short answer, mostly"
+        " the wait for its first token, weighs as much as a long one.",
+    ),
     Doubt("setting note", lambda run: too_long(run.last), f"{{found}} {TOO_LONG}."),
     Doubt(
         "setting against",

@@ -13,7 +13,6 @@ import numpy as np
 
 from harness.commands.latency.tables.doubts import mean_answer_length
 from harness.config.model_names import SECOND_COMMAND
-from harness.measuring.costs import proposed_per_iteration, tokens_per_iteration
 from harness.measuring.rows import LatencyRow
 from harness.results.prompt_times import Unit, rows_by_unit
 from harness.results.rows.prompts import LatencyPromptRow
@@ -51,7 +50,7 @@ def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
     drafted = []
     for run in known:
         k = run.last.num_draft_tokens
-        drafted.append(proposed_per_iteration(run.last) or (k if isinstance(k, int) else 0))
+        drafted.append(run.last.mean_num_draft_tokens or (k if isinstance(k, int) else 0))
     if len(set(drafted)) < 2:
         return None
     step_ms = float(np.mean([_step_ms(run.rows[0]) for run in known]))
@@ -112,7 +111,7 @@ def _by_unit(
 
     Of a server that reports no iterations, those that its tokens took at the run's mean.
     """
-    per_iteration = tokens_per_iteration(row) or 1.0
+    per_iteration = row.tokens_per_iteration or 1.0
     units = {}
     for unit, rows in rows_by_unit(prompts, "speculative").items():
         times = [(one.time_ms or 0.0) - (one.time_to_first_token_ms or 0.0) for one in rows]
@@ -130,9 +129,8 @@ def _by_unit(
 def _iteration_ms(row: LatencyRow) -> float | None:
     """The time of an iteration; None where it is unknown."""
     ms_per_token = _ms_per_token(row)
-    tokens = tokens_per_iteration(row)
-    is_of_all = row.tokens_per_iteration is not None or not _is_free(row)
-    if ms_per_token is None or tokens is None or not is_of_all or row.draft_tree == "dynamic":
+    tokens = row.tokens_per_iteration
+    if ms_per_token is None or tokens is None or row.draft_tree == "dynamic":
         return None
     return ms_per_token * tokens
 
@@ -144,7 +142,7 @@ def _step_ms(regular: LatencyRow) -> float | None:
 
 
 def _ms_per_token(row: LatencyRow) -> float | None:
-    """Milliseconds per token after the first; None where rows of a batch wait for each other."""
+    """Milliseconds per token after the first, over all answers; None where rows of a batch wait for each other."""
     if row.ms_per_token is None or ((row.batch_size or 1) > 1 and not row.was_served):
         return None
     length = mean_answer_length(row)

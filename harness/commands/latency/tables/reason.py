@@ -14,7 +14,7 @@ from harness.commands.latency.tables.costs import (
 )
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import amount
-from harness.measuring.costs import costs_in_steps, proposed_per_iteration, tokens_per_iteration
+from harness.measuring.costs import costs_in_steps
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import UNKNOWN, Table, in_brackets, interval
 
@@ -59,14 +59,14 @@ def costs_of_a_step(regular: LatencyRow, row: LatencyRow) -> Table:
 
 
 def _acceptance(row: LatencyRow) -> str | None:
-    tokens = tokens_per_iteration(row)
+    tokens = row.tokens_per_iteration
     parts = []
     if row.acceptance_rate is not None:
         parts.append(f"{row.acceptance_rate:.1%} of the draft tokens")
     if tokens:
         length = f"{tokens:.2f} tokens per iteration, the target's own one included"
         if row.num_draft_tokens == "auto":
-            proposed = f"{proposed_per_iteration(row):.2f}"
+            proposed = f"{row.mean_num_draft_tokens:.2f}"
             is_tree = row.draft_tree not in (None, "chain")
             length += f", {proposed} nodes on average" if is_tree else f", K={proposed} on average"
         parts.append(length)
@@ -85,7 +85,7 @@ def _of_those_tested(row: LatencyRow) -> str | None:
 def _where_drafted(row: LatencyRow) -> str | None:
     """The mean acceptance length, if it differs from the tokens per iteration."""
     length = row.mean_acceptance_length
-    if length is None or f"{length:.2f}" == f"{tokens_per_iteration(row) or 0:.2f}":
+    if length is None or f"{length:.2f}" == f"{row.tokens_per_iteration or 0:.2f}":
         return None
     return f"{length:.2f} tokens per iteration that drafted something, as vLLM has it"
 
@@ -128,7 +128,7 @@ def _prediction(regular: LatencyRow, row: LatencyRow) -> list[tuple[str, str]]:
         measured += " without the time to the first token"
     target_step = f"a target step takes {regular.target_step_ms:.2f} ms"
     predicted = (
-        f"{tokens_per_iteration(row):.2f} / ({proposed_per_iteration(row):.2f} × {costs.draft:.3f}"
+        f"{row.tokens_per_iteration:.2f} / ({row.mean_num_draft_tokens:.2f} × {costs.draft:.3f}"
         f" + {costs.verify:.2f}) = {row.predicted_speedup:.2f}×; {measured}, {share:.0%} of it"
     )
     lines = [
@@ -220,7 +220,7 @@ def _target_reads(regular: LatencyRow) -> str | None:
 
 
 def _draft_reads(row: LatencyRow) -> str | None:
-    proposed = proposed_per_iteration(row)
+    proposed = row.mean_num_draft_tokens
     step_ms = row.draft_ms / proposed if row.draft_ms and proposed else None
     return _roof(row.draft_step_bytes, row.draft_floor_ms, step_ms)
 

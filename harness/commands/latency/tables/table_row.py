@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from harness.commands.latency.tables.run import result_line
 from harness.commands.latency.tables.shown_commands import server_commands, typed_command
 from harness.config.model_names import SECOND_COMMAND
-from harness.measuring.costs import tokens_per_iteration
 from harness.measuring.rows import LatencyRow
 from harness.reporting.files import escape
 from harness.reporting.names import name_of
@@ -49,7 +48,7 @@ def _line(cells: Sequence[str]) -> str:
 
 def _cells(run: Run[LatencyRow]) -> list[str]:
     row = run.last
-    tokens = tokens_per_iteration(row)
+    tokens = row.tokens_per_iteration
     texts = [
         ", ".join([called(row.model or "unknown model"), *labels(row)]),
         row.server or f"harness {row.harness_version}, engine={row.engine}",

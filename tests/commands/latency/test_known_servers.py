@@ -1,0 +1,182 @@
+"""Every figure of a served pair's page against what the servers themselves wrote down, for servers of many kinds."""
+
+from __future__ import annotations
+
+import json
+import re
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from echo_server import serving
+from in_process import Harness, only, results
+from known_server import KnownServer, NotedAnswer
+from wording import mentions
+
+NUM_PROMPTS = 10
+# The client sees what a server wrote a little later, on a busy machine more than a little. Figures are computed from
+# what the client saw, to the last digit.
+LATER = 1.5
+LATER_MS = 50
+
+
+@dataclass
+class Truth:
+    """The counts of an arm, from the notes of its server."""
+
+    answers: list[NotedAnswer]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(answer.num_tokens for answer in self.answers)
+
+    @property
+    def ms(self) -> float:
+        return 1000 * sum(answer.seconds[-1] for answer in self.answers)
+
+    @property
+    def outcomes(self) -> list[tuple[int, int]]:
+        return [outcome for answer in self.answers for outcome in answer.outcomes]
+
+    @property
+    def drafting(self) -> list[tuple[int, int]]:
+        return [outcome for outcome in self.outcomes if outcome[0]]
+
+    @property
+    def tokens_per_iteration(self) -> float:
+        return (self.num_tokens - len(self.answers)) / len(self.outcomes)
+
+    @property
+    def num_drafted(self) -> int:
+        return sum(drafted for drafted, _ in self.outcomes)
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(accepted for _, accepted in self.outcomes)
+
+
+ALL_DRAFT = ((4, 2), (4, 4), (4, 0))
+FEW_DRAFT = ((4, 4), *[(0, 0)] * 9)
+UNEQUAL = (3, 30)
+IN_FLIGHT = ["batch_size=4", "num_prompts=15"]
+CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "iterations are reported": ({"reports": "iterations", "drafts": ALL_DRAFT}, []),
+    "a histogram of one K": ({"reports": "histogram", "drafts": ((4, 2), (4, 4), (4, 1))}, []),
+    "a histogram of several K": (
+        {"reports": "histogram", "drafts": ((7, 2), (2, 2), (3, 1)), "lengths": (20, 30)},
+        [],
+    ),
+    "a histogram that divides by chance": (
+        {"reports": "histogram", "drafts": ((8, 2), (2, 2), (2, 0)), "lengths": (15, 20)},
+        [],
+    ),
+    "totals": ({"reports": "totals", "drafts": ALL_DRAFT}, []),
+    "totals, few iterations draft": ({"reports": "totals", "drafts": FEW_DRAFT}, []),
+    "counters": ({"drafts": ALL_DRAFT}, []),
+    "counters, few iterations draft": ({"drafts": FEW_DRAFT}, []),
+    "counters, unequal answers": ({"drafts": ALL_DRAFT, "lengths": UNEQUAL, "first_s": 0.05}, []),
+    "iterations, unequal answers": (
+        {"reports": "iterations", "drafts": ALL_DRAFT, "lengths": UNEQUAL, "first_s": 0.1},
+        [],
+    ),
+    "several in flight": ({"drafts": ALL_DRAFT, "slots": 4}, IN_FLIGHT),
+    "several in flight, few iterations draft": ({"drafts": FEW_DRAFT, "slots": 4}, IN_FLIGHT),
+    "at a rate": ({"drafts": ALL_DRAFT, "slots": 2}, ["engine.rate=30", "num_prompts=15"]),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_figures_are_those_that_the_servers_noted(harness: Harness, case: str) -> None:
+    behaviour, settings = CASES[case]
+    reports = behaviour.get("reports", "counters")
+    servers = KnownServer(**{**behaviour, "drafts": ()}), KnownServer(**behaviour)
+    # A step that drafts takes longer.
+    servers[1].step_s = 1.5 * servers[0].step_s
+    asked = ["engine=server", f"num_prompts={NUM_PROMPTS}", "decoding.max_new_tokens=30"]
+    asked += ["decoding.ignore_eos=false", "decoding=greedy", "resume=false", *settings]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(server)) for server in servers]
+        asked += [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
+        summary = " ".join(harness("latency", *asked).summary.split())
+    arms = results().to_dict("records")
+    prompts = pd.read_csv(only("latency_prompts.csv"))
+
+    # Under load each prompt's own times count; requests that only keep up the load are noted, too.
+    each_ms = []
+    for server, row in zip(servers, arms, strict=True):
+        of_arm = prompts[prompts.arm == row["arm"]]
+        truth = Truth(server.noted[-len(of_arm) :])
+        assert row["num_tokens"] == of_arm.num_tokens.sum() == truth.num_tokens
+        if not settings:
+            assert truth.ms <= of_arm.time_ms.sum() <= LATER * truth.ms + LATER_MS * len(of_arm)
+        ms_per_token = of_arm.time_ms.sum() / of_arm.num_tokens.sum()
+        assert row["ms_per_token"] == pytest.approx(ms_per_token)
+        by_answer = (of_arm.time_ms / of_arm.num_tokens).mean()
+        assert row["ms_per_token_per_answer"] == pytest.approx(by_answer)
+        assert row["time_to_first_token_ms"] == pytest.approx(of_arm.time_to_first_token_ms.mean())
+        decoding_ms = (of_arm.time_ms - of_arm.time_to_first_token_ms).sum()
+        each_ms.append(decoding_ms / (of_arm.num_tokens - 1).sum())
+    regular, row = arms
+    assert row["speedup"] == pytest.approx(regular["ms_per_token"] / row["ms_per_token"])
+    if not settings:
+        assert row["speedup_low"] <= row["speedup"] <= row["speedup_high"]
+        assert row["tokens_per_second"] == pytest.approx(1000 / row["ms_per_token"], rel=0.1)
+
+    truth = Truth(servers[1].noted[-int(row["num_prompts"]) :])
+    num_drafting = len(truth.drafting)
+    # A lap's counters are read while requests that only keep up the load are at work.
+    near = 0.02 if settings else 1e-6
+    accepted = truth.num_accepted / truth.num_drafted
+    assert row["acceptance_rate"] == pytest.approx(accepted, rel=near)
+    assert row["tokens_per_iteration"] == pytest.approx(truth.tokens_per_iteration, rel=near)
+    proposed = truth.num_drafted / len(truth.outcomes)
+    assert row["mean_num_draft_tokens"] == pytest.approx(proposed, rel=near)
+    if reports == "totals":
+        assert pd.isna(row["mean_acceptance_length"])
+    else:
+        where_drafted = 1 + truth.num_accepted / num_drafting
+        assert row["mean_acceptance_length"] == pytest.approx(where_drafted, rel=near)
+        assert row["mean_proposed"] == pytest.approx(truth.num_drafted / num_drafting, rel=near)
+    if reports in ("iterations", "histogram"):
+        noted = [accepted for _, accepted in truth.drafting]
+        histogram = json.loads(row["acceptance_histogram"])
+        assert histogram[: max(noted) + 1] == [noted.count(n) for n in range(max(noted) + 1)]
+        assert sum(histogram) == num_drafting
+    # Of a histogram the positions follow only where every iteration drafted as many tokens.
+    if reports == "iterations" or case == "a histogram of one K":
+        tested = [accepted for drafted, accepted in truth.drafting if drafted and accepted >= 0]
+        first = sum(accepted > 0 for accepted in tested) / len(tested)
+        assert json.loads(row["acceptance_by_position"])[0] == pytest.approx(first, abs=1e-4)
+    else:
+        assert pd.isna(row["acceptance_by_position"])
+
+    shown = re.search(r"([\d.]+) tokens per iteration", summary)
+    assert shown is not None
+    assert float(shown[1]) == pytest.approx(truth.tokens_per_iteration, abs=0.051)
+    # A regular step is one token's time, an iteration that of all that it yields.
+    share = re.search(r"a regular step is (\d+) % of an iteration", summary)
+    assert share is not None
+    expected = 100 * each_ms[0] / (each_ms[1] * row["tokens_per_iteration"])
+    assert float(share[1]) == pytest.approx(expected, abs=0.51)
+
+
+def test_where_the_mean_over_answers_says_otherwise_the_page_names_it(harness: Harness) -> None:
+    """Of short answers the wait for the first token is nearly all, which no draft shortens."""
+    lengths = (3, 30)
+    servers = (
+        KnownServer(first_s=0.1, step_s=0.01, lengths=lengths),
+        KnownServer(first_s=0.1, step_s=0.01, lengths=lengths, drafts=((9, 9),)),
+    )
+    asked = ["engine=server", "num_prompts=10", "decoding.max_new_tokens=30", "decoding=greedy"]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(server)) for server in servers]
+        asked += [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
+        outcome = harness("latency", *asked, "decoding.ignore_eos=false")
+    regular, row = results().to_dict("records")
+    by_answer = regular["ms_per_token_per_answer"] / row["ms_per_token_per_answer"]
+    assert row["speedup"] > 1.2 * by_answer
+    both = (f"over all tokens is {row['speedup']:.2f}×", f"over answers {by_answer:.2f}×")
+    assert mentions(outcome.summary, "Answers have 3 to 30 tokens", *both)
