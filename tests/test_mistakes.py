@@ -242,6 +242,10 @@ MISTAKES = {
     "latency draft=lookup draft.layers=[3]": "draft.layers=[3]: is for early_exit, models and heads, not for draft=",
     "latency draft=lookup threshold=0.5": "draft.threshold=0.5: is for models, heads and suffix, not for draft=lookup",
     "latency draft.max_ngram=2": "draft.max_ngram=2: is for lookup, not for draft=tiny_draft",
+    "latency engine=huggingface draft=lookup draft.min_ngram=2": "draft.min_ngram=2: must be 1 with engine=huggingface",
+    "latency engine=huggingface draft.sampling=greedy":
+        "draft.sampling=greedy: must be target with engine=huggingface, unless decoding.temperature=0",
+    "plan draft=tiny_eagle3 draft.tree=dynamic acceptance=0.7": "acceptance=0.7: must be null with draft.tree=dynamic",
     "latency draft=early_exit draft.layers=[3,4]": "draft.layers=[3,4]: must be one number: how many of the target's",
     "latency draft=mtp": "draft=mtp: needs multi-token-prediction layers, and model=tiny (llama)",
     "latency draft=eagle3": "draft=eagle3: was removed: train with speculators or SpecForge",

@@ -63,11 +63,11 @@ class Preparation:
 
     @property
     def numbers_drafted(self) -> list[int]:
-        """The numbers of draft tokens that are prepared."""
+        """The numbers of draft tokens that are prepared; none for a draft that drafts nothing."""
         most = self.decoding.most_draft_tokens
         if self.decoding.num_draft_tokens == "auto":
             return [number for number in _AUTO_PREPARED if number <= most]
-        return [most]
+        return [most] if most else []
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -56,7 +56,7 @@ class Plan(Experiment):
             )
         machine = local().find_machine(settings, pretended)
         session.devices = [machine.name]
-        num_draft_tokens = settings.most_verified
+        num_draft_tokens = settings.most_draft_tokens
         plan = local().plan_on(
             machine, settings, settings.prompt_length, {num_draft_tokens, *self.accepted}
         )
@@ -150,8 +150,9 @@ def _model_sizes(prefix: str, model: ModelPlan) -> dict[str, Any]:
 def _limits(reads: PassBytes, num_draft_tokens: int, bandwidth: float | None) -> dict[str, Any]:
     """The bytes that a token must read, its least time, and the most that speculation can gain.
 
-    Speculation at its best: every draft token is accepted, and a verification takes as long as
-    reading what it needs, which is more than in a step where its tokens take different experts.
+    Speculation at its best: every draft token is accepted (of a tree, one on each level), and a
+    verification takes as long as reading what it needs, which is more than in a step where its
+    tokens take different experts.
 
     Args:
         bandwidth: in GB/s; None where it is not known.

@@ -62,6 +62,10 @@ class PlanSettings(RunSettings):
         rule = "must be null without a draft: nothing is accepted"
         needless = self.acceptance is not None and self.draft is None
         require(not needless, "acceptance", rule, self.acceptance)
+        has_trees = self.draft is not None and self.draft.most_nodes > 0
+        tree = getattr(self.draft, "tree", "chain")
+        rule = f"must be null with draft.tree={tree}: it is of chains, and a tree keeps more"
+        require(not has_trees or self.acceptance is None, "acceptance", rule, self.acceptance)
         rate = self.acceptance_rate
         rule = "must be above 0 and at most 1, or a run of acceptance"
         require(rate is None or 0 < rate <= 1, "acceptance", rule, self.acceptance)

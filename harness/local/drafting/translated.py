@@ -131,10 +131,12 @@ class TranslatedDrafter(Drafter):
         warp = self._translation.drawing_warp(self._warp)
         drawn, draft_probabilities = self._runner.draw(last, uniforms.to(last.device), warp)
         target_tokens = self._translation.target_tokens
+        # Of nan a token is drawn that the target may lack; the verdict refuses the probabilities.
+        any_token = next(iter(target_tokens.values()))
         for row, drafted in zip(self._rows, drawn.tolist(), strict=True):
             row.num_fed = last.shape[1]
             row.drafted = drafted
-            row.offered = [target_tokens[token] for token in drafted]
+            row.offered = [target_tokens.get(token, any_token) for token in drafted]
         tokens = to_device([row.offered for row in self._rows], self._device)
         return Proposal(tokens, self._over_target(draft_probabilities))
 

@@ -44,8 +44,12 @@ class Pair(LoadedPair):
     @property
     def devices(self) -> list[torch.device]:
         """Every device with a layer of either, the target's first."""
-        of_draft = [] if self.draft is None else self.draft.devices
-        return list(dict.fromkeys([*self.target.devices, *of_draft]))
+        devices = list(self.target.devices)
+        if self.draft is not None:
+            devices += self.draft.devices
+        if self.head is not None:
+            devices.append(next(self.head.parameters()).device)
+        return list(dict.fromkeys(devices))
 
     @property
     def vocabulary_size(self) -> int:
@@ -245,6 +249,8 @@ class PlacedPair(PlannedPair):
         devices: list[torch.device] = []
         for model in self.models:
             devices += model.placement.devices
+        if self.head is not None:
+            devices += self.placements[1].devices
         return list(dict.fromkeys(devices))
 
     def check_runner(self, runner: RunnerName) -> None:
@@ -293,9 +299,9 @@ class PlacedPair(PlannedPair):
         }
         draft = self.draft_model
         if self.head is not None:
-            # A head is beside the target's first layers, in the target's format.
+            # A head is in the target's format.
             columns["draft_dtype"] = columns["dtype"]
-            columns["draft_weight_bytes"] = {str(self.devices[0]): self.sketches[1].weight_bytes}
+            columns["draft_weight_bytes"] = self.placements[1].bytes_per_device
         elif draft is not None:
             columns["draft_dtype"] = str(draft.dtype).removeprefix("torch.")
             columns["draft_weight_bytes"] = draft.placement.bytes_per_device

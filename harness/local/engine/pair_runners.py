@@ -226,7 +226,7 @@ def _prepared_head(
     assert pair.draft_settings is not None
 
     def build(chosen: RunnerName) -> PreparedHead | None:
-        if chosen not in PREPARED:
+        if chosen not in PREPARED or not preparation.numbers_drafted:
             return None
         drafter = make_drafter(warp_of(preparation.decoding))
         if not isinstance(drafter, HeadDrafter):

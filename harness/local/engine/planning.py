@@ -132,7 +132,9 @@ def plan_on(
         misfit=misfit,
         remedies=tuple(advice),
         notes=tuple(_notes(case, placements)),
-        reads=pass_bytes(case, draft_tokens),
+        reads=pass_bytes(
+            case, draft_tokens, 0 if settings.draft is None else settings.draft.most_nodes
+        ),
     )
 
 
@@ -187,10 +189,13 @@ def _notes(case: Case, placements: Sequence[Placement]) -> list[str]:
     return [note for note in notes if note]
 
 
-def pass_bytes(case: Case, draft_tokens: Iterable[int]) -> PassBytes | None:
+def pass_bytes(case: Case, draft_tokens: Iterable[int], num_nodes: int = 0) -> PassBytes | None:
     """The bytes that passes read, for each K; None if the size of a cache is not known.
 
     A verification may read more than a step: its tokens take different experts.
+
+    Args:
+        num_nodes: of the trees that are verified, whose levels are K; 0 for chains.
     """
     if not all(sketch.knows_cache for sketch in case.models):
         return None
@@ -201,6 +206,6 @@ def pass_bytes(case: Case, draft_tokens: Iterable[int]) -> PassBytes | None:
     drafting = {}
     for number in draft_tokens:
         num_passes = 1 if draft.drafts_in_one_pass else number
-        verification[number] = case.step_bytes(target, number + 1)
+        verification[number] = case.step_bytes(target, max(number, num_nodes) + 1)
         drafting[number] = num_passes * draft_step
     return PassBytes(case.step_bytes(target), verification, drafting)

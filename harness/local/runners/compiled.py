@@ -10,7 +10,8 @@ host's work for the rest.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Unpack
 
@@ -90,6 +91,16 @@ class PreparedRunner(StaticRunner):
         # any length.
         num_rows = min(2, shapes.batch_size)
         compare_with_plain(self, self._model, self._options, num_rows=num_rows)
+
+    @contextmanager
+    def unprepared(self) -> Iterator[None]:
+        """Run no prepared call in this block: a replayed graph runs no hooks of the model's modules."""
+        prepared = self._prepared
+        self._prepared = PreparedCalls()
+        try:
+            yield
+        finally:
+            self._prepared = prepared
 
     def _made_with_kernels_for_all(self, shapes: RunnerShapes) -> PreparedCalls:
         """Make the calls of all shapes, without cuDNN if it is slower or has no plan for one of them.

@@ -16,7 +16,7 @@ from chains import GREEDY, RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner
 from harness.config.settings import ModelSettings
 from harness.local.decoding.loops import autoregressive, speculative
-from harness.local.decoding.protocols import Step
+from harness.local.decoding.protocols import NonFiniteError, Step
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.translated import TranslatedDrafter, Translation
 from harness.local.drafting.translation import translation
@@ -218,3 +218,12 @@ def test_probabilities_along_a_text_are_those_of_proposals() -> None:
         following = text[place + 1]
         assert found[place, 0] == pytest.approx(proposal.probabilities[0, 0, following].item())
     assert found[0, 1] == found[1, 0]
+
+
+def test_a_draft_whose_logits_are_nan_is_reported() -> None:
+    """Of nan the last token of its vocabulary is drawn, which the target may lack."""
+    lacking = Translation({token: token for token in range(7)}, list, lambda token: [token], SIZE)
+    own = torch.full((OWN_SIZE, OWN_SIZE), torch.nan)
+    drafter = TranslatedDrafter(MarkovRunner(own), lacking, Warp(1.0))
+    with pytest.raises(NonFiniteError, match="draft"):
+        list(speculative(MarkovRunner(chain(0)), drafter, request(RAGGED, length=10), 2))

@@ -99,6 +99,19 @@ def test_greedy_texts_are_those_of_our_loop(pair: Pair, engine: HuggingFaceEngin
         assert tokens_of(read(arm, ask())) == expected
 
 
+@pytest.mark.parametrize(("longest", "proposed"), [(1, [70, 40, 50, 60]), (3, [60, 45, 40, 50])])
+def test_lookup_searches_for_the_longest_sequence_that_was_asked_for(
+    pair: Pair, longest: int, proposed: list[int]
+) -> None:
+    draft = LookupSettings(name="lookup", method="lookup", max_ngram=longest)
+    with_draft = dataclasses.replace(pair, draft=None, draft_settings=draft)
+    engine = HuggingFaceEngine(with_draft, Preparation(decoding=GREEDY))
+    # 50 came first before 70, and 40 50 before 60.
+    first, *_ = read(engine.arms[1], ask(prompt=[50, 70, 40, 50, 60, 45, 40, 50]))
+    assert first.proposed == [proposed]
+    engine.close()
+
+
 def test_its_attention_is_that_of_transformers_after_our_engine_too(
     save_model: Callable[..., ModelSettings],
 ) -> None:

@@ -22,6 +22,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.heads.drafter import HeadDrafter
+from harness.local.models.sketch import LayerCache
 
 # The styles of layers that heads have, by transformers' name.
 LAYER_STYLES: dict[str, type[nn.Module]] = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}
@@ -69,6 +70,11 @@ class HeadConfig:
     def borrowed_outputs(self) -> int:
         """How many numbers of the target's output matrix a pass reads."""
         return 0 if self.own_output else self.target_size * self.vocabulary_size
+
+    @property
+    def borrowed_caches(self) -> tuple[LayerCache, ...]:
+        """The target's caches that a pass reads."""
+        return ()
 
     def share_read(self, name: str) -> float:
         """Return which share of the head's own tensor of this name a pass of one token reads."""

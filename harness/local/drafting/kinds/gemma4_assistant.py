@@ -33,6 +33,7 @@ from harness.local.drafting.heads.blocks import Head, HeadConfig
 from harness.local.drafting.heads.drafter import Draft, HeadDrafter, PreparedDrafts, stacked
 from harness.local.drafting.heads.formats import Shapes, StoredHead
 from harness.local.drafting.heads.unread import Unread
+from harness.local.models.sketch import LayerCache
 from harness.local.models.tokenizers import vocabulary_size
 from harness.local.runners.regions import end_part
 
@@ -60,6 +61,15 @@ class AssistantConfig(HeadConfig):
     @property
     def borrowed_outputs(self) -> int:
         return 0
+
+    @property
+    def borrowed_caches(self) -> tuple[LayerCache, ...]:
+        caches = []
+        for layer, kind in enumerate(self.text.layer_types):
+            num_heads, size = _key_sizes(self.text, layer)
+            window = self.text.sliding_window + 1 if kind == "sliding_attention" else None
+            caches.append(LayerCache(numbers_per_token=2 * num_heads * size, window=window))
+        return tuple(caches)
 
     def share_read(self, name: str) -> float:
         is_of_groups = name in (_EMBEDDING, "masked_embedding.token_ordering")

@@ -97,12 +97,17 @@ class Lookup(TextMethod):
     def huggingface(
         self, pair: LoadedPair, settings: LookupSettings, decoding: DecodingSettings
     ) -> dict[str, Any]:
-        return {"prompt_lookup_num_tokens": decoding.num_draft_tokens}
+        return {
+            "prompt_lookup_num_tokens": decoding.num_draft_tokens,
+            "max_matching_ngram_size": settings.max_ngram,
+        }
 
     def check_huggingface(self, settings: LookupSettings, schedule: str) -> None:
-        """Refuse a schedule: prompt lookup always drafts as many tokens."""
+        """Refuse a schedule, because prompt lookup always drafts as many tokens, and a least n-gram."""
         rule = "must be constant: prompt lookup has no other"
         require(schedule == "constant", "engine.schedule", rule, schedule)
+        rule = "must be 1 with engine=huggingface: generate() tries single tokens too"
+        require(settings.min_ngram == 1, "draft.min_ngram", rule, settings.min_ngram)
 
 
 RECORD = Lookup()

@@ -140,7 +140,7 @@ class ModelDraft(Method):
 
         if pair.draft is None or mask_token(pair.draft.model.config) is None:
             return super().passes(pair, numbers)
-        return Passes(widths=[2 * number for number in numbers], num_drawn=())
+        return Passes(widths=[2 * number for number in numbers] or [1], num_drawn=())
 
     def warp(self, settings: ModelDraftSettings, pair: LoadedPair, of_target: Warp) -> AnyWarp:
         """Return the sampled warp, restricted to common tokens if the tokenizers differ."""
