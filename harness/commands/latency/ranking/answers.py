@@ -229,7 +229,8 @@ def luck_notes(pairs: pd.DataFrame) -> list[str]:
 def iteration_lines(pairs: pd.DataFrame) -> list[str]:
     """What an iteration costs, of each pair that was measured with several K."""
     with_k = pairs.k.map(lambda k: isinstance(k, int)).astype(bool)
-    known = pairs[with_k & pairs.speedup.notna() & (pairs.why_not == "")]
+    starved = pairs.row.map(lambda row: row.was_starved).astype(bool)
+    known = pairs[with_k & pairs.speedup.notna() & (pairs.why_not == "") & ~starved]
     lines = {}
     for _, series in known.groupby("series", sort=False):
         line = iteration_line([*series.run])

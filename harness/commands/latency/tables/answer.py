@@ -81,7 +81,8 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
     known = []
     if row.acceptance_rate is not None:
         known.append(f"{100 * row.acceptance_rate:.0f} % accepted")
-    costs = costs_in_steps(regular, row)
+    # Beside other programs the price of an iteration is theirs too.
+    costs = None if row.was_starved else costs_in_steps(regular, row)
     steps = 0.0
     if costs is not None:
         steps = (proposed_per_iteration(row) or 0.0) * costs.draft + costs.verify
