@@ -477,7 +477,7 @@ def test_accuracy_comes_with_bounds_and_the_published_figure(tmp_path: Path) -> 
     assert "-1.0\n-3.0 to 1.0" in speculative
     assert (regular[-1], speculative[-1]) == ("42.9", "43.1")
     assert [line.text for line in findings(report)] == [
-        "No significant difference in accuracy between the arms (2 evaluations)."
+        "Regular and speculative arms: no significant difference in accuracy (2 evaluations)."
     ]
 
 
