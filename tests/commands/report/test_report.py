@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -257,12 +258,41 @@ def test_a_directory_that_a_killed_job_left_is_listed(tmp_path: Path) -> None:
     assert "model=65B, draft=7B" in failure[3]
 
 
+@pytest.mark.parametrize("is_later", [True, False], ids=["finished", "killed-again"])
+def test_a_killed_job_that_the_same_command_finished_is_not_listed(
+    tmp_path: Path, is_later: bool
+) -> None:
+    for name, began in (("killed", 1000), ("again", 2000 if is_later else 500)):
+        settings = tmp_path / name / ".hydra"
+        settings.mkdir(parents=True)
+        (settings / "config.yaml").write_text("seed: 0\ncommand: latency\n")
+        (settings / "overrides.yaml").write_text("- model=13B\n- draft=7B\n")
+        os.utime(settings / "config.yaml", (began, began))
+    write(tmp_path / "again" / "latency.csv", latency_run(directory=str(tmp_path / "again")))
+    titles = [table.key for table in build([tmp_path]).all_tables]
+    assert ("failures" in titles) == (not is_later)
+
+
 def test_of_a_directory_that_only_a_killed_job_left_that_is_said(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "config.yaml").write_text("seed: 0\ncommand: latency\n")
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- model=65B\n")
     [failure] = cells(build([tmp_path]), "failures")
     assert failure[2] == "no result"
+
+
+def test_runs_with_other_numbers_of_threads_do_not_have_the_same_settings(tmp_path: Path) -> None:
+    """Neither does an interrupted run take part."""
+    slow = {"ms_per_token": 361.0, "num_threads": 2, "processor_share": 0.16}
+    quick = latency_run(num_threads=1, processor_share=0.8)
+    file = write(tmp_path / "threads.csv", latency_run(**slow), quick)
+    text = " ".join(doubt for page in build([file]).pages.values() for doubt in page.doubts)
+    assert "same settings" not in text
+    assert mentions(text, "not quiet in 2 of 2 runs", "OMP_NUM_THREADS=1 may help 1 of them")
+    interrupted = latency_run(k=2, status="interrupted", ms_per_token=361.0, error="Ctrl-C")
+    file = write(tmp_path / "interrupted.csv", interrupted, latency_run())
+    text = " ".join(doubt for page in build([file]).pages.values() for doubt in page.doubts)
+    assert "same settings" not in text
 
 
 def test_pairs_come_by_their_best_speedup_with_k_ascending(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from harness.results.verdict import verdict_of, why_no_ranking
 # another runner, placement and rule.
 CONDITIONS = (
     "model quantization dtype devices engine server regular_url temperature top_k top_p batch_size request_rate"
-    " max_new_tokens ignore_eos prompts weights"
+    " max_new_tokens ignore_eos prompts weights num_threads"
 ).split()
 
 
@@ -112,7 +112,8 @@ def _pairs(runs: tuple[Run, ...]) -> pd.DataFrame:
     pairs["none_quiet"] = not pairs.quiet.any()
     of_target = pairs.groupby("target")
     pairs["num_compared"] = of_target.has_interval.transform("sum").clip(lower=1)
-    pairs["why_not"] = pairs.target.map(of_target.regular_ms.agg(why_no_ranking)).fillna("")
+    of_whole_runs = pairs.regular_ms.where(~pairs.partial).groupby(pairs.target)
+    pairs["why_not"] = pairs.target.map(of_whole_runs.agg(why_no_ranking)).fillna("")
     # A few prompts, or a machine that is busy, may show any speed-up: others are preferred.
     pairs["sound"] = pairs.has_interval & pairs.quiet
     at_once = map(verdict_of, pairs.row, pairs.num_compared.astype(int))

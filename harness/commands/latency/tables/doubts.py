@@ -130,10 +130,11 @@ def not_quiet(runs: Sequence[Sequence[LatencyRow]]) -> str | None:
     cause = "times drifted"
     if known:
         cause = f"one got {min(known):.0%} of the CPU time it wanted"
-    several_threads = known and any((rows[-1].num_threads or 1) > 1 for rows in disturbed)
-    help_ = (
-        "OMP_NUM_THREADS=1 may help" if several_threads else "repeats=5 measures what that changes"
-    )
+    num_several = sum((rows[-1].num_threads or 1) > 1 for rows in disturbed) if known else 0
+    help_ = "repeats=5 measures what that changes"
+    if num_several:
+        of_which = "" if num_several == len(disturbed) else f" {num_several} of them"
+        help_ = f"OMP_NUM_THREADS=1 may help{of_which}"
     number = f"{len(disturbed)} of {counted(len(runs), 'run')}"
     return f"The machine was not quiet in {number} ({cause}): {help_}."
 
