@@ -79,7 +79,7 @@ def test_a_server_that_drafts_nothing_has_no_acceptance() -> None:
 def test_the_price_of_an_iteration_is_a_ratio_that_can_be_checked() -> None:
     """3.5 tokens for 4 draft steps of 0.0625 and a verification of 1.03 steps."""
     assert (
-        "Why   62 % accepted: 3.5 tokens in the time of 1.28, 2.73× without the prompt" in answer()
+        "Why   62 % accepted: 3.5 tokens in the time of 1.28 steps, decode-only 2.73×" in answer()
     )
     slow = answer(speedup=0.8, speedup_low=0.75, speedup_high=0.85)
     assert "acceptance is too low: full acceptance would give 3.90×" in slow

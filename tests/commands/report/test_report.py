@@ -479,6 +479,17 @@ def test_a_category_of_few_prompts_has_no_interval(tmp_path: Path) -> None:
     assert chat[4] == ""
 
 
+@pytest.mark.parametrize(("number", "is_folded"), [(1, True), (4, False)])
+def test_categories_of_too_few_prompts_are_folded(
+    tmp_path: Path, number: int, is_folded: bool
+) -> None:
+    run, other = latency_run(), latency_run(2, 1.1)
+    write(tmp_path / "latency.csv", run, other)
+    prompts = [(category, 50.0) for category in ("code", "chat") for _ in range(number)]
+    write(tmp_path / "latency_prompts.csv", prompt_rows(run, prompts))
+    assert tables(build([tmp_path]))["categories"].in_full == is_folded
+
+
 def test_races_alone_are_a_report(tmp_path: Path) -> None:
     race = CompareRow(
         run="1", model="13B", status="ok", prompt_index=0, speedup=2.0, regular_ms_per_token=10.0

@@ -87,8 +87,8 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
     if costs is not None:
         steps = (proposed_per_iteration(row) or 0.0) * costs.draft + costs.verify
     if tokens is not None and steps > 0:
-        gain = f"{tokens / steps:.2f}× without the prompt"
-        known.append(f"{tokens:.1f} tokens in the time of {steps:.2f}, {gain}")
+        gain = f"decode-only {tokens / steps:.2f}×"
+        known.append(f"{tokens:.1f} tokens in the time of {steps:.2f} steps, {gain}")
     elif tokens is not None:
         known.append(f"{tokens:.1f} tokens per iteration")
     share = share_of_iteration(regular, row)
