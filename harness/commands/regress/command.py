@@ -226,7 +226,8 @@ def _settings(arguments: Sequence[str]) -> dict[str, str]:
         if not equals or name not in settings:
             names = list(settings)
             if not equals:
-                raise SettingError(name, "no such file; type: harness regress BEFORE.csv AFTER.csv")
+                rule = "no such file; measure both sides first, then: harness regress BEFORE.csv AFTER.csv"
+                raise SettingError(name, rule)
             rule = f"no such argument{nearest(name, names)}; there are: {', '.join(names)} (--help)"
             raise SettingError(name, rule)
         settings[name] = value

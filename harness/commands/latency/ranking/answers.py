@@ -60,19 +60,25 @@ def _answer(group: pd.DataFrame) -> list[Line]:
     bests = bests.sort_values(["sound", "shown", "speedup"], ascending=False, kind="stable")
     best = bests.iloc[0]
     faster = group[group.speedup > best.speedup]
-    restriction = "" if faster.sound.all() else " with an interval on a quiet machine"
+    restriction = ""
+    if best.sound and not faster.sound.all():
+        restriction = " with an interval on a quiet machine"
     num_compared = int(best.num_compared)
     found = headline(best.row, num_compared)
     conditions = _conditions(best["name"])
     several = len(bests) > 1
     beginning = ""
-    if best.verdict.pays and (several or restriction) and (faster.empty or restriction):
+    with_intervals = pd.concat([bests[:1], bests[1:][bests[1:].has_interval]])
+    rivals = compared_with_first(with_intervals)
+    if best.shown and (several or restriction) and (faster.empty or restriction):
+        if not all(rival.gains_less for rival in rivals):
+            restriction += " (by too little to tell)"
         beginning = f"Fastest{restriction}: "
         if conditions:
             beginning = f"the fastest{restriction} is "
-    elif several and not bests.shown.any() and best.has_interval:
-        judged = [verdict_of(row, num_compared).conclusion for row in bests.row]
-        pays = "pays" if {*judged} == {"slower"} else "is shown to pay"
+    elif several and best.has_interval and not bests.shown.any():
+        judged = {verdict_of(row, num_compared).conclusion for row in bests.row}
+        pays = "pays" if judged == {"slower"} else "is shown to pay"
         beginning = f"No draft{restriction} {pays} for {best.model}; the best, "
     more = found.more
     if not best.quiet and not best.none_quiet:
@@ -80,8 +86,6 @@ def _answer(group: pd.DataFrame) -> list[Line]:
     prefix = f"{', '.join(conditions)}: " if conditions else ""
     text = f"{prefix}{beginning}{_short_name(best['name'])}: {found.text}"
     lines = [Line(text, found.style, more)]
-    with_intervals = pd.concat([bests[:1], bests[1:][bests[1:].has_interval]])
-    rivals = compared_with_first(with_intervals)
     if not faster.empty and not restriction:
         lines += _about_faster(best, faster)
         rivals = [

@@ -49,7 +49,7 @@ def latency_pairs(runs: Sequence[Run]) -> pd.DataFrame:
         why_not: why times of the target's pairs cannot be compared, and so pairs that are close are not ordered; empty
             where they can.
         sound: whether it has an interval, from a quiet machine.
-        shown: whether it is sound, and is shown to pay by an interval that holds for all pairs of its target at once.
+        shown: whether it is shown to pay, by an interval that holds for all pairs of its target at once.
         best: whether it is the fastest of its series, of those that are shown to pay if there are any, else of sound
             ones: the one that is compared with other series.
         best_k: whether its K is the best of several.
@@ -118,7 +118,7 @@ def _pairs(runs: tuple[Run, ...]) -> pd.DataFrame:
     pairs["sound"] = pairs.has_interval & pairs.quiet
     at_once = map(verdict_of, pairs.row, pairs.num_compared.astype(int))
     pairs["shown"] = [verdict.pays for verdict in at_once]
-    pairs["shown"] &= pairs.sound
+    pairs["shown"] &= pairs.has_interval
     complete = pairs[pairs.speedup.notna()]
     complete = complete.sort_values(["sound", "shown", "speedup"], kind="stable")
     pairs["best"] = pairs.index.isin(complete.drop_duplicates("series", keep="last").index)
