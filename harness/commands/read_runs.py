@@ -88,8 +88,9 @@ def read(
         findings.runs = [run for run in findings.runs if run.id.startswith(tuple(ids))]
         reader.unfinished = {}
     findings.runs, failures = merge(findings.runs)
-    findings.failures = [*_recent(failures, findings.runs), *reader.unfinished.values()]
-    if num_forgotten := len(failures) + len(reader.unfinished) - len(findings.failures):
+    recent = _recent(failures, findings.runs)
+    findings.failures = [*recent, *_never_finished(reader.unfinished, findings.runs)]
+    if num_forgotten := len(failures) - len(recent):
         findings.notes.append(
             f"Left out: {counted(num_forgotten, 'older run')} that failed and measured nothing."
         )
@@ -294,6 +295,36 @@ def _recent(failures: Sequence[Run], runs: Sequence[Run]) -> list[Run]:
     return recent
 
 
+def _never_finished(unfinished: Mapping[Path, Run], runs: Sequence[Run]) -> list[Run]:
+    """Runs without a result, except those that the same command, typed again, has finished since.
+
+    Args:
+        unfinished: by the file of their configuration.
+        runs: with figures.
+    """
+    finished: dict[str, float] = {}
+    for run in runs if unfinished else ():
+        file = run.directory and run.directory / ".hydra" / "config.yaml"
+        if run.status == "ok" and file and file.is_file():
+            asked = f"{run.command} {_overrides(file)}"
+            finished[asked] = max(file.stat().st_mtime, finished.get(asked, 0.0))
+    return [
+        run
+        for file, run in unfinished.items()
+        if finished.get(f"{run.command} {_overrides(file)}", 0.0) <= file.stat().st_mtime
+    ]
+
+
+def _overrides(config: Path) -> list[str]:
+    """The settings that a run was asked for, from the file beside that of its configuration."""
+    file = config.with_name("overrides.yaml")
+    try:
+        text = file.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    return re.findall(r"^- (.*)$", text, re.MULTILINE)
+
+
 def _time_of(run: Run) -> datetime | None:
     """When it began, by its id; None for an id of another form."""
     try:
@@ -326,14 +357,13 @@ def _without_result(file: Path, kinds: Mapping[str, type[RunRow]]) -> Run | None
         return None
     try:
         config = file.read_text(encoding="utf-8", errors="replace")
-        overrides = file.with_name("overrides.yaml").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     match = re.search(r"^command: (\w+)$", config, re.MULTILINE)
     if match is None or match[1] not in kinds:
         return None
     command = match[1]
-    asked = ", ".join(re.findall(r"^- (.*)$", overrides, re.MULTILINE)) or "default settings"
+    asked = ", ".join(_overrides(file)) or "default settings"
     written = "it has written nothing"
     if (directory / f"{command}_prompts.csv").exists():
         written = "its prompts file has rows"

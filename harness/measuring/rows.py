@@ -86,7 +86,11 @@ class LatencyRow(
         return self.arm == "regular" and bool(self.draft)
 
     @property
+    def was_starved(self) -> bool:
+        """Whether other programs took much of the processor; never of a server, which computes elsewhere."""
+        share = self.processor_share
+        return self.url is None and share is not None and share < QUIET
+
+    @property
     def was_quiet(self) -> bool:
-        # A server computes elsewhere.
-        share = 1.0 if self.url is not None else self.processor_share
-        return not self.drifted and (share is None or share >= QUIET)
+        return not self.drifted and not self.was_starved

@@ -101,13 +101,15 @@ class Compared:
 
     @property
     def needs_runs(self) -> bool:
-        """Whether more runs could give a verdict."""
+        """Whether runs such as these, if there are enough, give a verdict."""
         return self.comparison is not None and self.reason in ("", ONE_RUN)
 
     @property
     def visible(self) -> float | None:
-        """The smallest change that such a comparison finds in 80 % of the cases."""
-        estimate = None if self.comparison is None else self.comparison.estimate
+        """The smallest change that such a comparison finds in 80 % of the cases; None where it finds none, however
+        large.
+        """
+        estimate = self.comparison.estimate if self.comparison and self.needs_runs else None
         return None if estimate is None else estimate.visible_difference
 
     def _signed(self, change: float) -> str:

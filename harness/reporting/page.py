@@ -122,7 +122,8 @@ def in_short(
     """
     doubts = page.doubts[:1]
     if len(page.doubts) > 1:
-        doubts = [f"{page.doubts[0]} ({len(page.doubts) - 1} more: {rest})"]
+        number = counted(len(page.doubts) - 1, "more note")
+        doubts = [f"{page.doubts[0]} ({number}: {rest})"]
     finding = page.finding[: _MOST_FINDINGS + 1]
     num_more = len(page.finding) - len(finding)
     if num_more:

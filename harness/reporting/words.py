@@ -20,7 +20,7 @@ from harness.results.schema import RunRow
 
 # What a lossy rule means, and what prompts that were left out are.
 LOSSY = "the speculative output no longer follows the target (lossy)"
-TOO_LONG = "because they are too long for the context"
+TOO_LONG = "(too long for the context)"
 # Characters of a command to type that stays on one line.
 _LONGEST_COMMAND = 70
 # A word that is no value of the option before it.

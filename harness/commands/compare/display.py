@@ -239,7 +239,7 @@ def show_race(
         speed = longest / shown_s
         in_words = "at real speed"
         if speed != 1:
-            in_words = f"{speed:.2g}× faster" if speed > 1 else f"{1 / speed:.2g}× slower"
+            in_words = f"at {speed:.2g} times real speed"
         console.print(f"Both were measured, one after the other. Replayed {in_words}.", style="dim")
         with _screen(console) as draw, contextlib.suppress(KeyboardInterrupt):
             began = time.perf_counter()

@@ -1,17 +1,30 @@
-"""How the accuracy of a measurement changed, for `regress`."""
+"""How accuracies differ on the same questions: before and after a change, for `regress`, and along a sweep."""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import fmean
 
 from harness.commands.eval.rows import read_answers
 from harness.reporting.changes import Compared, Figure, Sides
-from harness.results.runs import Run
-from harness.results.statistics.comparisons import compare_proportions
+from harness.reporting.words import called, in_words
+from harness.results.runs import Run, grouped
+from harness.results.statistics.comparisons import Comparison, compare_proportions
 
 _ACCURACY = Figure("accuracy", "higher", ("higher", "lower"), is_share=True)
+# Settings on which the answers of the regular arm depend, beside the questions.
+_OF_REGULAR = (
+    "model",
+    "repository",
+    "quantization",
+    "dtype",
+    "engine",
+    "server",
+    "temperature",
+    "top_k",
+    "top_p",
+)
 
 
 def change_of_accuracy(sides: Sides) -> Compared:
@@ -34,19 +47,82 @@ def change_of_accuracy(sides: Sides) -> Compared:
     )
 
 
-def _correct(runs: Sequence[Run]) -> dict[Hashable, bool]:
-    """Whether the draft's arm, or the only one, was correct, by (seed, index) of the question.
+@dataclass(frozen=True)
+class Contrast:
+    """The accuracy of a target against that of another one, of the regular arms on the same questions.
 
-    Greedy answers to the same question are copies: by the question itself.
+    Attributes:
+        names: of both, by the settings in which their regular arms differ.
+        comparison: this target minus the other.
+    """
+
+    names: tuple[str, str]
+    num_questions: int
+    comparison: Comparison
+
+
+def contrasts(runs: Sequence[Run]) -> list[Contrast]:
+    """How the regular arms of a sweep differ from the first one: of the full-precision target, where others are
+    quantized. [] where all are the same arm, and of tasks that share no questions.
+    """
+    found = []
+    measured = [run for run in runs if run.status == "ok" and run.row("regular") is not None]
+    for of_task in grouped(measured, lambda run: (run.last.task, run.last.operands)).values():
+        targets = [same[0] for same in grouped(of_task, _regular_settings).values()]
+        # Stable: in the order of the sweep.
+        reference, *others = sorted(targets, key=lambda run: run.last.quantization != "none")
+        for run in others:
+            both = (run, reference)
+            by_question = all(each.last.temperature == 0 for each in both)
+            correct, expected = (_answered(each, by_question, "regular") for each in both)
+            questions = [question for question in correct if question in expected]
+            if not questions:
+                continue
+            comparison = compare_proportions(
+                [expected[question] for question in questions],
+                [correct[question] for question in questions],
+                margin=0.0,
+            )
+            found.append(Contrast(_names(*both), len(questions), comparison))
+    return found
+
+
+def _regular_settings(run: Run) -> tuple[Hashable, ...]:
+    return tuple(getattr(run.last, column) for column in _OF_REGULAR)
+
+
+def _names(*runs: Run) -> tuple[str, str]:
+    """Names of two runs by the settings in which their regular arms differ: `tiny_4bit` and `tiny`."""
+    first, second = (run.last for run in runs)
+    if first.model != second.model:
+        return called(first.model or ""), called(second.model or "")
+    differing = [name for name in _OF_REGULAR if getattr(first, name) != getattr(second, name)]
+    words = [
+        ", ".join(in_words(row, name) or f"{name} {getattr(row, name)}" for name in differing)
+        for row in (first, second)
+    ]
+    return words[0], words[1]
+
+
+def _correct(runs: Sequence[Run]) -> dict[Hashable, bool]:
+    """Whether the draft's arm, or the only one, was correct, by question.
+
+    Greedy answers to the same question are copies.
     """
     correct: dict[Hashable, bool] = {}
     for run in runs:
-        if run.directory is None:
-            continue
-        is_greedy = run.last.temperature == 0
-        for answer in read_answers(run.directory / "eval_prompts.csv"):
-            if answer.arm == run.last.arm:
-                drawn = (answer.seed, answer.prompt_index)
-                question = (answer.a, answer.b, answer.source_row)
-                correct[question if is_greedy else drawn] = answer.correct
+        correct |= _answered(run, run.last.temperature == 0, run.last.arm)
+    return correct
+
+
+def _answered(run: Run, by_question: bool, arm: str) -> dict[Hashable, bool]:
+    """Whether an arm was correct, by the question itself or else by its seed and index."""
+    if run.directory is None:
+        return {}
+    correct: dict[Hashable, bool] = {}
+    for answer in read_answers(run.directory / "eval_prompts.csv"):
+        if answer.arm == arm:
+            drawn = (answer.seed, answer.prompt_index)
+            question = (answer.a, answer.b, answer.source_row)
+            correct[question if by_question else drawn] = answer.correct
     return correct

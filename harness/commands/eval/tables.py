@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from harness.commands.eval.changes import contrasts
 from harness.commands.eval.rows import EvalRow
 from harness.config.amounts import counted
 from harness.reporting.names import Name, Named, named_runs
@@ -32,6 +33,8 @@ from harness.results.statistics.interval import Interval
 
 # p-values below this count as a difference.
 _SIGNIFICANT = 0.05
+# Sentences about the targets of a sweep.
+_MOST_CONTRASTS = 4
 _NO_WIDTH = (
     "± 0.0: at 0 or 100 % Wald's interval has no width, however few were asked; Wilson's has."
 )
@@ -45,7 +48,7 @@ def eval_page(runs: Sequence[Run]) -> Page | None:
     if len(known) > 1:
         steps = next(filter(None, (_next_steps(run.rows) for run in known)), [])
         title = title_of_many([run.last for run in known])
-        findings = losses(known) or [Line("nothing was compared")]
+        findings = [*swept(known), *losses(known)] or [Line("nothing was compared")]
         return Page(title, findings, tables=[accuracy_table(known)], next=steps)
     (run,) = known
     merged = merged_rows(run.rows)
@@ -201,11 +204,26 @@ def losses(runs: Sequence[Run]) -> list[Line]:
         if row.difference is not None and _differs(row)
     ]
     number = counted(len(compared), "evaluation")
-    text = f"No significant difference in accuracy between the arms ({number})."
+    text = f"Regular and speculative arms: no significant difference in accuracy ({number})."
     if differing:
         pairs = "; ".join(differing)
         text = f"The speculative arm's accuracy differs (McNemar p < {_SIGNIFICANT}): {pairs}."
     return [Line(text, "strong")]
+
+
+def swept(runs: Sequence[Run]) -> list[Line]:
+    """Sentences on how the accuracy of the regular arms differs along what several runs vary."""
+    lines = []
+    for found in contrasts(runs)[:_MOST_CONTRASTS]:
+        name, other = found.names
+        change = found.comparison.change
+        points = f"{100 * change.estimate:+.1f} points"
+        if not change.excludes(0):
+            points = f"no significant difference, {points}"
+        bounds = interval(change, digits=1, scale=100)
+        more = f"95 % interval {bounds}, on the same {counted(found.num_questions, 'question')}"
+        lines.append(Line(f"{name} against {other}, regular: {points}", "strong", more))
+    return lines
 
 
 def _differs(row: EvalRow) -> bool:

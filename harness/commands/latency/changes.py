@@ -28,6 +28,9 @@ from harness.results.verdict import ArmEvidence, why_other_work
 _OTHER_K = 0.1
 # The most that a unit adds to the logarithm of a time per token, in units' worth.
 _MOST_ADDED = 600.0
+# Times change by about as much as the share of the processor that a program gets: sides whose shares differ by more
+# than this were not measured under the same load.
+_OTHER_SHARE = 0.05
 
 Values = Mapping[Unit, float]
 Floats = NDArray[np.float64]
@@ -40,9 +43,11 @@ class FigureOfPrompts(Figure):
     Attributes:
         column: of the runs' own rows.
         by_unit: rows of a run's prompts file -> its value for each unit; empty where they lack it.
+        in_turns: whether it is a ratio of two arms that take turns, which the load of the machine slows alike.
     """
 
     column: str = field(kw_only=True)
+    in_turns: bool = False
     by_unit: Callable[[Sequence[LatencyPromptRow]], Values] = field(kw_only=True)
 
 
@@ -119,9 +124,11 @@ def _compared_figure(figure: FigureOfPrompts, sides: Sides, noise: Noise | None)
     reason = ""
     if figure is _TOKENS_PER_ITERATION:
         reason = _other_k(sides)
+    elif not figure.in_turns or any(run.last.interleaved is False for run in sides.runs):
+        reason = _other_load(sides)
     if len(units) < FEWEST_FOR_INTERVAL:
         reason = f"{len(units)} prompts or laps are on both sides, and {FEWEST_FOR_INTERVAL} needed"
-    elif figure.timed and noise is None and len(before) == len(after) == 1:
+    elif not reason and figure.timed and noise is None and len(before) == len(after) == 1:
         reason = ONE_RUN
     if reason:
         verdict = "cannot tell"
@@ -154,6 +161,33 @@ def _other_k(sides: Sides) -> str:
     if not before or not after or abs(math.log(fmean(after) / fmean(before))) < _OTHER_K:
         return ""
     return f"{fmean(before):.3g} draft tokens per iteration before, {fmean(after):.3g} after"
+
+
+def _other_load(sides: Sides) -> str:
+    """Why times of both sides cannot be compared: other programs, or drift, disturbed one side more than the other.
+    Empty where they did not.
+
+    Repeated runs follow each other closely, so that their spread does not show a load that came or went between
+    the sides.
+    """
+    both = (sides.before, sides.after)
+    shares = [[share for run in runs if (share := _processor_share(run))] for runs in both]
+    if all(shares):
+        before, after = map(fmean, shares)
+        if abs(after - before) > _OTHER_SHARE:
+            return f"the load differed: {before:.0%} of the CPU time it wanted before, {after:.0%} after"
+    disturbed = [sum(not run.last.was_quiet for run in runs) for runs in both]
+    are_busy = [2 * number > len(runs) for number, runs in zip(disturbed, both, strict=True)]
+    if are_busy[0] == are_busy[1]:
+        return ""
+    counts = [f"{number} of {len(runs)}" for number, runs in zip(disturbed, both, strict=True)]
+    return f"the load differed: {counts[0]} runs before were disturbed, {counts[1]} after"
+
+
+def _processor_share(run: Run) -> float | None:
+    """The share of the processor time that a run got, of what computed here; None of a server elsewhere."""
+    row = run.last
+    return row.processor_share if row.url is None or row.server_command else None
 
 
 def _by_run(runs: Iterable[Run], figure: FigureOfPrompts) -> list[Values]:
@@ -251,6 +285,7 @@ _OF_PROMPTS = (
         better="higher",
         words=("higher", "lower"),
         timed=True,
+        in_turns=True,
         column="speedup",
         by_unit=_speedup,
     ),

@@ -113,7 +113,7 @@ def _least_times(row: PlanRow) -> Iterator[tuple[str, str]]:
         text = f"{_ms(alone)} ms/token at least"
         with_draft = _least_ms_with_draft(row)
         if with_draft is not None and row.highest_speedup is not None:
-            text += f", {_ms(with_draft)} with all drafts accepted: {times(row.highest_speedup)}"
+            text += f", {_ms(with_draft)} with all drafts accepted: at most {times(row.highest_speedup)}"
         yield "Time", f"{text} ({_slowest(row)})"
     if row.predicted_speedup is not None:
         yield "Gain", f"{_predicted(row)} at best{_of_acceptance(row.predicted_speedup)}"

@@ -133,8 +133,8 @@ def page_of_changes(
     if len(names) == 1:
         subject = heading(compared[0].after, "")
     notes = [
-        f"No worse: less than {margin:.1%} for the worse (two one-sided tests at 5 %). Would show: a change that is"
-        " found in 80 % of the cases.",
+        f"No worse: less than {margin:.1%} for the worse (two one-sided tests at 5 %). Smallest detectable: a change"
+        " that is found in 80 % of the cases.",
         "Before and after: the figures of the runs. Change: the geometric mean of after / before over prompts; of"
         " accuracy the difference in points.",
     ]
@@ -180,7 +180,7 @@ def _next_steps(compared: Sequence[Compared], settings: Mapping[str, str]) -> li
         return [Step("what differs", command=report)]
     is_latency = compared[0].after.kind == "latency"
     if is_latency and any(one.needs_runs for one in unsure):
-        return [Step("more runs of both", command="the same with repeats=5")]
+        return [Step("more runs of both", command="harness latency … repeats=5")]
     return []
 
 
@@ -193,7 +193,7 @@ def _table(compared: Sequence[Compared]) -> Table:
         Column("verdict", of="in_words", text=True),
         Column("before", "{:.4g}".format, "mean_before", optional=True),
         Column("after", "{:.4g}".format, "mean_after", optional=True),
-        Column("would show", "{:.1%}".format, "visible", optional=True),
+        Column("smallest\ndetectable", "{:.1%}".format, "visible", optional=True),
     )
     several = len({one.after.run for one in compared}) > 1
     measurement = Column(
@@ -226,7 +226,8 @@ def _settings(arguments: Sequence[str]) -> dict[str, str]:
         if not equals or name not in settings:
             names = list(settings)
             if not equals:
-                raise SettingError(name, "no such file; type: harness regress BEFORE.csv AFTER.csv")
+                rule = "no such file; measure both sides first, then: harness regress BEFORE.csv AFTER.csv"
+                raise SettingError(name, rule)
             rule = f"no such argument{nearest(name, names)}; there are: {', '.join(names)} (--help)"
             raise SettingError(name, rule)
         settings[name] = value

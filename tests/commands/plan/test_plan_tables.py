@@ -75,7 +75,7 @@ def test_the_answer_is_short(num_gpus: int, width: int) -> None:
         assert ("does not fit" in prose) == (row["status"] != "ok")
         assert "68.0 GB" in prose
         assert mentions(prose, "40.0 ms/token at least", "13.3 with all drafts accepted", "3.00×")
-        assert ("The draft waits. (1 more: details=true)" in prose) == bool(
+        assert ("The draft waits. (1 more note: details=true)" in prose) == bool(
             row["note"] and num_gpus
         )
         equal = {2: "GPUs 0 to 1 each", 8: "GPUs 0 to 7 each"}

@@ -221,7 +221,10 @@ def test_losses_are_said_of_real_checks_alone() -> None:
     compared = dataclasses.replace(evaluated, difference=Interval(-0.021), mcnemar_p_value=0.3)
     assert accuracy_losses([Run([evaluated])]) == []
     (same,) = accuracy_losses([Run([compared]), Run([evaluated]), Run([compared])])
-    assert same.text == "No significant difference in accuracy between the arms (2 evaluations)."
+    assert (
+        same.text
+        == "Regular and speculative arms: no significant difference in accuracy (2 evaluations)."
+    )
     differing = dataclasses.replace(compared, mcnemar_p_value=0.01)
     (sentence,) = accuracy_losses([Run([differing]), Run([compared])])
     assert mentions(sentence.text, "differs", "p < 0.05", "13B with 7B", "-2.1 points")

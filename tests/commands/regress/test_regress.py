@@ -35,17 +35,23 @@ def write_runs(
     hardness: Floats,
     slowdown: float = 0.0,
     num_runs: int = 3,
+    load: float = 1.0,
     **settings: Any,
 ) -> Path:
-    """Runs of one measurement in a directory, as `latency` writes them; the seed differs."""
+    """Runs of one measurement in a directory, as `latency` writes them; the seed differs.
+
+    Args:
+        slowdown: of the speculative arm.
+        load: multiplies the times of both arms.
+    """
     runs: list[LatencyRow] = []
     prompts: list[LatencyPromptRow] = []
     for number in range(num_runs):
         of_run = rng.normal(0, OF_RUNS)
         speculative = (
-            hardness * (1 + slowdown) * np.exp(of_run + rng.normal(0, WITHIN, len(hardness)))
+            load * hardness * (1 + slowdown) * np.exp(of_run + rng.normal(0, WITHIN, len(hardness)))
         )
-        regular = 2 * hardness * np.exp(rng.normal(0, WITHIN, len(hardness)))
+        regular = 2 * load * hardness * np.exp(rng.normal(0, WITHIN, len(hardness)))
         rows = latency_run(seed=number, repeat=number + 1, **settings)
         runs += rows
         for arm, times in (("regular", regular), ("speculative", speculative)):
@@ -172,7 +178,7 @@ def test_one_run_on_each_side_says_nothing_about_times_without_noise(
     assert max(map(len, short.splitlines())) <= 80
     assert mentions(short, "cannot tell whether it is worse", "one run on each side")
     assert "Next  more runs" in short
-    assert "would show" not in short.lower().partition("next")[2]
+    assert "detectable" not in short.lower().partition("next")[2]
     outcome = harness("regress", "details=true", *asked, f"noise={noise}", code=1)
     assert "slower" in outcome.stdout
     assert "identical runs stay within" in outcome.stdout
@@ -419,9 +425,62 @@ def test_disturbed_runs_are_named(harness: Harness, tmp_path: Path) -> None:
         f"before={tmp_path}/before",
         f"after={tmp_path}/after",
         "margin=0.5",
+        code=3,
     )
     assert "after: 3 of 3 runs drifted, or shared the processor" in outcome.stdout
     assert "before: 3" not in outcome.stdout
+
+
+_BUSY = {"processor_share": 0.66}
+_QUIET = {"processor_share": 0.99}
+_SERVED = {"url": "http://127.0.0.1:8000/v1", "server_command": "llama-server -m x"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        (_QUIET, _BUSY, "99% of the CPU time it wanted before, 66% after"),
+        (_BUSY, _QUIET, "66% of the CPU time it wanted before, 99% after"),
+        (_QUIET | _SERVED, _BUSY | _SERVED, "99% of the CPU time it wanted before, 66% after"),
+        ({}, {"drifted": True}, "0 of 3 runs before were disturbed, 3 of 3 after"),
+    ],
+    ids=["after", "before", "started-server", "drifted"],
+)
+def test_a_load_on_one_side_is_no_change(
+    harness: Harness, tmp_path: Path, before: dict[str, Any], after: dict[str, Any], reason: str
+) -> None:
+    """What was measured in turns is judged."""
+    rng = np.random.default_rng(0)
+    load = [0.66 / settings.get("processor_share", 0.99) for settings in (before, after)]
+    for name, settings, busy in (("a", before, load[0]), ("b", after, load[1])):
+        write_runs(tmp_path / name, rng, np.ones(15), load=1.5 * busy, **settings)
+    sides = [f"before={tmp_path}/a", f"after={tmp_path}/b", "margin=0.05"]
+    outcome = harness("regress", *sides, code=3)
+    assert mentions(outcome.stdout, "cannot tell whether it is worse", "the load differed", reason)
+    assert "ms per token" in outcome.complaint
+    assert "speed-up" not in outcome.complaint
+    assert not {"slower", "faster"} & set(outcome.stdout.split())
+
+
+def test_arms_that_took_no_turns_are_not_compared_under_another_load(
+    harness: Harness, tmp_path: Path
+) -> None:
+    rng = np.random.default_rng(0)
+    write_runs(tmp_path / "a", rng, np.ones(15), **_QUIET)
+    write_runs(tmp_path / "b", rng, np.ones(15), 0.5, interleaved=False, **_BUSY)
+    outcome = harness("regress", f"before={tmp_path}/a", f"after={tmp_path}/b", code=3)
+    assert mentions(outcome.complaint, "ms per token", "speed-up")
+
+
+@pytest.mark.parametrize("settings", [_QUIET, _BUSY], ids=["quiet", "busy"])
+def test_a_slow_down_is_found_under_equal_loads(
+    harness: Harness, tmp_path: Path, settings: dict[str, float]
+) -> None:
+    rng = np.random.default_rng(0)
+    for name, slowdown in (("a", 0.0), ("b", 0.1)):
+        write_runs(tmp_path / name, rng, np.ones(15), slowdown, num_runs=5, **settings)
+    sides = [f"before={tmp_path}/a", f"after={tmp_path}/b"]
+    assert "worse: ms per token +" in harness("regress", *sides, code=1).complaint
 
 
 def test_before_and_after_are_the_runs_own_figures(harness: Harness, tmp_path: Path) -> None:

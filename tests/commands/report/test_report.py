@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from pathlib import Path
 from typing import Any
 
@@ -257,12 +258,41 @@ def test_a_directory_that_a_killed_job_left_is_listed(tmp_path: Path) -> None:
     assert "model=65B, draft=7B" in failure[3]
 
 
+@pytest.mark.parametrize("is_later", [True, False], ids=["finished", "killed-again"])
+def test_a_killed_job_that_the_same_command_finished_is_not_listed(
+    tmp_path: Path, is_later: bool
+) -> None:
+    for name, began in (("killed", 1000), ("again", 2000 if is_later else 500)):
+        settings = tmp_path / name / ".hydra"
+        settings.mkdir(parents=True)
+        (settings / "config.yaml").write_text("seed: 0\ncommand: latency\n")
+        (settings / "overrides.yaml").write_text("- model=13B\n- draft=7B\n")
+        os.utime(settings / "config.yaml", (began, began))
+    write(tmp_path / "again" / "latency.csv", latency_run(directory=str(tmp_path / "again")))
+    titles = [table.key for table in build([tmp_path]).all_tables]
+    assert ("failures" in titles) == (not is_later)
+
+
 def test_of_a_directory_that_only_a_killed_job_left_that_is_said(tmp_path: Path) -> None:
     (tmp_path / ".hydra").mkdir()
     (tmp_path / ".hydra" / "config.yaml").write_text("seed: 0\ncommand: latency\n")
     (tmp_path / ".hydra" / "overrides.yaml").write_text("- model=65B\n")
     [failure] = cells(build([tmp_path]), "failures")
     assert failure[2] == "no result"
+
+
+def test_runs_with_other_numbers_of_threads_do_not_have_the_same_settings(tmp_path: Path) -> None:
+    """Neither does an interrupted run take part."""
+    slow = {"ms_per_token": 361.0, "num_threads": 2, "processor_share": 0.16}
+    quick = latency_run(num_threads=1, processor_share=0.8)
+    file = write(tmp_path / "threads.csv", latency_run(**slow), quick)
+    text = " ".join(doubt for page in build([file]).pages.values() for doubt in page.doubts)
+    assert "same settings" not in text
+    assert mentions(text, "not quiet in 2 of 2 runs", "OMP_NUM_THREADS=1 may help 1 of them")
+    interrupted = latency_run(k=2, status="interrupted", ms_per_token=361.0, error="Ctrl-C")
+    file = write(tmp_path / "interrupted.csv", interrupted, latency_run())
+    text = " ".join(doubt for page in build([file]).pages.values() for doubt in page.doubts)
+    assert "same settings" not in text
 
 
 def test_pairs_come_by_their_best_speedup_with_k_ascending(tmp_path: Path) -> None:
@@ -449,6 +479,17 @@ def test_a_category_of_few_prompts_has_no_interval(tmp_path: Path) -> None:
     assert chat[4] == ""
 
 
+@pytest.mark.parametrize(("number", "is_folded"), [(1, True), (4, False)])
+def test_categories_of_too_few_prompts_are_folded(
+    tmp_path: Path, number: int, is_folded: bool
+) -> None:
+    run, other = latency_run(), latency_run(2, 1.1)
+    write(tmp_path / "latency.csv", run, other)
+    prompts = [(category, 50.0) for category in ("code", "chat") for _ in range(number)]
+    write(tmp_path / "latency_prompts.csv", prompt_rows(run, prompts))
+    assert tables(build([tmp_path]))["categories"].in_full == is_folded
+
+
 def test_races_alone_are_a_report(tmp_path: Path) -> None:
     race = CompareRow(
         run="1", model="13B", status="ok", prompt_index=0, speedup=2.0, regular_ms_per_token=10.0
@@ -460,14 +501,14 @@ def test_a_few_prompts_are_not_the_fastest(tmp_path: Path) -> None:
     quick = latency_run(4, 3.0, speedup_low=None, speedup_high=None, num_prompts=2)
     report = build([write(tmp_path / "latency.csv", quick, latency_run(4, 2.0))])
     assert findings(report)[0].text.startswith(
-        "Fastest with an interval on a quiet machine: 13B with 7B, K=4, "
+        "15 prompts (english): the fastest with an interval on a quiet machine is 13B with 7B, K=4"
     )
     assert ": 2.00× faster (95 % interval 1.90 to 2.10)" in findings(report)[0].text
     report = build(
         [write(tmp_path / "alone.csv", quick, latency_run(4, 1.5, speedup_low=None, num_prompts=3))]
     )
     said = findings(report)[0].text
-    assert said.startswith("13B with 7B, K=4, 2 prompts (english): no interval")
+    assert said.startswith("2 prompts (english): 13B with 7B, K=4: no interval")
 
 
 def test_accuracy_comes_with_bounds_and_the_published_figure(tmp_path: Path) -> None:
@@ -477,7 +518,7 @@ def test_accuracy_comes_with_bounds_and_the_published_figure(tmp_path: Path) -> 
     assert "-1.0\n-3.0 to 1.0" in speculative
     assert (regular[-1], speculative[-1]) == ("42.9", "43.1")
     assert [line.text for line in findings(report)] == [
-        "No significant difference in accuracy between the arms (2 evaluations)."
+        "Regular and speculative arms: no significant difference in accuracy (2 evaluations)."
     ]
 
 

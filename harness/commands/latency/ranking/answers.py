@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pandas as pd
@@ -11,7 +11,8 @@ import pandas as pd
 from harness.commands.latency.ranking.pairs import CONDITIONS
 from harness.commands.latency.tables.iteration_time import iteration_line
 from harness.commands.latency.tables.run import headline
-from harness.reporting.table import Line, interval
+from harness.reporting.names import Name
+from harness.reporting.table import Line, interval, times
 from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
@@ -56,23 +57,61 @@ def _answer(group: pd.DataFrame) -> list[Line]:
             )
             for pair in alone.itertuples()
         ]
-    bests = bests.sort_values(["sound", "speedup"], ascending=False, kind="stable")
+    bests = bests.sort_values(["sound", "shown", "speedup"], ascending=False, kind="stable")
     best = bests.iloc[0]
-    is_fastest = best.speedup >= group.speedup.max()
-    restriction = "" if is_fastest else " with an interval on a quiet machine"
-    name = best["name"].label(", ")
-    found = headline(best.row, int(best.num_compared))
-    beginning = f"{name}: "
-    if best.verdict.pays and (len(bests) > 1 or restriction):
-        beginning = f"Fastest{restriction}: {name}: "
-    elif best.verdict.conclusion == "slower" and len(bests) > 1:
-        beginning = f"No draft{restriction} pays for {best.model}; the best, {name}: "
+    faster = group[group.speedup > best.speedup]
+    restriction = ""
+    if best.sound and not faster.sound.all():
+        restriction = " with an interval on a quiet machine"
+    num_compared = int(best.num_compared)
+    found = headline(best.row, num_compared)
+    conditions = _conditions(best["name"])
+    several = len(bests) > 1
+    beginning = ""
+    with_intervals = pd.concat([bests[:1], bests[1:][bests[1:].has_interval]])
+    rivals = compared_with_first(with_intervals)
+    if best.shown and (several or restriction) and (faster.empty or restriction):
+        if not all(rival.gains_less for rival in rivals):
+            restriction += " (by too little to tell)"
+        beginning = f"Fastest{restriction}: "
+        if conditions:
+            beginning = f"the fastest{restriction} is "
+    elif several and best.has_interval and not bests.shown.any():
+        judged = {verdict_of(row, num_compared).conclusion for row in bests.row}
+        pays = "pays" if judged == {"slower"} else "is shown to pay"
+        beginning = f"No draft{restriction} {pays} for {best.model}; the best, "
     more = found.more
     if not best.quiet and not best.none_quiet:
         more += "; the machine was not quiet"
-    lines = [Line(f"{beginning}{found.text}", found.style, more)]
-    with_intervals = pd.concat([bests[:1], bests[1:][bests[1:].has_interval]])
-    return [*lines, *_about_rivals(compared_with_first(with_intervals))]
+    prefix = f"{', '.join(conditions)}: " if conditions else ""
+    text = f"{prefix}{beginning}{_short_name(best['name'])}: {found.text}"
+    lines = [Line(text, found.style, more)]
+    if not faster.empty and not restriction:
+        lines += _about_faster(best, faster)
+        rivals = [
+            rival for rival in rivals if with_intervals.iloc[rival.place].speedup < best.speedup
+        ]
+    return [*lines, *_about_rivals(rivals)]
+
+
+def _about_faster(best: Any, faster: pd.DataFrame) -> list[Line]:
+    """Sentences about pairs that were faster than the one that is shown to pay, and may not pay themselves."""
+    alike: list[str] = []
+    more: list[str] = []
+    for _, pair in faster.sort_values("speedup", ascending=False).iterrows():
+        is_other_k = pair.series == best.series and pair.k is not None
+        name = f"K={pair.k}" if is_other_k else _short_name(pair["name"])
+        (rival,) = compared_with_first(pd.DataFrame([pair, best]))
+        (more if rival.place and rival.gains_less else alike).append(
+            f"{name} ({times(pair.speedup)})"
+        )
+    lines = []
+    if alike:
+        lines.append(Line(f"{_listed(alike)} cannot be told from it."))
+    if more:
+        unsure = "but with an interval that includes 1"
+        lines.append(Line(f"{_listed(more)} gains significantly more than it, {unsure}."))
+    return lines
 
 
 @dataclass(frozen=True)
@@ -100,10 +139,10 @@ def compared_with_first(pairs: pd.DataFrame) -> list[Rival]:
     of prompts covers. Then 19 % of the orders of six equal pairs were wrong over 30 prompts, by intervals 1.5 %
     (`benchmarks/ranking_order.py`).
     """
-    names = [name.label(", ") for name in pairs["name"]]
+    names = [*map(_short_name, pairs["name"])]
     is_comparable = not pairs.iloc[0].why_not and pairs.quiet.all()
-    times = _common_times(pairs) if is_comparable else None
-    if times is None:
+    of_both_arms = _common_times(pairs) if is_comparable else None
+    if of_both_arms is None:
         numbers = pairs.num_compared.astype(int)
         at_once = [verdict_of(*pair).speedup for pair in zip(pairs.row, numbers, strict=True)]
         return [
@@ -113,7 +152,7 @@ def compared_with_first(pairs: pd.DataFrame) -> list[Rival]:
     # On the prompts that all have, another pair may be the fastest.
     return [
         Rival(ranked.index, names[ranked.index], ranked.worse, ranked.relative_to_best)
-        for ranked in sorted(ranking(*times), key=lambda ranked: ranked.index)
+        for ranked in sorted(ranking(*of_both_arms), key=lambda ranked: ranked.index)
         if ranked.index or ranked.worse
     ]
 
@@ -130,9 +169,18 @@ def close_not_ordered(pairs: pd.DataFrame) -> str | None:
 
 def _target(pair: Any) -> str:
     """The target of a pair, a row of the frame, with its conditions, where those of others differ."""
-    settings = pair["name"].settings
-    conditions = [settings[column] for column in CONDITIONS if settings.get(column)]
-    return ", ".join([pair.model, *conditions])
+    return ", ".join([pair.model, *_conditions(pair["name"])])
+
+
+def _conditions(name: Name) -> list[str]:
+    """The conditions of a pair's target, where those of other targets differ: `temperature 0.5`."""
+    return [name.settings[column] for column in CONDITIONS if name.settings.get(column)]
+
+
+def _short_name(name: Name) -> str:
+    """The name of a pair among those of its target, without the conditions that these share."""
+    settings = {column: text for column, text in name.settings.items() if column not in CONDITIONS}
+    return replace(name, settings=settings).label(", ")
 
 
 def _about_rivals(rivals: Sequence[Rival]) -> list[Line]:
@@ -143,8 +191,9 @@ def _about_rivals(rivals: Sequence[Rival]) -> list[Line]:
     for rival in rivals:
         name = rival.name
         if rival.share is not None and (bounds := interval(rival.share)):
-            name += f" ({rival.share.estimate:.2f}; {bounds})"
-            covers = f" (shares of its speed-up, with simultaneous 95 % intervals over {rival.share.covers})"
+            of_what = "" if covers else " of the fastest's speed-up"
+            name += f": {rival.share.estimate:.2f}{of_what} ({bounds})"
+            covers = f"; simultaneous 95 % intervals over {rival.share.covers}"
         (less if rival.gains_less else alike).append(name)
     lines = []
     if alike:
@@ -165,12 +214,12 @@ def luck_notes(pairs: pd.DataFrame) -> list[str]:
     notes = []
     known = pairs[pairs.series.isin(pairs.series[pairs.best_k]) & pairs.speedup.notna()]
     for _, series in known.groupby("series", sort=False):
-        times = _common_times(series)
-        if times is None:
+        of_both_arms = _common_times(series)
+        if of_both_arms is None:
             continue
         # The best of several is partly the luckiest. Where K is chosen on other prompts than those
         # that it is timed on, luck has no part in it.
-        worth = best_of_several(*times, seed=0)
+        worth = best_of_several(*of_both_arms, seed=0)
         honest = worth.honest
         bounds = f"{interval(honest)} over {honest.covers}"
         beginning = (
@@ -184,7 +233,8 @@ def luck_notes(pairs: pd.DataFrame) -> list[str]:
 def iteration_lines(pairs: pd.DataFrame) -> list[str]:
     """What an iteration costs, of each pair that was measured with several K."""
     with_k = pairs.k.map(lambda k: isinstance(k, int)).astype(bool)
-    known = pairs[with_k & pairs.speedup.notna() & (pairs.why_not == "")]
+    starved = pairs.row.map(lambda row: row.was_starved).astype(bool)
+    known = pairs[with_k & pairs.speedup.notna() & (pairs.why_not == "") & ~starved]
     lines = {}
     for _, series in known.groupby("series", sort=False):
         line = iteration_line([*series.run])

@@ -17,7 +17,7 @@ from harness.results.verdict import verdict_of, why_no_ranking
 # another runner, placement and rule.
 CONDITIONS = (
     "model quantization dtype devices engine server regular_url temperature top_k top_p batch_size request_rate"
-    " max_new_tokens ignore_eos prompts weights"
+    " max_new_tokens ignore_eos prompts weights num_threads"
 ).split()
 
 
@@ -49,8 +49,9 @@ def latency_pairs(runs: Sequence[Run]) -> pd.DataFrame:
         why_not: why times of the target's pairs cannot be compared, and so pairs that are close are not ordered; empty
             where they can.
         sound: whether it has an interval, from a quiet machine.
-        best: whether it is the fastest of its series, of sound ones if there are any: the one that is compared with
-            other series.
+        shown: whether it is shown to pay, by an interval that holds for all pairs of its target at once.
+        best: whether it is the fastest of its series, of those that are shown to pay if there are any, else of sound
+            ones: the one that is compared with other series.
         best_k: whether its K is the best of several.
     """
     # Tables, sentences and plots ask for the same.
@@ -111,14 +112,21 @@ def _pairs(runs: tuple[Run, ...]) -> pd.DataFrame:
     pairs["none_quiet"] = not pairs.quiet.any()
     of_target = pairs.groupby("target")
     pairs["num_compared"] = of_target.has_interval.transform("sum").clip(lower=1)
-    pairs["why_not"] = pairs.target.map(of_target.regular_ms.agg(why_no_ranking)).fillna("")
+    of_whole_runs = pairs.regular_ms.where(~pairs.partial).groupby(pairs.target)
+    pairs["why_not"] = pairs.target.map(of_whole_runs.agg(why_no_ranking)).fillna("")
     # A few prompts, or a machine that is busy, may show any speed-up: others are preferred.
     pairs["sound"] = pairs.has_interval & pairs.quiet
-    complete = pairs[pairs.speedup.notna()].sort_values(["sound", "speedup"], kind="stable")
+    at_once = map(verdict_of, pairs.row, pairs.num_compared.astype(int))
+    pairs["shown"] = [verdict.pays for verdict in at_once]
+    pairs["shown"] &= pairs.has_interval
+    complete = pairs[pairs.speedup.notna()]
+    complete = complete.sort_values(["sound", "shown", "speedup"], kind="stable")
     pairs["best"] = pairs.index.isin(complete.drop_duplicates("series", keep="last").index)
     # With an interrupted rival, or points without an interval, the best is not known.
     num_k = pairs[pairs.has_interval].groupby("series").k.nunique()
-    is_first = pairs.speedup == pairs.groupby("series").speedup.transform("max")
+    # Those that are sound are faster by chance, as far as is known, than the best one.
+    unsound = pairs.speedup.where(~pairs.sound).groupby(pairs.series).transform("max")
+    is_first = ~(unsound > pairs.speedup)
     pays = pairs.verdict.map(lambda verdict: verdict.pays).astype(bool)
     is_known = pairs.sound & is_first & pays & (pairs.why_not == "")
     pairs["best_k"] = pairs.best & is_known & (pairs.series.map(num_k) > 1)

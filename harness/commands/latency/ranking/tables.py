@@ -218,7 +218,11 @@ def categories_table(pairs: pd.DataFrame) -> Table:
     # One category alone says nothing new.
     parts = [item for items in by_name.values() for item in items] if len(by_name) > 1 else []
     about = "Speed-ups are of four prompts or more, intervals of eight."
-    return Table.of("categories", "With which prompts?", parts, columns, about=about)
+    # Without one, few readers want the rest: it opens on a click.
+    is_thin = all(part.speedup is None for _, part in parts)
+    return Table.of(
+        "categories", "With which prompts?", parts, columns, about=about, in_full=is_thin
+    )
 
 
 def arms_table(pairs: pd.DataFrame) -> Table:

@@ -83,13 +83,14 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
     known = []
     if row.acceptance_rate is not None:
         known.append(f"{100 * row.acceptance_rate:.0f} % accepted")
-    costs = costs_in_steps(regular, row)
+    # Beside other programs the price of an iteration is theirs too.
+    costs = None if row.was_starved else costs_in_steps(regular, row)
     steps = 0.0
     if costs is not None:
         steps = (row.mean_num_draft_tokens or 0.0) * costs.draft + costs.verify
     if tokens is not None and steps > 0:
-        gain = f"{tokens / steps:.2f}× without the prompt"
-        known.append(f"{tokens:.1f} tokens in the time of {steps:.2f}, {gain}")
+        gain = f"decode-only {tokens / steps:.2f}×"
+        known.append(f"{tokens:.1f} tokens in the time of {steps:.2f} steps, {gain}")
     elif tokens is not None:
         known.append(f"{tokens:.1f} tokens per iteration{_where_drafted(row)}")
     share = share_of_iteration(regular, row)

@@ -81,14 +81,14 @@ def is_exact(row: LatencyRow) -> bool:
 def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> list[ForK]:
     """The speed-up predicted for every K up to the measured one; never above the tokens per iteration.
 
-    [] where smaller K are not known, where K varied, or where costs are unknown or too noisy.
+    [] where smaller K are not known, where K varied, or where costs are unknown or too noisy, as beside other programs.
     """
     measured = row.num_draft_tokens
     costs = costs_in_steps(regular, row)
     lengths = lengths_by_k(row)
     if costs is None or not isinstance(measured, int) or len(lengths) != measured:
         return []
-    if _passes_contradict(costs, row):
+    if row.was_starved or _passes_contradict(costs, row):
         return []
     predictions = []
     for k, length in lengths:
@@ -154,9 +154,9 @@ def auto_gave_up(row: LatencyRow) -> bool:
 
 
 def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
-    """The strongest limit of the speed-up, as `main_limit`; None where costs are unknown."""
+    """The strongest limit of the speed-up, as `main_limit`; None where costs are unknown, as beside other programs."""
     costs = costs_in_steps(regular, row)
-    if costs is None or row.predicted_speedup is None:
+    if costs is None or row.predicted_speedup is None or row.was_starved:
         return None
     if auto_gave_up(row):
         return "drafting does not pay: auto gave it up"

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from harness.config.amounts import counted
 from harness.config.synthetic import is_length, length_deviation, mean_length, rates_of_row
-from harness.measuring.rows import QUIET, LatencyRow
+from harness.measuring.rows import LatencyRow
 from harness.reporting.words import LOSSY, TOO_LONG, lossy_rule, synthetic_value, too_long
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.schema import NO_VERDICT, RunnerNames
@@ -132,10 +132,11 @@ def not_quiet(runs: Sequence[Sequence[LatencyRow]]) -> str | None:
     cause = "times drifted"
     if known:
         cause = f"one got {min(known):.0%} of the CPU time it wanted"
-    several_threads = known and any((rows[-1].num_threads or 1) > 1 for rows in disturbed)
-    help_ = (
-        "OMP_NUM_THREADS=1 may help" if several_threads else "repeats=5 measures what that changes"
-    )
+    num_several = sum((rows[-1].num_threads or 1) > 1 for rows in disturbed) if known else 0
+    help_ = "repeats=5 measures what that changes"
+    if num_several:
+        of_which = "" if num_several == len(disturbed) else f" {num_several} of them"
+        help_ = f"OMP_NUM_THREADS=1 may help{of_which}"
     number = f"{len(disturbed)} of {counted(len(runs), 'run')}"
     return f"The machine was not quiet in {number} ({cause}): {help_}."
 
@@ -209,8 +210,7 @@ def _is_in_two_places(run: _Run) -> bool:
 def _processor_share(rows: Sequence[LatencyRow]) -> float | None:
     """The share of the processor time that a run got, where that is too little; None of a server, elsewhere."""
     shares = [row.processor_share for row in rows if row.processor_share is not None]
-    is_busy = rows[-1].url is None and bool(shares) and min(shares) < QUIET
-    return min(shares) if is_busy else None
+    return min(shares) if any(row.was_starved for row in rows) else None
 
 
 def _busy(rows: Sequence[LatencyRow]) -> str | None:
@@ -357,6 +357,12 @@ def _experts(run: _Run) -> float | None:
 
 # In the order in which they are said, the most serious first. A new one is one row.
 DOUBTS = (
+    # Above all others: it explains the figures below it, and only the first one is always shown.
+    Doubt(
+        "against",
+        lambda run: run.is_compared and _busy(run.rows),
+        "The machine was not quiet: this run got {found}.",
+    ),
     Doubt("against", _unfinished, "{row.status}: the figures cover {found}."),
     Doubt(
         "setting against",
@@ -382,11 +388,6 @@ DOUBTS = (
         _is_in_two_places,
         "The servers have different addresses: a slower machine would look like a slower arm."
         " `harness latency -- COMMAND` starts both on the same devices.",
-    ),
-    Doubt(
-        "against",
-        lambda run: run.is_compared and _busy(run.rows),
-        "The machine was not quiet: this run got {found}.",
     ),
     Doubt(
         "against",

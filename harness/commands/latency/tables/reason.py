@@ -128,7 +128,7 @@ def _prediction(regular: LatencyRow, row: LatencyRow) -> list[tuple[str, str]]:
         measured += " without the time to the first token"
     target_step = f"a target step takes {regular.target_step_ms:.2f} ms"
     predicted = (
-        f"{row.tokens_per_iteration:.2f} / ({row.mean_num_draft_tokens:.2f} × {costs.draft:.3f}"
+        f"{row.tokens_per_iteration:.2f} tokens / ({row.mean_num_draft_tokens:.2f} drafted × {costs.draft:.3f}"
         f" + {costs.verify:.2f}) = {row.predicted_speedup:.2f}×; {measured}, {share:.0%} of it"
     )
     lines = [
@@ -204,7 +204,9 @@ def choice_of_k(predictions: Sequence[ForK], *, is_exact: bool) -> str:
         return f"no K from 1 to {last} pays"
     if best is not predictions[-1]:
         return f"K={best.num_draft_tokens} is the best of 1 to {last}"
-    return f"K={last} is the best up to {last}{' and still rising' if rises(predictions) else ''}"
+    if rises(predictions):
+        return f"the speed-up still rises at K={last}"
+    return f"K={last} is the best of 1 to {last}"
 
 
 def rises(predictions: Sequence[ForK]) -> bool:

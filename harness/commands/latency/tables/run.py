@@ -134,7 +134,7 @@ def headline(row: ComparedRow, num_compared: int = 1) -> Line:
         return Line(f"{times(speedup.estimate)} faster", "good", f"95 % interval {bounds}{covers}")
     if verdict.conclusion == "slower":
         bounds = interval(Interval(1 / speedup.estimate, 1 / speedup.high, 1 / speedup.low))
-        more = f"95 % interval {bounds}{covers}; speed-up {times(speedup.estimate)}"
+        more = f"95 % interval {bounds}{covers}; speed-up {times(speedup.estimate)}{in_brackets(speedup)}"
         return Line(f"{times(1 / speedup.estimate)} slower", "bad", more)
     because = verdict.reason or f"95 % interval{covers}, includes 1"
     return Line(f"cannot tell: {times(speedup.estimate)} ({interval(speedup)})", "strong", because)
