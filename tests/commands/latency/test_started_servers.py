@@ -243,12 +243,53 @@ def test_another_version_of_a_program_is_another_measurement(
     program.write_text(f'#!/bin/sh\nexec {sys.executable} {SUPPORT / "echo_server.py"} "$@"\n')
     program.chmod(0o755)
     command = f"{program} --port {{port}}"
-    words = ["-m", *QUICK, *behind(command, f"{command} -k 3")]
+    words = ["-m", "resume=always", *QUICK, *behind(command, f"{command} -k 3")]
     harness("latency", *words)
     outcome = harness("latency", *words)
     assert "measured before" in outcome.stdout + outcome.stderr
     os.utime(program, (1, 1))
     harness("latency", *words)
+    assert results()["measurement"].nunique() == 2
+
+
+def test_figures_of_a_started_server_are_not_taken_over_unasked(
+    harness: Harness, tmp_path: Path
+) -> None:
+    """Nobody can see which further files its program reads."""
+    (tmp_path / "model.gguf").write_bytes(b"1")
+    flags = tmp_path / "flags"
+    program = tmp_path / "serve.py"
+    program.write_text(
+        "import pathlib, runpy, sys\n"
+        f"sys.argv += pathlib.Path({str(flags)!r}).read_text().split()\n"
+        f"runpy.run_path({str(SUPPORT / 'echo_server.py')!r}, run_name='__main__')\n"
+    )
+    command = f"{sys.executable} {program} --port {{port}} -m {tmp_path / 'model.gguf'}"
+
+    def measured(*more: str) -> tuple[bool, float]:
+        """Whether figures were taken over, and the draft tokens of an iteration."""
+        outcome = harness("latency", "-m", "draft=none", *QUICK, *more, *behind(command))
+        sweep = max(
+            Path().glob("multirun/**/latency.csv"), key=lambda file: file.stat().st_mtime_ns
+        )
+        return "measured before" in outcome.stderr, pd.read_csv(sweep)["mean_proposed"][0]
+
+    flags.write_text("-k 2")
+    assert measured() == (False, 2)
+    flags.write_text("-k 3")
+    assert measured() == (False, 3)
+    flags.write_text("-k 4")
+    assert measured("resume=always") == (True, 3)
+    (tmp_path / "model.gguf").write_bytes(b"22")
+    assert measured("resume=always") == (False, 4)
+
+
+def test_a_variable_of_the_server_is_part_of_what_is_measured(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for threads in ("2", "4"):
+        monkeypatch.setenv("LLAMA_ARG_THREADS", threads)
+        harness("latency", *QUICK, "draft=none", *behind(ECHO))
     assert results()["measurement"].nunique() == 2
 
 
