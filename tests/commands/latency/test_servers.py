@@ -388,6 +388,16 @@ def test_an_open_loop_sends_requests_at_a_rate(harness: Harness, serve: Serve) -
     )
 
 
+def test_at_a_rate_a_server_may_gain_more_than_its_drafts(harness: Harness, serve: Serve) -> None:
+    """Where the regular one has a queue, which is in its times."""
+    slow, fast = EchoServer(delay_s=0.02), EchoServer(num_draft_tokens=2, delay_s=0.001)
+    laps = ["engine.rate=200", "num_warmup=0", "laps=8"]
+    shown = harness("latency", *QUICK, *serve(slow, fast), *laps).summary
+    row = results().iloc[-1]
+    assert (row["status"], row["mean_proposed"]) == ("ok", 2)
+    assert "impossible" not in shown
+
+
 @pytest.mark.parametrize("dialect", ["llama.cpp", "openai"])
 def test_what_a_server_does_not_tell_is_an_empty_cell(
     harness: Harness, serve: Serve, dialect: str

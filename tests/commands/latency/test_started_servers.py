@@ -94,6 +94,16 @@ def test_any_two_commands_are_compared(harness: Harness) -> None:
     assert "speculative" not in outcome.stdout
 
 
+def test_the_second_command_may_be_faster_by_more_than_its_drafts(harness: Harness) -> None:
+    """It may also have another number format, or a GPU."""
+    slow, fast = f"{ECHO} --delay 0.02", f"{ECHO} --delay 0.001 -k 2"
+    outcome = harness("latency", *QUICK, *behind(slow, fast))
+    second = results().iloc[-1]
+    assert (second["status"], second["mean_proposed"]) == ("ok", 2)
+    assert second["speedup_low"] < second["speedup"] < second["speedup_high"]
+    assert "impossible" not in outcome.summary
+
+
 @pytest.mark.parametrize(
     ("words", "said"),
     [
