@@ -299,7 +299,7 @@ def _other_texts(speculative: ArmEvidence) -> str | None:
         return None
     return (
         f"greedy texts of the arms agree on {speculative.identical_prompts} of {num_compared}"
-        f" prompts, and part after {num_alike:.1f} tokens on average: this is not the same model"
+        f" prompts, and part after about {num_alike:.0f} tokens on average: this is not the same model"
     )
 
 
