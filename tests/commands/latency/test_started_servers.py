@@ -177,6 +177,44 @@ def test_a_server_that_is_never_ready_is_given_up(harness: Harness, tmp_path: Pa
     assert not processes_of(str(sleeper))
 
 
+def test_a_server_that_dies_of_its_first_request_says_why(harness: Harness, tmp_path: Path) -> None:
+    program = tmp_path / "dies.py"
+    program.write_text(
+        "import http.server, os, sys\n"
+        "class Handler(http.server.BaseHTTPRequestHandler):\n"
+        "    protocol_version = 'HTTP/1.1'\n"
+        "    def do_GET(self):\n"
+        '        body = b\'{"data": [{"id": "tiny"}]}\'\n'
+        "        self.send_response(200)\n"
+        "        self.send_header('Content-Length', str(len(body)))\n"
+        "        self.end_headers()\n"
+        "        self.wfile.write(body)\n"
+        "    def do_POST(self):\n"
+        "        print('fatal error: out of memory in kernel', flush=True)\n"
+        "        os._exit(7)\n"
+        "http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()\n"
+    )
+    command = f"{sys.executable} {program} {{port}}"
+    outcome = harness("latency", *QUICK, "engine.blocks=0", *behind(command, ECHO), code=1)
+    assert "the first server ended with exit code 7: fatal error: out of mem" in outcome.complaint
+    assert "regular_server.log" in outcome.complaint
+
+
+def test_a_server_that_wants_a_key_is_not_waited_for(harness: Harness, tmp_path: Path) -> None:
+    program = tmp_path / "locked.py"
+    program.write_text(
+        "import http.server, sys\n"
+        "class Handler(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_error(401)\n"
+        "http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()\n"
+    )
+    command = f"{sys.executable} {program} {{port}}"
+    outcome = harness("latency", *QUICK, *behind(command, ECHO), code=2)
+    assert outcome.complaint.startswith("engine.api_key_variable: ")
+    assert "/health answers 401" in outcome.complaint
+
+
 def test_servers_that_do_not_fit_beside_each_other_take_turns(
     harness: Harness, tmp_path: Path
 ) -> None:
