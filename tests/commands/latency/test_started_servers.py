@@ -84,6 +84,17 @@ def test_names_and_k_are_those_of_the_command(harness: Harness) -> None:
     assert "K=3: " in outcome.stderr
 
 
+def test_what_was_filled_in_has_its_own_column_and_no_one_ranking(harness: Harness) -> None:
+    """`vary.x` changes the regular command too, so that its times say nothing about the machine."""
+    command = f"{SERVER} --delay 0.00{{x}} -k 2"
+    outcome = harness("latency", "-m", *QUICK, KNOWN, "vary.x=1,5", *behind(command), code=None)
+    assert "something other than the settings changed" not in outcome.summary
+    assert "vary" not in outcome.summary
+    assert "delay" not in outcome.summary
+    assert mentions(outcome.summary, "x=1")
+    assert re.search(r"^ +x +K ", outcome.stdout, re.MULTILINE)
+
+
 def test_any_two_commands_are_compared(harness: Harness) -> None:
     """The second with the first, whether they draft or not, under these names."""
     outcome = harness("latency", *QUICK, *behind(ECHO, f"{ECHO} --delay 0.004"), code=None)

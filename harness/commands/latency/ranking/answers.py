@@ -131,7 +131,8 @@ def close_not_ordered(pairs: pd.DataFrame) -> str | None:
 def _target(pair: Any) -> str:
     """The target of a pair, a row of the frame, with its conditions, where those of others differ."""
     settings = pair["name"].settings
-    conditions = [settings[column] for column in CONDITIONS if settings.get(column)]
+    varied = [column for column in settings if column.startswith("settings.vary.")]
+    conditions = [settings[column] for column in (*CONDITIONS, *varied) if settings.get(column)]
     return ", ".join([pair.model, *conditions])
 
 
