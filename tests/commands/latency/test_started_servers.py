@@ -295,6 +295,13 @@ def test_one_block_has_no_interval(harness: Harness) -> None:
     assert results()["speedup_low"].isna().all()
 
 
+def test_a_run_is_shown_by_its_directory_where_its_results_are_elsewhere(harness: Harness) -> None:
+    two = behind(ECHO, f"{ECHO} -k 3")
+    shown = harness("latency", *QUICK, "results.file=mine/latency.csv", *two, code=None).stdout
+    assert (step := re.search(r"harness report (\S+) format=row", shown))
+    assert "speed-up" in harness("report", step[1], "format=row").stdout
+
+
 def test_another_version_of_a_program_is_another_measurement(
     harness: Harness, tmp_path: Path
 ) -> None:
