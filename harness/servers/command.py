@@ -23,7 +23,7 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 # Those that are known, as they are typed.
 _PROGRAMS = ("llama-server", "vllm serve", "sglang serve", "harness serve")
 # Programs whose servers listen in a network of their own.
-_CONTAINERS = ("docker", "podman", "nerdctl")
+CONTAINERS = ("docker", "podman", "nerdctl")
 # Their flags before a variable.
 _OF_CONTAINERS = ("-e", "--env")
 # `{K}`, and neither `{{name}}` of a format nor `${NAME}` of a shell.
@@ -243,7 +243,7 @@ class ServerCommand:
         # What is added below must not pass for a value that is missing.
         self.flags([*startup.speculation, *startup.model, *startup.address])
         command = self
-        is_contained = any(PurePosixPath(word).name in _CONTAINERS for word in self.words[:2])
+        is_contained = any(PurePosixPath(word).name in CONTAINERS for word in self.words[:2])
         if is_contained and not has_port:
             rule = "write {port} where the container's port goes: docker run --rm -p {port}:8000"
             raise SettingError(SETTING, rule)

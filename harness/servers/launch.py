@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from harness.config.errors import RunError, SettingError, from_outside
+from harness.servers.command import CONTAINERS
 from harness.servers.identity import why_not_ready
 
 _GUARD = Path(__file__).with_name("guard.py")
@@ -116,6 +117,7 @@ class StartedServer:
             raise SettingError(program, f"no such program, to start the {name} server")
         self._port = _free_port()
         command = [part.replace("{port}", str(self._port)) for part in launch.command]
+        command = _with_container_id(command, launch.log.with_suffix(".cid"))
         self.url = f"http://127.0.0.1:{self._port}/v1"
         self._started = time.monotonic()
         with launch.log.open("a", encoding="utf-8") as log:
@@ -215,6 +217,22 @@ class StartedServer:
             text = _COLOUR.sub("", data.decode(errors="replace"))
         lines = [from_outside(line.strip())[:_LONGEST_LINE] for line in text.splitlines()]
         return [line for line in lines if line]
+
+
+def _with_container_id(command: list[str], file: Path) -> list[str]:
+    """The command of a container with a file for its id, by which the guard ends it."""
+    names = [PurePosixPath(word).name for word in command]
+    for place, name in enumerate(names):
+        if (
+            name in CONTAINERS
+            and "run" in names[place + 1 : place + 3]
+            and "--cidfile" not in names
+        ):
+            # Of an earlier start; `docker run` writes over no file.
+            file.unlink(missing_ok=True)
+            behind = names.index("run", place) + 1
+            return [*command[:behind], "--cidfile", str(file), *command[behind:]]
+    return command
 
 
 def _free_port() -> int:

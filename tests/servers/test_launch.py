@@ -127,3 +127,29 @@ def test_a_server_that_ends_says_why(tmp_path: Path, program: str, reason: str) 
         server.stop()
     port = server.url.removesuffix("/v1").rpartition(":")[2]
     assert reason.format(port=port) in str(caught.value)
+
+
+def test_a_container_ends_with_its_server(tmp_path: Path) -> None:
+    """It is a child of a daemon: to end its client, as a guard could, would leave it."""
+    docker = tmp_path / "docker"
+    docker.write_text(
+        f"#!{sys.executable}\n"
+        "import pathlib, sys, time\n"
+        "place = pathlib.Path(__file__).parent\n"
+        "if sys.argv[1] == 'kill':\n"
+        "    (place / 'killed').write_text(sys.argv[2])\n"
+        "else:\n"
+        "    pathlib.Path(sys.argv[sys.argv.index('--cidfile') + 1]).write_text('c0ffee')\n"
+        "    (place / 'runs').touch()\n"
+        "    time.sleep(600)\n"
+    )
+    docker.chmod(0o755)
+    command = [str(docker), "run", "--rm", "-p", "{port}:8000", "vllm/vllm-openai"]
+    for _ in range(2):
+        server = StartedServer("regular", Launch(command, tmp_path / "server.log", 600))
+        while not (tmp_path / "runs").exists():
+            time.sleep(0.05)
+        server.stop()
+        assert (tmp_path / "killed").read_text() == "c0ffee"
+        (tmp_path / "killed").unlink()
+        (tmp_path / "runs").unlink()
