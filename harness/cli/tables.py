@@ -77,9 +77,10 @@ def print_sweep(
     # is enough: jobs that reached no server have none.
     of_servers = [row for row in rows if row.is_elsewhere]
     if of_servers and not any(row.server_started for row in of_servers):
-        again = (
-            "the same command with resume=always (the server does not report when it was started)"
-        )
+        why = "the server does not report when it was started"
+        if any(getattr(row, "server_command", None) for row in of_servers):
+            why = "files that the server's command does not name may have changed"
+        again = f"the same command with resume=always ({why})"
     # A command that measures nothing, such as `plan`, would fail again.
     if is_unfinished or (_any_failed(rows) and record.measures):
         line += f"\n         {again} measures what is missing or failed"

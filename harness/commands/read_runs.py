@@ -131,7 +131,8 @@ def newest_of_pair(
         other_settings = _drawn_otherwise(run.last, settings.decoding) if drawn_alike else ""
         if pair == asked and is_enough(run) and not other_settings:
             return run
-        others.add(" ".join(filter(None, [f"model={pair[0]} draft={pair[1]}", other_settings])))
+        if pair != asked or other_settings:
+            others.add(" ".join(filter(None, [f"model={pair[0]} draft={pair[1]}", other_settings])))
     rule = f"has no run of {row.kind} with model={asked[0]} draft={asked[1]}{needed}"
     if others:
         rule += f", but of {', '.join(sorted(others)[:3])}"

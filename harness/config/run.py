@@ -44,7 +44,7 @@ class RunSettings:
         batch_size: rows decoded at once.
         chat_template: whether prompts go through the tokenizer's template; `auto` where it has one.
         resume: in a sweep, reuse earlier measurements under the same circumstances; `always` also
-            those of a server that does not report when it was started, or was started again.
+            those of a server that the harness starts, does not report when it was started, or was started again.
         job_timeout_s: a sweep ends a job that takes longer; None for no limit.
         gpus_per_job: GPUs that each job of a sweep has for itself, where jobs run side by side; None to share all.
         force: load the pair even if the plan says that it does not fit.

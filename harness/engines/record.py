@@ -182,11 +182,9 @@ class EngineRecord(RecordWithSettings, Abilities):
         """A command that it started, without the words that it added."""
         return list(words)
 
-    def programs(self, settings: Any) -> list[str]:
-        """The programs that it starts, whose files are part of what is measured.
-
-        Args:
-            settings: of the class `settings`.
+    def commands(self, run: RunSettings) -> Sequence[Sequence[str]]:
+        """The commands of the servers that it starts, each as its words: the files that they name are part of what is
+        measured.
         """
         return []
 

@@ -47,7 +47,8 @@ class RequestRecord:
         arrivals: times of the chunks with tokens; where a server sends text alone, with text.
         seconds: until the last byte, or until it failed.
         token_ids: of the answer, as the server gave them, else read from its text.
-        shown_ids: ids of tokens in llama.cpp's events, which may leave some out that its text has.
+        shown_ids: ids of tokens in llama.cpp's events, which may leave some out that its text has; without a tokenizer
+            all ids that a server sent.
         never_drawn: tokens that the server does not allow, as llama.cpp reports its bias against them.
         logprobs: of the tokens of each event, as a server returned them; None for those without.
         num_tokens: of the answer: as many as arrived as ids; without ids as many as the server

@@ -11,6 +11,7 @@ import functools
 import hashlib
 import json
 import os
+import re
 import shutil
 import sys
 from collections.abc import Collection, Mapping, Sequence
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.config.acceptance_rules import RULES
+from harness.config.engines import variables_of_servers
 from harness.config.machine import cpu_name, gpu_names, num_usable_cores, other_gpus
 from harness.config.methods import METHODS
 from harness.config.run import RunSettings
@@ -73,6 +75,8 @@ ONLY_SHOWING = frozenset(
     }
 )
 _SOURCES = (".py", ".csv")
+# `Qwen/Qwen3-8B`
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+")
 # Versions that matter to every measurement. Engines may have further ones.
 _PACKAGES = (
     "harness",
@@ -112,7 +116,8 @@ def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measur
     """Say what is to be measured; servers are asked who they are.
 
     If a server reports no start time we cannot know that its flags are unchanged: its figures are
-    reused only with resume=always. An unreachable server's never are.
+    reused only with resume=always. So are those of a server that the harness starts: its program may
+    read files that the command does not name. An unreachable server's never are.
 
     Args:
         leaving_out: names of further settings that do not matter.
@@ -124,7 +129,8 @@ def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measur
     times = [server.started for server in servers if server.started is not None]
     started = "; ".join(times) if times and len(times) == len(servers) else None
     always = settings.resume == "always"
-    reusable = always or not servers or started is not None
+    is_known = started is not None if servers else not engine_of(settings).commands(settings)
+    reusable = always or is_known
     return Measurement(digest, started, reusable, any_start=always)
 
 
@@ -148,6 +154,7 @@ def _digest(
     # A job's own process sees the GPUs that it leased, the sweep's process sees all.
     gpus = gpu_names()[: settings.gpus_per_job]
     cpu = [*other_gpus(), cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")]
+    commands = engine_of(settings).commands(settings)
     # Of a command in the user's own file.
     command = Path(sys.modules[type(settings).__module__].__file__ or "")
     everything: dict[str, Any] = {
@@ -156,7 +163,8 @@ def _digest(
         "prompts": prompts,
         "weights": [_weights(model) for model in settings.models.values()],
         "servers": [server.about for server in servers],
-        "programs": [_program(one) for one in engine_of(settings).programs(settings.engine)],
+        "commands": [_of_command(words) for words in commands],
+        "variables": variables_of_servers(os.environ) if commands else {},
         "machine": gpus or cpu,
         "versions": {name: package_version(name) for name in _PACKAGES},
         "source": _source(),
@@ -226,7 +234,12 @@ def _weights(model: ModelSettings) -> object:
     directory = Path(model.repository)
     if not directory.is_dir():
         return model.repository, model.revision, hub_commit(model.repository, model.revision)
-    files = sorted(file for file in directory.iterdir() if file.is_file())
+    return _files(directory)
+
+
+def _files(path: Path) -> list[tuple[str, int, int]]:
+    """Name, size and time of a file, or of each file in a directory."""
+    files = [path] if path.is_file() else sorted(file for file in path.iterdir() if file.is_file())
     return [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
 
 
@@ -251,13 +264,23 @@ def _contents(file: Path) -> str | None:
         return None
 
 
-def _program(name: str) -> object:
-    """A value that differs for another version of the program: an upgrade writes its file again."""
-    file = shutil.which(name)
-    if file is None:
-        return name
-    found = os.stat(file)
-    return file, found.st_size, found.st_mtime_ns
+def _of_command(words: Sequence[str]) -> list[object]:
+    """Words, and the programs, models and other files that they name here: an upgrade writes a file again."""
+    named: list[object] = list(words)
+    for word in words:
+        # `--model=X.gguf`, `{"model": "./draft"}`, `-v ./models:/models`
+        parts = dict.fromkeys([word, *re.split(r"""[\s=:,"'{}\[\]]+""", word)])
+        for part in filter(None, parts):
+            path = Path(shutil.which(part) or part).expanduser()
+            try:
+                if path.exists():
+                    named.append((str(path), _files(path)))
+                elif _REPOSITORY.fullmatch(part):
+                    named.append((part, hub_commit(part, None)))
+            except (OSError, ValueError):
+                # A word that is no path, or one that this user may not read.
+                continue
+    return named
 
 
 def counted_files() -> list[Path]:

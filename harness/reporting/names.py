@@ -128,6 +128,10 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
         if entry not in STARTS_SERVERS:
             settings[f"settings.{entry}"] = entry
     commands = [getattr(row, "server_command", None) for row in rows]
+    typed = [[(row.settings or {}).get(name) for name in STARTS_SERVERS] for row in rows]
+    if any(typed[0]) and all(words == typed[0] for words in typed):
+        # What was filled in, K and `vary`, has names.
+        commands = [None for _ in rows]
     differing = _differing_words(commands, [name.num_draft_tokens for name in names])
     for name, words in zip(names, differing, strict=True):
         if words:

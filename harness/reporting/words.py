@@ -252,6 +252,8 @@ def in_words(row: RunRow, column: str) -> str | None:
     if value is None:
         return ""
     text = _as_text(value)
+    if entry.startswith("vary."):
+        return f"{entry.removeprefix('vary.')}={text}"
     if entry and isinstance(value, list):
         # As it is typed.
         return f"{entry}=[{','.join(map(str, value))}]"
@@ -266,8 +268,9 @@ def in_words(row: RunRow, column: str) -> str | None:
 
 def cell_of(row: RunRow, column: str) -> str:
     """A setting below its own name: `0.5`, `greedy`, `15 (tiny)`; the default where it goes without saying."""
-    value = getattr(row, column, None)
-    if column in (*_COMPOSED, *_PLACES) or column.startswith("settings."):
+    _, dot, entry = column.partition(".")
+    value = (row.settings or {}).get(entry) if dot else getattr(row, column, None)
+    if column in (*_COMPOSED, *_PLACES):
         words = in_words(row, column) or ("1" if column == "batch_size" else UNKNOWN)
         return re.sub(r"^batches of | prompts?(?= \()", "", words)
     text = UNKNOWN if value is None else _as_text(value)

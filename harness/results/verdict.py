@@ -89,6 +89,8 @@ class ArmEvidence:
     salted: bool | None = None
     read_prompt_tokens: int | None = None
     drafted: bool | None = None
+    draft: str | None = None
+    request_rate: float | None = None
     acceptance_rate: float | None = None
     num_restarts: int = 0
     identical_prompts: int = 0
@@ -297,7 +299,7 @@ def _other_texts(speculative: ArmEvidence) -> str | None:
         return None
     return (
         f"greedy texts of the arms agree on {speculative.identical_prompts} of {num_compared}"
-        f" prompts, and part after {num_alike:.1f} tokens on average: this is not the same model"
+        f" prompts, and part after about {num_alike:.0f} tokens on average: this is not the same model"
     )
 
 
@@ -382,8 +384,11 @@ def _impossible(speculative: ArmEvidence, speedup: Interval) -> str | None:
 
 def _most_speedup(speculative: ArmEvidence) -> tuple[float, str]:
     """The largest speed-up that is possible, and the reason in words: an iteration takes no less than a regular step,
-    so that the gain is at most the tokens that it yields.
+    so that the gain is at most the tokens that it yields. At a rate a slower server also has the longer queue, and
+    two commands may differ in anything: neither has such a bound.
     """
+    if speculative.request_rate is not None or speculative.draft == SECOND_COMMAND:
+        return math.inf, ""
     if speculative.tokens_per_iteration is not None:
         yielded = speculative.tokens_per_iteration
         return yielded, f"{yielded:.2f} tokens per iteration"

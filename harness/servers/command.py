@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
 from harness.config.errors import SettingError, nearest
+from harness.config.secrets import secret_flag, secret_variable
 from harness.servers.dialects import Dialect
 from harness.servers.startup import Startup
 
@@ -22,13 +23,12 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 # Those that are known, as they are typed.
 _PROGRAMS = ("llama-server", "vllm serve", "sglang serve", "harness serve")
 # Programs whose servers listen in a network of their own.
-_CONTAINERS = ("docker", "podman", "nerdctl")
+CONTAINERS = ("docker", "podman", "nerdctl")
 # Their flags before a variable.
 _OF_CONTAINERS = ("-e", "--env")
 # `{K}`, and neither `{{name}}` of a format nor `${NAME}` of a shell.
 _PLACEHOLDER = re.compile(r"(?<![{$])\{[A-Za-z_]\w*\}(?!\})")
-# Variables whose values nobody else is to read.
-_SECRET = re.compile(r"_(TOKEN|KEY|SECRET|PASSWORD)$")
+_WRITTEN = "what is typed is written into files: set it in the environment"
 _BOTH = "harness latency -- COMMAND -- COMMAND compares any two commands"
 SETTING = "the command behind --"
 
@@ -224,6 +224,13 @@ class ServerCommand:
             SettingError: it cannot be told where the port goes, or a flag rules the measurement out.
         """
         has_port = any("{port}" in word for word in self.words)
+        refused = {} if self.dialect is None else self.startup.refused
+        for word in self.words[self.start :]:
+            name = word.partition("=")[0].replace("_", "-")
+            if name in refused:
+                raise SettingError(SETTING, f"{name}: {refused[name]}")
+            if name := secret_flag(word):
+                raise SettingError(SETTING, f"{name}: {_WRITTEN}")
         if self.dialect is None:
             if has_port:
                 return self
@@ -235,12 +242,8 @@ class ServerCommand:
         startup = self.startup
         # What is added below must not pass for a value that is missing.
         self.flags([*startup.speculation, *startup.model, *startup.address])
-        for word in self.words[self.start :]:
-            name = word.partition("=")[0].replace("_", "-")
-            if name in startup.refused:
-                raise SettingError(SETTING, f"{name}: {startup.refused[name]}")
         command = self
-        is_contained = any(PurePosixPath(word).name in _CONTAINERS for word in self.words[:2])
+        is_contained = any(PurePosixPath(word).name in CONTAINERS for word in self.words[:2])
         if is_contained and not has_port:
             rule = "write {port} where the container's port goes: docker run --rm -p {port}:8000"
             raise SettingError(SETTING, rule)
@@ -346,10 +349,8 @@ def read_command(
                 raise SettingError(SETTING, rule)
         filled.append(word)
     for word in filled:
-        name = word.partition("=")[0]
-        if is_variable(word) and _SECRET.search(name):
-            rule = f"{name}: what is typed is written into files: set it in the environment"
-            raise SettingError(SETTING, rule)
+        if name := secret_variable(word):
+            raise SettingError(SETTING, f"{name}: {_WRITTEN}")
     if filled and is_variable(filled[0]):
         filled = ["env", *filled]
     return _divided(filled, dialects)

@@ -34,7 +34,10 @@ def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClien
         base_url=url,
         headers={"Authorization": f"Bearer {key}"} if key else {},
         timeout=timeout_s,
-        limits=httpx2.Limits(max_connections=None, max_keepalive_connections=None),
+        # Without an expiry: a new connection would be in the times of the arm whose turns are further apart.
+        limits=httpx2.Limits(
+            max_connections=None, max_keepalive_connections=None, keepalive_expiry=None
+        ),
         follow_redirects=True,
     )
 

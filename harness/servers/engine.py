@@ -301,7 +301,8 @@ class ServerArm(Arm):
         try:
             form_found.result()
         except RunError as error:
-            raise RunError(self.ended or str(error)) from error
+            ended = self._started.why_ended() if self._started else None
+            raise RunError(ended or str(error)) from error
         self.is_connected = True
 
     def stop(self) -> None:

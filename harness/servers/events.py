@@ -167,8 +167,8 @@ def note_event(request: RequestRecord, event: Event, seconds: float) -> None:
     text = ""
     logprobs: list[float | None] = []
     for choice in event.choices or ():
-        thoughts_and_answer = (choice.reasoning_content, choice.reasoning, choice.content)
-        for part in (choice.text, *dict.fromkeys(thoughts_and_answer)):
+        thoughts = dict.fromkeys((choice.reasoning_content, choice.reasoning))
+        for part in (choice.text, *thoughts, choice.content):
             text += part or ""
         for call in choice.tool_calls or ():
             text += (call.name or "") + (call.arguments or "")

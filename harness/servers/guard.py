@@ -5,6 +5,8 @@
 Its standard input is a pipe that the harness holds and never writes to. When that closes, because the
 harness closed it or has ended in any way, the server gets SIGTERM, and what is left of it and of all that
 it started gets SIGKILL a while later. It exits when none of them is left, with the server's exit code.
+
+A container is no child of its client, which `docker run` is: it is ended by its id, in the file of `--cidfile`.
 """
 
 from __future__ import annotations
@@ -53,6 +55,10 @@ def main(log: str, command: list[str]) -> int:
     if server.poll() is None:
         server.terminate()
         grace_s = _GRACE_S
+    if "--cidfile" in command:
+        with suppress(subprocess.TimeoutExpired):
+            server.wait(grace_s)
+        _end_container(command)
     while left := psutil.Process().children(recursive=True):
         _, alive = psutil.wait_procs(left, timeout=grace_s)
         for process in alive:
@@ -61,6 +67,17 @@ def main(log: str, command: list[str]) -> int:
         grace_s = _LOOK_S
     code = server.wait()
     return code if code >= 0 else 128 - code
+
+
+def _end_container(command: list[str]) -> None:
+    """End the container that `docker run` started, if it still runs."""
+    place = command.index("--cidfile")
+    client = command[: command.index("run")]
+    with suppress(OSError, subprocess.TimeoutExpired):
+        with open(command[place + 1], encoding="utf-8") as file:
+            number = file.read().strip()
+        if number:
+            subprocess.run([*client, "kill", number], capture_output=True, timeout=_GRACE_S)
 
 
 def _prepare_server() -> None:

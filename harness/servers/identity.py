@@ -11,6 +11,7 @@ import json
 import re
 import urllib.error
 import urllib.request
+import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -27,9 +28,11 @@ _MOST_BYTES = 4_000_000
 # Prometheus's name for it, in seconds.
 _START = re.compile(r"^process_start_time_seconds(?:\{[^}]*\})? (\S+)$", re.MULTILINE)
 # Exceptions where nothing answers, or what answers is malformed.
-_NO_ANSWER = (OSError, http.client.HTTPException, ValueError, RecursionError)
+_NO_ANSWER = (OSError, http.client.HTTPException, ValueError, RecursionError, zlib.error)
 # Statuses of a page that a server does not have, or not for GET.
 _NO_PAGE = (404, 405, 501)
+# Statuses of a request whose key is missing or wrong.
+_KEY_REFUSED = (401, 403)
 # `-Q4_K_M.gguf`, `.BF16-00001-of-00003.gguf`: llama.cpp serves a model by its file, whose name ends so.
 _GGUF = re.compile(r"([-._](ud|i?q\d\w*|b?f16|f32|mxfp4))*(-\d+-of-\d+)?\.gguf$")
 # The most models of a server that an error lists.
@@ -101,17 +104,29 @@ def server_report(url: str, key: str | None = None) -> ServerReport | None:
     return ServerReport(about, None if started is None else str(started), models)
 
 
-def is_ready(url: str, key: str | None) -> bool:
-    """Whether a server answers with its models, and its page of health, if it has one, is good.
+def why_not_ready(url: str, key: str | None) -> str | None:
+    """Why a server is not ready: it does not answer with its models, or its page of health, if it has one, is not good;
+    None where it is, empty where nothing answers.
 
     llama.cpp lists models while it loads them, and its health is 503 until then.
+
+    Raises:
+        SettingError: it wants a key, or another one.
     """
     root = url.rstrip("/").removesuffix("/v1")
-    try:
-        _answer(f"{root}/health", key, may_refuse=False)
-        return bool(_models(_answer(f"{url.rstrip('/')}/models", key, may_refuse=False)))
-    except _NO_ANSWER:
-        return False
+    models = f"{url.rstrip('/')}/models"
+    for page in (f"{root}/health", models):
+        try:
+            body = _answer(page, key, may_refuse=False)
+        except urllib.error.HTTPError as error:
+            answer = f"{page} answers {error.code} {from_outside(str(error.reason))}".rstrip()
+            if error.code not in _KEY_REFUSED:
+                return f"it answers, but {answer}"
+            rule = "must name the environment variable with the server's key"
+            raise SettingError("engine.api_key_variable", f"{rule}: {answer}") from error
+        except _NO_ANSWER:
+            return ""
+    return None if _models(body) else f"it answers, but {models} lists no model"
 
 
 def start_time(page: str) -> str | None:
@@ -144,7 +159,11 @@ def _answer(url: str, key: str | None, may_refuse: bool = True) -> str | None:
         request.add_unredirected_header("Authorization", f"Bearer {key}")
     try:
         with urllib.request.urlopen(request, timeout=_TIMEOUT_S) as response:
-            return str(response.read(_MOST_BYTES).decode(errors="replace"))
+            data = response.read(_MOST_BYTES)
+            if response.headers.get("Content-Encoding") == "gzip":
+                # Unasked, as some proxies do. 16 stands for gzip's header.
+                data = zlib.decompressobj(16 + zlib.MAX_WBITS).decompress(data, _MOST_BYTES)
+            return str(data.decode(errors="replace"))
     except urllib.error.HTTPError as error:
         error.close()
         if may_refuse or error.code in _NO_PAGE:

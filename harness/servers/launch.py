@@ -17,10 +17,11 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from harness.config.errors import RunError, SettingError, from_outside
-from harness.servers.identity import is_ready, page_of
+from harness.servers.command import CONTAINERS
+from harness.servers.identity import why_not_ready
 
 _GUARD = Path(__file__).with_name("guard.py")
 _PORTS = range(15_000, 32_768)
@@ -29,6 +30,8 @@ _LOOK_S = 0.1
 _SAY_S = 20.0
 # More than the guard takes to kill what does not end by itself.
 _MOST_STOPPING_S = 30.0
+# A server that ended is known to have after this long at most.
+_MOST_ENDING_S = 2.0
 # The end of a log that is read, in bytes.
 _READ = 100_000
 _LONGEST_LINE = 300
@@ -114,6 +117,7 @@ class StartedServer:
             raise SettingError(program, f"no such program, to start the {name} server")
         self._port = _free_port()
         command = [part.replace("{port}", str(self._port)) for part in launch.command]
+        command = _with_container_id(command, launch.log.with_suffix(".cid"))
         self.url = f"http://127.0.0.1:{self._port}/v1"
         self._started = time.monotonic()
         with launch.log.open("a", encoding="utf-8") as log:
@@ -151,6 +155,12 @@ class StartedServer:
             reason += f" (is port {self._port} in use?)"
         return f"the {self.name} server {how}: {reason} (all of it: {self._launch.log})"
 
+    def why_ended(self) -> str | None:
+        """Why it has ended, of a server that just closed a connection: its guard sees the end a moment later."""
+        with suppress(subprocess.TimeoutExpired):
+            self._guard.wait(_MOST_ENDING_S)
+        return self.ended
+
     def wait_until_ready(self, say: Callable[[str], None], key: str | None) -> None:
         """Wait until it answers.
 
@@ -160,9 +170,10 @@ class StartedServer:
 
         Raises:
             RunError: it has ended, or is not ready in time.
+            SettingError: it wants a key.
         """
         next_line_s = _SAY_S
-        while not is_ready(self.url, key):
+        while (why_not := why_not_ready(self.url, key)) is not None:
             reason = self.ended
             if reason is not None:
                 raise RunError(reason)
@@ -171,13 +182,12 @@ class StartedServer:
             if seconds > self._launch.timeout_s:
                 limit = f"engine.start_timeout_s={self._launch.timeout_s:g}"
                 why = f"its last line is: {last}" if last else "it wrote nothing"
-                if page_of(self.url.removesuffix("/v1"), key) is not None:
-                    why = f"it answers, but {self.url}/models lists no model"
+                why = why_not or why
                 raise RunError(
                     f"the {self.name} server was not ready within {limit}: {why} (all of it: {self._launch.log})"
                 )
             if seconds > next_line_s:
-                say(f"{self.name}: starting for {seconds:.0f} s: {last}")
+                say(f"{self.name}: starting for {seconds:.0f} s: {why_not or last}")
                 # The other server may have been waited for meanwhile.
                 next_line_s = seconds + _SAY_S
             time.sleep(_LOOK_S)
@@ -196,10 +206,33 @@ class StartedServer:
     def _log(self) -> list[str]:
         """The last lines of its output since its start."""
         with self._launch.log.open("rb") as file:
-            file.seek(max(self._log_start, file.seek(0, os.SEEK_END) - _READ))
-            text = _COLOUR.sub("", file.read().decode(errors="replace"))
+            end = file.seek(0, os.SEEK_END)
+            number = _READ
+            data = b""
+            # Of a last line that is longer the beginning says what it is.
+            while b"\n" not in data.strip() and len(data) < end - self._log_start:
+                file.seek(max(self._log_start, end - number))
+                data = file.read(number)
+                number *= 10
+            text = _COLOUR.sub("", data.decode(errors="replace"))
         lines = [from_outside(line.strip())[:_LONGEST_LINE] for line in text.splitlines()]
         return [line for line in lines if line]
+
+
+def _with_container_id(command: list[str], file: Path) -> list[str]:
+    """The command of a container with a file for its id, by which the guard ends it."""
+    names = [PurePosixPath(word).name for word in command]
+    for place, name in enumerate(names):
+        if (
+            name in CONTAINERS
+            and "run" in names[place + 1 : place + 3]
+            and "--cidfile" not in names
+        ):
+            # Of an earlier start; `docker run` writes over no file.
+            file.unlink(missing_ok=True)
+            behind = names.index("run", place) + 1
+            return [*command[:behind], "--cidfile", str(file), *command[behind:]]
+    return command
 
 
 def _free_port() -> int:

@@ -226,9 +226,9 @@ class Server(EngineRecord):
         )
         has_draft = run.draft is not None or bool(settings.start_command)
         require(not has_two or has_draft, "draft", rule, "none")
-        for program in self.programs(settings):
-            if shutil.which(program) is None and not is_variable(program):
-                raise SettingError(program, "no such program, to start a server")
+        for command in (settings.first_command, settings.start_command):
+            if command and shutil.which(command[0]) is None and not is_variable(command[0]):
+                raise SettingError(command[0], "no such program, to start a server")
 
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
         settings = run.engine
@@ -250,10 +250,10 @@ class Server(EngineRecord):
                     return words[:place] + words[place + len(added) :]
         return words
 
-    def programs(self, settings: Any) -> list[str]:
-        return [
-            command[0] for command in (settings.first_command, settings.start_command) if command
-        ]
+    def commands(self, run: RunSettings) -> Sequence[Sequence[str]]:
+        settings = run.engine
+        assert isinstance(settings, ServerSettings)
+        return [command.words for command in _commands(run)] if settings.start_command else []
 
     def identities(self, settings: Any) -> Sequence[ServerReport] | None:
         key = os.environ.get(settings.api_key_variable or "")

@@ -159,6 +159,7 @@ class Sender:
         request.num_prompt_tokens = request.num_read or request.num_prompt_tokens
         request.num_tokens = request.num_tokens or len(request.token_ids)
         # Nobody here can read ids: those of the text take their place.
+        request.shown_ids = request.token_ids or request.shown_ids
         request.token_ids = []
         is_whole = request.error is None and not request.may_be_left
         if is_whole and request.text and not request.num_tokens:

@@ -215,6 +215,8 @@ def test_nothing_is_faster_than_its_tokens_per_iteration() -> None:
     lucky = rows(speedup=Interval(2.0), tokens_per_iteration=1.5)[1]
     assert math.isnan(verdict_of(lucky).speedup.estimate)
     assert verdict_of(replace(lucky, tokens_per_iteration=2.0)).speedup.estimate == 2.0
+    # At a rate the slower server also has the longer queue.
+    assert refusal(arm("regular"), replace(speculative, request_rate=4.0), PAYS) is None
 
 
 @pytest.mark.parametrize(

@@ -123,6 +123,13 @@ def test_a_command_says_what_it_runs(
         ("vllm serve A --hf-token secret -sc {}", "--hf-token: what is typed is written into files"),
         ("HF_TOKEN=secret vllm serve A -sc {}", "HF_TOKEN: what is typed is written into files"),
         ("vllm serve A --api-key secret -sc {}", "--api-key: no one else reaches a server"),
+        *(
+            (f"docker run {typed} -p {{port}}:8000 vllm/vllm-openai --model A -sc {{}}", "HF_TOKEN: what is typed")
+            for typed in ("-e HF_TOKEN=x", "--env=HF_TOKEN=x", "-eHF_TOKEN=x")
+        ),
+        ("sglang serve --model A --admin-api-key x", "--admin-api-key: what is typed is written"),
+        ("vllm serve A --api-ke x -sc {}", "--api-ke: what is typed is written into files"),
+        ("./mine --port {port} --auth-token=x", "--auth-token: what is typed is written"),
         ("vllm serve A --uds /s -sc {}", "--uds: it would listen on no port"),
     ],
 )  # fmt: skip

@@ -155,3 +155,10 @@ def test_calls_of_tools_are_text_that_arrived(part: str) -> None:
         note_event(request, read_event({"choices": [{"index": 0, part: one}]}), float(place))
     assert request.text == 'I count: sum{"of": [1, 2]}'
     assert request.arrivals == [1.0, 2.0, 3.0, 4.0]
+
+
+def test_a_thought_under_two_names_counts_once_and_an_equal_answer_too() -> None:
+    request = RequestRecord(0, 1)
+    delta = {"reasoning": "\n", "reasoning_content": "\n", "content": "\n"}
+    note_event(request, read_event({"choices": [{"delta": delta}]}), 0.1)
+    assert request.text == "\n\n"

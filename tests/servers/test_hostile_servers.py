@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
+from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -120,6 +122,18 @@ def test_a_connection_that_the_server_had_closed_is_tried_again_once(open_engine
         generate(engine, engine.arms[0], ask(2))
     # The one that failed was sent twice, and not a third time.
     assert len(server.bodies) <= 3
+
+
+def test_a_connection_that_idles_long_is_kept(
+    open_engine: Open, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other arm's turn may take any time, and a new connection would be in this one's."""
+    engine = open_engine(EchoServer(drop_reused=True))
+    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600)
+    monkeypatch.setattr("httpcore2._async.http11.time", later)
+    (request,) = generate(engine, engine.arms[0], ask(1)).requests
+    # The server drops what comes on a connection that it knows.
+    assert request.sent_again
 
 
 def test_a_request_is_sent_until_it_has_a_connection_of_its_own(open_engine: Open) -> None:

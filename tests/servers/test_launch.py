@@ -11,7 +11,7 @@ import pytest
 
 from harness.config.errors import RunError
 from harness.servers import launch as launch_module
-from harness.servers.identity import page_of
+from harness.servers.identity import page_of, why_not_ready
 from harness.servers.launch import Launch, StartedServer
 
 
@@ -49,6 +49,39 @@ def test_a_server_that_is_never_ready(
     assert line.endswith(f"(all of it: {log})")
 
 
+# A server whose list of models has this status and encoding.
+_LISTS = """
+import gzip, http.server, sys
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        body = gzip.compress(b'{"data": [{"id": "tiny"}]}')
+        self.send_response(int(sys.argv[2]) if "models" in self.path else 404)
+        self.send_header("Content-Encoding", "gzip")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+@pytest.mark.parametrize("status", [200, 500])
+def test_a_list_of_models_may_be_compressed_and_an_error_is_named(
+    tmp_path: Path, status: int
+) -> None:
+    command = [sys.executable, "-c", _LISTS, "{port}", str(status)]
+    server = StartedServer("regular", Launch(command, tmp_path / "server.log", 0.1))
+    try:
+        while why_not_ready(server.url, None) == "":
+            time.sleep(0.05)
+        if status == 200:
+            server.wait_until_ready(lambda line: None, None)
+        else:
+            with pytest.raises(RunError, match="/v1/models answers 500 Internal Server Error"):
+                server.wait_until_ready(lambda line: None, None)
+    finally:
+        server.stop()
+
+
 def test_lines_about_a_slow_start_are_far_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -56,7 +89,7 @@ def test_lines_about_a_slow_start_are_far_apart(
     seconds = iter([0.0, 252.0, 253.0, 254.0, 273.0, 601.0])
     clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda seconds: None)
     monkeypatch.setattr(launch_module, "time", clock)
-    monkeypatch.setattr(launch_module, "is_ready", lambda url, key: False)
+    monkeypatch.setattr(launch_module, "why_not_ready", lambda url, key: "")
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     server = StartedServer("speculative", Launch(command, tmp_path / "server.log", 600))
     lines: list[str] = []
@@ -80,6 +113,7 @@ def test_lines_about_a_slow_start_are_far_apart(
         ("sys.exit('exiting due to HTTP server error')", "HTTP server error (is port {port} in use?)"),
         ("sys.exit('failed: X.gguf\\nexiting due to an error')", "exit code 1: failed: X.gguf"),
         ("sys.exit(3)", "ended with exit code 3: it wrote nothing"),
+        ("sys.stdout.write('error: ' + 'y' * 500_000); sys.stdout.flush(); os._exit(1)", "exit code 1: error: yyy"),
         ("sys.exit('OSError: no room\\n$ rm model\\nbye')", "exit code 1: OSError: no room"),
     ],
 )  # fmt: skip
@@ -93,3 +127,29 @@ def test_a_server_that_ends_says_why(tmp_path: Path, program: str, reason: str) 
         server.stop()
     port = server.url.removesuffix("/v1").rpartition(":")[2]
     assert reason.format(port=port) in str(caught.value)
+
+
+def test_a_container_ends_with_its_server(tmp_path: Path) -> None:
+    """It is a child of a daemon: to end its client, as a guard could, would leave it."""
+    docker = tmp_path / "docker"
+    docker.write_text(
+        f"#!{sys.executable}\n"
+        "import pathlib, sys, time\n"
+        "place = pathlib.Path(__file__).parent\n"
+        "if sys.argv[1] == 'kill':\n"
+        "    (place / 'killed').write_text(sys.argv[2])\n"
+        "else:\n"
+        "    pathlib.Path(sys.argv[sys.argv.index('--cidfile') + 1]).write_text('c0ffee')\n"
+        "    (place / 'runs').touch()\n"
+        "    time.sleep(600)\n"
+    )
+    docker.chmod(0o755)
+    command = [str(docker), "run", "--rm", "-p", "{port}:8000", "vllm/vllm-openai"]
+    for _ in range(2):
+        server = StartedServer("regular", Launch(command, tmp_path / "server.log", 600))
+        while not (tmp_path / "runs").exists():
+            time.sleep(0.05)
+        server.stop()
+        assert (tmp_path / "killed").read_text() == "c0ffee"
+        (tmp_path / "killed").unlink()
+        (tmp_path / "runs").unlink()

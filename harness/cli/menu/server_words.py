@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 
 import psutil
 
 from harness.cli.menu.typed import in_quotes, literal
 from harness.commands.registry import COMMANDS
+from harness.config.engines import variables_of_servers
 from harness.config.errors import SettingError
 
 
@@ -79,13 +79,8 @@ def _of_process(server: Sequence[str]) -> Sequence[str]:
         raise SettingError("-- pid", f"its command cannot be read: {error}", server[1]) from error
     if not line:
         raise SettingError("-- pid", "the process has no command", server[1])
-    of_servers = re.compile(r"(LLAMA_|VLLM_|SGLANG_|CUDA_VISIBLE|HIP_VISIBLE|GGML_|HF_HOME)")
-    variables = [
-        f"{name}={value}"
-        for name, value in environment.items()
-        # A server of ours on this machine needs no key.
-        if of_servers.match(name) and not name.endswith(("_KEY", "_TOKEN"))
-    ]
+    # A server of ours on this machine needs no key.
+    variables = [f"{name}={value}" for name, value in variables_of_servers(environment).items()]
     return ["env", f"--chdir={directory}", *variables, *line]
 
 

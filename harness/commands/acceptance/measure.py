@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -52,6 +52,8 @@ from harness.results.statistics.iterations import expected_acceptance, tokens_pe
 # Texts that are taken where nothing is said: written now, or those that a file has.
 WRITTEN = 15
 GIVEN = 256
+# Columns of a pair in which a run must be equal for its costs to be taken.
+_OF_COSTS = ("devices", "dtype", "draft_dtype")
 
 
 class AcceptanceOfTexts(Experiment):
@@ -82,13 +84,8 @@ class AcceptanceOfTexts(Experiment):
         self.prompts = self.prompt_set.take(automatic if asked == "auto" else asked)
         self.measured: Run[LatencyRow] | None = None
         if settings.costs != "bytes":
-            self.measured = newest_of_pair(
-                "costs",
-                LatencyRow,
-                settings,
-                lambda run: costs_in_steps(run.row("regular"), run.last) is not None,
-                " whose costs are known",
-            )
+            alike = {"batch_size": 1, "quantization": settings.model.quantization}
+            self.measured = self._measured_costs(alike)
         self.more: Sequence[Table] = ()
         self.texts: list[AcceptanceTextRow] = []
         self.read: list[ReadText] = []
@@ -97,6 +94,17 @@ class AcceptanceOfTexts(Experiment):
         self.health: dict[str, Any] = {}
         self.served_k: int | None = None
         self.most = settings.up_to
+
+    def _measured_costs(self, columns: Mapping[str, Any]) -> Run[LatencyRow]:
+        """The newest run of `latency` with known costs and these columns. Raises SettingError without one."""
+
+        def is_enough(run: Run[LatencyRow]) -> bool:
+            is_alike = all(getattr(run.last, name) == value for name, value in columns.items())
+            return is_alike and costs_in_steps(run.row("regular"), run.last) is not None
+
+        asked = " ".join(f"{name}={value}" for name, value in columns.items())
+        needed = f" {asked} whose costs are known"
+        return newest_of_pair("costs", LatencyRow, self.settings, is_enough, needed)
 
     def measure(self, session: Session) -> None:
         settings = self.settings
@@ -143,9 +151,13 @@ class AcceptanceOfTexts(Experiment):
             num_rows = min(TOGETHER, len(readings))
             demand = Demand(num_rows, longest_prompt, longest_answer, settings.up_to, "eager")
             placed = planned.place(demand, force=settings.force)
-            pair = placed.load()
-        else:
-            pair = session.pair
+        if self.measured is not None:
+            # What an iteration costs beside a step is another number on another device or in another format.
+            known = {"devices": "; ".join(placed.device_names()), **placed.columns()}
+            alike = {"batch_size": 1, "quantization": settings.model.quantization}
+            alike |= {name: known[name] for name in _OF_COSTS if known.get(name) is not None}
+            self.measured = self._measured_costs(alike)
+        pair = session.pair if session.placed is not None else placed.load()
 
         self.read = self._read(pair, readings)
         if self.served_k is not None:
@@ -378,7 +390,9 @@ class AcceptanceOfTexts(Experiment):
             if self.costs:
                 cost = self.costs[number - 1]
                 figures["expected_speedup"] = tokens.scaled(1 / cost)
-                figures |= {"iteration_cost": cost, "cost_source": self.settings.costs}
+                run = self.measured
+                source = "bytes" if run is None else f"{self.settings.costs}, run {run.last.run}"
+                figures |= {"iteration_cost": cost, "cost_source": source}
             if number == self.served_k:
                 figures |= self.health
             rows.append(session.row(AcceptanceRow, **figures))

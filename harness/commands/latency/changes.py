@@ -14,13 +14,14 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
+from harness.config.amounts import counted
 from harness.reporting.changes import ONE_RUN, Compared, Figure, Sides
 from harness.results.prompt_times import Unit, Wait, rows_by_unit, waits_by_unit, waits_of_both_arms
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.comparisons import Noise, compare, noise_of_runs
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
+from harness.results.statistics.interval import Coverage, fewest_units
 from harness.results.verdict import ArmEvidence, why_other_work
 
 # If the mean numbers of draft tokens per iteration differ by more than this, in logarithms (10 %), a
@@ -119,6 +120,9 @@ def _compared_figure(figure: FigureOfPrompts, sides: Sides, noise: Noise | None)
         before = _mean_over_runs(before)
         after = _mean_over_runs(after)
     unit = "prompt" if all(len(unit) == 1 for unit in units) else "lap"
+    coverages = [Coverage.of(run.last.speedup) for run in sides.runs]
+    if all(coverage is not None and coverage.unit == "block" for coverage in coverages):
+        unit = "block"
     comparison = compare(before, after, figure.better, sides.margin, noise, unit=unit)
     verdict = comparison.verdict
     reason = ""
@@ -126,8 +130,8 @@ def _compared_figure(figure: FigureOfPrompts, sides: Sides, noise: Noise | None)
         reason = _other_k(sides)
     elif not figure.in_turns or any(run.last.interleaved is False for run in sides.runs):
         reason = _other_load(sides)
-    if len(units) < FEWEST_FOR_INTERVAL:
-        reason = f"{len(units)} prompts or laps are on both sides, and {FEWEST_FOR_INTERVAL} needed"
+    if len(units) < fewest_units(unit):
+        reason = f"{counted(len(units), unit)} on both sides, and {fewest_units(unit)} needed"
     elif not reason and figure.timed and noise is None and len(before) == len(after) == 1:
         reason = ONE_RUN
     if reason:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
-from dataclasses import dataclass
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from harness.engines.text_tokenizer import TextTokenizer
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
 from harness.results.schema import MaybeFloat, MaybeInt
 
 if TYPE_CHECKING:
+    from harness.engines.requests import RequestRecord
     from harness.engines.timing import Generation
     from harness.measuring.session import Session
 
@@ -24,7 +27,7 @@ class Texts(Group):
     tokens_per_difference: MaybeFloat = pooled(
         "mean",
         "of an engine elsewhere: greedy tokens up to each difference from the regular arm's text that rounding"
-        " does not explain, as far as that is known",
+        " does not explain, as far as that is known; estimated from the text where the server sends no ids",
         "tokens",
     )
     margin_over_rounding: MaybeFloat = pooled(
@@ -84,4 +87,23 @@ def compare_texts(run: MeasuredRun, session: Session, answers: Mapping[str, Gene
             # The tokens that were drawn need not be those of their text.
             encode = functools.partial(session.tokenizer.encode, add_special_tokens=False)
             texts = [encode(request.text), encode(other.text)]
-        divergences[request.index] = first_divergence(reference, prompt, *texts)
+        divergence = first_divergence(reference, prompt, *texts)
+        if divergence is not None and isinstance(session.tokenizer, TextTokenizer):
+            divergence = replace(divergence, position=_num_alike(request, other))
+        divergences[request.index] = divergence
+
+
+def _num_alike(request: RequestRecord, other: RequestRecord) -> int:
+    """The tokens that two answers have in common, without a tokenizer: by the ids that the servers sent; without them
+    about as many as a text of that length has in the first answer.
+    """
+    if all(len(each.shown_ids) == each.num_tokens for each in (request, other)):
+        return _common_length(request.shown_ids, other.shown_ids)
+    text = request.text.encode()
+    num_bytes = _common_length(text, other.text.encode())
+    return num_bytes * request.num_tokens // max(len(text), 1)
+
+
+def _common_length(first: Sequence[int], second: Sequence[int]) -> int:
+    pairs = itertools.takewhile(lambda pair: pair[0] == pair[1], zip(first, second, strict=False))
+    return sum(1 for _ in pairs)

@@ -22,6 +22,11 @@ CONFIDENCE = 0.95
 UNITS = ("prompt", "conversation", "batch", "lap", "block", "question")
 
 
+def fewest_units(unit: str) -> int:
+    """The fewest units with an interval."""
+    return FEWEST_BLOCKS if unit == "block" else FEWEST_FOR_INTERVAL
+
+
 @dataclass(frozen=True)
 class Coverage:
     """The choices that an interval allows for, as text `15 prompts and 5 runs`, `8 laps of the same texts`, or

@@ -204,6 +204,21 @@ def test_an_earlier_run_of_latency(harness: Harness) -> None:
     assert "has no run of latency with model=tiny_draft draft=suffix" in complaint
 
 
+def test_costs_are_those_of_one_prompt_at_a_time_on_the_same_device(harness: Harness) -> None:
+    asked = [*QUICKEST_PAIR, "num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=5"]
+    harness("latency", *asked)
+    single = results().iloc[-1]
+    harness("latency", *asked, "batch_size=2")
+    costs = "costs=results/latency.csv"
+    outcome = harness("acceptance", *asked[:-2], "decoding.max_new_tokens=5", costs)
+    assert single["run"] in outcome.summary
+    rows = pd.read_csv("results/latency.csv").assign(devices="NVIDIA H100", batch_size=1)
+    rows.to_csv("results/latency.csv", index=False)
+    complaint = harness("acceptance", *asked[:-2], costs, code=2).complaint
+    assert complaint.startswith("costs=results/latency.csv: has no run of latency with ")
+    assert f"devices={single['devices']}" in complaint
+
+
 def test_several_drafts_on_the_same_texts(harness: Harness) -> None:
     outcome = harness(
         "acceptance",

@@ -165,6 +165,11 @@ def test_no_more_prompts_are_asked_for_than_anybody_would_measure() -> None:
     }
     prompts = answer(num_prompts=15, **unsure)
     assert mentions(prompts, "to see a difference of 2%", "num_prompts=62")
+    # More prompts would not narrow what varies from run to run.
+    runs = answer(
+        num_prompts=15, repeat="all", **unsure | {"speedup_covers": "15 prompts and 5 runs"}
+    )
+    assert mentions(runs, "a narrower interval", "repeats=10")
     # As many units, of 16 prompts each.
     laps = answer(num_prompts=240, **unsure | {"speedup_covers": "15 laps"})
     assert "enough prompts" not in laps

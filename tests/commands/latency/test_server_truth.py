@@ -127,7 +127,7 @@ _ANOTHER_MODEL = {"stride": 2, "num_draft_tokens": 4}
         ({}, {"metrics": True}, "the speculative server drafted nothing"),
         ({}, {"metrics": True, "dialect": "llama.cpp"}, "the speculative server drafted nothing"),
         ({"num_draft_tokens": 4}, {"num_draft_tokens": 4}, "the regular server drafts: 33%"),
-        ({}, _ANOTHER_MODEL, "agree on 0 of 8 prompts, and part after 1.0 tokens"),
+        ({}, _ANOTHER_MODEL, "agree on 0 of 8 prompts, and part after about 1 tokens"),
         ({"reads_more": 0}, {"reads_more": 9, "num_draft_tokens": 4}, "another chat template"),
         (
             {},

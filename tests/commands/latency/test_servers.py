@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pandas as pd
 import pytest
@@ -88,6 +88,43 @@ finally:
     assert mentions(summary.read_text(), "identical", "9 of 9")
     assert done.stdout.endswith("set()\n")
     assert "tiny with draft server: importing transformers\n" in done.stderr
+
+
+@pytest.mark.parametrize("dialect", ["llama.cpp", "vllm", "openai"])
+def test_texts_part_where_the_servers_tokens_do(
+    harness: Harness, serve: Serve, dialect: Literal["llama.cpp", "vllm", "openai"]
+) -> None:
+    """Each has one letter; without a tokenizer here, the run counts them by ids, or by the answer's own length."""
+    after = 24
+
+    def parting() -> Callable[[Any], Any]:
+        num_sent = 0
+
+        def twist(event: Any) -> Any:
+            nonlocal num_sent
+            for choice in event["choices"]:
+                alike = max(after - num_sent, 0)
+                num_sent += len(choice["text"])
+                choice["text"] = choice["text"][:alike].ljust(len(choice["text"]), "#")
+                ids = (
+                    event["__verbose"]["tokens"]
+                    if "__verbose" in event
+                    else choice.get("token_ids", [])
+                )
+                ids[alike:] = [0] * len(ids[alike:])
+                num_sent = 0 if choice["finish_reason"] else num_sent
+            return event
+
+        return twist
+
+    asked = ["model=served", "chat=false", "tokens=32", "num_prompts=8", "decoding=greedy"]
+    servers = (
+        EchoServer(dialect=dialect, version="1"),
+        EchoServer(dialect=dialect, version="1", twist=parting()),
+    )
+    harness("latency", *asked, *serve(*servers))
+    row = results().iloc[-1]
+    assert (row["tokens_per_difference"], row["identical_prompts"]) == (after, 0)
 
 
 def test_nothing_about_a_server_is_taken_from_the_settings(harness: Harness, serve: Serve) -> None:
@@ -386,6 +423,16 @@ def test_an_open_loop_sends_requests_at_a_rate(harness: Harness, serve: Serve) -
     assert mentions(
         shown, f"{row['offered_rate']:.1f}", "in flight", f"regular {row['mean_in_flight']:.1f}"
     )
+
+
+def test_at_a_rate_a_server_may_gain_more_than_its_drafts(harness: Harness, serve: Serve) -> None:
+    """Where the regular one has a queue, which is in its times."""
+    slow, fast = EchoServer(delay_s=0.02), EchoServer(num_draft_tokens=2, delay_s=0.001)
+    laps = ["engine.rate=200", "num_warmup=0", "laps=8"]
+    shown = harness("latency", *QUICK, *serve(slow, fast), *laps).summary
+    row = results().iloc[-1]
+    assert (row["status"], row["mean_proposed"]) == ("ok", 2)
+    assert "impossible" not in shown
 
 
 @pytest.mark.parametrize("dialect", ["llama.cpp", "openai"])

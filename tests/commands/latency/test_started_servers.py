@@ -84,6 +84,17 @@ def test_names_and_k_are_those_of_the_command(harness: Harness) -> None:
     assert "K=3: " in outcome.stderr
 
 
+def test_what_was_filled_in_has_its_own_column_and_no_one_ranking(harness: Harness) -> None:
+    """`vary.x` changes the regular command too, so that its times say nothing about the machine."""
+    command = f"{SERVER} --delay 0.00{{x}} -k 2"
+    outcome = harness("latency", "-m", *QUICK, KNOWN, "vary.x=1,5", *behind(command), code=None)
+    assert "something other than the settings changed" not in outcome.summary
+    assert "vary" not in outcome.summary
+    assert "delay" not in outcome.summary
+    assert mentions(outcome.summary, "x=1")
+    assert re.search(r"^ +x +K ", outcome.stdout, re.MULTILINE)
+
+
 def test_any_two_commands_are_compared(harness: Harness) -> None:
     """The second with the first, whether they draft or not, under these names."""
     outcome = harness("latency", *QUICK, *behind(ECHO, f"{ECHO} --delay 0.004"), code=None)
@@ -92,6 +103,16 @@ def test_any_two_commands_are_compared(harness: Harness) -> None:
     assert "the second command against the first" in outcome.stdout
     assert re.search("^ *second .*ms/token", outcome.stdout, re.MULTILINE)
     assert "speculative" not in outcome.stdout
+
+
+def test_the_second_command_may_be_faster_by_more_than_its_drafts(harness: Harness) -> None:
+    """It may also have another number format, or a GPU."""
+    slow, fast = f"{ECHO} --delay 0.02", f"{ECHO} --delay 0.001 -k 2"
+    outcome = harness("latency", *QUICK, *behind(slow, fast))
+    second = results().iloc[-1]
+    assert (second["status"], second["mean_proposed"]) == ("ok", 2)
+    assert second["speedup_low"] < second["speedup"] < second["speedup_high"]
+    assert "impossible" not in outcome.summary
 
 
 @pytest.mark.parametrize(
@@ -167,6 +188,44 @@ def test_a_server_that_is_never_ready_is_given_up(harness: Harness, tmp_path: Pa
     assert not processes_of(str(sleeper))
 
 
+def test_a_server_that_dies_of_its_first_request_says_why(harness: Harness, tmp_path: Path) -> None:
+    program = tmp_path / "dies.py"
+    program.write_text(
+        "import http.server, os, sys\n"
+        "class Handler(http.server.BaseHTTPRequestHandler):\n"
+        "    protocol_version = 'HTTP/1.1'\n"
+        "    def do_GET(self):\n"
+        '        body = b\'{"data": [{"id": "tiny"}]}\'\n'
+        "        self.send_response(200)\n"
+        "        self.send_header('Content-Length', str(len(body)))\n"
+        "        self.end_headers()\n"
+        "        self.wfile.write(body)\n"
+        "    def do_POST(self):\n"
+        "        print('fatal error: out of memory in kernel', flush=True)\n"
+        "        os._exit(7)\n"
+        "http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()\n"
+    )
+    command = f"{sys.executable} {program} {{port}}"
+    outcome = harness("latency", *QUICK, "engine.blocks=0", *behind(command, ECHO), code=1)
+    assert "the first server ended with exit code 7: fatal error: out of mem" in outcome.complaint
+    assert "regular_server.log" in outcome.complaint
+
+
+def test_a_server_that_wants_a_key_is_not_waited_for(harness: Harness, tmp_path: Path) -> None:
+    program = tmp_path / "locked.py"
+    program.write_text(
+        "import http.server, sys\n"
+        "class Handler(http.server.BaseHTTPRequestHandler):\n"
+        "    def do_GET(self):\n"
+        "        self.send_error(401)\n"
+        "http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()\n"
+    )
+    command = f"{sys.executable} {program} {{port}}"
+    outcome = harness("latency", *QUICK, *behind(command, ECHO), code=2)
+    assert outcome.complaint.startswith("engine.api_key_variable: ")
+    assert "/health answers 401" in outcome.complaint
+
+
 def test_servers_that_do_not_fit_beside_each_other_take_turns(
     harness: Harness, tmp_path: Path
 ) -> None:
@@ -236,6 +295,13 @@ def test_one_block_has_no_interval(harness: Harness) -> None:
     assert results()["speedup_low"].isna().all()
 
 
+def test_a_run_is_shown_by_its_directory_where_its_results_are_elsewhere(harness: Harness) -> None:
+    two = behind(ECHO, f"{ECHO} -k 3")
+    shown = harness("latency", *QUICK, "results.file=mine/latency.csv", *two, code=None).stdout
+    assert (step := re.search(r"harness report (\S+) format=row", shown))
+    assert "speed-up" in harness("report", step[1], "format=row").stdout
+
+
 def test_another_version_of_a_program_is_another_measurement(
     harness: Harness, tmp_path: Path
 ) -> None:
@@ -243,12 +309,53 @@ def test_another_version_of_a_program_is_another_measurement(
     program.write_text(f'#!/bin/sh\nexec {sys.executable} {SUPPORT / "echo_server.py"} "$@"\n')
     program.chmod(0o755)
     command = f"{program} --port {{port}}"
-    words = ["-m", *QUICK, *behind(command, f"{command} -k 3")]
+    words = ["-m", "resume=always", *QUICK, *behind(command, f"{command} -k 3")]
     harness("latency", *words)
     outcome = harness("latency", *words)
     assert "measured before" in outcome.stdout + outcome.stderr
     os.utime(program, (1, 1))
     harness("latency", *words)
+    assert results()["measurement"].nunique() == 2
+
+
+def test_figures_of_a_started_server_are_not_taken_over_unasked(
+    harness: Harness, tmp_path: Path
+) -> None:
+    """Nobody can see which further files its program reads."""
+    (tmp_path / "model.gguf").write_bytes(b"1")
+    flags = tmp_path / "flags"
+    program = tmp_path / "serve.py"
+    program.write_text(
+        "import pathlib, runpy, sys\n"
+        f"sys.argv += pathlib.Path({str(flags)!r}).read_text().split()\n"
+        f"runpy.run_path({str(SUPPORT / 'echo_server.py')!r}, run_name='__main__')\n"
+    )
+    command = f"{sys.executable} {program} --port {{port}} -m {tmp_path / 'model.gguf'}"
+
+    def measured(*more: str) -> tuple[bool, float]:
+        """Whether figures were taken over, and the draft tokens of an iteration."""
+        outcome = harness("latency", "-m", "draft=none", *QUICK, *more, *behind(command))
+        sweep = max(
+            Path().glob("multirun/**/latency.csv"), key=lambda file: file.stat().st_mtime_ns
+        )
+        return "measured before" in outcome.stderr, pd.read_csv(sweep)["mean_proposed"][0]
+
+    flags.write_text("-k 2")
+    assert measured() == (False, 2)
+    flags.write_text("-k 3")
+    assert measured() == (False, 3)
+    flags.write_text("-k 4")
+    assert measured("resume=always") == (True, 3)
+    (tmp_path / "model.gguf").write_bytes(b"22")
+    assert measured("resume=always") == (False, 4)
+
+
+def test_a_variable_of_the_server_is_part_of_what_is_measured(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for threads in ("2", "4"):
+        monkeypatch.setenv("LLAMA_ARG_THREADS", threads)
+        harness("latency", *QUICK, "draft=none", *behind(ECHO))
     assert results()["measurement"].nunique() == 2
 
 

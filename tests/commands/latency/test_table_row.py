@@ -84,6 +84,8 @@ def test_what_a_run_lacks(changes: dict[str, Any], column: int, text: str) -> No
     [
         ("vllm serve A --api_key=sk-1 -O3", "`vllm serve A -O3`"),
         ("vllm serve A --hf-token hf_1", "`vllm serve A`"),
+        ("docker run -eHF_TOKEN=hf_1 --env=A_KEY=k -p {port}:80 X --admin-api-key=x --api-ke x --max-tokens 9",
+         "`docker run '-eHF_TOKEN=***' '--env=A_KEY=***' -p '{port}:80' X --max-tokens 9`"),
         ("env HF_TOKEN=hf_1 K=2 harness serve K=2 host=127.0.0.1 port={port}",
          "`env 'HF_TOKEN=***' K=2 harness serve K=2`"),
         ("vllm serve A --x '{\"a|b\": 1}' --host 127.0.0.1 --port {port}",

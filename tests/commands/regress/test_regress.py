@@ -98,6 +98,21 @@ def simulated(
     return found
 
 
+def test_runs_in_four_blocks_are_compared(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    hardness = np.full(4, 10.0)
+    sides = [
+        every_run(
+            write_runs(tmp_path / name, rng, hardness, slowdown, 5, speedup_covers="4 blocks")
+        ).runs
+        for name, slowdown in (("before", 0.0), ("after", 0.2))
+    ]
+    ms, *_ = compared_runs(*sides, margin=0.02)
+    assert (ms.verdict, ms.reason) == ("worse", "")
+    assert ms.comparison is not None
+    assert str(ms.comparison.change.covers).startswith("4 blocks and 5 + 5 runs")
+
+
 @pytest.mark.slow
 def test_identical_programs_are_seldom_told_apart(tmp_path: Path) -> None:
     """Nominally 2.5 % worse, and 5 % of either; at most 2 points more of 200 pairs of files."""

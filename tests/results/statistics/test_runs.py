@@ -10,6 +10,7 @@ import pytest
 from scipy import stats
 from simulated_runs import Floats, Simulated, two_level_percentile_interval
 
+from harness.results.statistics.ratios import ratio_over_blocks
 from harness.results.statistics.runs import ratio_over_runs
 
 NUMBER = 1000
@@ -51,6 +52,20 @@ def test_the_interval_covers_whatever_varies_most(num_runs: int, run: float, uni
     """With skewed prompts and heavy-tailed runs too; two runs are the hardest."""
     kind = Simulated(run, unit, 0.02, num_runs=num_runs, heavy_runs=True, skewed_units=True)
     assert coverage(kind) >= (0.87 if num_runs == 2 else 0.88)
+
+
+@pytest.mark.parametrize("num_runs", [2, 5])
+def test_four_blocks_in_each_run_cover_the_ratio(num_runs: int) -> None:
+    """1000 measurements again. As independent blocks, they would be taken for four times as many."""
+    kind = Simulated(run=0.02, unit=0.02, residual=0.02, num_runs=num_runs, num_units=4)
+    crossed = independent = 0
+    for tops, bottoms in pairs(kind, NUMBER):
+        interval = ratio_over_runs(tops, bottoms, "block").interval()
+        crossed += interval.low <= 2 <= interval.high
+        interval = ratio_over_blocks(tops.ravel(), bottoms.ravel())
+        independent += interval.low <= 2 <= interval.high
+    assert 0.92 <= crossed / NUMBER <= 0.985
+    assert independent / NUMBER < 0.9
 
 
 def test_an_interval_over_prompts_alone_does_not_cover_runs() -> None:

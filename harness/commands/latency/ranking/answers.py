@@ -174,12 +174,17 @@ def _target(pair: Any) -> str:
 
 def _conditions(name: Name) -> list[str]:
     """The conditions of a pair's target, where those of other targets differ: `temperature 0.5`."""
-    return [name.settings[column] for column in CONDITIONS if name.settings.get(column)]
+    return [text for column, text in name.settings.items() if text and _is_condition(column)]
+
+
+def _is_condition(column: str) -> bool:
+    """Whether a column is about the target alone; what fills a command may change the regular one, too."""
+    return column in CONDITIONS or column.startswith("settings.vary.")
 
 
 def _short_name(name: Name) -> str:
     """The name of a pair among those of its target, without the conditions that these share."""
-    settings = {column: text for column, text in name.settings.items() if column not in CONDITIONS}
+    settings = {column: text for column, text in name.settings.items() if not _is_condition(column)}
     return replace(name, settings=settings).label(", ")
 
 

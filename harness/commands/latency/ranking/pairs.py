@@ -87,6 +87,8 @@ def _pairs(runs: tuple[Run, ...]) -> pd.DataFrame:
             "target": (
                 *(getattr(row, column) for column in CONDITIONS),
                 RunnerNames.parse(row.runner or "").target,
+                # That of the regular server comes first.
+                (row.server_command or "").partition("; ")[0],
             ),
             "series": name.group,
             "curve": (unit, name.pair, *others.items()),

@@ -64,7 +64,8 @@ def _setting_column(setting: str) -> Column:
     if setting == "server_command":
         # The words in which the commands differ: whole ones have no room.
         return Column("command", of=lambda pair: pair.name.settings.get(setting), text=True)
-    return Column(setting.replace("_", " "), of=lambda pair: cell_of(pair.row, setting), text=True)
+    heading = setting.removeprefix("settings.").removeprefix("vary.").replace("_", " ")
+    return Column(heading, of=lambda pair: cell_of(pair.row, setting), text=True)
 
 
 def _remark(pair: Any) -> str | None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from harness.commands.latency.ranking.published_table import Measured, published_tables
 from harness.commands.latency.tables.costs import (
@@ -168,6 +170,9 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
     elif coverage is not None and not verdict.speedup.has_bounds:
         number = FEWEST_FOR_INTERVAL * prompts_per_unit
         yield Step("an interval", f"num_prompts={number}")
+    elif verdict.includes_1 and coverage is not None and coverage.num_runs is not None:
+        # Prompts do not narrow what varies from run to run.
+        yield Step("a narrower interval", f"repeats={2 * coverage.num_runs}")
     elif verdict.includes_1 and row.visible_difference and coverage and not row.has_one_server:
         # What can be seen shrinks with the root of the units. (Where both arms are one server there is nothing to see.)
         distance = abs(math.log(verdict.speedup.estimate))
@@ -196,10 +201,23 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
     elif verdict.conclusion == "slower":
         yield from _other_drafts(rows, "it does not pay")
     if row.server_command is not None and verdict.has_interval and row.run:
-        # The microseconds of its id would not fit beside another step.
-        yield Step("to show it", command=f"harness report {row.run.partition('.')[0]} format=row")
+        yield Step("to show it", command=f"harness report {_found_by(row)} format=row")
     if verdict.speedup.has_bounds and coverage is not None and coverage.num_runs is None:
         yield Step("how far off another run is", "repeats=5")
+
+
+def _found_by(row: LatencyRow) -> str:
+    """What `report` finds a run by: its id, or its directory where its results are not in results/."""
+    directory = Path(row.directory or "")
+    try:
+        typed = (directory / ".hydra" / "overrides.yaml").read_text(encoding="utf-8")
+    except OSError:
+        typed = ""
+    if "results.file=" not in typed:
+        # The microseconds of its id would not fit beside another step.
+        return str(row.run).partition(".")[0]
+    here = Path.cwd()
+    return shlex.quote(str(directory.relative_to(here) if here in directory.parents else directory))
 
 
 def _larger_budget(row: LatencyRow, coverage: Coverage) -> Iterator[Step]:

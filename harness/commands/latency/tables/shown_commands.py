@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
-from collections.abc import Sequence
 
+from harness.config.secrets import without_secrets
 from harness.engines.registry import ENGINES
 from harness.measuring.rows import LatencyRow
 from harness.results.runs import Run
-
-_FLAGS_OF_SECRETS = ("--api-key", "--hf-token", "-hft")
-# `HF_TOKEN`
-_VARIABLE_OF_SECRETS = re.compile(r"\w*(KEY|TOKEN|SECRET|PASSWORD)")
 
 
 def typed_command(run: Run[LatencyRow]) -> str | None:
@@ -26,7 +21,7 @@ def typed_command(run: Run[LatencyRow]) -> str | None:
         words = command if isinstance(command, list) else shlex.split(command)
     except (OSError, ValueError, AttributeError, TypeError):
         return None
-    return shlex.join(_without_secrets([str(word) for word in words]))
+    return shlex.join(without_secrets([str(word) for word in words]))
 
 
 def server_commands(row: LatencyRow) -> list[str]:
@@ -41,22 +36,5 @@ def server_commands(row: LatencyRow) -> list[str]:
             return []
         if words:
             typed = words if engine is None else engine.typed_command(words)
-            commands.append(shlex.join(_without_secrets(typed)))
+            commands.append(shlex.join(without_secrets(typed)))
     return commands
-
-
-def _without_secrets(words: Sequence[str]) -> list[str]:
-    """A command without flags that have a key, and without the values of variables that may have one."""
-    kept: list[str] = []
-    is_value = False
-    for word in words:
-        name, equals, _ = word.partition("=")
-        if is_value:
-            is_value = False
-        elif name.replace("_", "-") in _FLAGS_OF_SECRETS:
-            is_value = not equals
-        elif equals and _VARIABLE_OF_SECRETS.fullmatch(name):
-            kept.append(f"{name}=***")
-        else:
-            kept.append(word)
-    return kept
