@@ -229,8 +229,8 @@ class ServerCommand:
             name = word.partition("=")[0].replace("_", "-")
             if name in refused:
                 raise SettingError(SETTING, f"{name}: {refused[name]}")
-            if name := secret_flag(word):
-                raise SettingError(SETTING, f"{name}: {_WRITTEN}")
+            if secret := secret_flag(word):
+                raise SettingError(SETTING, f"{secret}: {_WRITTEN}")
         if self.dialect is None:
             if has_port:
                 return self
@@ -349,8 +349,8 @@ def read_command(
                 raise SettingError(SETTING, rule)
         filled.append(word)
     for word in filled:
-        if name := secret_variable(word):
-            raise SettingError(SETTING, f"{name}: {_WRITTEN}")
+        if secret := secret_variable(word):
+            raise SettingError(SETTING, f"{secret}: {_WRITTEN}")
     if filled and is_variable(filled[0]):
         filled = ["env", *filled]
     return _divided(filled, dialects)

@@ -76,9 +76,9 @@ def _units(prompts: Sequence[LatencyPromptRow]) -> tuple[list[int], str]:
     """
     places: dict[int, set[int]] = {}
     for prompt in prompts:
-        places.setdefault(prompt.unit or 0, set()).add(prompt.place)
-    in_laps = any(len(of_unit) > 1 for of_unit in places.values())
-    if in_laps:
+        if prompt.unit is not None:
+            places.setdefault(prompt.unit, set()).add(prompt.place)
+    if any(len(of_unit) > 1 for of_unit in places.values()):
         return [prompt.unit or 0 for prompt in prompts], "lap"
     return [prompt.place for prompt in prompts], "prompt"
 
