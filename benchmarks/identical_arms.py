@@ -3,19 +3,24 @@
     python benchmarks/identical_arms.py --runs 100                        # quiet
     python benchmarks/identical_arms.py --runs 100 --load-halfway 3       # a load that starts in the middle
     python benchmarks/identical_arms.py --runs 20 --url http://host:8000/v1 --model 7B
+    python benchmarks/identical_arms.py --runs 40 --burners 0,2,6 -- llama-server -m tiny.gguf -np 1 -c 512 -t 1
 
-Without a URL the server is the small one of the tests, whose times are sleeps. At 95 % at most 7 of
-100 intervals should exclude 1 (the chance of more is about 13 %).
+With a command both arms are started by it, as `harness latency -- COMMAND -- COMMAND` does, and each run is beside
+one of these numbers of processes that compute without end, in turns. Without a URL the server is the small one of the
+tests, whose times are sleeps. At 95 % at most 7 of 100 intervals should exclude 1 (the chance of more is about 13 %).
 """
 
 from __future__ import annotations
 
 import argparse
+import subprocess
 import sys
 import tempfile
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
+
+import pandas
 
 import harness
 
@@ -38,17 +43,51 @@ def main() -> None:
     )
     parser.add_argument("--url", help="of a server; without one, one is started here")
     parser.add_argument("--model", default="tiny")
-    options = parser.parse_args()
+    parser.add_argument(
+        "--burners", type=lambda text: [int(n) for n in text.split(",")], default=[0]
+    )
+    arguments, _, command = " ".join(sys.argv[1:]).partition(" -- ")
+    options = parser.parse_args(arguments.split())
+    options.command = command.split()
     excluded = told = 0
     for number in range(options.runs):
-        row = run(options, number)
+        num_burners = options.burners[number % len(options.burners)]
+        burners = [
+            subprocess.Popen([sys.executable, "-c", "while 1: pass"]) for _ in range(num_burners)
+        ]
+        try:
+            row = run_command(options, number) if options.command else run(options, number)
+        finally:
+            for burner in burners:
+                burner.kill()
         low, high = row["speedup_low"], row["speedup_high"]
         told += low == low
         excluded += low > 1 or high < 1
         print(
-            f"{number}: {row['speedup']:.4f} ({low:.4f} to {high:.4f}) over {row['speedup_covers']}"
+            f"{number}: {row['speedup']:.4f} ({low:.4f} to {high:.4f}) over {row['speedup_covers']};"
+            f" load {row['load']:.1f}",
+            flush=True,
         )
     print(f"{excluded} of {told} intervals exclude 1")
+
+
+def run_command(options: argparse.Namespace, number: int) -> Any:
+    """The second row of one run of two equal commands."""
+    directory = tempfile.mkdtemp()
+    words = ["latency", "prompts=tiny", "chat=false", "temperature=0", f"seed={number}"]
+    words += [
+        f"results.file={directory}/latency.csv",
+        "--",
+        *options.command,
+        "--",
+        *options.command,
+    ]
+    process = subprocess.run(
+        [sys.executable, "-m", "harness", *words], cwd=directory, capture_output=True, text=True
+    )
+    if process.returncode:
+        raise RuntimeError(process.stderr)
+    return pandas.read_csv(f"{directory}/latency.csv").iloc[-1]
 
 
 def run(options: argparse.Namespace, number: int) -> Any:

@@ -94,6 +94,11 @@ class RunSettings:
         if timeout is not None:
             require(timeout > 0, "job_timeout_s", "must be positive", timeout)
 
+    @property
+    def num_over_starts(self) -> int:
+        """Prompts that may be divided among several starts of the servers, of a command that compares times."""
+        return 0
+
     def check_engine(self, engine: Abilities) -> None:
         """Raise a SettingError for an engine that this command cannot use; commands override it."""
 

@@ -77,6 +77,7 @@ def ask_in_turns(
     queues = engine_of(session.settings).queues
     arms = arms or engine.arms
     warm: set[str] = set()
+    begun: dict[str, int] = {}
     bar = progress("warming up" if warmups else "measuring", len(questions))
     with bar as advance, quick_garbage_collections():
         # In their order, then in reverse, and so on: neither arm always runs after the other has
@@ -84,9 +85,11 @@ def ask_in_turns(
         orders = itertools.cycle([arms, arms[::-1]])
         for question, in_turn in zip(questions, orders, strict=False):
             for arm in in_turn:
-                # Just before its question, because an engine may hold one arm at a time.
-                if engine.blocks is not None:
+                # Just before its question, because an engine may hold one arm at a time. The later turns of a
+                # conversation belong to the block of the first.
+                if engine.blocks is not None and begun.get(arm.name) != question.moment:
                     engine.blocks.begin(arm)
+                    begun[arm.name] = question.moment
                     warm.discard(arm.name)
                 if arm.name not in warm:
                     for warmup in warmups:

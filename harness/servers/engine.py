@@ -72,6 +72,10 @@ _PROBE_TOKENS = 8
 
 # Seconds without a token from any request after which a line is printed about that.
 QUIET_S = 20.0
+# Seconds that starting servers again, side by side, may take in all, and the fewest starts that are worth it: Student's t
+# of fewer is wide.
+_MOST_RESTARTING_S = 20.0
+_FEWEST_STARTS = 4
 # Seconds to wait for a server that still answers others before it is measured, and between two looks.
 _MOST_DRAINING_S = 10.0
 _DRAIN_LOOK_S = 0.05
@@ -86,6 +90,8 @@ class ServerEngine(Engine):
         num_blocks: how often each server is started; 0 starts all of them once. A block has one
             question for each arm, and one server at a time.
         blocks_if_needed: as `num_blocks`, where the servers do not start side by side.
+        most_starts: how often both are started, side by side, where that takes little time: two processes of one
+            program differ by some per cent, which an interval over the prompts of one start does not cover.
 
     Raises:
         SettingError: the API key is not in the environment, or a server does not serve the model or
@@ -99,6 +105,7 @@ class ServerEngine(Engine):
         served: Sequence[Served],
         num_blocks: int = 0,
         blocks_if_needed: int = 0,
+        most_starts: int = 0,
     ) -> None:
         if opening.settings.JUDGES_DRAFT:
             served = [one for one in served if one.name == "speculative"] or served
@@ -116,10 +123,12 @@ class ServerEngine(Engine):
         self._thread.start()
         self._servers = [ServerArm(self, one) for one in served]
         self.arms: list[ServerArm] = list(self._servers)
+        # Whether only one of them runs at a time.
+        self._one_at_a_time = num_blocks > 0
         if num_blocks:
             self.blocks = Blocks(num_blocks, self._leave_alone)
         try:
-            self._begin(blocks_if_needed)
+            self._begin(blocks_if_needed, most_starts)
         except BaseException:
             self.close()
             raise
@@ -127,9 +136,9 @@ class ServerEngine(Engine):
             # A server alone is measured as it is.
             self.arms[0].name = "speculative"
 
-    def _begin(self, blocks_if_needed: int) -> None:
+    def _begin(self, blocks_if_needed: int, most_starts: int) -> None:
         """Start the servers: all of them, or with blocks the first; in blocks too where they do not start side by
-        side, and each does alone.
+        side, and each does alone, and where starting both again takes little time.
         """
         started = time.perf_counter()
         try:
@@ -142,13 +151,22 @@ class ServerEngine(Engine):
             self._stop()
             for one in self._servers:
                 one.model = None
+            self._one_at_a_time = True
             self.blocks = Blocks(blocks_if_needed, self._leave_alone)
             started = time.perf_counter()
             self._start(failed[0])
         if not self.servers.commands:
             return
         self.setup_seconds = time.perf_counter() - started
-        if self.blocks is not None:
+        if self.blocks is None:
+            num_starts = min(most_starts, 1 + int(_MOST_RESTARTING_S / self.setup_seconds))
+            if num_starts >= _FEWEST_STARTS:
+                self.blocks = Blocks(num_starts, self._start_afresh)
+                self.say(
+                    f"both servers are started {counted(num_starts, 'time')}, because two starts of one program differ:"
+                    f" {(num_starts - 1) * self.setup_seconds:.0f} s more (engine.blocks=0 starts them once)"
+                )
+        else:
             number = self.blocks.number * len(self._servers)
             minutes = number * self.setup_seconds / 60
             duration = f"about {minutes:.0f} min" if minutes >= 1 else "less than a minute"
@@ -168,7 +186,7 @@ class ServerEngine(Engine):
 
     def _start(self, arm: ServerArm) -> None:
         """Start and connect the servers that run while this arm is asked, and describe all that are known by now."""
-        together = [arm] if self.blocks is not None else self._servers
+        together = [arm] if self._one_at_a_time else self._servers
         for one in together:
             one.launch()
         for one in together:
@@ -191,6 +209,11 @@ class ServerEngine(Engine):
         for other in self._servers:
             if other is not arm or other.was_asked:
                 other.stop()
+
+    def _start_afresh(self, arm: Arm) -> None:
+        """End both servers if this one has answered; the next question starts both again."""
+        if any(one is arm and one.was_asked for one in self._servers):
+            self._stop()
 
     def _stop(self) -> None:
         for arm in self._servers:

@@ -31,7 +31,10 @@ if TYPE_CHECKING:
 SLO = ("ttft_ms", "itl_ms")
 # `engine.blocks=auto` where one arm after the other has the devices.
 _BLOCKS = 4
-# The same at most, of a run that ends as soon as it is precise enough (`precision`).
+# How often both servers are started where they run side by side and start quickly, and the fewest prompts of a start.
+_STARTS = 8
+_PROMPTS_PER_START = 2
+# Blocks at most, of a run that ends as soon as it is precise enough (`precision`).
 _MOST_BLOCKS = 24
 # Entries of a request's body that other settings decide.
 _SET_ELSEWHERE = {
@@ -97,8 +100,9 @@ class ServerSettings(EngineSettings):
             regular server, which has it too, and not with the model's own probabilities.
         start_timeout_s: until a server that is started here must be ready.
         blocks: how often each server is started, in turns on the same devices, where both at once
-            do not fit: a block is the unit of the interval. 0 starts both at once; `auto` is 0 where
-            both run at once, else 4; with `precision` at most that often, and `auto` at most 24 times.
+            do not fit: a block is the unit of the interval. 0 starts both at once, and once; `auto` is 4
+            where they do not fit, with `precision` at most 24, and where they do `latency` starts both
+            up to 8 times, if that takes less than 20 seconds in all.
     """
 
     name: str = "server"
@@ -391,7 +395,8 @@ def _started(opening: Opening, settings: ServerSettings) -> Engine:
     )
     if has_gpus and not share_gpus:
         return ServerEngine(opening, served, most)
-    return ServerEngine(opening, served, blocks_if_needed=most)
+    most_starts = min(_STARTS, run.num_over_starts // (_PROMPTS_PER_START * run.batch_size))
+    return ServerEngine(opening, served, blocks_if_needed=most, most_starts=most_starts)
 
 
 _ADDRESS_RULE = "must be an address such as http://host:8000/v1"

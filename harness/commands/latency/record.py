@@ -109,6 +109,11 @@ class LatencySettings(PromptedSettings):
         require(self.laps == "auto" or engine.queues, "laps", rule, self.laps)
 
     @property
+    def num_over_starts(self) -> int:
+        is_divided = self.laps != "auto" or self.precision is not None or self.engine.has_rate
+        return 0 if is_divided or self.test else self.num_asked
+
+    @property
     def num_asked(self) -> int:
         """How many prompts are asked, repetitions included.
 

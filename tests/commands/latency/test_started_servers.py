@@ -26,6 +26,7 @@ SERVER = f"{sys.executable} {SUPPORT / 'echo_server.py'}"
 ECHO = f"{SERVER} --port {{port}}"
 STUBBORN = f"{sys.executable} {SUPPORT / 'stubborn_server.py'}"
 QUICK = ["num_prompts=9", "decoding.max_new_tokens=8", "decoding=greedy", "model=tiny"]
+QUICK += ["engine.blocks=0"]
 # By which the harness reads the echo server's command.
 KNOWN = f"engine.dialect={SUPPORT / 'echo_dialect.py'}:ECHO"
 
@@ -242,11 +243,27 @@ def test_servers_that_do_not_fit_beside_each_other_take_turns(
         f"runpy.run_path({str(SUPPORT / 'echo_server.py')!r}, run_name='__main__')\n"
     )
     command = f"{sys.executable} {alone} --port {{port}}"
-    outcome = harness("latency", *QUICK, *behind(command, f"{command} -k 3"), code=None)
+    asked = [*QUICK, "engine.blocks=auto"]
+    outcome = harness("latency", *asked, *behind(command, f"{command} -k 3"), code=None)
     assert "out of memory" in outcome.stderr
     assert "it is started once more, alone" in outcome.stderr
     assert mentions(outcome.stderr, "engine.blocks=4", "8 starts")
     assert results().iloc[-1]["speedup_covers"] == "4 blocks"
+
+
+def test_servers_that_start_quickly_are_started_several_times(harness: Harness) -> None:
+    """Side by side, and both again for every second prompt: the interval covers what differs from start to start."""
+    commands = behind(ECHO, f"{ECHO} -k 3")
+    outcome = harness("latency", *QUICK, "engine.blocks=auto", *commands, code=None)
+    assert mentions(outcome.stderr, "both servers are started 4 times")
+    regular, speculative = results().to_dict("records")
+    assert speculative["speedup_covers"] == "4 blocks"
+    directory = Path(regular["directory"])
+    for arm in ("regular", "speculative"):
+        assert (directory / f"{arm}_server.log").read_text().count("$ ") == 4
+    assert "4 blocks, each with a start of both servers" in outcome.summary
+    once = harness("latency", *QUICK, *commands, code=None)
+    assert "9 prompts of one start of each server" in once.summary
 
 
 def test_blocks_start_each_server_afresh_in_turns(harness: Harness) -> None:

@@ -125,8 +125,12 @@ def headline(row: ComparedRow, num_compared: int = 1) -> Line:
             text = f"no interval: {counted(coverage.num_units, coverage.unit)}, {FEWEST_FOR_INTERVAL} needed"
         return Line(text, "strong", f"{times(speedup.estimate)} in this run")
     covers = f", over {speedup.covers}" if speedup.covers else ""
-    if coverage is not None and coverage.num_runs is None:
-        covers += " of one run"
+    if coverage is not None and coverage.unit == "block":
+        covers += ", each with a start of both servers"
+    elif coverage is not None and coverage.num_runs is None:
+        # Two starts of one program differ, too.
+        is_served = row.engine == "server" and not row.has_one_server
+        covers += " of one start of each server" if is_served else " of one run"
     if num_compared > 1:
         covers += f", for {num_compared} pairs at once"
     if verdict.conclusion == "faster":
