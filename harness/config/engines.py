@@ -69,6 +69,8 @@ class Abilities:
             at most.
         has_synthetic_acceptance: whether it can accept draft tokens at given rates
             (`decoding.synthetic_acceptance`), possibly only if the server was started with them.
+        own_clock: whether its seconds are numbers in its records, which pass on no machine: nothing of this one's
+            slows it, and no page calls its figures a measurement.
         default_draft: the draft of a run that names none; None for the one of the model's preset.
     """
 
@@ -80,4 +82,5 @@ class Abilities:
     takes_load: ClassVar[bool] = False
     starts_slowly: ClassVar[bool] = False
     has_synthetic_acceptance: ClassVar[bool] = False
+    own_clock: ClassVar[bool] = False
     default_draft: ClassVar[str | None] = None

@@ -74,7 +74,8 @@ def ask_in_turns(
     """
     engine = session.engine
     assert engine is not None
-    queues = engine_of(session.settings).queues
+    record = engine_of(session.settings)
+    is_sent = record.queues and not record.own_clock
     arms = arms or engine.arms
     warm: set[str] = set()
     begun: dict[str, int] = {}
@@ -96,7 +97,7 @@ def ask_in_turns(
                         generate(engine, arm, warmup, allow_failures=allow_failures)
                     warm.add(arm.name)
                 own_question = question_for(question, arm.name)
-                if queues:
+                if is_sent:
                     time.sleep(_REST_S)
                 generation = generate(engine, arm, own_question, allow_failures=allow_failures)
                 yield generation

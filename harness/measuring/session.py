@@ -428,6 +428,8 @@ class Session:
             columns["server_command"] = "; ".join(servers.commands) or None
         if self.placed is not None:
             columns |= self.placed.columns()
+        if engine_of(self.settings).own_clock:
+            columns["devices"] = None
         return columns
 
 

@@ -178,7 +178,7 @@ def _short_table(table: Table, rest: str) -> Table:
     short = table.in_short() if table.look == "box" else table
     if num_more <= 0:
         return short
-    return replace(short, rows=table.rows[:_MOST_ROWS], notes=(f"    {num_more} more: {rest}",))
+    return replace(short, rows=short.rows[:_MOST_ROWS], notes=(f"    {num_more} more: {rest}",))
 
 
 def _steps_in_lines(

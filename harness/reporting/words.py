@@ -102,6 +102,8 @@ def _setting_in(word: str) -> str | None:
 
 
 def device_of(row: RunRow) -> str:
+    if row.is_simulated:
+        return "planted costs, no measurement"
     return row.devices or "an unknown device"
 
 
@@ -149,7 +151,7 @@ def pair_name(row: RunRow, joint: str = " with ") -> str:
 
 
 def _draft_name(row: RunRow, joint: str) -> str:
-    if not row.draft:
+    if not row.draft or row.is_simulated:
         return ""
     if not row.is_elsewhere:
         return f"{joint}{called(row.draft)}"

@@ -26,8 +26,10 @@ NO_VERDICT = "no_verdict"
 # The status of a job that ended with a SettingError.
 REFUSED = "refused"
 
+# The engine whose costs and acceptance are planted (`harness.engines.simulated`).
+SIMULATED = "simulated"
 # Whether an engine of this project computes elsewhere; rows of others show it by what they leave empty.
-_ELSEWHERE = {None: False, "local": False, "huggingface": False, "server": True}
+_ELSEWHERE = {None: False, "local": False, "huggingface": False, "server": True, SIMULATED: True}
 # Settings and circumstances of a pair that decodes here: these cells are empty in rows of servers, which have their
 # own and do not report them.
 OF_A_PAIR_HERE = (
@@ -243,6 +245,11 @@ class RunRow(Row):
     def is_elsewhere(self) -> bool:
         """Whether a server computed, or another engine that knows nothing of the pair's weights."""
         return _ELSEWHERE.get(self.engine, self.weights is None)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether nothing was measured: costs and acceptance are planted."""
+        return self.engine == SIMULATED
 
     @property
     def questions_in_words(self) -> str | None:

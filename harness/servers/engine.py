@@ -72,8 +72,8 @@ _PROBE_TOKENS = 8
 
 # Seconds without a token from any request after which a line is printed about that.
 QUIET_S = 20.0
-# Seconds that starting servers again, side by side, may take in all, and the fewest starts that are worth it: Student's t
-# of fewer is wide.
+# Seconds that starting servers again, side by side, may take in all, and the fewest starts that are worth it: Student's
+# t of fewer is wide.
 _MOST_RESTARTING_S = 20.0
 _FEWEST_STARTS = 4
 # Seconds to wait for a server that still answers others before it is measured, and between two looks.

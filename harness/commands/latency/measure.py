@@ -171,7 +171,8 @@ class Latency(Experiment):
             in_blocks=engine.blocks is not None,
             salted=all(known_salts) if known_salts else None,
             end_tokens=session.end_tokens() if settings.weights == "stored" else frozenset(),
-            quietness=quietness,
+            # A clock of the engine's own does not pass on this machine.
+            quietness=None if engine_of(settings).own_clock else quietness,
             smaller_k_follow=accepts_beginnings and session.planned.shorter_proposals_follow,
             stopped_by=stopped_by,
             confidence=CONFIDENCE if settings.precision is None else CONFIDENCE_OF_LOOKS,

@@ -370,6 +370,11 @@ DOUBTS = (
         "test=true: {row.num_prompts} prompts of {row.max_new_tokens} tokens show that a pair runs, not how fast it"
         " is.",
     ),
+    Doubt(
+        "setting against",
+        lambda run: run.last.is_simulated,
+        "engine=simulated: costs and acceptance are planted, and nothing was measured.",
+    ),
     Doubt("setting against", lambda run: lossy_rule(run.last), f"{{found}}: {LOSSY}."),
     Doubt("setting against", _synthetic, "decoding.synthetic_acceptance={found}."),
     Doubt(

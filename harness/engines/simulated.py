@@ -1,0 +1,343 @@
+"""An engine with a clock of its own: answers take the time that planted costs say, and nobody waits for them.
+
+It generates nothing that means anything. It is for learning to read a page whose truth is known, and the test bench of
+the instrument: `harness latency engine=simulated engine.step_ms=20 engine.acceptance=0.8 K=4`. Needs no torch and no
+model.
+
+Requests in flight share the engine as in continuous batching: a pass of the target verifies the tokens of all rows, a
+row that has ended makes room for one that waits, and a prompt is read in a pass of its own, during which all others
+wait.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from harness.config.engines import EngineSettings
+from harness.config.model_names import SERVED
+from harness.config.settings import ModelSettings, require
+from harness.engines.record import EngineRecord, Opening
+from harness.results.schema import SIMULATED
+
+if TYPE_CHECKING:
+    from harness.config.run import RunSettings
+    from harness.engines.protocol import Engine, Question
+    from harness.engines.requests import RequestRecord
+
+# What rows call engine, model, draft and method.
+NAME = SIMULATED
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedSettings(EngineSettings):
+    """Settings of `engine=simulated`: what an iteration costs and yields, and what disturbs it.
+
+    Attributes:
+        step_ms: a regular step, one pass of the target over one token of one row.
+        width_ms: added to a pass for each further token of a row that it verifies, K in all.
+        row_ms: added to a pass for each further row in flight.
+        jumps: milliseconds that a pass takes more from a width on: `{9: 8.0}` of nine tokens of a row and more.
+        draft_ms: drafting one token, of all rows together.
+        prompt_ms: reading one token of a prompt.
+        first_ms: added to each prompt, such as what a request takes on its way.
+        acceptance: the chance that a draft token is accepted if those before it were: one number, or one for each
+            position.
+        prompts_differ: how far prompts differ in that, as a standard deviation of its log-odds.
+        lengths: tokens of answers where they may end by themselves (`decoding.ignore_eos=false`), one after the other.
+        noise: standard deviation of the logarithm of each iteration's time.
+        start_noise: the same from start to start, of each arm.
+        stall_every: one in so many iterations stalls; 0 for none.
+        stall_ms: how long a stall lasts.
+        drift: how much slower everything is after a minute of the engine's clock, as a share.
+        blocks: how often each arm is started; 0 for once.
+        rate: requests per second on average, at random (Poisson) times; None to keep `batch_size` in flight.
+        slo: as of `engine=server`.
+    """
+
+    name: str = NAME
+    step_ms: float = 20.0
+    width_ms: float = 0.5
+    row_ms: float = 0.5
+    jumps: Mapping[int, float] | None = None
+    draft_ms: float = 2.0
+    prompt_ms: float = 0.1
+    first_ms: float = 5.0
+    acceptance: float | tuple[float, ...] = 0.8
+    prompts_differ: float = 0.3
+    lengths: tuple[int, ...] = ()
+    noise: float = 0.02
+    start_noise: float = 0.0
+    stall_every: int = 0
+    stall_ms: float = 0.0
+    drift: float = 0.0
+    blocks: int = 0
+    rate: float | None = None
+    slo: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("step_ms", "rate"):
+            value = getattr(self, name)
+            require(value is None or value > 0, name, "must be positive", value)
+        for name in (
+            *("width_ms", "row_ms", "draft_ms", "prompt_ms", "first_ms", "prompts_differ"),
+            *("noise", "start_noise", "stall_every", "stall_ms", "drift", "blocks"),
+        ):
+            value = getattr(self, name)
+            require(value >= 0, name, "must not be negative", value)
+        for rate in self.rates:
+            require(0 <= rate <= 1, "acceptance", "must be from 0 to 1", rate)
+        for length in self.lengths:
+            require(length >= 1, "lengths", "must be at least 1", length)
+
+    @property
+    def rates(self) -> Sequence[float]:
+        """Chances of acceptance by position; the last one is that of all further ones."""
+        return (self.acceptance,) if isinstance(self.acceptance, int | float) else self.acceptance
+
+    @property
+    def has_rate(self) -> bool:
+        return self.rate is not None
+
+    def pass_ms(self, width: int, num_rows: int = 1) -> float:
+        """A pass of the target that verifies so many tokens of each row."""
+        jumps = sum(ms for first, ms in (self.jumps or {}).items() if width >= int(first))
+        of_widths = num_rows * (width - 1) * self.width_ms
+        return self.step_ms + (num_rows - 1) * self.row_ms + of_widths + jumps
+
+    def iteration_ms(self, num_draft_tokens: int, num_rows: int = 1) -> float:
+        """An iteration that drafts so many tokens of each row and verifies them: the planted truth."""
+        return num_draft_tokens * self.draft_ms + self.pass_ms(num_draft_tokens + 1, num_rows)
+
+
+class Simulated(EngineRecord):
+    """Planted costs and acceptance, on a clock of its own."""
+
+    name = NAME
+    summary = (
+        "planted costs and acceptance on a clock of its own, to learn and to test: no measurement"
+    )
+    settings = SimulatedSettings
+    computes_here = False
+    queues = True
+    own_clock = True
+
+    def adapted(self, run: RunSettings) -> RunSettings:
+        """Without the models, whose names would look like those of a measurement."""
+        run = dataclasses.replace(run, model=ModelSettings(name=NAME, repository=SERVED))
+        if run.draft is not None:
+            run = dataclasses.replace(run, draft=dataclasses.replace(run.draft, name=NAME))
+        return run
+
+    def columns(self, run: RunSettings) -> Mapping[str, Any]:
+        if run.draft is None:
+            return {}
+        return {"num_draft_tokens": run.decoding.num_draft_tokens, "draft_method": NAME}
+
+    def open(self, opening: Opening) -> Engine:
+        return _engine(opening)
+
+
+@dataclass
+class _Row:
+    """A request in flight.
+
+    Attributes:
+        log_odds: added to the log-odds of acceptance, of its prompt.
+        coins: of its draft tokens.
+        sent_s: on the engine's clock.
+    """
+
+    request: RequestRecord
+    length: int
+    log_odds: float
+    coins: random.Random
+    sent_s: float
+    is_extra: bool = False
+
+
+@dataclass
+class _Clock:
+    """Seconds that have passed on an engine, of all arms."""
+
+    now_s: float = 0.0
+    noise: random.Random = field(default_factory=random.Random)
+    num_iterations: int = 0
+
+
+def _engine(opening: Opening) -> Engine:
+    # The protocol is imported where it is needed: settings and help are known without it.
+    from harness.engines.iteration import Iteration
+    from harness.engines.protocol import Answered, Arm, Blocks, Engine, Traits
+    from harness.engines.requests import Load, as_records
+
+    asked = opening.settings.engine
+    assert isinstance(asked, SimulatedSettings)
+    settings: SimulatedSettings = asked
+    clock = _Clock(noise=random.Random(f"noise {opening.settings.seed}"))
+
+    class SimulatedArm(Arm):
+        """Attributes: factor: of all times, since its last start."""
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+            self.traits = Traits()
+            self.factor = 1.0
+            self._answered = Answered()
+
+        def start(self) -> None:
+            self.factor = math.exp(clock.noise.gauss(0, settings.start_noise))
+
+        def answered(self) -> Answered:
+            return self._answered
+
+        def stream(self, question: Question) -> Iterator[Iteration]:
+            self._answered = self._simulated(question)
+            tokens = {row: one.token_ids for row, one in enumerate(self._answered.requests)}
+            return as_records([tokens], len(tokens))
+
+        def _simulated(self, question: Question) -> Answered:
+            began_s = clock.now_s
+            num_draft_tokens = 0
+            if self.name == "speculative" and isinstance(question.decoding.num_draft_tokens, int):
+                num_draft_tokens = question.decoding.num_draft_tokens
+            times = [0.0] * len(question.prompts)
+            if settings.rate is not None:
+                # As those of a server: from the seed and the prompts, the same for both arms.
+                drawn = random.Random(f"{question.seed} {question.indices[0]}")
+                for place in range(len(times)):
+                    times[place] = drawn.expovariate(settings.rate) + (
+                        times[place - 1] if place else 0
+                    )
+            waiting = deque(
+                _row(settings, question, place, began_s + times[place])
+                for place in range(len(times))
+            )
+            records = [row.request for row in waiting]
+            extra = question.extra
+            num_slots = len(extra.prompts) if extra else opening.batch_size
+            if settings.rate is not None:
+                num_slots = 1 << 30
+            num_extra = 0
+            running: list[_Row] = []
+            ended: list[_Row] = []
+            num_own = num_of_all = 0
+
+            def passes(ms: float) -> None:
+                drift = 1 + settings.drift * clock.now_s / 60
+                noise = math.exp(clock.noise.gauss(0, settings.noise))
+                clock.now_s += ms / 1000 * self.factor * drift * noise
+
+            while len([row for row in ended if not row.is_extra]) < len(records):
+                while len(running) < num_slots:
+                    if waiting and waiting[0].sent_s <= clock.now_s:
+                        row = waiting.popleft()
+                        row.sent_s = row.sent_s if settings.rate is not None else clock.now_s
+                    elif extra and not waiting and settings.rate is None:
+                        row = _row(settings, extra, num_extra % len(extra.prompts), clock.now_s)
+                        row.is_extra = True
+                        num_extra += 1
+                    else:
+                        break
+                    passes(settings.first_ms + settings.prompt_ms * row.request.num_prompt_tokens)
+                    row.request.add(_tokens(row, question, 1), clock.now_s - row.sent_s)
+                    num_own += not row.is_extra
+                    num_of_all += 1
+                    (ended if row.request.num_tokens >= row.length else running).append(row)
+                    if row.is_extra and all(one.is_extra for one in running):
+                        break
+                if not running:
+                    if waiting:
+                        clock.now_s = max(clock.now_s, waiting[0].sent_s)
+                    continue
+                # The last token of an answer is never drafted.
+                proposals = [
+                    min(num_draft_tokens, row.length - row.request.num_tokens - 1)
+                    for row in running
+                ]
+                passes(settings.iteration_ms(max(proposals), len(running)))
+                clock.num_iterations += 1
+                if settings.stall_every and clock.num_iterations % settings.stall_every == 0:
+                    clock.now_s += settings.stall_ms / 1000
+                for row, num_proposed in zip(list(running), proposals, strict=True):
+                    num_accepted = _num_accepted(settings, row, num_proposed)
+                    row.request.add(
+                        _tokens(row, question, num_accepted + 1), clock.now_s - row.sent_s
+                    )
+                    if self.name == "speculative":
+                        row.request.outcomes.append((num_proposed, num_accepted))
+                    num_of_all += 1
+                    num_own += not row.is_extra
+                    if row.request.num_tokens >= row.length:
+                        running.remove(row)
+                        ended.append(row)
+            seconds = clock.now_s - began_s
+            load = Load(
+                seconds,
+                request_seconds=sum(row.request.seconds for row in (*ended, *running)),
+                share=num_own / num_of_all,
+                extra=[row.request for row in (*ended, *running) if row.is_extra],
+                offered_s=times[-1] if settings.rate is not None else 0.0,
+            )
+            return Answered(requests=records, load=load)
+
+    engine = Engine()
+    arms = [SimulatedArm(name) for name in opening.settings.arms]
+    engine.arms = arms
+    for one in arms:
+        one.start()
+
+    def begin(arm: Arm) -> None:
+        assert isinstance(arm, SimulatedArm)
+        arm.start()
+
+    if settings.blocks:
+        engine.blocks = Blocks(settings.blocks, begin)
+    engine.runner = NAME
+    return engine
+
+
+def _row(settings: SimulatedSettings, question: Question, place: int, sent_s: float) -> _Row:
+    """A request for a prompt of a question. What it yields follows from its prompt, in any order and any company."""
+    from harness.engines.requests import RequestRecord
+
+    index = question.indices[place]
+    decoding = question.decoding
+    length = decoding.max_new_tokens
+    if settings.lengths and not decoding.ignore_eos:
+        length = min(length, settings.lengths[index % len(settings.lengths)])
+    of_prompt = random.Random(f"{question.seed} prompt {index}")
+    return _Row(
+        RequestRecord(index, len(question.prompts[place])),
+        length,
+        log_odds=of_prompt.gauss(0, settings.prompts_differ),
+        coins=of_prompt,
+        sent_s=sent_s,
+    )
+
+
+def _tokens(row: _Row, question: Question, number: int) -> list[int]:
+    """The next tokens of an answer: those of a prompt again and again, the same in both arms."""
+    prompt = question.prompts[0]
+    first = row.request.num_tokens
+    return [prompt[(row.request.index + first + step) % len(prompt)] for step in range(number)]
+
+
+def _num_accepted(settings: SimulatedSettings, row: _Row, num_proposed: int) -> int:
+    """How many of the draft tokens of an iteration are accepted."""
+    for place in range(num_proposed):
+        rate = settings.rates[min(place, len(settings.rates) - 1)]
+        if 0 < rate < 1:
+            odds = rate / (1 - rate) * math.exp(row.log_odds)
+            rate = odds / (1 + odds)
+        if row.coins.random() >= rate:
+            return place
+    return num_proposed
+
+
+RECORD = Simulated()

@@ -1,0 +1,207 @@
+"""The engine with a clock of its own: what is planted is what the page says, through the whole command."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from harness.engines.simulated import SimulatedSettings
+from in_process import Harness, only, results
+from wording import mentions
+
+QUIET = ["engine=simulated", "engine.noise=0", "engine.prompts_differ=0", "resume=false"]
+# No wait for a first token, so that a speed-up is tokens over the cost of an iteration.
+BARE = ["engine.prompt_ms=0", "engine.first_ms=0"]
+ALWAYS = "engine.acceptance=1"
+
+
+def speculative(harness: Harness, *settings: str, **options: Any) -> dict[Any, Any]:
+    harness("latency", *settings, **options)
+    return dict(results().iloc[-1])
+
+
+def test_a_planted_speedup_of_1_7_is_1_7_on_the_page(harness: Harness) -> None:
+    """Five tokens in 4 × 5 + 20 + 4 × 4.69 = 58.8 ms, where five regular steps take 100 ms."""
+    costs = ["engine.step_ms=20", "engine.draft_ms=5", "engine.width_ms=4.7059", ALWAYS]
+    # 1 token with the prompt, and 64 iterations of 5.
+    outcome = harness("latency", *QUIET, *BARE, *costs, "K=4", "tokens=321", "num_prompts=8")
+    assert "1.70× faster" in outcome.stdout
+    assert "100 % accepted: 5.0 tokens per iteration" in outcome.stdout
+    share = 100 * 20 / (4 * 5 + 20 + 4 * 4.7059)
+    assert f"a regular step is {share:.0f} % of an iteration" in " ".join(outcome.stdout.split())
+
+
+def test_no_page_calls_it_a_measurement(harness: Harness) -> None:
+    outcome = harness("latency", *QUIET, "num_prompts=8")
+    shown = " ".join(outcome.stdout.split())
+    assert "planted costs, no measurement" in shown
+    assert "costs and acceptance are planted, and nothing was measured" in shown
+    assert "CPU time" not in outcome.stdout
+    rows = results()
+    assert set(rows["engine"]) == set(rows["model"]) == {"simulated"}
+    assert rows[["devices", "processor_share", "load"]].isna().all(axis=None)
+    assert mentions(harness("report", "results").stdout, "simulated")
+
+
+def test_nobody_waits(harness: Harness) -> None:
+    """Hours pass on its clock, while a test may take ten minutes."""
+    row = speculative(harness, *QUIET, "engine.step_ms=60000", "num_prompts=40")
+    assert row["ms_per_token"] * row["num_tokens"] > 3 * 3600 * 1000
+
+
+@pytest.mark.parametrize("k", [1, 3, 8])
+def test_the_cost_of_an_iteration_is_the_planted_one(harness: Harness, k: int) -> None:
+    costs = SimulatedSettings(step_ms=20, draft_ms=3, width_ms=1)
+    # Enough tokens that shorter drafts at the ends of answers hardly count.
+    asked = ["engine.draft_ms=3", "engine.width_ms=1", f"K={k}", "tokens=2000", "num_prompts=8"]
+    row = speculative(harness, *QUIET, *BARE, *asked)
+    iteration_ms = row["ms_per_token"] * row["tokens_per_iteration"]
+    assert iteration_ms == pytest.approx(costs.iteration_ms(k), rel=0.01)
+    expected = (1 - 0.8 ** (k + 1)) / 0.2
+    # Of 16,000 tokens.
+    assert row["tokens_per_iteration"] == pytest.approx(expected, rel=0.05)
+
+
+def test_a_sweep_over_k_finds_the_planted_costs(harness: Harness) -> None:
+    asked = ["engine.draft_ms=2", "engine.width_ms=0.5", "num_prompts=20", "engine.noise=0.02"]
+    outcome = harness("latency", "-m", *QUIET, *asked, "K=1,2,4,8")
+    found = re.search(
+        r"An iteration takes ([\d.]+) ms .*? \+ ([\d.]+) ms .*? per draft token.*?"
+        r"a regular step takes ([\d.]+) ms",
+        " ".join(outcome.stdout.split()),
+    )
+    assert found is not None
+    fixed, per_token, step = map(float, found.groups())
+    assert fixed == pytest.approx(20, abs=0.3)
+    assert per_token == pytest.approx(2.5, abs=0.15)
+    assert step == pytest.approx(20, abs=0.1)
+
+
+def test_requests_in_flight_share_the_engine(harness: Harness) -> None:
+    """Eight rows take 20 + 7 × 0.5 ms a step, and one more request waits until a row has ended."""
+    asked = ["batch_size=8", "num_prompts=64", "prompts=tiny", "draft=none"]
+    harness("latency", *QUIET, *BARE, *asked)
+    row = results().iloc[-1]
+    assert row["ms_per_token"] == pytest.approx((20 + 7 * 0.5) * 63 / 64, rel=0.02)
+    assert row["mean_in_flight"] == pytest.approx(8, rel=0.02)
+    assert row["tokens_per_second"] == pytest.approx(8 * 1000 / row["ms_per_token"], rel=0.03)
+
+
+def test_at_a_rate_requests_wait_for_each_other_only_where_they_meet(harness: Harness) -> None:
+    harness("latency", *QUIET, "engine.rate=0.01", "num_prompts=32", "engine.first_ms=30")
+    rows = results()
+    assert (rows["time_to_first_token_p99_ms"] < 45).all()
+    assert (rows["offered_rate"] > 0.005).all()
+    harness("latency", *QUIET, "engine.rate=60", "num_prompts=32", "engine.first_ms=30")
+    assert (results().iloc[-2:]["time_to_first_token_p90_ms"] > 100).all()
+
+
+def test_answers_end_where_their_lengths_are_planted(harness: Harness) -> None:
+    lengths = ["engine.lengths=[4,40]", "decoding.ignore_eos=false", "num_prompts=8"]
+    harness("latency", *QUIET, *lengths)
+    prompts = pd.read_csv(only("latency_prompts.csv"))
+    assert prompts["num_tokens"].tolist().count(4) == prompts["num_tokens"].tolist().count(40) == 8
+
+
+def test_what_a_prompt_yields_follows_from_it_alone(harness: Harness) -> None:
+    """In any company and any order: acceptance of a prompt is the same with eight in flight."""
+    for number in (1, 8):
+        harness("latency", *QUIET, f"batch_size={number}", "num_prompts=40")
+    first, second = (results().iloc[place]["acceptance_rate"] for place in (1, 3))
+    assert first == second
+
+
+def expected_speedup(rng: np.random.Generator, k: int, num_prompts: int, tokens: int) -> float:
+    """The long-run ratio of total times of the default costs, simulated without the engine."""
+    own = random.Random(int(rng.integers(1 << 30)))
+    regular = tokens_left = 0.0
+    spent = 0.0
+    for _ in range(num_prompts):
+        odds = 4 * np.exp(own.gauss(0, 0.3))
+        rate = odds / (1 + odds)
+        left = tokens - 1
+        regular += 20.0 * left
+        while left > 0:
+            drafted = min(k, left - 1)
+            accepted = 0
+            while accepted < drafted and own.random() < rate:
+                accepted += 1
+            spent += 20 + 2.5 * drafted
+            left -= accepted + 1
+    assert tokens_left == 0
+    return regular / spent
+
+
+def test_intervals_over_prompts_cover_the_planted_speedup(harness: Harness) -> None:
+    """Through the whole command: of 40 runs with prompts of their own at most 7 leave it out (5 %: 2; 1 in 600)."""
+    truth = expected_speedup(np.random.default_rng(0), 4, 4000, 64)
+    seeds = ",".join(map(str, range(40)))
+    asked = ["engine=simulated", *BARE, "num_prompts=12", "K=4", "resume=false"]
+    harness("latency", "-m", *asked, f"seed={seeds}")
+    rows = results().query("arm == 'speculative'")
+    assert len(rows) == 40
+    held = (rows["speedup_low"] <= truth) & (truth <= rows["speedup_high"])
+    assert (~held).sum() <= 7
+    # Intervals that are too wide would cover, too.
+    assert (rows["speedup_high"] / rows["speedup_low"]).median() < 1.2
+
+
+def test_starts_that_differ_are_covered_by_blocks_alone(harness: Harness) -> None:
+    """Equal arms, each of whose starts is some per cent slower or faster: two tokens in the time of two steps. The
+    interval over the prompts of one start is too narrow.
+    """
+    equal = ["engine.draft_ms=20", "engine.width_ms=0", "engine.acceptance=1", "K=1"]
+    asked = ["engine=simulated", "engine.start_noise=0.05", *equal, "num_prompts=16"]
+    wrong = {}
+    for blocks in (0, 8):
+        seeds = ",".join(str(100 * (1 + blocks) + seed) for seed in range(24))
+        harness("latency", "-m", *asked, f"engine.blocks={blocks}", f"seed={seeds}")
+        rows = pd.read_csv("results/latency.csv").query("arm == 'speculative'").iloc[-24:]
+        wrong[blocks] = ((rows["speedup_low"] > 1) | (rows["speedup_high"] < 1)).sum()
+    assert wrong[0] > 12
+    # 5 % of 24 are one; more than five are 1 in 500.
+    assert wrong[8] <= 5
+
+
+@pytest.mark.parametrize(
+    ("cause", "sentence"),
+    [
+        (["engine.stall_every=900", "engine.stall_ms=9000"], "as long as the others"),
+        (
+            ["engine.lengths=[2,60]", "decoding.ignore_eos=false", "engine.first_ms=200"],
+            "mean over answers",
+        ),
+        (["engine.rate=30", "num_prompts=64"], "did not keep up"),
+        ([], ""),
+    ],
+)
+def test_doubts_come_from_their_causes(harness: Harness, cause: list[str], sentence: str) -> None:
+    outcome = harness("latency", *QUIET, "num_prompts=16", "details=true", *cause)
+    summary = " ".join(outcome.summary.split())
+    for each in ("as long as the others", "mean over answers", "did not keep up", "drifted"):
+        assert (each in summary) == (each == sentence), each
+
+
+@pytest.mark.parametrize(
+    ("setting", "rule"),
+    [
+        ("engine.step_ms=0", "engine.step_ms=0.0: must be positive"),
+        ("engine.acceptance=1.2", "engine.acceptance=1.2: must be from 0 to 1"),
+        ("engine.noise=-1", "engine.noise=-1"),
+        ("engine.lengths=[0]", "engine.lengths=0: must be at least 1"),
+    ],
+)
+def test_wrong_settings(harness: Harness, setting: str, rule: str) -> None:
+    assert rule in harness("latency", "engine=simulated", setting, code=2).complaint
+
+
+def test_a_sweep_of_more_jobs_than_a_page_has_room_for(harness: Harness) -> None:
+    """The column of a name that all jobs share is left out of the first rows, too."""
+    seeds = ",".join(map(str, range(22)))
+    outcome = harness("latency", "-m", *QUIET, "num_prompts=8", "tokens=4", f"seed={seeds}")
+    assert "2 more" in outcome.stdout
