@@ -96,6 +96,7 @@ def test_greedy_alone_and_a_failed_run(harness: Harness, pair: list[str]) -> Non
     assert "nothing was sampled" in harness("recovery", *asked, "decoding.temperature=0").stdout
     too_long = harness("recovery", *asked, "decoding.max_new_tokens=1000", code=2)
     assert "decoding.max_new_tokens=1000" in too_long.stderr
+    assert "2009" not in too_long.stderr
     too_many = harness("recovery", *asked, "batch_size=100000000", code=1)
     assert "what would fit: batch_size=" in too_many.stderr
     rows = results("recovery")
