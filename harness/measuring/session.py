@@ -196,17 +196,25 @@ class Session:
         return token_ids
 
     def encode_set(
-        self, prompt_set: PromptSet, prompts: tuple[Prompt, ...], new_tokens: int
+        self,
+        prompt_set: PromptSet,
+        prompts: tuple[Prompt, ...],
+        new_tokens: int,
+        answers: str | None = None,
     ) -> Encoded:
         """Encode prompts of a set; those that are too long are refused, skipped or truncated as
         `prompts.too_long` says, and rows count them.
+
+        Args:
+            new_tokens: that follow each prompt.
+            answers: what they are; `decoding.max_new_tokens` by default.
         """
         settings: Any = self.settings
         about = origin(settings.prompts)
         if about is not None and not self._said_origin:
             say(about)
         self._said_origin = True
-        encoded = encode_set(self.planned, settings, prompt_set, prompts, new_tokens)
+        encoded = encode_set(self.planned, settings, prompt_set, prompts, new_tokens, answers)
         self._too_long["num_skipped"] = encoded.num_skipped
         self._too_long["num_truncated"] = encoded.num_truncated
         return encoded

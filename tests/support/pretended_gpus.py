@@ -9,6 +9,7 @@ until then. A capture must not use the workspace that products allocated before 
 from __future__ import annotations
 
 import functools
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -281,9 +282,30 @@ def _members(gpus: PretendedGpus) -> dict[str, Any]:
     }
 
 
+@functools.cache
+def _load_a_model() -> None:
+    """Let transformers load a first model in this process.
+
+    If the first one of a process loads on pretended GPUs, the rotary frequencies of all later ones are uninitialised
+    memory (transformers 5.23).
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    sizes = {
+        "hidden_size": 2,
+        "intermediate_size": 2,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        LlamaForCausalLM(LlamaConfig(vocab_size=2, **sizes)).save_pretrained(directory)
+        LlamaForCausalLM.from_pretrained(directory)
+
+
 @contextmanager
 def pretended_gpus() -> Iterator[PretendedGpus]:
     """Within it there are two."""
+    _load_a_model()
 
     def tensor(
         *args: Any, original: Any = torch.tensor, pin_memory: bool = False, **kwargs: Any

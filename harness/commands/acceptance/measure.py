@@ -260,7 +260,7 @@ class AcceptanceOfTexts(Experiment):
 
         long = {one.prompt.index: one.prompt.line for one in readings if is_long(one)}
         if long:
-            where = lines_in_words(long.values())
+            where = lines_in_words(long.values(), self.settings.prompts)
             num_prompts = len({one.prompt.index for one in readings})
             problem = (
                 f"{len(long)} of {num_prompts} prompts are too long with their answers ({where})"

@@ -17,7 +17,7 @@ def profile_table(profile: Profile) -> Table:
     return Table(
         f"profile-{profile.arm}",
         f"Where {profile.num_tokens} tokens of {profile.arm} decoding spend {profile.device} time"
-        f" ({profile.num_iterations} iterations, slowed down by the profiler)",
+        f" (the prompt and {profile.num_iterations} iterations, slowed down by the profiler)",
         columns,
         tuple(map(TableRow, profile.operations)),
         notes=(f"trace for https://ui.perfetto.dev: {profile.trace}",),

@@ -112,8 +112,22 @@ class LogprobsCheck:
         }
 
 
-# A check that was finished. `columns` are those of its row, with `acceptance` as `Session.row` takes it.
-Check = GreedyCheck | DrawnCheck | ReferenceCheck | LogprobsCheck
+@dataclass(frozen=True, kw_only=True)
+class InterruptedCheck:
+    """What a check had found when the run was interrupted: a loss, or nothing that decides."""
+
+    check: GreedyCheck | DrawnCheck
+
+    def columns(self) -> dict[str, Any]:
+        columns = self.check.columns()
+        if columns["verdict"] != "lossy":
+            columns["verdict"] = "undecided"
+        return columns
+
+
+# A check that was finished, or interrupted. `columns` are those of its row, with `acceptance` as `Session.row` takes
+# it.
+Check = GreedyCheck | DrawnCheck | ReferenceCheck | LogprobsCheck | InterruptedCheck
 
 
 def _greedy_columns(result: GreedyResult) -> dict[str, Any]:

@@ -70,7 +70,10 @@ class Recovery(Experiment):
         settings = self.settings
         most = settings.decoding.max_new_tokens
         # A second turn reads a first answer, and has another.
-        encoded = session.encode_set(self.prompt_set, self.prompts, 2 * most + FOLLOW_UP + 1)
+        answers = f"two answers of decoding.max_new_tokens={most} and the question between them"
+        encoded = session.encode_set(
+            self.prompt_set, self.prompts, 2 * most + FOLLOW_UP + 1, answers
+        )
         self.prompts = encoded.prompts
         prompts = encoded.token_ids
         # A first prompt may have a token more (`Workload`), a second one goes on after an answer.

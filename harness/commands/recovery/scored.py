@@ -11,6 +11,7 @@ from harness.commands.recovery.checks import (
     Check,
     DrawnCheck,
     GreedyCheck,
+    InterruptedCheck,
     LogprobsCheck,
     ReferenceCheck,
 )
@@ -59,9 +60,14 @@ class _Scored:
 
 
 class _Test:
-    """Asks arms and scores their answers."""
+    """Asks arms and scores their answers.
+
+    Attributes:
+        so_far: the results of the first round, while the second one is asked; None before that.
+    """
 
     def __init__(self, asking: Asking, reference: TextReference) -> None:
+        self.so_far: _Scored | None = None
         self._asking = asking
         self._reference = reference
         settings = asking.settings
@@ -118,14 +124,22 @@ class _Test:
         if own:
             place = choose_place(own, reference, num_together)
             at_place = workload.at_place(place, num_at_place)
+        learns_rounding = isinstance(reference, RegularReference) and arm is reference.arm
+        if not learns_rounding:
+            scores.add(_greedy(first))
+            # Where the run is interrupted, nothing more can be asked of the reference.
+            self.so_far = self._scored(scores, first)
         further = workload.second_turns(first, num_mixed, at_place)
         second = asking.ask(arm, further, num_in_flight, "asking, second turns")
         scores.add(_drawn(second))
         answers = [*first, *second]
-        if isinstance(reference, RegularReference) and arm is reference.arm:
+        if isinstance(reference, RegularReference) and learns_rounding:
             reference.learn_rounding(_texts(answers), scores.returned)
-        # A text that nobody waited for is not compared.
-        scores.add([one for one in answers if one.request.is_greedy and one.request.is_compared])
+            scores.add(_greedy(first))
+        scores.add(_greedy(second))
+        return self._scored(scores, answers)
+
+    def _scored(self, scores: Scores, answers: Sequence[Answer]) -> _Scored:
         parts = self._parts(scores)
         return _Scored(
             greedy=scores.greedy.result(),
@@ -173,6 +187,11 @@ def _drawn(answers: Sequence[Answer]) -> list[Answer]:
     return [one for one in answers if one.request.is_compared and not one.request.is_greedy]
 
 
+def _greedy(answers: Sequence[Answer]) -> list[Answer]:
+    """Those to greedy requests; a text that nobody waited for is not compared."""
+    return [one for one in answers if one.request.is_greedy and one.request.is_compared]
+
+
 def _texts(answers: Sequence[Answer]) -> list[tuple[Sequence[int], Sequence[int]]]:
     """Prompts and texts, as `Arm.scores` takes them, of those that somebody waited for."""
     waited_for = [one for one in answers if one.request.is_compared and one.record.token_ids]
@@ -196,7 +215,11 @@ def scored_checks(asking: Asking, arm: Arm, reference: TextReference) -> Iterato
             return
         returned += _returned_check(regular, own.returned, tolerance)
         tolerance = max(_LEAST_TOLERANCE, reference.rounding)
-    scored = test.scored(arm)
+    try:
+        scored = test.scored(arm)
+    except KeyboardInterrupt:
+        yield from _interrupted(test.so_far)
+        raise
     yield GreedyCheck(result=scored.greedy)
     yield from scored.parts
     if scored.overall is not None:
@@ -209,6 +232,17 @@ def scored_checks(asking: Asking, arm: Arm, reference: TextReference) -> Iterato
         if not scored.is_lossy:
             raise RunError(about)
         say(about)
+
+
+def _interrupted(so_far: _Scored | None) -> Iterator[InterruptedCheck]:
+    if so_far is None:
+        say("no verdict: nothing was compared before the interruption")
+        return
+    yield InterruptedCheck(check=GreedyCheck(result=so_far.greedy))
+    for part in so_far.parts:
+        yield InterruptedCheck(check=part)
+    if so_far.overall is not None:
+        yield InterruptedCheck(check=so_far.overall)
 
 
 def _reference_check(arm: Arm, own: _Scored) -> ReferenceCheck:

@@ -116,6 +116,10 @@ class Checks:
         number = f"of {counted(num_tests, 'test')}"
         if num_tests < len(self._drawn):
             number += f"; {len(self._drawn) - num_tests} more tested nothing"
+        by_chance = num_tests * (self.smallest_p_value or 0)
+        if num_tests > 1 and by_chance < 1:
+            # Bonferroni's bound: the tests share their tokens.
+            number += f"; by chance one is so small in up to {_share(by_chance)} of runs"
         return f"{draws} {agree} the target's distribution ({smallest} {number})"
 
     def fine_print(self) -> Iterator[str]:
@@ -264,7 +268,8 @@ def _finding(rows: Sequence[RecoveryRow]) -> Line:
     """`lossless`, and what it rests on in one line."""
     summary = summarise(rows)
     if summary.verdict not in _STYLES:
-        return Line(f"no verdict: {summary.verdict}", "warning", "these checks were finished")
+        so_far = f"so far {summary.findings}; only a whole run decides" if summary.findings else ""
+        return Line(f"no verdict: {summary.verdict}", "warning", so_far)
     if summary.verdict == "undecided":
         return Line("cannot tell", "warning", summary.reason)
     because = summary.reason or summary.findings

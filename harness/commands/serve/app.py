@@ -31,6 +31,7 @@ from harness.commands.serve.bodies import (
     ChatBody,
     Completion,
     GenerationBody,
+    Prediction,
     Race,
 )
 from harness.commands.serve.guard import CLIENT_LEFT, Guard, error_body, error_response
@@ -204,6 +205,12 @@ def _generation(served: ServedModel, arm: str, note: Callable[[str, Answer], Non
     async def chat(body: ChatBody, request: Request) -> Any:
         prompt = await run_in_threadpool(served.encode, body)
         return await respond(request, body, [prompt], chat=True)
+
+    @router.post("/predict")
+    async def predict(body: Prediction, request: Request) -> str:
+        """The prompt and its continuation, as LLMSpeculativeSampling's server answers."""
+        answer = await respond(request, GenerationBody(), await tokens_of([body.prompt]))
+        return body.prompt + str(answer["choices"][0]["text"])
 
     return router
 

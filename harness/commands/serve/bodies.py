@@ -197,6 +197,12 @@ class Race(Sampling):
     prompt: Text | list[TokenId]
 
 
+class Prediction(Body):
+    """The body of `/predict`, as LLMSpeculativeSampling has it: a prompt alone."""
+
+    prompt: Text
+
+
 class Part(Body):
     type: Literal["text"]
     text: Text

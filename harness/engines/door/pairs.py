@@ -37,8 +37,14 @@ class PlannedPair(Protocol):
     def room(self, new_tokens: int) -> int | None:
         """The most tokens that a prompt may have before `new_tokens` more; None for any number."""
 
-    def excess(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Excess | None:
-        """How the longest prompt with its new tokens exceeds a context; None where it fits."""
+    def excess(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, answers: str | None = None
+    ) -> Excess | None:
+        """How the longest prompt with its new tokens exceeds a context; None where it fits.
+
+        Args:
+            answers: what the new tokens are; `decoding.max_new_tokens` by default.
+        """
 
     def check_vocabulary(self, token_ids: Sequence[Sequence[int]]) -> None:
         """Raise a SettingError for a token that a model has no embedding for."""
@@ -121,7 +127,9 @@ class ServedPair:
     def room(self, new_tokens: int) -> int | None:
         return None
 
-    def excess(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Excess | None:
+    def excess(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, answers: str | None = None
+    ) -> Excess | None:
         return None
 
     def check_vocabulary(self, token_ids: Sequence[Sequence[int]]) -> None:

@@ -47,6 +47,10 @@ class TreeTurn(Turn):
         row_index = torch.arange(len(index), device=hidden.device).unsqueeze(1)
         return Step(self.step.logits, hidden[row_index, index])
 
+    def _logits_in_order(self, place: int) -> Tensor:
+        logits = self.step.logits[place]
+        return logits[self.nodes_in_order[place].to(logits.device)]
+
     def _check_finite(self, rows: Rows, places: list[int]) -> None:
         for place in places:
             row = rows.members[place]

@@ -117,7 +117,7 @@ class Turn:
             origins.append([*from_draft, last_origin][: len(tokens)])
             proposed.append(figures.draft_tokens[: self.lengths[place]])
             if row.request.keeps_logits:
-                kept_logits[row.number] = self.step.logits[place]
+                kept_logits[row.number] = self._logits_in_order(place)
         return Iteration(
             rows=numbers,
             tokens=taken,
@@ -127,6 +127,10 @@ class Turn:
             verdict=self._verdict_of(places),
             logits=kept_logits,
         )
+
+    def _logits_in_order(self, place: int) -> Tensor:
+        """Return the target's logits [n, V] after a row's tokens, the kept ones first."""
+        return self.step.logits[place]
 
     def _verdict_of(self, places: list[int]) -> Verdict | None:
         """Return the verdict over the rows at these places of the batch, one at least: a turn for

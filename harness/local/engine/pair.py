@@ -132,22 +132,34 @@ class SketchedPair:
         limits = [context for context in contexts if context is not None]
         return min(limits) - new_tokens if limits else None
 
-    def excess(self, prompts: Sequence[Sequence[int]], new_tokens: int) -> Excess | None:
-        """How the longest prompt with its new tokens exceeds a context; None where it fits."""
+    def excess(
+        self, prompts: Sequence[Sequence[int]], new_tokens: int, answers: str | None = None
+    ) -> Excess | None:
+        """How the longest prompt with its new tokens exceeds a context; None where it fits.
+
+        Args:
+            answers: what the new tokens are; `decoding.max_new_tokens` by default.
+        """
+        if answers is None:
+            # One token, as of answers that are there already: nobody chose a number.
+            is_chosen = new_tokens > 1
+            answers = (
+                f"decoding.max_new_tokens={new_tokens}" if is_chosen else "one token of an answer"
+            )
         longest = max(map(len, prompts))
         for checkpoint in self.checkpoints:
             length = longest
             new = new_tokens
+            spelled = ""
             limit = max_context(checkpoint.config)
             if checkpoint.role == "draft" and self.translation is not None:
                 length = max(len(self.translation.prompt_into_draft(ids)) for ids in prompts)
                 # The answer in the draft's tokens is assumed to be longer in proportion.
                 new = -(-new_tokens * length // longest)
+                if new != new_tokens:
+                    spelled = f" (about {new} tokens of the draft's)"
             if limit is not None and length + new > limit:
-                total = f"with decoding.max_new_tokens={new} that is {length + new} tokens"
-                if new_tokens == 1:
-                    # As of answers that are there already: nobody chose a number.
-                    total = f"with one token of an answer that is {length + new} tokens"
+                total = f"with {answers}{spelled} that is {length + new} tokens"
                 model = f"{checkpoint.role}={checkpoint.settings.name}"
                 return Excess(length, f"{total}, and {model} takes {limit}")
         return None

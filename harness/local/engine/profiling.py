@@ -60,7 +60,7 @@ def _profile(arm: Arm, devices: Sequence[Any], question: Question, file: Path) -
     # Its library would report its own starts and stops on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     with profile(activities=activities) as profiler:
-        num_iterations = sum(1 for _ in arm.stream(question))
+        records = list(arm.stream(question))
         synchronize(devices)
     profiler.export_chrome_trace(str(file))
 
@@ -76,8 +76,9 @@ def _profile(arm: Arm, devices: Sequence[Any], question: Question, file: Path) -
     return Profile(
         arm=arm.name,
         device=device,
-        num_tokens=question.decoding.max_new_tokens,
-        num_iterations=num_iterations,
+        num_tokens=sum(len(tokens) for record in records for tokens in record.tokens),
+        # The first record is of the prompt.
+        num_iterations=len(records) - 1,
         operations=tuple(operations),
         trace=file,
     )

@@ -163,7 +163,7 @@ class Case:
             return Needs(num_states * demand.row_tokens, num_states, graph_bytes=0)
         runner = self._runner(sketch, whole=whole, on_gpu=on_gpu)
         graph_bytes = 0
-        if on_gpu and runner.startswith("graphs") and not sketch.is_head:
+        if on_gpu and runner.startswith("graphs"):
             graph_bytes = sum(_graph_bytes(demand, sketch, role) for role in roles)
         tokens = num_rows * demand.cached_tokens(runner, sketch.spare_slots)
         return Needs(tokens, states=0, graph_bytes=graph_bytes)
@@ -212,7 +212,8 @@ def _graph_bytes(demand: Demand, sketch: Sketch, role: str) -> int:
 
     A target's results are the logits of one token and of K + 1, each also with the verdict,
     which takes K distributions in float32. A draft's are those of one token and of two, each
-    also with K such distributions.
+    also with K such distributions; a head's proposals are prepared for half the rows, a quarter
+    and so on too, which takes about as much.
     """
     num_draft_tokens = demand.num_draft_tokens
     if role == "draft":

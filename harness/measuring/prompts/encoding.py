@@ -164,12 +164,14 @@ def encode_set(
     prompt_set: PromptSet,
     prompts: tuple[Prompt, ...],
     new_tokens: int,
+    answers: str | None = None,
 ) -> Encoded:
     """Encode prompts of a set; those that are too long are refused, skipped or truncated as
     `prompts.too_long` says. Prints what the settings do not show.
 
     Args:
         new_tokens: that follow each prompt.
+        answers: what they are; `decoding.max_new_tokens` by default.
 
     Raises:
         SettingError: a prompt does not fit into a model's context, and `prompts.too_long` does not
@@ -185,7 +187,7 @@ def encode_set(
             # Any tokens stand in for the answers.
             whole[place] = [*ids, *ids[-1:] * most_answered(turn, new_tokens)]
     encoded = Encoded(prompts, token_ids, chats_of(prompts))
-    encoded = _fitted(encoded, whole, planned, settings, new_tokens)
+    encoded = _fitted(encoded, whole, planned, settings, new_tokens, answers)
     described = prompt_set.described(encoded.prompts)
     if described:
         note(described)
@@ -209,6 +211,7 @@ def _fitted(
     planned: AnyPair,
     settings: PromptedSettings,
     new_tokens: int,
+    answers: str | None,
 ) -> Encoded:
     """Skip, truncate or refuse prompts that are too long.
 
@@ -218,14 +221,13 @@ def _fitted(
     room = planned.room(new_tokens)
     if room is not None and room < 1:
         limit = room + new_tokens
-        rule = (
-            f"leaves no room for a prompt: the context has {limit} tokens, and {new_tokens} are new"
-        )
+        new = f"{new_tokens} are new" if answers is None else f"{answers} take {new_tokens}"
+        rule = f"leaves no room for a prompt: the context has {limit} tokens, and {new}"
         raise SettingError("decoding.max_new_tokens", rule, settings.decoding.max_new_tokens)
     prompts = encoded.prompts
     token_ids = encoded.token_ids
     long = [place for place, ids in enumerate(whole) if room is not None and len(ids) > room]
-    where = lines_in_words(prompts[place].line for place in long)
+    where = lines_in_words([prompts[place].line for place in long], settings.prompts)
     problem = f"{len(long)} of {len(prompts)} prompts are too long ({where})"
     too_long = settings.prompts.too_long
     if too_long == "skip" and 0 < len(long) < len(prompts):
@@ -247,12 +249,12 @@ def _fitted(
         chats = [] if cut else encoded.chats
         encoded = dataclasses.replace(encoded, chats=chats, num_truncated=len(long))
         whole = token_ids
-    excess = planned.excess(whole, new_tokens)
+    excess = planned.excess(whole, new_tokens, answers)
     if excess is None:
         return encoded
     has_turns = any(prompt.turns for prompt in prompts)
-    answers = ", with the answers before its last turn" if has_turns else ""
-    longest = f"the longest has {excess.num_prompt_tokens} tokens{answers}; {excess.rule}"
+    earlier = ", with the answers before its last turn" if has_turns else ""
+    longest = f"the longest has {excess.num_prompt_tokens} tokens{earlier}; {excess.rule}"
     if not long or encoded.num_skipped or encoded.num_truncated:
         # Only in the tokens of a draft with another tokenizer are they too long.
         raise SettingError("prompts", longest)

@@ -27,6 +27,7 @@ from typing import Any, NamedTuple
 
 from harness.config.errors import SettingError
 from harness.config.settings import PROMPT_COLUMNS, PromptSettings
+from harness.config.sizes import PACKAGE
 from harness.engines.chat import Chat, Message
 from harness.measuring.prompts.messages import messages_of, text_of, tools_of
 from harness.measuring.prompts.prompt_files import BadFile, local_files, read_rows
@@ -225,10 +226,13 @@ def listed(names: Sequence[object]) -> str:
     return ", ".join(map(str, names[:_MOST_NAMED])) + more
 
 
-def lines_in_words(lines: Iterable[int]) -> str:
-    """`line 3 of the file`, `lines 3, 5, 8 of the file`."""
+def lines_in_words(lines: Iterable[int], settings: PromptSettings) -> str:
+    """`line 3 of mine.txt`, `lines 3, 5, 8 of prompts=tiny`."""
     ascending = sorted(lines)
-    return f"line{'s' if len(ascending) > 1 else ''} {listed(ascending)} of the file"
+    file = Path(settings.file)
+    is_own = settings.repository is None and not file.is_relative_to(PACKAGE)
+    name = file.name if is_own else f"prompts={settings.name}"
+    return f"line{'s' if len(ascending) > 1 else ''} {listed(ascending)} of {name}"
 
 
 def load_prompts(settings: PromptSettings) -> PromptSet:

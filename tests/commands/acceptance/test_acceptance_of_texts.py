@@ -292,7 +292,7 @@ def test_one_long_answer_is_treated_as_too_long_says(
     if num_texts is None:
         complaint = harness.refused(*asked)
         assert "prompts.too_long=skip leaves them out" in complaint
-        assert "with their answers (line 3 of the file)" in complaint
+        assert "with their answers (line 3 of " in complaint
         assert "max_new_tokens" not in complaint
         return
     outcome = harness(*asked, f"prompts.too_long={too_long}")

@@ -83,7 +83,7 @@ TOOLS = {"tools": [{"type": "function", "function": {"name": "find"}}]}
         (
             chat(ASKED, 300 * FIRST),
             ("chat_template=never",),
-            "1 of 1 prompts are too long with their answers (line 1 of the file)",
+            "1 of 1 prompts are too long with their answers (line 1 of ",
         ),
     ],
 )

@@ -105,7 +105,7 @@ def test_a_conversation_that_does_not_fit_is_refused_or_left_out(harness: Harnes
     long_talk(turn_3="Bob found it. " * 60)
     whole = (*TALK, "prompts.turns=all")
     complaint = harness.refused(*whole)
-    assert complaint.startswith("prompts: 1 of 3 prompts are too long (line 1 of the file); ")
+    assert complaint.startswith("prompts: 1 of 3 prompts are too long (line 1 of talks.jsonl); ")
     # Two answers of 6 tokens, and what they may grow by when they are read again, come before it.
     assert mentions(complaint, "with the answers", "decoding.max_new_tokens=6", "takes 512")
     assert "prompts.too_long=skip leaves them out" in complaint

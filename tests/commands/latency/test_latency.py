@@ -224,11 +224,11 @@ def test_a_sweep_measures_what_it_can(harness: Harness, pair: list[str]) -> None
         ),
         (
             ["decoding.max_new_tokens=62"],
-            "prompts: 4 of 4 prompts are too long (lines 1, 2, 3, 4 of the file); ",
+            "prompts: 4 of 4 prompts are too long (lines 1, 2, 3, 4 of prompts.txt); ",
         ),
         (
             ["decoding.max_new_tokens=48"],
-            "prompts: 1 of 4 prompts are too long (line 4 of the file); the longest has 1",
+            "prompts: 1 of 4 prompts are too long (line 4 of prompts.txt); the longest has 1",
         ),
         (["prompts=empty.txt"], "prompts=empty.txt: "),
         (["prompts=./promts.txt"], "prompts=./promts.txt: "),
@@ -354,11 +354,27 @@ def test_prompts_that_are_too_long_are_cut(
 ) -> None:
     outcome = harness("latency", *pair, *LONG, "prompts.too_long=truncate", "decoding=greedy")
     assert mentions(outcome.stderr, "1 of 4 prompts", "line 4", "last 16 tokens")
+    assert mentions(outcome.summary, "1 prompt was cut to the last tokens", "too long")
     assert list(results()["num_truncated"]) == [1, 1]
     cut = pd.read_csv(only("latency_prompts.csv"))["completion"].iloc[-1]
     (tmp_path / "prompts.txt").write_text("four four four four"[-16:])
     harness("latency", *pair, *LONG, "num_prompts=1", "decoding=greedy", "hydra.run.dir=again")
     assert pd.read_csv(tmp_path / "again" / "latency_prompts.csv")["completion"].iloc[-1] == cut
+
+
+def test_shipped_prompts_that_are_too_long_are_left_out_unless_they_are_to_be_refused(
+    harness: Harness, save_model: SaveModel
+) -> None:
+    model = save_model("gpt2", "short", n_layer=1, n_positions=200)
+    shipped = [f"model={model.name}", "prompts=tiny", "num_prompts=20", "tokens=32"]
+    where = "of prompts=tiny"
+    refused = harness.refused("latency", *shipped, "prompts.too_long=refuse")
+    found = re.match(r"prompts: (\d+) of 20 prompts are too long \(lines? [\d, ]+ ", refused)
+    assert found is not None
+    assert where in refused
+    outcome = harness("latency", *shipped)
+    assert mentions(outcome.stderr, f"{found[1]} of 20 prompts", "too long", where, "left out")
+    assert set(results()["num_skipped"]) == {int(found[1])}
 
 
 def test_what_becomes_of_long_prompts_is_another_measurement(

@@ -263,6 +263,16 @@ def test_a_tree_gives_a_token_for_each_level_and_reads_its_nodes(plan: Plan) -> 
     assert "draft=llama3.1_8B-eagle3 draft.tree=dynamic draft.budget=16\n" in tree.stdout
 
 
+def test_captured_proposals_of_a_head_take_memory(plan: Plan) -> None:
+    pair = ["model=llama3.1_8B", "draft=llama3.1_8B-eagle3", "gpus=1", "gpu_memory=80GB"]
+    sizes = [
+        plan(*pair, "K=8", "batch_size=32", f"runner={runner}").row["draft_cache_bytes"]
+        for runner in ("static", "graphs")
+    ]
+    # Distributions over all tokens in float32, for 32, 16, 8, 4, 2 and 1 rows.
+    assert sizes[1] - sizes[0] > 63 * 8 * 128_256 * 4
+
+
 # Its code looks at numbers, and the meta device has none.
 DYNAMIC = {
     "num_hidden_layers": 2,

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import signal
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from forked import start
+from halting import HALTED, halting
 from in_process import Harness, Outcome, results
 from own_service import own_service
 from planted_faults import IN_BATCHES, planted
+from processes import end
 from tiny_checkpoints import save_talkative_pair
 from wording import mentions
 
@@ -96,12 +100,42 @@ def test_greedy_alone_and_a_failed_run(harness: Harness, pair: list[str]) -> Non
     assert "nothing was sampled" in harness("recovery", *asked, "decoding.temperature=0").stdout
     too_long = harness("recovery", *asked, "decoding.max_new_tokens=1000", code=2)
     assert "decoding.max_new_tokens=1000" in too_long.stderr
+    assert "two answers of decoding.max_new_tokens=1000 and the question" in too_long.stderr
     too_many = harness("recovery", *asked, "batch_size=100000000", code=1)
     assert "what would fit: batch_size=" in too_many.stderr
     rows = results("recovery")
     # A wrong setting leaves no row.
     assert list(rows["status"]) == ["ok", "failed"]
     assert rows["verdict"].isna().tolist() == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("number", "asked"), [(signal.SIGINT, 1), (signal.SIGTERM, 1), (signal.SIGINT, 0)]
+)
+def test_an_interrupted_run_says_what_was_tested_so_far(
+    tmp_path: Path, pair: list[str], number: int, asked: int
+) -> None:
+    """In the second of two rounds, or in the first one."""
+    few = ["num_draws=1000", "num_prompts=2", "decoding.max_new_tokens=6", "batch_size=16"]
+    halt = halting("harness.commands.recovery.asking.Asking.ask", after=asked)
+    running = start("recovery", *pair, *few, cwd=tmp_path, until=HALTED, before=halt)
+    stdout, stderr = end(running, number, 130)
+    printed = " ".join(stdout.split())
+    assert "lossless" not in printed
+    [file] = tmp_path.glob("outputs/recovery/*/*/recovery.csv")
+    rows = pd.read_csv(file)
+    assert set(rows["status"]) == {"interrupted"}
+    if asked:
+        found = re.search(r"(\d+) of \1 greedy texts identical", printed)
+        assert found is not None
+        assert "no verdict: interrupted so far" in printed
+        assert "only a whole run decides" in printed
+        assert set(rows["verdict"]) == {"undecided"}
+        assert rows["num_prompts"].iloc[0] == int(found[1])
+        assert 0 < rows["num_draws"].iloc[-1] < 1000
+    else:
+        assert rows["verdict"].isna().all()
+        assert "nothing was compared before the interruption" in stderr
 
 
 @pytest.mark.slow

@@ -59,6 +59,12 @@ def test_lossless_needs_every_check() -> None:
     assert "25,000 drawn tokens follow the target's distribution" in summary.findings
 
 
+def test_a_small_p_value_of_several_tests_is_put_beside_chance() -> None:
+    findings = summarise(rows({}, {"p_value": 0.033}, {"p_value": 0.4})).findings
+    assert mentions(findings, "smallest p-value 0.033 of 2 tests", "up to 6.6 % of runs")
+    assert "by chance" not in summarise(rows()).findings
+
+
 @pytest.mark.parametrize("number", range(3))
 def test_one_loss_is_a_loss(number: int) -> None:
     changes: list[dict[str, Any]] = [{}, {"verdict": "undecided"}, {"verdict": "undecided"}]
@@ -136,7 +142,8 @@ def test_the_printed_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert "fail 1 of 2 tests" in shown
     assert "after one place" in shown
     ended = printed(rows(status="interrupted"), capsys)
-    assert "no verdict: interrupted" in ended
+    assert "no verdict: interrupted so far 15 of 15 greedy texts identical; 25,000" in ended
+    assert "only a whole run decides" in ended
     assert "· K=4 ·" in ended
     assert "nothing was sampled" in printed(rows()[:1], capsys)
 

@@ -138,6 +138,15 @@ def test_chats(client: Any) -> None:
     )
 
 
+@pytest.mark.parametrize("arm", ["", "/regular"])
+def test_predict_is_the_prompt_and_its_continuation(url: str, arm: str) -> None:
+    text = post(url, f"{arm}/predict", {"prompt": PROMPTS[0]}).json()
+    assert text.startswith(PROMPTS[0])
+    assert len(text) > len(PROMPTS[0])
+    assert post(url, f"{arm}/predict", {"prompt": "a", "top_p": 0.5}).status_code == 422
+    assert post(url, f"{arm}/predict", {"text": "a"}).status_code == 422
+
+
 def test_prompts_as_tokens_and_several_at_once(client: Any) -> None:
     options: Any = {
         "model": "tiny",

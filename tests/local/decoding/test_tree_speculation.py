@@ -73,6 +73,24 @@ def test_levels_may_be_chosen_before_every_iteration() -> None:
         assert all(count <= limit for count, limit in zip(accepted, limits, strict=True))
 
 
+def test_kept_logits_decided_the_tokens_beside_them() -> None:
+    """In the order of the path that was kept, not of the tree's nodes."""
+    target, draft = chain(1), chain(2, 1.0) + 0.5 * chain(1)
+    what = dataclasses.replace(with_room(request(RAGGED, GREEDY, 30), 6), keeps_logits=True)
+    runner = MarkovRunner(target)
+    last = [prompt[-1] for prompt in RAGGED]
+    longest = 0
+    for record in speculative_trees(
+        runner, ChainTreeDrafter(draft, SHAPE), what, 3, 6, verify_rounds
+    ):
+        for row, tokens in zip(record.rows, record.tokens, strict=True):
+            before = [last[row], *tokens[:-1]]
+            torch.testing.assert_close(record.logits[row][: len(tokens)], target.log()[before])
+            last[row] = tokens[-1]
+            longest = max(longest, len(tokens))
+    assert longest > 2
+
+
 class KeepsSibling(MarkovRunner):
     """Keeps the first tokens of a tree instead of the path."""
 

@@ -64,6 +64,7 @@ SELECTOR = {
     "selector_rank": 4, "selector_top_k": 6,
 }  # fmt: skip
 
+SELECTOR_FREE = {"target_layer_ids": [1, 4], "mask_token_id": 319}
 PROJECTOR = {
     "target_layer_ids": [1, 4], "mask_token_id": 319, "projector_type": "domino", "pure_draft_prefix_len": 1,
     "emb_dim": 6, "gru_hidden_dim": 12, "shift_label": False,
@@ -525,6 +526,11 @@ def test_another_target_or_format_is_one_line(
         ("speculators eagle3", {"fc_norm": "false"}, "fc_norm='false', which must be true or"),
         ("speculators eagle3", {"transformer_layer_config": 3}, "which must hold settings by name"),
         ("z-lab dflash", {"dflash_config": [1]}, "dflash_config=[1], which must hold settings"),
+        (
+            "z-lab dflash",
+            {"dflash_config": SELECTOR_FREE | {"projector_type": "dspark", "markov_rank": 8}},
+            "has projector_type=dspark in dflash_config; dflash and domino are supported",
+        ),
         ("DeepSpec dflash", {"target_layer_ids": "1, 2"}, "which must be a list of layers"),
         ("DeepSpec dflash", {"target_layer_ids": [0.5]}, "which must be a list of layers"),
         ("DeepSpec dspark", {"markov_rank": -1}, "markov_rank=-1, which must be an integer"),

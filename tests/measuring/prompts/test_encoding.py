@@ -31,7 +31,7 @@ def test_prompts_too_long_for_a_draft_with_another_tokenizer_are_refused(
     monkeypatch.setattr(encoding, "encode", lambda *_: token_ids)
     planned: Any = SimpleNamespace(
         room=lambda new_tokens: ROOM,
-        excess=lambda prompts, new_tokens: Excess(30, "and draft=other takes 20"),
+        excess=lambda *_: Excess(30, "and draft=other takes 20"),
         tokenizer=SimpleNamespace(bos_token_id=0),
     )
     mine = PromptSettings(name="mine", file="mine.txt", too_long=too_long)
@@ -48,7 +48,7 @@ def test_chats_with_tools_are_sent_whole_or_not_at_all(monkeypatch: pytest.Monke
     monkeypatch.setattr(encoding, "encode", lambda *_: [[1] * 3, [1] * 30])
     planned: Any = SimpleNamespace(
         room=lambda new_tokens: ROOM,
-        excess=lambda prompts, new_tokens: None,
+        excess=lambda *_: None,
         tokenizer=SimpleNamespace(bos_token_id=0, chat_template=None),
     )
     tool = {"type": "function", "function": {"name": "rain"}}

@@ -25,6 +25,9 @@ ASSISTANT_NAMES = {
     "hidden_norm.weight": "encoder.output_norm_enc.weight",
 }
 
+# Of `projector_type` in SpecForge's heads.
+_PROJECTORS = ("dflash", "domino")
+
 
 def as_stored_by_z_lab(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration of transformers' own DFlash model in z-lab's format."""
@@ -86,6 +89,12 @@ def block_fields(
     layers = stored.layered(shapes, ["embed_tokens", "lm_head"] if stores_matrices else [])
     _settle_windows(stored, layers["transformer"])
     nested = _nested(raw)
+    projector = nested.get("projector_type", "dflash")
+    if projector not in _PROJECTORS:
+        known = " and ".join(_PROJECTORS)
+        raise stored.refused(
+            f"has projector_type={projector} in dflash_config; {known} are supported"
+        )
     size = raw.get("block_size") or nested.get("block_size")
     if not isinstance(size, int) or size < 2:
         raise stored.refused(f"names no block_size above 1 ({size})")

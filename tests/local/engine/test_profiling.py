@@ -1,0 +1,33 @@
+"""What the profile of an arm is about."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+
+from harness.config.demand import Demand
+from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.engines.protocol import Question
+from harness.engines.record import Preparation
+from harness.local.engine.engine import LocalEngine
+from harness.local.engine.pair import plan_pair
+from harness.local.engine.profiling import profile_arms
+
+
+def test_tokens_behind_the_end_of_a_text_are_not_counted(
+    save_model: Callable[..., ModelSettings], tmp_path: Path
+) -> None:
+    decoding = DecodingSettings(max_new_tokens=12, temperature=0)
+    demand = Demand(2, prompt_tokens=5, new_tokens=12, num_draft_tokens=0, runner="eager")
+    model = save_model(num_hidden_layers=1)
+    pair = plan_pair(model, None, PlacementSettings(), "float32").place(demand).load()
+    engine = LocalEngine(pair, Preparation(decoding=decoding, runner="eager", batch_size=1))
+    question = Question([[40, 50, 60]], decoding, seed=0, indices=[0])
+    tokens = [record.tokens[0][0] for record in engine.arms[0].stream(question)]
+    end = next(place for place in range(1, 7) if tokens[place] not in tokens[:place])
+    for stop_tokens, number in (frozenset(), 8), (frozenset([tokens[end]]), end + 1):
+        asked = dataclasses.replace(question, stop_tokens=stop_tokens)
+        [profile] = profile_arms(engine.arms, pair.devices, asked, tmp_path)
+        assert (profile.num_tokens, profile.num_iterations) == (number, number - 1)
+    engine.close()
