@@ -218,6 +218,7 @@ MISTAKES = {
     f"latency seed={10**30}": f"seed={10**30}: must be below 2^63",
     "latency prompts=./deep.jsonl": "prompts=./deep.jsonl: line 2 has a number that is too long, or brackets nested",
     "latency results.file=": "results.file=: must name a file; null collects no rows",
+    "latency results.file=results/.csv": "results.file=results/.csv: has nothing before .csv",
     "latency results.file=none": "results.file=none: must name a file; null collects no rows",
     "latency command=eval": "command: is the first word: harness COMMAND",
     "latency ~command": "command: is the first word",

@@ -13,11 +13,13 @@ from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+from harness.cli import signals
 from harness.cli.gpus import lease
 from harness.cli.manifest import Manifest, SweepFile
 from harness.cli.tables import exit_code, job_line, print_sweep
 from harness.cli.worker import Job, Worker, row_kind
 from harness.commands.registry import COMMANDS
+from harness.config.amounts import counted
 from harness.config.errors import (
     HarnessError,
     RunError,
@@ -132,8 +134,10 @@ def run_job(job: Job) -> Sequence[RunRow]:
                 except HarnessError as known:
                     error = known
         rows = job.ensure_rows(error or RunError("its process wrote no row"))
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         rows = job.rows()
+        if not rows and isinstance(interrupt, signals.TimeLimit):
+            rows = job.ensure_rows(RunError(str(interrupt)))
         if rows:
             _record(job, rows, _duration(time.monotonic() - started))
         raise
@@ -205,10 +209,14 @@ def finish(command: str, directory: Path, is_refused: bool) -> tuple[Sequence[Ru
         summary=directory / SUMMARY_FILE,
         details=manifest.details,
     )
-    # A job without a row had a wrong setting.
-    missing = len({row.job for row in rows}) < manifest.num_jobs
+    num_missing = manifest.num_jobs - len({row.job for row in rows})
+    messages = directory / ".submitit"
+    if num_missing and messages.is_dir():
+        missing = counted(num_missing, "job")
+        print(f"harness: {missing} wrote no row; see the messages in {messages}", file=sys.stderr)
+    without_rows = 0 if not num_missing else 2 if is_refused else 1
     pooled_rows = [row for rows_of_job in pooled for row in rows_of_job]
-    return [*rows, *pooled_rows], exit_code(command, rows) or (2 if missing else 0)
+    return [*rows, *pooled_rows], exit_code(command, rows) or without_rows
 
 
 def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:

@@ -293,6 +293,9 @@ class _Invocation:
         try:
             with self.reporting(command), redirect_stdout(printed or sys.stdout), called as call:
                 _call_hydra(call)
+        except KeyboardInterrupt:
+            _name_slurm_jobs()
+            raise
         finally:
             sweep = SweepCallback.directory
             SweepCallback.directory = None
@@ -304,6 +307,11 @@ class _Invocation:
                 self.exit_codes.append(exit_code)
             if printed is not None:
                 print(printed.getvalue(), end="")
+        began = sweep is not None or printed is not None or "-m" not in _own(line)
+        if COMMANDS[command].sweeps and not began and not self.errors:
+            # What kept it from beginning is an error of its jobs, which a launcher runs in other processes.
+            with self.reporting(command):
+                raise RunError("the sweep could not begin; the same without +launcher= says why")
 
     def run_job(self, config: Any) -> None:
         """Run what Hydra composed, once or for each job of a sweep.
@@ -316,7 +324,7 @@ class _Invocation:
         """
         from harness.cli import composed
 
-        with self.reporting(str(config.get("command"))):
+        with self.reporting(str(config.get("command"))), signals.within_time_limit():
             self.rows = composed.run(config)
 
     @contextmanager
@@ -342,6 +350,20 @@ class _Invocation:
             if not self.quiet and not is_printed:
                 message = visible(f"harness: {known or in_one_line(error)}")
                 print(message, file=sys.stderr, flush=True)
+
+
+def _name_slurm_jobs() -> None:
+    """Print how to end the jobs of a sweep that go on when the process that submitted them ends."""
+    from harness.cli.manifest import SweepCallback
+
+    if SweepCallback.directory is None or not SweepCallback.is_on_slurm:
+        return
+    # Submitit names directories by job: `1234`, or `1234_0` in an array.
+    places = (SweepCallback.directory / ".submitit").glob("[0-9]*")
+    jobs = sorted({place.name.partition("_")[0] for place in places})
+    if jobs:
+        message = f"harness: Slurm's jobs go on, and keep their rows; to end them: scancel {' '.join(jobs)}"
+        print(message, file=sys.stderr, flush=True)
 
 
 def _call_hydra(call: Callable[[], None]) -> None:

@@ -18,6 +18,7 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, read_write
+from omegaconf.errors import OmegaConfBaseException
 
 from harness.commands.registry import COMMANDS, row_kinds
 from harness.config.amounts import counted
@@ -151,15 +152,21 @@ class SweepCallback(Callback):
 
     Attributes:
         directory: where the sweep that this process started writes; None before.
+        is_on_slurm: whether its jobs are Slurm's, which go on when this process ends.
     """
 
     directory: ClassVar[Path | None] = None
+    is_on_slurm: ClassVar[bool] = False
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Called by Hydra before the first job."""
         directory = Path(config.hydra.sweep.dir)
         kind = COMMANDS[config.command].row
-        results_file = OmegaConf.select(config, "results.file")
+        try:
+            results_file = OmegaConf.select(config, "results.file")
+        except OmegaConfBaseException:
+            # Each job has its own: `results/${oc.env:SLURM_JOB_ID}.csv` of jobs that a launcher starts.
+            results_file = None
         if kind is not None:
             is_taken = SweepFile(directory, kind).is_foreign()
             if is_taken or collects_in(directory, kind, results_file):
@@ -188,6 +195,8 @@ class SweepCallback(Callback):
             # Hydra would turn it into a warning; it fails itself at the same place.
             return
         SweepCallback.directory = directory
+        launcher = OmegaConf.select(config, "hydra.launcher._target_") or ""
+        SweepCallback.is_on_slurm = launcher.endswith(".SlurmLauncher")
         print(f"{counted(manifest.num_jobs, 'job')} in {directory}", file=sys.stderr)
 
 
@@ -216,7 +225,8 @@ def _choices(config: DictConfig) -> dict[str, list[str]]:
     # An experiment has its choices in the configuration. Hydra ignores them for a typed setting.
     params = config.hydra.sweeper.get("params") or {}
     texts = [f"{key}={value}" for key, value in params.items()]
-    texts += config.hydra.overrides.task
+    # As typed: what an interpolation stands for may only be known in a job.
+    texts += OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
     # The parser needs the configurations, because `glob(...)` is over them.
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())
     # Of several overrides of one setting the last counts.

@@ -28,17 +28,28 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+from harness.config.errors import RunError
+
 # The error that the first postponed signal will raise, or [] before one came. None while signals
 # raise at once.
 _postponed: list[BaseException] | None = None
 # Ends the process, in place of postponing a signal; None to postpone it.
 _end_process: Callable[[], NoReturn] | None = None
+# Whether `interrupting` has the signals.
+_is_interrupting = False
 # Standard streams that were a terminal at first.
 _terminals: list[int] = []
 # Whether the process is of a program that has called `harness.run`.
 _is_embedded = False
 # The last signal, and the error that it raised.
 _last: tuple[int, BaseException] | None = None
+
+
+class TimeLimit(KeyboardInterrupt):
+    """The job of a cluster that the run is part of is about to end: Slurm and submitit send SIGUSR2 before."""
+
+    def __init__(self, reason: str = "time limit: stopped by SIGUSR2") -> None:
+        super().__init__(reason)
 
 
 def handle(number: int, make_error: Callable[[], BaseException]) -> None:
@@ -68,7 +79,8 @@ def handle(number: int, make_error: Callable[[], BaseException]) -> None:
 
 @contextmanager
 def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[None]:
-    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt in the block.
+    """Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt in the block, and SIGUSR2 `TimeLimit`, unless the program
+    that calls has a use of its own for that.
 
     They are postponed until the first `raise_postponed`, because a command begins with imports.
     Signals that are ignored (`nohup`) stay ignored. Without effect in a thread, which gets no
@@ -77,22 +89,26 @@ def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[
     Args:
         end_process: of the command line: ends the process at once instead of postponing a signal.
     """
-    global _postponed, _terminals, _end_process
+    global _postponed, _terminals, _end_process, _is_interrupting
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    reasons = {
-        signal.SIGINT: (),
-        signal.SIGTERM: ("stopped by SIGTERM",),
-        signal.SIGHUP: ("stopped by SIGHUP",),
+    errors: dict[signal.Signals, Callable[[], BaseException]] = {
+        signal.SIGINT: KeyboardInterrupt,
+        signal.SIGTERM: functools.partial(KeyboardInterrupt, "stopped by SIGTERM"),
+        signal.SIGHUP: functools.partial(KeyboardInterrupt, "stopped by SIGHUP"),
+        signal.SIGUSR2: TimeLimit,
     }
-    handlers = {number: signal.getsignal(number) for number in reasons}
+    handlers = {number: signal.getsignal(number) for number in errors}
     # None is a handler that Python did not install, and so could not put back.
-    replaced = [number for number in reasons if handlers[number] not in (signal.SIG_IGN, None)]
+    replaced = [number for number in errors if handlers[number] not in (signal.SIG_IGN, None)]
+    if handlers[signal.SIGUSR2] is not signal.SIG_DFL:
+        replaced = [number for number in replaced if number != signal.SIGUSR2]
     unraisable_hook = sys.unraisablehook
     for number in replaced:
-        handle(number, functools.partial(KeyboardInterrupt, *reasons[number]))
+        handle(number, errors[number])
     _postponed = []
+    _is_interrupting = True
     _terminals = [stream for stream in (1, 2) if os.isatty(stream)]
     _end_process = end_process
     try:
@@ -102,8 +118,38 @@ def interrupting(end_process: Callable[[], NoReturn] | None = None) -> Iterator[
         sys.unraisablehook = unraisable_hook
         _postponed = None
         _end_process = None
+        _is_interrupting = False
         for number in replaced:
             signal.signal(number, handlers[number])
+
+
+@contextmanager
+def within_time_limit() -> Iterator[None]:
+    """In a process that submitit started for a job: its time limit raises `TimeLimit` in the block.
+
+    Submitit's own error would end the process before its rows are written. A job that is preempted is still put back
+    into the queue by submitit.
+    """
+    before = signal.getsignal(signal.SIGUSR2)
+    is_main = threading.current_thread() is threading.main_thread()
+    if not callable(before) or _is_interrupting or not is_main:
+        yield
+        return
+
+    def receive(number: int, frame: Any) -> None:
+        try:
+            before(number, frame)
+        except Exception as error:
+            raise TimeLimit from error
+
+    signal.signal(signal.SIGUSR2, receive)
+    try:
+        yield
+    except TimeLimit as limit:
+        # As the failure of this job alone, which the launcher's other processes do not take for their own end.
+        raise RunError(str(limit)) from limit
+    finally:
+        signal.signal(signal.SIGUSR2, before)
 
 
 @contextmanager

@@ -290,6 +290,9 @@ def serve(file_descriptor: int) -> None:
         os._exit(1)
 
     faulthandler.enable()
+    # Slurm sends it to all processes of a job. The user's process has it too, and passes it on once. Servers that are
+    # started here ignore it as well, and answer until the run has ended.
+    signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     with suppress(OSError, KeyboardInterrupt, RunError):
         signals.handle(
             signal.SIGTERM, lambda: errors[0] if errors else KeyboardInterrupt("stopped by SIGTERM")

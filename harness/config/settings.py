@@ -364,3 +364,7 @@ class ResultSettings:
     def __post_init__(self) -> None:
         is_named = self.file not in ("", "none", "None")
         require(is_named, "file", "must name a file; null collects no rows", self.file)
+        # `results/$SLURM_JOB_ID.csv`, typed where that is not set.
+        is_hidden = self.file is not None and os.path.basename(self.file) == ".csv"
+        rule = "has nothing before .csv: a variable in it may not be set here"
+        require(not is_hidden, "file", rule, self.file)

@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
 import pandas as pd
+import psutil
 import pytest
 
 import forked
+from harness.cli import main
+from harness.cli.manifest import SweepCallback
 from harness.config.machine import num_usable_cores
-from in_process import Harness
-from processes import run
+from in_process import QUICKEST_PAIR, Harness
+from processes import run, start
 from sweep_pairs import FATAL_WIDTH, save_wicked
+from wording import mentions
 
 FATAL = FATAL_WIDTH - 1
 NUM_CORES = num_usable_cores()
@@ -82,6 +87,69 @@ def test_a_killed_job_is_a_row_and_the_others_run(
         one = ["decoding.num_draft_tokens=2", f"results.file={tmp_path}/results/latency.csv"]
         _, again = sweep(tmp_path / "again", *preset, *pair, *one, run=forked.run)
         assert set(again["run"]) == set(rows["run"][rows["status"] == "ok"])
+
+
+@pytest.mark.slow
+def test_a_job_that_reaches_its_time_limit_keeps_its_rows(tmp_path: Path) -> None:
+    """Submitit's signal comes to the process that it started, and not to that of the user."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    preset = ["+launcher=submitit_local", "hydra.launcher.timeout_min=5"]
+    # As Slurm's preset has it: a job that was timed out is not put back into the queue.
+    preset += ["+hydra.launcher.max_num_timeout=0"]
+    endless = [*QUICKEST_PAIR, "num_prompts=15", "num_warmup=100000"]
+    sweep = start("latency", "-m", *preset, *endless, cwd=tmp_path, until="**/0/environment.json")
+    descendants = psutil.Process(sweep.pid).children(recursive=True)
+    jobs = [one for one in descendants if "submitit.core._submit" in one.cmdline()]
+    assert len(jobs) == 1
+    jobs[0].send_signal(signal.SIGUSR2)
+    printed = sweep.communicate()
+    assert sweep.returncode == 1, printed
+    (file,) = tmp_path.glob("multirun/latency/*/*/latency.csv")
+    rows = pd.read_csv(file)
+    assert {*rows["status"]} == {"interrupted"}
+    assert {*rows["error"]} == {"time limit: stopped by SIGUSR2"}
+
+
+def test_jobs_without_a_row_are_a_failure(tmp_path: Path) -> None:
+    """A variable that only their cluster would set."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    file = "results.file=results/${oc.env:NEVER_SET}.csv"
+    arguments = ["+launcher=submitit_local", *QUICKEST_PAIR, file, "seed=1,2"]
+    result = run("latency", "-m", *arguments, cwd=tmp_path, code=1)
+    assert mentions(result.stderr, "2 jobs wrote no row", ".submitit")
+    assert "UserWarning" not in result.stderr
+
+
+def test_a_sweep_that_cannot_begin_is_a_failure(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher's other processes have the error, not this one."""
+    (tmp_path / "sweep").mkdir()
+    (tmp_path / "sweep" / "latency.csv").write_text("mine\n1\n")
+    monkeypatch.setattr("harness.cli.main._Invocation.run_job", lambda invocation, config: None)
+    outcome = harness("latency", "-m", "hydra.sweep.dir=sweep", "seed=1,2", code=1)
+    assert "the sweep could not begin" in outcome.complaint
+
+
+def test_a_file_of_each_job_is_named_by_what_only_jobs_know(
+    harness: Harness, tmp_path: Path
+) -> None:
+    """Without a launcher the sweep is refused, and not half begun."""
+    file = "results.file=results/${oc.env:NEVER_SET}.csv"
+    assert "NEVER_SET" in harness("latency", "-m", file, "seed=1,2", code=2).complaint
+
+
+def test_ctrl_c_names_the_jobs_that_slurm_goes_on_with(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("17_0", "17_1", "23", "%j"):
+        (tmp_path / ".submitit" / name).mkdir(parents=True)
+    monkeypatch.setattr(SweepCallback, "directory", tmp_path)
+    main._name_slurm_jobs()
+    assert not capsys.readouterr().err
+    monkeypatch.setattr(SweepCallback, "is_on_slurm", True)
+    main._name_slurm_jobs()
+    assert "scancel 17 23" in capsys.readouterr().err
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")

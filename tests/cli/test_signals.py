@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,7 @@ import pytest
 import forked
 from harness import run
 from harness.cli import signals
+from harness.config.errors import RunError
 from harness.measuring.session import Session
 from harness.results.schema import RunRow
 from in_process import QUICKEST_PAIR, Harness, results
@@ -54,12 +55,63 @@ def wait() -> None:
         (signal.SIGINT, ""),
         (signal.SIGTERM, "stopped by SIGTERM"),
         (signal.SIGHUP, "stopped by SIGHUP"),
+        (signal.SIGUSR2, "time limit: stopped by SIGUSR2"),
     ],
 )
 def test_a_signal_interrupts_with_its_reason(number: int, reason: str) -> None:
     before = signal.getsignal(number)
     assert interruption(signals.raise_postponed, lambda: send(number), wait) == reason
     assert signal.getsignal(number) is before
+
+
+@pytest.fixture
+def submitit(request: pytest.FixtureRequest) -> Iterator[list[int]]:
+    """The numbers of signals that a handler such as submitit's got, before it raised an error of its own."""
+    received: list[int] = []
+
+    def give_up(number: int, _: object) -> None:
+        received.append(number)
+        raise ValueError("Job not requeued because: timed-out too many times.")
+
+    before = signal.signal(signal.SIGUSR2, give_up)
+    yield received
+    assert signal.getsignal(signal.SIGUSR2) is give_up
+    signal.signal(signal.SIGUSR2, before)
+
+
+def test_a_time_limit_of_submitit_interrupts_its_job_and_fails_it_alone(
+    submitit: list[int],
+) -> None:
+    interrupted_by: list[BaseException] = []
+
+    def measure() -> None:
+        try:
+            send(signal.SIGUSR2)
+            wait()
+        except KeyboardInterrupt as interrupt:
+            interrupted_by.append(interrupt)
+            raise
+
+    limited = signals.within_time_limit()
+    with pytest.raises(RunError, match="time limit: stopped by SIGUSR2"), limited:
+        measure()
+    assert submitit == [signal.SIGUSR2]
+    assert isinstance(interrupted_by[0], signals.TimeLimit)
+
+
+def test_a_program_that_calls_keeps_its_own_use_of_sigusr2(submitit: list[int]) -> None:
+    """Such as a job of submitit's that calls `harness.run`."""
+
+    def call() -> None:
+        with signals.interrupting():
+            signals.raise_postponed()
+            with signals.within_time_limit():
+                send(signal.SIGUSR2)
+                wait()
+
+    with pytest.raises(ValueError, match="not requeued"):
+        call()
+    assert submitit == [signal.SIGUSR2]
 
 
 def test_a_signal_during_an_import_is_obeyed_after_it(
@@ -261,12 +313,19 @@ ENDLESS = ["latency", *QUICKEST_PAIR, "num_prompts=15", "num_warmup=100000"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_run_that_is_ended_leaves_a_row(tmp_path: Path, number: int) -> None:
+@pytest.mark.parametrize(
+    ("number", "reason"),
+    [
+        (signal.SIGTERM, "stopped by SIGTERM"),
+        (signal.SIGHUP, "stopped by SIGHUP"),
+        (signal.SIGUSR2, "time limit: stopped by SIGUSR2"),
+    ],
+)
+def test_a_run_that_is_ended_leaves_a_row(tmp_path: Path, number: int, reason: str) -> None:
     run = forked.start(*ENDLESS, cwd=tmp_path, until="**/environment.json")
     end(run, number, 130)
     (file,) = tmp_path.glob("outputs/latency/*/*/latency.csv")
-    assert f"interrupted,stopped by {signal.Signals(number).name}" in file.read_text()
+    assert f"interrupted,{reason}" in file.read_text()
 
 
 @pytest.mark.slow
