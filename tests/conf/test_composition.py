@@ -81,6 +81,8 @@ def test_every_documented_command_line_is_right(
     monkeypatch.chdir(tmp_path)
     # Servers of others are not installed.
     monkeypatch.setattr("harness.servers.record.shutil.which", lambda name: name)
+    # In a job of Slurm's.
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
     save_what_the_documentation_names(tmp_path)
     lines = typed_lines()
     assert len(lines) > 130
