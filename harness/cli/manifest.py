@@ -226,7 +226,8 @@ def _choices(config: DictConfig) -> dict[str, list[str]]:
     params = config.hydra.sweeper.get("params") or {}
     texts = [f"{key}={value}" for key, value in params.items()]
     # As typed: what an interpolation stands for may only be known in a job.
-    texts += OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    typed: Any = OmegaConf.to_container(config.hydra.overrides.task, resolve=False)
+    texts += typed
     # The parser needs the configurations, because `glob(...)` is over them.
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())
     # Of several overrides of one setting the last counts.
