@@ -256,7 +256,7 @@ def test_answers_tell_conditions_apart() -> None:
     assert {answer.partition(": 1.50×")[0] for answer in answers(*runs)} == {
         "greedy: the fastest is 13B with 7B, K=4",
         "temperature 0.5: the fastest is 13B with 7B, K=4",
-        "temperature 0.5, batches of 8: the fastest is 13B with 7B, K=4",
+        "batches of 8, temperature 0.5: the fastest is 13B with 7B, K=4",
     }
 
 

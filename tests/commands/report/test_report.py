@@ -343,7 +343,8 @@ def test_runs_whose_regular_arms_differ_are_not_ranked(tmp_path: Path) -> None:
     def of(*regular: float, **changes: Any) -> Report:
         runs = []
         for number, ms in enumerate(regular):
-            arms = latency_run(2 + number, 1.5 + number, **changes)
+            # More tokens than any of these speed-ups, which are possible then.
+            arms = latency_run(2 + number, 1.5 + number, tokens_per_iteration=5.0, **changes)
             runs.append([dataclasses.replace(arms[0], ms_per_token=ms), arms[1]])
         return build([write(tmp_path / f"{len(list(tmp_path.iterdir()))}.csv", *runs)])
 
@@ -580,7 +581,7 @@ def test_made_up_pairs_come_behind_real_ones_and_are_labelled(tmp_path: Path) ->
     write(
         tmp_path / "latency.csv",
         latency_run(speedup=3.0, **random),
-        latency_run(speedup=4.0, **random, **coin),
+        latency_run(speedup=4.0, tokens_per_iteration=4.5, **random, **coin),
         latency_run(speedup=2.5, **coin),
         latency_run(speedup=2.0),
     )
