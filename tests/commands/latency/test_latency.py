@@ -277,13 +277,14 @@ def test_ctrl_c_keeps_what_was_measured(
     # Each arm has warmed up and answered three prompts.
     halt = halting("harness.measuring.interleaving.generate", after=2 + 2 * 3)
     running = start(*long_run, cwd=tmp_path, until=HALTED, before=halt)
-    stdout, stderr = end(running, signal.SIGINT, 130)
+    _, stderr = end(running, signal.SIGINT, 130)
     assert "interrupted" in stderr
     rows = results()
     assert list(rows["status"]) == ["interrupted", "interrupted"]
     assert rows["error"][0] == "stopped by the user"
     assert list(rows["num_prompts"]) == [3, 3]
-    assert "the figures cover" in stdout
+    # On a busy machine the note about its load is the one that is printed.
+    assert "the figures cover 3 prompts" in only("summary.txt").read_text()
     assert len(pd.read_csv(only("latency_prompts.csv"))) == 2 * 3
 
 
