@@ -147,6 +147,8 @@ class ServerEngine(Engine):
             failed = [one for one in self._servers if one.ended is not None]
             if not blocks_if_needed or len(self._servers) < 2 or len(failed) != 1:
                 raise
+            if not failed[0].may_fit_alone:
+                raise
             self.say(f"{error}: it is started once more, alone")
             self._stop()
             for one in self._servers:
@@ -279,6 +281,11 @@ class ServerArm(Arm):
     def ended(self) -> str | None:
         """Why a server that was started here has ended; None while it runs."""
         return self._started.ended if self._started else None
+
+    @property
+    def may_fit_alone(self) -> bool:
+        """Whether a server that ended may start where no other one runs."""
+        return self._started is not None and self._started.may_fit_alone
 
     def identify(self) -> None:
         """Wait until the server is ready, and choose the model that it is asked for.

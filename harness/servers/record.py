@@ -347,6 +347,12 @@ def _labelled(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSetting
     measured = commands[-1]
     if run.model.repository == SERVED and measured.dialect is not None and measured.model:
         run = dataclasses.replace(run, model=dataclasses.replace(run.model, name=measured.model))
+    is_typed = run.draft is not None and run.draft.name != Server.default_draft
+    if is_typed and not run.JUDGES_DRAFT and measured.dialect is not None and measured.draft:
+        typed = {run.draft.name, str(getattr(run.draft, "repository", None))}
+        if typed.isdisjoint({measured.draft, measured.value(measured.startup.draft)}):
+            rule = f"the command behind -- drafts with {measured.draft}, as the rows say: leave draft= out"
+            raise SettingError("draft", rule, run.draft.name)
     if run.draft is not None and run.draft.name == Server.default_draft:
         name = SECOND_COMMAND if settings.first_command else measured.draft
         if name is not None:
