@@ -301,7 +301,7 @@ class ServerArm(Arm):
             self._started.wait_until_ready(engine.say, engine.key)
         report = server_report(url, engine.key)
         served = self.served
-        place = f"{served.setting}={url}"
+        place = served.setting if self._started else f"{served.setting}={url}"
         model = choose_model(
             report, opening.settings.model, served.model, served.model_setting, place
         )
@@ -596,7 +596,7 @@ class ServerArm(Arm):
                 break
         assert error is not None
         place = self.served.setting
-        if self._url not in error.message:
+        if self._url not in error.message and self._started is None:
             place += f"={self._url}"
         advice = ""
         has_none = self._engine.tokenizer.chat_template is None

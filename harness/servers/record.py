@@ -19,7 +19,7 @@ from harness.config.model_names import SECOND_COMMAND, SERVED
 from harness.config.settings import require, require_at_least
 from harness.config.synthetic import marginal_rates
 from harness.engines.record import EngineRecord, Opening
-from harness.servers.command import ServerCommand, is_variable, read_command, removed_words
+from harness.servers.command import ServerCommand, read_command, removed_words
 from harness.servers.dialects import DIALECTS
 from harness.servers.identity import ServerReport, server_report
 
@@ -230,9 +230,6 @@ class Server(EngineRecord):
         )
         has_draft = run.draft is not None or bool(settings.start_command)
         require(not has_two or has_draft, "draft", rule, "none")
-        for command in (settings.first_command, settings.start_command):
-            if command and shutil.which(command[0]) is None and not is_variable(command[0]):
-                raise SettingError(command[0], "no such program, to start a server")
 
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
         settings = run.engine
@@ -330,11 +327,15 @@ def _commands(run: RunSettings) -> list[ServerCommand]:
     values = dict(settings.vary or {}) | {"K": run.decoding.num_draft_tokens}
     chosen = settings.dialect
     dialects = list(DIALECTS.all().values()) if chosen is None else [DIALECTS[chosen]]
-    measured = read_command(settings.start_command, values, dialects).prepared()
+    typed = [words for words in (settings.first_command, settings.start_command) if words]
+    *first, measured = [read_command(words, values, dialects).prepared() for words in typed]
+    for command in (*first, measured):
+        if shutil.which(command.program) is None:
+            raise SettingError(command.program, "no such program, to start a server")
     if run.draft is None:
         return [measured]
-    if settings.first_command:
-        return [read_command(settings.first_command, values, dialects).prepared(), measured]
+    if first:
+        return [*first, measured]
     if run.JUDGES_DRAFT:
         return [measured]
     return [measured.regular(), measured]

@@ -141,6 +141,12 @@ def test_the_second_command_may_be_faster_by_more_than_its_drafts(harness: Harne
         ),
         (["latency", "url=http://127.0.0.1:9/v1", *behind(ECHO, ECHO)], "not beside a command"),
         (["latency", *behind("pid 999999999")], "-- pid=999999999: its command cannot be read"),
+        (["latency", *behind("pid abc")], "-- pid=abc: must be the number of a server's process"),
+        (["latency", *behind("nosuchprogram --port {port}")], "nosuchprogram: no such program"),
+        (
+            ["latency", *behind(f"env --chdir=/tmp A=1 {sys.executable} -c x")],
+            f"{sys.executable} is no server that is known here",
+        ),
     ],
 )
 def test_commands_that_cannot_be_measured_are_refused(
