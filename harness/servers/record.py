@@ -25,6 +25,7 @@ from harness.servers.identity import ServerReport, server_report
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
+    from harness.config.settings import DraftSettings
     from harness.engines.protocol import Engine
 
 # The times that `engine.slo` may bound.
@@ -348,17 +349,25 @@ def _labelled(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSetting
     measured = commands[-1]
     if run.model.repository == SERVED and measured.dialect is not None and measured.model:
         run = dataclasses.replace(run, model=dataclasses.replace(run.model, name=measured.model))
-    is_typed = run.draft is not None and run.draft.name != Server.default_draft
-    if is_typed and not run.JUDGES_DRAFT and measured.dialect is not None and measured.draft:
-        typed = {run.draft.name, str(getattr(run.draft, "repository", None))}
-        if typed.isdisjoint({measured.draft, measured.value(measured.startup.draft)}):
-            rule = f"the command behind -- drafts with {measured.draft}, as the rows say: leave draft= out"
-            raise SettingError("draft", rule, run.draft.name)
-    if run.draft is not None and run.draft.name == Server.default_draft:
-        name = SECOND_COMMAND if settings.first_command else measured.draft
-        if name is not None:
-            run = dataclasses.replace(run, draft=dataclasses.replace(run.draft, name=name))
+    draft = run.draft
+    if draft is None:
+        return run
+    name = SECOND_COMMAND if settings.first_command else measured.draft
+    if draft.name == Server.default_draft and name is not None:
+        return dataclasses.replace(run, draft=dataclasses.replace(draft, name=name))
+    if not run.JUDGES_DRAFT and draft.name != name:
+        _check_label(draft, measured)
     return run
+
+
+def _check_label(draft: DraftSettings, measured: ServerCommand) -> None:
+    """Raise a SettingError for a typed draft that is not the one of the command."""
+    if measured.dialect is None or not measured.draft:
+        return
+    typed = {draft.name, str(getattr(draft, "repository", None))}
+    if typed.isdisjoint({measured.draft, measured.value(measured.startup.draft)}):
+        rule = f"the command behind -- drafts with {measured.draft}: leave draft= out"
+        raise SettingError("draft", rule, draft.name)
 
 
 def _started(opening: Opening, settings: ServerSettings) -> Engine:
