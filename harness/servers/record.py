@@ -350,12 +350,11 @@ def _labelled(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSetting
     if run.model.repository == SERVED and measured.dialect is not None and measured.model:
         run = dataclasses.replace(run, model=dataclasses.replace(run.model, name=measured.model))
     draft = run.draft
-    if draft is None:
-        return run
-    name = SECOND_COMMAND if settings.first_command else measured.draft
-    if draft.name == Server.default_draft and name is not None:
-        return dataclasses.replace(run, draft=dataclasses.replace(draft, name=name))
-    if not run.JUDGES_DRAFT and draft.name != name:
+    if draft is not None and draft.name == Server.default_draft:
+        name = SECOND_COMMAND if settings.first_command else measured.draft
+        if name is not None:
+            return dataclasses.replace(run, draft=dataclasses.replace(draft, name=name))
+    elif draft is not None and draft.name != SECOND_COMMAND and not run.JUDGES_DRAFT:
         _check_label(draft, measured)
     return run
 
