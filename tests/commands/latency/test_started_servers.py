@@ -302,7 +302,8 @@ def test_a_server_that_more_memory_would_not_start_is_not_started_twice(
     )
     program.chmod(0o755)
     command = f"{program} --port {{port}}"
-    outcome = harness("latency", *QUICK, *behind(command, f"{command} -k 3"), code=1)
+    two = behind(command, f"{command} -k 3")
+    outcome = harness("latency", *QUICK, "engine.blocks=auto", *two, code=1)
     assert "the second server ended with exit code 1: error: invalid arg" in outcome.complaint
     assert "once more" not in outcome.stderr
 
