@@ -6,6 +6,7 @@ has the rows already, calls `group` and `merge`.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
@@ -210,7 +211,7 @@ class _Reader:
         findings = self.findings
         if not (findings.runs or findings.failures):
             files = ", ".join(f"{command}.csv" for command in self._run_kinds)
-            rule = f"holds no run's result; those are in {files}"
+            rule = f"holds no run's result; those are in {files} and {NAME}"
             if findings.notes:
                 rule += f" ({findings.notes[0]})"
             raise SettingError(", ".join(map(str, self._paths)), rule)
@@ -258,6 +259,8 @@ class _Reader:
         try:
             if file.suffix == ".json" and (contents := read_result(file, self._kinds)):
                 return self._keep(file, contents)
+            if file.name == NAME and _is_broken(file):
+                findings.notes.append(f"{file} is broken: it is no whole JSON")
             if file.suffix in (".json", ".jsonl"):
                 return False
             if file.stat().st_size > _LARGE_FILE:
@@ -282,6 +285,14 @@ class _Reader:
         prompts = [row for row in contents.rows if isinstance(row, LatencyPromptRow)]
         self._prompts |= grouped(prompts, attrgetter("run"))
         return True
+
+
+def _is_broken(file: Path) -> bool:
+    try:
+        json.loads(file.read_bytes())
+    except ValueError:
+        return True
+    return False
 
 
 def _recent(failures: Sequence[Run], runs: Sequence[Run]) -> list[Run]:

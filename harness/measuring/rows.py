@@ -87,9 +87,9 @@ class LatencyRow(
 
     @property
     def was_starved(self) -> bool:
-        """Whether other programs took much of the processor; never of a server, which computes elsewhere."""
+        """Whether other programs took much of the processor; never of a server on another machine."""
         share = self.processor_share
-        return self.url is None and share is not None and share < QUIET
+        return not self.is_on_another_machine and share is not None and share < QUIET
 
     @property
     def was_quiet(self) -> bool:

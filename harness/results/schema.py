@@ -8,6 +8,7 @@ group them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, NamedTuple
@@ -28,6 +29,8 @@ REFUSED = "refused"
 
 # The engine whose costs and acceptance are planted (`harness.engines.simulated`).
 SIMULATED = "simulated"
+# An address of the machine itself.
+_LOOPBACK = re.compile(r"\w+://(localhost|127\.|\[::1\])", re.IGNORECASE)
 # Whether an engine of this project computes elsewhere; rows of others show it by what they leave empty.
 _ELSEWHERE = {None: False, "local": False, "huggingface": False, "server": True, SIMULATED: True}
 # Settings and circumstances of a pair that decodes here: these cells are empty in rows of servers, which have their
@@ -260,6 +263,18 @@ class RunRow(Row):
     def lacks_an_arm(self) -> bool:
         """Whether the row of another arm has to follow it, so that a run that ends with it is torn."""
         return False
+
+    @property
+    def is_on_another_machine(self) -> bool:
+        """Whether a server computed at an address that is not this machine's own."""
+        return self.url is not None and _LOOPBACK.match(self.url) is None
+
+    @property
+    def has_same_command(self) -> bool:
+        """Whether both arms are servers that one command started."""
+        commands = self.server_command or ""
+        half = (len(commands) - len("; ")) // 2
+        return half > 0 and commands == f"{commands[:half]}; {commands[:half]}"
 
     @property
     def has_one_server(self) -> bool:

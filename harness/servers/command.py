@@ -70,6 +70,17 @@ class ServerCommand:
         assert self.dialect.startup is not None
         return self.dialect.startup
 
+    @property
+    def program(self) -> str:
+        """The program, behind `env` and what it sets; the first word where that is not known."""
+        words = iter(self.words)
+        for word in words:
+            if word == "-u":
+                next(words, None)
+            elif word != "env" and not is_variable(word) and not word.startswith("--chdir="):
+                return self.words[0] if word.startswith("-") else word
+        return self.words[0]
+
     def flags(self, names: Sequence[str]) -> list[Flag]:
         """Those of its flags that have one of these names, in their order, each with its value.
 
@@ -185,7 +196,7 @@ class ServerCommand:
             SettingError: nothing does, or it cannot be told what does.
         """
         if self.dialect is None:
-            rule = f"{self.words[0]} is not known here, nor what makes it speculate: {_BOTH}"
+            rule = f"{self.program} is not known here, nor what makes it speculate: {_BOTH}"
             raise SettingError(SETTING, rule)
         startup = self.startup
         self._check_known()
@@ -234,9 +245,9 @@ class ServerCommand:
         if self.dialect is None:
             if has_port:
                 return self
-            meant = nearest(PurePosixPath(self.words[0]).name, _PROGRAMS)
+            meant = nearest(PurePosixPath(self.program).name, _PROGRAMS)
             known = meant or f" ({', '.join(_PROGRAMS)})"
-            rule = f"{self.words[0]} is no server that is known here{known}"
+            rule = f"{self.program} is no server that is known here{known}"
             other = "of any other program write {port} where its port goes"
             raise SettingError(SETTING, f"{rule}; {other}")
         startup = self.startup

@@ -147,6 +147,8 @@ class ServerEngine(Engine):
             failed = [one for one in self._servers if one.ended is not None]
             if not blocks_if_needed or len(self._servers) < 2 or len(failed) != 1:
                 raise
+            if not failed[0].may_fit_alone:
+                raise
             self.say(f"{error}: it is started once more, alone")
             self._stop()
             for one in self._servers:
@@ -280,6 +282,11 @@ class ServerArm(Arm):
         """Why a server that was started here has ended; None while it runs."""
         return self._started.ended if self._started else None
 
+    @property
+    def may_fit_alone(self) -> bool:
+        """Whether a server that ended may start where no other one runs."""
+        return self._started is not None and self._started.may_fit_alone
+
     def identify(self) -> None:
         """Wait until the server is ready, and choose the model that it is asked for.
 
@@ -294,7 +301,7 @@ class ServerArm(Arm):
             self._started.wait_until_ready(engine.say, engine.key)
         report = server_report(url, engine.key)
         served = self.served
-        place = f"{served.setting}={url}"
+        place = served.setting if self._started else f"{served.setting}={url}"
         model = choose_model(
             report, opening.settings.model, served.model, served.model_setting, place
         )
@@ -589,7 +596,7 @@ class ServerArm(Arm):
                 break
         assert error is not None
         place = self.served.setting
-        if self._url not in error.message:
+        if self._url not in error.message and self._started is None:
             place += f"={self._url}"
         advice = ""
         has_none = self._engine.tokenizer.chat_template is None

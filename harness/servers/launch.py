@@ -45,6 +45,11 @@ _MEANT_BY_SIGNAL = {
     signal.SIGKILL: "often: main memory ran out",
     signal.SIGILL: "an instruction that this processor lacks: another build of the server is needed",
 }
+# Failures that more memory would not change, in the words of llama.cpp and of argparse.
+_NOT_FOR_MEMORY = re.compile(
+    r"invalid argument|error while handling argument|failed to open GGUF file|unrecognized arguments"
+    r"|error: argument |invalid choice"
+)
 # Of a server that could not listen. Many do not name the port.
 _PORT_TAKEN = re.compile(
     r"address already in use|HTTP server error|could ?n[o']t bind|failed to bind", re.IGNORECASE
@@ -154,6 +159,12 @@ class StartedServer:
         if _PORT_TAKEN.search(reason):
             reason += f" (is port {self._port} in use?)"
         return f"the {self.name} server {how}: {reason} (all of it: {self._launch.log})"
+
+    @property
+    def may_fit_alone(self) -> bool:
+        """Whether it may have ended because another server took the memory."""
+        was_killed = self._guard.poll() == 128 + signal.SIGILL
+        return not was_killed and not any(map(_NOT_FOR_MEMORY.search, self._log))
 
     def why_ended(self) -> str | None:
         """Why it has ended, of a server that just closed a connection: its guard sees the end a moment later."""

@@ -19,12 +19,13 @@ from harness.config.model_names import SECOND_COMMAND, SERVED
 from harness.config.settings import require, require_at_least
 from harness.config.synthetic import marginal_rates
 from harness.engines.record import EngineRecord, Opening
-from harness.servers.command import ServerCommand, is_variable, read_command, removed_words
+from harness.servers.command import ServerCommand, read_command, removed_words
 from harness.servers.dialects import DIALECTS
 from harness.servers.identity import ServerReport, server_report
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
+    from harness.config.settings import DraftSettings
     from harness.engines.protocol import Engine
 
 # The times that `engine.slo` may bound.
@@ -230,9 +231,6 @@ class Server(EngineRecord):
         )
         has_draft = run.draft is not None or bool(settings.start_command)
         require(not has_two or has_draft, "draft", rule, "none")
-        for command in (settings.first_command, settings.start_command):
-            if command and shutil.which(command[0]) is None and not is_variable(command[0]):
-                raise SettingError(command[0], "no such program, to start a server")
 
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
         settings = run.engine
@@ -330,11 +328,15 @@ def _commands(run: RunSettings) -> list[ServerCommand]:
     values = dict(settings.vary or {}) | {"K": run.decoding.num_draft_tokens}
     chosen = settings.dialect
     dialects = list(DIALECTS.all().values()) if chosen is None else [DIALECTS[chosen]]
-    measured = read_command(settings.start_command, values, dialects).prepared()
+    typed = [words for words in (settings.first_command, settings.start_command) if words]
+    *first, measured = [read_command(words, values, dialects).prepared() for words in typed]
+    for command in (*first, measured):
+        if shutil.which(command.program) is None:
+            raise SettingError(command.program, "no such program, to start a server")
     if run.draft is None:
         return [measured]
-    if settings.first_command:
-        return [read_command(settings.first_command, values, dialects).prepared(), measured]
+    if first:
+        return [*first, measured]
     if run.JUDGES_DRAFT:
         return [measured]
     return [measured.regular(), measured]
@@ -347,11 +349,24 @@ def _labelled(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSetting
     measured = commands[-1]
     if run.model.repository == SERVED and measured.dialect is not None and measured.model:
         run = dataclasses.replace(run, model=dataclasses.replace(run.model, name=measured.model))
-    if run.draft is not None and run.draft.name == Server.default_draft:
+    draft = run.draft
+    if draft is not None and draft.name == Server.default_draft:
         name = SECOND_COMMAND if settings.first_command else measured.draft
         if name is not None:
-            run = dataclasses.replace(run, draft=dataclasses.replace(run.draft, name=name))
+            return dataclasses.replace(run, draft=dataclasses.replace(draft, name=name))
+    elif draft is not None and draft.name != SECOND_COMMAND and not run.JUDGES_DRAFT:
+        _check_label(draft, measured)
     return run
+
+
+def _check_label(draft: DraftSettings, measured: ServerCommand) -> None:
+    """Raise a SettingError for a typed draft that is not the one of the command."""
+    if measured.dialect is None or not measured.draft:
+        return
+    typed = {draft.name, str(getattr(draft, "repository", None))}
+    if typed.isdisjoint({measured.draft, measured.value(measured.startup.draft)}):
+        rule = f"the command behind -- drafts with {measured.draft}: leave draft= out"
+        raise SettingError("draft", rule, draft.name)
 
 
 def _started(opening: Opening, settings: ServerSettings) -> Engine:

@@ -68,13 +68,18 @@ def _of_process(server: Sequence[str]) -> Sequence[str]:
     """The command of a server that runs, of `pid 4711`: in its directory, with what its environment sets of devices and
     of the server; any other command as it is.
     """
-    if len(server) != 2 or server[0] != "pid" or not server[1].isdigit():
+    if len(server) != 2 or server[0] != "pid":
         return server
+    if not server[1].isdigit():
+        raise SettingError("-- pid", "must be the number of a server's process", server[1])
     try:
         process = psutil.Process(int(server[1]))
         line = process.cmdline()
         directory = process.cwd()
         environment = process.environ()
+    except psutil.AccessDenied as error:
+        rule = "its command cannot be read: it is another user's process"
+        raise SettingError("-- pid", rule, server[1]) from error
     except psutil.Error as error:
         raise SettingError("-- pid", f"its command cannot be read: {error}", server[1]) from error
     if not line:

@@ -234,7 +234,7 @@ def schedule_of(rows: Sequence[MapRow]) -> tuple[Schedule, str]:
         elif not best:
             return [], f"no cell can tell whether it pays {_at(rows, [size])}"
     if not any(best.values()):
-        return [], "it surely pays nowhere"
+        return [], "there is no load at which it surely pays"
     firsts = [size for before, size in pairwise([0, *best]) if best.get(before) != best[size]]
     lasts = [first - 1 for first in firsts[1:]] + [max(best)]
     # vLLM wants a K from 1 on, although the smallest measured batch size may be larger.

@@ -170,13 +170,18 @@ def _lines(form: str, paths: Sequence[Path], ids: Sequence[str]) -> list[str]:
     is_chosen = bool(ids) or all(
         path.is_file() or (path / "environment.json").exists() for path in paths
     )
+    for note in findings.notes:
+        print(note, file=sys.stderr)
     lines: list[str] = []
     for command in known:
-        runs = findings.runs_of(command.row)
+        # A regular arm alone, of a file that was cut behind it, is no result.
+        runs = [run for run in findings.runs_of(command.row) if run.status != "incomplete"]
         lines += command.markdown(form, runs, all_of_them=is_chosen) if runs else []
     if not lines:
         names = " or ".join(command.name for command in known)
-        raise SettingError(str(paths[0]), f"holds no run of {names}, which format={form} needs")
+        raise SettingError(
+            str(paths[0]), f"holds no whole run of {names}, which format={form} needs"
+        )
     return lines
 
 

@@ -156,6 +156,25 @@ def test_beside_other_programs_neither_the_draft_nor_the_verification_is_blamed(
     assert "interrupted: the figures cover" in everything
 
 
+@pytest.mark.parametrize(
+    ("url", "is_doubted"), [("http://127.0.0.1:1/v1", True), ("http://gpu1:1/v1", False)]
+)
+def test_a_busy_machine_slows_a_server_that_it_has_itself(url: str, is_doubted: bool) -> None:
+    served = {"engine": "server", "url": url, "regular_url": f"{url}2", "server_command": None}
+    text = answer(processor_share=0.4, load=9.0, num_cores=4, **served)
+    assert mentions(text, "not quiet", "40%") == is_doubted
+
+
+@pytest.mark.parametrize(
+    "server", [{"url": "http://a/v1"}, {"server_command": "vllm serve A; vllm serve A -x"}]
+)
+def test_no_other_draft_is_advised_for_a_server(server: dict[str, Any]) -> None:
+    slower: dict[str, Any] = {"speedup": 0.8, "speedup_low": 0.7, "speedup_high": 0.9}
+    by_k: dict[str, Any] = {"tokens_per_iteration_by_num_draft_tokens": None}
+    assert "draft=lookup" in answer(**slower, **by_k)
+    assert "draft=lookup" not in answer(engine="server", **slower, **by_k, **server)
+
+
 def test_no_more_prompts_are_asked_for_than_anybody_would_measure() -> None:
     unsure: dict[str, Any] = {
         "speedup": 1.02,

@@ -46,7 +46,7 @@ def test_two_servers_are_compared_request_by_request(harness: Harness, serve: Se
     assert "tiny with its own draft · http://127.0.0.1:" in outcome.summary
     assert "3 in flight" in outcome.summary
     assert mentions(outcome.summary, "identical", "24 of 24")
-    assert mentions(outcome.summary, "different addresses")
+    assert mentions(outcome.summary, "different devices of one machine")
     regular, speculative = results().to_dict("records")
     assert (regular["num_prompts"], regular["num_tokens"], regular["num_failed"]) == (24, 192, 0)
     # One token, then three at a time, the last of which does not fit: 2 of 4, 2 of 4 and 0 of 4.

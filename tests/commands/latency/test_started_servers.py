@@ -130,6 +130,10 @@ def test_the_second_command_may_be_faster_by_more_than_its_drafts(harness: Harne
             "known here (did you mean llama-server?); of any other",
         ),
         (["latency", *behind(ECHO)], "is not known here, nor what makes it speculate"),
+        (
+            ["latency", KNOWN, "draft=lookup", *behind(f"{SERVER} -k 3 --mark small")],
+            "draft=lookup: the command behind -- drafts with small",
+        ),
         (["latency", KNOWN, *behind(SERVER)], "nothing in it makes Echo speculate: add -k 4"),
         (
             ["latency", *behind("no-such-server {port}", ECHO)],
@@ -137,12 +141,31 @@ def test_the_second_command_may_be_faster_by_more_than_its_drafts(harness: Harne
         ),
         (["latency", "url=http://127.0.0.1:9/v1", *behind(ECHO, ECHO)], "not beside a command"),
         (["latency", *behind("pid 999999999")], "-- pid=999999999: its command cannot be read"),
+        (["latency", *behind("pid abc")], "-- pid=abc: must be the number of a server's process"),
+        (["latency", *behind("nosuchprogram --port {port}")], "nosuchprogram: no such program"),
+        (
+            ["latency", *behind(f"env --chdir=/tmp A=1 {sys.executable} -c x")],
+            f"{sys.executable} is no server that is known here",
+        ),
     ],
 )
 def test_commands_that_cannot_be_measured_are_refused(
     harness: Harness, words: list[str], said: str
 ) -> None:
     assert said in harness.refused(*words)
+
+
+def test_a_draft_may_be_typed_as_the_command_has_it(harness: Harness) -> None:
+    few = ["num_prompts=2", "tokens=4", "decoding=greedy", "model=tiny", "draft=tiny_draft"]
+    harness("latency", *few, KNOWN, *behind(f"{SERVER} -k 3 --mark tiny_draft"), code=None)
+    assert results().iloc[-1]["draft"] == "tiny_draft"
+
+
+def test_one_command_twice_is_a_check_of_the_method(harness: Harness) -> None:
+    outcome = harness("latency", *QUICK, *behind(ECHO, ECHO), code=None)
+    assert mentions(outcome.summary, "Both commands are the same", "identical servers")
+    assert mentions(outcome.stdout, "what their starts change", "engine.blocks=4")
+    assert "format=row" not in outcome.stdout
 
 
 def test_one_server_alone_is_measured_without_a_draft(harness: Harness) -> None:
@@ -264,6 +287,25 @@ def test_servers_that_start_quickly_are_started_several_times(harness: Harness) 
     assert "4 blocks, each with a start of both servers" in outcome.summary
     once = harness("latency", *QUICK, *commands, code=None)
     assert "9 prompts of one start of each server" in once.summary
+
+
+def test_a_server_that_more_memory_would_not_start_is_not_started_twice(
+    harness: Harness, tmp_path: Path
+) -> None:
+    program = tmp_path / "starts"
+    program.write_text(
+        f"#!{sys.executable}\n"
+        "import runpy, sys\n"
+        "if '-k' in sys.argv:\n"
+        "    sys.exit('error: invalid argument: -k')\n"
+        f"runpy.run_path({str(SUPPORT / 'echo_server.py')!r}, run_name='__main__')\n"
+    )
+    program.chmod(0o755)
+    command = f"{program} --port {{port}}"
+    two = behind(command, f"{command} -k 3")
+    outcome = harness("latency", *QUICK, "engine.blocks=auto", *two, code=1)
+    assert "the second server ended with exit code 1: error: invalid arg" in outcome.complaint
+    assert "once more" not in outcome.stderr
 
 
 def test_blocks_start_each_server_afresh_in_turns(harness: Harness) -> None:

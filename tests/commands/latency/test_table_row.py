@@ -19,7 +19,7 @@ from harness.results.result_file import write_result
 from harness.results.runs import Run
 from in_process import Harness
 from pages import short
-from report_files import latency_run, run_id
+from report_files import latency_run, run_id, write
 from wording import mentions
 
 LLAMA = "llama-server -m Qwen3.gguf --host 127.0.0.1 --port {port} --metrics"
@@ -146,3 +146,19 @@ def test_the_answer_of_a_run_by_a_command_names_it_once() -> None:
     for changes in (no_bounds, {"server_command": None}):
         other = page_of_run(latency_run(2, 1.5, **SERVED | figures | run | changes))
         assert "format=row" not in short(other)
+
+
+def test_a_file_that_was_cut_has_no_row_of_an_arm_alone(harness: Harness, tmp_path: Path) -> None:
+    write(tmp_path / "latency.csv", latency_run(2, 1.5, **SERVED))
+    text = (tmp_path / "latency.csv").read_text()
+    (tmp_path / "latency.csv").write_text(text[: len(text) - 200])
+    outcome = harness("report", str(tmp_path / "latency.csv"), "format=row", code=2)
+    assert "holds no whole run of latency" in outcome.complaint
+    assert "cells; left out" in outcome.stderr
+    assert outcome.stdout == ""
+
+
+def test_half_a_result_is_named(harness: Harness, tmp_path: Path) -> None:
+    (tmp_path / "result.json").write_text('{"run": "2026')
+    complaint = harness("report", str(tmp_path), code=2).complaint
+    assert mentions(complaint, "result.json", "is broken")

@@ -409,7 +409,10 @@ def test_a_schedule_switches_off_where_drafting_does_not_pay() -> None:
 
 
 def test_schedules_of_cells_that_can_tell() -> None:
-    assert schedule_of([row(1, 1, 0.8), row(16, 1, 0.8)]) == ([], "it surely pays nowhere")
+    assert schedule_of([row(1, 1, 0.8), row(16, 1, 0.8)]) == (
+        [],
+        "there is no load at which it surely pays",
+    )
     assert schedule_of([row(1, 1, 1.2), row(16, 1, 0.8)])[0] == [(1, 15, 1), (16, 16, 0)]
     # The best K cannot tell, and another one can.
     unsure = [row(1, 5, 2.0, spread=1.5), row(1, 1, 1.5), row(16, 1, 1.4)]

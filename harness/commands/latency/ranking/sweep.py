@@ -69,7 +69,9 @@ def _next_steps(pairs: pd.DataFrame) -> Iterator[Step]:
         best = telling.sort_values(["shown", "speedup"]).iloc[-1]
         of_series = pairs[pairs.series == best.series]
         is_largest = best.k_order == of_series.k_order.max() and isinstance(best.k, int)
-        if not best.verdict.pays and "lookup" not in {*pairs.draft}:
+        # What a server drafts with is in its command.
+        has_other_drafts = not best.row.is_elsewhere and "lookup" not in {*pairs.draft}
+        if not best.verdict.pays and has_other_drafts:
             yield Step("none is shown to pay; a draft that costs nothing", "draft=lookup")
         elif best.verdict.pays and is_largest and of_series.k.nunique() > 1:
             yield Step(f"K={best.k} is the largest measured", f"K={2 * best.k}")

@@ -170,6 +170,8 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
     elif coverage is not None and not verdict.speedup.has_bounds:
         number = FEWEST_FOR_INTERVAL * prompts_per_unit
         yield Step("an interval", f"num_prompts={number}")
+    elif row.has_same_command and coverage is not None and coverage.unit != "block":
+        yield Step("what their starts change", "engine.blocks=4")
     elif verdict.includes_1 and coverage is not None and coverage.num_runs is not None:
         # Prompts do not narrow what varies from run to run.
         yield Step("a narrower interval", f"repeats={2 * coverage.num_runs}")
@@ -200,7 +202,8 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
             yield from _other_drafts(rows, choice)
     elif verdict.conclusion == "slower":
         yield from _other_drafts(rows, "it does not pay")
-    if row.server_command is not None and verdict.has_interval and row.run:
+    is_shown = row.server_command is not None and not row.has_same_command
+    if is_shown and verdict.has_interval and row.run:
         yield Step("to show it", command=f"harness report {_found_by(row)} format=row")
     if verdict.speedup.has_bounds and coverage is not None and coverage.num_runs is None:
         yield Step("how far off another run is", "repeats=5")
@@ -231,7 +234,8 @@ def _larger_budget(row: LatencyRow, coverage: Coverage) -> Iterator[Step]:
 
 def _other_drafts(rows: Sequence[LatencyRow], finding: str) -> Iterator[Step]:
     """A draft that costs nothing, where another one does not pay."""
-    if rows[-1].draft not in ("lookup", "suffix") and rows[-1].server_command is None:
+    # What a server drafts with is in its command.
+    if rows[-1].draft not in ("lookup", "suffix") and not rows[-1].is_elsewhere:
         yield Step(f"{finding}; a draft that costs nothing", "draft=lookup")
 
 

@@ -200,15 +200,23 @@ def _has_a_slower_runner(run: _Run) -> bool:
     return runners.target in _SLOW_RUNNERS and runners.draft not in _SLOW_RUNNERS
 
 
-def _is_in_two_places(run: _Run) -> bool:
+def _in_two_places(run: _Run) -> str | None:
+    """Which of two servers would be slower by what is not speculation."""
     row = run.last
     if not run.is_compared or row.url is None or row.regular_url is None:
-        return False
-    return urlsplit(row.url).netloc != urlsplit(row.regular_url).netloc
+        return None
+    url, regular = urlsplit(row.url), urlsplit(row.regular_url)
+    if url.hostname != regular.hostname:
+        return "have different addresses: a slower machine"
+    return (
+        "may use different devices of one machine: a slower one"
+        if url.port != regular.port
+        else None
+    )
 
 
 def _processor_share(rows: Sequence[LatencyRow]) -> float | None:
-    """The share of the processor time that a run got, where that is too little; None of a server, elsewhere."""
+    """The share of the processor time that a run got, where that is too little; None of a server on another machine."""
     shares = [row.processor_share for row in rows if row.processor_share is not None]
     return min(shares) if any(row.was_starved for row in rows) else None
 
@@ -390,8 +398,14 @@ DOUBTS = (
     ),
     Doubt(
         "against",
-        _is_in_two_places,
-        "The servers have different addresses: a slower machine would look like a slower arm."
+        lambda run: run.is_compared and run.last.has_same_command,
+        "Both commands are the same: the ratio only shows how far apart identical servers are. An interval over prompts"
+        " does not cover their starts, and engine.blocks=4 does.",
+    ),
+    Doubt(
+        "against",
+        _in_two_places,
+        "The servers {found} would look like a slower arm."
         " `harness latency -- COMMAND` starts both on the same devices.",
     ),
     Doubt(

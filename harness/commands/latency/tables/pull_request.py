@@ -57,6 +57,9 @@ def _lines(run: Run[LatencyRow]) -> Iterator[str | None]:
         True: "no prompt is in it (each has a salt)",
         False: "prompts may be in it (no salt)",
     }
+    if (last.server or "").startswith("llama.cpp"):
+        # Its `cache_prompt: false` stands for a salt.
+        caches[True] = "switched off"
     greedy = ""
     if texts := identical_texts(last, run.prompt_rows):
         greedy = f"; {texts} greedy texts of both arms are equal"

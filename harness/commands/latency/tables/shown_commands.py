@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Sequence
 
 from harness.config.secrets import without_secrets
 from harness.engines.registry import ENGINES
@@ -21,7 +22,25 @@ def typed_command(run: Run[LatencyRow]) -> str | None:
         words = command if isinstance(command, list) else shlex.split(command)
     except (OSError, ValueError, AttributeError, TypeError):
         return None
-    return shlex.join(without_secrets([str(word) for word in words]))
+    typed, *servers = _divided([str(word) for word in words])
+    commands = server_commands(run.last)[-len(servers) :]
+    for place, (server, started) in enumerate(zip(servers, commands, strict=False)):
+        if server[:1] == ["pid"]:
+            # Nobody else has this process, but its command.
+            servers[place] = shlex.split(started)
+    words = [*typed, *(word for server in servers for word in ["--", *server])]
+    return shlex.join(without_secrets(words))
+
+
+def _divided(words: Sequence[str]) -> list[list[str]]:
+    """What is typed for the harness, and the commands of servers, each behind a `--`."""
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word == "--":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return parts
 
 
 def server_commands(row: LatencyRow) -> list[str]:
@@ -36,5 +55,7 @@ def server_commands(row: LatencyRow) -> list[str]:
             return []
         if words:
             typed = words if engine is None else engine.typed_command(words)
+            # Of a process that ran: its directory is nobody else's.
+            typed = [word for word in typed if not word.startswith("--chdir=")]
             commands.append(shlex.join(without_secrets(typed)))
     return commands
