@@ -17,8 +17,6 @@ VERY_LONG = "/".join(50 * ["x" * 100])
 # What is typed, and how the line begins. Each command has what its name says; `latency` stands for what all share.
 MISTAKES = {
     # Drafts
-    "latency draft=suffix+tiny_eagle3": "draft=suffix+tiny_eagle3: was removed: no pair of drafts was faster",
-    "latency draft=suffix least_text=3": "least_text: was removed: no pair of drafts was faster",
     "latency draft=lookup draft.repository=x": "draft.repository=x: is for models and heads, not for draft=lookup",
     # acceptance
     "acceptance draft=none": "draft=none: must be set: without one nothing is accepted",
@@ -100,7 +98,7 @@ MISTAKES = {
     f"latency model.tokenizer={LONG}": f"model.tokenizer={LONG}: must not have a name of",
     f"latency model.gguf_file={LONG}": f"model.gguf_file={LONG}: must not have a name of",
     f"latency model=./{VERY_LONG}": f"model=./{VERY_LONG}: must have at most 4,095 bytes",
-    "distill draft=eagle3": "distill: was removed: train with speculators or SpecForge",
+    "distill": "distill: no such command",
     f"report {LONG}": f"{LONG}: must not have a name of",
     f"report output={LONG}": f"output={LONG}: must not have a name of",
     "latency draft='{}'": "draft={}: no such preset",
@@ -150,8 +148,7 @@ MISTAKES = {
     "latency huggingface": "huggingface: is a value without its setting: harness latency engine=huggingface",
     "latency n=3 ./llama-server -m X.gguf": "./llama-server: is the command of a server, which stands behind --: "
         "harness latency n=3 -- ./llama-server -m X.gguf",
-    "latency engine=vllm": "engine=vllm: was removed: type the server's own command last: harness latency -- vllm",
-    "latency engine.flags=[--a]": "engine.flags: was removed: is part of the command that is typed last",
+    "latency engine=vllm": "engine=vllm: is measured by its own command, typed last: harness latency -- vllm",
     "latency ~draft": "~draft: cannot be left out, only changed: draft=none",
     "latency ~model": "~model: cannot be left out, only changed: model=...",
     "latency ~results.file": "~results.file: cannot be left out, only changed: results.file=null",
@@ -249,7 +246,7 @@ MISTAKES = {
     "plan draft=tiny_eagle3 draft.tree=dynamic acceptance=0.7": "acceptance=0.7: must be null with draft.tree=dynamic",
     "latency draft=early_exit draft.layers=[3,4]": "draft.layers=[3,4]: must be one number: how many of the target's",
     "latency draft=mtp": "draft=mtp: needs multi-token-prediction layers, and model=tiny (llama)",
-    "latency draft=eagle3": "draft=eagle3: was removed: train with speculators or SpecForge",
+    "latency draft=eagle3": "draft=eagle3: no such preset (did you mean tiny_eagle3?)",
     "latency weights=randm": "weights=randm: must be one of stored, random (did you mean random?)",
     "latency weights=random model=gpt2 draft=7B": "draft=7B: must have the vocabulary of model=gpt2",
     "eval weights=random": "weights=random: must be stored: random weights know no answers",
@@ -262,14 +259,12 @@ MISTAKES = {
         "decoding.synthetic_acceptance=[0.9,1.1]: must have rates in [0, 1]",
     "latency decoding.synthetic_acceptance=often": "decoding.synthetic_acceptance=often: must be a number",
     "latency synthetic_acceptance=./speculation_profile.json":
-        "decoding.synthetic_acceptance=./speculation_profile.json: was removed: type the rates as a list",
-    "latency export=true": "export: was removed: latency.csv and latency_prompts.csv have the figures",
+        "decoding.synthetic_acceptance=./speculation_profile.json: must be a number",
     "latency decoding.synthetic_acceptance=-0.1": "decoding.synthetic_acceptance=-0.1: must be in [0, 1]",
     "latency decoding.synthetic_acceptance=0.5 decoding.rule=google decoding.lenience=0.5":
         "decoding.synthetic_acceptance=0.5: replaces the acceptance rule, so that lenience has no effect",
     "recovery decoding.synthetic_acceptance=0.5 fault=rollback_off_by_one":
         "fault=rollback_off_by_one: must be none where decoding.synthetic_acceptance replaces the acceptance rule",
-    "latency placement=tensor_parallel": "placement=tensor_parallel: was removed: placement=balanced divides",
     # Engines
     "latency engine=huggingface batch_size=2": "batch_size=2: must be 1 with engine=huggingface",
     "latency engine=huggingface runner=static": "runner=static: needs engine=local",
@@ -344,9 +339,6 @@ MISTAKES = {
     "latency draft.tree=wide": "draft.tree=wide: must be one of chain, dynamic",
     "latency draft.budget=0": "draft.budget=0: must be from 1 to 256",
     "latency draft.tree=dynamic decoding.rule=typical": "decoding.rule=typical: must be one of deepmind, google with",
-    "latency decoding.rule=eagle": "decoding.rule=eagle: was removed: deepmind verifies trees without loss",
-    "latency tree=static": "draft.tree=static: was removed: draft.tree=dynamic",
-    "latency draft.score_temperature=1": "draft.score_temperature: was removed: trees are scored at temperature 1",
     "latency draft.tree=dynamic decoding.synthetic_acceptance=0.5": "decoding.synthetic_acceptance=0.5: must be null",
     "latency draft.tree=dynamic engine=huggingface": "draft.tree=dynamic: must be chain unless engine=local",
     "latency draft=none draft.tree=dynamic": "draft.tree=dynamic: needs a draft, but draft=none",
@@ -358,8 +350,7 @@ MISTAKES = {
     "serve fault=rollback_off_by_one draft=none": "fault=rollback_off_by_one: changes nothing with draft=none",
     "recovery fault=draft_probabilities_ignored decoding=greedy":
         "fault=draft_probabilities_ignored: changes nothing at decoding.temperature=0",
-    "recovery fault=rows_swapped":
-        "fault=rows_swapped: was removed: one of your own is a file: fault=./f.py:RowsSwapped",
+    "recovery fault=rows_swapped": "fault=rows_swapped: no such name",
     "recovery fault=residual_warped_twice decoding.temperature=1":
         "fault=residual_warped_twice: changes nothing at decoding.temperature=1",
     "recovery fault=rollback_off_by_one draft=none": "fault=rollback_off_by_one: changes nothing with draft=",

@@ -236,9 +236,7 @@ def _known(command: str, known: Collection[str], others: Sequence[str] = ()) -> 
         if command in _names():
             raise SettingError(command, f"is a command of the terminal: harness {command}")
         from harness.cli.menu import typed
-        from harness.cli.menu.removed import refuse_removed_command
 
-        refuse_removed_command(command)
         raise typed.no_command(command, others, list(known))
     return command
 

@@ -33,11 +33,19 @@ NAMES: Mapping[str, str] = {
     "int8": "8bit",
     **dict.fromkeys(("int4", "nf4"), "4bit"),
     **dict.fromkeys(("hf", "transformers"), "huggingface"),
-    **dict.fromkeys(("llama.cpp", "openai", "sglang", "tgi"), "server"),
+    **dict.fromkeys(("openai", "tgi"), "server"),
     **dict.fromkeys(("ngram", "prompt_lookup"), "lookup"),
     **dict.fromkeys(("cuda", "gpu"), "auto"),
     "8b": "llama3.1_8B",
     "70b": "llama3.1_70B",
+}
+
+# Values of `engine=` that are servers, and the commands that are typed behind `--` in their place.
+SERVERS: Mapping[str, str] = {
+    "vllm": "vllm serve MODEL --speculative-config ...",
+    "sglang": "sglang serve --model-path MODEL --speculative-algorithm ...",
+    "llama.cpp": "llama-server -m MODEL.gguf --spec-type ...",
+    "llama-server": "llama-server -m MODEL.gguf --spec-type ...",
 }
 
 # First words that are no command, and the line to type in their place.

@@ -27,7 +27,6 @@ from hydra.errors import HydraException
 from harness.cli import hydra_app
 from harness.cli.menu import names
 from harness.cli.menu.conversion import alternatives, from_config, setting_hints
-from harness.cli.menu.removed import refuse_removed
 from harness.commands.registry import COMMANDS, settings_of, with_settings
 from harness.config import synonyms
 from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
@@ -160,7 +159,6 @@ def _from_option(
             raise SettingError(word, f"cannot be read; type: {_line(*before, *meant, *others)}")
     setting = _setting_meant_by(name, known)
     if setting is None:
-        refuse_removed(name)
         hint = nearest(name, known)
         raise SettingError(word, f"no such option{hint}; harness help {command} all lists them")
     if equals:
@@ -370,7 +368,6 @@ def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> N
             raise SettingError(setting, "is a value without its setting: setting=value")
         if name == "command":
             raise SettingError("command", "is the first word: harness COMMAND")
-        refuse_removed(name, value, known)
         if key in _ADDED_GROUPS:
             rule = f"is typed with a plus: +{key}=...; harness help {command} presets lists them"
             raise SettingError(key, rule)
@@ -378,6 +375,10 @@ def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> N
             instead = {"draft": "draft=none", "results.file": "results.file=null"}
             rule = f"cannot be left out, only changed: {instead.get(name, f'{name}=...')}"
             raise SettingError(setting, rule)
+        if name == "engine" and value.lower() in synonyms.SERVERS:
+            server = synonyms.SERVERS[value.lower()]
+            rule = f"is measured by its own command, typed last: harness {command} -- {server}"
+            raise SettingError(name, rule, value)
         if name in GROUPS and not value.startswith("{"):
             # Hydra looks for a file of this name, and its error would be about another place.
             for choice in value.split(","):
