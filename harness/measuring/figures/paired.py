@@ -52,6 +52,12 @@ class Speedup(Group, WithSpeedup):
         ends="95 % interval",
     )
     drifted: MaybeBool = pooled("any", "whether that is significant and above 2 %")
+    regular_against_itself: Interval | None = with_interval(
+        "mean",
+        "time per token after the first of the regular arm, where its turn came first over where it came second: 1 but"
+        " for noise and for what the turns themselves change",
+        ends="95 % interval",
+    )
     reproducible: MaybeBool = pooled(
         "all",
         "`False` where the same settings give other texts: K of `auto` follows measured times",
@@ -99,10 +105,36 @@ class Speedup(Group, WithSpeedup):
             rare_units=times.rare_in_words(),
             drift=change.change,
             drifted=change.matters,
+            regular_against_itself=_against_itself(pair[0]),
             reproducible=reproducible,
             # A single batch is one arm after the other.
             interleaved=in_time.regular.size > 1,
         )
+
+
+def _against_itself(regular: MeasuredArm) -> Interval | None:
+    """The regular arm in turns that it began, over itself in the others; None with fewer than two of each."""
+    from harness.results.statistics.ratios import drift
+
+    began: list[tuple[float, int]] = []
+    followed: list[tuple[float, int]] = []
+    for number, generation in enumerate(regular.generations):
+        decoded = [
+            (request.decode_ms or 0.0, request.num_tokens - 1)
+            for request in generation.requests
+            if request.answered
+        ]
+        ms = sum(ms for ms, _ in decoded)
+        num_tokens = sum(number for _, number in decoded)
+        if ms > 0 and num_tokens > 0:
+            # The arms change places after every question (`measuring.interleaving`).
+            (followed if number % 2 else began).append((ms, num_tokens))
+    # As the change from one half to the other.
+    size = min(len(began), len(followed))
+    if size < 2:
+        return None
+    times, tokens = zip(*followed[:size], *began[:size], strict=True)
+    return drift(times, tokens).change
 
 
 class PairedTimes(NamedTuple):

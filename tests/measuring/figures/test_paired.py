@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 import pytest
 
 from harness.engines.requests import RequestError, RequestRecord
@@ -65,3 +66,37 @@ def test_units_with_the_same_prompts_cover_no_others() -> None:
     assert str(figures(Speedup, laps, laps).speedup.covers) == "8 laps of the same texts"
     again = [lap(request(place % 8, 1.0)) for place in range(16)]
     assert str(figures(Speedup, again, again, [*range(8)] * 2).speedup.covers) == "8 prompts"
+
+
+def decoded(index: int, step_s: float, first_s: float = 0.5) -> Generation:
+    """An answer of ten tokens."""
+    answer = request(index, first_s + 9 * step_s)
+    answer.arrivals = [first_s]
+    return lap(answer)
+
+
+def test_the_regular_arm_is_compared_with_itself_by_turns() -> None:
+    """It begins every second question: there its steps are planted to be 2 % slower, the prompt's time is left out."""
+    rng = np.random.default_rng(0)
+    answers = []
+    for index in range(32):
+        step_s = 0.1 * (1.02 if index % 2 == 0 else 1.0) * rng.normal(1, 0.002)
+        answers.append(decoded(index, step_s, first_s=0.5 + 0.5 * (index % 2)))
+    null = figures(Speedup, answers, answers).regular_against_itself
+    assert null.estimate == pytest.approx(1.02, abs=0.003)
+    assert null.low < 1.02 < null.high
+    assert not null.excludes(1.02)
+    assert null.excludes(1)
+    few = figures(Speedup, answers[:10], answers[:10]).regular_against_itself
+    assert few.is_known
+    assert not few.has_bounds
+
+
+def test_identical_turns_are_called_different_in_one_of_twenty_runs() -> None:
+    rng = np.random.default_rng(1)
+    wrong = 0
+    for _ in range(200):
+        answers = [decoded(index, 0.1 * rng.normal(1, 0.05)) for index in range(20)]
+        wrong += figures(Speedup, answers, answers).regular_against_itself.excludes(1)
+    # Of 200 with 5 % more than 22 are 1 in 1,000.
+    assert wrong <= 22

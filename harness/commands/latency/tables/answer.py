@@ -63,7 +63,11 @@ def page_of_run(
             *run_tables(rows, prompts),
             *published_tables(ours),
         ],
-        [*(("Why", why) for why in _reasons(rows)), *(("Ended", end) for end in _end(last))],
+        [
+            *(("Why", why) for why in _reasons(rows)),
+            *(("Checked", held) for held in _checked(rows)),
+            *(("Ended", end) for end in _end(last)),
+        ],
         [*_next_steps(rows)],
     )
 
@@ -109,6 +113,40 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
     limit = held_back(regular, row)
     if limit is not None and row.speedup is not None and row.speedup.estimate < 1:
         yield limit
+
+
+def _checked(rows: Sequence[LatencyRow]) -> Iterator[str]:
+    """What might have spoilt a comparison and did not, as far as it is known; and how far the regular arm is from
+    itself.
+    """
+    regular, row = rows[0], rows[-1]
+    if not has_verdict(rows) or not row.speedup or row.is_simulated:
+        return
+    held = []
+    if regular.num_tokens == row.num_tokens:
+        held.append("equal work")
+    if row.identical_prompts is not None and row.identical_prompts == row.num_prompts:
+        held.append("equal texts")
+    cached = [each.cached_tokens for each in (regular, row)]
+    if cached == [0, 0]:
+        held.append("caches cold")
+    if [each.foreign_tokens for each in (regular, row)] == [0, 0]:
+        held.append("no other client")
+    if regular.drafted is False and row.drafted:
+        held.append("regular arm drafted nothing")
+    if not row.was_starved:
+        if row.drift is not None and row.drift.has_bounds and not row.drifted:
+            held.append("steady")
+        if row.processor_share is not None:
+            held.append("machine quiet")
+    if row.num_units and not any(each.num_throttled_units for each in (regular, row)):
+        held.append("clocks not lowered")
+    null = row.regular_against_itself
+    if null is not None:
+        bounds = f" ({null.low:.3f} to {null.high:.3f})" if null.has_bounds else ""
+        held.append(f"regular arm against itself {null.estimate:.3f}{bounds}")
+    if held:
+        yield " · ".join(held)
 
 
 def _where_drafted(row: LatencyRow) -> str:
