@@ -125,6 +125,10 @@ class Command(Record):
         """
         raise NotImplementedError
 
+    def picture(self, runs: Sequence[Any]) -> Any:
+        """A plot of runs for a slide, as `reporting.drawing.Plot`; None where there is none. Needs matplotlib."""
+        return None
+
     def changes(self, sides: Any) -> Sequence[Any]:
         """Each figure of a measurement before and after a change, for `regress`, each as `Compared`.
 

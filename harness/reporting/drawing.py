@@ -34,6 +34,10 @@ _STYLES = [
 # In inches: as wide as a telephone, where letters keep their size.
 _WIDTH = 4.4
 _LONGEST_LINE = 56
+# Of a picture for a slide.
+_SLIDE_WIDTH = 7.5
+_LONGEST_NAME = 84
+_DOTS_PER_INCH = 200
 
 
 class Point(NamedTuple):
@@ -133,6 +137,50 @@ def curve_plots(
         add_legend(axes, columns=1)
         plots.append(Plot(title, axes.figure))
     return plots
+
+
+def bar_figure(bars: Sequence[tuple[str, str, Point, str]], x_label: str) -> Figure:
+    """A horizontal bar for each item, with its name above and its value behind it, and a line at 1.
+
+    Args:
+        bars: name, value in words, value with bounds, and colour of each.
+    """
+    figure = Figure(figsize=(_SLIDE_WIDTH, 1.1 + 0.62 * len(bars)), layout="constrained")
+    axes: Any = figure.subplots()
+    axes.set(xlabel=x_label)
+    for place, (name, words, point, colour) in enumerate(bars):
+        bounds = np.maximum([[point.value - point.low], [point.high - point.value]], 0)
+        axes.barh(place, point.value, height=0.42, color=colour)
+        axes.errorbar(point.value, place, xerr=bounds, color="black", elinewidth=1.2, capsize=3)
+        axes.text(0, place - 0.28, textwrap.fill(name, _LONGEST_NAME), va="bottom", fontsize=9.5)
+        end = np.nanmax([point.value, point.high])
+        axes.text(end, place, f"  {words}", va="center", fontsize=9.5)
+    axes.axvline(1, color="C5", linewidth=1, linestyle=(0, (3, 2)))
+    axes.set(yticks=[], ylim=(len(bars) - 0.6, -0.75), xlim=(0, None))
+    axes.spines["left"].set_visible(False)
+    # Room for the words behind the longest bar.
+    axes.set_xlim(0, 1.3 * axes.get_xlim()[1])
+    return figure
+
+
+def picture(make: Callable[[], Plot], form: str) -> bytes:
+    """A plot as a file of its own, with its title, on white.
+
+    Args:
+        form: `svg` or `png`.
+    """
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+    buffer = io.BytesIO()
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
+        matplotlib.rcdefaults()
+        matplotlib.style.use(Path(__file__).with_suffix(".mplstyle"))
+        title, figure = make()
+        figure.axes[0].set_title(wrapped(title))
+        figure.set_facecolor("white")
+        no_metadata = dict.fromkeys(("Date", "Creator")) if form == "svg" else None
+        figure.savefig(buffer, format=form, dpi=_DOTS_PER_INCH, metadata=no_metadata)
+    return buffer.getvalue()
 
 
 def wrapped(label: str) -> str:

@@ -9,9 +9,20 @@ from typing import Any
 import pandas as pd
 
 from harness.commands.latency.ranking.pairs import latency_pairs
-from harness.reporting.drawing import MOST_CURVES, MOST_PLOTS, Curves, Plot, Point, curve_plots
+from harness.reporting.drawing import (
+    MOST_CURVES,
+    MOST_PLOTS,
+    Curves,
+    Plot,
+    Point,
+    bar_figure,
+    curve_plots,
+)
+from harness.reporting.page import title_of_many
 from harness.results.runs import Run
 
+# Rows that a slide has room for.
+_MOST_BARS = 12
 # Between lines at one K.
 _BESIDE = 0.07
 
@@ -38,6 +49,24 @@ def latency_plots(runs: Sequence[Run]) -> dict[str, list[Plot]]:
         if curves:
             by_load += curve_plots([("", curves)], str(unit), doubling=True)
     return {"num_draft_tokens": curve_plots(by_k, "K, draft tokens per iteration"), "load": by_load}
+
+
+def speedup_bars(runs: Sequence[Run]) -> Plot | None:
+    """A bar for each pair, the fastest first, with its speed-up and interval; None where none is known."""
+    pairs = latency_pairs(runs)
+    known = pairs[pairs.speedup.notna()] if not pairs.empty else pairs
+    if known.empty:
+        return None
+    ordered = known.sort_values("speedup", ascending=False, kind="stable")[:_MOST_BARS]
+    bars = []
+    for pair in ordered.itertuples():
+        speedup = pair.verdict.speedup
+        colour = {"faster": "C2", "slower": "C1"}.get(pair.verdict.conclusion, "C5")
+        bounds = f" ({speedup.low:.2f} to {speedup.high:.2f})" if speedup.has_bounds else ""
+        point = Point(speedup.estimate, speedup.low, speedup.high, 0)
+        bars.append((pair.name.label(", "), f"{speedup.estimate:.2f}×{bounds}", point, colour))
+    title = title_of_many([pair.row for pair in ordered.itertuples()])
+    return Plot(title, bar_figure(bars, "speed-up over regular decoding, 95 % intervals"))
 
 
 def _points(pairs: Iterable[Any], x: str) -> list[Point]:

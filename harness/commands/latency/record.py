@@ -199,6 +199,11 @@ class Latency(Command):
 
         return doubts(run.rows, run.prompt_rows)
 
+    def picture(self, runs: Sequence[Any]) -> Any:
+        from harness.commands.latency.plots import speedup_bars
+
+        return speedup_bars(runs)
+
     def markdown(self, form: str, runs: Sequence[Any], *, all_of_them: bool) -> Sequence[str]:
         """Ten lines of each run for a pull request, or a table with a row for each."""
         if form == "row":

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import re
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -29,7 +30,7 @@ _DEFAULT = Path("results")
 _RUN_ID = re.compile(r"\d{8}T\d{6}\b[\w.-]*")
 
 _HELP = """\
-usage: harness report [PATH ...] [RUN ...] [output=DIR] [format=pr|row]
+usage: harness report [PATH ...] [RUN ...] [output=DIR] [format=pr|row|svg|png]
 
 From CSV files to answers in the terminal, report.md, and report.html: one page with plots that needs nothing else.
 
@@ -42,7 +43,9 @@ From CSV files to answers in the terminal, report.md, and report.html: one page 
               or of each run of a file
   format=row  instead prints a Markdown table with a row for each run of latency: model, server, draft, K, device,
               speed-up, tokens per iteration, command (without keys), and the digest of its result.json
-  output=DIR  where report.md and report.html go; by default the first PATH if that is a directory, else here
+  format=svg  instead writes a picture for a slide, speedups.svg: one bar for each pair of latency, with its interval;
+              format=png for the same as speedups.png
+  output=DIR  where report.md, report.html and pictures go; by default the first PATH if that is a directory, else here
 
   harness report
   harness report multirun/latency/2026-11-20 output=paper
@@ -55,6 +58,7 @@ A run that is in several files counts once; of repeated measurements the newest 
 Exit code 2: a path that does not exist, or without such a file. The plots need matplotlib:
 pip install 'specharness[report]'"""
 
+_PICTURES = ("svg", "png")
 _MOST_NOTES = 20
 # More runs than this take so long that the user gets a message.
 _MANY_RUNS = 2_000
@@ -126,8 +130,8 @@ def main(arguments: Sequence[str]) -> None:
             raise SettingError(argument, mistake)
         if argument.startswith("format="):
             form = argument.removeprefix("format=")
-            if form not in ("pr", "row"):
-                rule = "must be pr or row; without it tables are printed"
+            if form not in ("pr", "row", *_PICTURES):
+                rule = "must be pr, row, svg or png; without it tables are printed"
                 raise SettingError("format", rule, form)
         elif argument.startswith("output="):
             output = Path(word)
@@ -141,11 +145,15 @@ def main(arguments: Sequence[str]) -> None:
     if paths == [_DEFAULT] and not _DEFAULT.exists():
         rule = "no such directory here; name CSV files or directories, or measure first"
         raise SettingError(str(_DEFAULT), rule)
+    if output is None:
+        output = paths[0] if paths[0].is_dir() else Path()
+    if form in _PICTURES:
+        file = _picture(form, paths, ids, output)
+        print(f"written to {file}", file=sys.stderr)
+        return
     if form is not None:
         print("\n".join(_lines(form, paths, ids)))
         return
-    if output is None:
-        output = paths[0] if paths[0].is_dir() else Path()
     # Nothing that is read is garbage: the collector would only look through millions of objects again and again.
     gc.disable()
     try:
@@ -185,29 +193,55 @@ def _lines(form: str, paths: Sequence[Path], ids: Sequence[str]) -> list[str]:
     return lines
 
 
-def write(report: Report, output: Path) -> list[Path]:
-    """Write a report's files into a directory.
+def _picture(form: str, paths: Sequence[Path], ids: Sequence[str], output: Path) -> Path:
+    """Write a picture for a slide, and return its file.
 
     Raises:
-        SettingError: a place where no file can be written.
+        SettingError: no run has one, matplotlib is missing, or no file can be written there.
         RunError: a disk that fails or is full.
     """
+    findings = read(paths, measuring(commands()), ids)
+    drawing = optional_plots()
+    if drawing is None:
+        raise SettingError("format", f"needs matplotlib: {INSTALL_PLOTS}", form)
+    for command in measuring(commands()):
+        runs = findings.runs_of(command.row)
+        if runs and command.picture(runs) is not None:
+            file = output / f"speedups.{form}"
+            _write({file: drawing.picture(functools.partial(command.picture, runs), form)})
+            return file
+    raise SettingError(str(paths[0]), f"holds no run with a speed-up, which format={form} needs")
+
+
+def write(report: Report, output: Path) -> list[Path]:
+    """Write a report's files into a directory. Raises as `_write`."""
     drawn: dict[str, dict[str, list[tuple[str, str]]]] = {}
     drawing = optional_plots()
     note = f"Plots need matplotlib: {INSTALL_PLOTS}"
     if drawing is not None:
         note = "The plots are in report.html."
         drawn = {question: drawing.as_svgs(page.plots) for question, page in report.pages.items()}
+    texts = {"report.md": markdown(report, note), "report.html": html_page(report, drawn)}
     contents = {
-        output / "report.md": markdown(report, note),
-        output / "report.html": html_page(report, drawn),
+        output / name: text.encode("utf-8", "backslashreplace") for name, text in texts.items()
     }
+    _write(contents)
+    return list(contents)
+
+
+def _write(contents: Mapping[Path, bytes]) -> None:
+    """Write files into one directory.
+
+    Raises:
+        SettingError: a place where no file can be written.
+        RunError: a disk that fails or is full.
+    """
+    output = next(iter(contents)).parent
     try:
         output.mkdir(parents=True, exist_ok=True)
         for path, content in contents.items():
-            path.write_text(content, encoding="utf-8", errors="backslashreplace")
+            path.write_bytes(content)
     except (PermissionError, FileExistsError, NotADirectoryError, IsADirectoryError) as error:
         raise SettingError("output", f"cannot be written to: {error.strerror}", output) from error
     except OSError as error:
         raise RunError(f"{output} cannot be written to: {error.strerror}") from error
-    return list(contents)

@@ -51,7 +51,7 @@ def test_a_gain_comes_with_interval_and_reason() -> None:
     assert mentions(text, "of those tested", "76.9%")
     assert "100%  75%  67%  –" in text
     assert mentions(text, "630.00", "280.00", "330.00", "20.00", "320.00")
-    assert mentions(text, "3.50 / (4.00 × 0.219 + 1.03) = 1.90×", "96%")
+    assert mentions(text, "3.50 tokens / (4.00 drafted × 0.219 + 1.03) = 1.90×", "96%")
     assert "why" not in text
 
 

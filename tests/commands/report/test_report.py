@@ -663,6 +663,22 @@ def test_single_runs_are_asked_for_by_their_ids(harness: Harness) -> None:
     assert "no run in results has this id" in harness.refused("report", "20200101T000000")
 
 
+def test_a_picture_for_a_slide(harness: Harness) -> None:
+    """A labelled bar for each pair, the fastest first."""
+    runs = [latency_run(2, 1.5), latency_run(4, 2.5), latency_run(8, 0.8)]
+    write(Path("results/latency.csv"), *runs)
+    assert "written to results/speedups.svg" in harness("report", "format=svg").stderr
+    svg = Path("results/speedups.svg").read_text()
+    labels = [f"13B with 7B, K={k}" for k in (4, 2, 8)]
+    assert [label in svg for label in labels] == [True] * 3
+    assert svg.index(labels[0]) < svg.index(labels[1]) < svg.index(labels[2])
+    assert "2.50× (" in svg
+    harness("report", "format=png", "output=slides")
+    assert Path("slides/speedups.png").read_bytes().startswith(b"\x89PNG")
+    write(Path("alone/latency.csv"), latency_run(status="failed"))
+    assert "no run with a speed-up" in harness.refused("report", "alone", "format=svg")
+
+
 def test_the_k_of_a_server_is_what_it_reported(tmp_path: Path) -> None:
     served = {"url": "http://a/v1", "engine": "server", "num_draft_tokens": None}
     runs = [
