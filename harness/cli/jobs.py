@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import shlex
 import sys
 import threading
 import time
@@ -12,6 +13,8 @@ from contextlib import redirect_stderr, redirect_stdout
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+
+from omegaconf import OmegaConf
 
 from harness.cli import signals
 from harness.cli.gpus import lease
@@ -219,6 +222,14 @@ def finish(command: str, directory: Path, is_refused: bool) -> tuple[Sequence[Ru
     return [*rows, *pooled_rows], exit_code(command, rows) or without_rows
 
 
+def _as_typed(override: str) -> str:
+    """A command among the overrides as it stands behind `--`; any other one as it is."""
+    key, _, value = override.partition("=")
+    if key != "engine.start_command":
+        return override
+    return f"-- {shlex.join(map(str, OmegaConf.create(value)))}"
+
+
 def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
     """Put a job's rows into the sweep's file, and print a line about it.
 
@@ -245,7 +256,7 @@ def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
         if measured:
             seconds_per_job = (time.time() - manifest.started) / len(measured)
             notes[-1] += f", about {_duration(num_left * seconds_per_job)}"
-    label = " ".join(manifest.differing(job.overrides))
+    label = " ".join(map(_as_typed, manifest.differing(job.overrides)))
     label = label.replace("decoding.num_draft_tokens=", "K=").replace("engine.vary.", "")
     words = ": ".join(filter(None, [label, job_line(job.command, rows)]))
     if notes:

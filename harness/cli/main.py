@@ -273,6 +273,9 @@ class _Invocation:
                 options, settings, topic = typed.for_hydra(words, command, known)
                 settings += server_words.server_settings(servers, settings, command)
                 flags = hydra_app.flags(options)
+                if len(servers) > 2 and not flags.multirun:
+                    options.append("-m")
+                    flags = hydra_app.flags(options)
                 if flags.help:
                     text = help.command_help(COMMANDS[command], settings, topic, flags.config_dir)
                 elif flags.cfg or flags.info or flags.hydra_help:

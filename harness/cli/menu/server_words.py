@@ -27,7 +27,8 @@ def split_commands(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
 def server_settings(
     servers: Sequence[Sequence[str]], settings: Sequence[str], command: str
 ) -> list[str]:
-    """The settings that commands behind `--` stand for; none without one.
+    """The settings that commands behind `--` stand for; none without one. Three and more are a sweep over all but the
+    first, which each of them is compared with.
 
     Args:
         settings: that are typed before them, as Hydra's overrides.
@@ -38,7 +39,7 @@ def server_settings(
     """
     if not servers:
         return []
-    if len(servers) > 2 or not all(servers):
+    if not all(servers):
         rule = "is followed by the command of a server, and a second -- by another one to compare"
         raise SettingError("--", f"{rule}: harness {command} -- llama-server -m MODEL.gguf ...")
     words = [word for server in servers for word in server]
@@ -58,10 +59,12 @@ def server_settings(
             value = typed[setting].partition("=")[2]
             rule = f"the command behind -- has no {{{name}}}, in the place of which it would be filled in"
             raise SettingError(name, rule, value)
-    *first, measured = [_in_brackets(_of_process(server)) for server in servers]
+    commands = [_in_brackets(_of_process(server)) for server in servers]
     added = ["engine=server", *(["model=served"] if "model" not in typed else [])]
-    added += [f"engine.first_command={one}" for one in first]
-    return [*added, f"engine.start_command={measured}"]
+    if len(commands) > 1:
+        added.append(f"engine.first_command={commands.pop(0)}")
+    # Each of several is compared with the first: a sweep.
+    return [*added, f"engine.start_command={','.join(commands)}"]
 
 
 def _of_process(server: Sequence[str]) -> Sequence[str]:

@@ -106,6 +106,21 @@ def test_any_two_commands_are_compared(harness: Harness) -> None:
     assert "speculative" not in outcome.stdout
 
 
+def test_three_commands_are_a_sweep_against_the_first(harness: Harness) -> None:
+    """Ranked on one page by the words in which they differ."""
+    commands = [f"{ECHO} --delay 0.02", f"{ECHO} --delay 0.004", f"{ECHO} --delay 0.01"]
+    outcome = harness("latency", *QUICK, *behind(*commands), code=None)
+    rows = results().query("arm == 'speculative'")
+    assert len(rows) == 2
+    assert all("--delay 0.02" in command.split("; ")[0] for command in rows["server_command"])
+    table = [line for line in outcome.stdout.splitlines() if "--delay" in line and "×" in line]
+    assert [line.split()[1] for line in table if line.lstrip().startswith("--delay")] == [
+        "0.004",
+        "0.01",
+    ]
+    assert "[1/2] -- " in outcome.stderr
+
+
 def test_the_second_command_may_be_faster_by_more_than_its_drafts(harness: Harness) -> None:
     """It may also have another number format, or a GPU."""
     slow, fast = f"{ECHO} --delay 0.02", f"{ECHO} --delay 0.001 -k 2"
@@ -120,7 +135,7 @@ def test_the_second_command_may_be_faster_by_more_than_its_drafts(harness: Harne
     ("words", "said"),
     [
         (["latency", "--"], "is followed by the command of a server"),
-        (["latency", *3 * behind("a {port}")], "is followed by the command of a server"),
+        (["latency", "--", "a", "--", "--", "b"], "is followed by the command of a server"),
         (["latency", "K=3", *behind(ECHO)], "K=3: the command behind -- has no {K}"),
         (["latency", "vary.a=3", *behind(ECHO)], "a=3: the command behind -- has no {a}"),
         (["latency", "engine=local", *behind(ECHO)], "--: is for engine=server"),
