@@ -175,7 +175,9 @@ class ServerCommand:
     @property
     def method(self) -> str | None:
         """The way to draft, in the server's own word."""
-        return self.value(self.startup.method)
+        method = self.value(self.startup.method)
+        # `mtp:n_max=3,p_min=0.0`
+        return method and method.partition(":")[0]
 
     @property
     def num_draft_tokens(self) -> int | None:
@@ -185,9 +187,19 @@ class ServerCommand:
             return None
         for beginning, (flags, default) in self.startup.num_draft_tokens.items():
             if method.startswith(beginning):
-                value = self.value(flags)
+                values = filter(None, map(self._number_at, flags))
+                value = next(values, None)
                 return int(value) if value is not None and value.isdigit() else default
         return None
+
+    def _number_at(self, place: str) -> str | None:
+        """The value of a flag, or at `--spec-type:n_max` the 3 of its value `mtp:n_max=3,p_min=0.0`."""
+        flag, _, key = place.partition(":")
+        value = self.value([flag])
+        if not key or value is None:
+            return value
+        entries = dict(entry.partition("=")[::2] for entry in value.partition(":")[2].split(","))
+        return entries.get(key)
 
     def regular(self) -> ServerCommand:
         """The same command without what makes the server speculate.

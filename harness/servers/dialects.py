@@ -15,7 +15,7 @@ from typing import Any, Literal
 from harness.config.errors import SettingError
 from harness.config.registry import Record, Registry
 from harness.engines.counts import COUNTED
-from harness.servers.startup import HARNESS, LLAMA_CPP, SGLANG, VLLM, Startup
+from harness.servers.startup import HARNESS, LLAMA_CPP, MLX_LM, SGLANG, VLLM, Startup
 
 _LONGEST_VERSION = 60
 
@@ -180,6 +180,8 @@ _BUILT_IN = {
                 "trtllm:spec_decode_num_accepted_tokens": "accepted",
             },
         ),
+        # It names no owner of its models, and is asked as an unknown server.
+        Dialect(name="mlx_lm", title="mlx_lm.server", startup=MLX_LM),
         Dialect(
             name="harness",
             title="harness",

@@ -1,7 +1,8 @@
 """How the commands of known servers are read: which of their flags make a server speculate, and what else a measurement
 must know of them. Values without code, one for each kind of server, `Dialect.startup`.
 
-The flags are those of llama.cpp b10434, vLLM 0.32 and SGLang 0.5.23; `command.py` applies them.
+The flags are those of llama.cpp b10434, vLLM 0.32 and SGLang 0.5.23; `command.py` applies them. Those of ik_llama.cpp
+and mlx_lm are from their sources: no such server was run by us.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Startup:
         for_regular: the same for the server that does not speculate, where that would have other defaults.
         address: flags that say where it listens.
         listening: these flags with `{port}`.
-        num_draft_tokens: where K is: by the beginning of the method's name (`""` for any), the flags and their default.
+        num_draft_tokens: where K is: by the beginning of the method's name (`""` for any), the flags and their default;
+            `--spec-type:n_max` is an entry in the value of a flag.
         method: flags that name the way to draft.
         draft: flags that name the draft model.
         drafted_by_model: methods that need one; without it such a server starts, and does not speculate.
@@ -45,6 +47,7 @@ class Startup:
         beside_another: variables, `NAME=value`, with which two of these servers share a CPU. Without them both would
             bind their threads to the same cores, and wait for each other.
         note: what else differs between a server with speculation and one without; a line for the user.
+        is_untried: whether no such server was ever run by us.
         example: flags that would make it speculate, for errors.
     """
 
@@ -74,6 +77,7 @@ class Startup:
     sized_by: tuple[str, ...] = ()
     beside_another: tuple[str, ...] = ()
     note: str = ""
+    is_untried: bool = False
     example: str = ""
 
 
@@ -116,10 +120,12 @@ LLAMA_CPP = Startup(
         --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits
         -lcs --lookup-cache-static -lcd --lookup-cache-dynamic
         --draft --draft-n --draft-max --draft-min --draft-n-min
+        --spec-stage -draft
         """.split()
     ),
     switches=tuple(
         """
+        -mtp --spec-autotune --no-spec-type
         --spec-draft-cpu-moe -cmoed --cpu-moe-draft
         --spec-draft-backend-sampling --no-spec-draft-backend-sampling
         --spec-default --fim-qwen-7b-spec
@@ -127,7 +133,10 @@ LLAMA_CPP = Startup(
     ),
     # A draft model alone is loaded and not used; builds before --spec-type speculated by --draft-max.
     drafts_by=tuple(
-        "--spec-type --spec-default --fim-qwen-7b-spec --draft --draft-n --draft-max LLAMA_ARG_SPEC_TYPE".split()
+        """
+        --spec-type --spec-default --fim-qwen-7b-spec --draft --draft-n --draft-max LLAMA_ARG_SPEC_TYPE
+        -mtp --spec-stage
+        """.split()
     ),
     prefixes=("--spec-", "--draft-"),
     variables=(
@@ -152,12 +161,14 @@ LLAMA_CPP = Startup(
     for_all=("--metrics",),
     num_draft_tokens={
         "draft": (("--spec-draft-n-max",), 3),
+        # ik_llama.cpp: `--spec-type mtp:n_max=3,p_min=0.0`.
+        "mtp": (("--spec-type:n_max", "--spec-stage:n_max", "--draft-max"), None),
         "ngram-mod": (("--spec-ngram-mod-n-max",), 64),
         "ngram-simple": (("--spec-ngram-simple-size-m",), 48),
         "ngram-map-k4v": (("--spec-ngram-map-k4v-size-m",), 48),
         "ngram-map-k": (("--spec-ngram-map-k-size-m",), 48),
     },
-    method=("--spec-type",),
+    method=("--spec-type", "--spec-stage"),
     draft=(
         "--spec-draft-model",
         "-md",
@@ -271,6 +282,19 @@ SGLANG = Startup(
     model=("--model-path", "--model"),
     sized_by=("--mem-fraction-static",),
     example="--speculative-algorithm EAGLE3 --speculative-draft-model-path DRAFT",
+)
+
+MLX_LM = Startup(
+    programs=("mlx_lm.server", "-m mlx_lm.server", "-m mlx_lm server"),
+    speculation=("--draft-model", "--num-draft-tokens"),
+    drafts_by=("--draft-model",),
+    prefixes=("--draft",),
+    argparse=True,
+    num_draft_tokens={"": (("--num-draft-tokens",), 3)},
+    draft=("--draft-model",),
+    served_name=(),
+    is_untried=True,
+    example="--draft-model DRAFT",
 )
 
 HARNESS = Startup(
