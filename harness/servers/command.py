@@ -180,6 +180,12 @@ class ServerCommand:
         return method and method.partition(":")[0]
 
     @property
+    def has_pool(self) -> bool:
+        """Whether a prompt that is asked again finds its own answer in what the server drafts from."""
+        methods = (self.value(self.startup.method) or "").split(",")
+        return not set(self.startup.pools).isdisjoint(methods)
+
+    @property
     def num_draft_tokens(self) -> int | None:
         """K; None where it is not known, as of several ways to draft at once."""
         method = self.method or ""

@@ -240,7 +240,11 @@ class Server(EngineRecord):
         measured = _commands(run)[-1]
         if measured.dialect is None:
             return {}
-        return {"num_draft_tokens": measured.num_draft_tokens, "draft_method": measured.method}
+        return {
+            "num_draft_tokens": measured.num_draft_tokens,
+            "draft_method": measured.method,
+            "draft_remembers": measured.has_pool,
+        }
 
     def typed_command(self, words: Sequence[str]) -> list[str]:
         """Without the words that add a port."""

@@ -38,6 +38,8 @@ class Startup:
             `--spec-type:n_max` is an entry in the value of a flag.
         method: flags that name the way to draft.
         draft: flags that name the draft model.
+        pools: methods that learn from all requests: a prompt that is asked again finds its own answer there, whatever
+            its salt is.
         drafted_by_model: methods that need one; without it such a server starts, and does not speculate.
         model: flags that name the model; `model_follows` says that the first word after the program may do so.
         model_follows: see `model`.
@@ -70,6 +72,7 @@ class Startup:
     num_draft_tokens: Mapping[str, tuple[Sequence[str], int | None]] = field(default_factory=dict)
     method: tuple[str, ...] = ()
     draft: tuple[str, ...] = ()
+    pools: tuple[str, ...] = ()
     drafted_by_model: tuple[str, ...] = ()
     model: tuple[str, ...] = ("--model",)
     model_follows: bool = False
@@ -178,6 +181,8 @@ LLAMA_CPP = Startup(
         "-hfrd",
         "--hf-repo-draft",
     ),
+    # ggml-org/llama.cpp, issue 27852: a table for all slots, and one for each.
+    pools=("ngram-mod", "ngram-cache"),
     drafted_by_model=("draft-simple",),
     model=("-m", "--model", "-hf", "-hfr", "--hf-repo", "-mu", "--model-url"),
     served_name=("-a", "--alias"),
@@ -219,6 +224,7 @@ VLLM = Startup(
     num_draft_tokens={"": (("--speculative-config.num_speculative_tokens", "--spec-tokens"), None)},
     method=("--speculative-config.method", "--spec-method"),
     draft=("--speculative-config.model", "--spec-model"),
+    pools=("suffix",),
     model_follows=True,
     sized_by=("--gpu-memory-utilization", "--kv-cache-memory-bytes", "--kv-cache-memory"),
     beside_another=("VLLM_CPU_OMP_THREADS_BIND=nobind",),
@@ -279,6 +285,7 @@ SGLANG = Startup(
     num_draft_tokens={"": (("--speculative-num-steps",), None)},
     method=("--speculative-algorithm",),
     draft=("--speculative-draft-model-path", "--speculative-draft-model"),
+    pools=("NGRAM",),
     model=("--model-path", "--model"),
     sized_by=("--mem-fraction-static",),
     example="--speculative-algorithm EAGLE3 --speculative-draft-model-path DRAFT",

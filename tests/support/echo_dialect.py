@@ -12,7 +12,10 @@ ECHO = Dialect(
     stops_at_tokens=True,
     startup=Startup(
         programs=("echo_server.py",),
-        speculation=("-k",),
+        speculation=("-k", "--spec-method"),
+        method=("--spec-method",),
+        # Its answers are those of any other one: a pool in name.
+        pools=("pooled",),
         drafts_by=("-k",),
         listening=("--port", "{port}"),
         address=("--port",),

@@ -82,6 +82,11 @@ class Latency(Experiment):
         available = len(self.prompt_set.prompts)
         if self.settings.precision is not None and self.settings.num_prompts == "auto":
             self.settings = dataclasses.replace(self.settings, num_prompts=available)
+        remembers = engine_of(settings).columns(settings).get("draft_remembers")
+        if remembers and self.settings.num_prompts == "auto":
+            # A prompt that is asked again finds its own answer in the server's pool.
+            asked_once = min(self.settings.num_asked, available)
+            self.settings = dataclasses.replace(self.settings, num_prompts=asked_once)
         self.prompts = self.prompt_set.take(min(self.settings.num_asked, available))
         self._check_batch()
         # A run that fails before it measures has rows too, without figures.

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
-from harness.results.schema import MaybeFloat, MaybeInt
+from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,6 +18,11 @@ class Answers(Group):
     num_different_prompts: MaybeInt = pooled(
         "mean",
         "different ones among them, where `num_prompts` is above those of the set, which are then asked again",
+    )
+    draft_remembers: MaybeBool = pooled(
+        "same",
+        "whether a server drafts from a pool that learns from all its requests, as its command says; a prompt that is"
+        " asked again then finds its own answer",
     )
     smallest_batch: MaybeInt = pooled(
         "smallest", "rows of the smallest batch: the last one may not have been full"

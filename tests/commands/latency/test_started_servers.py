@@ -492,3 +492,16 @@ def test_no_process_is_left_however_the_harness_ends(tmp_path: Path, number: int
     while left := processes_of(mark):
         assert time.monotonic() < until, left
         time.sleep(0.05)
+
+
+def test_a_prompt_is_asked_once_where_the_server_remembers_its_answers(harness: Harness) -> None:
+    """By default; with more answers than prompts the page says what that means."""
+    command = f"{SERVER} -k 3 --spec-method pooled"
+    quick = ["decoding.max_new_tokens=4", "decoding=greedy", "model=tiny", "engine.blocks=0"]
+    # Eight laps of eight requests would be 64 prompts of the 40 in the set.
+    once = harness("latency", *quick, KNOWN, "batch_size=8", *behind(command), code=None)
+    assert results().iloc[-1]["num_prompts"] == 40
+    assert bool(results().iloc[-1]["draft_remembers"])
+    assert "answered before" not in once.summary
+    again = harness("latency", *quick, KNOWN, "num_prompts=50", *behind(command), code=None)
+    assert mentions(again.summary, "40 prompts were asked 50 times", "answered before", "pooled")

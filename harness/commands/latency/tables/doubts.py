@@ -444,6 +444,12 @@ DOUBTS = (
     Doubt("against", _after_the_end, "Tokens after the end of their texts: {found}"),
     Doubt(
         "against",
+        lambda run: run.last.draft_remembers and run.last.num_different_prompts,
+        "{found} prompts were asked {row.num_prompts} times, and the server drafts from what it has answered before"
+        " ({row.draft_method}): a prompt that is new is drafted less well.",
+    ),
+    Doubt(
+        "against",
         _otherwise_by_answer,
         "Answers have {row.shortest_answer} to {row.longest_answer} tokens: {found}, in which a short answer, mostly"
         " the wait for its first token, weighs as much as a long one.",
