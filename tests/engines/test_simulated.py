@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import pandas as pd
 import pytest
 
 from harness.engines.simulated import SimulatedSettings
+from harness.results.files import append_rows
 from in_process import Harness, only, results
+from report_files import latency_run
 from wording import mentions
 
 QUIET = ["engine=simulated", "engine.noise=0", "engine.prompts_differ=0", "resume=false"]
@@ -46,6 +49,21 @@ def test_no_page_calls_it_a_measurement(harness: Harness) -> None:
     assert set(rows["engine"]) == set(rows["model"]) == {"simulated"}
     assert rows[["devices", "processor_share", "load"]].isna().all(axis=None)
     assert mentions(harness("report", "results").stdout, "simulated")
+
+
+def test_no_page_of_many_runs_calls_it_a_measurement(harness: Harness) -> None:
+    """Nor is it the fastest beside a measured pair, as made-up acceptance is not."""
+    planted = ["engine=simulated", "engine.acceptance=1", "num_prompts=8"]
+    assert mentions(
+        harness("latency", "-m", *planted, "K=2,4").stdout, "planted costs, no measurement"
+    )
+    assert mentions(harness("report", "results").stdout, "planted costs, no measurement")
+    regular, measured = latency_run(speedup=1.2, speedup_low=1.1, speedup_high=1.3)
+    append_rows(Path("results/latency.csv"), [regular, measured])
+    shown = harness("report", "results").stdout
+    finding = shown.partition("95 % interval")[0]
+    assert "1.20× faster" in finding
+    assert "simulated" not in finding
 
 
 def test_nobody_waits(harness: Harness) -> None:
