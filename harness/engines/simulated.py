@@ -12,6 +12,7 @@ wait.
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import random
 from collections import deque
@@ -179,7 +180,9 @@ def _engine(opening: Opening) -> Engine:
     asked = opening.settings.engine
     assert isinstance(asked, SimulatedSettings)
     settings: SimulatedSettings = asked
-    clock = _Clock(noise=random.Random(f"noise {opening.settings.seed}"))
+    # Runs with the same seed and the same texts are other runs.
+    repeat = getattr(opening.settings, "repeat", 1)
+    clock = _Clock(noise=random.Random(f"noise {opening.settings.seed} {repeat}"))
 
     class SimulatedArm(Arm):
         """Attributes: factor: of all times, since its last start."""
@@ -202,59 +205,73 @@ def _engine(opening: Opening) -> Engine:
             return as_records([tokens], len(tokens))
 
         def _simulated(self, question: Question) -> Answered:
-            began_s = clock.now_s
             num_draft_tokens = 0
             if self.name == "speculative" and isinstance(question.decoding.num_draft_tokens, int):
                 num_draft_tokens = question.decoding.num_draft_tokens
-            times = [0.0] * len(question.prompts)
-            if settings.rate is not None:
-                # As those of a server: from the seed and the prompts, the same for both arms.
-                drawn = random.Random(f"{question.seed} {question.indices[0]}")
-                for place in range(len(times)):
-                    times[place] = drawn.expovariate(settings.rate) + (
-                        times[place - 1] if place else 0
-                    )
-            waiting = deque(
-                _row(settings, question, place, began_s + times[place])
-                for place in range(len(times))
-            )
-            records = [row.request for row in waiting]
+            rate = settings.rate
             extra = question.extra
             num_slots = len(extra.prompts) if extra else opening.batch_size
-            if settings.rate is not None:
-                num_slots = 1 << 30
-            num_extra = 0
+            waiting: deque[_Row] = deque()
             running: list[_Row] = []
             ended: list[_Row] = []
-            num_own = num_of_all = 0
+            # When requests that only keep up the load come, at a rate.
+            gaps = random.Random(f"extra {question.seed} {question.indices[0]}")
+            next_extra_s = clock.now_s if rate is not None and extra else math.inf
+            num_extra = num_own = num_of_all = 0
 
             def passes(ms: float) -> None:
                 drift = 1 + settings.drift * clock.now_s / 60
                 noise = math.exp(clock.noise.gauss(0, settings.noise))
                 clock.now_s += ms / 1000 * self.factor * drift * noise
 
-            while len([row for row in ended if not row.is_extra]) < len(records):
-                while len(running) < num_slots:
+            def extra_row(sent_s: float) -> _Row:
+                nonlocal num_extra
+                assert extra is not None
+                row = _row(settings, extra, num_extra % len(extra.prompts), sent_s)
+                row.is_extra = True
+                num_extra += 1
+                return row
+
+            def read_prompts(free: deque[float]) -> None:
+                """Read the prompts that have come, as far as there is room.
+
+                Args:
+                    free: since when each slot has been free; empty at a rate.
+                """
+                nonlocal num_own, num_of_all, next_extra_s
+                while rate is not None or free:
+                    while next_extra_s <= clock.now_s:
+                        assert rate is not None
+                        waiting.append(extra_row(next_extra_s))
+                        next_extra_s += gaps.expovariate(rate)
                     if waiting and waiting[0].sent_s <= clock.now_s:
                         row = waiting.popleft()
-                        row.sent_s = row.sent_s if settings.rate is not None else clock.now_s
-                    elif extra and not waiting and settings.rate is None:
-                        row = _row(settings, extra, num_extra % len(extra.prompts), clock.now_s)
-                        row.is_extra = True
-                        num_extra += 1
+                    elif extra and not waiting and rate is None:
+                        row = extra_row(clock.now_s)
                     else:
                         break
+                    if rate is None:
+                        # Sent when there was room, and read behind others for which there was.
+                        row.sent_s = free.popleft()
                     passes(settings.first_ms + settings.prompt_ms * row.request.num_prompt_tokens)
                     row.request.add(_tokens(row, question, 1), clock.now_s - row.sent_s)
                     num_own += not row.is_extra
                     num_of_all += 1
-                    (ended if row.request.num_tokens >= row.length else running).append(row)
-                    if row.is_extra and all(one.is_extra for one in running):
+                    if row.request.num_tokens >= row.length:
+                        end(row, free)
+                    else:
+                        running.append(row)
+                    # However many come that do not count: others go on.
+                    if row.is_extra:
                         break
-                if not running:
-                    if waiting:
-                        clock.now_s = max(clock.now_s, waiting[0].sent_s)
-                    continue
+
+            def end(row: _Row, free: deque[float]) -> None:
+                ended.append(row)
+                if rate is None:
+                    free.append(clock.now_s)
+
+            def iterate(free: deque[float]) -> None:
+                nonlocal num_own, num_of_all
                 # The last token of an answer is never drafted.
                 proposals = [
                     min(num_draft_tokens, row.length - row.request.num_tokens - 1)
@@ -275,16 +292,59 @@ def _engine(opening: Opening) -> Engine:
                     num_own += not row.is_extra
                     if row.request.num_tokens >= row.length:
                         running.remove(row)
-                        ended.append(row)
+                        end(row, free)
+
+            free: deque[float] = deque()
+            if next_extra_s < math.inf:
+                # As with a server, the load has built up before the first request that counts.
+                while not ended:
+                    read_prompts(free)
+                    if running:
+                        iterate(free)
+                    elif not waiting:
+                        clock.now_s = max(clock.now_s, next_extra_s)
+            began_s = clock.now_s
+            times = [0.0] * len(question.prompts)
+            if rate is not None:
+                # As those of a server: from the seed and the prompts, the same for both arms.
+                drawn = random.Random(f"{question.seed} {question.indices[0]}")
+                gaps_s = (drawn.expovariate(rate) for _ in times)
+                times = list(itertools.accumulate(gaps_s))
+            else:
+                free.extend([began_s] * num_slots)
+            if next_extra_s < math.inf:
+                # Nor does it drain behind the last.
+                next_extra_s = began_s + times[-1] + gaps.expovariate(rate or 1.0)
+            own = [
+                _row(settings, question, place, began_s + sent_s)
+                for place, sent_s in enumerate(times)
+            ]
+            waiting.extend(own)
+            num_own = num_of_all = 0
+            while any(row.request.num_tokens < row.length for row in own):
+                read_prompts(free)
+                if running:
+                    iterate(free)
+                elif waiting:
+                    clock.now_s = max(clock.now_s, waiting[0].sent_s)
+            of_load = [*ended, *running, *waiting]
             seconds = clock.now_s - began_s
+            in_flight_s = sum(
+                min(row.sent_s + row.request.seconds, clock.now_s) - max(row.sent_s, began_s)
+                for row in ended
+                if row.sent_s + row.request.seconds > began_s
+            )
+            in_flight_s += sum(
+                max(0.0, clock.now_s - max(row.sent_s, began_s)) for row in (*running, *waiting)
+            )
             load = Load(
                 seconds,
-                request_seconds=sum(row.request.seconds for row in (*ended, *running)),
+                request_seconds=in_flight_s,
                 share=num_own / num_of_all,
-                extra=[row.request for row in (*ended, *running) if row.is_extra],
-                offered_s=times[-1] if settings.rate is not None else 0.0,
+                extra=[row.request for row in of_load if row.is_extra],
+                offered_s=times[-1] if rate is not None else 0.0,
             )
-            return Answered(requests=records, load=load)
+            return Answered(requests=[row.request for row in own], load=load)
 
     engine = Engine()
     arms = [SimulatedArm(name) for name in opening.settings.arms]

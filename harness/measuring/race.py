@@ -28,10 +28,14 @@ def figures(arm: str, generation: Generation, tokenizer: Tokenizer) -> dict[str,
         "num_tokens": request.num_tokens,
     }
     if request.num_tokens:
+        # A request has its own clock, which of `engine=simulated` is the only one.
+        first_ms = request.time_to_first_token_ms if generation.sent else None
         columns |= {
             "ms_per_token": generation.ms_per_token,
             "tokens_per_second": 1000 / generation.ms_per_token,
-            "time_to_first_token_ms": 1000 * generation.decided[0],
+            "time_to_first_token_ms": 1000 * generation.decided[0]
+            if first_ms is None
+            else first_ms,
         }
     return {f"{arm}_{name}": value for name, value in columns.items()}
 

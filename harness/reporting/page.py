@@ -92,7 +92,8 @@ def title_of_many(rows: Sequence[RunRow]) -> str:
     """
     pairs = {pair_name(row) for row in rows}
     what = pairs.pop() if len(pairs) == 1 else counted(len(rows), "run")
-    return " · ".join(filter(None, [what, common_settings(rows)]))
+    planted = device_of(rows[0]) if all(row.is_simulated for row in rows) else None
+    return " · ".join(filter(None, [what, planted, common_settings(rows)]))
 
 
 def lossless_again(row: Any) -> Step | None:

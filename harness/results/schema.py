@@ -290,7 +290,7 @@ class RunRow(Row):
     @property
     def real(self) -> bool:
         """Whether the figures are those of the models that the row names."""
-        return self.weights != "random" and not self.synthetic
+        return self.weights != "random" and not self.synthetic and not self.is_simulated
 
     @property
     def was_quiet(self) -> bool:

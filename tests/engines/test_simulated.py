@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,9 @@ import pandas as pd
 import pytest
 
 from harness.engines.simulated import SimulatedSettings
+from harness.results.files import append_rows
 from in_process import Harness, only, results
+from report_files import latency_run
 from wording import mentions
 
 QUIET = ["engine=simulated", "engine.noise=0", "engine.prompts_differ=0", "resume=false"]
@@ -46,6 +49,21 @@ def test_no_page_calls_it_a_measurement(harness: Harness) -> None:
     assert set(rows["engine"]) == set(rows["model"]) == {"simulated"}
     assert rows[["devices", "processor_share", "load"]].isna().all(axis=None)
     assert mentions(harness("report", "results").stdout, "simulated")
+
+
+def test_no_page_of_many_runs_calls_it_a_measurement(harness: Harness) -> None:
+    """Nor is it the fastest beside a measured pair, as made-up acceptance is not."""
+    planted = ["engine=simulated", "engine.acceptance=1", "num_prompts=8"]
+    assert mentions(
+        harness("latency", "-m", *planted, "K=2,4").stdout, "planted costs, no measurement"
+    )
+    assert mentions(harness("report", "results").stdout, "planted costs, no measurement")
+    regular, measured = latency_run(speedup=1.2, speedup_low=1.1, speedup_high=1.3)
+    append_rows(Path("results/latency.csv"), [regular, measured])
+    shown = harness("report", "results").stdout
+    finding = shown.partition("95 % interval")[0]
+    assert "1.20× faster" in finding
+    assert "simulated" not in finding
 
 
 def test_nobody_waits(harness: Harness) -> None:
@@ -101,11 +119,74 @@ def test_at_a_rate_requests_wait_for_each_other_only_where_they_meet(harness: Ha
     assert (results().iloc[-2:]["time_to_first_token_p90_ms"] > 100).all()
 
 
+def test_requests_that_fill_free_places_wait_for_each_other(harness: Harness) -> None:
+    """Regular answers of one length end together, so that the next eight are sent at once and read in turn."""
+    asked = ["batch_size=8", "num_prompts=256", "engine.first_ms=10", "engine.prompt_ms=0"]
+    harness("latency", *QUIET, *asked)
+    rows = results()
+    assert rows["mean_in_flight"].tolist() == pytest.approx([8, 8], rel=0.02)
+    # 10, 20, ... 80 ms.
+    assert rows["time_to_first_token_ms"][0] == pytest.approx(45, rel=0.02)
+
+
+def test_at_a_rate_laps_neither_begin_nor_end_empty(harness: Harness) -> None:
+    """Of one lap of 2048 requests the beginning and the end hardly count."""
+    asked = ["engine.rate=5", "num_prompts=2048"]
+    harness("latency", *QUIET, *asked)
+    harness("latency", *QUIET, *asked, "laps=1")
+    rows = results()
+    in_laps, at_once = rows[:2], rows[2:].reset_index(drop=True)
+    for column in ("mean_in_flight", "ms_per_token", "requests_per_second"):
+        assert in_laps[column].tolist() == pytest.approx(at_once[column].tolist(), rel=0.06), column
+    # Little's law: requests per second times the seconds of each.
+    seconds = rows["ms_per_token"] * 64 / 1000
+    assert (rows["requests_per_second"] * seconds).tolist() == pytest.approx(
+        rows["mean_in_flight"].tolist(), rel=0.08
+    )
+
+
+def test_requests_at_a_rate_wait_as_queueing_theory_says(harness: Harness) -> None:
+    """Answers of one token are read in 8 ms each: a queue M/D/1, half as long as one of random services."""
+    asked = ["engine.first_ms=8", "engine.prompt_ms=0", "decoding.max_new_tokens=1", "draft=none"]
+    harness("latency", *QUIET, *asked, "engine.rate=60", "num_prompts=4000")
+    load = 60 * 0.008
+    expected = 8 + 8 * load / (2 * (1 - load))
+    assert results()["time_to_first_token_ms"][0] == pytest.approx(expected, rel=0.06)
+
+
 def test_answers_end_where_their_lengths_are_planted(harness: Harness) -> None:
     lengths = ["engine.lengths=[4,40]", "decoding.ignore_eos=false", "num_prompts=8"]
     harness("latency", *QUIET, *lengths)
     prompts = pd.read_csv(only("latency_prompts.csv"))
     assert prompts["num_tokens"].tolist().count(4) == prompts["num_tokens"].tolist().count(40) == 8
+
+
+def test_repeated_runs_are_other_runs(harness: Harness) -> None:
+    """At temperature 0 too, where all have the same seed and the same texts."""
+    asked = ["engine=simulated", "engine.start_noise=0.05", "temperature=0", "num_prompts=8"]
+    harness("latency", *asked, "repeats=3", "resume=false")
+    rows = results().query("arm == 'speculative' and repeat != 'all'")
+    assert rows["seed"].nunique() == rows["acceptance_rate"].nunique() == 1
+    assert rows["speedup"].nunique() == 3
+
+
+def test_a_race_shows_the_planted_time_of_a_first_token(harness: Harness) -> None:
+    asked = ["engine.first_ms=40", "engine.prompt_ms=0", "prompt=hello"]
+    harness("compare", *QUIET, *asked)
+    row = results("compare").iloc[-1]
+    assert row["regular_time_to_first_token_ms"] == pytest.approx(40)
+    assert row["speculative_time_to_first_token_ms"] == pytest.approx(40)
+
+
+def test_no_server_is_asked_for_what_was_not_drafted(harness: Harness) -> None:
+    shown = harness("latency", *QUIET, "tokens=1", "num_prompts=8").stdout
+    assert "nothing was drafted" in shown
+    assert "server" not in shown
+
+
+def test_there_are_no_weights_to_accept_by(harness: Harness) -> None:
+    complaint = harness("acceptance", *QUIET, code=2).complaint
+    assert mentions(complaint, "engine=simulated", "no weights")
 
 
 def test_what_a_prompt_yields_follows_from_it_alone(harness: Harness) -> None:

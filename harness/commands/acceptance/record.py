@@ -60,6 +60,8 @@ class AcceptanceSettings(PromptedSettings):
         rule = "must be local or server: transformers does not report what it accepted"
         named = self.engine.name
         require(engine.own_loop or engine.queues, "engine", rule, named)
+        rule = "must be local or server: there are no weights whose acceptance could be planted"
+        require(not engine.own_clock, "engine", rule, named)
         assert self.draft is not None
         rule = (
             "must be the draft whose weights the server is said to have, to be loaded here;"

@@ -47,7 +47,7 @@ def verdict(row: CompareRow, is_session: bool = False) -> Document:
             part = f"over the first {row.num_compared} tokens, where the {shorter} text ends"
         headline = f"{times(row.speedup)} {part}"
     accepted = "nothing was drafted"
-    if row.is_elsewhere:
+    if row.is_elsewhere and not row.is_simulated:
         accepted = "the server does not report how many draft tokens it accepted"
     if row.acceptance_rate is not None:
         accepted = f"{row.acceptance_rate:.0%} of the draft tokens accepted"

@@ -259,12 +259,15 @@ def _over_all_tokens(waits: Mapping[Unit, Wait]) -> Values:
 
 
 def _tokens_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
+    units = rows_by_unit(prompts, "speculative")
+    is_reported = any(row.tokens_per_iteration for rows in units.values() for row in rows)
     by_unit = {}
-    for unit, rows in rows_by_unit(prompts, "speculative").items():
-        lengths = [row.tokens_per_iteration for row in rows]
-        known = [length for length in lengths if length]
-        if len(known) == len(lengths):
-            by_unit[unit] = fmean(known)
+    for unit, rows in units.items():
+        # Beside answers that report iterations one that reports none drafted nothing: each token was an iteration.
+        # One of a single token has none.
+        lengths = [row.tokens_per_iteration or 1.0 for row in rows if (row.num_tokens or 0) > 1]
+        if is_reported and lengths:
+            by_unit[unit] = fmean(lengths)
     return by_unit
 
 

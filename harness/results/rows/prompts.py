@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -102,3 +102,29 @@ def share_prompts(places: Mapping[int, set[int]]) -> bool:
         places: of the prompts of each unit in their set, by its number.
     """
     return sum(map(len, places.values())) > len(set().union(*places.values()))
+
+
+def tokens_per_iteration(rows: Sequence[LatencyPromptRow]) -> float | None:
+    """Tokens per iteration of an arm over all iterations of these answers; None where none of them reports any.
+
+    An answer that reports nothing, among others that do, drafted nothing: llama.cpp leaves zeros out.
+    """
+    num_tokens = 0.0
+    num_iterations = 0.0
+    is_reported = False
+    for row in rows:
+        num_decoded = max(0, (row.num_tokens or 0) - 1)
+        if row.tokens_per_iteration:
+            is_reported = True
+            of_row = row.num_iterations or num_decoded / row.tokens_per_iteration
+            num_tokens += row.tokens_per_iteration * of_row
+            num_iterations += of_row
+        elif histogram := row.acceptance_histogram:
+            # Older files have no number of all iterations, only of those that proposed something.
+            is_reported = True
+            num_iterations += sum(histogram)
+            num_tokens += sum((1 + place) * number for place, number in enumerate(histogram))
+        else:
+            num_tokens += num_decoded
+            num_iterations += num_decoded
+    return num_tokens / num_iterations if is_reported and num_iterations else None

@@ -119,6 +119,12 @@ def test_steps_that_cannot_help_are_not_given() -> None:
     assert "Next" not in answer(**one_block, status="failed", error="the rule is wrong")
 
 
+def test_the_prompts_for_an_interval_fill_eight_batches() -> None:
+    """15 prompts in batches of 4 are 4 batches, the last of 3: 24 prompts would be 6."""
+    few = {"speedup_low": None, "speedup_high": None, "speedup_covers": "4 batches"}
+    assert mentions(answer(**few, num_prompts=15, batch_size=4), "an interval", "num_prompts=32")
+
+
 def test_answers_that_stalled_are_named() -> None:
     stalled = "2 of 8 prompts took 5.1 times as long as the others in the regular arm"
     assert mentions(answer(rare_units=stalled), stalled, "most of the interval's width")

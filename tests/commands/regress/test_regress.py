@@ -238,6 +238,24 @@ def test_a_draft_that_proposes_less_often_yields_fewer_tokens(
     assert "tokens per iteration -" in harness("regress", "details=true", *sides, code=1).complaint
 
 
+def test_prompts_for_which_nothing_is_drafted_any_more_count(tmp_path: Path) -> None:
+    """A server that reports totals leaves out zeros: such answers were left out, and half of the loss with them."""
+    for name, num_without in (("before", 0), ("after", 5)):
+        rows = latency_run()
+        append_rows(tmp_path / name / "latency.csv", rows)
+        for arm in ("regular", "speculative"):
+            prompts = prompt_rows(str(rows[0].run), arm, np.ones(10))
+            for place in range(num_without):
+                prompts[place] = dataclasses.replace(prompts[place], tokens_per_iteration=None)
+            append_rows(tmp_path / name / "latency_prompts.csv", prompts)
+    before, after = (every_run(tmp_path / name).runs for name in ("before", "after"))
+    found = compared_runs(before, after, margin=0.02)[-1]
+    assert found.figure.name == "tokens per iteration"
+    assert found.verdict == "worse"
+    assert found.comparison is not None
+    assert found.comparison.change.estimate == pytest.approx(3**-0.5)
+
+
 def test_accuracy_is_compared_question_by_question(harness: Harness, tmp_path: Path) -> None:
     for name, limit in (("before", 60), ("after", 40), ("same", 60)):
         rows = eval_run(seeds=(0,))

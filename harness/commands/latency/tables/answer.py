@@ -107,7 +107,8 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
         may_draft = row.draft != SECOND_COMMAND
         if row.is_elsewhere and row.arm == "speculative" and may_draft:
             why = not_reported(row)
-            yield why if row.drafted is False else f"acceptance is {why}"
+            was_not_drafted = row.drafted is False or row.is_simulated
+            yield why if was_not_drafted else f"acceptance is {why}"
         return
     yield ": ".join(known)
     limit = held_back(regular, row)
@@ -200,7 +201,8 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
     verdict = verdict_of(row)
     coverage = Coverage.of(row.speedup)
     # An interval is over units: prompts, batches, or laps.
-    prompts_per_unit = (row.num_prompts or 0) // (coverage.num_units if coverage else 1) or 1
+    # The last batch may not be full.
+    prompts_per_unit = math.ceil((row.num_prompts or 1) / (coverage.num_units if coverage else 1))
     if coverage is not None and not verdict.speedup.has_bounds and row.stopped_by == "budget":
         yield from _larger_budget(row, coverage)
     elif coverage is not None and not verdict.speedup.has_bounds and coverage.unit == "block":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from operator import attrgetter
 
 from harness.measuring.rows import LatencyRow
-from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.rows.prompts import LatencyPromptRow, tokens_per_iteration
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import (
@@ -96,15 +96,11 @@ def _category(
         tokens = [totals_by_unit([prompt.num_tokens or 1 for prompt in arm], units) for arm in arms]
         of_regular, of_speculative = at_equal_lengths(ms, tokens)
         speedup = ratio_of_totals(of_regular, of_speculative, unit=unit_name)
-    num_iterations = 0
     num_proposed = 0.0
     num_accepted = 0
     for prompt in speculative:
         histogram = prompt.acceptance_histogram or []
-        num_drafting = sum(histogram)
-        # Older files have no number of all iterations, only those that proposed something.
-        num_iterations += prompt.num_iterations or num_drafting
-        num_proposed += num_drafting * (prompt.mean_proposed or 0)
+        num_proposed += sum(histogram) * (prompt.mean_proposed or 0)
         for accepted, how_often in enumerate(histogram):
             num_accepted += accepted * how_often
     return Category(
@@ -112,5 +108,5 @@ def _category(
         num_prompts,
         speedup,
         acceptance_rate=num_accepted / num_proposed if num_proposed else None,
-        tokens_per_iteration=1 + num_accepted / num_iterations if num_iterations else None,
+        tokens_per_iteration=tokens_per_iteration(speculative),
     )

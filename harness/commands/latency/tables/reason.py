@@ -91,7 +91,7 @@ def _where_drafted(row: LatencyRow) -> str | None:
 
 
 def not_reported(row: LatencyRow) -> str:
-    if row.drafted is False:
+    if row.drafted is False or row.is_simulated:
         return "nothing was drafted"
     may_be_vllm = row.server is None or "vLLM" in row.server
     flag = "--per-request-spec-decode-metrics detailed"
