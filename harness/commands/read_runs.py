@@ -99,7 +99,7 @@ def read(
     return findings
 
 
-def newest_of_pair(
+def runs_of_pair(
     setting: str,
     row: type[AnyRunRow],
     settings: RunSettings,
@@ -107,8 +107,8 @@ def newest_of_pair(
     needed: str = "",
     *,
     drawn_alike: bool = False,
-) -> Run[AnyRunRow]:
-    """The newest run of a command with this model and draft, in the file or directory that a setting names.
+) -> list[Run[AnyRunRow]]:
+    """The runs of a command with this model and draft, in the file or directory that a setting names, the newest last.
 
     Args:
         setting: its name, `acceptance`; its value in `settings` is the path.
@@ -127,13 +127,16 @@ def newest_of_pair(
         runs = read([Path(path)]).runs_of(row)
     except SettingError as error:
         raise SettingError(setting, error.rule, path) from error
-    for run in reversed(runs):
+    found = []
+    for run in runs:
         pair = (run.last.model, run.last.draft)
         other_settings = _drawn_otherwise(run.last, settings.decoding) if drawn_alike else ""
         if pair == asked and is_enough(run) and not other_settings:
-            return run
+            found.append(run)
         if pair != asked or other_settings:
             others.add(" ".join(filter(None, [f"model={pair[0]} draft={pair[1]}", other_settings])))
+    if found:
+        return found
     rule = f"has no run of {row.kind} with model={asked[0]} draft={asked[1]}{needed}"
     if others:
         rule += f", but of {', '.join(sorted(others)[:3])}"

@@ -92,5 +92,22 @@ class LatencyRow(
         return not self.is_on_another_machine and share is not None and share < QUIET
 
     @property
+    def mean_answer_length(self) -> float | None:
+        """Mean number of tokens of an answer."""
+        num_answers = (self.num_prompts or 0) - (self.num_failed or 0)
+        return self.num_tokens / num_answers if self.num_tokens and num_answers else None
+
+    @property
+    def ms_per_token_after_first(self) -> float | None:
+        """Milliseconds per token after the first, over all answers; None where rows of a batch wait for each other."""
+        if self.ms_per_token is None or ((self.batch_size or 1) > 1 and not self.was_served):
+            return None
+        length = self.mean_answer_length
+        first_ms = self.time_to_first_token_ms
+        if length is None or first_ms is None or length <= 1:
+            return self.ms_per_token
+        return (self.ms_per_token * length - first_ms) / (length - 1)
+
+    @property
     def was_quiet(self) -> bool:
         return not self.drifted and not self.was_starved

@@ -18,7 +18,7 @@ from harness.commands.acceptance.parts import Part, parts_of
 from harness.commands.acceptance.record import RECORD, AcceptanceSettings
 from harness.commands.acceptance.tables import health_in_words
 from harness.commands.command import Experiment
-from harness.commands.read_runs import newest_of_pair
+from harness.commands.read_runs import runs_of_pair
 from harness.config.amounts import counted
 from harness.config.demand import Demand
 from harness.config.errors import SettingError, VerdictError
@@ -29,7 +29,7 @@ from harness.engines.protocol import in_batches
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import generate
-from harness.measuring.costs import costs_in_steps, iteration_steps
+from harness.measuring.prices import iteration_cost, why_no_price
 from harness.measuring.progress import progress, say
 from harness.measuring.prompts.encoding import Encoded, completion_ids, transcribe
 from harness.measuring.prompts.sets import Occurrence, Prompt, lines_in_words, load_prompts
@@ -38,6 +38,7 @@ from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.reporting.optional_plots import drawn_files
 from harness.reporting.table import Table
+from harness.results.iteration_cost import IterationCost
 from harness.results.locked_files import replace_file
 from harness.results.rows.acceptance import (
     PARTS_FILE,
@@ -63,8 +64,8 @@ class AcceptanceOfTexts(Experiment):
         texts: a row for each text that was read.
         read: of the same texts.
         mean_answer: tokens of an answer, on average.
-        costs: of an iteration in target steps, for each K; empty where they are unknown.
-        measured: the run of `latency` that measured what an iteration costs; None for the bytes.
+        costs: of an iteration in target steps; of no K where they are unknown.
+        measured: the runs of `latency` that measured what an iteration costs, the newest of each K; [] for the bytes.
         health: columns about an engine elsewhere, which wrote the texts; empty otherwise.
         served_k: the K that it drafts with.
         most: the largest K that is computed.
@@ -82,7 +83,7 @@ class AcceptanceOfTexts(Experiment):
         asked = settings.num_prompts
         automatic = min(len(known), GIVEN) or min(len(self.prompt_set.prompts), WRITTEN)
         self.prompts = self.prompt_set.take(automatic if asked == "auto" else asked)
-        self.measured: Run[LatencyRow] | None = None
+        self.measured: Sequence[Run[LatencyRow]] = []
         if settings.costs != "bytes":
             alike = {"batch_size": 1, "quantization": settings.model.quantization}
             self.measured = self._measured_costs(alike)
@@ -90,21 +91,22 @@ class AcceptanceOfTexts(Experiment):
         self.texts: list[AcceptanceTextRow] = []
         self.read: list[ReadText] = []
         self.mean_answer = 0
-        self.costs: list[float] = []
+        self.costs = IterationCost()
         self.health: dict[str, Any] = {}
         self.served_k: int | None = None
         self.most = settings.up_to
 
-    def _measured_costs(self, columns: Mapping[str, Any]) -> Run[LatencyRow]:
-        """The newest run of `latency` with known costs and these columns. Raises SettingError without one."""
+    def _measured_costs(self, columns: Mapping[str, Any]) -> Sequence[Run[LatencyRow]]:
+        """The newest run of `latency` at each K with known costs and these columns. Raises SettingError without one."""
 
         def is_enough(run: Run[LatencyRow]) -> bool:
             is_alike = all(getattr(run.last, name) == value for name, value in columns.items())
-            return is_alike and costs_in_steps(run.row("regular"), run.last) is not None
+            return is_alike and not why_no_price(run)
 
         asked = " ".join(f"{name}={value}" for name, value in columns.items())
         needed = f" {asked} whose costs are known"
-        return newest_of_pair("costs", LatencyRow, self.settings, is_enough, needed)
+        runs = runs_of_pair("costs", LatencyRow, self.settings, is_enough, needed)
+        return [*{run.last.num_draft_tokens: run for run in runs}.values()]
 
     def measure(self, session: Session) -> None:
         settings = self.settings
@@ -151,7 +153,7 @@ class AcceptanceOfTexts(Experiment):
             num_rows = min(TOGETHER, len(readings))
             demand = Demand(num_rows, longest_prompt, longest_answer, settings.up_to, "eager")
             placed = planned.place(demand, force=settings.force)
-        if self.measured is not None:
+        if self.measured:
             # What an iteration costs beside a step is another number on another device or in another format.
             known = {"devices": "; ".join(placed.device_names()), **placed.columns()}
             alike = {"batch_size": 1, "quantization": settings.model.quantization}
@@ -201,7 +203,7 @@ class AcceptanceOfTexts(Experiment):
             if turn.number is not None:
                 # Turns of a conversation differ in context, and so in what an iteration costs.
                 costs = self._costs(placed, answer.start)
-            steps = text.cut.iterations[: len(costs)] * costs
+            steps = text.cut.iterations[: self.most] * _steps(costs, self.most)
             row = session.row(
                 AcceptanceTextRow,
                 prompt_index=first_index.setdefault(repr(prompt.opening.chat()), prompt.index),
@@ -304,7 +306,9 @@ class AcceptanceOfTexts(Experiment):
                     num_tokens=sum(part.num_tokens.values()),
                     num_draft_tokens=number,
                     tokens_per_iteration=tokens,
-                    expected_speedup=tokens.scaled(1 / costs[number - 1]) if costs else None,
+                    expected_speedup=costs.speedup(tokens, number)
+                    if number in costs.ks()
+                    else None,
                 )
                 rows.append(row)
         return rows
@@ -350,23 +354,19 @@ class AcceptanceOfTexts(Experiment):
             reader.close()
         return read
 
-    def _costs(self, placed: PlacedPair, prompt_tokens: int) -> list[float]:
+    def _costs(self, placed: PlacedPair, prompt_tokens: int) -> IterationCost:
         """An iteration of each K in target steps: by the bytes that it must read, or as `latency` measured it."""
         numbers = range(1, self.most + 1)
-        run = self.measured
-        if run is not None:
+        if self.measured:
             in_one_pass = not placed.shorter_proposals_follow
-            regular = run.row("regular")
-            steps = [
-                iteration_steps(regular, run.last, number, in_one_pass=in_one_pass)
-                for number in numbers
-            ]
-            return [step for step in steps if step is not None]
+            return iteration_cost(self.measured, in_one_pass=in_one_pass)
         demand = Demand(
             1, prompt_tokens, self.mean_answer, num_draft_tokens=self.most, runner="eager"
         )
         reads = local().pass_bytes(placed, demand, numbers)
-        return [] if reads is None else [reads.iteration_steps(number) for number in numbers]
+        if reads is None:
+            return IterationCost()
+        return IterationCost.of_steps({k: reads.iteration_steps(k) for k in numbers}, "bytes")
 
     def rows(self, session: Session) -> list[AcceptanceRow]:
         common: dict[str, Any] = {
@@ -387,12 +387,10 @@ class AcceptanceOfTexts(Experiment):
         for number, tokens in enumerate(intervals, start=1):
             figures = common | {"num_draft_tokens": number, "tokens_per_iteration": tokens}
             figures |= expected_acceptance(cuts, number)
-            if self.costs:
-                cost = self.costs[number - 1]
-                figures["expected_speedup"] = tokens.scaled(1 / cost)
-                run = self.measured
-                source = "bytes" if run is None else f"{self.settings.costs}, run {run.last.run}"
-                figures |= {"iteration_cost": cost, "cost_source": source}
+            if number in self.costs.ks():
+                figures["expected_speedup"] = self.costs.speedup(tokens, number)
+                figures["iteration_cost"] = self.costs.steps_at(number).estimate
+                figures["cost_source"] = self._cost_source()
             if number == self.served_k:
                 figures |= self.health
             rows.append(session.row(AcceptanceRow, **figures))
@@ -401,11 +399,24 @@ class AcceptanceOfTexts(Experiment):
             replace_file(session.directory / name, content.encode())
         return rows
 
+    def _cost_source(self) -> str:
+        """`bytes`, or `costs=`, with the runs there that measured it."""
+        if not self.measured:
+            return "bytes"
+        ids = [str(run.last.run) for run in self.measured]
+        runs = f"run {ids[0]}" if len(ids) == 1 else f"runs {ids[0]} to {ids[-1]}"
+        return f"{self.settings.costs}, {runs}"
+
     def judge(self, rows: Sequence[AcceptanceRow]) -> None:
         """Raises VerdictError for an engine that does not accept what its weights say, or where that is unknown."""
         code = RECORD.exit_code(rows)
         if code:
             raise VerdictError("; ".join(health_in_words(row) for row in rows if row.health), code)
+
+
+def _steps(costs: IterationCost, most: int) -> list[float]:
+    """Of each K from 1; nan where it is not known."""
+    return [costs.steps_at(number).estimate for number in range(1, most + 1)]
 
 
 def _of_one_answer(prompt: Prompt, asked: Sequence[int], answer: Sequence[int]) -> Reading:

@@ -13,7 +13,7 @@ from harness.commands.command import Experiment
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import least_ms
-from harness.commands.read_runs import newest_of_pair
+from harness.commands.read_runs import runs_of_pair
 from harness.config.errors import VerdictError
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
 from harness.engines.door.wing import local
@@ -41,8 +41,8 @@ class Plan(Experiment):
             for k in range(1, _MOST_GUESSED + 1):
                 self.accepted[k] = Interval(sum(rate**place for place in range(k + 1)))
         elif settings.acceptance is not None:
-            run = newest_of_pair("acceptance", AcceptanceRow, settings, drawn_alike=True)
-            for row in run.rows:
+            runs = runs_of_pair("acceptance", AcceptanceRow, settings, drawn_alike=True)
+            for row in runs[-1].rows:
                 if isinstance(row.num_draft_tokens, int) and row.tokens_per_iteration is not None:
                     self.accepted[row.num_draft_tokens] = row.tokens_per_iteration
         self.figures: dict[str, Any] = {}

@@ -43,7 +43,7 @@ class AcceptanceRow(PromptedRow):
     expected_speedup: Interval | None = with_interval(
         None,
         "`tokens_per_iteration` / `iteration_cost`",
-        "95 % interval over prompts, of the tokens alone",
+        "95 % interval over prompts, of the tokens and of measured costs",
     )
     log_probability: MaybeFloat = figure(
         "mean log-probability of the texts' tokens under the target, of those it can draw", "nats"

@@ -22,6 +22,7 @@ from harness.results.statistics.interval import (
     NAN,
     Coverage,
     Interval,
+    fewest_units,
 )
 
 # Resampled values held in memory at once, so that a bootstrap over thousands of prompts stays
@@ -188,6 +189,40 @@ def skewed_ratio_of_totals(
     high = min(found.high, float(of_units.max()))
     # Rounding may put the ratio of equal units just outside of them.
     return replace(found, low=min(low, found.estimate), high=max(high, found.estimate))
+
+
+def ratio_of_products(
+    numerators: Sequence[ArrayLike], denominators: Sequence[ArrayLike], unit: str = "prompt"
+) -> Interval:
+    """The product of some totals over the product of others, with Student's t of its linearised logarithm over units.
+
+    Such as the time of an iteration in regular steps: its ms and the regular tokens over iterations and regular ms.
+
+    Args:
+        numerators, denominators: each [num_units] of the same units, positive.
+
+    Returns:
+        Without bounds below the fewest units that an interval of this unit needs.
+    """
+    tops = [np.asarray(values, dtype=np.float64) for values in numerators]
+    bottoms = [np.asarray(values, dtype=np.float64) for values in denominators]
+    size = tops[0].size
+    covers = Coverage(size, unit)
+    if not size or not all((values > 0).all() for values in (*tops, *bottoms)):
+        return Interval(covers=covers)
+    estimate = math.prod(float(values.sum()) for values in tops)
+    estimate /= math.prod(float(values.sum()) for values in bottoms)
+    if size < fewest_units(unit):
+        return Interval(estimate, covers=covers)
+    influences = np.zeros(size)
+    for values in tops:
+        influences += values / values.mean()
+    for values in bottoms:
+        influences -= values / values.mean()
+    deviation = float(influences.std(ddof=1))
+    half_width = t_quantile((1 - CONFIDENCE) / 2, size - 1) * deviation / math.sqrt(size)
+    factor = math.exp(half_width)
+    return Interval(estimate, estimate / factor, estimate * factor, covers)
 
 
 def _ratio_by_its_log(

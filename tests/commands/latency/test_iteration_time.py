@@ -31,9 +31,15 @@ def run_of(
     per_token: float,
     num_prompts: int = 12,
     noise: float = 0.0,
+    jump: float = 0.0,
     **changes: Any,
 ) -> Run[LatencyRow]:
-    """A run against a server in which an iteration takes `fixed + k × per_token` ms, give or take `noise`."""
+    """A run against a server in which an iteration takes `fixed + k × per_token` ms, give or take `noise`.
+
+    Args:
+        jump: added from K=8 on.
+    """
+    fixed += jump if k >= 8 else 0.0
     rng = np.random.default_rng(k)
     tokens = 1 + 0.5 * k
     prompts = []
@@ -102,6 +108,18 @@ def test_a_draft_token_never_takes_less_than_no_time() -> None:
     assert line is not None
     assert "no measurable time per draft token" in line
     assert "-0" not in line
+
+
+def test_a_staircase_is_shown_as_points_with_its_step() -> None:
+    line = sweep(21.4, 3.1, ks=(2, 4, 6, 8, 10), jump=12.0, noise=0.01)
+    found = re.fullmatch(
+        r"An iteration takes 27\.\d ms at K=2, 33\.\d ms at K=4, [34]\d\.\d ms at K=6, 58\.\d ms at K=8,"
+        r" 64\.\d ms at K=10: no line, from 7 to 9 tokens \+4\d %; a regular step takes 22\.0 ms:"
+        r" the price of a K between them is not known\.",
+        line,
+    )
+    assert found is not None, line
+    assert "per draft token" in sweep(21.4, 3.1, ks=(2, 4, 6, 8, 10), noise=0.01)
 
 
 @pytest.mark.parametrize(

@@ -8,19 +8,14 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.commands.latency.ranking.published_table import Measured, published_tables
-from harness.commands.latency.tables.costs import (
-    best_of,
-    held_back,
-    is_exact,
-    predicted_by_k,
-)
+from harness.commands.latency.tables.costs import best_of, held_back, predicted_by_k
 from harness.commands.latency.tables.doubts import doubts, percent
 from harness.commands.latency.tables.iteration_time import share_of_iteration
 from harness.commands.latency.tables.reason import choice_of_k, not_reported, rises
 from harness.commands.latency.tables.run import has_verdict, headline, run_tables, was_measured
 from harness.config.amounts import SECONDS, counted, quantity
 from harness.config.model_names import SECOND_COMMAND
-from harness.measuring.costs import costs_in_steps
+from harness.measuring.costs import costs_in_steps, is_exact
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import name_of
 from harness.reporting.page import Page, Step, heading
@@ -99,7 +94,7 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
         known.append(f"{tokens:.1f} tokens in the time of {steps:.2f} steps, {gain}")
     elif tokens is not None:
         known.append(f"{tokens:.1f} tokens per iteration{_where_drafted(row)}")
-    share = share_of_iteration(regular, row)
+    share = share_of_iteration(rows)
     if share is not None and row.was_served:
         known[-1] += f"; a regular step is {100 * share:.0f} % of an iteration's time"
     if not known:

@@ -111,12 +111,6 @@ def _said(runs: Sequence[_Run], ranks: Sequence[Rank]) -> list[str]:
     return list(sentences)
 
 
-def mean_answer_length(row: LatencyRow) -> float | None:
-    """Mean number of tokens of an answer."""
-    num_answers = (row.num_prompts or 0) - (row.num_failed or 0)
-    return row.num_tokens / num_answers if row.num_tokens and num_answers else None
-
-
 def percent(share: float) -> str:
     """`4.1 %`, `0.35 %`, `14 %`, `140 %`."""
     digits = ".2g" if share < 0.995 else ".0f"

@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from harness.commands.latency.tables.costs import (
-    ForK,
     best_of,
-    is_exact,
     predicted_by_k,
     rest_ms,
     share_of_predicted,
 )
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import amount
-from harness.measuring.costs import costs_in_steps
+from harness.measuring.costs import ForK, costs_in_steps, is_exact
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import UNKNOWN, Table, in_brackets, interval
 

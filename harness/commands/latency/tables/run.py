@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.commands.latency.tables.categories import Category, by_category, by_turn
-from harness.commands.latency.tables.doubts import mean_answer_length, notes
+from harness.commands.latency.tables.doubts import notes
 from harness.commands.latency.tables.reason import costs_of_a_step, reason
 from harness.config.amounts import counted
 from harness.measuring.rows import LatencyRow
@@ -221,7 +221,7 @@ TIMES = (
     "TPOT: time per output token after the first, a mean for each request; AIPerf calls it inter-token latency."
     " ITL: time between two arrivals, each of one or more tokens; AIPerf has single events (inter-chunk latency)."
 )
-_LENGTH = Column("tokens\nper answer", number(1), mean_answer_length)
+_LENGTH = Column("tokens\nper answer", number(1), "mean_answer_length")
 REQUESTS = (
     _percentiles("first token ms", "time_to_first_token"),
     _percentiles("TPOT ms", "time_per_output_token"),

@@ -1,0 +1,132 @@
+"""What `costs=` and `acceptance=` name: runs of `latency` and `acceptance`, a `costs.json`, or somebody's table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from harness.commands.read_runs import every_run
+from harness.config.errors import SettingError
+from harness.measuring.prices import iteration_cost, tokens_by_k, why_no_price
+from harness.measuring.rows import LatencyRow
+from harness.results.cost_tables import Table, read_table
+from harness.results.files import read_kind
+from harness.results.iteration_cost import IterationCost
+from harness.results.rows.acceptance import AcceptanceRow
+from harness.results.runs import Run, grouped
+from harness.results.statistics.interval import Interval
+
+# What an iteration costs is the same while these are.
+_OF_COSTS = ("model", "engine", "devices", "dtype", "quantization")
+# And what it yields.
+_OF_YIELDS = ("model", "prompts", "prompts_digest", "temperature", "rule")
+
+
+def read_prices(setting: str, path: str) -> Table:
+    """The costs and yields in a directory, a CSV file of results, a `costs.json`, or a table (`FILE`, `FILE@WORD`).
+
+    Raises:
+        SettingError: it has none, or those of different machines, models or texts.
+    """
+    place = Path(path).expanduser()
+    if place.suffix == ".json":
+        costs = _read_json(setting, place)
+        if costs is not None:
+            return Table({"": costs})
+    if not place.is_dir() and not _is_ours(place):
+        return read_table(setting, path)
+    try:
+        runs = every_run(place).runs
+    except SettingError as error:
+        if place.is_dir() and (place / "costs.json").is_file():
+            return read_prices(setting, str(place / "costs.json"))
+        raise SettingError(setting, error.rule, path) from error
+    latency = [run for run in runs if isinstance(run.last, LatencyRow) and run.status == "ok"]
+    read = [run for run in runs if isinstance(run.last, AcceptanceRow)]
+    if setting == "costs":
+        return _costs(latency, path)
+    return _yields(latency, read, path)
+
+
+def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> Table:
+    _check_alike("costs", runs, _OF_COSTS, path)
+    costs = {}
+    reasons = []
+    with_draft = [run for run in runs if run.last.arm == "speculative"]
+    alone = [run for run in runs if run.last.arm == "regular"]
+    for draft, of_draft in grouped(with_draft, _draft).items():
+        known = [run for run in of_draft if not (reason := why_no_price(run))]
+        reasons += [reason for run in of_draft if (reason := why_no_price(run))]
+        if known:
+            costs[draft] = iteration_cost([*known, *alone], path)
+    if not costs:
+        rule = "has no run of latency with a draft"
+        if reasons:
+            rule = f"has no price of an iteration: {reasons[0]}"
+        raise SettingError("costs", rule, path)
+    return Table(costs)
+
+
+def _yields(
+    runs: Sequence[Run[LatencyRow]], read: Sequence[Run[AcceptanceRow]], path: str
+) -> Table:
+    _check_alike("acceptance", [*runs, *read], _OF_YIELDS, path)
+    yields: dict[str, Mapping[int, Interval]] = {}
+    measured = {}
+    with_draft = [run for run in runs if run.last.arm == "speculative"]
+    for draft, of_draft in grouped(with_draft, _draft).items():
+        known = tokens_by_k(of_draft)
+        if known:
+            yields[draft] = known
+        priced = iteration_cost([run for run in of_draft if not why_no_price(run)])
+        for point in priced.points:
+            k = point.width - 1
+            if k in known and any(run.last.num_draft_tokens == k for run in of_draft):
+                measured[draft, k, point.rows] = known[k].estimate / point.steps.estimate
+    # One pass over texts says more than the answers of a run.
+    for run in read:
+        of_run = {
+            row.num_draft_tokens: row.tokens_per_iteration
+            for row in run.rows
+            if isinstance(row.num_draft_tokens, int) and row.tokens_per_iteration is not None
+        }
+        if of_run:
+            yields[_draft(run)] = of_run
+    if not yields:
+        raise SettingError("acceptance", "has no tokens per iteration of any K", path)
+    return Table(yields=yields, measured=measured)
+
+
+def _check_alike(setting: str, runs: Sequence[Run], names: Sequence[str], path: str) -> None:
+    """Raise a SettingError for runs whose figures cannot be taken together."""
+    for name in names:
+        values = list(dict.fromkeys(getattr(run.last, name, None) for run in runs))
+        known = [str(value) for value in values if value is not None]
+        if len(known) > 1:
+            rule = f"has runs with several {name}: {', '.join(known[:3])}; name one run's directory"
+            raise SettingError(setting, rule, path)
+
+
+def _draft(run: Run) -> str:
+    return str(run.last.draft)
+
+
+def _read_json(setting: str, file: Path) -> IterationCost | None:
+    """The costs in a file; None for a file of another kind."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(content, dict) or "points" not in content:
+            return None
+        return replace(IterationCost.from_json(content), source=str(file))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise SettingError(setting, f"is no file of costs: {error}", str(file)) from error
+
+
+def _is_ours(file: Path) -> bool:
+    """Whether a file has rows of a command, by the columns that only these have."""
+    try:
+        return file.suffix == ".json" or read_kind(file, (LatencyRow, AcceptanceRow)) is not None
+    except OSError:
+        return False

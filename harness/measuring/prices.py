@@ -1,0 +1,259 @@
+"""What an iteration costs and yields, from runs of `latency`: a sweep over K, or one run alone.
+
+The time of an iteration is that of its tokens after the first; it takes no phases, so that any server has it. A run of
+our own loop, which times its phases, has prices for the K below its own too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from harness.config.model_names import SECOND_COMMAND
+from harness.measuring.costs import (
+    costs_in_steps,
+    iteration_steps_below,
+    lengths_by_k,
+    steps_per_token,
+)
+from harness.measuring.rows import LatencyRow
+from harness.results.iteration_cost import QUEUED, IterationCost, Point, mean_time, why_queued
+from harness.results.prompt_times import Unit, rows_by_unit
+from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.runs import Run, grouped
+from harness.results.statistics.interval import Coverage, Interval
+from harness.results.statistics.ratios import ratio_of_products, skewed_ratio_of_totals
+
+# Iterations that draft fewer than this share of K cost what the text lets them draft.
+_LEAST_DRAFTED = 0.75
+# Milliseconds after the first token, and iterations; of the regular arm each token is one.
+_Spent = tuple[float, float]
+
+
+def iteration_cost(
+    runs: Sequence[Run[LatencyRow]], source: str = "", *, in_one_pass: bool | None = None
+) -> IterationCost:
+    """The price of an iteration, from runs with one draft that differ in K and rows in flight.
+
+    Points that several runs measured are means over these. What follows from the phases of a run counts where no run
+    measured it.
+
+    Args:
+        in_one_pass: whether a pass of the draft proposes all tokens; None where nobody knows.
+    """
+    measured: dict[tuple[int, int], list[Point]] = {}
+    refused: dict[int, str] = {}
+    for run in runs:
+        row = run.last
+        load = _load(row)
+        if load is None:
+            continue
+        waits = _waits(run)
+        if load > 1 and waits >= QUEUED:
+            refused[load] = why_queued(load, waits)
+        for point in points_of(run):
+            if point.width == 1 or not _drafts_less(row):
+                measured.setdefault((load, point.width), []).append(point)
+    for run in runs:
+        for point in _by_phases(run, in_one_pass):
+            measured.setdefault((point.rows, point.width), [point])
+    points = []
+    for _, several in sorted(measured.items()):
+        steps = [point.steps for point in several if point.steps.is_known]
+        drafted = [point.drafted for point in several]
+        first = several[0]
+        points.append(
+            Point(
+                first.width,
+                first.rows,
+                mean_time([point.ms for point in several]),
+                mean_time(steps) if steps else Interval(),
+                float(np.mean(drafted)),
+            )
+        )
+    return IterationCost(tuple(points), source, refused)
+
+
+def points_of(run: Run[LatencyRow]) -> list[Point]:
+    """The regular step of a run, and its iteration; [] where both are unknown."""
+    row = run.last
+    load = _load(row)
+    if load is None:
+        return []
+    coverage = Coverage.of(row.speedup)
+    unit = coverage.unit if coverage else "prompt"
+    points = []
+    regular = run.row("regular")
+    step_ms = None if regular is None else _step_ms(regular)
+    of_steps: dict[Unit, _Spent] = {}
+    if step_ms and regular is not None:
+        of_steps = spent_by_unit(regular, run.prompt_rows)
+        points.append(Point(1, load, _time(of_steps, unit, step_ms), Interval(1.0)))
+    iteration_ms = _iteration_ms(row)
+    k = row.num_draft_tokens
+    if row.arm != "speculative" or not iteration_ms or not isinstance(k, int):
+        return points
+    of_iterations = spent_by_unit(row, run.prompt_rows)
+    steps = Interval(iteration_ms / step_ms) if step_ms else Interval()
+    common = sorted(of_iterations.keys() & of_steps.keys())
+    if common:
+        both = np.array([[*of_iterations[one], *of_steps[one]] for one in common]).T
+        steps = ratio_of_products([both[0], both[3]], [both[1], both[2]], unit)
+    ms = _time(of_iterations, unit, iteration_ms)
+    points.append(Point(k + 1, load, ms, steps, row.mean_num_draft_tokens))
+    return points
+
+
+def _by_phases(run: Run[LatencyRow], in_one_pass: bool | None) -> list[Point]:
+    """Prices of the K up to that of a run with phases, and below it where the run has one itself: what is drafted and
+    verified less is taken off.
+    """
+    regular, row = run.row("regular"), run.last
+    costs = costs_in_steps(regular, row)
+    step_ms = None if regular is None else _step_ms(regular)
+    if costs is None or not step_ms or (in_one_pass is None and not lengths_by_k(row)):
+        return []
+    is_block = bool(in_one_pass)
+    per_token = steps_per_token(row, costs, in_one_pass=is_block)
+    if _drafts_less(row):
+        return [
+            Point(k + 1, 1, Interval(steps * step_ms), Interval(steps))
+            for k, steps in per_token.items()
+        ]
+    phases = iteration_steps_below(row, costs, in_one_pass=is_block) or per_token
+    known = [point for point in points_of(run) if point.width > 1]
+    if not known or not known[0].steps.is_known:
+        return []
+    measured = known[0]
+    k = measured.width - 1
+    points = []
+    for smaller, steps in phases.items():
+        # The rest of an iteration takes its time at any K.
+        share = 1 - (phases[k] - steps) / measured.steps.estimate
+        if smaller < k and share > 0:
+            ms, in_steps = measured.ms.scaled(share), measured.steps.scaled(share)
+            points.append(Point(smaller + 1, measured.rows, ms, in_steps))
+    return points
+
+
+def _drafts_less(row: LatencyRow) -> bool:
+    """Whether iterations often draft fewer than K, so that their mean time is that of a text."""
+    k, drafted = row.num_draft_tokens, row.mean_num_draft_tokens
+    return isinstance(k, int) and drafted is not None and drafted < _LEAST_DRAFTED * k
+
+
+def tokens_by_k(runs: Sequence[Run[LatencyRow]]) -> dict[int, Interval]:
+    """Tokens per iteration at each K, with intervals over units: over all loads and repetitions, on which they do not
+    depend. Smaller K are those that follow from a run.
+    """
+    yields: dict[int, Interval] = {}
+    by_k = grouped([run for run in runs if isinstance(run.last.num_draft_tokens, int)], _k)
+    for k, of_k in by_k.items():
+        totals: dict[Unit, list[float]] = {}
+        for run in of_k:
+            for unit, rows in rows_by_unit(run.prompt_rows, "speculative").items():
+                total = totals.setdefault(unit, [0.0, 0.0])
+                for row in rows:
+                    total[0] += (row.tokens_per_iteration or 0.0) * (row.num_iterations or 0)
+                    total[1] += row.num_iterations or 0
+        known = [total for total in totals.values() if total[1]]
+        coverage = Coverage.of(of_k[0].last.speedup)
+        if known:
+            tokens, iterations = np.array(known).T
+            unit_name = coverage.unit if coverage else "prompt"
+            yields[k] = skewed_ratio_of_totals(tokens, iterations, unit=unit_name)
+        else:
+            means = [run.last.tokens_per_iteration for run in of_k]
+            if all(means):
+                yields[k] = Interval(float(np.mean([mean or 0.0 for mean in means])))
+    for run in runs:
+        for smaller, length in lengths_by_k(run.last):
+            yields.setdefault(smaller, length)
+    return dict(sorted(yields.items()))
+
+
+def _k(run: Run[LatencyRow]) -> int:
+    k = run.last.num_draft_tokens
+    assert isinstance(k, int)
+    return k
+
+
+def why_no_price(run: Run[LatencyRow]) -> str:
+    """Why a run with a draft has no price that other texts could be given; empty where it has one."""
+    row = run.last
+    k, drafted = row.num_draft_tokens, row.mean_num_draft_tokens
+    if not isinstance(k, int):
+        return f"K is {k}: choose one (K=4)"
+    if _drafts_less(row) and costs_in_steps(run.row("regular"), row) is None:
+        return f"{drafted:.1f} tokens were drafted of K={k}, so that the text decides what an iteration costs"
+    if _load(row) is None:
+        return "rows of a batch wait for each other, or requests came at a rate: keep some in flight (batch_size=4)"
+    if run.row("regular") is None or _step_ms(run.rows[0]) is None:
+        return "the regular arm was not measured without a draft"
+    if _iteration_ms(row) is None:
+        return "tokens per iteration are not reported"
+    return ""
+
+
+def spent_by_unit(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> dict[Unit, _Spent]:
+    """Milliseconds after the first token and iterations of each unit of a row's arm.
+
+    Of a server that reports no iterations, those that its tokens took at the run's mean.
+    """
+    per_iteration = row.tokens_per_iteration or 1.0 if row.arm == "speculative" else 1.0
+    units = {}
+    for unit, rows in rows_by_unit(prompts, row.arm or "regular").items():
+        times = [(one.time_ms or 0.0) - (one.time_to_first_token_ms or 0.0) for one in rows]
+        iterations = []
+        for one in rows:
+            num_decoded = (one.num_tokens or 0) - (one.time_to_first_token_ms is not None)
+            number = one.num_iterations or num_decoded / per_iteration
+            if number:
+                iterations.append(number)
+        if len(iterations) == len(rows) and sum(times) > 0:
+            units[unit] = (sum(times), sum(iterations))
+    return units
+
+
+def _time(spent: Mapping[Unit, _Spent], unit: str, mean_ms: float) -> Interval:
+    """With an interval over units, where these are known."""
+    if not spent:
+        return Interval(mean_ms)
+    ms, iterations = np.array([*spent.values()]).T
+    return ratio_of_products([ms], [iterations], unit)
+
+
+def _load(row: LatencyRow) -> int | None:
+    """Rows in flight; None where rows of a batch wait for each other, and of requests at a rate."""
+    rows = row.batch_size or 1
+    if rows > 1 and not row.was_served:
+        return None
+    return None if row.offered_rate else rows
+
+
+def _waits(run: Run[LatencyRow]) -> float:
+    """How many times as long as decoding the answers of the speculative arm took, over the same of the regular one."""
+    ratios = []
+    for row in (run.last, run.row("regular")):
+        length = row and row.mean_answer_length
+        if row is None or not row.ms_per_token or not length or not row.time_to_first_token_ms:
+            return 1.0
+        whole_ms = row.ms_per_token * length
+        ratios.append(whole_ms / (whole_ms - row.time_to_first_token_ms))
+    return ratios[0] / ratios[1]
+
+
+def _iteration_ms(row: LatencyRow) -> float | None:
+    """The time of an iteration; None where it is unknown."""
+    ms_per_token = row.ms_per_token_after_first
+    tokens = row.tokens_per_iteration
+    if ms_per_token is None or tokens is None or row.draft_tree == "dynamic":
+        return None
+    return ms_per_token * tokens
+
+
+def _step_ms(regular: LatencyRow) -> float | None:
+    """The time of a regular step; None where it is unknown, and of a first command, which may draft too."""
+    is_regular = regular.arm == "regular" and regular.draft != SECOND_COMMAND
+    return regular.ms_per_token_after_first if is_regular and not regular.drafted else None

@@ -1,0 +1,196 @@
+"""Tables of costs and of acceptance that somebody has, as CSV: `width,rows,ms`, or the figures of a published sweep.
+
+A row is an iteration at a width (or K) and a number of rows in flight: its `ms`, or the ms per token after the first
+and the tokens per iteration, whose product that is. A row with width 1, or without K, is a regular step. What else a
+row says, such as the data set, selects rows: `FILE@HumanEval`. Lines that begin with `#` say where a table is from.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from statistics import fmean
+
+from harness.config.errors import SettingError
+from harness.results.iteration_cost import QUEUED, IterationCost, why_queued
+from harness.results.runs import grouped
+from harness.results.statistics.interval import Interval
+
+# Names of columns, the first of which is ours. What has none of them is text, by which rows are selected.
+_COLUMNS: Mapping[str, Sequence[str]] = {
+    "width": ("width", "tokens", "verified"),
+    "k": ("k", "num_draft_tokens", "draft_tokens", "num_speculative_tokens"),
+    "rows": ("rows", "in_flight", "num_in_flight", "batch_size", "concurrency", "batch"),
+    "ms": ("ms", "iteration_ms", "milliseconds"),
+    "low": ("ms_low", "low"),
+    "high": ("ms_high", "high"),
+    "ms_per_token": ("ms_per_token", "ms_per_token_after_the_first", "tpot_ms", "itl_ms", "tpot"),
+    "tokens": ("tokens_per_iteration", "acceptance_length", "mean_acceptance_length"),
+    "speed": ("tokens_per_second_per_user", "tokens_per_second"),
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Table:
+    """What a table holds, by the name of the draft; `""` where it names none.
+
+    Attributes:
+        costs: of an iteration.
+        yields: tokens per iteration by K, over all loads: what is accepted depends on none.
+        measured: speed-ups of decoding by draft, K and rows in flight.
+    """
+
+    costs: Mapping[str, IterationCost] = field(default_factory=dict)
+    yields: Mapping[str, Mapping[int, Interval]] = field(default_factory=dict)
+    measured: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row: `ms` is that of an iteration or, of width 1, of a regular step; `waits` is the whole time of an answer
+    over that of decoding it, where both are known.
+    """
+
+    draft: str
+    width: int
+    rows: int
+    ms: Interval
+    tokens: float | None
+    waits: float | None
+
+
+def read_table(setting: str, path: str) -> Table:
+    """Read `FILE`, or of its rows those with each of the words in `FILE@WORD@WORD`.
+
+    Raises:
+        SettingError: there is no such file, or a row of it is not understood.
+    """
+    name, *words = [path] if Path(path).is_file() else path.split("@")
+    try:
+        lines = Path(name).expanduser().read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise SettingError(setting, "cannot be read as text", path) from error
+    table = csv.DictReader(line for line in lines if line.strip() and not line.startswith("#"))
+    names = {column.strip().lower(): column for column in table.fieldnames or []}
+    columns = {
+        ours: next((names[name] for name in known if name in names), None)
+        for ours, known in _COLUMNS.items()
+    }
+    if columns["k"] is None and columns["width"] is None:
+        rule = "must have a column k or width (and rows, ms), or be a run of harness"
+        raise SettingError(setting, rule, path)
+    known = {column for column in columns.values() if column}
+    texts = [
+        column for column in names.values() if column not in known and column.lower() != "draft"
+    ]
+    rows = list(table)
+    drafts = names.get("draft")
+    for word in words:
+        if drafts is not None and any(row[drafts] == word for row in rows):
+            # A regular step is of every draft.
+            rows = [row for row in rows if row[drafts] == word or _is_regular(row, columns)]
+        else:
+            rows = [row for row in rows if word in row.values()]
+        if not rows:
+            raise SettingError(setting, f"has no row with {word}", path)
+    for column in texts:
+        values = list(dict.fromkeys(row[column] for row in rows))
+        if len(values) > 1 and not _is_number(values[0]):
+            rule = f"has several {column}: {', '.join(values[:4])}; name one: {name}@{values[0]}"
+            raise SettingError(setting, rule, path)
+    read = []
+    for number, row in enumerate(rows, start=1):
+        try:
+            read.append(_row(row, columns, row.get(names.get("draft", ""), "") or ""))
+        except (ValueError, TypeError) as error:
+            raise SettingError(setting, f"row {number} is not understood: {error}", path) from error
+    return _table(read, path)
+
+
+def _is_regular(row: Mapping[str, str], columns: Mapping[str, str | None]) -> bool:
+    k, width = columns["k"], columns["width"]
+    return row[k] in ("", "0") if k else row[width or ""] == "1"
+
+
+def _row(row: Mapping[str, str], columns: Mapping[str, str | None], draft: str) -> _Row:
+    def number(name: str) -> float | None:
+        column = columns[name]
+        text = (row[column] or "").strip() if column else ""
+        if not text:
+            return None
+        value = float(text)
+        if not math.isfinite(value) or value < 0:
+            raise ValueError(f"{column} is {text}")
+        return value
+
+    width = number("width")
+    width = 1 + (number("k") or 0) if width is None else width
+    if width != int(width) or width < 1:
+        raise ValueError(f"a width of {width:g}")
+    ms, low, high = (number(name) for name in ("ms", "low", "high"))
+    ms_per_token, tokens, speed = (number(name) for name in ("ms_per_token", "tokens", "speed"))
+    if ms is None and ms_per_token is not None:
+        ms = ms_per_token * (tokens or (1 if width == 1 else math.nan))
+    time = Interval() if not ms else Interval(ms)
+    if ms and low and high:
+        time = Interval(ms, low, high)
+    waits = 1000 / speed / ms_per_token if speed and ms_per_token else None
+    is_regular = width == 1
+    return _Row(
+        "" if is_regular else draft, int(width), int(number("rows") or 1), time, tokens, waits
+    )
+
+
+def _table(rows: Sequence[_Row], path: str) -> Table:
+    regular = [row for row in rows if row.width == 1]
+    costs = {}
+    yields = {}
+    measured = {}
+    for draft, members in grouped([row for row in rows if row.width > 1], _draft).items():
+        known = [row for row in (*regular, *members) if row.ms.is_known]
+        if any(row.width > 1 for row in known):
+            refused = _refused(regular, members)
+            points = [(row.width, row.rows, row.ms) for row in known]
+            costs[draft] = IterationCost.of_points(points, path, refused)
+        lengths = grouped([row for row in members if row.tokens], _width)
+        yields[draft] = {
+            width - 1: Interval(fmean(row.tokens or 0 for row in same))
+            for width, same in lengths.items()
+        }
+        if draft in costs:
+            for row in members:
+                k = row.width - 1
+                if row.tokens and k in costs[draft].ks(row.rows):
+                    speedup = row.tokens / costs[draft].steps_at(k, row.rows).estimate
+                    measured[draft, k, row.rows] = speedup
+    return Table(costs, yields, measured)
+
+
+def _draft(row: _Row) -> str:
+    return row.draft
+
+
+def _width(row: _Row) -> int:
+    return row.width
+
+
+def _refused(regular: Sequence[_Row], members: Sequence[_Row]) -> dict[int, str]:
+    """Loads at which answers waited much longer than regular ones."""
+    alone = {row.rows: row.waits for row in regular}
+    refused = {}
+    for row in members:
+        beside = alone.get(row.rows)
+        if row.waits and beside and row.waits / beside >= QUEUED:
+            refused[row.rows] = why_queued(row.rows, row.waits)
+    return refused
+
+
+def _is_number(text: str) -> bool:
+    try:
+        float(text or "0")
+    except ValueError:
+        return False
+    return True

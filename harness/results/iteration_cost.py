@@ -1,0 +1,433 @@
+"""What an iteration costs, by the tokens that it verifies and the rows in flight, as one value that predicts.
+
+An iteration drafts K tokens of each row and verifies K + 1, its *width*. A regular step is an iteration of width 1.
+What an iteration costs belongs to an engine, a pair and a load; what it yields belongs to a pair and a text. So costs
+that were measured on one text, times the yield on another, predict a speed-up that nobody measured:
+
+    speed-up = tokens per iteration / (time of an iteration / time of a regular step at the same load)
+
+All of it is of decoding, without reading the prompt. Nothing is extrapolated beyond the widths and loads that were
+measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from harness.config.errors import SettingError
+from harness.results.statistics.arrays import Floats
+from harness.results.statistics.distributions import t_quantile
+from harness.results.statistics.interval import CONFIDENCE, Coverage, Interval
+
+# In the directory of a run.
+COSTS_FILE = "costs.json"
+_VERSION = 1
+# Points are no line if the test says so at this level and one is at least this share off.
+_LEVEL = 0.05
+_TOLERATED = 0.02
+# A step that is named is at least this share of the time off a line.
+_LEAST_STEP = 0.03
+# How well times are known where nobody says it.
+_UNKNOWN_NOISE = 0.02
+# Answers that take this many times as long as decoding explains, beside the regular ones, have waited in a queue.
+QUEUED = 1.5
+
+
+def why_queued(rows: int, waits: float) -> str:
+    """The reason for which a load has no price.
+
+    Args:
+        waits: the time of an answer over that of decoding it.
+    """
+    return (
+        f"has no price with {rows} in flight: answers take {waits:.1f} times as long as decoding them,"
+        " so that the engine queues; ask for fewer at once"
+    )
+
+
+class Step(NamedTuple):
+    """A jump of the time between two neighbouring widths that were measured.
+
+    Attributes:
+        change: of the whole time from the first to the second: 0.41 for +41 %.
+    """
+
+    before: int
+    after: int
+    change: float
+
+    def __str__(self) -> str:
+        percent = f"{self.change:+.0%}".replace("%", " %").replace("-", "−")
+        return f"from {self.before} to {self.after} tokens {percent}"
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Whether the times of an iteration are a line over the draft tokens.
+
+    Attributes:
+        fixed, per_token: of the line, in ms; None where the points are none.
+        tested: whether noise was known and there were more than two points to test it with.
+        steps: the jumps that explain what is no line; () where none does.
+    """
+
+    fixed: Interval | None
+    per_token: Interval | None
+    tested: bool
+    steps: Sequence[Step] = ()
+
+    @property
+    def is_line(self) -> bool:
+        return self.fixed is not None
+
+
+@dataclass(frozen=True)
+class Point:
+    """An iteration that was measured.
+
+    Attributes:
+        width: tokens of each row that it verifies: K + 1.
+        rows: in flight.
+        ms: its time.
+        steps: the same in regular steps at this load; without an estimate where no regular step is known.
+        num_drafted: draft tokens that it had on average: fewer than K at the ends of answers.
+    """
+
+    width: int
+    rows: int
+    ms: Interval
+    steps: Interval = field(default_factory=Interval)
+    num_drafted: float | None = None
+
+    @property
+    def drafted(self) -> float:
+        return self.width - 1 if self.num_drafted is None else self.num_drafted
+
+
+class Best(NamedTuple):
+    """The K with the highest predicted speed-up, and those that cannot be told from it."""
+
+    k: int
+    speedup: Interval
+    alike: Sequence[int]
+
+
+@dataclass(frozen=True)
+class IterationCost:
+    """The price of an iteration at each width and load that was measured, see the head of this file.
+
+    Attributes:
+        points: by load and width; a regular step is that of width 1.
+        source: where it is from, for pages.
+        refused: why there is no price at a load, by its rows in flight.
+        in_bytes: whether it is of the bytes that must be read, which is a bound and no measurement; then there are
+            steps without milliseconds.
+    """
+
+    points: Sequence[Point] = ()
+    source: str = ""
+    refused: Mapping[int, str] = field(default_factory=dict)
+    in_bytes: bool = False
+
+    @classmethod
+    def of_points(
+        cls,
+        points: Iterable[tuple[int, int, float | Interval]],
+        source: str = "",
+        refused: Mapping[int, str] | None = None,
+    ) -> IterationCost:
+        """From a table: (width, rows in flight, milliseconds) of each point. A regular step has width 1.
+
+        Bounds of an iteration and of a regular step count as independent. Of a width and load that occur several times
+        the mean counts.
+        """
+        by_place: dict[tuple[int, int], list[Interval]] = {}
+        for width, rows, ms in points:
+            time = ms if isinstance(ms, Interval) else Interval(float(ms))
+            by_place.setdefault((rows, width), []).append(time)
+        times = {place: mean_time(several) for place, several in by_place.items()}
+        made = []
+        for (rows, width), ms in sorted(times.items()):
+            step_ms = times.get((rows, 1))
+            steps = Interval() if step_ms is None else _ratio(ms, step_ms)
+            made.append(Point(width, rows, ms, Interval(1.0) if width == 1 else steps))
+        return cls(tuple(made), source, refused or {})
+
+    @classmethod
+    def of_steps(cls, steps: Mapping[int, float], source: str, rows: int = 1) -> IterationCost:
+        """From bytes: what an iteration of each K reads, in regular steps."""
+        points = [Point(k + 1, rows, Interval(), Interval(cost)) for k, cost in steps.items()]
+        return cls(tuple(points), source, in_bytes=True)
+
+    @property
+    def loads(self) -> Sequence[int]:
+        """Rows in flight at which an iteration has a price in steps."""
+        return sorted({point.rows for point in self.points if point.width > 1})
+
+    def ks(self, rows: int = 1) -> Sequence[int]:
+        """The K that have a price in steps at a load."""
+        known = [point for point in self.points if point.rows == rows and point.steps.is_known]
+        return sorted(point.width - 1 for point in known if point.width > 1)
+
+    def step_ms(self, rows: int = 1) -> Interval:
+        """A regular step at a load; unknown where it was not measured."""
+        regular = [point.ms for point in self.points if (point.width, point.rows) == (1, rows)]
+        return regular[0] if regular else Interval()
+
+    def steps_at(self, k: int, rows: int = 1) -> Interval:
+        """Regular steps of an iteration, also at a load that is refused; unknown where it was not measured."""
+        known = [one.steps for one in self.points if (one.width, one.rows) == (k + 1, rows)]
+        return known[0] if known else Interval()
+
+    def at(self, k: int, rows: int = 1) -> Point:
+        """The iteration of K draft tokens at a load.
+
+        Raises:
+            SettingError: it was not measured, or its regular step was not, or the engine queued.
+        """
+        if rows in self.refused:
+            raise SettingError("costs", self.refused[rows])
+        for point in self.points:
+            if (point.width, point.rows) == (k + 1, rows) and point.steps.is_known:
+                return point
+        known = ", ".join(map(str, self.ks(rows)))
+        load = f" with {rows} in flight" if rows > 1 or len(self.loads) > 1 else ""
+        rule = f"has no price of K={k}{load}"
+        if any((point.width, point.rows) == (k + 1, rows) for point in self.points):
+            raise SettingError("costs", f"{rule} in regular steps: measure one{load} (draft=none)")
+        if known:
+            raise SettingError("costs", f"{rule}, but of K={known}: measure K={k}")
+        loads = ", ".join(map(str, self.loads)) or "none"
+        raise SettingError(
+            "costs", f"{rule}, but with {loads} in flight: measure batch_size={rows}"
+        )
+
+    def break_even(self, k: int, rows: int = 1) -> Interval:
+        """Tokens per iteration from which on K pays: what an iteration costs in regular steps."""
+        return self.at(k, rows).steps
+
+    def speedup(self, tokens_per_iteration: Interval | float, k: int, rows: int = 1) -> Interval:
+        """The speed-up of decoding that so many tokens per iteration give; its interval has those of cost and yield."""
+        tokens = tokens_per_iteration
+        if not isinstance(tokens, Interval):
+            tokens = Interval(float(tokens))
+        return _ratio(tokens, self.at(k, rows).steps)
+
+    def best_k(self, yields: Mapping[int, Interval | float], rows: int = 1) -> Best:
+        """The best of the K that have both a price and a yield.
+
+        K cannot be told from it where the difference may be 0, with the bounds of cost and yield taken as independent:
+        those of the same texts are not, so that more K are named than need be.
+
+        Raises:
+            SettingError: no K has both.
+        """
+        common = [k for k in self.ks(rows) if k in yields]
+        if rows in self.refused or not common:
+            for k in yields:
+                self.at(k, rows)
+            raise SettingError("acceptance", "has no K")
+        speedups = {k: self.speedup(yields[k], k, rows) for k in common}
+        best = max(common, key=lambda k: speedups[k].estimate)
+        alike = []
+        for k in common:
+            share = _ratio(speedups[k], speedups[best])
+            if k != best and share.has_bounds and not share.excludes(1):
+                alike.append(k)
+        return Best(best, speedups[best], alike)
+
+    def shape(self, rows: int = 1) -> Shape | None:
+        """Whether the times of an iteration at a load are a line over its draft tokens; None with fewer than two.
+
+        The line is weighted by the times' own noise. Residuals over that noise are tested as a sum of squares over the
+        degrees of freedom, by Fisher's F with the units' own; a regular step, which drafts nothing, is not part of it.
+        """
+        points = [
+            one for one in self.points if one.rows == rows and one.width > 1 and one.ms.is_known
+        ]
+        drafted = np.array([point.drafted for point in points], float)
+        if len(set(drafted)) < 2:
+            return None
+        ms = np.array([point.ms.estimate for point in points], float)
+        known = all(point.ms.has_bounds and point.ms.covers for point in points)
+        errors = _UNKNOWN_NOISE * ms
+        freedom = 1e6
+        if known:
+            errors = np.array([_standard_error(point.ms) for point in points])
+            freedom = min(point.ms.covers.num_units for point in points if point.ms.covers) - 1
+        # Nothing is known better than rounding.
+        errors = np.maximum(errors, 1e-6 * ms)
+        line = np.stack([np.ones_like(drafted), drafted], axis=1)
+        tested = known and len(points) > 2
+        if _fits(line, ms, errors, freedom):
+            fixed, per_token = _coefficients(line, ms, errors, freedom)
+            if known:
+                covers = points[0].ms.covers
+                return Shape(
+                    replace(fixed, covers=covers), replace(per_token, covers=covers), tested
+                )
+            return Shape(Interval(fixed.estimate), Interval(per_token.estimate), tested)
+        return Shape(None, None, tested, _steps(points, line, ms, errors, freedom))
+
+    def as_json(self) -> dict[str, Any]:
+        """For `costs.json`, which `from_json` reads."""
+        points = []
+        for point in self.points:
+            points.append(
+                {
+                    "width": point.width,
+                    "rows": point.rows,
+                    "num_drafted": point.num_drafted,
+                    "ms": _as_json(point.ms),
+                    "steps": _as_json(point.steps),
+                }
+            )
+        refused = {str(rows): reason for rows, reason in self.refused.items()}
+        return {"version": _VERSION, "source": self.source, "points": points, "refused": refused}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any]) -> IterationCost:
+        """The reverse of `as_json`.
+
+        Raises:
+            ValueError, KeyError, TypeError: it is none.
+        """
+        if content["version"] != _VERSION:
+            raise ValueError(f"is of version {content['version']}")
+        points = []
+        for one in content["points"]:
+            drafted = one.get("num_drafted")
+            times = (_from_json(one["ms"]), _from_json(one["steps"]))
+            points.append(Point(int(one["width"]), int(one["rows"]), *times, num_drafted=drafted))
+        refused = {int(rows): str(reason) for rows, reason in content.get("refused", {}).items()}
+        return cls(tuple(points), str(content.get("source", "")), refused)
+
+
+def _fits(design: Floats, ms: Floats, errors: Floats, freedom: float) -> bool:
+    """Whether a model explains the times but for their noise, or but for what does not matter."""
+    residuals = _residuals(design, ms, errors)
+    num_free = len(ms) - design.shape[1]
+    if num_free <= 0 or (np.abs(residuals) <= _TOLERATED * ms).all():
+        return True
+    from scipy import special
+
+    mean_square = float(np.square(residuals / errors).sum()) / num_free
+    return float(special.fdtrc(num_free, freedom, mean_square)) >= _LEVEL
+
+
+def _residuals(design: Floats, ms: Floats, errors: Floats) -> Floats:
+    found = np.linalg.lstsq(design / errors[:, None], ms / errors, rcond=None)[0]
+    return np.asarray(ms - design @ found)
+
+
+def _coefficients(design: Floats, ms: Floats, errors: Floats, freedom: float) -> Sequence[Interval]:
+    """Weighted least squares, each with its interval."""
+    weighted = design / errors[:, None]
+    covariance = np.linalg.inv(weighted.T @ weighted)
+    found = covariance @ weighted.T @ (ms / errors)
+    widths = t_quantile((1 - CONFIDENCE) / 2, freedom) * np.sqrt(np.diag(covariance))
+    return [
+        Interval(float(value), float(value - width), float(value + width))
+        for value, width in zip(found, widths, strict=True)
+    ]
+
+
+def _steps(
+    points: Sequence[Point], line: Floats, ms: Floats, errors: Floats, freedom: float
+) -> Sequence[Step]:
+    """The fewest jumps between neighbours that, on top of a line, explain the times; () where none do.
+
+    At each turn the jump is added that explains most. With fewer points than a line, a jump and one to test them with
+    nothing can be said.
+    """
+    design = line
+    found: list[int] = []
+    while len(ms) - design.shape[1] > 1 and not _fits(design, ms, errors, freedom):
+        left = {}
+        for place in range(1, len(ms)):
+            if place not in found:
+                jump = (np.arange(len(ms)) >= place).astype(float)
+                larger = np.column_stack([design, jump])
+                residuals = _residuals(larger, ms, errors) / errors
+                left[place] = (float(np.square(residuals).sum()), larger)
+        best = min(left, key=lambda place: left[place][0])
+        design = left[best][1]
+        found.append(best)
+    jumps = np.linalg.lstsq(design / errors[:, None], ms / errors, rcond=None)[0][line.shape[1] :]
+    steps = []
+    for place, jump in zip(found, jumps, strict=True):
+        if abs(jump) >= _LEAST_STEP * ms[place - 1]:
+            change = float(ms[place] / ms[place - 1]) - 1
+            steps.append(Step(points[place - 1].width, points[place].width, change))
+    return sorted(steps)
+
+
+def _standard_error(time: Interval) -> float:
+    """That of a time, from the width of its interval."""
+    assert time.covers is not None
+    quantile = t_quantile((1 - CONFIDENCE) / 2, time.covers.num_units - 1)
+    return (time.high - time.low) / (2 * quantile)
+
+
+def _ratio(numerator: Interval, denominator: Interval) -> Interval:
+    """Of two independent numbers: what is above and below each is added in squares, as logarithms."""
+    estimate = numerator.estimate / denominator.estimate
+    parts = [one for one in (numerator, denominator) if one.has_bounds]
+    if not parts or not estimate > 0:
+        return Interval(estimate)
+    above = below = 0.0
+    if numerator.has_bounds:
+        above += math.log(numerator.high / numerator.estimate) ** 2
+        below += math.log(numerator.estimate / numerator.low) ** 2
+    if denominator.has_bounds:
+        above += math.log(denominator.estimate / denominator.low) ** 2
+        below += math.log(denominator.high / denominator.estimate) ** 2
+    # The part with fewer units decides how good the interval is.
+    known = [one.covers for one in parts if one.covers]
+    covers = min(known, key=lambda coverage: coverage.num_units) if known else None
+    low, high = estimate * math.exp(-math.sqrt(below)), estimate * math.exp(math.sqrt(above))
+    return Interval(estimate, low, high, covers)
+
+
+def mean_time(times: Sequence[Interval]) -> Interval:
+    """The mean of independent measurements of one time, whose interval has what the measurements say of themselves,
+    and is no narrower than what differs between them.
+    """
+    number = len(times)
+    if number == 1:
+        return times[0]
+    estimates = np.array([time.estimate for time in times])
+    mean = float(estimates.mean())
+    if not all(time.has_bounds for time in times):
+        return Interval(mean)
+    between = (
+        t_quantile((1 - CONFIDENCE) / 2, number - 1) * estimates.std(ddof=1) / math.sqrt(number)
+    )
+    below = math.sqrt(sum((time.estimate - time.low) ** 2 for time in times)) / number
+    above = math.sqrt(sum((time.high - time.estimate) ** 2 for time in times)) / number
+    covers = times[0].covers
+    if covers is not None:
+        covers = replace(covers, num_runs=number)
+    return Interval(mean, mean - max(below, between), mean + max(above, between), covers)
+
+
+def _as_json(value: Interval) -> dict[str, Any] | None:
+    if not value.is_known:
+        return None
+    bounds = (value.low, value.high) if value.has_bounds else (None, None)
+    covers = None if value.covers is None else str(value.covers)
+    return {"estimate": value.estimate, "low": bounds[0], "high": bounds[1], "covers": covers}
+
+
+def _from_json(content: Mapping[str, Any] | None) -> Interval:
+    if content is None:
+        return Interval()
+    estimate, low, high = (content.get(name) for name in ("estimate", "low", "high"))
+    covers = Coverage.read(content["covers"]) if content.get("covers") else None
+    nan = float("nan")
+    return Interval(float(estimate or nan), float(low or nan), float(high or nan), covers)
