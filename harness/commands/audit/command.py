@@ -83,9 +83,9 @@ def main(arguments: Sequence[str]) -> None:
         if name not in NAMES:
             known = (*NAMES, "columns", "details")
             raise SettingError(name, f"no such argument{nearest(name, known)} (--help)")
-    tables = read_tables(Path(paths[0]), columns, given)
+    tables, notes = read_tables(Path(paths[0]), columns, given)
     judged = [one for table in tables for one in judge(table)]
-    page = page_of_claims(Path(paths[0]).name, tables, judged)
+    page = page_of_claims(Path(paths[0]).name, tables, judged, notes)
     print_document(in_full(page) if details == "true" else in_short(page), plain_console(WIDE))
     verdicts = {one.verdict for one in judged}
     if not {"impossible", "unlikely"}.isdisjoint(verdicts):
@@ -95,7 +95,10 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def page_of_claims(
-    title: str, tables: Sequence[Sequence[Stated]], judged: Sequence[Judged]
+    title: str,
+    tables: Sequence[Sequence[Stated]],
+    judged: Sequence[Judged],
+    notes: Sequence[str],
 ) -> Page:
     """The verdicts on all claims of a file, the worst first, and the commands that repeat them."""
     rows = [row for table in tables for row in table]
@@ -110,6 +113,7 @@ def page_of_claims(
     unstated = grouped(by_verdict.get("not stated", ()), lambda one: (one.figure, one.reason))
     for (figure, reason), ones in unstated.items():
         finding.append(Line(f"not stated ({len(ones)}): {CLAIMS[figure]} {reason}", "dim"))
+    finding += [Line(note, "dim") for note in notes]
     counts = Counter((CLAIMS[one.figure], one.verdict) for one in judged)
     tallied = [
         TableRow((figure, *(counts[figure, verdict] or None for verdict in worst_first)))
