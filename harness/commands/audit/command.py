@@ -39,8 +39,7 @@ NAME of a setting: {" ".join(SETTINGS)}
   harness audit dsv4_mtp.yaml num_prompts=80 temperature=1 draft=mtp
   harness audit theirs.csv 'columns={{avg: tokens_per_iteration, "t/s": tokens_per_second}}'
 
-Exit code 0: nothing is impossible or unlikely. 1: something is impossible. 2: a wrong argument, or a cell that is no
-number. 3: something is unlikely, or nothing could be checked."""
+Exit code 0: nothing is impossible or unlikely. 1: something is impossible. 2: a wrong argument, or no table. 3: something is unlikely, or nothing could be checked."""
 # Names with which a command repeats a claim.
 _TYPED = {
     "model": "model",

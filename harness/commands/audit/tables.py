@@ -23,9 +23,10 @@ from harness.results.claims import CLAIMS, NAMES, OF_ARMS, OF_SPECULATION, SETTI
 
 # What columns hold, by words in their headings in lower case; the first that is found counts.
 _SPEED = r"(tok\w*.?(/|per )\s?s|\btps\b|\bt[ok]{0,2}/s|throughput"
+_ARM = r"baseline|regular|vanilla|without|no.spec\w*|no.mtp|plain|classic|autoregressive|ar|off"
 _ITERATION = r"(iter|step|round|forward|verif|cycle)"
 _HEADINGS = (
-    ("speedup", r"speed.?up|faster|\bgains?\b|uplift|^(.* )?(vs\.?|versus|over|relative to) \w|^[δΔ]|\bdelta\b"),
+    ("speedup", rf"speed.?up|faster|\bgains?\b|uplift|\b(vs\.?|versus|over|relative to) (the )?({_ARM})|^[δΔ]|\bdelta\b"),
     ("speedup", r"^speed$|^ratio$"),
     ("mean_num_draft_tokens", rf"(proposed|drafted|draft tokens).*(per |/)\s?{_ITERATION}"),
     ("num_accepted", r"^(n|num|#)? ?accept(ed)?( draft)?( tokens)?$"),
@@ -56,9 +57,7 @@ _HEADINGS = (
 )  # fmt: skip
 # Headings below which `45 %` is 1.45×.
 _IS_GAIN = re.compile(r"faster|gain|uplift|improve|[δΔ]|delta|\bvs\b|versus|over|relative")
-_OF_REGULAR = re.compile(
-    r"baseline|regular|vanilla|without|no spec|no mtp|plain|autoregressive|\bar\b|\boff\b"
-)
+_OF_REGULAR = re.compile(rf"\b({_ARM})\b")
 # K inside the words of an arm: `MTP n=3`, `draft-max 8`, `MTP, block 4`, `5 draft tokens`.
 _K_IN_WORDS = re.compile(
     r"[\s,(]*(?:\b(?:k|n|γ|gamma|n[-_ ]?max|spec-draft-n-max|draft[-_ ]?max|depth|block|num_speculative_tokens)"
