@@ -252,6 +252,23 @@ class Stated:
         )
 
     @property
+    def name(self) -> str:
+        """What the table calls it: its own name, and that of its draft and prompts."""
+        parts = [self.settings.get(one) for one in ("name", "devices", "draft", "prompts")]
+        return ", ".join(dict.fromkeys(filter(None, parts)))
+
+    @property
+    def label(self) -> str:
+        """`row 7 (dsv4 thinking_off, K=7)`."""
+        k = self.numbers.get("num_draft_tokens")
+        about = [
+            next(filter(None, map(self.settings.get, ("name", "draft", "devices"))), None),
+            self.settings.get("prompts"),
+        ]
+        about += [k and f"K={k.text}"]
+        return f"{self.place} ({', '.join(filter(None, about))})" if any(about) else self.place
+
+    @property
     def drafts_with(self) -> str:
         return " ".join(self.settings.get(name, "") for name in ("draft", "name", "model"))
 
@@ -299,6 +316,16 @@ def _has_fixed_k(row: Stated) -> bool:
     """Whether K is more than a limit, which it is of drafts that may propose less, and of heads with a block size."""
     several = "num_drafts" in row.numbers
     return not (several or _VARYING.search(row.drafts_with) or _BLOCKS.search(row.drafts_with))
+
+
+def has_varying_k(row: Stated) -> bool:
+    """Whether K is a limit, or the size of a tree, so that no number of proposed tokens follows from it."""
+    return "num_drafts" in row.numbers or bool(_VARYING.search(row.drafts_with))
+
+
+def arms_differ(row: Stated) -> bool:
+    """Whether the table says that the arms differ in more than the draft."""
+    return bool(_differing_arms(row))
 
 
 def _least_proposed(k: float, length: float, tokens: float) -> float:

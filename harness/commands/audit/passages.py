@@ -139,7 +139,7 @@ def _of_llama_cpp(text: str) -> Iterator[dict[str, str]]:
             arm[place] += value
     for name, (ms, tokens, accepted, drafted, requests) in sums.items():
         if tokens:
-            row = {"draft": name, "ms_per_token": f"{ms / tokens:.4g}"}
+            row = {"draft": name, "ms_per_token": f"{ms / tokens:#.5g}"}
             # One first token for each request.
             yield row | _counted(int(accepted), int(drafted), int(tokens - requests + 1))
     if not times:
@@ -172,7 +172,7 @@ def _of_vllm(text: str) -> Iterator[dict[str, str]]:
     row |= {"tokens_per_iteration": f"{length:.3f}", "acceptance_rate": f"{rate:.1f} %"}
     speeds = [float(speed) for speed in _VLLM_SPEED.findall(text) if float(speed)]
     if speeds:
-        row["tokens_per_second"] = f"{sum(speeds) / len(speeds):.4g}"
+        row["tokens_per_second"] = f"{sum(speeds) / len(speeds):#.5g}"
     yield row
 
 
@@ -182,7 +182,7 @@ def _of_sglang(text: str) -> Iterator[dict[str, str]]:
         arm = [line for line in lines if bool(line[0]) == (name == "draft")]
         if arm:
             row = {"draft": name}
-            row["tokens_per_second"] = f"{sum(float(line[1]) for line in arm) / len(arm):.4g}"
+            row["tokens_per_second"] = f"{sum(float(line[1]) for line in arm) / len(arm):#.5g}"
             if name == "draft":
                 length = sum(float(line[0]) for line in arm) / len(arm)
                 row["tokens_per_iteration"] = f"{length:.3f}"

@@ -26,7 +26,8 @@ _SPEED = r"(tok\w*.?(/|per )\s?s|\btps\b|\bt[ok]{0,2}/s|throughput"
 _ARM = r"baseline|regular|vanilla|without|no.spec\w*|no.mtp|plain|classic|autoregressive|ar|off"
 _ITERATION = r"(iter|step|round|forward|verif|cycle)"
 _HEADINGS = (
-    ("speedup", rf"speed.?up|faster|\bgains?\b|uplift|\b(vs\.?|versus|over|relative to) (the )?({_ARM})|^[δΔ]|\bdelta\b"),
+    ("speedup", r"speed.?up|faster|\bgains?\b|uplift|^[δΔ]|\bdelta\b"),
+    ("speedup", rf"\b(vs\.?|versus|over|relative to) (the )?({_ARM})"),
     ("speedup", r"^speed$|^ratio$"),
     ("mean_num_draft_tokens", rf"(proposed|drafted|draft tokens).*(per |/)\s?{_ITERATION}"),
     ("num_accepted", r"^(n|num|#)? ?accept(ed)?( draft)?( tokens)?$"),
@@ -150,6 +151,15 @@ def read_text(
         rule = f"has no column with a claim that is known: {', '.join(headings)} (columns=, see --help)"
         raise SettingError(title, rule)
     return Reading(claims, list(dict.fromkeys(notes)))
+
+
+def read_figures(stated: Cells) -> Reading:
+    """Figures without a table, by our names."""
+    settings: dict[str, str] = {}
+    numbers: dict[str, Printed] = {}
+    for name, text in stated.items():
+        _state(name, text, settings, numbers, name)
+    return Reading([[Stated("the figure", settings, numbers)]], [])
 
 
 def _listed(texts: Sequence[str]) -> str:

@@ -72,7 +72,7 @@ def test_every_table_with_a_claim_is_read(write: Write, capsys: pytest.CaptureFi
     assert "table 3, row 2 (GSM8K, K=3): tokens per iteration 4.5" in message
     assert "2 of 3 tables" in printed
     assert "impossible" in printed
-    assert "draft=EAGLE-3 K=4" in printed
+    assert "draft=YOUR_DRAFT K=4" in printed
     # The row of the baseline gives the other its regular arm, and makes no claim of speculation itself.
     _, first, _ = read_tables(write("card.md", CARD), {}, {}).tables
     assert first[1].numbers["regular_tokens_per_second"].text == "1,234"
@@ -246,7 +246,7 @@ def test_commands_repeat_what_is_stated(write: Write, capsys: pytest.CaptureFixt
     assert "on H200; left open: tokens, batch_size" in printed
     # Without a claim about time, one pass over the texts has every K.
     assert code(write("a.yaml", "m: {1: 1.79, 2: 2.27}\n"), "draft=x")[0] == 0
-    assert "harness acceptance draft=x up_to=2" in capsys.readouterr().out
+    assert "harness acceptance model=YOUR_MODEL draft=YOUR_DRAFT up_to=2" in capsys.readouterr().out
 
 
 def test_published_curves_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
