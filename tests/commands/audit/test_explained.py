@@ -177,7 +177,7 @@ def test_a_log_of_llama_cpp(audit: Audit) -> None:
     _, printed = audit(
         "baseline=50.00", pasted="draft acceptance rate = 0.71 (852 accepted / 1200 generated)\n"
     )
-    assert "acceptance rate 71.0 %" in printed or "1 claim" in printed
+    assert "acceptance rate 1" in printed
 
 
 def test_lines_of_a_benchmark(audit: Audit) -> None:
@@ -205,8 +205,8 @@ def test_a_log_of_vllm(audit: Audit) -> None:
 
 def test_a_log_of_sglang(audit: Audit) -> None:
     text = (
-        "Decode batch. #running-req: 1, accept len: 3.00, cuda graph: True, gen throughput (token/s): 140.0\n"
-        "Decode batch. #running-req: 1, accept len: 3.20, cuda graph: True, gen throughput (token/s): 150.0\n"
+        "Decode batch. accept len: 3.00, cuda graph: True, gen throughput (token/s): 140.0\n"
+        "Decode batch. accept len: 3.20, cuda graph: True, gen throughput (token/s): 150.0\n"
         "Decode batch. #running-req: 1, cuda graph: True, gen throughput (token/s): 100.0\n"
     )
     _, printed = audit(pasted=text)
