@@ -132,7 +132,7 @@ def accusations(rows: list[dict[str, str]], columns: tuple[str, ...]) -> list[st
         path = Path(directory, "table.md")
         path.write_text(text, encoding="utf-8")
         meanings = {name: meant for name, meant in MEANINGS.items() if name in columns}
-        (table,) = read_tables(path, meanings, {})
+        (table,) = read_tables(path, meanings, {}).tables
     accused = []
     for one in judge(table):
         if one.verdict in ("impossible", "unlikely"):

@@ -6,6 +6,7 @@ definition and whatever the noise; where another average, definition or run may 
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 import re
@@ -31,17 +32,25 @@ CLAIMS: Mapping[str, str] = {
     "speedup": "speed-up",
     "tokens_per_second": "tokens/s",
     "regular_tokens_per_second": "regular tokens/s",
+    "user_tokens_per_second": "tokens/s per user",
     "mean_num_draft_tokens": "draft tokens per iteration",
 }
 # The other numbers that a row may state.
 NUMBERS = (
     *CLAIMS,
     *("ms_per_token", "regular_ms_per_token", "latency_s", "regular_latency_s"),
+    *("regular_user_tokens_per_second", "num_accepted", "num_drafted"),
     *("num_draft_tokens", "batch_size", "max_new_tokens", "num_prompts"),
+    *("num_drafts", "num_devices", "tensor_parallel"),
 )
 # Numbers that are exact as they are printed; points of one curve have the others than K in common.
-_OF_CURVES = ("batch_size", "max_new_tokens", "num_prompts")
-_COUNTS = ("num_draft_tokens", *_OF_CURVES)
+_OF_CURVES = ("batch_size", "max_new_tokens", "num_prompts", "num_drafts")
+_COUNTS = (
+    *("num_draft_tokens", "num_accepted", "num_drafted", "num_devices", "tensor_parallel"),
+    *_OF_CURVES,
+)
+# Counts that may be 0.
+_MAY_BE_NONE = ("num_draft_tokens", "num_accepted", "num_drafted")
 # What else a row may state. Rows that differ in none but K are points of one curve.
 SETTINGS = (
     *("name", "model", "draft", "prompts", "temperature", "devices", "dtype", "regular_dtype"),
@@ -49,7 +58,12 @@ SETTINGS = (
 )
 NAMES = (*NUMBERS, *SETTINGS)
 # Names in sentences that are not the columns'.
-_PLAIN = {"num_draft_tokens": "K", "thousand_batch_size": "batch size"}
+_PLAIN = {
+    "num_draft_tokens": "K",
+    "thousand_batch_size": "batch size",
+    "gigabytes": "a model that has a preset",
+    "bandwidth": "a device that is known",
+}
 # Settings in which a row may differ from that of its regular arm.
 OF_ARMS = ("name", "draft", "arm")
 # What the regular arm's row has no use for.
@@ -59,20 +73,35 @@ OF_SPECULATION = (
     "speedup",
     "mean_num_draft_tokens",
     "num_draft_tokens",
+    "num_accepted",
+    "num_drafted",
 )
 
-_NUMBER = r"(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
-_UNIT = r"\s*(?:[×x%]|ms|s|tok\w*|t|tps)?(?:/\s?\w+)?(?: faster)?\s*"
+_NUMBER = r"(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,2})?"
+_UNIT = r"\s*(?:[×xX%]|ms|s|to?k\w*|t|tps)?(?:/\s?\w+)?(?: faster)?\s*"
 _TO = r"\s*(?:to|-|–|…|,|\.\.+)\s*"
 _CELL = re.compile(
     rf"({_NUMBER}){_UNIT}(?:{_TO}({_NUMBER}){_UNIT})?"
     rf"(?:[(\[]?\s*±\s*({_NUMBER}).*|[(\[].*?({_NUMBER}){_UNIT}{_TO}({_NUMBER}).*|[(\[].*)?"
 )
+# `+45 %`, `45 % faster`, `-32 % (61 against 90 tok/s)`: what is gained or lost, not what the speed is.
+_CHANGE = re.compile(
+    rf"([-+]?)\s*({_NUMBER})\s*%\s*(faster|slower|gain|speed-?up|improvement)?\s*([(\[].*)?", re.I
+)
+# No figure of any of these tables is larger.
+_LARGEST = 1e15
 _NOT_STATED = set("- – — n/a na nan none null ? tbd oom".split()) | {""}
 # Drafts without a fixed K, whose later tokens are drafted by what acceptance depends on, or all at once.
 _VARYING = re.compile(r"lookup|n-?gram|pld|suffix|\bsam\b|\brest\b|\bauto\b|tree", re.IGNORECASE)
 _BLOCKS = re.compile(r"flash|dspark|p-?eagle|pard|medusa|domino|jetspec|block", re.IGNORECASE)
-_REGULAR = re.compile(r"none|no|regular|baseline|vanilla|auto-?regressive|ar|w/o.*|without.*", re.I)
+# `no speculation`, `n/a - no mtp`, `plain`, `MTP off`, `baseline (greedy)`, `w/o draft`.
+_REGULAR = re.compile(
+    r"(n/?a\W+)?((spec\w*|mtp|draft\w*|eagle\S*)[\s:=-]+)?"
+    r"(none|no|off|disabled|plain|regular|baseline|vanilla|classic|serial|auto-?regressive|ar|base|target only"
+    r"|(no|w/o|without)\b[\s-]*(any )?(spec\S*|mtp|draft\S*|eagle\S*|sd)?|(non|no)-?(spec\w*|mtp))"
+    r"(\s+(decod\w*|spec\w*|mtp|draft\w*|model|target))*(\s*[(,:].*)?",
+    re.IGNORECASE,
+)
 # Bits of a weight by its type's name; fewer where nothing says more.
 _BITS = (
     (4, r"(fp|int|q|w)_?4|4.?bit|awq|gptq"),
@@ -80,6 +109,17 @@ _BITS = (
     (16, r"(f|fp|float)_?(16|32)|(16|32).?bit|half"),
 )
 _LEAST_BITS = 1.5
+# What `device` may hold beside a count.
+_NAMES_OF_DEVICES = re.compile(
+    r"\b(?:(?:rtx|gtx|rx|arc|radeon|geforce|quadro|tesla|pro|w)\s?)+[a-z]?\d+\w*|\b(?!x|tp|dp|pp)[a-z]{1,2}\d+\w*|\b\d+\s?(?:gi?b|w)\b",
+    re.IGNORECASE,
+)
+_NUMBER_OF_DEVICES = re.compile(
+    r"^\W*(\d+)\s*[×x*]?\s*(?=[\w#])|[×x*]\s*(\d+)|\b(?:tp|dp|pp)\W?(\d+)|(\d+)[\s-]*(?:gpus?|cards|devices)\b",
+    re.IGNORECASE,
+)
+# Names of machines with any number of devices.
+_SEVERAL = re.compile(r"\b(dgx|hgx|node|nodes|pod|cluster|server)\b|nvl\s?\d\d", re.IGNORECASE)
 # Deviation of the accepted tokens per iteration between answers, relative to their mean, times the root of an answer's
 # length: of our own drafts on their own language, the least that other texts have. _PROMPTS of it stays however long
 # answers are.
@@ -87,6 +127,7 @@ _SPREAD = 1.0
 _PROMPTS = 0.05
 # Tokens of an answer where none are stated: its last iterations propose less than K.
 _SHORT_ANSWER = 32
+_MOST_POINTS = 100
 
 
 class Printed(NamedTuple):
@@ -96,6 +137,11 @@ class Printed(NamedTuple):
     high: float
     text: str
     interval: tuple[float, float] | None = None
+
+    @staticmethod
+    def is_stated(text: str) -> bool:
+        """Whether a cell is more than `n/a`."""
+        return text.strip("*~≈ ").lower() not in _NOT_STATED
 
     @classmethod
     def read(cls, name: str, text: str) -> Printed | None:
@@ -107,30 +153,37 @@ class Printed(NamedTuple):
         Raises:
             ValueError: there is no such number.
         """
-        text = text.strip("*~≈ ")
-        if text.lower() in _NOT_STATED:
+        text = text.strip("*~≈ ").replace("−", "-").replace("\N{NO-BREAK SPACE}", " ")
+        if not cls.is_stated(text):
             return None
+        if name == "speedup" and (change := _CHANGE.fullmatch(text)):
+            return cls._of_change(change)
+        sign = 1
+        if name == "acceptance_rate" and text.startswith("-"):
+            sign, text = -1, text.removeprefix("-").lstrip()
         cell = _CELL.fullmatch(text)
         if cell is None and name == "num_draft_tokens":
             # `auto`, `2, 4, 8`.
             return None
-        if cell is None:
+        if cell is None or (name == "speedup" and "%" in re.split(r"[(\[±]", text)[0]):
             raise ValueError(text)
         numbers: list[tuple[float, float]] = []
         for digits in filter(None, cell.groups()):
             is_whole = re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d*)?", digits)
             number = Decimal(digits.replace(",", "" if is_whole else "."))
+            if number > _LARGEST:
+                raise ValueError(text)
             if name in _COUNTS:
                 numbers.append((float(number), float(number)))
                 continue
             # The last of many digits is not exact: programs add in another order.
             half = max(Decimal(5).scaleb(int(number.as_tuple().exponent) - 1), number / 10**9)
             numbers.append((max(float(number - half), 1e-9), float(number + half)))
-        if name in _COUNTS and numbers[0][0] < (name != "num_draft_tokens"):
+        if name in _COUNTS and numbers[0][0] < (name not in _MAY_BE_NONE):
             raise ValueError(text)
-        # `73.2` of a rate is in percent.
+        # `73.2` of a rate is in percent, `1.2` is none.
         in_percent = "%" in re.split(r"[(\[±]", text)[0] or (
-            name == "acceptance_rate" and numbers[0][0] > 1
+            name == "acceptance_rate" and numbers[0][0] > 2
         )
         scale = 0.01 if in_percent else 1
         ends = [(scale * low, scale * high) for low, high in numbers]
@@ -142,7 +195,26 @@ class Printed(NamedTuple):
             interval = ends[-2][0], ends[-1][1]
         # `1.0138222753224941`.
         text = re.sub(r"\d+\.\d{6,}", lambda digits: f"{float(digits[0]):.4g}", text)
+        if sign < 0:
+            return cls(-last[1], -ends[0][0], f"-{text}")
         return cls(ends[0][0], last[1], text, interval)
+
+    @classmethod
+    def _of_change(cls, change: re.Match[str]) -> Printed:
+        """The speed-up of `+45 %` or `45 % faster`, 1.45×.
+
+        Raises:
+            ValueError: `45 %`, which may be 0.45× or 1.45×.
+        """
+        sign, digits, word, _ = change.groups()
+        if not sign and not word:
+            raise ValueError(change[0])
+        number = Decimal(digits.replace(",", "."))
+        half = Decimal(5).scaleb(int(number.as_tuple().exponent) - 1)
+        low, high = float(number - half) / 100, float(number + half) / 100
+        if sign == "-" or (word or "").lower() == "slower":
+            low, high = -high, -low
+        return cls(max(1 + low, 1e-9), max(1 + high, 1e-9), change[0])
 
 
 @dataclass(frozen=True)
@@ -178,6 +250,23 @@ class Stated:
         return (
             self.numbers["num_draft_tokens"].low if "num_draft_tokens" in self.numbers else math.nan
         )
+
+    @property
+    def name(self) -> str:
+        """What the table calls it: its own name, and that of its draft and prompts."""
+        parts = [self.settings.get(one) for one in ("name", "devices", "draft", "prompts")]
+        return ", ".join(dict.fromkeys(filter(None, parts)))
+
+    @property
+    def label(self) -> str:
+        """`row 7 (dsv4 thinking_off, K=7)`."""
+        k = self.numbers.get("num_draft_tokens")
+        about = [
+            next(filter(None, map(self.settings.get, ("name", "draft", "devices"))), None),
+            self.settings.get("prompts"),
+        ]
+        about += [k and f"K={k.text}"]
+        return f"{self.place} ({', '.join(filter(None, about))})" if any(about) else self.place
 
     @property
     def drafts_with(self) -> str:
@@ -225,7 +314,18 @@ class Identity(NamedTuple):
 
 def _has_fixed_k(row: Stated) -> bool:
     """Whether K is more than a limit, which it is of drafts that may propose less, and of heads with a block size."""
-    return not (_VARYING.search(row.drafts_with) or _BLOCKS.search(row.drafts_with))
+    several = "num_drafts" in row.numbers
+    return not (several or _VARYING.search(row.drafts_with) or _BLOCKS.search(row.drafts_with))
+
+
+def has_varying_k(row: Stated) -> bool:
+    """Whether K is a limit, or the size of a tree, so that no number of proposed tokens follows from it."""
+    return "num_drafts" in row.numbers or bool(_VARYING.search(row.drafts_with))
+
+
+def arms_differ(row: Stated) -> bool:
+    """Whether the table says that the arms differ in more than the draft."""
+    return bool(_differing_arms(row))
 
 
 def _least_proposed(k: float, length: float, tokens: float) -> float:
@@ -236,6 +336,12 @@ def _least_proposed(k: float, length: float, tokens: float) -> float:
     """
     lost = 1.5 * k * (k + 1) / (2 * length - 1) * min(2.0, 1 + (tokens - 1) / k)
     return max(k - lost, k / 4)
+
+
+def _with_first(length: float) -> float:
+    """How much an answer's first token, which no iteration yields, adds to tokens ÷ iterations at most."""
+    shortest = min(length, _SHORT_ANSWER)
+    return shortest / max(shortest - 1, 1)
 
 
 def _of_proposed(tokens: float, k: float, length: float) -> tuple[float, float]:
@@ -272,14 +378,32 @@ def _agreeing(figure: str, over: str, under: str, means: str) -> Identity:
     )
 
 
+def _within_bandwidth(
+    broken: str, otherwise: Verdict, holds_for: Callable[[Stated], bool]
+) -> Identity:
+    return Identity(
+        "regular_tokens_per_second",
+        ("gigabytes", "bandwidth", "batch_size"),
+        (
+            Form(
+                lambda size, rate, rows: (0, rate * rows / size),
+                "is at most what the memory's bandwidth allows",
+            ),
+        ),
+        broken,
+        holds_for,
+        otherwise,
+    )
+
+
 IDENTITIES = (
     Identity(
         "tokens_per_iteration",
-        ("num_draft_tokens",),
+        ("num_draft_tokens", "max_new_tokens"),
         (
-            Form(lambda k: (1, k + 1), "is between 1 and K + 1"),
+            Form(lambda k, length: (1, k + 1), "is between 1 and K + 1"),
             Form(
-                lambda k: (0, (k + 1) * _SHORT_ANSWER / (_SHORT_ANSWER - 1)),
+                lambda k, length: (0, (k + 1) * _with_first(length)),
                 "is not between 1 and {high}: it may leave out the target's own token, or count an answer's first one",
                 "unlikely",
             ),
@@ -293,6 +417,12 @@ IDENTITIES = (
         (Form(lambda: (0, 1), "is a share"),),
         "is no share",
         otherwise="impossible",
+    ),
+    Identity(
+        "acceptance_rate",
+        ("num_accepted", "num_drafted"),
+        (Form(_ratio, "is accepted ÷ drafted"),),
+        "is not accepted ÷ drafted, {low}, unless these count other requests",
     ),
     Identity(
         "acceptance_rate",
@@ -338,6 +468,23 @@ IDENTITIES = (
     ),
     Identity(
         "speedup",
+        ("num_draft_tokens",),
+        (
+            Form(lambda k: (0, k + 1), "is at most K + 1"),
+            Form(
+                lambda k: (0, 1.05 * (k + 1)),
+                "is above {high}, all of K={num_draft_tokens} draft tokens and the target's own in a regular step:"
+                " noise may explain it",
+                "unlikely",
+            ),
+        ),
+        "is above {high}: K={num_draft_tokens} draft tokens and the target's own, in no less than a regular step",
+        lambda row: not _differing_arms(row) and not _VARYING.search(row.drafts_with),
+        otherwise="impossible",
+        is_measured=True,
+    ),
+    Identity(
+        "speedup",
         ("tokens_per_iteration",),
         (
             Form(lambda tokens: (0, tokens), "is at most the tokens per iteration"),
@@ -359,6 +506,13 @@ IDENTITIES = (
         "regular_tokens_per_second",
         "the ratio of the tokens/s",
     ),
+    _agreeing(
+        "speedup",
+        "user_tokens_per_second",
+        "regular_user_tokens_per_second",
+        "the ratio of the tokens/s per user",
+    ),
+    _agreeing("user_tokens_per_second", "thousand", "ms_per_token", "what the ms/token give"),
     _agreeing("speedup", "regular_ms_per_token", "ms_per_token", "the ratio of the ms/token"),
     _agreeing("speedup", "regular_latency_s", "latency_s", "the ratio of the latencies"),
     *(
@@ -370,17 +524,15 @@ IDENTITIES = (
         )
         for arm in ("", "regular_")
     ),
-    Identity(
-        "regular_tokens_per_second",
-        ("gigabytes", "bandwidth", "batch_size"),
-        (
-            Form(
-                lambda size, rate, rows: (0, rate * rows / size),
-                "is at most what the memory's bandwidth allows",
-            ),
-        ),
+    _within_bandwidth(
         "is above {high}: {bandwidth} GB/s read {gigabytes} GB of weights for each token",
-        otherwise="impossible",
+        "impossible",
+        lambda row: "of several" not in row.numbers,
+    ),
+    _within_bandwidth(
+        "is above {high}, what {bandwidth} GB/s of one such device allow; how many there are is not stated",
+        "not stated",
+        lambda row: "of several" in row.numbers,
     ),
 )
 
@@ -472,26 +624,56 @@ def _held(identity: Identity, row: Stated) -> tuple[Form | None, str]:
 
 def _completed(row: Stated) -> Stated:
     """The row with what follows from its settings: gigabytes of weights, bandwidth, and tokens of a short answer."""
-    numbers = {"max_new_tokens": Printed(_SHORT_ANSWER, _SHORT_ANSWER, ""), **row.numbers}
+    numbers = {
+        "max_new_tokens": Printed(_SHORT_ANSWER, _SHORT_ANSWER, ""),
+        "thousand": Printed(1000, 1000, "1000"),
+        **row.numbers,
+    }
     if "batch_size" in numbers:
         low, high, text, _ = numbers["batch_size"]
         numbers["thousand_batch_size"] = Printed(1000 * low, 1000 * high, text)
-    parameters = least_parameters(row.settings.get("model", ""))
     device = row.settings.get("devices", "")
-    known = known_gpu(device)
-    # `H100` may be any of that name.
-    named = [gpu for gpu in known_gpus() if re.search(rf"{gpu.name.split()[0]}\b", device)]
-    rates = [gpu.bandwidth_gb_s for gpu in ([known] if known else named)]
-    if parameters is not None and rates:
+    parameters = _least_parameters(row.settings.get("model", "")) if device else None
+    rates = _bandwidths(device)
+    if parameters is not None and rates and not _SEVERAL.search(device):
         dtype = row.settings.get("regular_dtype", row.settings.get("dtype", ""))
         precision = f"{dtype} {row.settings['model']}".lower()
         bits = next((bits for bits, pattern in _BITS if re.search(pattern, precision)), _LEAST_BITS)
-        several = re.search(r"(\d+)\s*[×x*]|(?:[×x*]|\btp)\W?(\d+)", device, re.IGNORECASE)
-        rate = max(rates) * (int(several[1] or several[2]) if several else 1)
+        num_devices = _num_devices(row)
+        if num_devices is None:
+            numbers["of several"] = Printed(1, 1, "")
+        rate = max(rates) * (num_devices or 1)
         size = parameters * bits / 8e9
         numbers["gigabytes"] = Printed(size, size, f"{size:.3g}")
         numbers["bandwidth"] = Printed(rate, rate, f"{rate:g}")
     return replace(row, numbers=numbers)
+
+
+@functools.cache
+def _least_parameters(model: str) -> float | None:
+    return least_parameters(model)
+
+
+@functools.cache
+def _bandwidths(device: str) -> tuple[float, ...]:
+    """Of the device, or of all that have its name: `H100` may be any of them."""
+    known = known_gpu(device)
+    named = [gpu for gpu in known_gpus() if re.search(rf"{gpu.name.split()[0]}\b", device)]
+    return tuple(gpu.bandwidth_gb_s for gpu in ([known] if known else named))
+
+
+def _num_devices(row: Stated) -> float | None:
+    """How many devices there are; None where nothing says so."""
+    stated = [
+        row.numbers[name].high for name in ("num_devices", "tensor_parallel") if name in row.numbers
+    ]
+    # The numbers of a GPU's name count nothing: `RTX 4090`, `MI300X`, `80GB`.
+    text = _NAMES_OF_DEVICES.sub("#", row.settings.get("devices", ""))
+    for count in _NUMBER_OF_DEVICES.finditer(text):
+        stated.append(float(next(filter(None, count.groups()))))
+    if re.search(r"\b(single|one)\b", text, re.IGNORECASE):
+        stated.append(1)
+    return max(stated, default=None)
 
 
 def _missing(figure: str, row: Stated) -> str:
@@ -528,8 +710,8 @@ def _bends(curve: Sequence[Stated]) -> dict[str, Found]:
     points = {0.0: Printed(1, 1, "1")}
     for row in curve:
         points[row.k] = row.numbers["tokens_per_iteration"]
-    # Two rows of one K differ in something that is not read.
-    if _VARYING.search(curve[0].drafts_with) or len(points) <= len(curve):
+    # Two rows of one K differ in something that is not read; a curve has no hundred points.
+    if _VARYING.search(curve[0].drafts_with) or not len(curve) < len(points) <= _MOST_POINTS:
         return {}
     bends: dict[str, Found] = {}
     for row in curve:
@@ -547,7 +729,7 @@ def _bends(curve: Sequence[Stated]) -> dict[str, Found]:
             if line - claimed.high > gap:
                 gap = line - claimed.high
                 reason = f"is at least {gap:.2g} below {where}"
-        error = standard_error(row)
+        error = standard_error(row, row.numbers["max_new_tokens"].low)
         if gap and _BLOCKS.search(row.drafts_with):
             bends[row.place] = "consistent", f"{reason}, as may be of heads that draft blocks"
         elif gap and error is None:
@@ -559,12 +741,19 @@ def _bends(curve: Sequence[Stated]) -> dict[str, Found]:
     return bends
 
 
-def standard_error(row: Stated) -> float | None:
-    """The least of the tokens per iteration that so many prompts allow; None where their number is not stated."""
+def standard_error(row: Stated, length: float | None = None) -> float | None:
+    """The least of the tokens per iteration that so many prompts allow; None where their number is not stated.
+
+    Args:
+        length: of an answer; by default the stated one, or one so long that prompts alone differ.
+    """
     num_prompts = row.numbers.get("num_prompts")
     if num_prompts is None:
         return None
-    deviation = math.sqrt(_PROMPTS**2 + _SPREAD**2 / row.numbers["max_new_tokens"].low)
+    stated = row.numbers["max_new_tokens"]
+    if length is None:
+        length = stated.low if stated.text else math.inf
+    deviation = math.sqrt(_PROMPTS**2 + _SPREAD**2 / length)
     return deviation * (row.numbers["tokens_per_iteration"].high - 1) / math.sqrt(num_prompts.low)
 
 

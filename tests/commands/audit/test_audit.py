@@ -38,6 +38,11 @@ Some | pipes in a text, and a table without claims:
 | GSM8K | 4.5 | 3 |
 | code | 1.9 - 2.3 | 3 |
 """
+# Of nine levels, a billion cells.
+ALIASES = "".join(
+    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" if i else "a0: &a0 [{K: 4, AL: 2.5}]\n"
+    for i in range(10)
+)
 Write = Callable[[str, str], Path]
 
 
@@ -67,9 +72,9 @@ def test_every_table_with_a_claim_is_read(write: Write, capsys: pytest.CaptureFi
     assert "table 3, row 2 (GSM8K, K=3): tokens per iteration 4.5" in message
     assert "2 of 3 tables" in printed
     assert "impossible" in printed
-    assert "draft=EAGLE-3 K=4" in printed
+    assert "draft=YOUR_DRAFT K=4" in printed
     # The row of the baseline gives the other its regular arm, and makes no claim of speculation itself.
-    _, first, _ = read_tables(write("card.md", CARD), {}, {})
+    _, first, _ = read_tables(write("card.md", CARD), {}, {}).tables
     assert first[1].numbers["regular_tokens_per_second"].text == "1,234"
     assert first[0].numbers.keys() == {"tokens_per_second"}
     reasons = {one.figure: one.reason for one in judge(first)}
@@ -95,7 +100,7 @@ def test_every_table_with_a_claim_is_read(write: Write, capsys: pytest.CaptureFi
     ],
 )
 def test_a_table_is_read_from_every_kind_of_file(write: Write, name: str, text: str) -> None:
-    (rows,) = read_tables(write(name, text), {}, {})
+    (rows,) = read_tables(write(name, text), {}, {}).tables
     figures = [
         [
             round(row.numbers[name].low, 4)
@@ -111,7 +116,7 @@ def test_lengths_by_k_are_a_curve(write: Write) -> None:
     path = write(
         "golden.yaml", "a_mtp:\n  thinking_on: {1: 1.79, 2: 2.27}\n  thinking_off: {1: 1.92}\n"
     )
-    (rows,) = read_tables(path, {}, {"num_prompts": "80"})
+    (rows,) = read_tables(path, {}, {"num_prompts": "80"}).tables
     names = [(row.settings["name"], row.numbers["num_draft_tokens"].text) for row in rows]
     assert names == [
         ("a_mtp thinking_on", "1"),
@@ -132,7 +137,7 @@ def test_exit_codes(write: Write) -> None:
     assert code(write("a.csv", "K,AL\n4,2.5\n")) == (0, "")
     assert code(write("a.csv", "K,AL\n4,5.5\n"))[0] == 1
     assert code(write("a.csv", "tok/s,baseline tok/s,speedup\n365,187,2.40\n"))[0] == 3
-    exit_code, message = code(write("a.csv", "K,speedup\n4,2.5\n"))
+    exit_code, message = code(write("a.csv", "draft,speedup\nx,2.5\n"))
     assert (exit_code, message) == (3, "nothing could be checked: the table states too little")
 
 
@@ -147,9 +152,16 @@ def test_exit_codes(write: Write) -> None:
         ("a.csv", "model,score\nx,1\n", "that is known: model, score"),
         ("a.csv", "K,AL\n4,2.5\n5,2.6,7\n", "row 2 has not as many cells"),
         ("a.csv", "K,AL\n4\n", "row 1 has not as many cells"),
-        ("a.csv", "K,AL\n4,2.5\n5,fast\n", "row 2, column AL: must be a number"),
-        ("a.csv", "K,AL\n4,3.2 k\n", "row 1, column AL: must be a number"),
-        ("a.csv", "K,AL,prompts (n),num prompts\n4,2.5,3,0\n", "row 1, column num prompts"),
+        ("a.csv", "K,speed-up\n", "a heading and no rows"),
+        ("a.md", "| K | AL |\n|---|---|\n", "a heading and no rows"),
+        ("a.html", "<table><tr><td>4</td></tr></table>", "an HTML table, which is not read"),
+        (
+            "a.csv",
+            "my results, of May\nK,AL,x\n4,2.5,1\n",
+            "the heading, its first line: my results",
+        ),
+        ("a.yaml", ALIASES, "aliases (*name) are not read"),
+        ("a.jsonl", "{]\n", "is no .jsonl file"),
     ],
 )
 def test_a_bad_table_ends_in_one_line(write: Write, name: str, text: str, said: str) -> None:
@@ -185,10 +197,12 @@ def test_a_bad_argument_ends_in_one_line(tmp_path: Path, write: Write) -> None:
 
 def test_counts_of_accepted_tokens_are_no_k_and_prompts_no_output(write: Write) -> None:
     text = "K,AL,accepted draft tokens,total tok/s\n4,2.84,1.8,9000\n"
-    (rows,) = read_tables(write("a.csv", text), {}, {})
+    (rows,) = read_tables(write("a.csv", text), {}, {}).tables
     assert rows[0].numbers["num_draft_tokens"].text == "4"
     assert "draft" not in rows[0].settings
-    (rows,) = read_tables(write("b.csv", text.removeprefix("K,").replace("\n4,", "\n")), {}, {})
+    (rows,) = read_tables(
+        write("b.csv", text.removeprefix("K,").replace("\n4,", "\n")), {}, {}
+    ).tables
     assert rows[0].numbers.keys() == {"tokens_per_iteration"}
 
 
@@ -200,7 +214,7 @@ def test_a_result_file_of_ours_is_read(write: Write) -> None:
     }
     record["speedup"] = {"estimate": 1.0138222753, "low": 0.93, "high": 1.0931065288, "covers": ""}
     content = {"version": 1, "verdict": {"conclusion": "cannot tell"}, "rows": [record]}
-    (rows,) = read_tables(write("result.json", json.dumps(content)), {}, {})
+    (rows,) = read_tables(write("result.json", json.dumps(content)), {}, {}).tables
     assert len(rows) == 1
     assert rows[0].numbers["speedup"].text == "1.014 (0.93 to 1.093)"
     assert rows[0].numbers["speedup"].interval == pytest.approx((0.93, 1.0931), abs=0.01)
@@ -208,7 +222,7 @@ def test_a_result_file_of_ours_is_read(write: Write) -> None:
 
 def test_the_arms_of_a_ratio_have_the_same_batch_size(write: Write) -> None:
     text = "method,batch size,tok/s,speedup\nbaseline,1,100,1\nheads,1,200,2.0\nheads,32,1500,1.1\n"
-    (rows,) = read_tables(write("a.csv", text), {}, {})
+    (rows,) = read_tables(write("a.csv", text), {}, {}).tables
     assert "regular_tokens_per_second" in rows[1].numbers
     assert "regular_tokens_per_second" not in rows[2].numbers
 
@@ -232,7 +246,7 @@ def test_commands_repeat_what_is_stated(write: Write, capsys: pytest.CaptureFixt
     assert "on H200; left open: tokens, batch_size" in printed
     # Without a claim about time, one pass over the texts has every K.
     assert code(write("a.yaml", "m: {1: 1.79, 2: 2.27}\n"), "draft=x")[0] == 0
-    assert "harness acceptance draft=x up_to=2" in capsys.readouterr().out
+    assert "harness acceptance model=YOUR_MODEL draft=YOUR_DRAFT up_to=2" in capsys.readouterr().out
 
 
 def test_published_curves_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,7 +263,7 @@ def test_published_curves_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_speedup_of_other_engines_is_not_of_speculation() -> None:
-    (rows,) = read_tables(PUBLISHED / "gpustack_qwen3_8b.md", {}, {})
+    (rows,) = read_tables(PUBLISHED / "gpustack_qwen3_8b.md", {}, {}).tables
     judged = judge(rows)
     assert {one.verdict for one in judged} == {"not stated"}
     assert "engine (vLLM, SGLang)" in judged[0].reason

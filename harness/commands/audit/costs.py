@@ -1,0 +1,197 @@
+"""The cost of an iteration by published figures, in sentences and a table."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from harness.config.amounts import counted
+from harness.reporting.table import Column, Line, Table
+from harness.results.claims import Stated
+from harness.results.explained import (
+    CostLine,
+    Explained,
+    Span,
+    contradicting,
+    cost_line,
+    explained,
+    speedup_of,
+    tokens_of,
+)
+from harness.results.runs import grouped
+
+# Rows that get a sentence; more are in the table.
+_MOST_SENTENCES = 4
+_MOST_LINES = 3
+# Below this cost, drafting and verifying are almost free.
+_NEARLY_FREE = 1.15
+# Costs that are tried where no other row has a lower one.
+_ROUND_STEPS = (3, 2, 1.5, 1.2, 1)
+
+
+def lines_of_costs(tables: Sequence[Sequence[Stated]]) -> list[Line]:
+    """What an iteration costs, what holds the speed-up back, and what other values would give."""
+    lines = []
+    rows = [row for table in tables for row in table if not row.is_regular]
+    costs = _explained(tables)
+    if costs:
+        least = min(costs, key=lambda one: one.cost.middle).cost
+        most = max(costs, key=lambda one: one.cost.middle).cost
+        span = str(least) if len(costs) == 1 else f"{least.middle:.2f} to {most.middle:.2f}"
+        steps = "" if len(costs) == 1 else f", in {counted(len(costs), 'row')}"
+        lines.append(Line(f"An iteration costs {span} regular steps{steps}", "strong"))
+        slowest_first = sorted(costs, key=lambda one: one.speedup.middle)
+        chosen = costs if len(costs) <= _MOST_SENTENCES else [slowest_first[0], slowest_first[-1]]
+        lines += [Line(_sentence(one, costs)) for one in chosen]
+        lines += _lines_over_k(tables)
+        if any(one.by == "K" for one in costs):
+            lines.append(
+                Line(
+                    "assumed: K tokens are drafted in every iteration, and the first token of an answer is left out",
+                    "dim",
+                )
+            )
+    elif len(rows) == 1:
+        lines += _of_one_figure(rows[0])
+    return lines
+
+
+def cost_table(tables: Sequence[Sequence[Stated]]) -> Table:
+    """Each row whose figures hold the cost of an iteration."""
+    columns = (
+        Column("row", of=lambda one: one.row.name or one.row.place, text=True),
+        Column(
+            "K", of=lambda one: None if math.isnan(one.row.k) else f"{one.row.k:g}", optional=True
+        ),
+        Column("load", of=lambda one: _text(one.row, "batch_size"), optional=True),
+        Column(
+            "accepted",
+            of=lambda one: None if math.isnan(one.rate) else f"{one.rate:.0%}",
+            optional=True,
+        ),
+        Column("tokens per\niteration", of=lambda one: f"{one.tokens.middle:.2f}"),
+        Column("speed-up", of=lambda one: f"{one.speedup.middle:.2f}×"),
+        Column("an iteration\ncosts, steps", of=lambda one: str(one.cost)),
+        Column(
+            "if all were\naccepted",
+            of=lambda one: None if math.isnan(one.row.k) else f"{one.at_rate(1):.2f}×",
+            optional=True,
+        ),
+        Column(
+            "held back\nby its",
+            of=lambda one: "cost" if one.is_held_by_cost else "acceptance",
+            text=True,
+        ),
+    )
+    return Table.of("costs", "", _explained(tables), columns)
+
+
+def _explained(tables: Sequence[Sequence[Stated]]) -> list[Explained]:
+    return [one for table in tables for row in table if (one := explained(row)) is not None]
+
+
+def _text(row: Stated, name: str) -> str | None:
+    return row.numbers[name].text if name in row.numbers else None
+
+
+def _sentence(one: Explained, others: Sequence[Explained]) -> str:
+    """`row 1 (CUDA, K=6): 3.15 tokens per iteration of 4.63 steps, 0.68×. Its cost holds it back: …`."""
+    cost = one.cost
+    start = f"{one.row.label}: {one.tokens.middle:.2f} tokens per iteration of {cost} steps, {one.speedup.middle:.2f}×"
+    if cost.high < 1:
+        return (
+            f"{start}: less than one step, so that more than speculation differs between the arms"
+        )
+    if cost.middle < _NEARLY_FREE:
+        return f"{start}: drafting and verifying must be almost free"
+    held = "cost" if one.is_held_by_cost else "acceptance"
+    return f"{start}. Its {held} holds it back: {_alternatives(one, others)}"
+
+
+def _alternatives(one: Explained, others: Sequence[Explained]) -> str:
+    """What another acceptance and another cost would give: those of other rows of the same K, or round ones."""
+    same_k = [other for other in others if other is not one and other.row.k == one.row.k]
+    ways = []
+    if not math.isnan(one.row.k):
+        better = [other for other in same_k if other.rate > one.rate + 0.03]
+        if better:
+            best = max(better, key=lambda other: other.rate)
+            ways.append(
+                f"at {best.rate:.0%} accepted ({best.row.place}) {one.at_rate(best.rate):.2f}×"
+            )
+        else:
+            ways.append(f"with all accepted {one.at_rate(1):.2f}×")
+    cheaper = [other for other in same_k if 1 <= other.cost.middle < 0.9 * one.cost.middle]
+    if cheaper:
+        least = min(cheaper, key=lambda other: other.cost.middle)
+        steps, whose = round(least.cost.middle, 1), f" ({least.row.place})"
+    else:
+        steps = next(steps for steps in _ROUND_STEPS if steps < 0.9 * one.cost.middle)
+        whose = ""
+    ways.append(f"at {_steps(steps)}{whose} {one.at_cost(steps):.2f}×")
+    return ", ".join(ways)
+
+
+def _steps(steps: float) -> str:
+    return "one step" if steps == 1 else f"{steps:g} steps"
+
+
+def _lines_over_k(tables: Sequence[Sequence[Stated]]) -> list[Line]:
+    """The fixed part and the part of each draft token, where a curve has several K."""
+    lines = []
+    for table in tables:
+        # A length that is of another K is on no line.
+        wrong = contradicting(table)
+        points = [one for one in _explained([table]) if one.row.place not in wrong]
+        for curve in grouped(points, lambda one: one.row.circumstances(("run", "arm"))).values():
+            costs = {one.row.k: one.cost for one in curve if not math.isnan(one.row.k)}
+            if len(costs) < len(curve) or len(costs) < 2:
+                continue
+            name = curve[0].row.name
+            of = f" of {name}" if name and len(table) > len(curve) + 1 else ""
+            lines.append(Line(f"over K{of}: {_over_k(costs)}"))
+    return lines[:_MOST_LINES]
+
+
+def _over_k(costs: dict[float, Span]) -> str:
+    line = cost_line(costs)
+    if line is None:
+        (first, low), (last, high) = sorted(costs.items())
+        each = (high.middle - low.middle) / (last - first)
+        return f"a draft token adds {each:.2f} steps between K={first:g} and K={last:g}; two points test no line"
+    if line.fits:
+        return (
+            f"{line.fixed:.2f} steps and {line.per_token:.2f} for each draft token (least squares,"
+            f" {line.worst[0]:.0%} off at most)"
+        )
+    return _step(line)
+
+
+def _step(line: CostLine) -> str:
+    off, k = line.worst
+    first, last, each, usual = line.step
+    return (
+        f"no straight line ({off:.0%} off at K={k:g}): from K={first:g} to K={last:g} a draft token adds {each:.2f}"
+        f" steps, elsewhere {usual:.2f}"
+    )
+
+
+def _of_one_figure(row: Stated) -> list[Line]:
+    """What a figure needs, where the cost does not follow."""
+    speedup = speedup_of(row)
+    tokens = tokens_of(row)
+    if speedup is not None and row.k >= 1:
+        most = (row.k + 1) / speedup.middle
+        if most < 1:
+            return []
+        needed = max(0.0, (speedup.middle - 1) / row.k)
+        text = (
+            f"{speedup.middle:.2f}× at K={row.k:g}: at least {needed:.0%} must be accepted, and if all are,"
+            f" an iteration may cost {most:.2f} regular steps"
+        )
+        return [Line(text, "strong")]
+    if tokens is not None and speedup is None:
+        least = f"{tokens[0].middle:.2f}"
+        text = f"{least} tokens per iteration pay if an iteration costs less than {least} regular steps"
+        return [Line(text, "strong")]
+    return []

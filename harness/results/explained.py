@@ -1,0 +1,222 @@
+"""What published figures say about the cost of an iteration: tokens per iteration ÷ speed-up, in regular steps.
+
+An iteration of K draft tokens yields 1 + K × rate tokens on average, if all K are drafted in every iteration and an
+answer's first token, which comes from reading the prompt, is left out. If that makes decoding s times as fast, an
+iteration takes (1 + K × rate) ÷ s times as long as a regular step. This is arithmetic on printed figures.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from harness.results.claims import Printed, Stated, arms_differ, has_varying_k
+
+# Residuals of a line that rounding and noise of a single run explain.
+_NOISE = 0.04
+# Speeds of both arms, the more of them stand for one request the better.
+_SPEEDS = (
+    ("user_tokens_per_second", "regular_user_tokens_per_second"),
+    ("regular_ms_per_token", "ms_per_token"),
+    ("tokens_per_second", "regular_tokens_per_second"),
+    ("regular_latency_s", "latency_s"),
+)
+
+
+class Span(NamedTuple):
+    """All values that printed figures leave possible."""
+
+    low: float
+    high: float
+
+    @property
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
+
+    def __str__(self) -> str:
+        if self.high - self.low < 0.04 * self.middle:
+            return f"{self.middle:.2f}"
+        return f"{self.low:.2f} to {self.high:.2f}"
+
+
+class Explained(NamedTuple):
+    """A row whose figures hold the cost of an iteration.
+
+    Attributes:
+        tokens: per iteration.
+        speedup: over regular decoding.
+        by: how the tokens per iteration were found: `stated`, `drafted`, or `K` where all K are assumed to be drafted.
+        rate: accepted ÷ proposed; NaN where it does not follow.
+    """
+
+    row: Stated
+    tokens: Span
+    speedup: Span
+    by: str
+    rate: float
+
+    @property
+    def cost(self) -> Span:
+        """Of an iteration, in regular steps."""
+        return Span(self.tokens.low / self.speedup.high, self.tokens.high / self.speedup.low)
+
+    def at_rate(self, rate: float) -> float:
+        """The speed-up if this share of draft tokens were accepted, at the same cost."""
+        return (1 + self.row.k * rate) / self.cost.middle
+
+    def at_cost(self, steps: float) -> float:
+        """The speed-up if an iteration took so many regular steps, at the same acceptance."""
+        return self.tokens.middle / steps
+
+    @property
+    def is_held_by_cost(self) -> bool:
+        """Whether a free draft would gain more than one that is always right."""
+        return math.isnan(self.row.k) or self.cost.middle > (self.row.k + 1) / self.tokens.middle
+
+
+def explained(row: Stated) -> Explained | None:
+    """The cost of an iteration by a row; None where its figures leave it open."""
+    speedup = speedup_of(row)
+    tokens = tokens_of(row)
+    if row.is_regular or speedup is None or tokens is None or arms_differ(row):
+        return None
+    span, by = tokens
+    rate = row.numbers.get("acceptance_rate")
+    share = (rate.low + rate.high) / 2 if rate else (span.middle - 1) / row.k if row.k else math.nan
+    return Explained(row, span, speedup, by, share)
+
+
+def speedup_of(row: Stated) -> Span | None:
+    """The ratio of both arms' speeds where they are stated, and else the printed one."""
+    for over, under in _SPEEDS:
+        if over in row.numbers and under in row.numbers:
+            above, below = row.numbers[over], row.numbers[under]
+            ratio = Span(above.low / below.high, above.high / below.low)
+            printed = row.numbers.get("speedup")
+            # Of two that agree, the one with more digits.
+            if printed and printed.high >= ratio.low and ratio.high >= printed.low:
+                return Span(max(printed.low, ratio.low), min(printed.high, ratio.high))
+            return ratio
+    if "speedup" in row.numbers:
+        return Span(row.numbers["speedup"].low, row.numbers["speedup"].high)
+    return None
+
+
+def tokens_of(row: Stated) -> tuple[Span, str] | None:
+    """Tokens per iteration, and how they were found."""
+    stated = row.numbers.get("tokens_per_iteration")
+    rate = row.numbers.get("acceptance_rate")
+    drafted = row.numbers.get("mean_num_draft_tokens")
+    by_rate: tuple[Span, str] | None = None
+    if rate is not None and not 0 <= rate.low <= rate.high <= 1.001:
+        rate = None
+    if rate is not None and drafted is not None:
+        by_rate = Span(1 + drafted.low * rate.low, 1 + drafted.high * rate.high), "drafted"
+    elif rate is not None and row.k >= 1 and not has_varying_k(row):
+        by_rate = Span(1 + row.k * rate.low, 1 + row.k * rate.high), "K"
+    if stated is None:
+        return by_rate
+    # Some lengths are of accepted draft tokens, without the target's own.
+    accepted = Span(by_rate[0].low - 1, by_rate[0].high - 1) if by_rate else Span(0, 0)
+    agrees = stated.high >= 0.99 * accepted.low and 1.01 * accepted.high >= stated.low
+    own = 1 if stated.high < 1 or agrees else 0
+    return Span(
+        stated.low + own, stated.high + own
+    ), "stated, without the target's own token" if own else "stated"
+
+
+class CostLine(NamedTuple):
+    """Least squares through the costs over K.
+
+    Attributes:
+        fixed: steps that an iteration takes without draft tokens.
+        per_token: steps that each draft token adds.
+        fits: whether no point is further off than rounding and noise explain.
+        worst: how far off the worst point is, relative, and its K.
+        step: the K before and after the dearest step, and what a draft token costs there and elsewhere.
+    """
+
+    fixed: float
+    per_token: float
+    fits: bool
+    worst: tuple[float, float]
+    step: tuple[float, float, float, float]
+
+
+def cost_line(costs: Mapping[float, Span]) -> CostLine | None:
+    """The line through the costs of an iteration by K; None below three values of K."""
+    if len(costs) < 3:
+        return None
+    ks = sorted(costs)
+    values = [costs[k].middle for k in ks]
+    mean_k, mean_cost = sum(ks) / len(ks), sum(values) / len(ks)
+    spread = sum((k - mean_k) ** 2 for k in ks)
+    slope = (
+        sum((k - mean_k) * (cost - mean_cost) for k, cost in zip(ks, values, strict=True)) / spread
+    )
+    fixed = mean_cost - slope * mean_k
+    misses = []
+    for k, cost in zip(ks, values, strict=True):
+        rounding = (costs[k].high - costs[k].low) / 2
+        misses.append((max(0.0, abs(fixed + slope * k - cost) - rounding) / cost, k))
+    steps = [
+        ((after - before) / (k - last), last, k)
+        for (last, before), (k, after) in itertools.pairwise(zip(ks, values, strict=True))
+    ]
+    dearest = max(steps)
+    others = [step[0] for step in steps if step is not dearest]
+    usual = sum(others) / len(others)
+    return CostLine(
+        fixed,
+        slope,
+        max(misses)[0] <= _NOISE,
+        max(misses),
+        (dearest[1], dearest[2], dearest[0], usual),
+    )
+
+
+def fitting_k(row: Stated) -> tuple[str, int] | None:
+    """By which sum, and for which K, the stated tokens per iteration follow from the stated rate.
+
+    `geometric` is 1 + p + p² + … + p^K, `proposed` 1 + K p.
+    """
+    tokens = row.numbers.get("tokens_per_iteration")
+    rate = row.numbers.get("acceptance_rate")
+    if tokens is None or rate is None or math.isnan(row.k) or has_varying_k(row):
+        return None
+    at_k = int(row.k)
+    for k in sorted(range(1, at_k + 4), key=lambda k: abs(k - at_k)):
+        for name in ("geometric", "proposed"):
+            low, high = (sum_at(name, k, share) for share in (rate.low, rate.high))
+            if tokens.high >= low and high >= tokens.low:
+                return name, k
+    return None
+
+
+def sum_at(name: str, k: int, rate: float) -> float:
+    """Tokens per iteration by one of the sums of `fitting_k`."""
+    return 1 + k * rate if name == "proposed" else sum(rate**power for power in range(k + 1))
+
+
+def contradicting(rows: Sequence[Stated]) -> dict[str, str]:
+    """Rows whose tokens per iteration are those of another K, where the others' follow from their own, by place."""
+    fits = {row.place: fit for row in rows if (fit := fitting_k(row)) is not None}
+    reasons = {}
+    for row in rows:
+        if row.place not in fits or fits[row.place][1] == row.k:
+            continue
+        name, k = fits[row.place]
+        others = [other for other in rows if other.place != row.place and other.place in fits]
+        if sum(fits[other.place] == (name, other.k) for other in others) < 2:
+            continue
+        rate: Printed = row.numbers["acceptance_rate"]
+        meant = sum_at(name, int(row.k), (rate.low + rate.high) / 2)
+        speedup = speedup_of(row)
+        cost = f", and an iteration costs {meant / speedup.middle:.2f} steps" if speedup else ""
+        reasons[row.place] = (
+            f"is what K={k} gives at {rate.text} accepted, as the other rows' follow from their own K;"
+            f" K={row.k:g} gives {meant:.2f}{cost}"
+        )
+    return reasons

@@ -1,0 +1,262 @@
+"""`audit` reads what others print as they mean it: honest tables are not accused, impossible ones do not pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from harness.commands.audit.tables import Reading, read_text
+from harness.results.claims import Judged, judge
+
+
+def read(text: str, suffix: str = "", **everywhere: str) -> Reading:
+    return read_text(text, {}, everywhere, title="text", suffix=suffix)
+
+
+def judged(text: str, suffix: str = "") -> list[Judged]:
+    return [one for table in read(text, suffix).tables for one in judge(table)]
+
+
+def verdicts(text: str, suffix: str = "") -> Mapping[str, str]:
+    return {one.figure: one.verdict for one in judged(text, suffix)}
+
+
+def worst(text: str) -> set[str]:
+    return {one.verdict for one in judged(text)} - {"consistent", "not stated"}
+
+
+LLAMA = "Llama-3.1-70B-Instruct"
+HEAD = "| Model | {} | Precision | Batch size | Baseline tok/s | tok/s | Speedup |\n|---|---|---|---|---|---|---|"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "cells"),
+    [
+        ("GPU | TP", "H100 | 4"),
+        ("GPU | #GPUs", "H100 | 4"),
+        ("GPU | GPUs", "H100 | 4"),
+        ("GPU | number of GPUs", "H100 | 4"),
+        ("GPU | region", "8 H100 | x"),
+        ("GPU | region", "H100 (8 GPUs) | x"),
+        ("GPU | region", "8x H100 | x"),
+        ("GPU | region", "H100 TP8 | x"),
+        ("GPU | region", "DGX H100 | x"),
+        # How many there are is not certain.
+        ("GPU | region", "H100 | x"),
+    ],
+)
+def test_a_model_on_several_gpus_is_not_held_against_one(gpus: str, cells: str) -> None:
+    """70B in FP8 at 130 tokens/s: one H100 reads it 56 times a second."""
+    head = HEAD.format(gpus).replace("|---|---|", "|---|---|---|", 1)
+    assert worst(f"{head}\n| {LLAMA} | {cells} | FP8 | 1 | 130 | 290 | 2.23x |") == set()
+
+
+@pytest.mark.parametrize(
+    ("device", "speed", "expected"),
+    [
+        ("1x RTX 4090", 900, {"impossible"}),
+        ("1x RTX 4090", 60, set()),
+        ("RTX 4090 (1 GPU)", 900, {"impossible"}),
+        ("single MI300X", 9000, {"impossible"}),
+        ("1x MI300X", 300, set()),
+        # `H100` may be any of that name, `RTX 4090` any number of them.
+        ("1x H100", 500, {"impossible"}),
+        ("RTX 4090", 900, set()),
+    ],
+)
+def test_the_numbers_of_a_gpus_name_count_nothing(
+    device: str, speed: int, expected: set[str]
+) -> None:
+    row = f"| Llama-3.1-8B | {device} | bf16 | 1 | {speed} | {2 * speed} | 2.0x |"
+    assert worst(f"{HEAD.format('GPU')}\n{row}") == expected
+
+
+def test_a_column_of_counts_is_no_rate() -> None:
+    head = "| draft | K | drafted | accepted | acceptance | speedup |\n|---|---|---|---|---|---|\n"
+    assert worst(f"{head}| 0.5B | 8 | 1200 | 852 | 71.0% | 2.1x |") == set()
+    reasons = {
+        one.figure: one.reason for one in judged(f"{head}| x | 8 | 1200 | 852 | 71.0% | 2x |")
+    }
+    assert reasons["acceptance_rate"] == "is accepted ÷ drafted"
+    assert worst(f"{head}| 0.5B | 8 | 1200 | 852 | 81.0% | 2.1x |") == {"unlikely"}
+    (rows,) = read("K,AL,n_drafted\n4,2.5,1200\n", ".csv").tables
+    assert "draft" not in rows[0].settings
+
+
+@pytest.mark.parametrize(
+    ("cell", "expected"),
+    [
+        ("45 % faster", "consistent"),
+        ("+45%", "consistent"),
+        ("1.45x", "consistent"),
+        ("+85%", "unlikely"),
+        # 0.45 or 1.45.
+        ("45%", None),
+    ],
+)
+def test_percentages_of_a_speedup_are_what_is_gained(cell: str, expected: str | None) -> None:
+    head = "| draft | baseline tok/s | tok/s | speedup |\n|---|---|---|---|\n"
+    assert verdicts(f"{head}| eagle | 100 | 145 | {cell} |").get("speedup") == expected
+    gain = f"{head}| eagle | 100 | 145 | {cell} |".replace("speedup", "gain")
+    assert verdicts(gain).get("speedup") == (expected or "consistent")
+
+
+@pytest.mark.parametrize(
+    ("cells", "expected"),
+    [
+        ("0.8 1.2 0.9", ["consistent", "impossible", "consistent"]),
+        ("-0.1 0.5", ["impossible", "consistent"]),
+        ("80 90 73.2", ["consistent"] * 3),
+        ("120% 80%", ["impossible", "consistent"]),
+        # A length, or percent.
+        ("3.2 3.9", []),
+        ("1.2", []),
+        ("0.8 30", []),
+    ],
+)
+def test_a_rate_is_a_share_or_in_percent_by_its_column(cells: str, expected: list[str]) -> None:
+    rows = "\n".join(f"x,{cell},1.5" for cell in cells.split())
+    text = f"case,acceptance rate,AL\n{rows}\n"
+    found = [one.verdict for one in judged(text, ".csv") if one.figure == "acceptance_rate"]
+    assert found == expected
+    notes = read(text, ".csv").notes
+    assert (notes == []) == bool(expected), notes
+
+
+def test_headings_that_look_like_others() -> None:
+    """A regular arm behind `over`, an author's name, requests per second, drafts of length L."""
+    for heading in ("Speedup over vanilla", "Speedup vs. baseline", "Speedup"):
+        assert verdicts(f"K,τ,{heading}\n4,3.20,9.9x\n", ".csv")["speedup"] == "impossible"
+    (rows,) = read("K,Leviathan et al. speedup\n2,3.4x\n", ".csv").tables
+    assert rows[0].numbers.keys() == {"num_draft_tokens", "speedup"}
+    assert worst("K,ms/token,throughput (req/s),speedup\n4,1.25,3.12,1.5x\n") == set()
+    several = "Method,K,L,tau\nSpecDec,1,4,3.2\nSpecTr,8,4,3.6\n"
+    assert set(verdicts(several, ".csv").values()) == {"consistent"}
+    assert "impossible" in verdicts("Method,K,L,tau\nSpecTr,8,4,5.6\n", ".csv").values()
+
+
+def test_narrow_intervals_of_long_answers_are_not_accused() -> None:
+    text = "draft,K,num prompts,AL\nEAGLE-3,7,80,3.50 (3.46 to 3.54)\n"
+    assert verdicts(text, ".csv") == {"tokens_per_iteration": "consistent"}
+    narrow = text.replace("3.46 to 3.54", "3.498 to 3.502")
+    assert verdicts(narrow, ".csv") == {"tokens_per_iteration": "unlikely"}
+
+
+def test_the_first_token_of_short_answers_may_count() -> None:
+    text = "K,max new tokens,AL\n4,16,{}\n"
+    assert verdicts(text.format("5.3"), ".csv") == {"tokens_per_iteration": "unlikely"}
+    assert verdicts(text.format("5.4"), ".csv") == {"tokens_per_iteration": "impossible"}
+
+
+@pytest.mark.parametrize(
+    "cell",
+    ["2.1x†", "up to 2.1x", ">2x", "<3x", "1.2k", "failed", r"$2.1\times$", "1e99999999999", "45%"],
+)
+def test_an_odd_cell_leaves_its_claim_out_and_is_named(cell: str) -> None:
+    reading = read(f"K,AL,speedup\n4,2.5,1.9x\n4,2.6,{cell}\n", ".csv")
+    (rows,) = reading.tables
+    assert [row.numbers.keys() >= {"speedup"} for row in rows] == [True, False]
+    assert "tokens_per_iteration" in rows[1].numbers
+    assert reading.notes == [f"no number that is read, in column speedup: {cell}"]
+
+
+def test_columns_that_are_not_read_are_named() -> None:
+    text = (
+        "| model | MT-bench Speedup | MT-bench τ | HumanEval Speedup | HumanEval τ |\n|---|---|---|---|---|\n"
+        "| x | 2.0x | 3.1 | 2.4x | 3.5 |"
+    )
+    (note,) = read(text).notes
+    assert "HumanEval Speedup, HumanEval τ" in note
+    (rows,) = read(
+        "#Mean Accepted Tokens,Overall Speedup,Block efficiency\n2.5,1.8x,2.5\n", ".csv"
+    ).tables
+    assert {"tokens_per_iteration", "speedup"} <= rows[0].numbers.keys()
+
+
+def test_rows_of_a_run_that_failed_are_left_out() -> None:
+    head = "run,arm,draft,num_prompts,tokens_per_iteration,num_draft_tokens,status,speedup\n"
+    text = f"{head}a,speculative,x,8,2.5,4,ok,1.9\nb,speculative,x,0,,4,failed,\n"
+    reading = read(text, ".csv")
+    assert [len(table) for table in reading.tables] == [1]
+    assert reading.notes == ["left out: 1 of a run that failed"]
+
+
+def test_a_comment_above_the_heading_is_no_heading() -> None:
+    (rows,) = read("# my results\nK,AL\n4,2.5\n", ".csv").tables
+    assert rows[0].numbers.keys() == {"num_draft_tokens", "tokens_per_iteration"}
+    (rows,) = read('{"K": 4, "AL": 2.5}\n{"K": 8, "AL": 2.9}\n', ".jsonl").tables
+    assert [row.numbers["tokens_per_iteration"].text for row in rows] == ["2.5", "2.9"]
+
+
+@pytest.mark.parametrize("words", [
+    "no speculation", "n/a - no mtp", "plain", "off", "none", "w/o", "vanilla", "AR", "baseline", "MTP off",
+    "without speculation", "baseline (greedy)", "no MTP", "plain decoding", "spec off", "autoregressive",
+])  # fmt: skip
+def test_the_baseline_is_known_by_its_words(words: str) -> None:
+    text = f"| quant | mode | tk/s |\n|---|---|---|\n| Q4 | {words} | 40 |\n| Q4 | MTP n=3 | 60 |"
+    (rows,) = read(text).tables
+    assert rows[1].numbers["regular_tokens_per_second"].text == "40"
+    assert rows[1].numbers["num_draft_tokens"].text == "3"
+
+
+@pytest.mark.parametrize("words", ["arm", "normal", "novel", "nowhere", "offload", "auto", "noise"])
+def test_other_words_are_no_baseline(words: str) -> None:
+    (rows,) = read(f"| mode | tk/s |\n|---|---|\n| {words} | 40 |\n| MTP | 60 |").tables
+    assert "regular_tokens_per_second" not in rows[1].numbers
+
+
+@pytest.mark.parametrize(
+    ("heading", "name"),
+    [
+        ("tk/s", "tokens_per_second"),
+        ("t/s", "tokens_per_second"),
+        ("decode tok/s", "tokens_per_second"),
+        ("tok/s/user", "user_tokens_per_second"),
+        ("per-user tok/s", "user_tokens_per_second"),
+        ("n-max", "num_draft_tokens"),
+        ("block", "num_draft_tokens"),
+        ("accept", "acceptance_rate"),
+        ("Accept%", "acceptance_rate"),
+        ("draft acceptance rate", "acceptance_rate"),
+        ("in flight", "batch_size"),
+        ("concurrency", "batch_size"),
+        ("tokens/step", "tokens_per_iteration"),
+        ("accept len", "tokens_per_iteration"),
+        ("prompt t/s", None),
+        ("wall tokens", None),
+    ],
+)
+def test_headings_of_threads(heading: str, name: str | None) -> None:
+    cell = "4" if name in ("batch_size", "num_draft_tokens") else "0.5"
+    (rows,) = read(f"| mode | {heading} | speedup |\n|---|---|---|\n| MTP | {cell} | 1.2x |").tables
+    assert set(rows[0].numbers) - {"speedup"} == ({name} if name else set())
+
+
+def test_two_thousand_rows_are_no_more_than_rows() -> None:
+    """Twice the rows take about twice as long: 23 s for 2,000 was four times that of 1,000."""
+
+    def seconds(count: int) -> float:
+        rows = [
+            f"m{i},{'off' if i % 4 == 0 else 'x'},{i // 4 % 9},{100 + i % 7}.5,2.{i % 10}"
+            for i in range(count)
+        ]
+        text = "model,mode,K,tok/s,AL\n" + "\n".join(rows)
+        start = time.process_time()
+        judged(text, ".csv")
+        return time.process_time() - start
+
+    seconds(100)
+    assert seconds(2000) < 12 * seconds(400)
+
+
+def test_a_curve_of_many_points_ends() -> None:
+    rows = "\n".join(f"{k},{1 + k / (k + 1):.2f}" for k in range(1, 600))
+    assert len(judged(f"K,AL\n{rows}\n", ".csv")) == 599
+
+
+def test_our_own_table_is_read(tmp_path: Path) -> None:
+    text = "run,draft,arm,num_draft_tokens,speedup\na,x,speculative,4,1.9\n"
+    assert read(text, ".csv").notes == []
