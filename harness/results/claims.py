@@ -29,6 +29,7 @@ VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 CLAIMS: Mapping[str, str] = {
     "tokens_per_iteration": "tokens per iteration",
     "acceptance_rate": "acceptance rate",
+    "conditional_acceptance_rate": "acceptance rate of tested tokens",
     "speedup": "speed-up",
     "tokens_per_second": "tokens/s",
     "regular_tokens_per_second": "regular tokens/s",
@@ -66,10 +67,11 @@ _PLAIN = {
 }
 # Settings in which a row may differ from that of its regular arm.
 OF_ARMS = ("name", "draft", "arm")
+RATES = ("acceptance_rate", "conditional_acceptance_rate")
 # What the regular arm's row has no use for.
 OF_SPECULATION = (
     "tokens_per_iteration",
-    "acceptance_rate",
+    *RATES,
     "speedup",
     "mean_num_draft_tokens",
     "num_draft_tokens",
@@ -97,7 +99,8 @@ _BLOCKS = re.compile(r"flash|dspark|p-?eagle|pard|medusa|domino|jetspec|block", 
 # `no speculation`, `n/a - no mtp`, `plain`, `MTP off`, `baseline (greedy)`, `w/o draft`.
 _REGULAR = re.compile(
     r"(n/?a\W+)?((spec\w*|mtp|draft\w*|eagle\S*)[\s:=-]+)?"
-    r"(none|no|off|disabled|plain|regular|baseline|vanilla|classic|serial|auto-?regressive|ar|base|target only"
+    r"(none|no|off|disabled|plain|regular|baseline|vanilla|classic|serial|standard"
+    r"|(standard )?auto-?regressive|ar|base|target only"
     r"|(no|w/o|without)\b[\s-]*(any )?(spec\S*|mtp|draft\S*|eagle\S*|sd)?|(non|no)-?(spec\w*|mtp))"
     r"(\s+(decod\w*|spec\w*|mtp|draft\w*|model|target))*(\s*[(,:].*)?",
     re.IGNORECASE,
@@ -159,7 +162,7 @@ class Printed(NamedTuple):
         if name == "speedup" and (change := _CHANGE.fullmatch(text)):
             return cls._of_change(change)
         sign = 1
-        if name == "acceptance_rate" and text.startswith("-"):
+        if name in RATES and text.startswith("-"):
             sign, text = -1, text.removeprefix("-").lstrip()
         cell = _CELL.fullmatch(text)
         if cell is None and name == "num_draft_tokens":
@@ -182,9 +185,7 @@ class Printed(NamedTuple):
         if name in _COUNTS and numbers[0][0] < (name not in _MAY_BE_NONE):
             raise ValueError(text)
         # `73.2` of a rate is in percent, `1.2` is none.
-        in_percent = "%" in re.split(r"[(\[±]", text)[0] or (
-            name == "acceptance_rate" and numbers[0][0] > 2
-        )
+        in_percent = "%" in re.split(r"[(\[±]", text)[0] or (name in RATES and numbers[0][0] > 2)
         scale = 0.01 if in_percent else 1
         ends = [(scale * low, scale * high) for low, high in numbers]
         last = ends[1] if cell[2] else ends[0]
@@ -309,7 +310,7 @@ class Identity(NamedTuple):
 
     @property
     def is_of_rates(self) -> bool:
-        return self.figure == "acceptance_rate"
+        return self.figure in RATES
 
 
 def _has_fixed_k(row: Stated) -> bool:
@@ -346,6 +347,10 @@ def _with_first(length: float) -> float:
 
 def _of_proposed(tokens: float, k: float, length: float) -> tuple[float, float]:
     return (tokens - 1) / k, (tokens - 1) / _least_proposed(k, length, tokens)
+
+
+def _without_first(tokens: float, k: float, length: float) -> tuple[float, float]:
+    return (tokens * (1 - 1 / length) - 1) / k, (tokens - 1) / k
 
 
 def _of_tested(tokens: float, k: float, length: float) -> tuple[float, float]:
@@ -403,8 +408,13 @@ IDENTITIES = (
         (
             Form(lambda k, length: (1, k + 1), "is between 1 and K + 1"),
             Form(
+                lambda k, length: (0, 1),
+                "is below 1, so that it leaves out the target's own token",
+                "not stated",
+            ),
+            Form(
                 lambda k, length: (0, (k + 1) * _with_first(length)),
-                "is not between 1 and {high}: it may leave out the target's own token, or count an answer's first one",
+                "is above {high}: it may count an answer's first token, which comes from reading the prompt",
                 "unlikely",
             ),
         ),
@@ -419,6 +429,23 @@ IDENTITIES = (
         otherwise="impossible",
     ),
     Identity(
+        "conditional_acceptance_rate",
+        (),
+        (Form(lambda: (0, 1), "is a share"),),
+        "is no share",
+        otherwise="impossible",
+    ),
+    Identity(
+        "conditional_acceptance_rate",
+        ("tokens_per_iteration", "num_draft_tokens", "max_new_tokens"),
+        (
+            Form(_of_tested, "is accepted ÷ tested"),
+            Form(_of_proposed, "is accepted ÷ proposed, not ÷ tested"),
+        ),
+        "is neither accepted ÷ tested, {low} to {high} by the tokens per iteration, nor accepted ÷ proposed",
+        _has_fixed_k,
+    ),
+    Identity(
         "acceptance_rate",
         ("num_accepted", "num_drafted"),
         (Form(_ratio, "is accepted ÷ drafted"),),
@@ -430,6 +457,14 @@ IDENTITIES = (
         (
             Form(_of_proposed, "is accepted ÷ proposed"),
             Form(_of_tested, "is accepted ÷ tested, not ÷ proposed"),
+            Form(
+                _without_first,
+                "is accepted ÷ proposed if the tokens per iteration count an answer's first one",
+            ),
+            Form(
+                lambda tokens, k, length: (tokens / k, tokens / _least_proposed(k, length, tokens)),
+                "is accepted ÷ proposed if the tokens per iteration leave out the target's own one",
+            ),
         ),
         "is neither accepted ÷ proposed, {low} to {high} by the tokens per iteration, nor accepted ÷ tested:"
         " it may be of first draft tokens, of a tree, or a mean of prompts",

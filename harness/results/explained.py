@@ -110,12 +110,16 @@ def tokens_of(row: Stated) -> tuple[Span, str] | None:
     rate = row.numbers.get("acceptance_rate")
     drafted = row.numbers.get("mean_num_draft_tokens")
     by_rate: tuple[Span, str] | None = None
-    if rate is not None and not 0 <= rate.low <= rate.high <= 1.001:
-        rate = None
-    if rate is not None and drafted is not None:
-        by_rate = Span(1 + drafted.low * rate.low, 1 + drafted.high * rate.high), "drafted"
-    elif rate is not None and row.k >= 1 and not has_varying_k(row):
-        by_rate = Span(1 + row.k * rate.low, 1 + row.k * rate.high), "K"
+    of_tested = row.numbers.get("conditional_acceptance_rate")
+    share = Span(rate.low, min(rate.high, 1)) if rate and 0 <= rate.low <= 1 else None
+    if share is not None and drafted is not None:
+        by_rate = Span(1 + drafted.low * share.low, 1 + drafted.high * share.high), "drafted"
+    elif row.k >= 1 and not has_varying_k(row):
+        if share is not None:
+            by_rate = Span(1 + row.k * share.low, 1 + row.k * share.high), "K"
+        elif of_tested is not None and 0 <= of_tested.low <= 1:
+            k, ends = int(row.k), (of_tested.low, min(of_tested.high, 1))
+            by_rate = Span(*(sum_at("geometric", k, end) for end in ends)), "K"
     if stated is None:
         return by_rate
     # Some lengths are of accepted draft tokens, without the target's own.

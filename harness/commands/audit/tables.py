@@ -19,7 +19,16 @@ from markdown_it import MarkdownIt
 
 from harness.commands.audit.passages import rows_of_log, rows_of_sentences
 from harness.config.errors import SettingError, nearest
-from harness.results.claims import CLAIMS, NAMES, OF_ARMS, OF_SPECULATION, SETTINGS, Printed, Stated
+from harness.results.claims import (
+    CLAIMS,
+    NAMES,
+    OF_ARMS,
+    OF_SPECULATION,
+    RATES,
+    SETTINGS,
+    Printed,
+    Stated,
+)
 
 # What columns hold, by words in their headings in lower case; the first that is found counts.
 _SPEED = r"(tok\w*.?(/|per )\s?s|\btps\b|\bt[ok]{0,2}/s|throughput"
@@ -32,16 +41,18 @@ _HEADINGS = (
     ("mean_num_draft_tokens", rf"(proposed|drafted|draft tokens).*(per |/)\s?{_ITERATION}"),
     ("num_accepted", r"^(n|num|#)? ?accept(ed)?( draft)?( tokens)?$"),
     ("num_drafted", r"^(n|num|#)? ?(drafted|draft|proposed|generated)( tokens)?$"),
-    ("acceptance_rate", r"^accept(ed|ance)?$|accept\w*\.? ?(rate|ratio|%|pct|percent)"),
-    ("acceptance_rate", r"(rate|%) accepted|\balpha\b|α|^acc\.? (rate|%)"),
+    ("conditional_acceptance_rate", r"\balpha\b|α|conditional accept"),
+    ("acceptance_rate", r"^((draft|mtp|avg\.?|mean|token) )?accept(ed|ance)?$"),
+    ("acceptance_rate", r"accept\w*\.? ?(rate|ratio|%|pct|percent)"),
+    ("acceptance_rate", r"(rate|%) accepted|^acc\.? (rate|%)"),
     ("tokens_per_iteration", r"(?<!et )\bm?al\b|\btau\b|τ|accept\w*\.? len|\ba\.?len\b|^mean len|block efficiency"),
     ("tokens_per_iteration", rf"(mean|avg\.?|average) accepted (tokens|len)|tok\w*.?(per |/)\s?{_ITERATION}"),
     ("user_tokens_per_second", rf"^(?!.*(total|input|prompt|req/)).*{_SPEED}|speed).*(per.|/ ?)(user|request|stream)"),
     ("user_tokens_per_second", rf"per.(user|stream|request).*{_SPEED}|speed)"),
     ("tokens_per_second", rf"^(?!.*(total|input|prompt|prefill|\bpp\b|req)).*{_SPEED})"),
     ("ms_per_token", r"ms.?(/|per )\s?tok|tpot|\bitl\b"),
-    ("latency_s", r"^(\w+ )?latency( \(?s\)?)?$|^seconds$|^(wall|time)( time)? ?\(s\)$"),
-    ("num_draft_tokens", r"^k$|γ|gamma|n.?max|draft.?max|^block( size)?$|^depth$|draft (len\w*|size|depth)"),
+    ("latency_s", r"^(\w+ )?latency( \(?s\)?)?$|^(\w+ )?seconds$|^(wall|time)( time)? ?\(s\)$"),
+    ("num_draft_tokens", r"^k$|^n.?draft$|γ|gamma|n.?max|draft.?max|^block( size)?$|^depth$|draft (len\w*|size|depth)"),
     ("num_draft_tokens", r"^(?!.*(accept|mean|avg|average|total)).*(draft|spec\w*|assistant) tokens"),
     ("num_prompts", r"(num|number of|#) ?(prompts|samples|questions)|^n$"),
     ("max_new_tokens", r"(max|new|output) .*(tokens|len)|^n.predict$"),
@@ -414,7 +425,7 @@ def _form(
     words = _plain(heading)
     if name == "speedup" and _IS_GAIN.search(words) and not re.search("speed.?up", words):
         return _gained
-    if name != "acceptance_rate" or any("%" in cell for cell in stated):
+    if name not in RATES or any("%" in cell for cell in stated):
         return str
     if re.search(r"%|percent|pct", words):
         return _percent

@@ -1,0 +1,67 @@
+"""The public tables in `benchmarks/published/threads`: none ends in an error, most get the cost of an iteration, and
+where their authors published one, it is the same.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.commands.audit.tables import Cells, read_tables
+from harness.results.claims import judge
+from harness.results.explained import Explained, explained
+
+THREADS = sorted((Path(__file__).parents[3] / "benchmarks" / "published" / "threads").glob("*.md"))
+THEIR_COST = "iteration by its authors, steps"
+
+
+def explanations(path: Path) -> list[Explained]:
+    (rows,) = read_tables(path, {}, {}).tables
+    return [one for row in rows if (one := explained(row)) is not None]
+
+
+@pytest.mark.parametrize("path", THREADS, ids=lambda path: path.stem)
+def test_a_public_table_is_read(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert re.match(r"Source: .*\d{4}", text.replace("\n", " ")), (
+        "a source and when it was published or read"
+    )
+    reading = read_tables(path, {}, {})
+    assert len(reading.tables) == 1
+    # Nothing is left out but what the authors say of the cost.
+    assert [note for note in reading.notes if THEIR_COST not in note] == []
+    judged = judge(reading.tables[0])
+    assert "impossible" not in {one.verdict for one in judged}
+
+
+def test_most_public_tables_hold_a_cost() -> None:
+    without = [path.stem for path in THREADS if not explanations(path)]
+    assert len(THREADS) >= 30
+    assert without == ["ollama-17865"]
+
+
+def _their_costs(path: Path) -> dict[str, float]:
+    """What the authors publish, by the place of the row."""
+    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    heading, _, *rows = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+    if THEIR_COST not in heading:
+        return {}
+    records: list[Cells] = [dict(zip(heading, row, strict=True)) for row in rows]
+    return {
+        f"row {place}": float(record[THEIR_COST])
+        for place, record in enumerate(records, start=1)
+        if record[THEIR_COST] != "—"
+    }
+
+
+def test_costs_that_authors_published_are_found() -> None:
+    """Within 5 %: 18 rows of six threads, three of which timed an iteration and a plain step."""
+    compared = 0
+    for path in THREADS:
+        found = {one.row.place: one.cost.middle for one in explanations(path)}
+        for place, cost in _their_costs(path).items():
+            assert found[place] == pytest.approx(cost, rel=0.05), (path.stem, place)
+            compared += 1
+    assert compared >= 18
