@@ -21,7 +21,7 @@ from harness.engines.registry import engine_of
 from harness.measuring.asking import batches_to_ask, first_turns, warmup_question
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, figures_of
 from harness.measuring.interleaving import ask_all
-from harness.measuring.progress import note
+from harness.measuring.progress import note, say
 from harness.measuring.prompts.encoding import Encoded, decide_ignore_eos
 from harness.measuring.prompts.sets import PromptSet, load_prompts
 from harness.measuring.rows import LatencyRow
@@ -113,6 +113,11 @@ class Map(Experiment):
     def measure(self, session: Session) -> None:
         self.settings = settings = decide_ignore_eos(self.settings, session.tokenizer)
         new_tokens = settings.decoding.max_new_tokens
+        if engine_of(settings).columns(settings).get("draft_remembers"):
+            say(
+                "the server drafts from what it has answered before, and a map asks the same prompts at every load:"
+                " every cell but the first shows answers that are drafted again"
+            )
         for prompt_set in self.prompt_sets:
             most_asked = self._num_asked(settings.batch_sizes[-1])
             taken = prompt_set.take(min(most_asked, len(prompt_set.prompts)))
