@@ -76,7 +76,8 @@ def laps_to_ask(
         num_laps: number of prompts -> number of laps that they make.
     """
     number = min(num_prompts, num_laps(num_prompts))
-    one_prompt_each = number == num_prompts
+    # However often prompts are asked. Of a set number of laps, or of blocks, there are no more for that.
+    one_prompt_each = number == num_prompts and num_laps(num_asked) == num_asked
     has_interval = FEWEST_FOR_INTERVAL <= number < num_laps(num_asked)
     if num_asked == num_prompts or one_prompt_each or has_interval:
         return _same_again(in_laps(num_prompts, number), num_asked, seed)

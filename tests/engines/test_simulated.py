@@ -11,7 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.engines.simulated import SimulatedSettings
+from harness.engines.protocol import Arm, Blocks, Engine
+from harness.engines.record import Opening
+from harness.engines.simulated import SimulatedSettings, _engine
 from harness.results.files import append_rows
 from in_process import Harness, only, results
 from report_files import latency_run
@@ -230,6 +232,38 @@ def test_intervals_over_prompts_cover_the_planted_speedup(harness: Harness) -> N
     assert (~held).sum() <= 7
     # Intervals that are too wide would cover, too.
     assert (rows["speedup_high"] / rows["speedup_low"]).median() < 1.2
+
+
+@pytest.mark.parametrize("num_different", [1, 4])
+def test_prompts_that_are_asked_again_need_no_more_starts(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, num_different: int
+) -> None:
+    """Of four blocks there were forty, each with a start of both servers, where the set has four prompts or one."""
+    begun: list[str] = []
+
+    def opened(opening: Opening) -> Engine:
+        engine = _engine(opening)
+        assert engine.blocks is not None
+        start = engine.blocks.begin
+
+        def begin(arm: Arm) -> None:
+            begun.append(arm.name)
+            start(arm)
+
+        engine.blocks = Blocks(engine.blocks.number, begin)
+        return engine
+
+    monkeypatch.setattr("harness.engines.simulated._engine", opened)
+    file = Path("prompts.txt")
+    file.write_text(
+        "\n".join(f"number {number}" for number in range(num_different)), encoding="utf-8"
+    )
+    row = speculative(
+        harness, "engine=simulated", f"prompts={file}", "num_prompts=40", "engine.blocks=4"
+    )
+    assert begun.count("regular") == begun.count("speculative") == 4
+    assert row["speedup_covers"] == "4 blocks of the same texts"
+    assert row["num_prompts"] == 40
 
 
 def test_starts_that_differ_are_covered_by_blocks_alone(harness: Harness) -> None:
