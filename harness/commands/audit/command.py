@@ -221,7 +221,7 @@ def _accusation(one: Judged) -> str:
 
 def _commands(rows: Sequence[Stated]) -> dict[str, str]:
     """The command that repeats each curve over K, with where it ran and what the table leaves open."""
-    commands = {}
+    commands: dict[str, str] = {}
     for settings, curve in grouped(rows, _typed).items():
         ks = [row.k for row in curve if "num_draft_tokens" in row.numbers and row.k >= 1]
         typed = [f"{name}={value}" for name, value in settings]
