@@ -72,8 +72,8 @@ class Explained(NamedTuple):
 
     @property
     def is_held_by_cost(self) -> bool:
-        """Whether a free draft would gain more than one that is always right."""
-        return math.isnan(self.row.k) or self.cost.middle > (self.row.k + 1) / self.tokens.middle
+        """Whether a free draft would gain more than one that is always right; False where K is not stated."""
+        return self.cost.middle > (self.row.k + 1) / self.tokens.middle
 
 
 def explained(row: Stated) -> Explained | None:

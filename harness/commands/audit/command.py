@@ -18,7 +18,17 @@ from harness.config.sizes import CONF
 from harness.reporting.page import Page, Step, in_full, in_short
 from harness.reporting.table import Column, Line, Table, TableRow
 from harness.reporting.terminal import WIDE, plain_console, print_document
-from harness.results.claims import CLAIMS, NAMES, NUMBERS, SETTINGS, VERDICTS, Judged, Stated, judge
+from harness.results.claims import (
+    CLAIMS,
+    NAMES,
+    NUMBERS,
+    OF_SPECULATION,
+    SETTINGS,
+    VERDICTS,
+    Judged,
+    Stated,
+    judge,
+)
 from harness.results.explained import contradicting
 from harness.results.runs import grouped
 
@@ -256,7 +266,8 @@ def _typed(row: Stated) -> tuple[tuple[str, str], ...]:
             value = value if value in _presets("prompts") else ""
         if name == "temperature" and not re.fullmatch(r"\d+(\.\d+)?", value):
             value = ""
-        if name in _YOURS:
+        speculates = "draft" in row.settings or not row.numbers.keys().isdisjoint(OF_SPECULATION)
+        if name == "model" or (name == "draft" and speculates):
             plain = re.sub(r"(_\d+bit|_\d+GPUs)+$", "", value)
             is_known = plain in (*_presets("model"), *_WITHOUT_WEIGHTS)
             if not is_known and not re.fullmatch(r"[\w.-]+(/[\w.-]+)+", value):

@@ -60,28 +60,26 @@ def cost_table(tables: Sequence[Sequence[Stated]]) -> Table:
     """Each row whose figures hold the cost of an iteration."""
     columns = (
         Column("row", of=lambda one: one.row.name or one.row.place, text=True),
+        Column("K", of=lambda one: _count(one.row, "num_draft_tokens"), optional=True),
+        Column("load", of=lambda one: _count(one.row, "batch_size"), optional=True),
         Column(
-            "K", of=lambda one: None if math.isnan(one.row.k) else f"{one.row.k:g}", optional=True
+            "costs,\nsteps",
+            of=lambda one: str(one.cost),
+            meaning="of an iteration, in regular steps",
         ),
-        Column("load", of=lambda one: _text(one.row, "batch_size"), optional=True),
+        Column("yields,\ntokens", of=lambda one: f"{one.tokens.middle:.2f}"),
+        Column("speed-up", of=lambda one: f"{one.speedup.middle:.2f}×"),
         Column(
             "accepted",
             of=lambda one: None if math.isnan(one.rate) else f"{one.rate:.0%}",
             optional=True,
         ),
-        Column("tokens per\niteration", of=lambda one: f"{one.tokens.middle:.2f}"),
-        Column("speed-up", of=lambda one: f"{one.speedup.middle:.2f}×"),
-        Column("an iteration\ncosts, steps", of=lambda one: str(one.cost)),
         Column(
             "if all were\naccepted",
             of=lambda one: None if math.isnan(one.row.k) else f"{one.at_rate(1):.2f}×",
             optional=True,
         ),
-        Column(
-            "held back\nby its",
-            of=_held_by,
-            text=True,
-        ),
+        Column("held back\nby its", of=_held_by, text=True, optional=True),
     )
     return Table.of("costs", "", _explained(tables), columns)
 
@@ -90,8 +88,8 @@ def _explained(tables: Sequence[Sequence[Stated]]) -> list[Explained]:
     return [one for table in tables for row in table if (one := explained(row)) is not None]
 
 
-def _text(row: Stated, name: str) -> str | None:
-    return row.numbers[name].text if name in row.numbers else None
+def _count(row: Stated, name: str) -> str | None:
+    return f"{row.numbers[name].low:g}" if name in row.numbers else None
 
 
 def _sentence(one: Explained, others: Sequence[Explained]) -> str:
@@ -102,6 +100,8 @@ def _sentence(one: Explained, others: Sequence[Explained]) -> str:
         return (
             f"{start}: less than one step, so that more than speculation differs between the arms"
         )
+    if math.isnan(one.row.k) and cost.middle >= _NEARLY_FREE:
+        return f"{start}; at one step it would be {one.at_cost(1):.2f}×"
     if cost.middle < _NEARLY_FREE:
         return f"{start}: drafting and verifying must be almost free"
     if one.at_rate(1) < 1:
@@ -112,7 +112,7 @@ def _sentence(one: Explained, others: Sequence[Explained]) -> str:
 
 
 def _held_by(one: Explained) -> str | None:
-    if one.cost.high < 1:
+    if one.cost.high < 1 or math.isnan(one.row.k):
         return None
     return "cost" if one.is_held_by_cost else "acceptance"
 
