@@ -748,6 +748,9 @@ def _bends(curve: Sequence[Stated]) -> dict[str, Found]:
     # Two rows of one K differ in something that is not read; a curve has no hundred points.
     if _VARYING.search(curve[0].drafts_with) or not len(curve) < len(points) <= _MOST_POINTS:
         return {}
+    # Lengths without the target's own token begin at 0.
+    if any(length.high < 1 for length in points.values()):
+        return {}
     bends: dict[str, Found] = {}
     for row in curve:
         claimed = points[row.k]

@@ -72,8 +72,8 @@ class Explained(NamedTuple):
 
     @property
     def is_held_by_cost(self) -> bool:
-        """Whether a free draft would gain more than one that is always right."""
-        return math.isnan(self.row.k) or self.cost.middle > (self.row.k + 1) / self.tokens.middle
+        """Whether a free draft would gain more than one that is always right; False where K is not stated."""
+        return self.cost.middle > (self.row.k + 1) / self.tokens.middle
 
 
 def explained(row: Stated) -> Explained | None:
@@ -139,14 +139,16 @@ class CostLine(NamedTuple):
         per_token: steps that each draft token adds.
         fits: whether no point is further off than rounding and noise explain.
         worst: how far off the worst point is, relative, and its K.
-        step: the K before and after the dearest step, and what a draft token costs there and elsewhere.
+        steps: the dearest ones, each with the K before and behind it and what a draft token costs there.
+        usual: what a draft token costs elsewhere.
     """
 
     fixed: float
     per_token: float
     fits: bool
     worst: tuple[float, float]
-    step: tuple[float, float, float, float]
+    steps: Sequence[tuple[float, float, float]]
+    usual: float
 
 
 def cost_line(costs: Mapping[float, Span]) -> CostLine | None:
@@ -166,18 +168,19 @@ def cost_line(costs: Mapping[float, Span]) -> CostLine | None:
         rounding = (costs[k].high - costs[k].low) / 2
         misses.append((max(0.0, abs(fixed + slope * k - cost) - rounding) / cost, k))
     steps = [
-        ((after - before) / (k - last), last, k)
+        (last, k, (after - before) / (k - last))
         for (last, before), (k, after) in itertools.pairwise(zip(ks, values, strict=True))
     ]
-    dearest = max(steps)
-    others = [step[0] for step in steps if step is not dearest]
-    usual = sum(others) / len(others)
+    by_cost = sorted(steps, key=lambda step: step[2], reverse=True)
+    num_dearest = 2 if len(steps) > 4 else 1
+    others = [each for _, _, each in by_cost[num_dearest:]]
     return CostLine(
         fixed,
         slope,
         max(misses)[0] <= _NOISE,
         max(misses),
-        (dearest[1], dearest[2], dearest[0], usual),
+        by_cost[:num_dearest],
+        sum(others) / len(others),
     )
 
 

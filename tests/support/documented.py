@@ -30,7 +30,8 @@ def typed_lines() -> list[str]:
     for command in commands():
         examples = [(command.example, ""), *command.examples]
         typed += [f"{command.name} {arguments}".strip() for arguments, _ in examples]
-    return [line for line in dict.fromkeys(typed) if "COMMAND" not in line]
+    # What stands for a reader's own: YOUR_MODEL, SERVER_COMMAND.
+    return [line for line in dict.fromkeys(typed) if not re.search("COMMAND|YOUR_", line)]
 
 
 def words_of(line: str) -> list[str]:

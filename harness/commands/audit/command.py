@@ -18,7 +18,17 @@ from harness.config.sizes import CONF
 from harness.reporting.page import Page, Step, in_full, in_short
 from harness.reporting.table import Column, Line, Table, TableRow
 from harness.reporting.terminal import WIDE, plain_console, print_document
-from harness.results.claims import CLAIMS, NAMES, NUMBERS, SETTINGS, VERDICTS, Judged, Stated, judge
+from harness.results.claims import (
+    CLAIMS,
+    NAMES,
+    NUMBERS,
+    OF_SPECULATION,
+    SETTINGS,
+    VERDICTS,
+    Judged,
+    Stated,
+    judge,
+)
 from harness.results.explained import contradicting
 from harness.results.runs import grouped
 
@@ -73,6 +83,7 @@ _TYPED = {
 # What a user fills in where a table's name is no preset.
 _YOURS = {"model": "YOUR_MODEL", "draft": "YOUR_DRAFT"}
 _WITHOUT_WEIGHTS = ("lookup", "suffix", "early_exit")
+_SPEEDS = ("tokens_per_second", "regular_tokens_per_second", "user_tokens_per_second")
 _TIMED = {
     *("speedup", "tokens_per_second", "user_tokens_per_second", "ms_per_token", "latency_s"),
 }
@@ -166,6 +177,7 @@ def page_of_claims(title: str, reading: Reading, judged: Sequence[Judged]) -> Pa
     by_verdict = grouped(judged, lambda one: one.verdict)
     worst_first = [verdict for verdict in reversed(VERDICTS) if verdict in by_verdict]
     numbers = ", ".join(f"{len(by_verdict[verdict])} {verdict}" for verdict in worst_first)
+    costs = cost_table(reading.tables)
     finding = lines_of_costs(reading.tables)
     finding.append(Line(f"{counted(len(judged), 'claim')}: {numbers}", "strong"))
     for verdict in ("impossible", "unlikely"):
@@ -173,6 +185,9 @@ def page_of_claims(title: str, reading: Reading, judged: Sequence[Judged]) -> Pa
             finding.append(Line(f"{verdict}: {_accusation(one)}"))
     unstated = grouped(by_verdict.get("not stated", ()), lambda one: (one.figure, one.reason))
     for (figure, reason), ones in unstated.items():
+        if costs.rows and figure in _SPEEDS:
+            # They serve the cost; that nothing else holds them against each other is no news.
+            continue
         finding.append(Line(f"not stated ({len(ones)}): {CLAIMS[figure]} {reason}", "dim"))
     finding += [Line(note, "dim") for note in reading.notes]
     counts = Counter((CLAIMS[one.figure], one.verdict) for one in judged)
@@ -190,14 +205,16 @@ def page_of_claims(title: str, reading: Reading, judged: Sequence[Judged]) -> Pa
         Column("because it", of="reason", text=True),
     )
     claims = Table.of("claims", "Claims", judged, columns)
-    costs = cost_table(reading.tables)
     commands = _commands([row for row in rows if not row.is_regular])
     steps = [
         Step("yours to fill in" if "YOUR_" in command else "to repeat it", command=command)
         for command in commands
     ]
     if costs.rows:
-        steps.insert(1, Step("on your server", command="harness latency -- YOUR_SERVER_COMMAND"))
+        # Where the table names nothing that is known here, their server comes first.
+        is_known = any(not all(yours in one.command for yours in _YOURS.values()) for one in steps)
+        on_server = Step("on your server", command="harness latency -- YOUR_SERVER_COMMAND")
+        steps.insert(int(is_known), on_server)
     lines = [
         line for command, about in commands.items() for line in (("run", command), ("", about))
     ]
@@ -214,7 +231,7 @@ def _accusation(one: Judged) -> str:
 
 def _commands(rows: Sequence[Stated]) -> dict[str, str]:
     """The command that repeats each curve over K, with where it ran and what the table leaves open."""
-    commands = {}
+    commands: dict[str, str] = {}
     for settings, curve in grouped(rows, _typed).items():
         ks = [row.k for row in curve if "num_draft_tokens" in row.numbers and row.k >= 1]
         typed = [f"{name}={value}" for name, value in settings]
@@ -249,7 +266,8 @@ def _typed(row: Stated) -> tuple[tuple[str, str], ...]:
             value = value if value in _presets("prompts") else ""
         if name == "temperature" and not re.fullmatch(r"\d+(\.\d+)?", value):
             value = ""
-        if name in _YOURS:
+        speculates = "draft" in row.settings or not row.numbers.keys().isdisjoint(OF_SPECULATION)
+        if name == "model" or (name == "draft" and speculates):
             plain = re.sub(r"(_\d+bit|_\d+GPUs)+$", "", value)
             is_known = plain in (*_presets("model"), *_WITHOUT_WEIGHTS)
             if not is_known and not re.fullmatch(r"[\w.-]+(/[\w.-]+)+", value):

@@ -60,28 +60,26 @@ def cost_table(tables: Sequence[Sequence[Stated]]) -> Table:
     """Each row whose figures hold the cost of an iteration."""
     columns = (
         Column("row", of=lambda one: one.row.name or one.row.place, text=True),
+        Column("K", of=lambda one: _count(one.row, "num_draft_tokens"), optional=True),
+        Column("load", of=lambda one: _count(one.row, "batch_size"), optional=True),
         Column(
-            "K", of=lambda one: None if math.isnan(one.row.k) else f"{one.row.k:g}", optional=True
+            "costs,\nsteps",
+            of=lambda one: str(one.cost),
+            meaning="of an iteration, in regular steps",
         ),
-        Column("load", of=lambda one: _text(one.row, "batch_size"), optional=True),
+        Column("yields,\ntokens", of=lambda one: f"{one.tokens.middle:.2f}"),
+        Column("speed-up", of=lambda one: f"{one.speedup.middle:.2f}×"),
         Column(
             "accepted",
             of=lambda one: None if math.isnan(one.rate) else f"{one.rate:.0%}",
             optional=True,
         ),
-        Column("tokens per\niteration", of=lambda one: f"{one.tokens.middle:.2f}"),
-        Column("speed-up", of=lambda one: f"{one.speedup.middle:.2f}×"),
-        Column("an iteration\ncosts, steps", of=lambda one: str(one.cost)),
         Column(
             "if all were\naccepted",
             of=lambda one: None if math.isnan(one.row.k) else f"{one.at_rate(1):.2f}×",
             optional=True,
         ),
-        Column(
-            "held back\nby its",
-            of=lambda one: "cost" if one.is_held_by_cost else "acceptance",
-            text=True,
-        ),
+        Column("held back\nby its", of=_held_by, text=True, optional=True),
     )
     return Table.of("costs", "", _explained(tables), columns)
 
@@ -90,8 +88,8 @@ def _explained(tables: Sequence[Sequence[Stated]]) -> list[Explained]:
     return [one for table in tables for row in table if (one := explained(row)) is not None]
 
 
-def _text(row: Stated, name: str) -> str | None:
-    return row.numbers[name].text if name in row.numbers else None
+def _count(row: Stated, name: str) -> str | None:
+    return f"{row.numbers[name].low:g}" if name in row.numbers else None
 
 
 def _sentence(one: Explained, others: Sequence[Explained]) -> str:
@@ -102,10 +100,21 @@ def _sentence(one: Explained, others: Sequence[Explained]) -> str:
         return (
             f"{start}: less than one step, so that more than speculation differs between the arms"
         )
+    if math.isnan(one.row.k) and cost.middle >= _NEARLY_FREE:
+        return f"{start}; at one step it would be {one.at_cost(1):.2f}×"
     if cost.middle < _NEARLY_FREE:
         return f"{start}: drafting and verifying must be almost free"
-    held = "cost" if one.is_held_by_cost else "acceptance"
-    return f"{start}. Its {held} holds it back: {_alternatives(one, others)}"
+    if one.at_rate(1) < 1:
+        return (
+            f"{start}: slower than regular decoding even with all accepted ({one.at_rate(1):.2f}×)"
+        )
+    return f"{start}. Its {_held_by(one)} holds it back: {_alternatives(one, others)}"
+
+
+def _held_by(one: Explained) -> str | None:
+    if one.cost.high < 1 or math.isnan(one.row.k):
+        return None
+    return "cost" if one.is_held_by_cost else "acceptance"
 
 
 def _alternatives(one: Explained, others: Sequence[Explained]) -> str:
@@ -145,7 +154,7 @@ def _lines_over_k(tables: Sequence[Sequence[Stated]]) -> list[Line]:
         points = [one for one in _explained([table]) if one.row.place not in wrong]
         for curve in grouped(points, lambda one: one.row.circumstances(("run", "arm"))).values():
             costs = {one.row.k: one.cost for one in curve if not math.isnan(one.row.k)}
-            if len(costs) < len(curve) or len(costs) < 2:
+            if len(costs) < len(curve) or len(costs) < 2 or costs[max(costs)] <= costs[min(costs)]:
                 continue
             name = curve[0].row.name
             of = f" of {name}" if name and len(table) > len(curve) + 1 else ""
@@ -164,16 +173,15 @@ def _over_k(costs: dict[float, Span]) -> str:
             f"{line.fixed:.2f} steps and {line.per_token:.2f} for each draft token (least squares,"
             f" {line.worst[0]:.0%} off at most)"
         )
-    return _step(line)
+    return _dear_steps(line)
 
 
-def _step(line: CostLine) -> str:
+def _dear_steps(line: CostLine) -> str:
     off, k = line.worst
-    first, last, each, usual = line.step
-    return (
-        f"no straight line ({off:.0%} off at K={k:g}): from K={first:g} to K={last:g} a draft token adds {each:.2f}"
-        f" steps, elsewhere {usual:.2f}"
+    steps = " and ".join(
+        f"{each:.2f} from K={first:g} to K={last:g}" for first, last, each in line.steps
     )
+    return f"no straight line ({off:.0%} off at K={k:g}): a draft token adds {steps}, and {line.usual:.2f} elsewhere"
 
 
 def _of_one_figure(row: Stated) -> list[Line]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 
 _NUMBER = r"\d+(?:\.\d+)?"
@@ -128,25 +128,27 @@ def _of_benches(text: str) -> Iterator[dict[str, str]]:
 
 def _of_llama_cpp(text: str) -> Iterator[dict[str, str]]:
     """The sums over requests, with drafts and without; a request's counts follow its times."""
-    sums: dict[str, list[float]] = defaultdict(lambda: [0.0, 0, 0, 0, 0])
     times = [*_EVAL_TIME.finditer(text)]
     ends = [*(one.start() for one in times[1:]), len(text)]
+    milliseconds: dict[str, float] = defaultdict(float)
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
     for time, end in zip(times, ends, strict=False):
-        counts = _ACCEPTED.search(text, time.end(), end)
-        arm = sums["draft" if counts else "none"]
-        accepted, drafted = (int(counts[1]), int(counts[2])) if counts else (0, 0)
-        for place, value in enumerate((float(time[1]), int(time[2]), accepted, drafted, 1)):
-            arm[place] += value
-    for name, (ms, tokens, accepted, drafted, requests) in sums.items():
-        if tokens:
-            row = {"draft": name, "ms_per_token": f"{ms / tokens:#.5g}"}
-            # One first token for each request.
-            yield row | _counted(int(accepted), int(drafted), int(tokens - requests + 1))
+        drafts = _ACCEPTED.search(text, time.end(), end)
+        arm = "draft" if drafts else "none"
+        milliseconds[arm] += float(time[1])
+        counts[arm].update(tokens=int(time[2]), requests=1)
+        if drafts:
+            counts[arm].update(accepted=int(drafts[1]), drafted=int(drafts[2]))
+    for arm, count in counts.items():
+        if not count["tokens"]:
+            continue
+        row = {"draft": arm, "ms_per_token": f"{milliseconds[arm] / count['tokens']:#.5g}"}
+        # One first token for each request.
+        tokens = count["tokens"] - count["requests"] + 1
+        yield row | _counted(count["accepted"], count["drafted"], tokens)
     if not times:
-        counts = [(int(one[1]), int(one[2])) for one in _ACCEPTED.finditer(text)]
-        accepted, drafted = (
-            (sum(values) for values in zip(*counts, strict=True)) if counts else (0, 0)
-        )
+        pairs = [(int(one[1]), int(one[2])) for one in _ACCEPTED.finditer(text)]
+        accepted, drafted = sum(pair[0] for pair in pairs), sum(pair[1] for pair in pairs)
         if drafted:
             yield {
                 "draft": "draft",

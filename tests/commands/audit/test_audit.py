@@ -72,7 +72,7 @@ def test_every_table_with_a_claim_is_read(write: Write, capsys: pytest.CaptureFi
     assert "table 3, row 2 (GSM8K, K=3): tokens per iteration 4.5" in message
     assert "2 of 3 tables" in printed
     assert "impossible" in printed
-    assert "draft=YOUR_DRAFT K=4" in printed
+    assert "harness latency -- YOUR_SERVER_COMMAND" in printed
     # The row of the baseline gives the other its regular arm, and makes no claim of speculation itself.
     _, first, _ = read_tables(write("card.md", CARD), {}, {}).tables
     assert first[1].numbers["regular_tokens_per_second"].text == "1,234"

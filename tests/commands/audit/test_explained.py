@@ -108,10 +108,8 @@ def test_planted_lines_are_found_and_steps_are_named(audit: Audit, seed: int) ->
     assert float(found[3]) == pytest.approx(each, abs=0.01)
     _, printed = audit(pasted=table(height))
     assert "no straight line" in printed
-    assert (
-        f"from K={place} to K={place + 2} a draft token adds {each + height / 2:.2f}"[:-1]
-        in printed
-    )
+    assert f"a draft token adds {each + height / 2:.2f}"[:-1] in printed
+    assert f"from K={place} to K={place + 2}, and" in printed
 
 
 def test_bare_figures(audit: Audit) -> None:
@@ -227,6 +225,32 @@ def test_where_k_is_a_limit_the_rate_gives_no_cost(audit: Audit) -> None:
     text = "| draft | K | accept rate | speedup |\n|---|---|---|---|\n| ngram | 8 | 50 % | 1.50× |"
     _, printed = audit(pasted=text)
     assert "An iteration costs" not in printed
+
+
+def test_the_alpha_of_papers_is_of_tested_tokens(audit: Audit) -> None:
+    """1 + α + … + α⁷ = 3.60, not 1 + 7 α."""
+    text = "| method | γ | α | speed-up |\n|---|---|---|---|\n| T5-small | 7 | 0.750 | 3.40× |"
+    _, printed = audit(pasted=text)
+    assert "3.60 tokens per iteration of 1.06 steps" in printed
+    assert audit(pasted=text.replace("0.750", "125%"))[0] == 1
+
+
+def test_slower_at_any_acceptance(audit: Audit) -> None:
+    """A length without the target's own token, as its rate shows: 1.56 tokens of 2.04 steps, and two tokens at most."""
+    text = (
+        "| mode | K | t/s | acceptance rate | mean accepted len |\n|---|---|---|---|---|\n"
+        "| none | | 14.5 | | |\n| MTP | 1 | 11.1 | 55.6% | 0.56 |"
+    )
+    code, printed = audit(pasted=text)
+    assert code == 0
+    assert "1.56 tokens per iteration of 2.04 steps" in printed
+    assert "slower than regular decoding even with all accepted (0.98×)" in printed
+
+
+def test_more_than_speculation_differs(audit: Audit) -> None:
+    text = "| n-max | decode tok/s | accept rate |\n|---|---|---|\n| 0 | 14.20 | |\n| 2 | 38.30 | 79.8% |"
+    _, printed = audit(pasted=text)
+    assert "less than one step, so that more than speculation differs" in printed
 
 
 def test_commands_that_are_printed_compose(audit: Audit) -> None:
