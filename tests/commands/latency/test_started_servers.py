@@ -299,7 +299,7 @@ def test_servers_that_start_quickly_are_started_several_times(harness: Harness) 
     directory = Path(regular["directory"])
     for arm in ("regular", "speculative"):
         assert (directory / f"{arm}_server.log").read_text().count("$ ") == 4
-    assert "4 blocks, each with a start of both servers" in outcome.summary
+    assert "4 blocks, each with a start of both arms" in outcome.summary
     once = harness("latency", *QUICK, *commands, code=None)
     assert "9 prompts of one start of each server" in once.summary
 

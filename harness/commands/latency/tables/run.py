@@ -126,7 +126,7 @@ def headline(row: ComparedRow, num_compared: int = 1) -> Line:
         return Line(text, "strong", f"{times(speedup.estimate)} in this run")
     covers = f", over {speedup.covers}" if speedup.covers else ""
     if coverage is not None and coverage.unit == "block":
-        covers += ", each with a start of both servers"
+        covers += ", each with a start of both arms"
     elif coverage is not None and coverage.num_runs is None:
         # Two starts of one program differ, too.
         is_served = row.engine == "server" and not row.has_one_server

@@ -1,0 +1,87 @@
+"""Whole pages of planted runs, short and full: what a reader sees, line by line.
+
+A page that changes is a diff to be read: `pytest tests/golden -n 0 --snapshot-update` accepts it. Sentences are asserted
+here and nowhere else; figures have tests against their planted truth.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from in_process import Harness
+
+PLANTED = ["engine=simulated", "resume=false"]
+RUNS = {
+    "it pays": [],
+    "it does not pay": ["K=12", "engine.acceptance=0.3"],
+    "cannot tell": ["K=12", "engine.prompts_differ=1.5", "num_prompts=10"],
+    "three prompts": ["num_prompts=3"],
+    "a trial": ["test=true"],
+    "without a draft": ["draft=none"],
+    "answers of 4 and 60 tokens": [
+        *("engine.lengths=[4,60]", "decoding.ignore_eos=false", "engine.first_ms=200"),
+        "num_prompts=20",
+    ],
+    "one answer stalls": ["engine.stall_every=900", "engine.stall_ms=9000", "num_prompts=16"],
+    "the engine slows down": ["engine.drift=0.6", "num_prompts=40"],
+    "eight in flight": ["batch_size=8", "num_prompts=64"],
+    "at a rate, with goodput": [
+        *("engine.rate=2", "num_prompts=64", "engine.slo={ttft_ms: 100, itl_ms: 30}"),
+    ],
+    "at a rate that is too high": ["engine.rate=30", "num_prompts=64"],
+    "in blocks": ["engine.blocks=6", "engine.start_noise=0.05", "num_prompts=18"],
+    "until it is precise": ["precision=6%"],
+    "a sweep over K": ["-m", "K=1,2,4,8", "num_prompts=20"],
+    "a sweep over K with a step": ["-m", "K=4,6,8,10", "num_prompts=20", "engine.jumps={9: 8.0}"],
+    "a sweep over the load": ["-m", "batch_size=1,4", "num_prompts=40"],
+    "three repetitions": ["repeats=3", "num_prompts=10"],
+}
+# What differs from run to run, and from machine to machine.
+_VOLATILE = (
+    (re.compile(r"\d{8}T\d{6}(\.\d{6})?(-[0-9a-f]{6})?"), "RUN"),
+    (re.compile(r"(outputs|multirun)/\w+/[\d-]+/[\d-]+"), r"\1/RUN"),
+    (re.compile(r"\b\d{4}-\d{2}-\d{2}\b"), "DAY"),
+)
+
+
+def steady(text: str) -> str:
+    """The text without what differs from run to run."""
+    for pattern, word in _VOLATILE:
+        text = pattern.sub(word, text)
+    return "\n".join(line.rstrip() for line in text.splitlines())
+
+
+@pytest.mark.parametrize("run", RUNS)
+def test_a_run_of_latency(harness: Harness, snapshot: SnapshotAssertion, run: str) -> None:
+    outcome = harness("latency", *PLANTED, *RUNS[run], code=None)
+    assert steady(outcome.stdout) == snapshot(name="short")
+    assert steady(outcome.summary) == snapshot(name="full")
+
+
+def test_a_map(harness: Harness, snapshot: SnapshotAssertion) -> None:
+    grid = ["batch_sizes=[1,4]", "K=4"]
+    outcome = harness("map", *PLANTED, *grid)
+    assert steady(outcome.stdout) == snapshot
+
+
+def test_before_and_after_no_change(harness: Harness, snapshot: SnapshotAssertion) -> None:
+    for name in ("before", "after"):
+        asked = ["repeats=3", "num_prompts=10", f"results.file={name}.csv"]
+        harness("latency", *PLANTED, *asked)
+    outcome = harness("regress", "before.csv", "after.csv", code=None)
+    assert steady(outcome.stdout) == snapshot
+
+
+def test_a_report(harness: Harness, snapshot: SnapshotAssertion) -> None:
+    harness("latency", "-m", *PLANTED, "K=2,4", "num_prompts=10")
+    outcome = harness("report", "results")
+    assert steady(outcome.stdout) == snapshot(name="terminal")
+    assert steady(harness("report", "results", "format=pr").stdout) == snapshot(name="pr")
+    page = Path("results/report.html").read_text(encoding="utf-8")
+    text = re.sub(r"<(style|script|svg)\b.*?</\1>", " ", page, flags=re.DOTALL)
+    lines = [" ".join(line.split()) for line in re.sub(r"<[^>]+>", "\n", text).splitlines()]
+    assert steady("\n".join(filter(None, lines))) == snapshot(name="html")
