@@ -106,7 +106,8 @@ def _run(config: Any) -> Sequence[Any]:
         # In a sweep only before its first job.
         if crowded is not None and (sweep is None or hydra.job.num == 0):
             say(crowded)
-    needs_libraries = settings.model.repository != SERVED and is_installed("transformers")
+    is_known = settings.model.repository != SERVED and command.uses_models(settings)
+    needs_libraries = is_known and is_installed("transformers")
     if sweep is None and "torch" not in sys.modules and needs_libraries:
         # Before libraries are imported that take seconds.
         draft = "" if settings.draft is None else f" with draft {settings.draft.name}"

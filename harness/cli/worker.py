@@ -91,8 +91,9 @@ class Job:
         Raises:
             HarnessError: the error that ended it; VerdictError for a run that succeeded with a bad answer.
         """
-        signals.load(COMMANDS[self.command].module)
-        if engine_of(self.settings).computes_here:
+        command = COMMANDS[self.command]
+        signals.load(command.module)
+        if engine_of(self.settings).computes_here and command.uses_models(self.settings):
             # Now, with torch and transformers: an exception within their imports may abort the process.
             signals.load(SLOWEST_MODULE)
         runner = signals.load("harness.commands.run", must_go_on=True)

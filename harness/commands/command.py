@@ -87,6 +87,10 @@ class Command(Record):
         """Whether it needs models on this machine, whatever the engine."""
         return False
 
+    def uses_models(self, settings: Any) -> bool:
+        """Whether it may load models, or look at their configurations."""
+        return self.measures or self.needs_local(settings)
+
     def line(self, rows: Sequence[Any]) -> str:
         """The result of a job that succeeded, in a few words."""
         return ""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from harness.commands.read_runs import every_run
 from harness.config.errors import SettingError
-from harness.measuring.prices import iteration_cost, tokens_by_k, why_no_price
+from harness.measuring.prices import iteration_cost, k_of, tokens_by_k, why_no_price
 from harness.measuring.rows import LatencyRow
 from harness.results.cost_tables import Table, read_table
 from harness.results.files import read_kind
@@ -20,6 +20,7 @@ from harness.results.statistics.interval import Interval
 
 # What an iteration costs is the same while these are.
 _OF_COSTS = ("model", "engine", "devices", "dtype", "quantization")
+_ORIGIN = ("model", "engine", "devices")
 # And what it yields.
 _OF_YIELDS = ("model", "prompts", "prompts_digest", "temperature", "rule")
 
@@ -66,7 +67,9 @@ def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> Table:
         if reasons:
             rule = f"has no price of an iteration: {reasons[0]}"
         raise SettingError("costs", rule, path)
-    return Table(costs)
+    last = with_draft[-1].last
+    origin = {name: value for name in _ORIGIN if (value := getattr(last, name, None))}
+    return Table(costs, origin=origin, left_out=list(dict.fromkeys(reasons)))
 
 
 def _yields(
@@ -83,7 +86,7 @@ def _yields(
         priced = iteration_cost([run for run in of_draft if not why_no_price(run)])
         for point in priced.points:
             k = point.width - 1
-            if k in known and any(run.last.num_draft_tokens == k for run in of_draft):
+            if k in known and any(k_of(run.last) == k for run in of_draft):
                 measured[draft, k, point.rows] = known[k].estimate / point.steps.estimate
     # One pass over texts says more than the answers of a run.
     for run in read:

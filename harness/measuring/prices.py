@@ -91,8 +91,8 @@ def points_of(run: Run[LatencyRow]) -> list[Point]:
         of_steps = spent_by_unit(regular, run.prompt_rows)
         points.append(Point(1, load, _time(of_steps, unit, step_ms), Interval(1.0)))
     iteration_ms = _iteration_ms(row)
-    k = row.num_draft_tokens
-    if row.arm != "speculative" or not iteration_ms or not isinstance(k, int):
+    k = k_of(row)
+    if row.arm != "speculative" or not iteration_ms or k is None:
         return points
     of_iterations = spent_by_unit(row, run.prompt_rows)
     steps = Interval(iteration_ms / step_ms) if step_ms else Interval()
@@ -139,8 +139,8 @@ def _by_phases(run: Run[LatencyRow], in_one_pass: bool | None) -> list[Point]:
 
 def _drafts_less(row: LatencyRow) -> bool:
     """Whether iterations often draft fewer than K, so that their mean time is that of a text."""
-    k, drafted = row.num_draft_tokens, row.mean_num_draft_tokens
-    return isinstance(k, int) and drafted is not None and drafted < _LEAST_DRAFTED * k
+    k, drafted = k_of(row), row.mean_num_draft_tokens
+    return k is not None and drafted is not None and drafted < _LEAST_DRAFTED * k
 
 
 def tokens_by_k(runs: Sequence[Run[LatencyRow]]) -> dict[int, Interval]:
@@ -148,8 +148,9 @@ def tokens_by_k(runs: Sequence[Run[LatencyRow]]) -> dict[int, Interval]:
     depend. Smaller K are those that follow from a run.
     """
     yields: dict[int, Interval] = {}
-    by_k = grouped([run for run in runs if isinstance(run.last.num_draft_tokens, int)], _k)
-    for k, of_k in by_k.items():
+    for k, of_k in grouped(runs, lambda run: k_of(run.last)).items():
+        if k is None:
+            continue
         totals: dict[Unit, list[float]] = {}
         for run in of_k:
             for unit, rows in rows_by_unit(run.prompt_rows, "speculative").items():
@@ -173,18 +174,20 @@ def tokens_by_k(runs: Sequence[Run[LatencyRow]]) -> dict[int, Interval]:
     return dict(sorted(yields.items()))
 
 
-def _k(run: Run[LatencyRow]) -> int:
-    k = run.last.num_draft_tokens
-    assert isinstance(k, int)
-    return k
+def k_of(row: LatencyRow) -> int | None:
+    """K of a run; of a running server the positions that it counts. None where K varied."""
+    if row.num_draft_tokens is None:
+        return len(row.marginal_acceptance_by_position or ()) or None
+    return row.num_draft_tokens if isinstance(row.num_draft_tokens, int) else None
 
 
 def why_no_price(run: Run[LatencyRow]) -> str:
     """Why a run with a draft has no price that other texts could be given; empty where it has one."""
     row = run.last
-    k, drafted = row.num_draft_tokens, row.mean_num_draft_tokens
-    if not isinstance(k, int):
-        return f"K is {k}: choose one (K=4)"
+    k, drafted = k_of(row), row.mean_num_draft_tokens
+    if k is None:
+        known = "not reported" if row.num_draft_tokens is None else row.num_draft_tokens
+        return f"K is {known}: a price is that of one K (K=4)"
     if _drafts_less(row) and costs_in_steps(run.row("regular"), row) is None:
         return f"{drafted:.1f} tokens were drafted of K={k}, so that the text decides what an iteration costs"
     if _load(row) is None:

@@ -67,6 +67,7 @@ class Compared:
         name: of the measurement among the others.
         noise: of identical runs, where that was given.
         reason: why there is no verdict, where the interval does not show it.
+        split: of a time, what its change consists of: what iterations yield, and what they cost.
     """
 
     before: RunRow
@@ -79,6 +80,7 @@ class Compared:
     mean_after: float | None = None
     noise: Noise | None = None
     reason: str = ""
+    split: str = ""
 
     @property
     def change(self) -> str | None:

@@ -41,11 +41,15 @@ class Table:
         costs: of an iteration.
         yields: tokens per iteration by K, over all loads: what is accepted depends on none.
         measured: speed-ups of decoding by draft, K and rows in flight.
+        origin: columns of the runs that it was made of: model, engine and devices.
+        left_out: why runs have no price.
     """
 
     costs: Mapping[str, IterationCost] = field(default_factory=dict)
     yields: Mapping[str, Mapping[int, Interval]] = field(default_factory=dict)
     measured: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
+    origin: Mapping[str, str] = field(default_factory=dict)
+    left_out: Sequence[str] = ()
 
 
 @dataclass(frozen=True)

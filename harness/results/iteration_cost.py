@@ -12,19 +12,22 @@ measured.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from harness.config.errors import SettingError
+from harness.results.locked_files import replace_file
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.distributions import t_quantile
 from harness.results.statistics.interval import CONFIDENCE, Coverage, Interval
 
-# In the directory of a run.
+# In the directory of a run of `latency`; `costs.schema.json` beside this file describes it.
 COSTS_FILE = "costs.json"
 _VERSION = 1
 # Points are no line if the test says so at this level and one is at least this share off.
@@ -46,7 +49,7 @@ def why_queued(rows: int, waits: float) -> str:
     """
     return (
         f"has no price with {rows} in flight: answers take {waits:.1f} times as long as decoding them,"
-        " so that the engine queues; ask for fewer at once"
+        " so that the engine queues: ask for fewer at once"
     )
 
 
@@ -306,6 +309,12 @@ class IterationCost:
             points.append(Point(int(one["width"]), int(one["rows"]), *times, num_drafted=drafted))
         refused = {int(rows): str(reason) for rows, reason in content.get("refused", {}).items()}
         return cls(tuple(points), str(content.get("source", "")), refused)
+
+
+def write_costs(directory: Path, cost: IterationCost) -> None:
+    """Write the file of a run, whole or not at all."""
+    content = json.dumps(cost.as_json(), indent=1, allow_nan=False)
+    replace_file(directory / COSTS_FILE, f"{content}\n".encode())
 
 
 def _fits(design: Floats, ms: Floats, errors: Floats, freedom: float) -> bool:

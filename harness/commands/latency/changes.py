@@ -15,13 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.config.amounts import counted
+from harness.measuring.prices import points_of
 from harness.reporting.changes import ONE_RUN, Compared, Figure, Sides
 from harness.results.prompt_times import Unit, Wait, rows_by_unit, waits_by_unit, waits_of_both_arms
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.comparisons import Noise, compare, noise_of_runs
-from harness.results.statistics.interval import Coverage, fewest_units
+from harness.results.statistics.interval import Coverage, Interval, fewest_units
 from harness.results.verdict import ArmEvidence, why_other_work
 
 # If the mean numbers of draft tokens per iteration differ by more than this, in logarithms (10 %), a
@@ -64,6 +65,8 @@ def changes_by_prompt(sides: Sides) -> list[Compared]:
     noise = _noise_by_figure(sides.noise)
     compared = [_compared_figure(figure, sides, noise.get(figure.name)) for figure in _OF_PROMPTS]
     known = [one for one in compared if one is not None]
+    if reason is None and known:
+        known[0] = replace(known[0], split=_split(sides, noise.get(_ITERATION.name)))
     if reason is not None and known:
         # Without the figures: they are of different work.
         return [replace(sides.compared(one.figure), reason=reason) for one in known]
@@ -92,7 +95,7 @@ def _evidence(run: Run) -> ArmEvidence:
 def _noise_by_figure(runs: Sequence[Run]) -> dict[str, Noise]:
     """How far apart runs with the same settings are, for each figure that is timed."""
     noises = {}
-    for figure in filter(attrgetter("timed"), _OF_PROMPTS):
+    for figure in filter(attrgetter("timed"), (*_OF_PROMPTS, _ITERATION)):
         values = _by_run(runs, figure)
         units = _common_units(values)
         if len(values) > 1 and units:
@@ -145,6 +148,47 @@ def _compared_figure(figure: FigureOfPrompts, sides: Sides, noise: Noise | None)
         verdict=verdict,
         reason=reason,
     )
+
+
+def _split(sides: Sides, noise: Noise | None) -> str:
+    """`all of it is acceptance: 3.19 → 2.66 tokens per iteration (0.80 to 0.87 of it); an iteration costs the same,
+    0.99 (0.97 to 1.01)`, of the time per token after the first. Empty where one of them is unknown.
+    """
+    parts = []
+    for figure in (_TOKENS_PER_ITERATION, _ITERATION):
+        part = _compared_figure(figure, sides, noise if figure.timed else None)
+        if part is None or part.comparison is None or not part.comparison.change.has_bounds:
+            return ""
+        parts.append(part.comparison.change)
+    tokens, iteration = parts
+    means = [_mean_iteration(runs) for runs in (sides.before, sides.after)]
+    if None in means:
+        return ""
+    (tokens_before, ms_before), (tokens_after, ms_after) = filter(None, means)
+    lengths = f"{tokens_before:.2f} → {tokens_after:.2f} tokens per iteration"
+    yields = f"{lengths}, {_times_as(tokens)}"
+    costs = f"{ms_before:.1f} → {ms_after:.1f} ms per iteration, {_times_as(iteration)}"
+    if tokens.excludes(1) and not iteration.excludes(1):
+        return f"all of it is acceptance: {yields}; an iteration costs the same, {_times_as(iteration)}"
+    if iteration.excludes(1) and not tokens.excludes(1):
+        return f"all of it is the cost of an iteration: {costs}; it yields the same, {_times_as(tokens)}"
+    if tokens.excludes(1):
+        return f"both changed: {yields}; {costs}"
+    return f"neither acceptance ({_times_as(tokens)}) nor the cost of an iteration ({_times_as(iteration)})"
+
+
+def _times_as(change: Interval) -> str:
+    """`0.83 (0.80 to 0.87)`."""
+    return f"{change.estimate:.2f} ({change.low:.2f} to {change.high:.2f})"
+
+
+def _mean_iteration(runs: Sequence[Run]) -> tuple[float, float] | None:
+    """Tokens and milliseconds of an iteration, as means over runs; None where they are not known."""
+    tokens = [run.last.tokens_per_iteration for run in runs]
+    costs = [point for run in runs for point in points_of(run) if point.width > 1]
+    if not all(tokens) or len(costs) < len(runs):
+        return None
+    return fmean(tokens), fmean(point.ms.estimate for point in costs)
 
 
 def _own_figure(figure: FigureOfPrompts, runs: Sequence[Run]) -> float | None:
@@ -271,12 +315,31 @@ def _tokens_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
     return by_unit
 
 
+def _ms_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
+    """Time after the first token over iterations; of servers that count these for each request."""
+    by_unit = {}
+    for unit, rows in rows_by_unit(prompts, "speculative").items():
+        iterations = [row.num_iterations or 0 for row in rows]
+        ms = sum((row.time_ms or 0.0) - (row.time_to_first_token_ms or 0.0) for row in rows)
+        if all(iterations) and ms > 0:
+            by_unit[unit] = ms / sum(iterations)
+    return by_unit
+
+
 _TOKENS_PER_ITERATION = FigureOfPrompts(
     name="tokens per iteration",
     better="higher",
     words=("more", "fewer"),
     column="tokens_per_iteration",
     by_unit=_tokens_per_iteration,
+)
+_ITERATION = FigureOfPrompts(
+    name="ms per iteration",
+    better="lower",
+    words=("cheaper", "more expensive"),
+    timed=True,
+    column="ms_per_token",
+    by_unit=_ms_per_iteration,
 )
 _OF_PROMPTS = (
     FigureOfPrompts(

@@ -30,6 +30,7 @@ from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, Stopped
 from harness.measuring.figures.paired import paired_times
 from harness.measuring.figures.texts import compare_texts
 from harness.measuring.interleaving import Answers, ask_in_turns
+from harness.measuring.prices import iteration_cost
 from harness.measuring.progress import say
 from harness.measuring.prompts.encoding import decide_ignore_eos
 from harness.measuring.prompts.sets import load_prompts
@@ -37,7 +38,9 @@ from harness.measuring.quietness import Quietness
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.reporting.table import Table
+from harness.results.iteration_cost import write_costs
 from harness.results.rows.prompts import PROMPTS_FILE, LatencyPromptRow
+from harness.results.runs import Run
 from harness.results.statistics.interval import CONFIDENCE, Interval
 from harness.results.statistics.stopping import (
     CONFIDENCE_OF_LOOKS,
@@ -213,7 +216,11 @@ class Latency(Experiment):
                 "prompts_digest": self.prompt_set.digest,
             }
             rows.append(session.row(LatencyRow, **figures))
-        return judged(rows, {name: arm.lengths for name, arm in self.run.arms.items()})
+        found = judged(rows, {name: arm.lengths for name, arm in self.run.arms.items()})
+        cost = iteration_cost([Run([*found], directory=session.directory)])
+        if cost.points and found[-1].status == "ok":
+            write_costs(session.directory, dataclasses.replace(cost, source=str(session.run)))
+        return found
 
     def judge(self, rows: Sequence[LatencyRow]) -> None:
         require_verdict(rows)

@@ -1,28 +1,49 @@
 """`plan`: does a pair fit, and how fast can it be at best, before anything is downloaded?
 
 The wing with the models sketches them from their configurations and places them on a real or pretended machine
-(`engines.door.plans`); here its bytes become the columns of one row.
+(`engines.door.plans`); here its bytes become the columns of one row. With `costs=` no model is looked at: what an
+iteration costs was measured, and `acceptance=` says what it yields (`commands.plan.predictions`).
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from harness.commands.command import Experiment
+from harness.commands.plan.predictions import Prediction, predictions
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import least_ms
+from harness.commands.read_prices import read_prices
 from harness.commands.read_runs import runs_of_pair
 from harness.config.errors import VerdictError
+from harness.config.model_names import SERVED
+from harness.config.settings import LARGEST_K, ModelSettings
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
 from harness.engines.door.wing import local
 from harness.measuring.session import Session
+from harness.results.cost_tables import Table
+from harness.results.iteration_cost import IterationCost
 from harness.results.rows.acceptance import AcceptanceRow
+from harness.results.schema import OF_A_PAIR_HERE
 from harness.results.statistics.interval import Interval
 
-# The largest K that is tried with a guessed chance of acceptance.
+# The largest K that is tried with a guessed chance of acceptance, where bytes price any K.
 _MOST_GUESSED = 16
+# Columns of a plan that mean nothing where costs were measured.
+_UNUSED = (
+    "dtype",
+    "placement",
+    "temperature",
+    "prompt_length",
+    "max_new_tokens",
+    "runner",
+    "settings",
+)
 
 
 class Plan(Experiment):
@@ -30,24 +51,43 @@ class Plan(Experiment):
 
     Attributes:
         accepted: the tokens per iteration of each K, by `acceptance=`; empty without it.
-        figures: columns of the row, filled by `measure`.
+        predictions: from measured costs; None without `costs=`.
+        figures: columns of the row, filled by `measure`; of predictions those that all rows have.
     """
 
     def __init__(self, settings: PlanSettings) -> None:
         self.settings = settings
-        self.accepted: dict[int, Interval] = {}
-        rate = settings.acceptance_rate
-        if rate is not None:
-            for k in range(1, _MOST_GUESSED + 1):
-                self.accepted[k] = Interval(sum(rate**place for place in range(k + 1)))
-        elif settings.acceptance is not None:
+        self.accepted = _typed_yields(settings)
+        self.predictions: Sequence[Prediction] | None = None
+        self.figures: dict[str, Any] = {}
+        if settings.costs is not None:
+            self._predict(settings.costs)
+        elif settings.acceptance_path is not None:
             runs = runs_of_pair("acceptance", AcceptanceRow, settings, drawn_alike=True)
             for row in runs[-1].rows:
                 if isinstance(row.num_draft_tokens, int) and row.tokens_per_iteration is not None:
                     self.accepted[row.num_draft_tokens] = row.tokens_per_iteration
-        self.figures: dict[str, Any] = {}
+
+    def _predict(self, path: str) -> None:
+        """Predict from costs that were measured, of whatever pair that was."""
+        costs = read_prices("costs", path)
+        accepted = Table(yields={"": self.accepted})
+        typed = self.settings.acceptance_path
+        if typed is not None:
+            accepted = read_prices("acceptance", typed)
+        self.predictions, notes = predictions(costs, accepted)
+        model = ModelSettings(name=costs.origin.get("model") or Path(path).stem, repository=SERVED)
+        self.settings = replace(self.settings, model=model, draft=None)
+        # Settings that nothing was measured with.
+        self.figures = dict.fromkeys(PlanRow.columns().keys() & {*OF_A_PAIR_HERE, *_UNUSED})
+        self.figures |= {**costs.origin, "note": "; ".join(notes) or None}
+        given = self.settings.acceptance
+        self.figures["cost_source"] = path
+        self.figures["acceptance_source"] = json.dumps(given) if isinstance(given, tuple) else given
 
     def measure(self, session: Session) -> None:
+        if self.predictions is not None:
+            return
         settings = self.settings
         pretended = None
         if settings.gpus is not None or settings.gpu_memory is not None:
@@ -74,6 +114,10 @@ class Plan(Experiment):
             self.figures |= _prediction(plan.reads, self.accepted)
 
     def rows(self, session: Session) -> list[PlanRow]:
+        if self.predictions is not None:
+            return [
+                session.row(PlanRow, **self.figures | one.columns()) for one in self.predictions
+            ]
         return [session.row(PlanRow, **self.figures)]
 
     def judge(self, rows: Sequence[PlanRow]) -> None:
@@ -83,6 +127,27 @@ class Plan(Experiment):
 
 
 EXPERIMENT = Plan
+
+
+def _typed_yields(settings: PlanSettings) -> dict[int, Interval]:
+    """The tokens per iteration of each K that numbers give; {} for a path, and without any.
+
+    Of one rate those of every K; of rates by position those as far as they go.
+    """
+    if settings.length_at_k is not None:
+        k, length = settings.length_at_k
+        return {k: Interval(length)}
+    rates = settings.acceptance_rates or ()
+    is_one = isinstance(settings.acceptance, str)
+    most = LARGEST_K if settings.costs is not None else _MOST_GUESSED
+    by_place = [*rates] * most if is_one else [*rates]
+    yields = {}
+    tokens = reached = 1.0
+    for k, rate in enumerate(by_place, start=1):
+        reached *= rate
+        tokens += reached
+        yields[k] = Interval(tokens)
+    return yields
 
 
 def _sizes(machine: Machine, plan: PairPlan) -> dict[str, Any]:
@@ -183,10 +248,11 @@ def _prediction(reads: PassBytes, accepted: Mapping[int, Interval]) -> dict[str,
     """
     if not accepted:
         return {}
-    speedups = {k: tokens.scaled(1 / reads.iteration_steps(k)) for k, tokens in accepted.items()}
-    best = max(speedups, key=lambda k: speedups[k].estimate)
+    steps = {k: reads.iteration_steps(k) for k in accepted}
+    best = IterationCost.of_steps(steps, "bytes").best_k(accepted)
     return {
-        "predicted_speedup": speedups[best],
-        "predicted_tokens_per_iteration": accepted[best].estimate,
-        "best_num_draft_tokens": best,
+        "predicted_speedup": best.speedup,
+        "predicted_tokens_per_iteration": accepted[best.k].estimate,
+        "best_num_draft_tokens": best.k,
+        "as_good_num_draft_tokens": [*best.alike] or None,
     }

@@ -1,10 +1,11 @@
-"""`plan`: does a pair fit, before anything is downloaded?"""
+"""`plan`: does a pair fit, before anything is downloaded, and what would K give that nobody measured?"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.commands.command import Command
@@ -28,15 +29,20 @@ class PlanSettings(RunSettings):
         gpu_memory: of each, with its unit: `40GB` (10^9 bytes), `80GiB` (2^30 bytes).
         bandwidth: of a GPU's memory, or of main memory, in GB/s.
         prompt_length: tokens of the longest prompt.
-        acceptance: a run of `acceptance` with the pair (its directory, `acceptance.csv` or `result.json`), which
-            predicts the speed-up and the best K; or a guess, the chance that a draft token is accepted, `0.7`.
+        costs: what an iteration costs: a directory or CSV file of `latency`, a run's `costs.json`, or a table (`FILE`,
+            or `FILE@WORD` for its rows with that word). The speed-up is predicted from it and from `acceptance`,
+            without models; None for the bytes that the pair must read.
+        acceptance: what an iteration yields: a run of `acceptance` or, with `costs`, of `latency` (its directory, CSV
+            file or `result.json`) or a table; or a guess, the chance that a draft token is accepted if those before it
+            were: `0.7`, or for each position `[0.8,0.7,0.6]`; or tokens per iteration at one K: `3.2@4`.
     """
 
     gpus: int | None = None
     gpu_memory: str | None = None
     bandwidth: float | None = None
     prompt_length: int = 128
-    acceptance: str | None = None
+    costs: str | None = None
+    acceptance: str | tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -59,30 +65,55 @@ class PlanSettings(RunSettings):
         )
         finite = self.bandwidth is None or 0 < self.bandwidth < float("inf")
         require(finite, "bandwidth", "must be positive, in GB/s", self.bandwidth)
+        rule = "needs acceptance=: what an iteration yields, such as acceptance=0.7 or a run"
+        require(self.costs is None or self.acceptance is not None, "costs", rule, self.costs)
         rule = "must be null without a draft: nothing is accepted"
-        needless = self.acceptance is not None and self.draft is None
-        require(not needless, "acceptance", rule, self.acceptance)
+        with_bytes = self.acceptance is not None and self.costs is None
+        require(not (with_bytes and self.draft is None), "acceptance", rule, self.acceptance)
         has_trees = self.draft is not None and self.draft.most_nodes > 0
         tree = getattr(self.draft, "tree", "chain")
         rule = f"must be null with draft.tree={tree}: it is of chains, and a tree keeps more"
-        require(not has_trees or self.acceptance is None, "acceptance", rule, self.acceptance)
-        rate = self.acceptance_rate
+        require(not (with_bytes and has_trees), "acceptance", rule, self.acceptance)
         rule = "must be above 0 and at most 1, or a run of acceptance"
-        require(rate is None or 0 < rate <= 1, "acceptance", rule, self.acceptance)
+        for rate in self.acceptance_rates or ():
+            require(0 < rate <= 1, "acceptance", rule, self.acceptance)
+        if self.length_at_k is not None:
+            k, length = self.length_at_k
+            rule = f"must be from 1 to {k + 1} tokens per iteration at K={k}"
+            require(k >= 1 and 1 <= length <= k + 1, "acceptance", rule, self.acceptance)
 
     @property
-    def acceptance_rate(self) -> float | None:
-        """`acceptance` where it is a number; None for a path."""
+    def acceptance_rates(self) -> Sequence[float] | None:
+        """`acceptance` where it is a number, or one for each position; None for a path."""
+        if self.acceptance is None or isinstance(self.acceptance, tuple):
+            return self.acceptance
         try:
-            return None if self.acceptance is None else float(self.acceptance)
+            return (float(self.acceptance),)
         except ValueError:
             return None
 
     @property
+    def length_at_k(self) -> tuple[int, float] | None:
+        """K and tokens per iteration of `3.2@4`; None for anything else."""
+        typed = self.acceptance if isinstance(self.acceptance, str) else ""
+        match = re.fullmatch(r"(\d+(?:\.\d*)?)@(\d+)", typed)
+        return None if match is None else (int(match[2]), float(match[1]))
+
+    @property
+    def acceptance_path(self) -> str | None:
+        """`acceptance` where it is a path; None for numbers."""
+        is_path = isinstance(self.acceptance, str) and self.acceptance_rates is None
+        return str(self.acceptance) if is_path and self.length_at_k is None else None
+
+    @property
     def named_paths(self) -> dict[str, str]:
-        if self.acceptance is None or self.acceptance_rate is not None:
-            return {}
-        return {"acceptance": self.acceptance}
+        paths = {"costs": self.costs, "acceptance": self.acceptance_path}
+        named = {}
+        for name, path in paths.items():
+            if path is not None:
+                # `FILE@WORD` selects rows of a file.
+                named[name] = path if Path(path).exists() else path.partition("@")[0]
+        return named
 
     @property
     def gpu_memory_bytes(self) -> int | None:
@@ -97,7 +128,7 @@ class PlanSettings(RunSettings):
 
 
 class Plan(Command):
-    """Says whether a pair fits, and how fast it can be at best."""
+    """Says whether a pair fits and how fast it can be at best, or predicts from costs that were measured."""
 
     name = "plan"
     summary = "whether a pair fits on these GPUs, or on others, before anything is downloaded"
@@ -112,6 +143,11 @@ class Plan(Command):
             "what a run of `acceptance` predicts there, and the best K",
         ),
         (
+            "costs=multirun/latency/2026-11-22/10-12-00 acceptance=outputs/acceptance/2026-11-22/09-43-39",
+            "the speed-up and the best K, from costs that a sweep over K measured; needs no models",
+        ),
+        ("costs=costs.csv acceptance=0.8", "the same from a table (k,in_flight,ms) and a guess"),
+        (
             "-m model=13B,30B,65B draft=7B,7B_8bit gpus=8 gpu_memory=40GB",
             "a table of all pairs",
         ),
@@ -124,10 +160,12 @@ class Plan(Command):
     measures = False
 
     def needs_local(self, settings: Any) -> bool:
-        return True
+        return settings.costs is None
 
     def line(self, rows: Sequence[Any]) -> str:
-        return "fits"
+        from harness.commands.plan.predictions import best_in_words
+
+        return best_in_words(rows) if rows[0].cost_source else "fits"
 
     def failure(self, row: Any) -> str:
         """For a pair that does not fit, by how much."""
@@ -140,9 +178,12 @@ class Plan(Command):
         return f"does not fit: {gigabytes(row.needed_bytes)} GB in {free_in_words(row)} GB"
 
     def page(self, runs: Sequence[Any]) -> Page | None:
+        from harness.commands.plan.predictions import predictions_page
         from harness.commands.plan.tables import plan_page
 
-        return plan_page([row for run in runs for row in run.rows])
+        rows = [row for run in runs for row in run.rows]
+        predicted = [row for row in rows if row.cost_source]
+        return predictions_page(predicted) if predicted else plan_page(rows)
 
 
 RECORD = Plan()

@@ -1,4 +1,4 @@
-"""The rows of `plan`: one per pair."""
+"""The rows of `plan`: one per pair; of a prediction from measured costs one per draft, load and K."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.results.statistics.interval import Interval
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow(RunRow):
-    """`plan.csv`: one row per pair."""
+    """`plan.csv`: one row per pair, or with `costs=` one per draft, load and K."""
 
     kind = "plan"
     recognised_by = ("needed_bytes", "free_bytes", "highest_speedup", "instead")
@@ -51,11 +51,23 @@ class PlanRow(RunRow):
     )
     predicted_speedup: Interval | None = with_interval(
         None,
-        "tokens per iteration that `acceptance` found over the bytes that an iteration reads in steps of the target",
-        "95 % interval over texts, of the tokens alone",
+        "tokens per iteration (`acceptance`) over what an iteration costs in regular steps: measured (`costs`), or the"
+        " bytes that it reads",
+        "95 % interval, of the tokens and of measured costs",
     )
     predicted_tokens_per_iteration: MaybeFloat = figure("of that prediction", "tokens")
     best_num_draft_tokens: MaybeInt = figure("the K for which most is predicted", "tokens")
+    as_good_num_draft_tokens: list[int] | None = figure(
+        "other K whose predictions cannot be told from it, as JSON"
+    )
+    iteration_ms: Interval | None = with_interval(
+        None, "an iteration, as `costs` measured it", "95 % interval", "ms"
+    )
+    measured_speedup: MaybeFloat = figure(
+        "what `acceptance` itself measured of decoding at this load, to be compared with the prediction"
+    )
+    cost_source: MaybeText = figure("`costs`, where a prediction is from measured costs")
+    acceptance_source: MaybeText = figure("`acceptance` of such a prediction")
     bandwidths: dict[str, float] | None = figure(
         "memory bandwidth by what has it, GB/s, as JSON", "GB/s"
     )

@@ -156,7 +156,12 @@ def page_of_changes(
     doubts += [_not_quiet("before", before), _not_quiet("after", after)]
     table = replace(_table(compared), notes=(*notes, *_differences(compared)))
     title = f"{subject} · margin {margin:.1%}"
-    return Page(title, [_finding(compared, margin)], [*filter(None, doubts)], [table])
+    split = [one for one in compared if one.split]
+    several = len({one.after.run for one in split}) > 1
+    why = [
+        ("Why", f"{one.name.label(', ')}: {one.split}" if several else one.split) for one in split
+    ]
+    return Page(title, [_finding(compared, margin)], [*filter(None, doubts)], [table], why)
 
 
 def _finding(compared: Sequence[Compared], margin: float) -> Line:

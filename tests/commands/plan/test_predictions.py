@@ -1,0 +1,150 @@
+"""`plan costs=… acceptance=…` through the command line: planted costs predict what was not measured, without models."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pandas as pd
+import pytest
+
+import harness as package
+from harness.engines.simulated import SimulatedSettings
+from harness.results.iteration_cost import IterationCost
+from in_process import Harness, only
+from wording import mentions
+
+PUBLISHED = Path(package.__file__).parents[1] / "benchmarks" / "published"
+SWEEP = PUBLISHED / "qwen3.8_27b_b200_2026-10-06.csv"
+SIMULATED = ["engine=simulated", "tokens=200"]
+
+
+def rows_of(harness: Harness, *arguments: str) -> tuple[pd.DataFrame, str]:
+    """The rows of a prediction, and its page."""
+    outcome = harness("plan", *arguments, "hydra.run.dir=predicted")
+    rows = pd.read_csv("predicted/plan.csv")
+    Path("predicted/plan.csv").unlink()
+    return rows, " ".join(outcome.stdout.split())
+
+
+def test_a_sweep_predicts_the_speedup_on_texts_that_it_never_saw(harness: Harness) -> None:
+    harness("latency", "-m", *SIMULATED, "K=2,4,8", "results.file=costs.csv")
+    other = [*SIMULATED, "engine.acceptance=0.6", "seed=7"]
+    harness("latency", "-m", *other, "K=2,4,8", "results.file=other.csv")
+    rows, page = rows_of(harness, "costs=costs.csv", "acceptance=other.csv")
+    rows = rows.set_index("num_draft_tokens")
+    planted = SimulatedSettings(acceptance=0.6)
+    assert [*rows.index] == [2, 4, 8]
+    found = pd.read_csv("other.csv")
+    after_first = (found.ms_per_token * 200 - found.time_to_first_token_ms) / 199
+    both = after_first.groupby(found.run)
+    measured = both.first() / both.last()
+    measured.index = pd.Index(found.groupby("run").num_draft_tokens.last().astype(int))
+    for k in rows.index:
+        steps = planted.iteration_ms(k) / planted.step_ms
+        assert rows.break_even_tokens[k] == pytest.approx(steps, rel=0.02)
+        assert rows.iteration_ms[k] == pytest.approx(planted.iteration_ms(k), rel=0.02)
+        assert rows.predicted_speedup_low[k] < measured[k] < rows.predicted_speedup_high[k]
+        assert rows.measured_speedup[k] == pytest.approx(measured[k], rel=0.02)
+    best = measured.idxmax()
+    assert f"predicted at K={best}" in page
+    assert "3 of 3 within 5 % of what was measured" in page
+    assert "planted costs, no measurement" in page
+    assert "intervals are over 15 prompts" in page
+
+
+def test_the_published_sweep_is_predicted_by_one_command(harness: Harness) -> None:
+    """Of Qwen3.8-27B on a B200: the cost from HumanEval, what math_reasoning yields."""
+    asked = (f"costs={SWEEP}@HumanEval", f"acceptance={SWEEP}@math_reasoning")
+    rows, page = rows_of(harness, *asked)
+    assert "15 of 15 within 5 % of what was measured" in page
+    assert "DSpark K=7 with 1 to 32 in flight: 3.88× to 2.25×" in page
+    assert "MTP K=2 with 64 to 128 in flight: 1.59× to 1.30×" in page
+    assert mentions(page, "Costs has no price with 128 in flight", "the engine queues")
+    errors = rows.predicted_speedup / rows.measured_speedup - 1
+    assert len(rows) == 15
+    assert errors.abs().max() < 0.05
+
+
+@pytest.fixture
+def table(tmp_path: Path) -> str:
+    """A regular step of 20 ms; K=2, 4 and 8 take 25, 30 and 60 ms; nothing is known with several in flight but K=4."""
+    lines = ["# mine", "k,in_flight,ms", ",1,20", "2,1,25", "4,1,30", "8,1,60", ",8,20", "4,8,40"]
+    (tmp_path / "mine.csv").write_text("\n".join(lines) + "\n")
+    return "costs=mine.csv"
+
+
+@pytest.mark.parametrize(
+    ("acceptance", "speedups"),
+    [
+        ("0.8", {2: 2.44 / 1.25, 4: 3.3616 / 1.5, 8: 4.328911 / 3}),
+        # Further positions are unknown, and so are larger K.
+        ("[0.8,0.5]", {2: 2.2 / 1.25}),
+        ("[0.8,0.5,0.5,0.5]", {2: 2.2 / 1.25, 4: 2.5 / 1.5}),
+        ("3@4", {4: 2.0}),
+    ],
+)
+def test_what_typed_numbers_predict(
+    harness: Harness, table: str, acceptance: str, speedups: dict[int, float]
+) -> None:
+    rows, page = rows_of(harness, table, f"acceptance={acceptance}")
+    alone = rows.query("batch_size == 1").set_index("num_draft_tokens").predicted_speedup
+    assert alone.to_dict() == pytest.approx(speedups)
+    loaded = rows.query("batch_size == 8").set_index("num_draft_tokens").predicted_speedup
+    assert loaded.to_dict() == pytest.approx({4: alone[4] * 1.5 / 2} if 4 in alone else {})
+    assert "no interval is known" in page
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (["acceptance=3@6"], "costs: has no price of K=6 with 1 in flight, but of K=2, 4, 8: measure K=6"),
+        (["acceptance=7@4"], "acceptance=7@4: must be from 1 to 5 tokens per iteration at K=4"),
+        (["acceptance=1.5"], "acceptance=1.5: must be above 0 and at most 1"),
+        (["acceptance=[0.8,1.5]"], "must be above 0 and at most 1"),
+        (["acceptance=./absent"], "acceptance=./absent: no such file or directory"),
+        ([], "costs=mine.csv: needs acceptance=: what an iteration yields"),
+        (["acceptance=mine.csv"], "acceptance: has no K"),
+    ],
+)  # fmt: skip
+def test_mistakes(harness: Harness, table: str, arguments: list[str], complaint: str) -> None:
+    assert complaint in harness.refused("plan", table, *arguments)
+
+
+def test_costs_of_another_draft_are_refused(harness: Harness, table: str) -> None:
+    asked = (f"costs={SWEEP}@HumanEval@MTP", f"acceptance={SWEEP}@math_reasoning@DSpark")
+    assert "acceptance: is of DSpark, and costs of MTP" in harness.refused("plan", *asked)
+
+
+def test_a_run_leaves_its_costs_and_they_are_read_again(harness: Harness) -> None:
+    harness("latency", *SIMULATED, "K=4", "batch_size=2", "num_prompts=16")
+    file = only("costs.json")
+    content = json.loads(file.read_text())
+    schema = Path(package.__file__).parent / "results" / "costs.schema.json"
+    jsonschema.validate(content, json.loads(schema.read_text()))
+    cost = IterationCost.from_json(content)
+    assert [(point.width, point.rows) for point in cost.points] == [(1, 2), (5, 2)]
+    of_file, _ = rows_of(harness, f"costs={file}", "acceptance=0.7")
+    of_run, _ = rows_of(harness, f"costs={file.parent}", "acceptance=0.7")
+    figures: list[Any] = ["num_draft_tokens", "batch_size", "predicted_speedup", "iteration_ms"]
+    pd.testing.assert_frame_equal(of_file[figures], of_run[figures])
+    file.write_text(json.dumps(content | {"version": 2}))
+    assert "is no file of costs" in harness.refused("plan", f"costs={file}", "acceptance=0.7")
+
+
+def test_several_acceptances_make_one_page(harness: Harness, table: str) -> None:
+    outcome = harness("plan", "-m", table, "acceptance=0.7,0.9")
+    shown = " ".join(outcome.stdout.split())
+    assert re.search(r"0\.7: predicted .*0\.9: predicted", shown)
+
+
+def test_another_run_of_the_model_or_machine_is_not_mixed_in(harness: Harness) -> None:
+    harness("latency", *SIMULATED, "K=4")
+    rows = pd.read_csv("results/latency.csv", dtype=str)
+    other = rows.assign(run=rows.run + "x", devices="NVIDIA H100", measurement="other")
+    pd.concat([rows.assign(devices="NVIDIA A100"), other]).to_csv("both.csv", index=False)
+    complaint = harness.refused("plan", "costs=both.csv", "acceptance=0.7")
+    assert "has runs with several devices: NVIDIA A100, NVIDIA H100" in complaint

@@ -1,0 +1,55 @@
+"""A change of speed is what iterations yield, or what they cost: planted, and attributed through the command."""
+
+from __future__ import annotations
+
+import pandas as pd
+
+from in_process import Harness
+
+BEFORE = ["engine=simulated", "K=4", "tokens=200"]
+# Two runs on each side.
+SEEDS = "seed=1,2"
+
+
+def measured(harness: Harness, name: str, *planted: str) -> str:
+    file = f"{name}.csv"
+    harness("latency", "-m", *BEFORE, *planted, SEEDS, f"results.file={file}")
+    rows = pd.read_csv(file, dtype=str)
+    # What was planted is in `settings`, where a change of a server would not be.
+    rows.assign(settings="").to_csv(file, index=False)
+    return file
+
+
+def why(harness: Harness, *planted: str) -> str:
+    sides = measured(harness, "before"), measured(harness, "after", *planted)
+    outcome = harness("regress", *sides, "margin=0.02", code=None)
+    shown = " ".join(outcome.stdout.split())
+    assert "Why" in shown, shown
+    return shown.split("Why ")[1]
+
+
+def test_fewer_accepted_tokens_are_acceptance(harness: Harness) -> None:
+    """0.8 → 0.68 of the tested tokens: about 3.3 → 2.7 tokens per iteration, of the same 30 ms."""
+    text = why(harness, "engine.acceptance=0.68")
+    assert text.startswith("all of it is acceptance: 3."), text
+    assert "an iteration costs the same, 1.00 (" in text
+
+
+def test_slower_iterations_are_cost(harness: Harness) -> None:
+    """An iteration of 30 ms takes 31.5 ms, a regular step what it did."""
+    text = why(harness, "engine.draft_ms=2.375")
+    assert text.startswith("all of it is the cost of an iteration: 29."), text
+    assert "ms per iteration, 1.05 (1.0" in text
+    assert "it yields the same, 1.00 (1.00 to 1.00)" in text
+
+
+def test_both_are_named_where_both_changed(harness: Harness) -> None:
+    text = why(harness, "engine.draft_ms=2.375", "engine.acceptance=0.68")
+    assert text.startswith("both changed: 3."), text
+
+
+def test_identical_runs_differ_in_neither(harness: Harness) -> None:
+    text = why(harness, "engine.noise=0.021")
+    assert text.startswith(
+        "neither acceptance (1.00 (1.00 to 1.00)) nor the cost of an iteration"
+    ), text
