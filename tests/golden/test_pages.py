@@ -1,7 +1,7 @@
 """Whole pages of planted runs, short and full: what a reader sees, line by line.
 
-A page that changes is a diff to be read: `pytest tests/golden -n 0 --snapshot-update` accepts it. Sentences are asserted
-here and nowhere else; figures have tests against their planted truth.
+A page that changes is a diff to be read: `pytest tests/golden -n 0 --snapshot-update` accepts it. Figures have tests
+against their planted truth.
 """
 
 from __future__ import annotations
