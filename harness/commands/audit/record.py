@@ -6,10 +6,10 @@ from harness.commands.command import Command
 
 
 class Audit(Command):
-    """Checks the figures of a table against each other. It runs nothing, and takes a path instead of settings."""
+    """Explains figures of a table, and checks them against each other. It runs nothing, and takes a path instead of settings."""
 
     name = "audit"
-    summary = "whether published figures are possible, and the command that repeats them: exit code 0 yes, 1 no"
+    summary = "what an iteration costs by published figures, and whether they are possible: exit code 0 yes, 1 no"
     example = "README.md num_prompts=80"
     help_order = 10
     experiment = "harness.commands.audit.command"
