@@ -370,7 +370,8 @@ def test_one_block_has_no_interval(harness: Harness) -> None:
 
 
 def test_a_run_is_shown_by_its_directory_where_its_results_are_elsewhere(harness: Harness) -> None:
-    two = behind(ECHO, f"{ECHO} -k 3")
+    # So slow that there is no doubt about the verdict, which other steps would depend on.
+    two = behind(f"{ECHO} --delay 0.02", f"{ECHO} --delay 0.02 -k 3")
     shown = harness("latency", *QUICK, "results.file=mine/latency.csv", *two, code=None).stdout
     assert (step := re.search(r"harness report (\S+) format=row", shown))
     assert "speed-up" in harness("report", step[1], "format=row").stdout
