@@ -28,6 +28,8 @@ from harness.results.verdict import ArmEvidence, why_other_work
 # If the mean numbers of draft tokens per iteration differ by more than this, in logarithms (10 %), a
 # server drafted with another K.
 _OTHER_K = 0.1
+# A part of a change is most of it from this share on.
+_MOST_OF_IT = 0.8
 # The most that a unit adds to the logarithm of a time per token, in units' worth.
 _MOST_ADDED = 600.0
 # Times change by about as much as the share of the processor that a program gets: sides whose shares differ by more
@@ -168,13 +170,25 @@ def _split(sides: Sides, noise: Noise | None) -> str:
     lengths = f"{tokens_before:.2f} → {tokens_after:.2f} tokens per iteration"
     yields = f"{lengths}, {_times_as(tokens)}"
     costs = f"{ms_before:.1f} → {ms_after:.1f} ms per iteration, {_times_as(iteration)}"
-    if tokens.excludes(1) and not iteration.excludes(1):
-        return f"all of it is acceptance: {yields}; an iteration costs the same, {_times_as(iteration)}"
-    if iteration.excludes(1) and not tokens.excludes(1):
-        return f"all of it is the cost of an iteration: {costs}; it yields the same, {_times_as(tokens)}"
+    if not (tokens.excludes(1) or iteration.excludes(1)):
+        same = f"nor the cost of an iteration changed, {_times_as(iteration)}"
+        return f"neither tokens per iteration, {_times_as(tokens)}, {same}"
+    # Of a change in logarithms, of which both are parts.
+    of_tokens, of_cost = (abs(math.log(part.estimate)) for part in parts)
+    if of_tokens >= _MOST_OF_IT * (of_tokens + of_cost):
+        share = "most" if iteration.excludes(1) else "all"
+        cost = f"an iteration costs {_times_as(iteration)}"
+        if share == "all":
+            cost = f"an iteration costs the same, {_times_as(iteration)}"
+        return f"{share} of it is acceptance: {yields}; {cost}"
+    if of_cost >= _MOST_OF_IT * (of_tokens + of_cost):
+        share = "most" if tokens.excludes(1) else "all"
+        return f"{share} of it is the cost of an iteration: {costs}; it yields {_times_as(tokens)}"
+    if tokens.excludes(1) and iteration.excludes(1):
+        return f"acceptance and cost both changed: {yields}; {costs}"
     if tokens.excludes(1):
-        return f"both changed: {yields}; {costs}"
-    return f"neither acceptance ({_times_as(tokens)}) nor the cost of an iteration ({_times_as(iteration)})"
+        return f"acceptance changed: {yields}; the cost is not known to have: {costs}"
+    return f"the cost of an iteration changed: {costs}; acceptance is not known to have: {yields}"
 
 
 def _times_as(change: Interval) -> str:
