@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Literal, NamedTuple, get_args
@@ -610,6 +610,8 @@ def judge(rows: Sequence[Stated]) -> list[Judged]:
             verdict = "unlikely"
             reason += f"; in the other rows it {identity.forms[0].sentence}"
         found[row.place, identity.figure].append((verdict, reason))
+    for row, figure, claim in _of_other_ratios(held):
+        found[row.place, figure].append(claim)
     # One that is impossible by itself is no evidence against others.
     on_curves = [
         row
@@ -635,6 +637,35 @@ def judge(rows: Sequence[Stated]) -> list[Judged]:
             worst = max(reversed(claims), key=lambda one: VERDICTS.index(one[0]))
             judged.append(Judged(row, figure, *worst))
     return judged
+
+
+Held = tuple[Identity, Stated, Form | None, str]
+
+
+def _of_other_ratios(held: Sequence[Held]) -> Iterator[tuple[Stated, str, Found]]:
+    """Ratios that are exact in no way in one row, where one of these ways is exact in every other row.
+
+    A single way may be exact by chance: only a figure that can be held against several ratios is judged.
+    """
+    ways = [
+        one
+        for one in held
+        if one[0].figure == "speedup" and _ratio in {form.limits for form in one[0].forms}
+    ]
+    of_row = grouped(ways, lambda one: one[1].place)
+    of_ratio = grouped(ways, lambda one: one[0].given)
+    inexact = {
+        given: {row.place for identity, row, form, _ in ones if form is not identity.forms[0]}
+        for given, ones in of_ratio.items()
+    }
+    for place, ones in of_row.items():
+        if len(ones) < 2 or any(place not in inexact[identity.given] for identity, *_ in ones):
+            continue
+        for identity, row, _, _ in ones:
+            if inexact[identity.given] == {place} and len(of_ratio[identity.given]) > 2:
+                reason = f"is not {identity.forms[0].sentence.removeprefix('is ')}, as it is in every other row"
+                yield row, identity.figure, ("unlikely", reason)
+                break
 
 
 def _held(identity: Identity, row: Stated) -> tuple[Form | None, str]:
