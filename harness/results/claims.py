@@ -11,7 +11,7 @@ import itertools
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from typing import Literal, NamedTuple, get_args
@@ -131,6 +131,11 @@ _PROMPTS = 0.05
 # Tokens of an answer where none are stated: its last iterations propose less than K.
 _SHORT_ANSWER = 32
 _MOST_POINTS = 100
+# A ratio of speeds that is exact in this many rows is what the figure is; of fewer rows one must be further off.
+_MANY_ROWS = 4
+_BY_CHANCE = 0.02
+# How far, relative to their number, proposals of one K may lie below those of others: texts differ between runs.
+_PROPOSALS = 0.05
 
 
 class Printed(NamedTuple):
@@ -292,8 +297,8 @@ class Identity(NamedTuple):
 
     Attributes:
         given: the numbers by which it is judged.
-        forms: the first that holds decides. One that a single row of at least three has is unlikely, unless it is the
-            first of all.
+        forms: the first that holds decides. One that a single row of at least three has is
+            unlikely, unless it is the first of all.
         broken: the sentence where none does; `{low}` and `{high}` are the limits of the first form.
         holds_for: whether it must hold of a row.
         otherwise: the verdict where no form holds.
@@ -606,10 +611,19 @@ def judge(rows: Sequence[Stated]) -> list[Judged]:
         unusual = places[identity.is_of_rates, False]
         usual = places[identity.is_of_rates, True] - unusual
         is_alone = unusual == {row.place} and len(usual) > 1
+        if is_alone and not identity.is_of_rates and len(usual) < _MANY_ROWS:
+            # Ratios of speeds may be exact in two rows by chance, but then the third is near them.
+            low, high = _limits(identity, identity.forms[0], row)
+            claimed = row.numbers[identity.figure]
+            is_alone = (
+                claimed.high < (1 - _BY_CHANCE) * low or claimed.low > (1 + _BY_CHANCE) * high
+            )
         if verdict == "consistent" and form is not identity.forms[0] and is_alone:
             verdict = "unlikely"
             reason += f"; in the other rows it {identity.forms[0].sentence}"
         found[row.place, identity.figure].append((verdict, reason))
+    for row, figure, claim in _of_other_ratios(held):
+        found[row.place, figure].append(claim)
     # One that is impossible by itself is no evidence against others.
     on_curves = [
         row
@@ -620,6 +634,10 @@ def judge(rows: Sequence[Stated]) -> list[Judged]:
     bends: dict[str, Found] = {}
     for curve in grouped(on_curves, lambda row: row.circumstances(("run", "arm"))).values():
         bends |= _bends(curve)
+    with_proposals = [row for row in rows if "mean_num_draft_tokens" in row.numbers and row.k >= 1]
+    for curve in grouped(with_proposals, lambda row: row.circumstances(("run", "arm"))).values():
+        for place, claim in _of_proposals(curve).items():
+            found[place, "mean_num_draft_tokens"].append(claim)
     judged = []
     for row in rows:
         for figure in CLAIMS:
@@ -637,24 +655,58 @@ def judge(rows: Sequence[Stated]) -> list[Judged]:
     return judged
 
 
+Held = tuple[Identity, Stated, Form | None, str]
+
+
+def _of_other_ratios(held: Sequence[Held]) -> Iterator[tuple[Stated, str, Found]]:
+    """Ratios that are exact in no way in one row, where one of these ways is exact in every other row.
+
+    A single way may be exact by chance: only a figure that can be held against several ratios is judged.
+    """
+    ways = [
+        one
+        for one in held
+        if one[0].figure == "speedup" and _ratio in {form.limits for form in one[0].forms}
+    ]
+    of_row = grouped(ways, lambda one: one[1].place)
+    of_ratio = grouped(ways, lambda one: one[0].given)
+    inexact = {
+        given: {row.place for identity, row, form, _ in ones if form is not identity.forms[0]}
+        for given, ones in of_ratio.items()
+    }
+    for place, ones in of_row.items():
+        if len(ones) < 2 or any(place not in inexact[identity.given] for identity, *_ in ones):
+            continue
+        for identity, row, _, _ in ones:
+            if inexact[identity.given] == {place} and len(of_ratio[identity.given]) > 2:
+                reason = f"is not {identity.forms[0].sentence.removeprefix('is ')}, as it is in every other row"
+                yield row, identity.figure, ("unlikely", reason)
+                break
+
+
 def _held(identity: Identity, row: Stated) -> tuple[Form | None, str]:
     """The first form that holds of a row that states all it needs, or None, with the sentence."""
-    given = [row.numbers[name] for name in identity.given]
     claimed = row.numbers[identity.figure]
     lowest = claimed.low
     if identity.is_measured and claimed.interval is not None:
         lowest = min(lowest, claimed.interval[0])
     texts = {name: number.text for name, number in row.numbers.items()}
     for form in identity.forms:
-        # Limits grow or fall with each number, so that the corners have the widest ones.
-        values = itertools.product(*((one.low, one.high) for one in given))
-        lows, highs = zip(*itertools.starmap(form.limits, values), strict=True)
-        low, high = min(lows), max(highs)
+        low, high = _limits(identity, form, row)
         if form is identity.forms[0]:
             texts |= {"low": f"{low:.4g}", "high": f"{high:.4g}"}
         if claimed.high >= low and lowest <= high:
             return form, form.sentence.format(**texts)
     return None, identity.broken.format(**texts)
+
+
+def _limits(identity: Identity, form: Form, row: Stated) -> tuple[float, float]:
+    """The lowest and highest value of the figure by all values that the printed numbers stand for."""
+    given = [row.numbers[name] for name in identity.given]
+    # Limits grow or fall with each number, so that the corners have the widest ones.
+    values = itertools.product(*((one.low, one.high) for one in given))
+    lows, highs = zip(*itertools.starmap(form.limits, values), strict=True)
+    return min(lows), max(highs)
 
 
 def _completed(row: Stated) -> Stated:
@@ -777,6 +829,26 @@ def _bends(curve: Sequence[Stated]) -> dict[str, Found]:
             errors = f"{gap / error / math.sqrt(2):.0f} standard errors between runs of {prompts} prompts"
             bends[row.place] = "unlikely", f"{reason}, {errors}"
     return bends
+
+
+def _of_proposals(curve: Sequence[Stated]) -> dict[str, Found]:
+    """Draft tokens per iteration that lie below the line between their neighbours over K, by place.
+
+    An iteration proposes as many tokens as its draft has, at most K: a larger K adds no more than the one before it.
+    """
+    by_k = {row.k: row for row in curve}
+    if len(by_k) < len(curve) or len(by_k) < 2 or re.search(r"\bauto\b|tree", curve[0].drafts_with):
+        return {}
+    ks = sorted(by_k)
+    points = [(0.0, 0.0), *((k, by_k[k].numbers["mean_num_draft_tokens"].high) for k in ks)]
+    odd: dict[str, Found] = {}
+    for (first, low), (k, value), (last, high) in zip(points, points[1:], points[2:], strict=False):
+        line = low + (high - low) * (k - first) / (last - first)
+        if value < (1 - _PROPOSALS) * line:
+            ends = f"the line from K={first:g} to K={last:g}"
+            reason = f"is below {line:.3g}, {ends}: a larger K adds no more than a smaller one"
+            odd[by_k[k].place] = "unlikely", reason
+    return odd
 
 
 def standard_error(row: Stated, length: float | None = None) -> float | None:

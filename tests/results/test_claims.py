@@ -305,3 +305,44 @@ def test_arms_that_differ_in_more_than_the_draft() -> None:
     found = only(row(**stated, **arms))
     assert found.verdict == "not stated"
     assert "engine (vLLM, SGLang) and precision (BF16, FP8)" in found.reason
+
+
+def test_a_larger_k_adds_no_more_proposals_than_a_smaller() -> None:
+    """Of a draft that often has few tokens: 0.84, 1.64 and 2.43 at K = 2, 4 and 6, the second also called K = 3."""
+
+    def proposals(*ks: int) -> list[Stated]:
+        return [
+            row(f"row {k}", draft="lookup", num_draft_tokens=k, mean_num_draft_tokens=text)
+            for k, text in zip(ks, ("0.84", "1.64", "2.43"), strict=True)
+        ]
+
+    assert {one.verdict for one in judge(proposals(2, 4, 6))} == {"not stated"}
+    found = [one for one in judge(proposals(2, 3, 6)) if one.verdict == "unlikely"]
+    assert [one.row.place for one in found] == ["row 2"]
+    assert "the line from K=0 to K=3" in found[0].reason
+
+
+def test_a_ratio_is_exact_in_the_same_way_in_every_row() -> None:
+    """A speed-up of means of ms/token: 2.10 for 2.01 in one row, which the ratio of tokens/s allows."""
+
+    def means(place: int, speedup: str) -> Stated:
+        return row(
+            f"row {place}",
+            speedup=speedup,
+            num_draft_tokens=place,
+            ms_per_token="10.00",
+            regular_ms_per_token="20.10",
+            tokens_per_second=f"{102 + place}.0",
+            regular_tokens_per_second="50.0",
+        )
+
+    rows = [means(place, "2.01×") for place in (2, 4, 6)]
+    assert "unlikely" not in {one.verdict for one in judge(rows)}
+    found = only_unlikely([*rows[:2], means(6, "2.10×")])
+    assert (found.row.place, found.figure) == ("row 6", "speedup")
+    assert "as it is in every other row" in found.reason
+
+
+def only_unlikely(rows: list[Stated]) -> Judged:
+    (found,) = [one for one in judge(rows) if one.verdict == "unlikely"]
+    return found

@@ -25,7 +25,7 @@ def verdicts(text: str, suffix: str = "") -> Mapping[str, str]:
 
 
 def worst(text: str) -> set[str]:
-    return {one.verdict for one in judged(text)} - {"consistent", "not stated"}
+    return {str(one.verdict) for one in judged(text)} - {"consistent", "not stated"}
 
 
 LLAMA = "Llama-3.1-70B-Instruct"

@@ -1,0 +1,111 @@
+"""Honest tables are not accused, and planted edits are found: `benchmarks/audit.py`, on decoding that is drawn."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import numpy
+import pandas as pd
+import pytest
+
+ROOT = Path(__file__).parents[3]
+TOKENS = 128
+
+
+@pytest.fixture(scope="module")
+def benchmark() -> ModuleType:
+    spec = importlib.util.spec_from_file_location(
+        "audit_benchmark", ROOT / "benchmarks" / "audit.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    # Its dataclass looks its module up.
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def decoded(rng: random.Random, k: int, chance: float, length: float) -> dict[str, float]:
+    """Counts and times of one prompt: a draft of up to K tokens, each accepted with a chance."""
+    step, cost = rng.uniform(9.8, 10.2), 1.1 + 0.1 * k
+    left, iterations, drafting, proposed, tested, accepted = TOKENS - 1, 0, 0, 0, 0, 0
+    while left > 0:
+        drafted = min(k, int(rng.expovariate(1 / length)) if length else k, left - 1)
+        right = next((place for place in range(drafted) if rng.random() > chance), drafted)
+        iterations += 1
+        drafting += drafted > 0
+        proposed += drafted
+        tested += min(right + 1, drafted)
+        accepted += right
+        left -= right + 1
+    return {
+        "tokens": TOKENS,
+        "ms": iterations * step * cost * rng.uniform(0.97, 1.03),
+        "regular_ms": (TOKENS - 1) * step,
+        "iterations": iterations,
+        "drafting": drafting,
+        "accepted": accepted,
+        "proposed": proposed,
+        "tested": tested,
+    }
+
+
+@pytest.fixture(scope="module")
+def curves(benchmark: ModuleType) -> dict[str, list[object]]:
+    rng = random.Random(0)
+    drawn = {}
+    for draft, chance, length in (("head", 0.8, 0), ("model", 0.6, 0), ("lookup", 0.5, 3)):
+        chances = [min(0.95, max(0.2, rng.gauss(chance, 0.06))) for _ in range(10)]
+        drawn[draft] = [
+            benchmark.Run(
+                draft,
+                k,
+                0.0,
+                TOKENS,
+                pd.DataFrame([decoded(rng, k, one, length) for one in chances]),
+            )
+            for k in (2, 4, 6)
+        ]
+    return drawn
+
+
+def table(
+    benchmark: ModuleType, curves: dict[str, list[object]], rng: random.Random
+) -> list[dict[str, str]]:
+    runs = curves[rng.choice(sorted(curves))]
+    drawn = [rng.randrange(10) for _ in range(10)]
+    shortest = rng.choice([0.2, 1])
+    rows: list[dict[str, str]] = benchmark.table_of(
+        runs, drawn, numpy.array([rng.uniform(shortest, 1) for _ in drawn])
+    )
+    return rows
+
+
+def test_honest_tables_are_not_accused(
+    benchmark: ModuleType, curves: dict[str, list[object]]
+) -> None:
+    rng = random.Random(1)
+    for columns in (benchmark.COLUMNS, benchmark.SHORT):
+        accused = [
+            benchmark.accusations(table(benchmark, curves, rng), columns) for _ in range(100)
+        ]
+        assert [found for found in accused if found] == []
+
+
+def test_planted_edits_are_found(benchmark: ModuleType, curves: dict[str, list[object]]) -> None:
+    """At least 88 of 100."""
+    rng = random.Random(2)
+    found = 0
+    for edit in benchmark.EDITS:
+        tried = 0
+        while tried < 25:
+            rows = table(benchmark, curves, rng)
+            if edit(rng, rows, benchmark.COLUMNS) is not None:
+                tried += 1
+                found += bool(benchmark.accusations(rows, benchmark.COLUMNS))
+    assert found >= 88
