@@ -6,7 +6,9 @@ from harness.commands.command import Command
 
 
 class Audit(Command):
-    """Explains figures of a table, and checks them against each other. It runs nothing, and takes a path instead of settings."""
+    """Explains figures of a table, and checks them against each other. It runs nothing, and takes a path in place of
+    settings.
+    """
 
     name = "audit"
     summary = "what an iteration costs by published figures, and whether they are possible: exit code 0 yes, 1 no"

@@ -120,10 +120,10 @@ def tokens_per_iteration(rows: Sequence[LatencyPromptRow]) -> float | None:
             num_tokens += row.tokens_per_iteration * of_row
             num_iterations += of_row
         elif histogram := row.acceptance_histogram:
-            # Older files have no number of all iterations, only of those that proposed something.
             is_reported = True
-            num_iterations += sum(histogram)
-            num_tokens += sum((1 + place) * number for place, number in enumerate(histogram))
+            of_row = row.num_iterations or sum(histogram)
+            num_iterations += of_row
+            num_tokens += of_row + sum(place * number for place, number in enumerate(histogram))
         else:
             num_tokens += num_decoded
             num_iterations += num_decoded

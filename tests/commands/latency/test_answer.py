@@ -295,7 +295,7 @@ def test_details_are_in_the_summary_and_printed_when_asked_for(harness: Harness)
     (directory,) = {file.parent for file in Path().rglob("summary.txt")}
     names = {file.name for file in directory.iterdir() if file.name != ".hydra"}
     tables = {"latency.csv", "latency_prompts.csv", "log.txt"}
-    assert names == tables | {"environment.json", "result.json", "summary.txt"}
+    assert names == tables | {"costs.json", "environment.json", "result.json", "summary.txt"}
     assert "target reads" in harness(*quick, "details=true").stdout
 
 

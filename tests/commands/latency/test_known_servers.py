@@ -163,9 +163,11 @@ def test_figures_are_those_that_the_servers_noted(harness: Harness, case: str) -
     assert float(shown[1]) == pytest.approx(truth.tokens_per_iteration, abs=0.051)
     # A regular step is one token's time, an iteration that of all that it yields.
     share = re.search(r"a regular step is (\d+) % of an iteration", summary)
-    assert share is not None
-    expected = 100 * each_ms[0] / (each_ms[1] * row["tokens_per_iteration"])
-    assert float(share[1]) == pytest.approx(expected, abs=0.51)
+    # Beside other programs no cost is named.
+    assert (share is None) == ("The machine was not quiet" in summary)
+    if share is not None:
+        expected = 100 * each_ms[0] / (each_ms[1] * row["tokens_per_iteration"])
+        assert float(share[1]) == pytest.approx(expected, abs=0.51)
 
 
 @pytest.mark.parametrize("reports", ["totals", "histogram", "iterations"])
