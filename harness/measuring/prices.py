@@ -240,10 +240,10 @@ def _waits(run: Run[LatencyRow]) -> float:
     ratios = []
     for row in (run.last, run.row("regular")):
         length = row and row.mean_answer_length
-        if row is None or not row.ms_per_token or not length or not row.time_to_first_token_ms:
+        decoding_ms = row and row.ms_per_token_after_first
+        if row is None or not row.ms_per_token or not length or not decoding_ms:
             return 1.0
-        whole_ms = row.ms_per_token * length
-        ratios.append(whole_ms / (whole_ms - row.time_to_first_token_ms))
+        ratios.append(row.ms_per_token / decoding_ms)
     return ratios[0] / ratios[1]
 
 

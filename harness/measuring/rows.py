@@ -99,13 +99,17 @@ class LatencyRow(
 
     @property
     def ms_per_token_after_first(self) -> float | None:
-        """Milliseconds per token after the first, over all answers; None where rows of a batch wait for each other."""
+        """Milliseconds per token after the first, over all answers; None where rows of a batch wait for each other, and
+        without further tokens.
+        """
         if self.ms_per_token is None or ((self.batch_size or 1) > 1 and not self.was_served):
             return None
         length = self.mean_answer_length
         first_ms = self.time_to_first_token_ms
-        if length is None or first_ms is None or length <= 1:
+        if length is None or first_ms is None:
             return self.ms_per_token
+        if length <= 1:
+            return None
         return (self.ms_per_token * length - first_ms) / (length - 1)
 
     @property
