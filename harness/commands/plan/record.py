@@ -143,8 +143,8 @@ class Plan(Command):
             "what a run of `acceptance` predicts there, and the best K",
         ),
         (
-            "costs=multirun/latency/2026-11-22/10-12-00 acceptance=outputs/acceptance/2026-11-22/09-43-39",
-            "the speed-up and the best K, from costs that a sweep over K measured; needs no models",
+            "costs=results/latency.csv acceptance=results/acceptance.csv",
+            "what a sweep over K costs and texts yield, without models",
         ),
         ("costs=costs.csv acceptance=0.8", "the same from a table (k,in_flight,ms) and a guess"),
         (
