@@ -266,7 +266,7 @@ def test_our_own_table_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        "K,AL,acceptance rate,speedup\n3,2.5,70 %,1.2x\n4,"7,,.9",70 %,1.2x\n",
+        'K,AL,acceptance rate,speedup\n3,2.5,70 %,1.2x\n4,"7,,.9",70 %,1.2x\n',
         "K,AL,acceptance rate,speedup\n3,1e-30,0,1.2x\n3,0,0,0\n",
         "K,AL,acceptance rate,speedup\n999999999999999,2.5,100 %,1.2x\n0,1,0 %,0.001x\n",
         "K,baseline tok/s,tok/s,AL\n3,0.0,0.0,0.0\n3,1e30,1e-30,1\n",
