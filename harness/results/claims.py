@@ -13,7 +13,7 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
+from decimal import Decimal, InvalidOperation
 from typing import Literal, NamedTuple, get_args
 
 from harness.config.gpus import known_gpu, known_gpus
@@ -178,7 +178,10 @@ class Printed(NamedTuple):
         numbers: list[tuple[float, float]] = []
         for digits in filter(None, cell.groups()):
             is_whole = re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d*)?", digits)
-            number = Decimal(digits.replace(",", "" if is_whole else "."))
+            try:
+                number = Decimal(digits.replace(",", "" if is_whole else "."))
+            except InvalidOperation as error:
+                raise ValueError(text) from error
             if number > _LARGEST:
                 raise ValueError(text)
             if name in _COUNTS:
@@ -705,7 +708,10 @@ def _limits(identity: Identity, form: Form, row: Stated) -> tuple[float, float]:
     given = [row.numbers[name] for name in identity.given]
     # Limits grow or fall with each number, so that the corners have the widest ones.
     values = itertools.product(*((one.low, one.high) for one in given))
-    lows, highs = zip(*itertools.starmap(form.limits, values), strict=True)
+    try:
+        lows, highs = zip(*itertools.starmap(form.limits, values), strict=True)
+    except ZeroDivisionError:
+        return -math.inf, math.inf
     return min(lows), max(highs)
 
 

@@ -194,7 +194,7 @@ def fitting_k(row: Stated) -> tuple[str, int] | None:
     if tokens is None or rate is None or math.isnan(row.k) or has_varying_k(row):
         return None
     at_k = int(row.k)
-    for k in sorted(range(1, at_k + 4), key=lambda k: abs(k - at_k)):
+    for k in sorted(range(max(1, at_k - 3), at_k + 4), key=lambda k: abs(k - at_k)):
         for name in ("geometric", "proposed"):
             low, high = (sum_at(name, k, share) for share in (rate.low, rate.high))
             if tokens.high >= low and high >= tokens.low:
@@ -204,7 +204,9 @@ def fitting_k(row: Stated) -> tuple[str, int] | None:
 
 def sum_at(name: str, k: int, rate: float) -> float:
     """Tokens per iteration by one of the sums of `fitting_k`."""
-    return 1 + k * rate if name == "proposed" else sum(rate**power for power in range(k + 1))
+    if name == "proposed":
+        return 1 + k * rate
+    return k + 1 if rate == 1 else (1 - rate ** (k + 1)) / (1 - rate)
 
 
 def contradicting(rows: Sequence[Stated]) -> dict[str, str]:

@@ -152,6 +152,8 @@ def _reading(
         raise SettingError("audit", rule)
     (path,) = paths
     if path == "-":
+        if sys.stdin.isatty():
+            print("Paste a table, a thread or a log, then Ctrl-D:", file=sys.stderr)
         text = sys.stdin.buffer.read().decode("utf-8-sig", errors="replace")
         return "standard input", read_text(text, columns, stated, title="standard input")
     if re.search(r"\s", path) and not Path(path).exists():

@@ -26,7 +26,7 @@ _MOST_LINES = 3
 # Below this cost, drafting and verifying are almost free.
 _NEARLY_FREE = 1.15
 # Costs that are tried where no other row has a lower one.
-_ROUND_STEPS = (3, 2, 1.5, 1.2, 1)
+_ROUND_STEPS = (1.5, 1.2, 1)
 
 
 def lines_of_costs(tables: Sequence[Sequence[Stated]]) -> list[Line]:

@@ -4,12 +4,16 @@ where their authors published one, it is the same.
 
 from __future__ import annotations
 
+import contextlib
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from harness.commands.audit.command import main
 from harness.commands.audit.tables import Cells, read_tables
+from harness.config.errors import VerdictError
 from harness.results.claims import judge
 from harness.results.explained import Explained, explained
 
@@ -65,3 +69,21 @@ def test_costs_that_authors_published_are_found() -> None:
             assert found[place] == pytest.approx(cost, rel=0.05), (path.stem, place)
             compared += 1
     assert compared >= 18
+
+
+@pytest.mark.parametrize("page", ["audit.md", "mtp-slower.md"])
+def test_the_documentation_shows_what_is_printed(
+    page: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.chdir(THREADS[0].parents[3])
+    text = (Path("docs") / page).read_text(encoding="utf-8")
+    blocks = re.findall(r"```\n\$ harness audit ((?:.*\\\n)*.*)\n((?:.*\n)*?)```", text)
+    # What is printed of our own results changes with them.
+    shown = [(typed, output) for typed, output in blocks if "RESULTS.md" not in typed]
+    assert shown
+    for typed, output in shown:
+        with contextlib.suppress(VerdictError):
+            main(shlex.split(typed.replace("\\\n", " ")))
+        lines = [line.rstrip() for line in capsys.readouterr().out.rstrip().splitlines()]
+        assert lines == output.rstrip().splitlines(), typed

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.commands.audit.costs import lines_of_costs
 from harness.commands.audit.tables import Reading, read_text
 from harness.results.claims import Judged, judge
 
@@ -260,3 +261,18 @@ def test_a_curve_of_many_points_ends() -> None:
 def test_our_own_table_is_read(tmp_path: Path) -> None:
     text = "run,draft,arm,num_draft_tokens,speedup\na,x,speculative,4,1.9\n"
     assert read(text, ".csv").notes == []
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'K,AL,acceptance rate,speedup\n3,2.5,70 %,1.2x\n4,"7,,.9",70 %,1.2x\n',
+        "K,AL,acceptance rate,speedup\n3,1e-30,0,1.2x\n3,0,0,0\n",
+        "K,AL,acceptance rate,speedup\n999999999999999,2.5,100 %,1.2x\n0,1,0 %,0.001x\n",
+        "K,baseline tok/s,tok/s,AL\n3,0.0,0.0,0.0\n3,1e30,1e-30,1\n",
+    ],
+)
+def test_figures_that_cannot_be_end_in_verdicts(text: str) -> None:
+    reading = read(text, ".csv")
+    assert lines_of_costs(reading.tables) is not None
+    assert [one.verdict for table in reading.tables for one in judge(table)]
