@@ -102,7 +102,7 @@ _REGULAR = re.compile(
     r"(none|no|off|disabled|plain|regular|baseline|vanilla|classic|serial|standard"
     r"|(standard )?auto-?regressive|ar|base|target only"
     r"|(no|w/o|without)\b[\s-]*(any )?(spec\S*|mtp|draft\S*|eagle\S*|sd)?|(non|no)-?(spec\w*|mtp))"
-    r"(\s+(decod\w*|spec\w*|mtp|draft\w*|model|target))*(\s*[(,:].*)?",
+    r"(\s+(decod\w*|spec\w*|mtp|draft\w*|model|target|ref\w*|run))*(\s*[(,:].*)?",
     re.IGNORECASE,
 )
 # Bits of a weight by its type's name; fewer where nothing says more.
@@ -197,11 +197,20 @@ class Printed(NamedTuple):
         scale = 0.01 if in_percent else 1
         ends = [(scale * low, scale * high) for low, high in numbers]
         last = ends[1] if cell[2] else ends[0]
+        if last[1] < ends[0][0] or (name == "num_draft_tokens" and numbers[0][0] % 1):
+            # `0.87, 0.64` by position.
+            raise ValueError(text)
         interval = None
         if cell[3]:
             interval = ends[0][0] - ends[-1][1], last[1] + ends[-1][1]
         elif cell[4]:
             interval = ends[-2][0], ends[-1][1]
+            if (
+                re.search(r"\d\s*,\s*\d+\D*$", text)
+                and not interval[0] <= ends[0][1] <= interval[1]
+            ):
+                # `(4.91, 4)`: a deviation and a number of runs.
+                interval = None
         # `1.0138222753224941`.
         text = re.sub(r"\d+\.\d{6,}", lambda digits: f"{float(digits[0]):.4g}", text)
         if sign < 0:

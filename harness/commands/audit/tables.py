@@ -42,7 +42,7 @@ _HEADINGS = (
     ("num_accepted", r"^(n|num|#)? ?accept(ed)?( draft)?( tokens)?$"),
     ("num_drafted", r"^(n|num|#)? ?(drafted|draft|proposed|generated)( tokens)?$"),
     ("conditional_acceptance_rate", r"\balpha\b|α|conditional accept"),
-    ("acceptance_rate", r"^((draft|mtp|avg\.?|mean|token) )?accept(ed|ance)?$"),
+    ("acceptance_rate", r"^((draft|mtp|avg\.?|mean|token) )?accept(ed|ance)?( \(.*\))?$"),
     ("acceptance_rate", r"accept\w*\.? ?(rate|ratio|%|pct|percent)"),
     ("acceptance_rate", r"(rate|%) accepted|^acc\.? (rate|%)"),
     ("tokens_per_iteration", r"(?<!et )\bm?al\b|\btau\b|τ|accept\w*\.? len|\ba\.?len\b|^mean len|block efficiency"),
@@ -52,7 +52,8 @@ _HEADINGS = (
     ("tokens_per_second", rf"^(?!.*(total|input|prompt|prefill|\bpp\b|req)).*{_SPEED})"),
     ("ms_per_token", r"ms.?(/|per )\s?tok|tpot|\bitl\b"),
     ("latency_s", r"^(\w+ )?latency( \(?s\)?)?$|^(\w+ )?seconds$|^(wall|time)( time)? ?\(s\)$"),
-    ("num_draft_tokens", r"^k$|^n.?draft$|γ|gamma|n.?max|draft.?max|^block( size)?$|^depth$|draft (len\w*|size|depth)"),
+    ("num_draft_tokens", r"^k$|^n.?draft$|γ|gamma"),
+    ("num_draft_tokens", r"\bn.?max|draft.?max|^block( size)?$|^depth$|draft (len\w*|size|depth)"),
     ("num_draft_tokens", r"^(?!.*(accept|mean|avg|average|total)).*(draft|spec\w*|assistant) tokens"),
     ("num_prompts", r"(num|number of|#) ?(prompts|samples|questions)|^n$"),
     ("max_new_tokens", r"(max|new|output) .*(tokens|len)|^n.predict$"),
@@ -146,11 +147,20 @@ def read_text(
         if len(rows) < len(table.rows):
             notes.append(f"left out: {len(table.rows) - len(rows)} of a run that failed")
         names = _names(rows, columns)
+        if rows and _num_claims(names) < 2:
+            # The arms may be columns.
+            turned = _transposed(rows)
+            names_of_turned = _names(turned, columns)
+            if _num_claims(names_of_turned) > 1:
+                rows, names = turned, names_of_turned
         if CLAIMS.keys().isdisjoint(names.values()):
             claims.append([])
             continue
         where = f"table {number}, {table.row}" if len(tables) > 1 else table.row
         stated = _stated_rows(rows, names, everywhere, where, notes)
+        if all(CLAIMS.keys().isdisjoint(row.numbers) for row in stated):
+            claims.append([])
+            continue
         claims.append(_with_regular(stated))
         unread = [heading for heading in rows[0] if heading not in names and heading.strip()]
         # Our own files have many columns that are no figures of a paper.
@@ -171,6 +181,19 @@ def read_figures(stated: Cells) -> Reading:
     for name, text in stated.items():
         _state(name, text, settings, numbers, name)
     return Reading([[Stated("the figure", settings, numbers)]], [])
+
+
+def _num_claims(names: Cells) -> int:
+    return len(CLAIMS.keys() & set(names.values()))
+
+
+def _transposed(rows: Sequence[Cells]) -> list[dict[str, str]]:
+    """A table whose first column has the headings, and whose further columns are the rows."""
+    first, *arms = rows[0]
+    return [
+        {"name": arm} | {row.get(first, ""): row.get(arm, "") for row in rows if row.get(first)}
+        for arm in arms
+    ]
 
 
 def _listed(texts: Sequence[str]) -> str:
@@ -358,7 +381,13 @@ def meaning(heading: str, cells: Sequence[str]) -> str | None:
         elif _OF_REGULAR.search(words) and name in CLAIMS:
             return None
         return name
-    return None
+    # Units of the cells, where the heading has none.
+    is_speed = stated and all(re.search(r"\b(tok\w*|tk|t)/s", cell) for cell in stated)
+    return (
+        "tokens_per_second"
+        if is_speed and not re.search(r"prompt|prefill|\bpp\b|total", words)
+        else None
+    )
 
 
 def _stated_rows(

@@ -10,6 +10,7 @@ import pytest
 
 from harness.commands.audit.costs import lines_of_costs
 from harness.commands.audit.tables import Reading, read_text
+from harness.config.errors import SettingError
 from harness.results.claims import Judged, judge
 
 
@@ -276,3 +277,36 @@ def test_figures_that_cannot_be_end_in_verdicts(text: str) -> None:
     reading = read(text, ".csv")
     assert lines_of_costs(reading.tables) is not None
     assert [one.verdict for table in reading.tables for one in judge(table)]
+
+
+def test_arms_may_be_columns() -> None:
+    text = (
+        "| | MTP | DFlash | Base ref (no spec.) |\n|---|---|---|---|\n| Draft acceptance | **0.87** | 0.73 | N/A |\n"
+        "| Mean len | 2.74 | 3.22 | N/A |\n| TG 1024 | **46** tok/sec | 38 tok/sec | 23 tok/sec |"
+    )
+    (rows,) = read(text).tables
+    assert [row.settings["name"] for row in rows] == ["MTP", "DFlash", "Base ref (no spec.)"]
+    assert rows[0].numbers["regular_tokens_per_second"].text == "23 tok/sec"
+
+
+def test_cells_that_are_no_intervals_or_ranges() -> None:
+    """A deviation with a number of runs, rates by position, the least and the most of several runs."""
+    text = (
+        "| mode | tok/s | min-max | acceptance (pooled) |\n|---|---|---|---|\n"
+        "| none | 20.84 (4.91, 4) | 19.1-22.0 | |\n"
+        "| MTP | 24.94 (3.97, 4) | 24.0-25.9 | 0.87, 0.64 |"
+    )
+    reading = read(text)
+    (rows,) = reading.tables
+    assert "num_draft_tokens" not in rows[1].numbers
+    assert rows[1].numbers["tokens_per_second"].interval is None
+    assert "acceptance_rate" not in rows[1].numbers
+    assert worst(text) == set()
+    assert [note for note in reading.notes if "0.87, 0.64" in note]
+
+
+def test_a_text_without_a_figure_has_no_claim() -> None:
+    """Headings of a table of links look like claims when it is turned."""
+    text = "| a | b |\n|---|---|\n| what draft costs | x |\n| acceptance | [y](z.md) |\n| speed-up | none |"
+    with pytest.raises(SettingError, match="no column with a claim"):
+        read(text)
