@@ -17,6 +17,7 @@ from harness.commands.acceptance.parts import parts_of
 from harness.engines.door.reading import ReadText, Transcript
 from harness.measuring.prompts.sets import Prompt
 from harness.measuring.prompts.transcripts import Reading, Turn
+from harness.results.iteration_cost import IterationCost
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceTextRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.iterations import cut
@@ -107,8 +108,9 @@ def test_a_turn_costs_what_an_iteration_does_at_its_context(
 ) -> None:
     """At the mean context neither turn would pay; the first one's is shorter, and pays."""
 
-    def costs(_: AcceptanceOfTexts, placed: object, prompt_tokens: int) -> list[float]:
-        return [1.0 if prompt_tokens < 100 else 9.0] * 2
+    def costs(_: AcceptanceOfTexts, placed: object, prompt_tokens: int) -> IterationCost:
+        steps = 1.0 if prompt_tokens < 100 else 9.0
+        return IterationCost.of_steps({1: steps, 2: steps}, "planted")
 
     monkeypatch.setattr(AcceptanceOfTexts, "_costs", costs)
     file = write(tmp_path / "chat.jsonl", chat(ASKED, FIRST, 50 * f"{MORE} ", SECOND))

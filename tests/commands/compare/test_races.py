@@ -28,7 +28,7 @@ WRONG_TEXT: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, "2.00× in this race · 75% of the draft tokens accepted, 4.00 tokens per iteration"),
+        ({}, "2.00× in this race · 75% of the draft tokens accepted"),
         (
             {"tokens_per_iteration": 1.2},
             "75% of the draft tokens accepted, 1.20 tokens per iteration",
