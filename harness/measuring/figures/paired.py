@@ -105,7 +105,7 @@ class Speedup(Group, WithSpeedup):
             rare_units=times.rare_in_words(),
             drift=change.change,
             drifted=change.matters,
-            regular_against_itself=_against_itself(pair[0]),
+            regular_against_itself=None if times.unit == "block" else _against_itself(pair[0]),
             reproducible=reproducible,
             # A single batch is one arm after the other.
             interleaved=in_time.regular.size > 1,
@@ -113,7 +113,11 @@ class Speedup(Group, WithSpeedup):
 
 
 def _against_itself(regular: MeasuredArm) -> Interval | None:
-    """The regular arm in turns that it began, over itself in the others; None with fewer than two of each."""
+    """The regular arm in turns that it began, over itself in the others; None with too few of each for an interval.
+
+    The turns have different prompts, so that without an interval the ratio would say how their lengths differ. For the
+    same reason there is none over blocks, of which a turn is several prompts.
+    """
     from harness.results.statistics.ratios import drift
 
     began: list[tuple[float, int]] = []
@@ -131,10 +135,11 @@ def _against_itself(regular: MeasuredArm) -> Interval | None:
             (followed if number % 2 else began).append((ms, num_tokens))
     # As the change from one half to the other.
     size = min(len(began), len(followed))
-    if size < 2:
+    if not size:
         return None
     times, tokens = zip(*followed[:size], *began[:size], strict=True)
-    return drift(times, tokens).change
+    change = drift(times, tokens).change
+    return change if change.has_bounds else None
 
 
 class PairedTimes(NamedTuple):

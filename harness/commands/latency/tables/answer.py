@@ -139,8 +139,9 @@ def _checked(rows: Sequence[LatencyRow]) -> Iterator[str]:
         held.append("clocks not lowered")
     null = row.regular_against_itself
     if null is not None:
-        bounds = f" ({null.low:.3f} to {null.high:.3f})" if null.has_bounds else ""
-        held.append(f"regular arm against itself {null.estimate:.3f}{bounds}")
+        held.append(
+            f"regular arm against itself {null.estimate:.3f} ({null.low:.3f} to {null.high:.3f})"
+        )
     if held:
         yield " · ".join(held)
 
