@@ -63,18 +63,21 @@ def predictions(
     """
     found: list[Prediction] = []
     problems = []
+    notes = []
     for draft, cost in costs.costs.items():
         names = {draft, "", *(accepted.yields if not draft else ())}
         known = [name for name in accepted.yields if name in names]
         if not known:
             others = ", ".join(accepted.yields)
             problems.append(SettingError("acceptance", f"is of {others}, and costs of {draft}"))
+            notes.append(f"acceptance is of {others}, and costs of {draft}")
         for name in known:
             for rows in cost.loads:
                 try:
                     best = cost.best_k(accepted.yields[name], rows)
                 except SettingError as error:
                     problems.append(error)
+                    notes.append(f"{draft or name or error.setting} {error.rule}")
                     continue
                 for k in cost.ks(rows):
                     if k in accepted.yields[name]:
@@ -86,8 +89,7 @@ def predictions(
                         found.append(Prediction(own, point, tokens, speedup, best, measured))
     if not found:
         raise problems[0]
-    why = [f"{error.setting} {error.rule}" for error in problems]
-    return found, [*dict.fromkeys([*why, *costs.left_out])]
+    return found, [*dict.fromkeys([*notes, *costs.left_out])]
 
 
 def predictions_page(rows: Sequence[PlanRow]) -> Page:
