@@ -70,11 +70,6 @@ class Explained(NamedTuple):
         """The speed-up if an iteration took so many regular steps, at the same acceptance."""
         return self.tokens.middle / steps
 
-    @property
-    def is_held_by_cost(self) -> bool:
-        """Whether a free draft would gain more than one that is always right; False where K is not stated."""
-        return self.cost.middle > (self.row.k + 1) / self.tokens.middle
-
 
 def explained(row: Stated) -> Explained | None:
     """The cost of an iteration by a row; None where its figures leave it open."""

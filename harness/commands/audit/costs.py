@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from harness.config.amounts import counted
 from harness.reporting.table import Column, Line, Table
@@ -58,6 +59,13 @@ def lines_of_costs(tables: Sequence[Sequence[Stated]]) -> list[Line]:
 
 def cost_table(tables: Sequence[Sequence[Stated]]) -> Table:
     """Each row whose figures hold the cost of an iteration."""
+    rows = _explained(tables)
+
+    def held_by(one: Explained) -> str | None:
+        if one.cost.high < 1 or math.isnan(one.row.k):
+            return None
+        return _ways(one, rows).held_by
+
     columns = (
         Column("row", of=lambda one: one.row.name or one.row.place, text=True),
         Column("K", of=lambda one: _count(one.row, "num_draft_tokens"), optional=True),
@@ -79,9 +87,9 @@ def cost_table(tables: Sequence[Sequence[Stated]]) -> Table:
             of=lambda one: None if math.isnan(one.row.k) else f"{one.at_rate(1):.2f}×",
             optional=True,
         ),
-        Column("held back\nby its", of=_held_by, text=True, optional=True),
+        Column("held back\nby its", of=held_by, text=True, optional=True),
     )
-    return Table.of("costs", "", _explained(tables), columns)
+    return Table.of("costs", "", rows, columns)
 
 
 def _explained(tables: Sequence[Sequence[Stated]]) -> list[Explained]:
@@ -93,7 +101,7 @@ def _count(row: Stated, name: str) -> str | None:
 
 
 def _sentence(one: Explained, others: Sequence[Explained]) -> str:
-    """`row 1 (CUDA, K=6): 3.15 tokens per iteration of 4.63 steps, 0.68×. Its cost holds it back: …`."""
+    """`row 1 (CUDA, K=6): 3.15 tokens per iteration of 4.63 steps, 0.68×. Its cost holds it back more: …`."""
     cost = one.cost
     start = f"{one.row.label}: {one.tokens.middle:.2f} tokens per iteration of {cost} steps, {one.speedup.middle:.2f}×"
     if cost.high < 1:
@@ -108,37 +116,47 @@ def _sentence(one: Explained, others: Sequence[Explained]) -> str:
         return (
             f"{start}: slower than regular decoding even with all accepted ({one.at_rate(1):.2f}×)"
         )
-    return f"{start}. Its {_held_by(one)} holds it back: {_alternatives(one, others)}"
+    ways = _ways(one, others)
+    return f"{start}. Its {ways.held_by} holds it back more: {ways.words}"
 
 
-def _held_by(one: Explained) -> str | None:
-    if one.cost.high < 1 or math.isnan(one.row.k):
-        return None
-    return "cost" if one.is_held_by_cost else "acceptance"
+class _Ways(NamedTuple):
+    """What another acceptance and another cost would give: those of other rows of the same K, or round ones.
+
+    Attributes:
+        by_rate, by_cost: the speed-up with each.
+        words: both, as printed.
+    """
+
+    by_rate: float
+    by_cost: float
+    words: str
+
+    @property
+    def held_by(self) -> str:
+        """What holds the speed-up back: the one of the two that gains more."""
+        return "cost" if self.by_cost > self.by_rate else "acceptance"
 
 
-def _alternatives(one: Explained, others: Sequence[Explained]) -> str:
-    """What another acceptance and another cost would give: those of other rows of the same K, or round ones."""
+def _ways(one: Explained, others: Sequence[Explained]) -> _Ways:
+    """Of a row that states K."""
     same_k = [other for other in others if other is not one and other.row.k == one.row.k]
-    ways = []
-    if not math.isnan(one.row.k):
-        better = [other for other in same_k if other.rate > one.rate + 0.03]
-        if better:
-            best = max(better, key=lambda other: other.rate)
-            ways.append(
-                f"at {best.rate:.0%} accepted ({best.row.place}) {one.at_rate(best.rate):.2f}×"
-            )
-        else:
-            ways.append(f"with all accepted {one.at_rate(1):.2f}×")
+    better = [other for other in same_k if other.rate > one.rate + 0.03]
+    rate, accepted = 1.0, "with all accepted"
+    if better:
+        best = max(better, key=lambda other: other.rate)
+        rate, accepted = best.rate, f"at {best.rate:.0%} accepted ({best.row.place})"
+    by_rate = one.at_rate(rate)
     cheaper = [other for other in same_k if 1 <= other.cost.middle < 0.9 * one.cost.middle]
     if cheaper:
         least = min(cheaper, key=lambda other: other.cost.middle)
         steps, whose = round(least.cost.middle, 1), f" ({least.row.place})"
     else:
-        steps = next(steps for steps in _ROUND_STEPS if steps < 0.9 * one.cost.middle)
+        steps = next((steps for steps in _ROUND_STEPS if steps < 0.9 * one.cost.middle), 1)
         whose = ""
-    ways.append(f"at {_steps(steps)}{whose} {one.at_cost(steps):.2f}×")
-    return ", ".join(ways)
+    by_cost = one.at_cost(steps)
+    words = f"{accepted} {by_rate:.2f}×, at {_steps(steps)}{whose} {by_cost:.2f}×"
+    return _Ways(by_rate, by_cost, words)
 
 
 def _steps(steps: float) -> str:
