@@ -92,8 +92,12 @@ def predictions(
     return found, [*dict.fromkeys([*notes, *costs.left_out])]
 
 
-def predictions_page(rows: Sequence[PlanRow]) -> Page:
-    """The best K at each load, and every K beside what was measured, where that is known."""
+def predictions_page(rows: Sequence[PlanRow], failed: Sequence[PlanRow] = ()) -> Page:
+    """The best K at each load, and every K beside what was measured, where that is known.
+
+    Args:
+        failed: of the jobs that have no prediction, for their errors.
+    """
     several = len({row.acceptance_source for row in rows}) > 1
     notes = dict.fromkeys(note for row in rows for note in (row.note or "").split("; ") if note)
     title = title_of_many(rows)
@@ -133,7 +137,10 @@ def predictions_page(rows: Sequence[PlanRow]) -> Page:
     return Page(
         title,
         [*_findings(rows), *_beside_measured(rows)],
-        [f"{note[:1].upper()}{note[1:]}." for note in notes],
+        [
+            *(f"Failed: {row.error}" for row in failed),
+            *(f"{note[:1].upper()}{note[1:]}." for note in notes),
+        ],
         [table],
         [("Covers", _covers(rows))],
         _next_steps(rows),

@@ -183,7 +183,10 @@ class Plan(Command):
 
         rows = [row for run in runs for row in run.rows]
         predicted = [row for row in rows if row.cost_source]
-        return predictions_page(predicted) if predicted else plan_page(rows)
+        if not predicted:
+            return plan_page(rows)
+        failed = [run.last for run in runs if run.status == "failed"]
+        return predictions_page(predicted, failed)
 
 
 RECORD = Plan()

@@ -85,7 +85,8 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
     if row.acceptance_rate is not None:
         known.append(f"{100 * row.acceptance_rate:.0f} % accepted")
     # Beside other programs the price of an iteration is theirs too.
-    costs = None if row.was_starved else costs_in_steps(regular, row)
+    is_quiet = not any(each.was_starved for each in rows)
+    costs = costs_in_steps(regular, row) if is_quiet else None
     steps = 0.0
     if costs is not None:
         steps = (row.mean_num_draft_tokens or 0.0) * costs.draft + costs.verify
@@ -94,7 +95,7 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
         known.append(f"{tokens:.1f} tokens in the time of {steps:.2f} steps, {gain}")
     elif tokens is not None:
         known.append(f"{tokens:.1f} tokens per iteration{_where_drafted(row)}")
-    share = share_of_iteration(rows)
+    share = share_of_iteration(rows) if is_quiet else None
     if share is not None and row.was_served:
         known[-1] += f"; a regular step is {100 * share:.0f} % of an iteration's time"
     if not known:
