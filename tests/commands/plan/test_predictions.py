@@ -147,4 +147,4 @@ def test_another_run_of_the_model_or_machine_is_not_mixed_in(harness: Harness) -
     other = rows.assign(run=rows.run + "x", devices="NVIDIA H100", measurement="other")
     pd.concat([rows.assign(devices="NVIDIA A100"), other]).to_csv("both.csv", index=False)
     complaint = harness.refused("plan", "costs=both.csv", "acceptance=0.7")
-    assert "has runs with several devices: NVIDIA A100, NVIDIA H100" in complaint
+    assert "has runs that differ in devices: NVIDIA A100, NVIDIA H100" in complaint
