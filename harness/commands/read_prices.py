@@ -108,7 +108,9 @@ def _check_alike(setting: str, runs: Sequence[Run], names: Sequence[str], path: 
         values = list(dict.fromkeys(getattr(run.last, name, None) for run in runs))
         known = [str(value) for value in values if value is not None]
         if len(known) > 1:
-            rule = f"has runs that differ in {name}: {', '.join(known[:3])}; name one run's directory"
+            rule = (
+                f"has runs that differ in {name}: {', '.join(known[:3])}; name one run's directory"
+            )
             raise SettingError(setting, rule, path)
 
 
