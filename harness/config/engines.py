@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -18,6 +18,17 @@ def variables_of_servers(environment: Mapping[str, str]) -> dict[str, str]:
         for name, value in environment.items()
         if _OF_SERVERS.match(name) and not name.endswith(("_KEY", "_TOKEN"))
     }
+
+
+def divided(words: Sequence[str]) -> list[list[str]]:
+    """What is typed for the harness, and the commands of servers, each behind a `--`."""
+    parts: list[list[str]] = [[]]
+    for word in words:
+        if word == "--":
+            parts.append([])
+        else:
+            parts[-1].append(word)
+    return parts
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,20 +8,15 @@ import psutil
 
 from harness.cli.menu.typed import in_quotes, literal
 from harness.commands.registry import COMMANDS
-from harness.config.engines import variables_of_servers
+from harness.config.engines import divided, variables_of_servers
 from harness.config.errors import SettingError
 
 
 def split_commands(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
     """Divide what is typed for the harness from the commands of servers, each behind a `--`."""
-    parts: list[list[str]] = [[]]
-    for word in words:
-        if word == "--":
-            parts.append([])
-        else:
-            parts[-1].append(word)
-    typed = [f"engine.{word}" if word.startswith("vary.") else word for word in parts[0]]
-    return typed, parts[1:]
+    typed, *servers = divided(words)
+    typed = [f"engine.{word}" if word.startswith("vary.") else word for word in typed]
+    return typed, servers
 
 
 def server_settings(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
 
+from harness.config.engines import divided
 from harness.config.secrets import without_secrets
 from harness.engines.registry import ENGINES
 from harness.measuring.rows import LatencyRow
@@ -22,7 +22,7 @@ def typed_command(run: Run[LatencyRow]) -> str | None:
         words = command if isinstance(command, list) else shlex.split(command)
     except (OSError, ValueError, AttributeError, TypeError):
         return None
-    typed, *servers = _divided([str(word) for word in words])
+    typed, *servers = divided([str(word) for word in words])
     commands = server_commands(run.last)[-len(servers) :]
     for place, (server, started) in enumerate(zip(servers, commands, strict=False)):
         if server[:1] == ["pid"]:
@@ -30,17 +30,6 @@ def typed_command(run: Run[LatencyRow]) -> str | None:
             servers[place] = shlex.split(started)
     words = [*typed, *(word for server in servers for word in ["--", *server])]
     return shlex.join(without_secrets(words))
-
-
-def _divided(words: Sequence[str]) -> list[list[str]]:
-    """What is typed for the harness, and the commands of servers, each behind a `--`."""
-    parts: list[list[str]] = [[]]
-    for word in words:
-        if word == "--":
-            parts.append([])
-        else:
-            parts[-1].append(word)
-    return parts
 
 
 def server_commands(row: LatencyRow) -> list[str]:
