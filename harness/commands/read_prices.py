@@ -58,8 +58,13 @@ def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> Table:
     with_draft = [run for run in runs if run.last.arm == "speculative"]
     alone = [run for run in runs if run.last.arm == "regular"]
     for draft, of_draft in grouped(with_draft, _draft).items():
-        known = [run for run in of_draft if not (reason := why_no_price(run))]
-        reasons += [reason for run in of_draft if (reason := why_no_price(run))]
+        known = []
+        for run in of_draft:
+            reason = why_no_price(run)
+            if reason:
+                reasons.append(reason)
+            else:
+                known.append(run)
         if known:
             costs[draft] = iteration_cost([*known, *alone], path)
     if not costs:

@@ -43,21 +43,23 @@ def iteration_cost(
         in_one_pass: whether a pass of the draft proposes all tokens; None where nobody knows.
     """
     measured: dict[tuple[int, int], list[Point]] = {}
+    by_phases: list[Point] = []
     refused: dict[int, str] = {}
     for run in runs:
         row = run.last
         load = _load(row)
+        of_run = points_of(run)
+        by_phases += _by_phases(run, of_run, in_one_pass)
         if load is None:
             continue
         waits = _waits(run)
         if load > 1 and waits >= QUEUED:
             refused[load] = why_queued(load, waits)
-        for point in points_of(run):
+        for point in of_run:
             if point.width == 1 or not _drafts_less(row):
                 measured.setdefault((load, point.width), []).append(point)
-    for run in runs:
-        for point in _by_phases(run, in_one_pass):
-            measured.setdefault((point.rows, point.width), [point])
+    for point in by_phases:
+        measured.setdefault((point.rows, point.width), [point])
     points = []
     for _, several in sorted(measured.items()):
         steps = [point.steps for point in several if point.steps.is_known]
@@ -105,9 +107,14 @@ def points_of(run: Run[LatencyRow]) -> list[Point]:
     return points
 
 
-def _by_phases(run: Run[LatencyRow], in_one_pass: bool | None) -> list[Point]:
+def _by_phases(
+    run: Run[LatencyRow], of_run: Sequence[Point], in_one_pass: bool | None
+) -> list[Point]:
     """Prices of the K up to that of a run with phases, and below it where the run has one itself: what is drafted and
     verified less is taken off.
+
+    Args:
+        of_run: its own, `points_of`.
     """
     regular, row = run.row("regular"), run.last
     costs = costs_in_steps(regular, row)
@@ -122,7 +129,7 @@ def _by_phases(run: Run[LatencyRow], in_one_pass: bool | None) -> list[Point]:
             for k, steps in per_token.items()
         ]
     phases = iteration_steps_below(row, costs, in_one_pass=is_block) or per_token
-    known = [point for point in points_of(run) if point.width > 1]
+    known = [point for point in of_run if point.width > 1]
     if not known or not known[0].steps.is_known:
         return []
     measured = known[0]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
+from statistics import linear_regression
 from typing import NamedTuple
 
 from harness.results.claims import Printed, Stated, arms_differ, has_varying_k
@@ -152,12 +153,7 @@ def cost_line(costs: Mapping[float, Span]) -> CostLine | None:
         return None
     ks = sorted(costs)
     values = [costs[k].middle for k in ks]
-    mean_k, mean_cost = sum(ks) / len(ks), sum(values) / len(ks)
-    spread = sum((k - mean_k) ** 2 for k in ks)
-    slope = (
-        sum((k - mean_k) * (cost - mean_cost) for k, cost in zip(ks, values, strict=True)) / spread
-    )
-    fixed = mean_cost - slope * mean_k
+    slope, fixed = linear_regression(ks, values)
     misses = []
     for k, cost in zip(ks, values, strict=True):
         rounding = (costs[k].high - costs[k].low) / 2

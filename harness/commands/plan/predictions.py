@@ -62,22 +62,21 @@ def predictions(
         SettingError: they have nothing in common.
     """
     found: list[Prediction] = []
-    problems = []
-    notes = []
+    # Each with what it is about.
+    problems: list[tuple[str, SettingError]] = []
     for draft, cost in costs.costs.items():
         names = {draft, "", *(accepted.yields if not draft else ())}
         known = [name for name in accepted.yields if name in names]
         if not known:
             others = ", ".join(accepted.yields)
-            problems.append(SettingError("acceptance", f"is of {others}, and costs of {draft}"))
-            notes.append(f"acceptance is of {others}, and costs of {draft}")
+            error = SettingError("acceptance", f"is of {others}, and costs of {draft}")
+            problems.append((error.setting, error))
         for name in known:
             for rows in cost.loads:
                 try:
                     best = cost.best_k(accepted.yields[name], rows)
                 except SettingError as error:
-                    problems.append(error)
-                    notes.append(f"{draft or name or error.setting} {error.rule}")
+                    problems.append((draft or name or error.setting, error))
                     continue
                 for k in cost.ks(rows):
                     if k in accepted.yields[name]:
@@ -88,7 +87,8 @@ def predictions(
                         own = draft or name
                         found.append(Prediction(own, point, tokens, speedup, best, measured))
     if not found:
-        raise problems[0]
+        raise problems[0][1]
+    notes = [f"{subject} {error.rule}" for subject, error in problems]
     return found, [*dict.fromkeys([*notes, *costs.left_out])]
 
 

@@ -40,11 +40,11 @@ def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
     Returns:
         None where fewer than two K have a time.
     """
-    known = [run for run in runs if any(point.width > 1 for point in points_of(run))]
+    of_runs = [(run, points_of(run)) for run in runs]
+    known = [(run, points) for run, points in of_runs if any(point.width > 1 for point in points)]
     if not known:
         return None
-    points = [point for run in known for point in points_of(run)]
-    cost = IterationCost(tuple(points))
+    cost = IterationCost(tuple(point for _, points in known for point in points))
     load = cost.loads[0]
     shape = cost.shape(load)
     step_ms = cost.step_ms(load)
@@ -63,7 +63,7 @@ def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
             f", at most {_ms(Interval(slope.high))}" if slope.has_bounds and slope.high > 0 else ""
         )
         costs = f"{_ms(shape.fixed)}, and no measurable time per draft token{most}{unit}"
-    follows = _what_follows(slope.scaled(1 / step_ms.estimate), known[0].last)
+    follows = _what_follows(slope.scaled(1 / step_ms.estimate), known[0][0].last)
     return f"An iteration takes {costs}; {step}: {follows}."
 
 
