@@ -10,8 +10,8 @@ runs on each side.
 
     python benchmarks/regress_identical.py --pairs 6 --repeats 3 --load 3
 
-measures pairs of sides here, with that many busy programs beside one side of each, in turns the first and
-the second. A side "fails a build" where any figure is worse.
+measures pairs of sides here. Beside one side of each pair, the first and the second in turns, run so many busy
+programs. A side "fails a build" where any figure is worse.
 """
 
 from __future__ import annotations
