@@ -214,6 +214,8 @@ def _engine(opening: Opening) -> Engine:
             waiting: deque[_Row] = deque()
             running: list[_Row] = []
             ended: list[_Row] = []
+            # Since when each slot has been free; none at a rate.
+            free: deque[float] = deque()
             # When requests that only keep up the load come, at a rate.
             gaps = random.Random(f"extra {question.seed} {question.indices[0]}")
             next_extra_s = clock.now_s if rate is not None and extra else math.inf
@@ -232,13 +234,22 @@ def _engine(opening: Opening) -> Engine:
                 num_extra += 1
                 return row
 
-            def read_prompts(free: deque[float]) -> None:
-                """Read the prompts that have come, as far as there is room.
+            def answer(row: _Row, num_tokens: int) -> None:
+                """The next tokens of a request, after which it goes on or ends."""
+                nonlocal num_own, num_of_all
+                row.request.add(_tokens(row, question, num_tokens), clock.now_s - row.sent_s)
+                num_own += not row.is_extra
+                num_of_all += 1
+                if row.request.num_tokens < row.length:
+                    running.append(row)
+                    return
+                ended.append(row)
+                if rate is None:
+                    free.append(clock.now_s)
 
-                Args:
-                    free: since when each slot has been free; empty at a rate.
-                """
-                nonlocal num_own, num_of_all, next_extra_s
+            def read_prompts() -> None:
+                """Read the prompts that have come, as far as there is room."""
+                nonlocal next_extra_s
                 while rate is not None or free:
                     while next_extra_s <= clock.now_s:
                         assert rate is not None
@@ -254,24 +265,12 @@ def _engine(opening: Opening) -> Engine:
                         # Sent when there was room, and read behind others for which there was.
                         row.sent_s = free.popleft()
                     passes(settings.first_ms + settings.prompt_ms * row.request.num_prompt_tokens)
-                    row.request.add(_tokens(row, question, 1), clock.now_s - row.sent_s)
-                    num_own += not row.is_extra
-                    num_of_all += 1
-                    if row.request.num_tokens >= row.length:
-                        end(row, free)
-                    else:
-                        running.append(row)
+                    answer(row, 1)
                     # However many come that do not count: others go on.
                     if row.is_extra:
                         break
 
-            def end(row: _Row, free: deque[float]) -> None:
-                ended.append(row)
-                if rate is None:
-                    free.append(clock.now_s)
-
-            def iterate(free: deque[float]) -> None:
-                nonlocal num_own, num_of_all
+            def iterate() -> None:
                 # The last token of an answer is never drafted.
                 proposals = [
                     min(num_draft_tokens, row.length - row.request.num_tokens - 1)
@@ -281,26 +280,20 @@ def _engine(opening: Opening) -> Engine:
                 clock.num_iterations += 1
                 if settings.stall_every and clock.num_iterations % settings.stall_every == 0:
                     clock.now_s += settings.stall_ms / 1000
-                for row, num_proposed in zip(list(running), proposals, strict=True):
+                rows = running.copy()
+                running.clear()
+                for row, num_proposed in zip(rows, proposals, strict=True):
                     num_accepted = _num_accepted(settings, row, num_proposed)
-                    row.request.add(
-                        _tokens(row, question, num_accepted + 1), clock.now_s - row.sent_s
-                    )
                     if self.name == "speculative":
                         row.request.outcomes.append((num_proposed, num_accepted))
-                    num_of_all += 1
-                    num_own += not row.is_extra
-                    if row.request.num_tokens >= row.length:
-                        running.remove(row)
-                        end(row, free)
+                    answer(row, num_accepted + 1)
 
-            free: deque[float] = deque()
             if next_extra_s < math.inf:
                 # As with a server, the load has built up before the first request that counts.
                 while not ended:
-                    read_prompts(free)
+                    read_prompts()
                     if running:
-                        iterate(free)
+                        iterate()
                     elif not waiting:
                         clock.now_s = max(clock.now_s, next_extra_s)
             began_s = clock.now_s
@@ -322,9 +315,9 @@ def _engine(opening: Opening) -> Engine:
             waiting.extend(own)
             num_own = num_of_all = 0
             while any(row.request.num_tokens < row.length for row in own):
-                read_prompts(free)
+                read_prompts()
                 if running:
-                    iterate(free)
+                    iterate()
                 elif waiting:
                     clock.now_s = max(clock.now_s, waiting[0].sent_s)
             of_load = [*ended, *running, *waiting]
