@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 # One thread for each process, because pytest runs one process per core. Before torch is imported, here and in what the
 # tests start. The order of floating-point sums is then the same everywhere, too.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
+# Nor does its compiler start processes, each of which would import torch first.
+os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
 # pytest-xdist sets it in its processes, and tables would be as wide as that.
 os.environ.pop("COLUMNS", None)
 # Without bytecode every interpreter that a test starts would compile all of harness again.
