@@ -28,7 +28,8 @@ def drafting() -> list[str]:
 
 
 def test_a_verdict_from_the_command_that_starts_the_server(harness: Harness) -> None:
-    outcome = harness("latency", *SHORT, "--", *drafting(), "--spec-draft-n-max", "4")
+    asked = [*SHORT, "engine.blocks=2"]
+    outcome = harness("latency", *asked, "--", *drafting(), "--spec-draft-n-max", "4")
     regular, speculative = results().to_dict("records")
     assert (regular["arm"], speculative["arm"]) == ("regular", "speculative")
     assert speculative["num_draft_tokens"] == 4
@@ -43,7 +44,7 @@ def test_a_verdict_from_the_command_that_starts_the_server(harness: Harness) -> 
 def test_a_method_without_a_draft_model(harness: Harness) -> None:
     method = "--spec-type ngram-simple --spec-ngram-simple-size-n 1 --spec-ngram-simple-size-m 3"
     command = [llama_server(), "-m", gguf_pair().model, *method.split()]
-    outcome = harness("latency", *SHORT, "tokens=40", "--", *command)
+    outcome = harness("latency", *SHORT, "tokens=40", "engine.blocks=0", "--", *command)
     speculative = results().iloc[-1]
     assert speculative["num_draft_tokens"] == 3
     assert speculative["acceptance_rate"] > 0
@@ -57,7 +58,7 @@ def test_llama_cpp_reads_tools_or_the_run_ends(harness: Harness, tmp_path: Path)
     (tmp_path / "tools.jsonl").write_text("\n".join(map(json.dumps, rows)))
     template = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}" + CHAT_TEMPLATE
     (tmp_path / "tools.jinja").write_text(template)
-    asked = ["prompts=./tools.jsonl", "num_prompts=2", "tokens=8"]
+    asked = ["prompts=./tools.jsonl", "num_prompts=2", "tokens=8", "engine.blocks=0"]
 
     taking = [*drafting(), "--jinja", "--chat-template-file", "tools.jinja"]
     harness("latency", *asked, "--", *taking)

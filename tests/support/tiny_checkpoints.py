@@ -75,7 +75,7 @@ def save_talkative_pair(directory: Path, num_bytes: int) -> list[str]:
         The settings that name them.
     """
     for seed, name in enumerate(("target", "draft")):
-        model = random_model("llama", seed=seed, vocab_size=258)
+        model = random_model("llama", seed=seed, vocab_size=258, num_hidden_layers=2)
         with torch.no_grad():
             torch.manual_seed(2)  # the same few bytes in both
             model.lm_head.weight[torch.randperm(258)[num_bytes:]] = 0.0

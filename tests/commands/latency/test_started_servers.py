@@ -435,7 +435,7 @@ def test_a_variable_of_the_server_is_part_of_what_is_measured(
 
 
 def test_our_own_server_is_started(harness: Harness) -> None:
-    few = ["num_prompts=4", "decoding.max_new_tokens=4", "decoding=greedy", "model=tiny"]
+    few = [*QUICK, "num_prompts=4"]
     serve = f"{sys.executable} -m harness serve draft=tiny_draft K={{K}}"
     harness("latency", *few, "K=3", *behind(serve))
     regular, speculative = results().to_dict("records")

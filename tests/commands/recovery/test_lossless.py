@@ -35,8 +35,15 @@ PROMPT = [3, 1, 4, 1, 5]
 LENIENCE = planted("Lenience")
 FAULTS = [*PLANTED.names(), LENIENCE]
 NUM_DRAWS = 8000
-# The verdict of the mildest fault with one draft token hangs on more.
-MANY_DRAWS = 16_000
+# Faults with one draft token and with three that show in fewer draws, and one that needs more.
+NEEDED = {
+    ("rollback_off_by_one", 1): 2000,
+    ("rollback_off_by_one", 3): 2000,
+    ("bonus_from_wrong_position", 1): 2000,
+    ("bonus_from_wrong_position", 3): 4000,
+    ("residual_warped_twice", 3): 4000,
+    ("draft_probabilities_ignored", 1): 16_000,
+}
 BATCH = 5000
 CPU = torch.device("cpu")
 
@@ -124,14 +131,11 @@ def test_the_honest_arm_is_lossless(warping: dict[str, Any], num_draft_tokens: i
     assert check.rounding < 1e-3
 
 
+@pytest.mark.parametrize("num_draft_tokens", [1, 3])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_every_planted_fault_is_caught(fault: str) -> None:
-    assert sample(fault, num_draws=MANY_DRAWS).verdict == "lossy"
-
-
-@pytest.mark.parametrize("fault", FAULTS)
-def test_faults_are_caught_with_more_draft_tokens_too(fault: str) -> None:
-    assert sample(fault, num_draft_tokens=3).verdict == "lossy"
+def test_every_planted_fault_is_caught(fault: str, num_draft_tokens: int) -> None:
+    num_draws = NEEDED.get((fault, num_draft_tokens), NUM_DRAWS)
+    assert sample(fault, num_draft_tokens, num_draws).verdict == "lossy"
 
 
 def test_faults_in_block_verification_are_caught() -> None:
@@ -208,7 +212,7 @@ def loud_reference(dtype: torch.dtype) -> ModelReference:
     )  # type: ignore[arg-type]
 
 
-LOUD_PROMPTS = [[number, 3 * number % 64, 1, 4] for number in range(1, 13)]
+LOUD_PROMPTS = [[number, 3 * number % 64, 1, 4] for number in range(1, 7)]
 
 
 def greedy_text(

@@ -90,7 +90,7 @@ def test_too_few_draws_say_how_many_are_enough(
     "fault", ["rollback_off_by_one", "bonus_from_wrong_position", *map(planted, IN_BATCHES)]
 )
 def test_faults_are_found(harness: Harness, pair: list[str], fault: str) -> None:
-    outcome = harness("recovery", *pair, *SMALL, f"fault={fault}", code=1)
+    outcome = harness("recovery", *pair, *SMALL, "batch_size=12", f"fault={fault}", code=1)
     assert outcome.complaint.startswith("lossy: ")
 
 
