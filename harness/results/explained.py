@@ -7,16 +7,12 @@ iteration takes (1 + K × rate) ÷ s times as long as a regular step. This is ar
 
 from __future__ import annotations
 
-import itertools
 import math
-from collections.abc import Mapping, Sequence
-from statistics import linear_regression
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from harness.results.claims import Printed, Stated, arms_differ, has_varying_k
 
-# Residuals of a line that rounding and noise of a single run explain.
-_NOISE = 0.04
 # Speeds of both arms, the more of them stand for one request the better.
 _SPEEDS = (
     ("user_tokens_per_second", "regular_user_tokens_per_second"),
@@ -125,54 +121,6 @@ def tokens_of(row: Stated) -> tuple[Span, str] | None:
     return Span(
         stated.low + own, stated.high + own
     ), "stated, without the target's own token" if own else "stated"
-
-
-class CostLine(NamedTuple):
-    """Least squares through the costs over K.
-
-    Attributes:
-        fixed: steps that an iteration takes without draft tokens.
-        per_token: steps that each draft token adds.
-        fits: whether no point is further off than rounding and noise explain.
-        worst: how far off the worst point is, relative, and its K.
-        steps: the dearest ones, each with the K before and behind it and what a draft token costs there.
-        usual: what a draft token costs elsewhere.
-    """
-
-    fixed: float
-    per_token: float
-    fits: bool
-    worst: tuple[float, float]
-    steps: Sequence[tuple[float, float, float]]
-    usual: float
-
-
-def cost_line(costs: Mapping[float, Span]) -> CostLine | None:
-    """The line through the costs of an iteration by K; None below three values of K."""
-    if len(costs) < 3:
-        return None
-    ks = sorted(costs)
-    values = [costs[k].middle for k in ks]
-    slope, fixed = linear_regression(ks, values)
-    misses = []
-    for k, cost in zip(ks, values, strict=True):
-        rounding = (costs[k].high - costs[k].low) / 2
-        misses.append((max(0.0, abs(fixed + slope * k - cost) - rounding) / cost, k))
-    steps = [
-        (last, k, (after - before) / (k - last))
-        for (last, before), (k, after) in itertools.pairwise(zip(ks, values, strict=True))
-    ]
-    by_cost = sorted(steps, key=lambda step: step[2], reverse=True)
-    num_dearest = 2 if len(steps) > 4 else 1
-    others = [each for _, _, each in by_cost[num_dearest:]]
-    return CostLine(
-        fixed,
-        slope,
-        max(misses)[0] <= _NOISE,
-        max(misses),
-        by_cost[:num_dearest],
-        sum(others) / len(others),
-    )
 
 
 def fitting_k(row: Stated) -> tuple[str, int] | None:

@@ -74,7 +74,7 @@ class Shape:
     """Whether the times of an iteration are a line over the draft tokens.
 
     Attributes:
-        fixed, per_token: of the line, in ms; None where the points are none.
+        fixed, per_token: of the line, in ms, or in steps of points without; None where the points are none.
         tested: whether noise was known and there were more than two points to test it with.
         steps: the jumps that explain what is no line; () where none does.
     """
@@ -87,6 +87,10 @@ class Shape:
     @property
     def is_line(self) -> bool:
         return self.fixed is not None
+
+    def __str__(self) -> str:
+        """Of what is no line: `no line, from 8 to 9 tokens +41 %`."""
+        return ", ".join(["no line", *map(str, self.steps)])
 
 
 @dataclass(frozen=True)
@@ -110,6 +114,11 @@ class Point:
     @property
     def drafted(self) -> float:
         return self.width - 1 if self.num_drafted is None else self.num_drafted
+
+    @property
+    def time(self) -> Interval:
+        """`ms`, and where these are unknown `steps`."""
+        return self.ms if self.ms.is_known else self.steps
 
 
 class Best(NamedTuple):
@@ -251,28 +260,27 @@ class IterationCost:
         degrees of freedom, by Fisher's F with the units' own; a regular step, which drafts nothing, is not part of it.
         """
         points = [
-            one for one in self.points if one.rows == rows and one.width > 1 and one.ms.is_known
+            one for one in self.points if one.rows == rows and one.width > 1 and one.time.is_known
         ]
         drafted = np.array([point.drafted for point in points], float)
         if len(set(drafted)) < 2:
             return None
-        ms = np.array([point.ms.estimate for point in points], float)
-        known = all(point.ms.has_bounds and point.ms.covers for point in points)
-        errors = _UNKNOWN_NOISE * ms
-        freedom = 1e6
-        if known:
-            errors = np.array([_standard_error(point.ms) for point in points])
-            freedom = min(point.ms.covers.num_units for point in points if point.ms.covers) - 1
+        ms = np.array([point.time.estimate for point in points], float)
         # Nothing is known better than rounding.
-        errors = np.maximum(errors, 1e-6 * ms)
+        errors = np.maximum([_standard_error(point.time) for point in points], 1e-6 * ms)
+        covers = [one.time.covers for one in points if one.time.covers and one.time.has_bounds]
+        known = len(covers) == len(points)
+        freedom = min([cover.num_units - 1 for cover in covers], default=1e6)
         line = np.stack([np.ones_like(drafted), drafted], axis=1)
         tested = known and len(points) > 2
         if _fits(line, ms, errors, freedom):
             fixed, per_token = _coefficients(line, ms, errors, freedom)
             if known:
-                covers = points[0].ms.covers
+                covers_both = covers[0]
                 return Shape(
-                    replace(fixed, covers=covers), replace(per_token, covers=covers), tested
+                    replace(fixed, covers=covers_both),
+                    replace(per_token, covers=covers_both),
+                    tested,
                 )
             return Shape(Interval(fixed.estimate), Interval(per_token.estimate), tested)
         return Shape(None, None, tested, _steps(points, line, ms, errors, freedom))
@@ -377,10 +385,11 @@ def _steps(
 
 
 def _standard_error(time: Interval) -> float:
-    """That of a time, from the width of its interval."""
-    assert time.covers is not None
-    quantile = t_quantile((1 - CONFIDENCE) / 2, time.covers.num_units - 1)
-    return (time.high - time.low) / (2 * quantile)
+    """That of a time, from the width of its interval. Bounds that cover nothing are those of rounding, beside noise."""
+    width = time.high - time.low if time.has_bounds else 0.0
+    if time.covers is None or not time.has_bounds:
+        return math.hypot(_UNKNOWN_NOISE * time.estimate, width / math.sqrt(12))
+    return width / (2 * t_quantile((1 - CONFIDENCE) / 2, time.covers.num_units - 1))
 
 
 def _ratio(numerator: Interval, denominator: Interval) -> Interval:

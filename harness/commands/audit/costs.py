@@ -10,16 +10,16 @@ from harness.config.amounts import counted
 from harness.reporting.table import Column, Line, Table
 from harness.results.claims import Stated
 from harness.results.explained import (
-    CostLine,
     Explained,
     Span,
     contradicting,
-    cost_line,
     explained,
     speedup_of,
     tokens_of,
 )
+from harness.results.iteration_cost import IterationCost, Point
 from harness.results.runs import grouped
+from harness.results.statistics.interval import Interval
 
 # Rows that get a sentence; more are in the table.
 _MOST_SENTENCES = 4
@@ -181,25 +181,20 @@ def _lines_over_k(tables: Sequence[Sequence[Stated]]) -> list[Line]:
 
 
 def _over_k(costs: dict[float, Span]) -> str:
-    line = cost_line(costs)
-    if line is None:
-        (first, low), (last, high) = sorted(costs.items())
-        each = (high.middle - low.middle) / (last - first)
-        return f"a draft token adds {each:.2f} steps between K={first:g} and K={last:g}; two points test no line"
-    if line.fits:
-        return (
-            f"{line.fixed:.2f} steps and {line.per_token:.2f} for each draft token (least squares,"
-            f" {line.worst[0]:.0%} off at most)"
-        )
-    return _dear_steps(line)
-
-
-def _dear_steps(line: CostLine) -> str:
-    off, k = line.worst
-    steps = " and ".join(
-        f"{each:.2f} from K={first:g} to K={last:g}" for first, last, each in line.steps
-    )
-    return f"no straight line ({off:.0%} off at K={k:g}): a draft token adds {steps}, and {line.usual:.2f} elsewhere"
+    points = []
+    for k, cost in sorted(costs.items()):
+        steps = Interval(cost.middle, cost.low, cost.high)
+        points.append(Point(int(k) + 1, 1, Interval(), steps, k))
+    shape = IterationCost(points).shape()
+    assert shape is not None
+    if shape.fixed is None or shape.per_token is None:
+        return str(shape)
+    each = f"{shape.per_token.estimate:.2f}"
+    if len(points) == 2:
+        first, last = sorted(costs)
+        between = f"between K={first:g} and K={last:g}; two points test no line"
+        return f"a draft token adds {each} steps {between}"
+    return f"{shape.fixed.estimate:.2f} steps and {each} for each draft token, a line within noise"
 
 
 def _of_one_figure(row: Stated) -> list[Line]:

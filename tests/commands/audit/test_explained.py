@@ -111,9 +111,11 @@ def test_planted_lines_are_found_and_steps_are_named(audit: Audit, seed: int) ->
     assert float(found[0]) == pytest.approx(fixed, abs=0.03)
     assert float(found[3]) == pytest.approx(each, abs=0.01)
     _, printed = audit(pasted=table(height))
-    assert "no straight line" in printed
-    assert f"a draft token adds {each + height / 2:.2f}"[:-1] in printed
-    assert f"from K={place} to K={place + 2}, and" in printed
+    before, after = (fixed + each * place, fixed + each * (place + 2) + height)
+    change = after / before - 1
+    assert f"over K: no line, from {place + 1} to {place + 3} tokens +" in printed
+    named = float(printed.partition("tokens +")[2].split()[0])
+    assert named == pytest.approx(100 * change, abs=1.5)
 
 
 def test_bare_figures(audit: Audit) -> None:

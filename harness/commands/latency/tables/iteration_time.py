@@ -75,8 +75,7 @@ def _points(cost: IterationCost, shape: Shape, load: int) -> str:
         ends = {points[0].width, points[-1].width}
         points = [point for point in points if point.width in beside | ends]
     each = ", ".join(f"{_ms(Interval(one.ms.estimate))} at K={one.width - 1}" for one in points)
-    steps = ", ".join(map(str, shape.steps))
-    return f"An iteration takes {each}: no line{f', {steps}' if steps else ''}"
+    return f"An iteration takes {each}: {shape}"
 
 
 def _what_follows(share: Interval, row: LatencyRow) -> str:
