@@ -1,22 +1,21 @@
 """What an iteration costs and yields, from runs of `latency`: a sweep over K, or one run alone.
 
 The time of an iteration is that of its tokens after the first; it takes no phases, so that any server has it. A run of
-our own loop, which times its phases, has prices for the K below its own too.
+our own loop, which times its phases, has prices for the K below its own too: an iteration drafts K tokens at c regular
+steps each and verifies them in v steps (Leviathan et al. 2023). Functions take rows of one run: `row` is that of the
+speculative arm, `regular` that of the regular one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
+from harness.config.acceptance_rules import tests_each_token
 from harness.config.model_names import SECOND_COMMAND
-from harness.measuring.costs import (
-    costs_in_steps,
-    iteration_steps_below,
-    lengths_by_k,
-    steps_per_token,
-)
 from harness.measuring.rows import LatencyRow
 from harness.results.iteration_cost import QUEUED, IterationCost, Point, mean_time, why_queued
 from harness.results.prompt_times import Unit, rows_by_unit
@@ -27,6 +26,8 @@ from harness.results.statistics.ratios import ratio_of_products, skewed_ratio_of
 
 # Iterations that draft fewer than this share of K cost what the text lets them draft.
 _LEAST_DRAFTED = 0.75
+# Of a pass over one token. Noise below it moves a prediction by less.
+_TOLERATED_NOISE = 0.2
 # Milliseconds after the first token, and iterations; of the regular arm each token is one.
 _Spent = tuple[float, float]
 
@@ -122,13 +123,13 @@ def _by_phases(
     if costs is None or not step_ms or (in_one_pass is None and not lengths_by_k(row)):
         return []
     is_block = bool(in_one_pass)
-    per_token = steps_per_token(row, costs, in_one_pass=is_block)
+    per_token = steps_by_k(row, costs, in_one_pass=is_block, by_width=False)
     if _drafts_less(row):
         return [
             Point(k + 1, 1, Interval(steps * step_ms), Interval(steps))
             for k, steps in per_token.items()
         ]
-    phases = iteration_steps_below(row, costs, in_one_pass=is_block) or per_token
+    phases = steps_by_k(row, costs, in_one_pass=is_block) or per_token
     known = [point for point in of_run if point.width > 1]
     if not known or not known[0].steps.is_known:
         return []
@@ -142,6 +143,87 @@ def _by_phases(
             ms, in_steps = measured.ms.scaled(share), measured.steps.scaled(share)
             points.append(Point(smaller + 1, measured.rows, ms, in_steps))
     return points
+
+
+class StepCosts(NamedTuple):
+    """Times in regular steps: of drafting one token (c), and of verifying all K (v)."""
+
+    draft: float
+    verify: float
+
+
+def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | None:
+    """Measured costs; None where one of them is unknown."""
+    if regular is None or row.draft_ms is None or row.verify_ms is None:
+        return None
+    step_ms = regular.target_step_ms
+    proposed = row.mean_num_draft_tokens
+    if not step_ms or not proposed:
+        return None
+    # Both times are of a whole iteration.
+    return StepCosts(row.draft_ms / proposed / step_ms, row.verify_ms / step_ms)
+
+
+def steps_by_k(
+    row: LatencyRow, costs: StepCosts, *, in_one_pass: bool = False, by_width: bool = True
+) -> dict[int, float]:
+    """What an iteration costs in regular steps at each K up to that of a run, by its phases.
+
+    {} where K varied, and where a pass over more tokens was so much faster than one over fewer that the cost of
+    verifying fewer is unknown.
+
+    Args:
+        in_one_pass: whether a pass of the draft proposes all tokens.
+        by_width: whether verifying fewer tokens is shorter by what their passes are, where these were timed; else each
+            token adds the same. The rest, the verdict, costs the same for every K.
+    """
+    most, proposed = row.num_draft_tokens, row.mean_num_draft_tokens
+    if not isinstance(most, int) or not proposed:
+        return {}
+    ks = np.arange(1, most + 1)
+    verifying = 1 + ks * (costs.verify - 1) / proposed
+    # Milliseconds by the draft tokens that a pass verifies.
+    passes = enumerate(row.pass_ms_by_width or [])
+    timed = {k: ms for k, ms in passes if ms is not None} if by_width else {}
+    if 0 in timed and abs(costs.verify - 1) > _TOLERATED_NOISE:
+        tolerated = _TOLERATED_NOISE * timed[0]
+        if any(slow - fast > tolerated for slow, fast in combinations(timed.values(), 2)):
+            return {}
+    if {0, most} <= timed.keys():
+        # No pass takes less time than one over fewer tokens, except by noise.
+        slowest_so_far = np.maximum.accumulate([*timed.values()]) / timed[0]
+        of_k = np.interp(ks, [*timed], slowest_so_far)
+        shorter = of_k[-1] - of_k
+        if of_k[-1] > max(costs.verify, 1):
+            # Timed by themselves, passes seem to cost more than the whole verification.
+            shorter *= (costs.verify - 1) / (of_k[-1] - 1)
+        verifying = costs.verify - shorter
+    drafting = costs.draft * (np.full(most, proposed) if in_one_pass else ks)
+    # An iteration has a pass of the target, whatever noise makes of its parts.
+    steps = np.maximum(1.0, drafting + verifying)
+    return dict(enumerate(steps.tolist(), start=1))
+
+
+def lengths_by_k(row: LatencyRow) -> dict[int, Interval]:
+    """Tokens per iteration, had at most 1, 2, ... tokens been proposed; {} where these are not known.
+
+    Exactly with an interval of acceptance alone, else about and without one (`is_exact`).
+    """
+    lengths = row.tokens_per_iteration_by_num_draft_tokens
+    if not lengths:
+        # Newer files have no lengths then, see `measure._smaller_k_follow`.
+        if row.draft_tree not in (None, "chain") or not tests_each_token(row.rule):
+            return {}
+        lengths = row.acceptance_length_by_num_draft_tokens or []
+        if not is_exact(row):
+            # Files of earlier versions have bounds, which did not hold.
+            lengths = [Interval(length.estimate) for length in lengths]
+    return dict(enumerate(lengths, start=1))
+
+
+def is_exact(row: LatencyRow) -> bool:
+    """Whether smaller K are known, from the answers themselves or as coins accept, and not only about."""
+    return bool(row.tokens_per_iteration_by_num_draft_tokens) or bool(row.synthetic)
 
 
 def _drafts_less(row: LatencyRow) -> bool:
@@ -176,7 +258,7 @@ def tokens_by_k(runs: Sequence[Run[LatencyRow]]) -> dict[int, Interval]:
             if all(means):
                 yields[k] = Interval(float(np.mean([mean or 0.0 for mean in means])))
     for run in runs:
-        for smaller, length in lengths_by_k(run.last):
+        for smaller, length in lengths_by_k(run.last).items():
             yields.setdefault(smaller, length)
     return dict(sorted(yields.items()))
 

@@ -34,7 +34,7 @@ def rows(verify: float, draft: float = 0.0, **changes: Any) -> tuple[LatencyRow,
 
 
 def predicted(*args: Any, **changes: Any) -> list[float]:
-    return [one.figure.estimate for one in predicted_by_k(*rows(*args, **changes))]
+    return [figure.estimate for figure in predicted_by_k(*rows(*args, **changes)).values()]
 
 
 def by_k(pair: tuple[LatencyRow, LatencyRow]) -> str | None:
@@ -72,8 +72,8 @@ def test_no_prediction_is_impossible() -> None:
     for _ in range(500):
         passes = [drawn.uniform(5, 30) if drawn.random() < 0.7 else None for _ in range(5)]
         pair = rows(drawn.uniform(0.5, 3), drawn.uniform(0, 0.3), pass_ms_by_width=passes)
-        for one, length in zip(predicted_by_k(*pair), LENGTHS, strict=False):
-            assert 0.4 < one.figure.estimate <= length
+        for k, figure in predicted_by_k(*pair).items():
+            assert 0.4 < figure.estimate <= LENGTHS[k - 1]
 
 
 def test_passes_that_contradict_each_other_predict_nothing() -> None:

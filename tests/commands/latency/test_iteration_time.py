@@ -11,7 +11,7 @@ import pytest
 
 from harness.commands.latency.ranking.sweep import page_of_runs
 from harness.commands.latency.tables.answer import page_of_run
-from harness.commands.latency.tables.iteration_time import iteration_line
+from harness.commands.latency.tables.costs import iteration_line
 from harness.config.machine import note_command_line
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow

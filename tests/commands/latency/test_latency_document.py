@@ -10,7 +10,7 @@ import pytest
 from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.costs import held_back, main_limit
 from harness.commands.latency.tables.doubts import doubts
-from harness.measuring.costs import StepCosts
+from harness.measuring.prices import StepCosts
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from pages import full

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from harness.commands.latency.ranking.pairs import CONDITIONS
-from harness.commands.latency.tables.iteration_time import iteration_line
+from harness.commands.latency.tables.costs import iteration_line
 from harness.commands.latency.tables.run import headline
 from harness.reporting.names import Name
 from harness.reporting.table import Line, interval, times

@@ -29,7 +29,7 @@ from harness.commands.latency.tables.run import (
     identical_texts,
     speedup_bounds,
 )
-from harness.measuring.costs import costs_in_steps
+from harness.measuring.prices import costs_in_steps
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import UNKNOWN, Column, Table, number, percent, times
 from harness.reporting.words import FIRST_SETTINGS, cell_of

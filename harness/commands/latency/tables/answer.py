@@ -8,14 +8,18 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from harness.commands.latency.ranking.published_table import Measured, published_tables
-from harness.commands.latency.tables.costs import best_of, held_back, predicted_by_k
+from harness.commands.latency.tables.costs import (
+    best_of,
+    held_back,
+    predicted_by_k,
+    share_of_iteration,
+)
 from harness.commands.latency.tables.doubts import doubts, percent
-from harness.commands.latency.tables.iteration_time import share_of_iteration
 from harness.commands.latency.tables.reason import choice_of_k, not_reported, rises
 from harness.commands.latency.tables.run import has_verdict, headline, run_tables, was_measured
 from harness.config.amounts import SECONDS, counted, quantity
 from harness.config.model_names import SECOND_COMMAND
-from harness.measuring.costs import costs_in_steps, is_exact
+from harness.measuring.prices import costs_in_steps, is_exact
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import name_of
 from harness.reporting.page import Page, Step, heading
@@ -226,17 +230,15 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
     predictions = predicted_by_k(regular, row)
     if predictions:
         best = best_of(predictions)
+        gain = predictions[best].estimate
         choice = choice_of_k(predictions, is_exact=is_exact(row))
         about = "" if is_exact(row) else "about "
-        if best.figure.estimate > 1 and best is not predictions[-1]:
-            yield Step(
-                f"{choice}, {about}{best.figure.estimate:.2f}× predicted",
-                f"K={best.num_draft_tokens}",
-            )
-        elif best.figure.estimate > 1 and rises(predictions):
-            yield Step(choice, f"K={2 * best.num_draft_tokens}")
-        elif best.figure.estimate <= 1:
+        if gain <= 1:
             yield from _other_drafts(rows, choice)
+        elif best < max(predictions):
+            yield Step(f"{choice}, {about}{gain:.2f}× predicted", f"K={best}")
+        elif rises(predictions):
+            yield Step(choice, f"K={2 * best}")
     elif verdict.conclusion == "slower":
         yield from _other_drafts(rows, "it does not pay")
     is_shown = row.server_command is not None and not row.has_same_command

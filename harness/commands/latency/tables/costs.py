@@ -1,22 +1,32 @@
-"""Which cost of drafting and verifying limits the speed-up, and what other K would have given.
+"""What an iteration costs and what follows: which cost limits the speed-up, what other K would have given, and over the
+K of a sweep a fixed part and one per draft token, where the times are such a line, and else their steps.
 
-Functions take rows of one run of `latency`: `row` is that of the speculative arm, `regular` that of
-the regular one.
+Of rows of one run of `latency`, `row` is that of the speculative arm, `regular` that of the regular one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from operator import attrgetter
+from collections.abc import Mapping, Sequence
 
-from harness.measuring.costs import (
-    ForK,
+from harness.measuring.prices import (
     StepCosts,
     costs_in_steps,
-    iteration_steps_below,
     lengths_by_k,
+    points_of,
+    steps_by_k,
 )
 from harness.measuring.rows import LatencyRow
+from harness.results.iteration_cost import IterationCost, Shape
+from harness.results.runs import Run
+from harness.results.statistics.interval import Interval
+
+# Shares of a regular step: below the first a draft token costs little, above the second as much as decoding it.
+_CHEAP = 0.1
+_EXPENSIVE = 0.5
+# Drafts that cost nothing, by the beginnings of their names here and in servers. They do not draft in every iteration.
+_FREE = ("ngram", "lookup", "suffix")
+# Points that are named where they are no line.
+_MOST_POINTS = 6
 
 
 def main_limit(tokens: float, proposed: float, costs: StepCosts, acceptable: float) -> str:
@@ -45,22 +55,21 @@ def rest_ms(row: LatencyRow) -> float | None:
     return max(0.0, row.iteration_ms - row.draft_ms - row.verify_ms)
 
 
-def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> list[ForK]:
+def predicted_by_k(regular: LatencyRow | None, row: LatencyRow) -> dict[int, Interval]:
     """The speed-up predicted for every K up to the measured one; never above the tokens per iteration.
 
-    [] where smaller K are not known, where K varied, or where costs are unknown or too noisy, as beside other programs.
+    {} where smaller K are not known, where K varied, or where costs are unknown or too noisy, as beside other programs.
     """
     costs = costs_in_steps(regular, row)
     lengths = lengths_by_k(row)
     if costs is None or row.was_starved or len(lengths) != row.num_draft_tokens:
-        return []
-    steps = iteration_steps_below(row, costs)
-    return [ForK(k, length.scaled(1 / steps[k])) for k, length in lengths if steps]
+        return {}
+    return {k: lengths[k].scaled(1 / steps) for k, steps in steps_by_k(row, costs).items()}
 
 
-def best_of(predictions: Sequence[ForK]) -> ForK:
+def best_of(predictions: Mapping[int, Interval]) -> int:
     """The K for which most is predicted."""
-    return max(predictions, key=attrgetter("figure.estimate"))
+    return max(predictions, key=lambda k: predictions[k].estimate)
 
 
 def share_of_predicted(row: LatencyRow) -> float | None:
@@ -91,3 +100,93 @@ def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
         levels = enumerate(row.acceptance_histogram or [])
         acceptable = max((level for level, count in levels if count), default=proposed)
     return main_limit(tokens, proposed, costs, acceptable)
+
+
+def share_of_iteration(rows: Sequence[LatencyRow]) -> float | None:
+    """A regular step as a share of an iteration's time, of the rows of a run; None where one of them is unknown."""
+    run = Run([*rows])
+    run.prompt_rows = []
+    known = [point for point in points_of(run) if point.width > 1 and point.steps.is_known]
+    return 1 / known[0].steps.estimate if known else None
+
+
+def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
+    """`An iteration takes 21.4 ms (20.9 to 22.0) + 3.10 ms (2.80 to 3.40) per draft token ...`, and what follows; where
+    the times are no line, each of them and the steps between them.
+
+    Args:
+        runs: of one pair with several K.
+
+    Returns:
+        None where fewer than two K have a time.
+    """
+    of_runs = [(run, points_of(run)) for run in runs]
+    known = [(run, points) for run, points in of_runs if any(point.width > 1 for point in points)]
+    if not known:
+        return None
+    cost = IterationCost(tuple(point for _, points in known for point in points))
+    load = cost.loads[0]
+    shape = cost.shape(load)
+    step_ms = cost.step_ms(load)
+    if shape is None or not step_ms.is_known:
+        return None
+    step = f"a regular step takes {_ms(Interval(step_ms.estimate))}"
+    if not shape.is_line:
+        return f"{_points(cost, shape, load)}; {step}: the price of a K between them is not known."
+    assert shape.fixed is not None
+    assert shape.per_token is not None
+    slope = shape.per_token
+    unit = f" (95 % intervals over {slope.covers})" if slope.has_bounds else ""
+    costs = f"{_ms(shape.fixed)} + {_ms(slope)} per draft token{unit}"
+    if slope.estimate <= 0:
+        most = (
+            f", at most {_ms(Interval(slope.high))}" if slope.has_bounds and slope.high > 0 else ""
+        )
+        costs = f"{_ms(shape.fixed)}, and no measurable time per draft token{most}{unit}"
+    follows = _what_follows(slope.scaled(1 / step_ms.estimate), known[0][0].last)
+    return f"An iteration takes {costs}; {step}: {follows}."
+
+
+def _points(cost: IterationCost, shape: Shape, load: int) -> str:
+    """`An iteration takes 25.1 ms at K=2, 36.0 ms at K=8: no line, from 7 to 9 tokens +31 %`."""
+    points = [point for point in cost.points if point.rows == load and point.width > 1]
+    if len(points) > _MOST_POINTS:
+        beside = {width for step in shape.steps for width in step[:2]}
+        ends = {points[0].width, points[-1].width}
+        points = [point for point in points if point.width in beside | ends]
+    each = ", ".join(f"{_ms(Interval(one.ms.estimate))} at K={one.width - 1}" for one in points)
+    return f"An iteration takes {each}: {shape}"
+
+
+def _what_follows(share: Interval, row: LatencyRow) -> str:
+    """What a draft token's cost means.
+
+    Args:
+        share: that cost as a share of a regular step.
+    """
+    low, high = (share.low, share.high) if share.has_bounds else (share.estimate, share.estimate)
+    if low < _CHEAP and high >= _EXPENSIVE:
+        return "too imprecise to say what a draft token costs"
+    if high < _CHEAP:
+        return "the draft is cheap, and a larger K pays while its tokens are accepted"
+    cost = f"{share.estimate:.0%} of a regular step".replace("%", " %")
+    if low < _EXPENSIVE:
+        return f"a draft token costs {cost}, and pays only if it is accepted more often than that"
+    place = "this server" if row.is_elsewhere else "this target"
+    if _is_free(row):
+        return f"each verified token costs {cost}: {place} does not batch verification"
+    return (
+        f"each draft token costs {cost}: the draft is slow, or {place} does not batch verification"
+    )
+
+
+def _is_free(row: LatencyRow) -> bool:
+    names = (row.draft or "", row.draft_method or "")
+    return any(name.startswith(_FREE) for name in names)
+
+
+def _ms(time: Interval) -> str:
+    """`21.4 ms (20.9 to 22.0)`."""
+    digits = 1 if abs(time.estimate) >= 10 else 2
+    bounds = f" ({time.low:.{digits}f} to {time.high:.{digits}f})" if time.has_bounds else ""
+    return f"{time.estimate:.{digits}f} ms{bounds}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from harness.commands.latency.tables.costs import (
     best_of,
@@ -12,9 +12,10 @@ from harness.commands.latency.tables.costs import (
 )
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import amount
-from harness.measuring.costs import ForK, costs_in_steps, is_exact
+from harness.measuring.prices import costs_in_steps, is_exact
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import UNKNOWN, Table, in_brackets, interval
+from harness.results.statistics.interval import Interval
 
 # So many predictions for other K fit a line.
 _MOST_K = 8
@@ -167,52 +168,45 @@ def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
     if len(predictions) < 2:
         return None
     shown = []
-    for prediction in predictions[:_MOST_K]:
-        figure = prediction.figure
-        shown.append(
-            f"{prediction.num_draft_tokens}: {interval(figure) or f'{figure.estimate:.2f}'}×"
-        )
+    for k, figure in [*predictions.items()][:_MOST_K]:
+        shown.append(f"{k}: {interval(figure) or f'{figure.estimate:.2f}'}×")
     verification = "timed by width" if row.pass_ms_by_width else "interpolated"
     limits = [f"verification {verification}"]
     if not is_exact(row):
         limits.insert(
             0, "about" if row.why_about is None else f"about, not exactly: {row.why_about}"
         )
-    elif predictions[0].figure.has_bounds:
+    elif predictions[1].has_bounds:
         limits.insert(0, "95 % intervals of acceptance alone")
     choice = choice_of_k(predictions, is_exact=is_exact(row))
     return f"{'  '.join(shown)} predicted ({'; '.join(limits)}); {choice}"
 
 
-def choice_of_k(predictions: Sequence[ForK], *, is_exact: bool) -> str:
+def choice_of_k(predictions: Mapping[int, Interval], *, is_exact: bool) -> str:
     """What predictions for K from 1 on say: `K=2 is the best of 1 to 4`, or that none pays.
 
     Args:
         is_exact: whether tokens per iteration of smaller K are known, and not only about.
     """
-    best = best_of(predictions)
-    last = predictions[-1].num_draft_tokens
+    best, last = best_of(predictions), max(predictions)
     if not is_exact:
-        if best.figure.estimate <= 1:
+        if predictions[best].estimate <= 1:
             return f"no K from 1 to {last} seems to pay"
-        if best is predictions[-1]:
+        if best == last:
             return f"try a larger K than {last}" if rises(predictions) else f"K={last} seems right"
         return "try a smaller K"
-    if best.figure.estimate <= 1:
+    if predictions[best].estimate <= 1:
         return f"no K from 1 to {last} pays"
-    if best is not predictions[-1]:
-        return f"K={best.num_draft_tokens} is the best of 1 to {last}"
-    if rises(predictions):
+    if best == last and rises(predictions):
         return f"the speed-up still rises at K={last}"
-    return f"K={last} is the best of 1 to {last}"
+    return f"K={best} is the best of 1 to {last}"
 
 
-def rises(predictions: Sequence[ForK]) -> bool:
+def rises(predictions: Mapping[int, Interval]) -> bool:
     """Whether the last K gains on the one before it."""
-    if len(predictions) < 2:
-        return False
-    before, last = predictions[-2:]
-    return last.figure.estimate > _RISING * before.figure.estimate
+    last = max(predictions)
+    before = predictions.get(last - 1)
+    return before is not None and predictions[last].estimate > _RISING * before.estimate
 
 
 def _target_reads(regular: LatencyRow) -> str | None:
