@@ -13,7 +13,7 @@ from harness.measuring.prices import iteration_cost, k_of, tokens_by_k, why_no_p
 from harness.measuring.rows import LatencyRow
 from harness.results.cost_tables import Table, read_table
 from harness.results.files import read_kind
-from harness.results.iteration_cost import IterationCost
+from harness.results.iteration_cost import COSTS_FILE, IterationCost
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
@@ -41,10 +41,13 @@ def read_prices(setting: str, path: str) -> Table:
     try:
         runs = every_run(place).runs
     except SettingError as error:
-        if place.is_dir() and (place / "costs.json").is_file():
-            return read_prices(setting, str(place / "costs.json"))
+        if (place / COSTS_FILE).is_file():
+            return read_prices(setting, str(place / COSTS_FILE))
         raise SettingError(setting, error.rule, path) from error
     latency = [run for run in runs if isinstance(run.last, LatencyRow) and run.status == "ok"]
+    if setting == "costs" and not latency and (place / COSTS_FILE).is_file():
+        # A run of `map`.
+        return read_prices(setting, str(place / COSTS_FILE))
     read = [run for run in runs if isinstance(run.last, AcceptanceRow)]
     if setting == "costs":
         return _costs(latency, path)

@@ -105,6 +105,11 @@ class SimulatedSettings(EngineSettings):
     def has_rate(self) -> bool:
         return self.rate is not None
 
+    @property
+    def fills_in_k(self) -> bool:
+        """Like a server that is started with the K of the run."""
+        return True
+
     def pass_ms(self, width: int, num_rows: int = 1) -> float:
         """A pass of the target that verifies so many tokens of each row."""
         jumps = sum(ms for first, ms in (self.jumps or {}).items() if width >= int(first))

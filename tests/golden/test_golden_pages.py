@@ -66,8 +66,7 @@ def test_a_run_of_latency(harness: Harness, snapshot: SnapshotAssertion, run: st
 
 
 def test_a_map(harness: Harness, snapshot: SnapshotAssertion) -> None:
-    grid = ["batch_sizes=[1,4]", "K=4"]
-    outcome = harness("map", *PLANTED, *grid)
+    outcome = harness("map", *PLANTED, "batch_sizes=[1,4]")
     assert steady(outcome.stdout) == snapshot
 
 

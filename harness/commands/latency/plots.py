@@ -1,4 +1,4 @@
-"""The plots of `latency`: the speed-up by K and by load."""
+"""The plots of `latency`: the speed-up by K and by load, and what an iteration costs."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pandas as pd
 
 from harness.commands.latency.ranking.pairs import latency_pairs
+from harness.commands.latency.tables.costs import measured_over_k
 from harness.reporting.drawing import (
     MOST_CURVES,
     MOST_PLOTS,
@@ -28,7 +29,7 @@ _BESIDE = 0.07
 
 
 def latency_plots(runs: Sequence[Run]) -> dict[str, list[Plot]]:
-    """Speed-ups of pairs by K, and by load with the line where speculation stops to pay."""
+    """Speed-ups of pairs by K, and by load with the line where speculation stops to pay; iterations by K."""
     pairs = latency_pairs(runs)
     if pairs.empty:
         return {}
@@ -48,7 +49,14 @@ def latency_plots(runs: Sequence[Run]) -> dict[str, list[Plot]]:
             curves[" · ".join([name.pair, *details])] = _points(at_load.itertuples(), "load")
         if curves:
             by_load += curve_plots([("", curves)], str(unit), doubling=True)
-    return {"num_draft_tokens": curve_plots(by_k, "K, draft tokens per iteration"), "load": by_load}
+    costs = [_costs(group) for _, group in complete.groupby("target", sort=False)]
+    of_iteration = [panel for panel in costs if panel[1]][:MOST_PLOTS]
+    drafted, steps = "draft tokens of an iteration", "what it costs, regular steps"
+    return {
+        "num_draft_tokens": curve_plots(by_k, "K, draft tokens per iteration"),
+        "load": by_load,
+        "iteration": curve_plots(of_iteration, drafted, steps),
+    }
 
 
 def speedup_bars(runs: Sequence[Run]) -> Plot | None:
@@ -100,3 +108,29 @@ def _against_k(group: pd.DataFrame) -> tuple[str, Curves] | None:
         # Beside each other, so that intervals at one K do not hide each other.
         shown[label] = [point._replace(x=point.x + _BESIDE * place) for point in points]
     return title, shown
+
+
+def _costs(group: pd.DataFrame) -> tuple[str, Curves]:
+    """Title and curves of what an iteration costs, a curve for each draft with several K, and the line through it where
+    the times are one.
+    """
+    curves: dict[str, Sequence[Point]] = {}
+    for _, series in group.groupby("series", sort=False):
+        cost = measured_over_k([*series.run])
+        load = cost.loads[0] if cost.loads else 1
+        shape = cost.shape(load)
+        known = [one for one in cost.points if one.width > 1 and one.steps.is_known]
+        if shape is None or not known or len(curves) >= MOST_CURVES:
+            continue
+        name = series.iloc[0]["name"].pair
+        curves[name] = [
+            Point(one.steps.estimate, one.steps.low, one.steps.high, one.drafted)
+            for one in sorted(known, key=lambda one: one.width)
+        ]
+        step_ms = cost.step_ms(load).estimate
+        if shape.fixed is not None and shape.per_token is not None and shape.tested:
+            fixed, slope = (one.estimate / step_ms for one in (shape.fixed, shape.per_token))
+            line = [(fixed + slope * x, x) for x in (curves[name][0].x, curves[name][-1].x)]
+            label = f"{fixed:.2f} steps and {slope:.2f} per draft token"
+            curves[label] = [Point(y, math.nan, math.nan, x) for y, x in line]
+    return str(group.iloc[0].model), curves

@@ -18,16 +18,21 @@ from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, require
 from harness.engines.protocol import Engine
 from harness.engines.registry import engine_of
+from harness.engines.requests import RequestRecord
+from harness.engines.timing import Generation
 from harness.measuring.asking import batches_to_ask, first_turns, warmup_question
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, figures_of
 from harness.measuring.interleaving import ask_all
+from harness.measuring.prices import iteration_cost
 from harness.measuring.progress import note, say
 from harness.measuring.prompts.encoding import Encoded, decide_ignore_eos
 from harness.measuring.prompts.sets import PromptSet, load_prompts
 from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.reporting.optional_plots import drawn_files
+from harness.results.iteration_cost import write_costs
 from harness.results.locked_files import replace_file
+from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
@@ -74,6 +79,7 @@ class Map(Experiment):
         draft_tokens: the K of the grid; (None,) for a server, whose K cannot be changed.
         prompt_sets, encoded: one for each context.
         measured: the figures of each cell.
+        priced: the cells as runs of `latency`, for what an iteration costs.
         started_for: the K that the open engine was started for, where starting takes long; None
             before the first start, and for a server, whose K is not ours to choose.
     """
@@ -108,6 +114,7 @@ class Map(Experiment):
                 raise SettingError("batch_sizes", rule, batch_size)
         self.encoded: list[Encoded] = []
         self.measured: dict[Cell, MeasuredCell] = {}
+        self.priced: list[Run[LatencyRow]] = []
         self.started_for: int | str | None = None
 
     def measure(self, session: Session) -> None:
@@ -139,6 +146,10 @@ class Map(Experiment):
         files |= drawn_files(page.plots) if page else {}
         for name, content in files.items():
             replace_file(session.directory / name, content.encode())
+        cost = iteration_cost(self.priced, str(session.run))
+        # What an iteration costs depends on the context, too.
+        if cost.loads and len(self.prompt_sets) == 1:
+            write_costs(session.directory, cost)
 
     def rows(self, session: Session) -> list[MapRow]:
         """A row for each cell; of a run that ended early those that were measured, or one row that
@@ -219,6 +230,17 @@ class Map(Experiment):
         speedup = figures["speculative"].get("speedup", Interval())
         why_not = refusal(evidence["regular"], evidence["speculative"], speedup)
         self.measured[cell] = MeasuredCell(figures["regular"], figures["speculative"], why_not)
+        of_cell = {"batch_size": batch_size, "num_draft_tokens": k}
+        run_of_cell = Run(
+            [session.row(LatencyRow, **figures[name] | of_cell | {"arm": name}) for name in arms]
+        )
+        run_of_cell.prompt_rows = [
+            _timed(generation, request)
+            for arm in arms.values()
+            for generation in arm.generations
+            for request in generation.requests
+        ]
+        self.priced.append(run_of_cell)
 
     def _open(
         self, session: Session, batch_size: int, longest: int, decoding: DecodingSettings
@@ -257,6 +279,23 @@ class Map(Experiment):
         if measured.refusal is not None:
             figures |= {"speedup": None, "status": NO_VERDICT, "error": measured.refusal}
         return session.row(MapRow, **figures)
+
+
+def _timed(generation: Generation, request: RequestRecord) -> LatencyPromptRow:
+    """When an answer was there."""
+    # A row of a batch takes as long as its batch.
+    seconds = request.seconds if generation.sent else generation.seconds
+    return LatencyPromptRow(
+        arm=generation.arm,
+        prompt_index=request.index,
+        prompt_place=request.index,
+        unit=generation.question.unit if generation.question else None,
+        num_tokens=request.num_tokens,
+        num_iterations=len(request.outcomes) or None,
+        time_ms=1000 * seconds,
+        time_to_first_token_ms=request.time_to_first_token_ms,
+        error=str(request.error) if request.error else None,
+    )
 
 
 def _with_k(decoding: DecodingSettings, k: int | None) -> DecodingSettings:

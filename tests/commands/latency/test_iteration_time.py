@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from harness.commands.latency.plots import latency_plots
 from harness.commands.latency.ranking.sweep import page_of_runs
 from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.costs import iteration_line
@@ -169,6 +170,21 @@ def test_the_page_of_a_sweep_has_the_line() -> None:
     of_both = short(page_of_runs([*runs, *other]), 200)
     assert of_both.count("13B with head: An iteration") == 1
     assert "An iteration" not in short(page_of_runs(runs[:1]), 200)
+
+
+def test_the_plot_shows_the_points_and_the_line_where_there_is_one() -> None:
+    def labels(jump: float) -> tuple[list[str], list[float]]:
+        runs = [run_of(k, 21.4, 3.1, jump=jump, noise=0.01) for k in (2, 4, 6, 8, 10)]
+        (plot,) = latency_plots(runs)["iteration"]
+        (axes,) = plot.figure.axes
+        handles, names = axes.get_legend_handles_labels()
+        return names, [*handles[0].lines[0].get_ydata()]
+
+    names, steps = labels(0.0)
+    assert re.fullmatch(r"0\.9\d steps and 0\.1[34] per draft token", names[1])
+    expected = [(21.4 + 3.1 * k) / STEP_MS for k in (2, 4, 6, 8, 10)]
+    assert steps == pytest.approx(expected, rel=0.02)
+    assert len(labels(12.0)[0]) == 1, "a staircase is no line"
 
 
 def test_one_run_of_a_server_has_the_share_of_a_regular_step() -> None:

@@ -148,11 +148,12 @@ def test_what_users_name_is_text(html: str) -> None:
 
 def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
     by_name = {name: svgs for page in drawn.values() for name, svgs in page.items()}
-    assert {name: len(svgs) for name, svgs in by_name.items()} == {"num_draft_tokens": 1}
+    numbers = {name: len(svgs) for name, svgs in by_name.items()}
+    assert numbers == {"num_draft_tokens": 1, "iteration": 1}
     page = Page(html)
     # And an interval for each of four pairs, and for the differences in accuracy of two seeds and of both.
     whiskers = [name for name in page.classes if name.startswith("whisker")]
-    assert page.opened.count("svg") == 1 + 7
+    assert page.opened.count("svg") == 2 + 7
     assert len(whiskers) == 7
     assert len(page.ids) == len(set(page.ids))
     for _, svg in (plot for plots_of_kind in by_name.values() for plot in plots_of_kind):

@@ -110,6 +110,11 @@ def share_of_iteration(rows: Sequence[LatencyRow]) -> float | None:
     return 1 / known[0].steps.estimate if known else None
 
 
+def measured_over_k(runs: Sequence[Run[LatencyRow]]) -> IterationCost:
+    """The iterations of runs of one pair that differ in K, as they were measured: nothing follows from phases."""
+    return IterationCost([point for run in runs for point in points_of(run)])
+
+
 def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
     """`An iteration takes 21.4 ms (20.9 to 22.0) + 3.10 ms (2.80 to 3.40) per draft token ...`, and what follows; where
     the times are no line, each of them and the steps between them.
@@ -120,11 +125,9 @@ def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
     Returns:
         None where fewer than two K have a time.
     """
-    of_runs = [(run, points_of(run)) for run in runs]
-    known = [(run, points) for run, points in of_runs if any(point.width > 1 for point in points)]
-    if not known:
+    cost = measured_over_k(runs)
+    if not cost.loads:
         return None
-    cost = IterationCost(tuple(point for _, points in known for point in points))
     load = cost.loads[0]
     shape = cost.shape(load)
     step_ms = cost.step_ms(load)
@@ -143,7 +146,7 @@ def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
             f", at most {_ms(Interval(slope.high))}" if slope.has_bounds and slope.high > 0 else ""
         )
         costs = f"{_ms(shape.fixed)}, and no measurable time per draft token{most}{unit}"
-    follows = _what_follows(slope.scaled(1 / step_ms.estimate), known[0][0].last)
+    follows = _what_follows(slope.scaled(1 / step_ms.estimate), runs[0].last)
     return f"An iteration takes {costs}; {step}: {follows}."
 
 
