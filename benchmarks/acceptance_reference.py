@@ -41,7 +41,7 @@ from harness.engines.door.reading import Transcript
 from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
-from harness.engines.timing import generate
+from harness.engines.timing import timed_answer
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair
 from harness.local.engine.reading import PairReader
@@ -75,7 +75,7 @@ def answered(
     for repeat in range(rounds):
         indices = range(1000 * repeat, 1000 * repeat + len(prompts))
         question = Question(prompts, how, 2, indices)
-        found += generate(engine, engine.arms[1], question).requests
+        found += timed_answer(engine, engine.arms[1], question).requests
     engine.close()
     return found
 

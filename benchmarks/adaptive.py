@@ -69,12 +69,10 @@ def measure(
         asked = dataclasses.replace(decoding, num_draft_tokens=number)
         with without_garbage_collection():
             began = clock()
-            records = list(arm.stream(dataclasses.replace(question, decoding=asked)))
+            requests = dataclasses.replace(question, decoding=asked).requests
+            answered = arm.answer(requests, len(requests))
             seconds = clock() - began
-        return Answer(
-            seconds,
-            Acceptance.of((len(one.proposed[0]), one.num_accepted[0]) for one in records[1:]),
-        )
+        return Answer(seconds, answered.acceptance)
 
     local.Adaptive = partial(Adaptive, clock=clock)
     preparation = Preparation(decoding=decoding, longest_prompt=max(map(len, token_ids)))

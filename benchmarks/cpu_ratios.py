@@ -31,7 +31,7 @@ from transformers.generation.streamers import BaseStreamer
 
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
-from harness.engines.timing import generate, without_garbage_collection
+from harness.engines.timing import timed_answer, without_garbage_collection
 from harness.local.engine.engine import LocalEngine
 
 # Model, tokens in its cache, new tokens: one forward pass.
@@ -116,10 +116,12 @@ class FirstTokens(BaseStreamer):
 
 def ours(engine: LocalEngine, arm: Arm, question: Question) -> Seconds:
     """Answer a question with our loop."""
-    generation = generate(engine, arm, question)
+    generation = timed_answer(engine, arm, question)
     (tokens,) = generation.tokens
-    num_later = len(tokens) - generation.num_first
-    return Seconds(generation.seconds, (generation.seconds - generation.decided[0]) / num_later)
+    assert generation.batch is not None
+    num_later = len(tokens) - generation.batch.num_first
+    seconds_later = generation.seconds - generation.batch.first_s
+    return Seconds(generation.seconds, seconds_later / num_later)
 
 
 def hugging_face(decode: Callable[..., float], question: Question) -> Seconds:
@@ -188,7 +190,7 @@ def main() -> None:
 
     def bare(engine: LocalEngine, arm: Arm, question: Question) -> Seconds:
         with recorded(models) as calls:
-            generate(engine, arm, question)
+            timed_answer(engine, arm, question)
         return Seconds(bare_forwards(calls))
 
     preparation = Preparation(

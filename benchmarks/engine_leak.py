@@ -18,7 +18,7 @@ from common import load, settings
 from harness.config.run import RunnerName
 from harness.engines.protocol import Engine, Question
 from harness.engines.record import Preparation
-from harness.engines.timing import generate
+from harness.engines.timing import timed_answer
 from harness.local.engine import runner_choice
 from harness.local.engine.engine import LocalEngine
 
@@ -44,7 +44,7 @@ def main() -> None:
         assert engine is not None
         freed = weakref.ref(engine)
         question = Question([[1] * NUM_PROMPT_TOKENS], run.decoding, seed=0, indices=[0])
-        generate(engine, engine.arms[-1], question)
+        timed_answer(engine, engine.arms[-1], question)
         in_use = living_runners() - before
         engine.close()
         del engine

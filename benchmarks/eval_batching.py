@@ -19,7 +19,7 @@ from transformers import PreTrainedModel
 from harness.commands.eval.tasks import OPERATIONS, DrawnTask, tokens_with
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
-from harness.engines.timing import generate
+from harness.engines.timing import timed_answer
 from harness.local.engine.engine import LocalEngine
 
 # Seconds, and each prompt's tokens.
@@ -79,7 +79,7 @@ def main() -> None:
         return seconds, answers
 
     def batched(arm: Arm, batch: Question) -> Answers:
-        generation = generate(engine, arm, batch)
+        generation = timed_answer(engine, arm, batch)
         return generation.seconds, generation.tokens
 
     contenders: dict[str, Callable[[Question], Answers]] = {"one by one": one_by_one}

@@ -26,9 +26,9 @@ from harness.commands.latency.record import LatencySettings
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
 from harness.engines.phases import Phases
-from harness.engines.protocol import Arm, Question
+from harness.engines.protocol import Answered, Arm, Question
 from harness.engines.record import Preparation
-from harness.engines.timing import Generation, generate
+from harness.engines.timing import timed_answer
 from harness.local.decoding.verify import Offer, verify
 from harness.local.decoding.warp import Warp
 from harness.local.engine.engine import LocalEngine
@@ -173,7 +173,7 @@ class Arms:
 
     contenders: dict[str, Contender]
     watched: dict[str, tuple[LocalEngine, Arm, Phases]]
-    generations: dict[str, list[Generation]]  # by contender, the warm-up first
+    generations: dict[str, list[Answered]]  # by contender, the warm-up first
 
     def decode_seconds(self, name: str) -> list[float]:
         """Return the seconds of each question after its first token."""
@@ -186,9 +186,10 @@ class Arms:
         return sum(told, Acceptance())
 
 
-def first_token_seconds(generation: Generation) -> float:
+def first_token_seconds(generation: Answered) -> float:
     """Return when the first record was decided, which has one token for each row."""
-    return generation.decided[0]
+    assert generation.batch is not None
+    return generation.batch.first_s
 
 
 def our_arms(case: Case, pair: Pair, decoding: DecodingSettings, on_gpu: bool) -> Arms:
@@ -196,7 +197,7 @@ def our_arms(case: Case, pair: Pair, decoding: DecodingSettings, on_gpu: bool) -
     arms = Arms({}, {}, {})
 
     def ours(name: str, engine: LocalEngine, arm: Arm, question: Question) -> float:
-        generation = generate(engine, arm, question)
+        generation = timed_answer(engine, arm, question)
         arms.generations.setdefault(name, []).append(generation)
         return generation.seconds
 
@@ -265,7 +266,7 @@ def measure(case: Case, options: argparse.Namespace, save: Save) -> None:
         save_lines(seconds)
     for question in questions[:NUM_WATCHED]:
         for engine, arm, phases in arms.watched.values():
-            phases.add(generate(engine, arm, question).phases)
+            phases.add(timed_answer(engine, arm, question).phases)
     save_lines(seconds)
     if arms.watched:
         # The last runner's, which is the fastest; traces are too large to keep.

@@ -24,7 +24,11 @@ from transformers import PreTrainedTokenizerFast
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.protocol import Question
 from harness.engines.record import Opening
-from harness.engines.timing import generate, quick_garbage_collections, without_garbage_collection
+from harness.engines.timing import (
+    quick_garbage_collections,
+    timed_answer,
+    without_garbage_collection,
+)
 from harness.servers.record import RECORD, ServerSettings
 
 ECHO_SERVER = Path(__file__).parents[1] / "tests" / "support" / "echo_server.py"
@@ -70,7 +74,7 @@ def main() -> None:
                 "the client alone, lines": lambda: runner.run(
                     _ask_all(client, question, options.in_flight, _lines)
                 ),
-                "the engine": lambda: generate(engine, engine.arms[0], question),
+                "the engine": lambda: timed_answer(engine, engine.arms[0], question),
                 "the client alone, objects": lambda: runner.run(
                     _ask_all(client, question, options.in_flight, _objects)
                 ),

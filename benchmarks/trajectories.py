@@ -24,7 +24,7 @@ from harness.commands.acceptance.parts import parts_of
 from harness.engines.door.reading import ReadText, Transcript
 from harness.engines.protocol import Question
 from harness.engines.record import Preparation
-from harness.engines.timing import generate
+from harness.engines.timing import timed_answer
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import plan_pair
 from harness.local.engine.reading import PairReader
@@ -139,7 +139,7 @@ def decoded(
             )
             engine = LocalEngine(pair, preparation)
             question = Question([prompt], decoding, 1, [1000 * number + place])
-            [request] = generate(engine, engine.arms[1], question).requests
+            [request] = timed_answer(engine, engine.arms[1], question).requests
             engine.close()
             num_tokens += len(request.token_ids) - 1
             num_iterations += len(request.outcomes)

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[1]
 PACKAGE = "harness"
 
 # Rooms that a room may import, apart from itself. A file next to the rooms is a room too, and so is each folder of
-# `local`, the wing with the models. `engines.iteration` is one file of a room.
+# `local`, the wing with the models. `engines.arrivals` is one file of a room.
 MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"config", "cli"},
     "__main__": {"cli"},
@@ -40,7 +40,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "local.models",
         "local.runners",
     },
-    "local.decoding": {"engines.iteration"},
+    "local.decoding": {"engines.arrivals"},
     "local.runners": {"config", "local.decoding"},
     "local.models": {"config"},
     "local.drafting": {"config", "local.decoding", "local.runners", "local.models"},
@@ -316,7 +316,7 @@ ALLOWED = [
     pytest.param(LOCAL_LOOPS, "import torch\nfrom harness.local.decoding import warp", id="own"),
     pytest.param(LOCAL_LOOPS, "from . import verify", id="own, relative"),
     pytest.param(
-        LOCAL_LOOPS, "from harness.engines.iteration import Iteration", id="one file of a room"
+        LOCAL_LOOPS, "from harness.engines.arrivals import Origin", id="one file of a room"
     ),
     pytest.param("results/rows.py", "from harness import __version__", id="version"),
     pytest.param(EAGER, "from ..decoding.protocols import Runner", id="allowed room"),

@@ -1,22 +1,26 @@
 """The seam between experiments and what generates: a question, the arms that answer it, their
 engine.
 
-A command asks `arm.stream(question)` for records of decided tokens. Our own loop answers, transformers, or servers.
+A command asks `arm.answer(requests, in_flight)`. Our own loop answers, transformers, or servers; whoever answers notes
+the times.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from harness.config.settings import DecodingSettings
+from harness.engines.arrivals import Watch
 from harness.engines.chat import Chat
 from harness.engines.counts import Counts
 from harness.engines.door.reference import Reference
-from harness.engines.iteration import Iteration
+from harness.engines.energy import GpuUse
 from harness.engines.phases import Phases
 from harness.engines.requests import Load, RequestRecord
+from harness.results.acceptance import Acceptance
 
 # Log-probabilities by token id at one position of a text: of the likeliest tokens, and of the text's own token if the
 # arm adds it.
@@ -24,25 +28,58 @@ Likeliest = Mapping[int, float]
 
 
 @dataclass(frozen=True)
-class Question:
-    """A batch to be answered, the same for every arm.
+class Request:
+    """One prompt that is to be answered, the same for every arm.
 
     Attributes:
-        prompts: token ids of B prompts, none empty.
-        decoding: how tokens are chosen, and how many each answer has at most (`max_new_tokens`).
+        prompt: token ids, at least one.
+        decoding: how tokens are chosen, and how many the answer has at most (`max_new_tokens`).
         seed: of the run.
-        indices: one per prompt. Seed and index determine its random numbers, in any batch.
-        stop_tokens: the first of them ends an answer; without any, each has `max_new_tokens`.
-        chats: the messages and tools behind each prompt, for servers that apply the template themselves;
-            empty where they are not known.
-        salts: a text for each prompt. A server's prefix cache takes the same prompt under another salt
-            for a new one; empty where caches may answer.
-        ends: texts that end an answer, for servers that know no `stop_tokens`; such a server leaves
+        index: of the prompt. Seed and index determine its random numbers, in any company.
+        stop_tokens: the first of them ends the answer; without any, it has `max_new_tokens`.
+        chat: the messages and tools behind the prompt, for servers that apply the template themselves; None where
+            they are not known.
+        salt: a server's prefix cache takes the same prompt under another salt for a new one; None where caches may
+            answer.
+        ends: texts that end the answer, for servers that know no `stop_tokens`; such a server leaves
             the text out of the answer.
         num_logprobs: how many of the likeliest tokens are asked for at each position, with their
             log-probabilities and the chosen token's; None for no log-probabilities.
-        extra: as many further prompts as are to be in flight, with which an arm keeps up the load
-            until the last answer has ended; None lets it drain. They have salts.
+        parameters: further sampling parameters of an engine, by their names there.
+        leave_after: tokens after which nobody waits for the rest; None to wait for all.
+        may_be_empty: whether an answer without a token is one, and no failure.
+    """
+
+    prompt: Sequence[int]
+    decoding: DecodingSettings
+    seed: int
+    index: int
+    stop_tokens: frozenset[int] = frozenset()
+    chat: Chat | None = None
+    salt: str | None = None
+    ends: Sequence[str] = ()
+    num_logprobs: int | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    leave_after: int | None = None
+    may_be_empty: bool = False
+
+    def record(self) -> RequestRecord:
+        """A new record of this request."""
+        return RequestRecord(self.index, len(self.prompt), leave_after=self.leave_after)
+
+
+@dataclass(frozen=True)
+class Question:
+    """Prompts that are asked together, the same for every arm: a batch, a lap, or the turns of one.
+
+    Attributes:
+        prompts: token ids of B prompts, none empty.
+        decoding, seed, stop_tokens, ends: as `Request` has them.
+        indices: one per prompt.
+        chats, salts: one per prompt; empty for none.
+        in_flight: how many are answered at the same time; None for all.
+        extra: further prompts with which an arm keeps up the load until the last answer has ended; None lets it
+            drain. They have salts.
         unit: a number, the same for questions whose answers are not independent, such as turns of a
             conversation; intervals are over units.
         moment: the number of its batch or lap, in the order in which they are asked; all turns of a
@@ -57,30 +94,27 @@ class Question:
     chats: Sequence[Chat] = ()
     salts: Sequence[str] = ()
     ends: Sequence[str] = ()
-    num_logprobs: int | None = None
+    in_flight: int | None = None
     extra: Question | None = None
     unit: int = 0
     moment: int = 0
 
-
-@dataclass(frozen=True)
-class LoadRequest:
-    """A request among others that are answered at the same time.
-
-    Attributes:
-        question: of one prompt.
-        parameters: further sampling parameters of a server's API, by their names there.
-        leave_after: tokens after which nobody waits for the rest; None to wait for all.
-    """
-
-    question: Question
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    leave_after: int | None = None
-
-    def record(self, place: int) -> RequestRecord:
-        """A new record of this request, the one at that place among the others."""
-        num_tokens = len(self.question.prompts[0])
-        return RequestRecord(place, num_tokens, leave_after=self.leave_after)
+    @property
+    def requests(self) -> list[Request]:
+        """One for each prompt."""
+        return [
+            Request(
+                prompt,
+                self.decoding,
+                self.seed,
+                self.indices[place],
+                self.stop_tokens,
+                self.chats[place] if self.chats else None,
+                self.salts[place] if self.salts else None,
+                self.ends,
+            )
+            for place, prompt in enumerate(self.prompts)
+        ]
 
 
 Item = TypeVar("Item")
@@ -115,22 +149,115 @@ class Traits:
     logprobs: Literal["raw", "processed"] | None = None
 
 
-@dataclass(kw_only=True)
-class Answered:
-    """What an arm knows about its last question beyond the records.
+class Wait(NamedTuple):
+    """How long a reader waited for an answer, and its tokens: of a request, or of a row of mean length in a batch."""
+
+    ms: float
+    num_tokens: float
+
+
+class BatchTimes(NamedTuple):
+    """The time that all rows of a batch share.
 
     Attributes:
-        requests: one per prompt, each with its own times, of an arm that keeps requests in flight.
-            Reported acceptance is there, because a server's records do not have it.
-        load: what a server had in flight meanwhile.
-        counted: growth of a server's counters since the question began; None where it reports none.
-        phases: the time of each, of an arm under stopwatches.
+        first_s: seconds until the first record, which has every row's first token.
+        num_first: tokens of all rows in it.
+        num_iterations: records behind it.
     """
 
-    requests: Sequence[RequestRecord] = ()
+    first_s: float
+    num_first: int
+    num_iterations: int
+
+
+@dataclass(kw_only=True)
+class Answered:
+    """What an arm answered, and when.
+
+    Attributes:
+        requests: a record of each, in their order. Reported acceptance is there.
+        seconds: on the arm's clock, from the first request to the last token of the last one. Of a server under
+            load, the share of that time that these requests had of it.
+        batch: of requests that began together and were decided together, in place of times of their own.
+        load: what a server had in flight meanwhile.
+        counted: growth of a server's counters meanwhile; None where it reports none.
+        phases: the time of each, of an arm under stopwatches.
+        gpu: energy and lowered clocks of GPUs meanwhile; None without any.
+        arm: its name.
+        question: that it answers; None where only requests are known.
+        peak_memory_bytes: the most that GPUs held meanwhile; None where that is not known.
+    """
+
+    requests: Sequence[RequestRecord]
+    seconds: float
+    batch: BatchTimes | None = None
     load: Load | None = None
     counted: Counts | None = None
     phases: Phases = field(default_factory=Phases)
+    gpu: GpuUse | None = None
+    arm: str = ""
+    question: Question | None = None
+    peak_memory_bytes: int | None = None
+
+    @property
+    def sent(self) -> bool:
+        """Whether requests were kept in flight, so that each has its own time. Rows of a batch share theirs."""
+        return self.batch is None
+
+    @property
+    def tokens(self) -> list[list[int]]:
+        """The tokens of each answer."""
+        return [request.token_ids for request in self.requests]
+
+    @property
+    def with_prompts(self) -> list[tuple[Sequence[int], RequestRecord]]:
+        """The token ids of each prompt, with the request about it."""
+        assert self.question is not None
+        return list(zip(self.question.prompts, self.requests, strict=True))
+
+    @property
+    def acceptance(self) -> Acceptance:
+        return Acceptance.of(outcome for request in self.requests for outcome in request.outcomes)
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all answers."""
+        return sum(request.num_tokens for request in self.requests)
+
+    @property
+    def ms_per_token(self) -> float:
+        """The time over the mean number of tokens in a row, the wait of a reader of one row; nan without a token."""
+        if not self.num_tokens:
+            return math.nan
+        return 1000 * self.seconds * len(self.requests) / self.num_tokens
+
+    @property
+    def waits(self) -> dict[int, Wait]:
+        """By prompt index: of each answered request, if they were sent.
+
+        A batch has one time for all rows, under its first index.
+        """
+        if not self.sent:
+            if not self.num_tokens:
+                return {}
+            mean_length = self.num_tokens / len(self.requests)
+            return {self.requests[0].index: Wait(1000 * self.seconds, mean_length)}
+        return {
+            request.index: Wait(1000 * request.seconds, request.num_tokens)
+            for request in self.requests
+            if request.answered
+        }
+
+    @property
+    def decode_waits(self) -> dict[int, Wait]:
+        """`waits` without the first record, of a batch; empty for requests that were sent."""
+        if self.batch is None:
+            return {}
+        num_tokens = self.num_tokens - self.batch.num_first
+        if num_tokens < 1:
+            return {}
+        ms = 1000 * (self.seconds - self.batch.first_s)
+        return {self.requests[0].index: Wait(ms, num_tokens / len(self.requests))}
 
 
 # The log-probabilities before each token of given texts. It takes prompts with the texts behind them, how many of the
@@ -146,28 +273,26 @@ class Arm:
     name: str
     traits: Traits = Traits()
 
-    def stream(self, question: Question) -> Iterator[Iteration]:
-        """Records as they are decided; the first one holds every row's first token.
+    def answer(
+        self,
+        requests: Sequence[Request],
+        in_flight: int,
+        extra: Sequence[Request] = (),
+        watch: Watch | None = None,
+    ) -> Answered:
+        """Answer requests, `in_flight` of them under way at any time, until the last has ended.
 
-        Everything that is not decoding is done before the iterator is returned. Nothing is decoded
-        until its first `next`, where a clock may start.
-        """
-        raise NotImplementedError
+        What can be prepared is done before the arm's clock starts.
 
-    def answered(self) -> Answered:
-        """What the arm knows about its last question, behind the last record."""
-        return Answered()
-
-    def under_load(
-        self, requests: Sequence[LoadRequest], num_in_flight: int
-    ) -> Iterator[RequestRecord]:
-        """Answer requests, `num_in_flight` of them under way at any time.
-
-        Records are yielded as they end; `index` is the place in `requests`. For engines with the
-        ability `takes_load`.
+        Args:
+            extra: with which a server keeps up its load until the last of `requests` has ended, again and again
+                under other salts.
+            watch: gets the tokens as they arrive; a clock of this process stops meanwhile.
 
         Raises:
             SettingError: the arm has no such parameter.
+            RunError: it cannot answer, or its models gave no numbers. A request that fails alone has its error in
+                its record.
         """
         raise NotImplementedError
 

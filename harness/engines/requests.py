@@ -1,16 +1,13 @@
 """One record per prompt: when its tokens arrived, how it failed, how many drafts it accepted.
 
-Servers fill it per request, `timing` per row of a batch. Commands make their
-columns about requests and acceptance from these records.
+Whoever answers fills it. Commands make their columns about requests and acceptance from these records.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from harness.engines.iteration import Iteration, Origin
 
 # Arrivals are one burst if they are nearer to each other than this share of the request's mean time
 # per token: llama.cpp sends the tokens of an iteration one by one, microseconds apart.
@@ -42,7 +39,7 @@ class RequestRecord:
     """One request, failed or not.
 
     Attributes:
-        index: of the prompt; under load, the place among the requests.
+        index: of the prompt.
         num_prompt_tokens: of the prompt.
         arrivals: times of the chunks with tokens; where a server sends text alone, with text.
         seconds: until the last byte, or until it failed.
@@ -181,32 +178,3 @@ class Load:
     share: float
     extra: Sequence[RequestRecord] = ()
     offered_s: float = 0.0
-
-
-def as_records(arrivals: Iterable[Mapping[int, list[int]]], num_rows: int) -> Iterator[Iteration]:
-    """Records of tokens that arrive together, which come as a mapping from the row to its tokens.
-
-    The first record waits until every row has some, or has ended with none: then its entry is empty.
-    """
-    waiting = set(range(num_rows))
-    new: dict[int, list[int]] = {}
-
-    def until_all_have_ended() -> Iterator[Mapping[int, list[int]]]:
-        yield from arrivals
-        yield {row: [] for row in waiting}
-
-    for arrived in until_all_have_ended():
-        waiting.difference_update(arrived)
-        for row, tokens in arrived.items():
-            new[row] = new.get(row, []) + tokens
-        if new and not waiting:
-            rows = sorted(new)
-            origins = [[Origin.TARGET] * len(new[row]) for row in rows]
-            yield Iteration(
-                rows,
-                tokens=[new[row] for row in rows],
-                origins=origins,
-                proposed=[[] for _ in rows],
-                num_accepted=[0] * len(rows),
-            )
-            new = {}

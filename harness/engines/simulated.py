@@ -16,7 +16,7 @@ import itertools
 import math
 import random
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ from harness.results.schema import SIMULATED
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
-    from harness.engines.protocol import Engine, Question
+    from harness.engines.protocol import Engine, Request
     from harness.engines.requests import RequestRecord
 
 # What rows call engine, model, draft and method.
@@ -157,14 +157,27 @@ class _Row:
         log_odds: added to the log-odds of acceptance, of its prompt.
         coins: of its draft tokens.
         sent_s: on the engine's clock.
+        place: of the request among those that are answered; -1 of one that only keeps up the load.
     """
 
-    request: RequestRecord
+    asked: Request
+    record: RequestRecord
     length: int
     log_odds: float
     coins: random.Random
     sent_s: float
-    is_extra: bool = False
+    place: int = -1
+
+    @property
+    def is_extra(self) -> bool:
+        """Whether it only keeps up the load."""
+        return self.place < 0
+
+    def tokens(self, number: int) -> list[int]:
+        """The next tokens of the answer: those of its prompt again and again, the same in both arms."""
+        prompt = self.asked.prompt
+        first = self.record.index + self.record.num_tokens
+        return [prompt[(first + step) % len(prompt)] for step in range(number)]
 
 
 @dataclass
@@ -178,9 +191,9 @@ class _Clock:
 
 def _engine(opening: Opening) -> Engine:
     # The protocol is imported where it is needed: settings and help are known without it.
-    from harness.engines.iteration import Iteration
+    from harness.engines.arrivals import Arrival, Origin, Watch
     from harness.engines.protocol import Answered, Arm, Blocks, Engine, Traits
-    from harness.engines.requests import Load, as_records
+    from harness.engines.requests import Load
 
     asked = opening.settings.engine
     assert isinstance(asked, SimulatedSettings)
@@ -196,33 +209,30 @@ def _engine(opening: Opening) -> Engine:
             self.name = name
             self.traits = Traits()
             self.factor = 1.0
-            self._answered = Answered()
 
         def start(self) -> None:
             self.factor = math.exp(clock.noise.gauss(0, settings.start_noise))
 
-        def answered(self) -> Answered:
-            return self._answered
-
-        def stream(self, question: Question) -> Iterator[Iteration]:
-            self._answered = self._simulated(question)
-            tokens = {row: one.token_ids for row, one in enumerate(self._answered.requests)}
-            return as_records([tokens], len(tokens))
-
-        def _simulated(self, question: Question) -> Answered:
+        def answer(
+            self,
+            requests: Sequence[Request],
+            in_flight: int,
+            extra: Sequence[Request] = (),
+            watch: Watch | None = None,
+        ) -> Answered:
             num_draft_tokens = 0
-            if self.name == "speculative" and isinstance(question.decoding.num_draft_tokens, int):
-                num_draft_tokens = question.decoding.num_draft_tokens
+            first = requests[0]
+            if self.name == "speculative" and isinstance(first.decoding.num_draft_tokens, int):
+                num_draft_tokens = first.decoding.num_draft_tokens
             rate = settings.rate
-            extra = question.extra
-            num_slots = len(extra.prompts) if extra else opening.batch_size
+            arrivals: list[Arrival] = []
             waiting: deque[_Row] = deque()
             running: list[_Row] = []
             ended: list[_Row] = []
             # Since when each slot has been free; none at a rate.
             free: deque[float] = deque()
             # When requests that only keep up the load come, at a rate.
-            gaps = random.Random(f"extra {question.seed} {question.indices[0]}")
+            gaps = random.Random(f"extra {first.seed} {first.index}")
             next_extra_s = clock.now_s if rate is not None and extra else math.inf
             num_extra = num_own = num_of_all = 0
 
@@ -233,19 +243,21 @@ def _engine(opening: Opening) -> Engine:
 
             def extra_row(sent_s: float) -> _Row:
                 nonlocal num_extra
-                assert extra is not None
-                row = _row(settings, extra, num_extra % len(extra.prompts), sent_s)
-                row.is_extra = True
                 num_extra += 1
-                return row
+                return _row(settings, extra[(num_extra - 1) % len(extra)], sent_s)
 
-            def answer(row: _Row, num_tokens: int) -> None:
+            def give(row: _Row, num_tokens: int) -> None:
                 """The next tokens of a request, after which it goes on or ends."""
                 nonlocal num_own, num_of_all
-                row.request.add(_tokens(row, question, num_tokens), clock.now_s - row.sent_s)
+                tokens = row.tokens(num_tokens)
+                seconds = clock.now_s - row.sent_s
+                row.record.add(tokens, seconds)
+                if not row.is_extra:
+                    origins = [Origin.TARGET] * num_tokens
+                    arrivals.append(Arrival(row.place, seconds, tokens, origins))
                 num_own += not row.is_extra
                 num_of_all += 1
-                if row.request.num_tokens < row.length:
+                if row.record.num_tokens < row.length:
                     running.append(row)
                     return
                 ended.append(row)
@@ -269,8 +281,8 @@ def _engine(opening: Opening) -> Engine:
                     if rate is None:
                         # Sent when there was room, and read behind others for which there was.
                         row.sent_s = free.popleft()
-                    passes(settings.first_ms + settings.prompt_ms * row.request.num_prompt_tokens)
-                    answer(row, 1)
+                    passes(settings.first_ms + settings.prompt_ms * row.record.num_prompt_tokens)
+                    give(row, 1)
                     # However many come that do not count: others go on.
                     if row.is_extra:
                         break
@@ -278,8 +290,7 @@ def _engine(opening: Opening) -> Engine:
             def iterate() -> None:
                 # The last token of an answer is never drafted.
                 proposals = [
-                    min(num_draft_tokens, row.length - row.request.num_tokens - 1)
-                    for row in running
+                    min(num_draft_tokens, row.length - row.record.num_tokens - 1) for row in running
                 ]
                 passes(settings.iteration_ms(max(proposals), len(running)))
                 clock.num_iterations += 1
@@ -290,8 +301,8 @@ def _engine(opening: Opening) -> Engine:
                 for row, num_proposed in zip(rows, proposals, strict=True):
                     num_accepted = _num_accepted(settings, row, num_proposed)
                     if self.name == "speculative":
-                        row.request.outcomes.append((num_proposed, num_accepted))
-                    answer(row, num_accepted + 1)
+                        row.record.outcomes.append((num_proposed, num_accepted))
+                    give(row, num_accepted + 1)
 
             if next_extra_s < math.inf:
                 # As with a server, the load has built up before the first request that counts.
@@ -302,24 +313,24 @@ def _engine(opening: Opening) -> Engine:
                     elif not waiting:
                         clock.now_s = max(clock.now_s, next_extra_s)
             began_s = clock.now_s
-            times = [0.0] * len(question.prompts)
+            times = [0.0] * len(requests)
             if rate is not None:
                 # As those of a server: from the seed and the prompts, the same for both arms.
-                drawn = random.Random(f"{question.seed} {question.indices[0]}")
+                drawn = random.Random(f"{first.seed} {first.index}")
                 gaps_s = (drawn.expovariate(rate) for _ in times)
                 times = list(itertools.accumulate(gaps_s))
             else:
-                free.extend([began_s] * num_slots)
+                free.extend([began_s] * in_flight)
             if next_extra_s < math.inf:
                 # Nor does it drain behind the last.
                 next_extra_s = began_s + times[-1] + gaps.expovariate(rate or 1.0)
             own = [
-                _row(settings, question, place, began_s + sent_s)
-                for place, sent_s in enumerate(times)
+                _row(settings, request, began_s + times[place], place)
+                for place, request in enumerate(requests)
             ]
             waiting.extend(own)
             num_own = num_of_all = 0
-            while any(row.request.num_tokens < row.length for row in own):
+            while any(row.record.num_tokens < row.length for row in own):
                 read_prompts()
                 if running:
                     iterate()
@@ -328,9 +339,9 @@ def _engine(opening: Opening) -> Engine:
             of_load = [*ended, *running, *waiting]
             seconds = clock.now_s - began_s
             in_flight_s = sum(
-                min(row.sent_s + row.request.seconds, clock.now_s) - max(row.sent_s, began_s)
+                min(row.sent_s + row.record.seconds, clock.now_s) - max(row.sent_s, began_s)
                 for row in ended
-                if row.sent_s + row.request.seconds > began_s
+                if row.sent_s + row.record.seconds > began_s
             )
             in_flight_s += sum(
                 max(0.0, clock.now_s - max(row.sent_s, began_s)) for row in (*running, *waiting)
@@ -339,10 +350,13 @@ def _engine(opening: Opening) -> Engine:
                 seconds,
                 request_seconds=in_flight_s,
                 share=num_own / num_of_all,
-                extra=[row.request for row in of_load if row.is_extra],
+                extra=[row.record for row in of_load if row.is_extra],
                 offered_s=times[-1] if rate is not None else 0.0,
             )
-            return Answered(requests=[row.request for row in own], load=load)
+            if watch is not None:
+                watch(arrivals)
+            records = [row.record for row in own]
+            return Answered(requests=records, seconds=seconds * load.share, load=load)
 
     engine = Engine()
     arms = [SimulatedArm(name) for name in opening.settings.arms]
@@ -360,30 +374,22 @@ def _engine(opening: Opening) -> Engine:
     return engine
 
 
-def _row(settings: SimulatedSettings, question: Question, place: int, sent_s: float) -> _Row:
-    """A request for a prompt of a question. What it yields follows from its prompt, in any order and any company."""
-    from harness.engines.requests import RequestRecord
-
-    index = question.indices[place]
-    decoding = question.decoding
+def _row(settings: SimulatedSettings, request: Request, sent_s: float, place: int = -1) -> _Row:
+    """A request in flight. What it yields follows from its prompt, in any order and any company."""
+    decoding = request.decoding
     length = decoding.max_new_tokens
     if settings.lengths and not decoding.ignore_eos:
-        length = min(length, settings.lengths[index % len(settings.lengths)])
-    of_prompt = random.Random(f"{question.seed} prompt {index}")
+        length = min(length, settings.lengths[request.index % len(settings.lengths)])
+    of_prompt = random.Random(f"{request.seed} prompt {request.index}")
     return _Row(
-        RequestRecord(index, len(question.prompts[place])),
+        request,
+        request.record(),
         length,
         log_odds=of_prompt.gauss(0, settings.prompts_differ),
         coins=of_prompt,
         sent_s=sent_s,
+        place=place,
     )
-
-
-def _tokens(row: _Row, question: Question, number: int) -> list[int]:
-    """The next tokens of an answer: those of a prompt again and again, the same in both arms."""
-    prompt = question.prompts[0]
-    first = row.request.num_tokens
-    return [prompt[(row.request.index + first + step) % len(prompt)] for step in range(number)]
 
 
 def _num_accepted(settings: SimulatedSettings, row: _Row, num_proposed: int) -> int:

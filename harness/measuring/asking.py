@@ -175,7 +175,10 @@ def first_turns(
     """
     settings = session.settings
     extra: Question | None = None
-    if engine_of(settings).queues and (settings.engine.has_rate or len(warmup.prompts) > 1):
+    in_flight: int | None = None
+    if engine_of(settings).queues:
+        in_flight = len(warmup.prompts)
+    if in_flight and (settings.engine.has_rate or in_flight > 1):
         extra = dataclasses.replace(warmup, salts=["extra"] * len(warmup.prompts))
     questions = []
     for moment, part in enumerate(parts):
@@ -191,6 +194,8 @@ def first_turns(
             seed=seed,
             salts=[str(repeat) for repeat in repeats],
         )
-        question = dataclasses.replace(question, extra=extra, unit=part.unit, moment=moment)
+        question = dataclasses.replace(
+            question, in_flight=in_flight, extra=extra, unit=part.unit, moment=moment
+        )
         questions.append(question)
     return questions

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 
 from harness.config.errors import RunError
-from harness.engines.protocol import Arm, Question
+from harness.engines.protocol import Answered, Arm, Question
 from harness.engines.registry import engine_of
-from harness.engines.timing import Generation, generate, quick_garbage_collections
+from harness.engines.timing import quick_garbage_collections, timed_answer
 from harness.measuring.progress import progress
 from harness.measuring.session import Session
 
@@ -19,7 +19,7 @@ from harness.measuring.session import Session
 _REST_S = 0.02
 
 # The answers to one question by the name of the arm.
-Answers = dict[str, Generation]
+Answers = dict[str, Answered]
 
 
 def ask_all(
@@ -57,7 +57,7 @@ def ask_in_turns(
     allow_failures: bool = False,
     so_far: Callable[[], str | None] = lambda: None,
     question_for: Callable[[Question, str], Question] = lambda question, arm: question,
-) -> Iterator[Generation]:
+) -> Iterator[Answered]:
     """Give every arm of the engine, or each of `arms`, every question, in turns, with a progress bar.
 
     Yields each answer as it comes: of one question those of all arms, then those of the next one.
@@ -94,12 +94,12 @@ def ask_in_turns(
                     warm.discard(arm.name)
                 if arm.name not in warm:
                     for warmup in warmups:
-                        generate(engine, arm, warmup, allow_failures=allow_failures)
+                        timed_answer(engine, arm, warmup, allow_failures=allow_failures)
                     warm.add(arm.name)
                 own_question = question_for(question, arm.name)
                 if is_sent:
                     time.sleep(_REST_S)
-                generation = generate(engine, arm, own_question, allow_failures=allow_failures)
+                generation = timed_answer(engine, arm, own_question, allow_failures=allow_failures)
                 yield generation
             advance(so_far() or "measuring")
             for arm in arms:

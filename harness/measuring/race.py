@@ -5,13 +5,15 @@ A lap is one arm's answer: its figures, where the two texts differ, and every re
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+from harness.engines.arrivals import Arrival, Origin
 from harness.engines.detokenizer import Detokenizer
 from harness.engines.divergence import first_divergence
-from harness.engines.protocol import Question, Weights
-from harness.engines.timing import Generation
+from harness.engines.protocol import Answered, Arm, Engine, Question, Weights
+from harness.engines.timing import timed_answer
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.acceptance import acceptance_columns
 from harness.results.acceptance import Rejection
@@ -20,44 +22,91 @@ from harness.results.acceptance import Rejection
 _FEWEST_COMPARED = 8
 
 
-def figures(arm: str, generation: Generation, tokenizer: Tokenizer) -> dict[str, Any]:
+@dataclass
+class Lap:
+    """One arm's answer to one prompt; one that still runs as far as it has come.
+
+    Attributes:
+        arm: its name.
+        arrivals: its tokens.
+    """
+
+    arm: str
+    arrivals: list[Arrival] = field(default_factory=list)
+    ended: Answered | None = None
+
+    @property
+    def answered(self) -> Answered:
+        """What the arm has answered, once it has."""
+        assert self.ended is not None
+        return self.ended
+
+    @property
+    def seconds(self) -> float:
+        """So far."""
+        if self.ended is not None:
+            return self.ended.seconds
+        return self.arrivals[-1].seconds if self.arrivals else 0.0
+
+
+def run_lap(
+    engine: Engine, arm: Arm, question: Question, draw: Callable[[Lap], None] = lambda lap: None
+) -> Lap:
+    """An arm's answer to a question of one prompt.
+
+    Args:
+        draw: shows the lap so far, at the first token and whenever a frame is due; the clock stops meanwhile.
+    """
+    lap = Lap(arm.name)
+
+    def watch(arrivals: Sequence[Arrival]) -> None:
+        lap.arrivals += arrivals
+        draw(lap)
+
+    lap.ended = timed_answer(engine, arm, question, watch)
+    [request] = lap.ended.requests
+    if request.token_ids and not lap.arrivals:
+        # An arm that shows nothing meanwhile.
+        origins = [Origin.TARGET] * request.num_tokens
+        lap.arrivals.append(Arrival(0, lap.seconds, request.token_ids, origins))
+    return lap
+
+
+def figures(lap: Lap, tokenizer: Tokenizer) -> dict[str, Any]:
     """The columns of `CompareRow` about one arm; no rates of an answer without a token."""
-    [request] = generation.requests
+    answered = lap.answered
+    [request] = answered.requests
     columns: dict[str, Any] = {
         "completion": tokenizer.decode(request.token_ids, skip_special_tokens=True),
         "num_tokens": request.num_tokens,
     }
     if request.num_tokens:
-        # A request has its own clock, which of `engine=simulated` is the only one.
-        first_ms = request.time_to_first_token_ms if generation.sent else None
         columns |= {
-            "ms_per_token": generation.ms_per_token,
-            "tokens_per_second": 1000 / generation.ms_per_token,
-            "time_to_first_token_ms": 1000 * generation.decided[0]
-            if first_ms is None
-            else first_ms,
+            "ms_per_token": answered.ms_per_token,
+            "tokens_per_second": 1000 / answered.ms_per_token,
+            "time_to_first_token_ms": request.time_to_first_token_ms,
         }
-    return {f"{arm}_{name}": value for name, value in columns.items()}
+    return {f"{lap.arm}_{name}": value for name, value in columns.items()}
 
 
 def outcome(
-    weights: Weights | None, question: Question, regular: Generation, speculative: Generation
+    weights: Weights | None, question: Question, regular: Lap, speculative: Lap
 ) -> dict[str, Any]:
     """The columns of `CompareRow` that compare the arms.
 
     Args:
         weights: of the engine, to measure where greedy texts part.
     """
-    [expected], [actual] = regular.tokens, speculative.tokens
+    [expected], [actual] = regular.answered.tokens, speculative.answered.tokens
     reference = None
     if weights is not None and question.decoding.temperature == 0:
         reference = weights.reference
     divergence = first_divergence(reference, question.prompts[0], expected, actual)
     return {
         **_speedup(regular, speculative),
-        "acceptance": speculative.acceptance,
+        "acceptance": speculative.answered.acceptance,
         # Some servers report it without the outcome of each iteration.
-        "acceptance_rate": acceptance_columns(speculative.requests)["acceptance_rate"],
+        "acceptance_rate": acceptance_columns(speculative.answered.requests)["acceptance_rate"],
         "identical": divergence is None,
         "parted_at": divergence and divergence.position,
         "logit_margin": divergence and divergence.logit_margin,
@@ -65,13 +114,13 @@ def outcome(
     }
 
 
-def _speedup(regular: Generation, speculative: Generation) -> dict[str, Any]:
+def _speedup(regular: Lap, speculative: Lap) -> dict[str, Any]:
     """Regular over speculative time, of as many tokens as the shorter text has.
 
     Sampled texts end at different lengths. The rest of the longer one has no counterpart, and a
     long text spreads the time of its prompt over more tokens.
     """
-    lengths = [lap.requests[0].num_tokens for lap in (regular, speculative)]
+    lengths = [lap.answered.num_tokens for lap in (regular, speculative)]
     number = min(lengths)
     if number == 0:
         return {}
@@ -79,50 +128,45 @@ def _speedup(regular: Generation, speculative: Generation) -> dict[str, Any]:
         slow, fast = (_seconds_until(lap, number) for lap in (regular, speculative))
         if slow and fast:
             return {"speedup": slow / fast, "num_compared": number}
-    return {"speedup": regular.ms_per_token / speculative.ms_per_token}
+    return {"speedup": regular.answered.ms_per_token / speculative.answered.ms_per_token}
 
 
-def _seconds_until(lap: Generation, number: int) -> float | None:
-    """The seconds until the lap's only text had `number` tokens; those of one record count as evenly spread.
+def _seconds_until(lap: Lap, number: int) -> float | None:
+    """The seconds until the text had `number` tokens; those that arrived together count as evenly spread.
 
-    None if the records have fewer tokens.
+    None if fewer arrived.
     """
     seconds = 0.0
     num_before = 0
-    for iteration, decided in zip(lap.iterations, lap.decided, strict=True):
-        num_new = len(iteration.tokens[0])
+    for arrival in lap.arrivals:
+        num_new = len(arrival.tokens)
         if num_before + num_new >= number:
             share = (number - num_before) / num_new
-            return seconds + share * (decided - seconds)
+            return seconds + share * (arrival.seconds - seconds)
         num_before += num_new
-        seconds = decided
+        seconds = arrival.seconds
     return None
 
 
-def find_rejections(lap: Generation, tokenizer: Tokenizer) -> list[Rejection]:
+def find_rejections(lap: Lap, tokenizer: Tokenizer) -> list[Rejection]:
     """Every draft token that was rejected, in order, with the token that came in its place."""
     rejections = []
     num_generated = 0
-    for iteration in lap.iterations:
-        accepted = iteration.num_accepted[0]
-        proposed = iteration.proposed[0]
-        new = iteration.tokens[0]
+    for arrival in lap.arrivals:
+        accepted = arrival.origins.count(Origin.DRAFT)
         # A text that ended with an accepted token never came to the rejection behind it.
-        if accepted < len(proposed) and len(new) > accepted:
-            target = draft = None
-            if iteration.verdict is not None:
-                target = float(iteration.verdict.target_probability[0, accepted])
-                draft = float(iteration.verdict.draft_probability[0, accepted])
+        if accepted < len(arrival.proposed) and len(arrival.tokens) > accepted:
+            target, draft = arrival.probabilities or (None, None)
             rejections.append(
                 Rejection(
                     position=num_generated + accepted,
-                    rejected=token_text(tokenizer, proposed[accepted]),
+                    rejected=token_text(tokenizer, arrival.proposed[accepted]),
                     target_probability=target,
                     draft_probability=draft,
-                    replacement=token_text(tokenizer, new[accepted]),
+                    replacement=token_text(tokenizer, arrival.tokens[accepted]),
                 )
             )
-        num_generated += len(new)
+        num_generated += len(arrival.tokens)
     return rejections
 
 
@@ -135,25 +179,25 @@ def token_text(tokenizer: Tokenizer, token: int) -> str:
     return text
 
 
-def as_json(lap: Generation, tokenizer: Tokenizer, prompt: Sequence[int]) -> dict[str, Any]:
-    """A lap as the page draws it; one that still runs as far as it has come.
+def as_json(lap: Lap, tokenizer: Tokenizer, prompt: Sequence[int]) -> dict[str, Any]:
+    """A lap as the page draws it.
 
-    `steps` has for each record `at`, its time in seconds, and `tokens`: the text of each, who wrote
+    `steps` has for each arrival `at`, its time in seconds, and `tokens`: the text of each, who wrote
     it (`origin`), and the `rejection` if it replaced a draft token.
     """
     detokenizer = Detokenizer(tokenizer, prompt)
     rejections = {rejection.position: rejection for rejection in find_rejections(lap, tokenizer)}
     steps: list[dict[str, Any]] = []
     position = 0
-    for record, at in zip(lap.iterations, lap.decided, strict=True):
+    for arrival in lap.arrivals:
         tokens: list[dict[str, Any]] = []
-        for token, origin in zip(record.tokens[0], record.origins[0], strict=True):
+        for token, origin in zip(arrival.tokens, arrival.origins, strict=True):
             piece: dict[str, Any] = {"text": detokenizer.add(token) or "", "origin": origin}
             if position in rejections:
                 piece["rejection"] = rejections[position]._asdict()
             tokens.append(piece)
             position += 1
-        steps.append({"at": at, "tokens": tokens})
+        steps.append({"at": arrival.seconds, "tokens": tokens})
     if position:
         # The beginning of a character that is not complete.
         tokens[-1]["text"] += detokenizer.flush()

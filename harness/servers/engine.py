@@ -1,7 +1,7 @@
 """Any server that speaks the OpenAI API as an engine: one that speculates, and one that does not.
 
-An arm turns a question into one request per prompt (`request_form`), keeps as many in flight as the
-run asks for, and yields the tokens as they arrive. `sending` sends each request and judges its
+An arm puts requests into the server's form (`request_form`), keeps as many in flight as the
+run asks for, and notes when tokens arrive. `sending` sends each request and judges its
 answer. Requests are sent by asyncio in a thread of the engine; the caller reads from queues.
 """
 
@@ -14,30 +14,29 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
 from concurrent.futures import wait
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from harness.config.amounts import counted
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, api_key
+from harness.engines.arrivals import Arrival, Frames, Origin, Watch
 from harness.engines.chat import Chat
 from harness.engines.counts import Counts, growth
-from harness.engines.iteration import Iteration
 from harness.engines.protocol import (
     Answered,
     Arm,
     Blocks,
     Engine,
-    LoadRequest,
-    Question,
+    Request,
     Servers,
     TextScores,
     Traits,
 )
 from harness.engines.record import Opening
-from harness.engines.requests import Load, RequestError, RequestRecord, as_records
+from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.servers.connection import new_client
@@ -65,7 +64,6 @@ _FORMS = (
     (False, True, False),
     (False, False, False),
 )
-Message = TypeVar("Message")
 
 # New tokens of the request that finds out how a server is asked.
 _PROBE_TOKENS = 8
@@ -239,7 +237,7 @@ class ServerArm(Arm):
         was_asked: whether it got a question since it was connected.
         is_connected: whether it is known to answer, and how it is asked.
         client: of its API; None while there is no connection.
-        requests: of the last question, or of the last call of `under_load`.
+        requests: records of the last ones.
         drafts: whether it speculates, as far as it shows before it is measured.
 
     `identify` (model, dialect, server) and `connect` set the following, which stay when the server has ended:
@@ -262,7 +260,6 @@ class ServerArm(Arm):
         self.client: httpx2.AsyncClient | None = None
         self.requests: Sequence[RequestRecord] = ()
         self.drafts = False
-        self._load: Load | None = None
         self._takes_tools = False
         self._engine = engine
         self._settings = engine.settings
@@ -322,7 +319,6 @@ class ServerArm(Arm):
         self.client = new_client(url, engine.key, self._settings.timeout_s)
         self._sender = Sender(self.client, engine.key, engine.tokenizer, self._settings)
         self._page = CounterPage(url, engine.key, self.served.pages)
-        self._counted_before: Counts | None = None
         self._num_restarts = 0.0
         self._may_be_busy = False
         form_found = asyncio.run_coroutine_threadsafe(self._find_form(), engine.loop)
@@ -369,133 +365,97 @@ class ServerArm(Arm):
     def as_read(self, prompt: Sequence[int]) -> Sequence[int]:
         return self.form.as_read(prompt)
 
-    def answered(self) -> Answered:
-        now = self._page.read()
-        before = self._counted_before
-        counted = None
-        if now is not None and before is not None:
-            self._num_restarts = now.restarts
-            counted = growth(now, before)
-        return Answered(requests=self.requests, load=self._load, counted=counted)
-
-    def stream(self, question: Question) -> Iterator[Iteration]:
-        """A record for the chunks that arrive together; the first has every row's first token.
+    def answer(
+        self,
+        requests: Sequence[Request],
+        in_flight: int,
+        extra: Sequence[Request] = (),
+        watch: Watch | None = None,
+    ) -> Answered:
+        """Answers by the server, at the run's rate where it has one, whatever `in_flight` is.
 
         A request that fails keeps the tokens it has, and its error. If the server sends text alone,
-        the tokens of a row come at its end: the tokens of a piece of text depend on where it was
+        the tokens of a request come at its end: the tokens of a piece of text depend on where it was
         cut.
         """
         self._engine.make_ready(self)
         self.was_asked = True
-        self._require_tools([question])
-        self._counted_before = self._idle_counters()
-        if self._counted_before is not None:
-            # The server may also have been restarted since the last question ended.
-            self._counted_before = dataclasses.replace(
-                self._counted_before, restarts=self._num_restarts
-            )
-        loop = self._engine.loop
-        num_rows = len(question.prompts)
-        records: list[RequestRecord] = []
-        arrivals: SimpleQueue[dict[int, list[int]] | None] = SimpleQueue()
-        # Tokens by row: those of one turn of the asyncio loop are one message, because each message wakes the reader.
-        new: dict[int, list[int]] = {}
+        self._require_tools(requests)
+        before = self._idle_counters()
+        if before is not None:
+            # The server may also have been restarted since the last answer ended.
+            before = dataclasses.replace(before, restarts=self._num_restarts)
+        rate = self._settings.rate
+        self.requests = [request.record() for request in requests]
+        arrivals: SimpleQueue[Arrival | None] = SimpleQueue()
 
-        def flush() -> None:
-            arrivals.put(dict(new))
-            new.clear()
-
-        def add(row: int, tokens: list[int]) -> None:
-            if not new:
-                loop.call_soon(flush)
-            new[row] = new.get(row, []) + tokens
+        def shown(row: int, tokens: list[int]) -> None:
+            record = self.requests[row]
+            if tokens:
+                seconds = record.seconds if record.from_text else record.arrivals[-1]
+                arrivals.put(Arrival(row, seconds, tokens, [Origin.TARGET] * len(tokens)))
 
         outgoing = []
-        for row, (index, prompt) in enumerate(zip(question.indices, question.prompts, strict=True)):
-            records.append(RequestRecord(index, len(prompt)))
-            body = self.form.body(question, row)
-            outgoing.append(Outgoing(body, records[row], functools.partial(add, row)))
-        self.requests = records
-        rate = self._settings.rate
-        # `extra` has as many prompts as are kept in flight, which may be fewer than the server is started for.
-        extra = question.extra
-        num_in_flight = len(extra.prompts) if extra else self._engine.opening.batch_size
+        for row, (request, record) in enumerate(zip(requests, self.requests, strict=True)):
+            add = functools.partial(shown, row) if watch is not None else _unseen
+            outgoing.append(Outgoing(self.form.body(request), record, add))
+        asking = send_all(
+            self._sender,
+            outgoing,
+            in_flight,
+            rate,
+            times=arrival_times(requests, rate) if rate else (),
+            extra=self._extra(extra) if extra else None,
+        )
+        load = self._wait_for(asking, arrivals, watch)
+        for request, sent in zip(requests, outgoing, strict=True):
+            # A text may have ended it at once.
+            may_be_empty = request.may_be_empty or "stop" in sent.body
+            if sent.request.error is None and not sent.request.num_tokens and not may_be_empty:
+                sent.request.error = RequestError(0, "AnswerError", "the answer has no token")
+        counted = None
+        now = self._page.read()
+        if now is not None and before is not None:
+            self._num_restarts = now.restarts
+            counted = growth(now, before)
+        seconds = load.seconds * load.share
+        return Answered(requests=self.requests, seconds=seconds, load=load, counted=counted)
 
-        async def ask() -> None:
-            self._load = await send_all(
-                self._sender,
-                outgoing,
-                _refuse_empty,
-                num_in_flight,
-                rate,
-                times=arrival_times(question, rate) if rate else (),
-                extra=self._extra(extra) if extra else None,
-                begin=lambda: arrivals.put({}),
-            )
-
-        received: Iterator[dict[int, list[int]]] = self._received(ask, arrivals)
-        if rate and extra:
-            # No clock runs yet while the load builds up. The first message is the empty one of `begin`.
-            next(received)
-        return as_records(received, num_rows)
-
-    def _require_tools(self, questions: Sequence[Question]) -> None:
+    def _require_tools(self, requests: Sequence[Request]) -> None:
         """Raises SettingError for a server whose prompts are no longer with tools than without: it leaves them out."""
-        chats = (chat for question in questions for chat in question.chats if chat.tools)
+        chats = (request.chat for request in requests if request.chat and request.chat.tools)
         if self._takes_tools or not self.form.chat or (offered := next(chats, None)) is None:
             return
         self._takes_tools = True
         hello = ({"role": "user", "content": "Hello"},)
-        probe = dataclasses.replace(
-            questions[0],
-            prompts=[[0], [0]],
-            indices=[0, 0],
-            chats=[Chat(hello, offered.tools), Chat(hello)],
-            decoding=DecodingSettings(max_new_tokens=1, temperature=0),
-            salts=(),
-        )
         lengths = []
-        for row in range(2):
-            request = RequestRecord(0, 1)
-            sent = self._sender.send(Outgoing(self.form.body(probe, row), request))
+        for chat in (Chat(hello, offered.tools), Chat(hello)):
+            probe = dataclasses.replace(
+                requests[0],
+                prompt=[0],
+                index=0,
+                chat=chat,
+                decoding=DecodingSettings(max_new_tokens=1, temperature=0),
+                salt=None,
+            )
+            record = probe.record()
+            sent = self._sender.send(Outgoing(self.form.body(probe), record))
             asyncio.run_coroutine_threadsafe(sent, self._engine.loop).result()
-            if request.error is not None:
-                rule = f"have tools, which the {self.name} server refuses: {request.error}"
+            if record.error is not None:
+                rule = f"have tools, which the {self.name} server refuses: {record.error}"
                 raise SettingError("prompts", rule)
-            lengths.append(request.num_read)
+            lengths.append(record.num_read)
         if lengths[0] is not None and lengths[0] == lengths[1]:
             rule = f"have tools, and the chat template of the {self.name} server shows none: {self._url}"
             raise SettingError("prompts", rule)
 
-    def _extra(self, question: Question) -> Iterator[Outgoing]:
-        """Requests for the prompts of a question, again and again, each with another salt."""
-        for row in itertools.cycle(range(len(question.prompts))):
-            number = next(self._extra_numbers)
-            salts = [f"{salt} {number}" for salt in question.salts]
-            body = self.form.body(dataclasses.replace(question, salts=salts), row)
-            yield Outgoing(body, RequestRecord(question.indices[row], len(question.prompts[row])))
-
-    def under_load(
-        self, requests: Sequence[LoadRequest], num_in_flight: int
-    ) -> Iterator[RequestRecord]:
-        self._engine.make_ready(self)
-        self.was_asked = True
-        self._require_tools([request.question for request in requests])
-        records = [request.record(place) for place, request in enumerate(requests)]
-        self.requests = records
-        outgoing = []
-        for request, record in zip(requests, records, strict=True):
-            body = self.form.body(request.question, 0, request.parameters)
-            outgoing.append(Outgoing(body, record))
-        ended: SimpleQueue[RequestRecord | None] = SimpleQueue()
-
-        async def ask() -> None:
-            # An answer without a token is no failure here: it is judged like any other text.
-            await send_all(
-                self._sender, outgoing, lambda outgoing: ended.put(outgoing.request), num_in_flight
+    def _extra(self, requests: Sequence[Request]) -> Iterator[Outgoing]:
+        """The same requests again and again, each with another salt."""
+        for request in itertools.cycle(requests):
+            salted = dataclasses.replace(
+                request, salt=f"{request.salt} {next(self._extra_numbers)}"
             )
-
-        yield from self._received(ask, ended)
+            yield Outgoing(self.form.body(salted), salted.record())
 
     @property
     def scores(self) -> TextScores | None:
@@ -512,20 +472,28 @@ class ServerArm(Arm):
         assert self.client is not None
         return self.client
 
-    def _received(
-        self, ask: Callable[[], Coroutine[Any, Any, None]], queue: SimpleQueue[Message | None]
-    ) -> Iterator[Message]:
-        """Run `ask` and yield what it puts into the queue until it ends; it is cancelled if nobody reads on.
+    def _wait_for(
+        self,
+        asking: Coroutine[Any, Any, Load],
+        arrivals: SimpleQueue[Arrival | None],
+        watch: Watch | None,
+    ) -> Load:
+        """Run what asks the server, and show the watcher what arrives; it is cancelled if nobody waits any more.
 
         A line is printed when nothing arrives for long.
+
+        Args:
+            arrivals: that `asking` notes, for the watcher.
         """
-        running = asyncio.run_coroutine_threadsafe(ask(), self._engine.loop)
-        running.add_done_callback(lambda _: queue.put(None))
+        frames = Frames(watch) if watch is not None else None
+        new: list[Arrival] = []
+        running = asyncio.run_coroutine_threadsafe(asking, self._engine.loop)
+        running.add_done_callback(lambda _: arrivals.put(None))
         self._sender.last_event = time.perf_counter()
         try:
             while True:
                 try:
-                    message = queue.get(timeout=QUIET_S)
+                    arrival = arrivals.get(timeout=QUIET_S)
                 except Empty:
                     silent_s = time.perf_counter() - self._sender.last_event
                     if silent_s >= QUIET_S and self._sender.num_in_flight:
@@ -536,12 +504,17 @@ class ServerArm(Arm):
                             f" engine.timeout_s={self._settings.timeout_s:g} ends those that have not"
                         )
                     continue
-                if message is None:
+                if arrival is None:
                     break
-                yield message
+                new.append(arrival)
+                if frames is not None and frames.is_due():
+                    frames.show(new)
+                    new = []
         finally:
             running.cancel()
-        running.result()
+        if frames is not None:
+            frames.show(new)
+        return running.result()
 
     async def _find_form(self) -> None:
         """Find the form in which the server takes requests.
@@ -554,7 +527,7 @@ class ServerArm(Arm):
         ids = self._engine.tokenizer("a")["input_ids"]
         # Enough that a server that speculates drafts something.
         decoding = DecodingSettings(max_new_tokens=_PROBE_TOKENS, temperature=0)
-        question = Question([ids], decoding, seed=0, indices=[0], salts=["form"])
+        probe = Request(ids, decoding, seed=0, index=0, salt="form")
         extra = self._settings.extra or {}
         prompts = getattr(self._engine.opening.settings, "prompts", None)
         arguments = getattr(prompts, "template_arguments", None)
@@ -573,8 +546,8 @@ class ServerArm(Arm):
                 asks_for_details,
                 extra,
             )
-            request = RequestRecord(0, len(ids))
-            await self._sender.send(Outgoing(self.form.body(question, 0), request))
+            request = probe.record()
+            await self._sender.send(Outgoing(self.form.body(probe), request))
             error = request.error
             if error is None:
                 # A reference reads the prompt's ids, and a server may read other ids in its text.
@@ -607,8 +580,5 @@ class ServerArm(Arm):
         raise RunError(f"{place}: {error}{advice}")
 
 
-def _refuse_empty(outgoing: Outgoing) -> None:
-    """Make an answer without a token a failure, unless a text may have ended it at once."""
-    request = outgoing.request
-    if request.error is None and request.num_tokens == 0 and "stop" not in outgoing.body:
-        request.error = RequestError(0, "AnswerError", "the answer has no token")
+def _unseen(tokens: list[int]) -> None:
+    """Tokens that nobody watches."""

@@ -1,4 +1,4 @@
-"""A question as the body of a request, in the form that one server understands."""
+"""A request as the body of an HTTP request, in the form that one server understands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from harness.config.errors import SettingError
-from harness.engines.protocol import Question
+from harness.engines.protocol import Request
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.servers.dialects import Dialect
@@ -43,24 +43,20 @@ class RequestForm:
     extra: Mapping[str, Any] = field(default_factory=dict)
     salt: str = field(default_factory=lambda: secrets.token_hex(16))
 
-    def body(
-        self, question: Question, row: int, parameters: Mapping[str, Any] | None = None
-    ) -> dict[str, Any]:
-        """The request for one row of a question, as the body for OpenAI's API.
+    def body(self, request: Request) -> dict[str, Any]:
+        """The body for OpenAI's API.
 
-        Every parameter is set for which a server may have another default.
-
-        Args:
-            parameters: further ones, which take the place of those set here.
+        Every parameter is set for which a server may have another default; those of the request take the place of
+        those set here.
 
         Raises:
             SettingError: the server has no parameter for a setting.
         """
-        decoding = question.decoding
+        decoding = request.decoding
         dialect = self.dialect
         body: dict[str, Any] = {
             "model": self.model,
-            **self._prompt(question, row),
+            **self._prompt(request),
             "max_tokens": decoding.max_new_tokens,
             "temperature": decoding.temperature,
             "stream": True,
@@ -71,30 +67,30 @@ class RequestForm:
             body["top_p"] = decoding.top_p
         knows_tokens = not isinstance(self.tokenizer, TextTokenizer)
         stops_at_tokens = self.takes_extensions and knows_tokens and dialect.stops_at_tokens
-        if question.ends and not stops_at_tokens:
-            body["stop"] = list(question.ends[:_MOST_STOPS])
-        extra = {**self.extra, **(parameters or {})}
+        if request.ends and not stops_at_tokens:
+            body["stop"] = list(request.ends[:_MOST_STOPS])
+        extra = {**self.extra, **request.parameters}
         if self.takes_extensions:
             # By vLLM's names.
             extensions: dict[str, Any] = {
                 "top_k": decoding.top_k or dialect.top_k_of_all,
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
-                "ignore_eos": not question.stop_tokens if knows_tokens else decoding.ignore_eos,
-                "stop_token_ids": sorted(question.stop_tokens),
+                "ignore_eos": not request.stop_tokens if knows_tokens else decoding.ignore_eos,
+                "stop_token_ids": sorted(request.stop_tokens),
             }
             if self.asks_for_details:
                 extensions |= {"return_token_ids": True, "return_spec_tokens_details": True}
             if dialect.seeded:
-                extensions |= {"seed": question.seed, "index": question.indices[row]}
-            if question.salts and self.salts:
-                salt = f"{self.salt} {question.salts[row]}"
+                extensions |= {"seed": request.seed, "index": request.index}
+            if request.salt is not None and self.salts:
+                salt = f"{self.salt} {request.salt}"
                 for name, value in (dialect.salt or {}).items():
                     extensions[name] = salt if value == "{salt}" else value
             extensions |= extra
             extra = dict(dialect.parameters)
             if dialect.penalised_tokens:
-                longest = len(question.prompts[row]) + decoding.max_new_tokens
+                longest = len(request.prompt) + decoding.max_new_tokens
                 extra[dialect.penalised_tokens] = longest
             for name, value in extensions.items():
                 extra[dialect.words.get(name, name)] = value
@@ -112,16 +108,16 @@ class RequestForm:
         takes_salt = self.chat or not dialect.salts_chats_only
         return self.takes_extensions and dialect.salt is not None and takes_salt
 
-    def _prompt(self, question: Question, row: int) -> dict[str, Any]:
+    def _prompt(self, request: Request) -> dict[str, Any]:
         """A prompt as this server takes it: token ids, their text, or the messages of a chat."""
-        ids = list(question.prompts[row])
+        ids = list(request.prompt)
         if not self.chat and self.takes_ids:
             return {"prompt": ids}
         text = self._as_text(ids)
         if not self.chat:
             return {"prompt": text}
-        if question.chats:
-            chat = question.chats[row]
+        chat = request.chat
+        if chat is not None:
             tools = {"tools": list(chat.tools)} if chat.tools else {}
             return {"messages": [dict(message) for message in chat.messages], **tools}
         return {"messages": [{"role": "user", "content": text}]}

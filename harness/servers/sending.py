@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import HarnessError, RunError, from_outside
 from harness.config.packages import INSTALL_LOCAL
-from harness.engines.protocol import Question
+from harness.engines.protocol import Request
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
@@ -201,8 +201,8 @@ class Sender:
             request.count_undrafted()
 
 
-def arrival_times(question: Question, rate: float) -> list[float]:
-    """The seconds at which the requests of a question are sent, at random (Poisson) times.
+def arrival_times(requests: Sequence[Request], rate: float) -> list[float]:
+    """The seconds at which requests are sent, at random (Poisson) times.
 
     They follow from the seed and the prompts, so that both arms are asked at the same times, and
     other prompts at others.
@@ -210,43 +210,42 @@ def arrival_times(question: Question, rate: float) -> list[float]:
     Args:
         rate: requests per second on average.
     """
-    drawn = random.Random(f"{question.seed} {question.indices[0]}")
-    return list(itertools.accumulate(drawn.expovariate(rate) for _ in question.prompts))
+    drawn = random.Random(f"{requests[0].seed} {requests[0].index}")
+    return list(itertools.accumulate(drawn.expovariate(rate) for _ in requests))
 
 
 async def send_all(
     sender: Sender,
     requests: Sequence[Outgoing],
-    end: Callable[[Outgoing], None],
     num_in_flight: int,
     rate: float | None = None,
     times: Sequence[float] = (),
     extra: Iterator[Outgoing] | None = None,
-    begin: Callable[[], None] = lambda: None,
 ) -> Load:
     """Send requests, wait until the last has ended, and return what was in flight meanwhile.
 
     Args:
-        end: is called with each request that has ended.
         num_in_flight: the most that have not ended; without effect at a rate.
         rate: requests per second; None to send one wherever there is room.
         times: at a rate, the seconds after which each of `requests` is sent.
         extra: requests without end that do not count, with which the load neither builds up nor
             drains: at a rate before and behind the others, else in the places of those that have
             ended, when no others wait. What is left of them is cancelled.
-        begin: is called before the first of `requests` is sent.
     """
     room = asyncio.Semaphore(sys.maxsize if rate else num_in_flight)
     tasks: list[asyncio.Task[None]] = []
     extra_records: list[RequestRecord] = []
     an_extra_has_ended = asyncio.Event()
 
-    async def send(outgoing: Outgoing, end: Callable[[Outgoing], None]) -> None:
+    async def send(outgoing: Outgoing) -> None:
         try:
             await sender.send(outgoing)
         finally:
             room.release()
-        end(outgoing)
+
+    async def send_one_extra(outgoing: Outgoing) -> None:
+        await send(outgoing)
+        an_extra_has_ended.set()
 
     async def send_extra(requests: Iterator[Outgoing], wait_s: float = 0.0) -> None:
         await asyncio.sleep(wait_s)
@@ -255,7 +254,7 @@ async def send_all(
         while not any(record.error for record in extra_records):
             outgoing = next(requests)
             extra_records.append(outgoing.request)
-            tasks.append(asyncio.create_task(send(outgoing, lambda _: an_extra_has_ended.set())))
+            tasks.append(asyncio.create_task(send_one_extra(outgoing)))
             if rate:
                 await asyncio.sleep(random.expovariate(rate))
             await room.acquire()
@@ -266,7 +265,6 @@ async def send_all(
             tasks.append(leading)
             await an_extra_has_ended.wait()
             leading.cancel()
-        begin()
         started = time.perf_counter()
         seconds_before = sender.request_seconds()
         num_arrived_before = sum(len(record.arrivals) for record in extra_records)
@@ -275,7 +273,7 @@ async def send_all(
             if rate:
                 await asyncio.sleep(started + times[place] - time.perf_counter())
             await room.acquire()
-            own_tasks.append(asyncio.create_task(send(outgoing, end)))
+            own_tasks.append(asyncio.create_task(send(outgoing)))
             tasks.append(own_tasks[-1])
         if extra is not None:
             wait_s = random.expovariate(rate) if rate else 0.0

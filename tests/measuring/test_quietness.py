@@ -14,8 +14,8 @@ import pytest
 
 from harness.commands.latency.tables.doubts import doubts, notes
 from harness.engines import energy
+from harness.engines.protocol import Answered, BatchTimes
 from harness.engines.requests import RequestRecord
-from harness.engines.timing import Generation
 from harness.measuring import quietness
 from harness.measuring.figures.paired import Speedup
 from harness.measuring.quietness import Quietness, processor_time
@@ -164,9 +164,9 @@ def test_a_speedup_that_falls_within_the_run_is_seen() -> None:
     assert falling.drift.estimate == pytest.approx(0.8, abs=0.01)
 
 
-def answered(index: int, seconds: float) -> Generation:
+def answered(index: int, seconds: float) -> Answered:
     requests = [RequestRecord(index, 1, num_tokens=10)]
-    return Generation("x", requests=requests, seconds=seconds)
+    return Answered(requests=requests, seconds=seconds, batch=BatchTimes(0.0, 0, 0))
 
 
 def test_a_run_has_the_columns(harness: Harness) -> None:

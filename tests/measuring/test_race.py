@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,14 +10,17 @@ import pytest
 import torch
 
 from harness.config.settings import DecodingSettings
-from harness.engines import timing
+from harness.engines import arrivals as arrivals_module
+from harness.engines.arrivals import Arrival, Origin, Watch
 from harness.engines.door.reference import Margin
-from harness.engines.iteration import Iteration, Origin
-from harness.engines.protocol import Answered, Question
+from harness.engines.phases import Phases
+from harness.engines.protocol import Answered, Question, Request
 from harness.engines.requests import RequestRecord
-from harness.engines.timing import Generation, run_lap
+from harness.local.decoding.iteration import Iteration
 from harness.local.decoding.verify import Verdict
-from harness.measuring.race import as_json, figures, find_rejections, outcome
+from harness.local.engine import clock as clock_module
+from harness.local.engine.clock import LoopClock
+from harness.measuring.race import Lap, as_json, figures, find_rejections, outcome, run_lap
 from harness.results.acceptance import Rejection
 
 QUESTION = Question([[1, 2]], DecodingSettings(temperature=0, max_new_tokens=8), 0, [0])
@@ -27,52 +30,62 @@ def regular(token: int) -> Iteration:
     return Iteration([0], [[token]], [[Origin.TARGET]], [[]], [0])
 
 
-def speculative(tokens: list[int], proposed: list[int], num_accepted: int) -> Iteration:
+def speculative(
+    tokens: list[int], proposed: list[int], num_accepted: int, is_known: bool = True
+) -> Arrival:
+    """Draft tokens whose probabilities are 0.1, 0.2, ... by the target, and 0.5 more by the drafter."""
     last = Origin.BONUS if num_accepted == len(proposed) else Origin.RECOVERED
     origins = [*[Origin.DRAFT] * num_accepted, last][: len(tokens)]
-    probabilities = torch.arange(1, len(proposed) + 1) / 10
-    verdict = Verdict(
-        torch.tensor([num_accepted]),
-        torch.tensor([tokens[-1]]),
-        probabilities[None],
-        probabilities[None] + 0.5,
-    )
-    return Iteration([0], [tokens], [origins], [proposed], [num_accepted], verdict)
+    verdict = None
+    if is_known:
+        probabilities = torch.arange(1, len(proposed) + 1) / 10
+        verdict = Verdict(
+            torch.tensor([num_accepted]),
+            torch.tensor([tokens[-1]]),
+            probabilities[None],
+            probabilities[None] + 0.5,
+        )
+    seen: list[Arrival] = []
+    with LoopClock(QUESTION.requests, Engine.weights, seen.extend) as clock:
+        clock.note(Iteration([0], [tokens], [origins], [proposed], [num_accepted], verdict))
+    [arrival] = seen
+    return arrival
 
 
 class Engine:
     """An engine whose logits are the token ids, and whose arm takes these seconds per token."""
 
     name = "regular"
-
+    weights: Any = SimpleNamespace(
+        gpus=(),
+        synchronize=lambda: None,
+        reset_peak_memory=lambda: None,
+        peak_memory_bytes=lambda: None,
+    )
     vocabulary_size = 1000
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float] = ()) -> None:
         self.now = 0.0
         self.seconds = seconds
         self.prompts: Sequence[Sequence[int]] = []
-        monkeypatch.setattr(
-            timing, "time", SimpleNamespace(perf_counter=lambda: self.now, time_ns=lambda: 0)
-        )
+        self.weights = SimpleNamespace(**vars(Engine.weights), reference=self)
+        time = SimpleNamespace(perf_counter=lambda: self.now, time_ns=lambda: 0)
+        monkeypatch.setattr(clock_module, "time", time)
+        monkeypatch.setattr(arrivals_module, "time", time)
 
-    def answered(self) -> Answered:
-        return Answered()
-
-    def stream(self, _: Question) -> Iterator[Iteration]:
-        for token, taken in enumerate(self.seconds):
-            self.now += taken
-            yield regular(token)
-        self.now += 0.25  # what an arm does after its last token counts
-
-    @property
-    def weights(self) -> SimpleNamespace:
-        return SimpleNamespace(
-            reference=self,
-            gpus=(),
-            synchronize=lambda: None,
-            reset_peak_memory=lambda: None,
-            peak_memory_bytes=lambda: None,
-        )
+    def answer(
+        self,
+        requests: Sequence[Request],
+        in_flight: int,
+        extra: Sequence[Request] = (),
+        watch: Watch | None = None,
+    ) -> Answered:
+        with LoopClock(requests, self.weights, watch) as clock:
+            for token, taken in enumerate(self.seconds):
+                self.now += taken
+                clock.note(regular(token))
+            self.now += 0.25  # what an arm does after its last token counts
+        return clock.answered(Phases(), as_batch=True)
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
         self.prompts = [token_ids]
@@ -84,29 +97,30 @@ def test_the_clock_stands_while_a_frame_is_drawn(monkeypatch: pytest.MonkeyPatch
     engine: Any = Engine(monkeypatch, [2.0, 8.0, 2.0, 1.0])
     seen = []
 
-    def draw(lap: Generation) -> None:
-        seen.append((len(lap.iterations), lap.seconds))
+    def draw(lap: Lap) -> None:
+        seen.append((len(lap.arrivals), lap.seconds))
         engine.now += 1
 
     lap = run_lap(engine, engine, QUESTION, draw)
-    assert seen == [(1, 2), (3, 12)]
-    assert lap.decided == [2, 10, 12, 13]
+    # The last one when the clock has stopped.
+    assert seen == [(1, 2), (3, 12), (4, 13)]
+    assert [arrival.seconds for arrival in lap.arrivals] == [2, 10, 12, 13]
     assert lap.seconds == 13.25
-    assert lap.decided[0] == 2
-    assert engine.now == 15.25
+    assert engine.now == 16.25
 
 
 def test_frames_are_a_tenth_of_a_second_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     engine: Any = Engine(monkeypatch, [1.0, 0.06, 0.06, 0.06, 0.06])
     seen: list[int] = []
-    run_lap(engine, engine, QUESTION, lambda lap: seen.append(len(lap.iterations)))
+    run_lap(engine, engine, QUESTION, lambda lap: seen.append(len(lap.arrivals)))
     assert seen == [1, 3, 5]
 
 
 def test_without_frames_the_times_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     engine: Any = Engine(monkeypatch, [2.0, 8.0, 2.0, 1.0])
     lap = run_lap(engine, engine, QUESTION)
-    assert (lap.decided, lap.seconds, lap.tokens) == ([2, 10, 12, 13], 13.25, [[0, 1, 2, 3]])
+    assert [arrival.seconds for arrival in lap.arrivals] == [2, 10, 12, 13]
+    assert (lap.seconds, lap.answered.tokens) == (13.25, [[0, 1, 2, 3]])
 
 
 class Digits:
@@ -115,21 +129,21 @@ class Digits:
 
 
 def test_every_rejection_of_the_text_is_found() -> None:
-    iterations = [
-        regular(5),
+    arrivals = [
+        Arrival(0, 0.0, [5], [Origin.TARGET]),
         speculative([6, 7], [6, 8, 9], 1),  # 8 rejected at position 2, 7 in its place
         speculative([1, 2, 3], [1, 2], 2),  # a bonus, no rejection
         speculative(
             [4], [4, 4, 0], 2
         ),  # the text ended with an accepted token, before the rejection
     ]
-    found = find_rejections(Generation("speculative", iterations), Digits())  # type: ignore[arg-type]
+    found = find_rejections(Lap("speculative", arrivals), Digits())  # type: ignore[arg-type]
     assert found == [Rejection(2, "8", pytest.approx(0.2), pytest.approx(0.7), "7")]
 
 
 def test_an_engine_may_tell_no_probabilities() -> None:
-    silent = Iteration([0], [[7]], [[Origin.RECOVERED]], [[8, 9]], [0])
-    assert find_rejections(Generation("speculative", [silent]), Digits()) == [
+    silent = speculative([7], [8, 9], 0, is_known=False)
+    assert find_rejections(Lap("speculative", [silent]), Digits()) == [
         Rejection(0, "8", None, None, "7")
     ]  # type: ignore[arg-type]
 
@@ -155,11 +169,9 @@ def test_where_texts_differ(
     question = Question([[1, 2]], DecodingSettings(temperature=temperature), 0, [0])
     engine: Any = Engine(monkeypatch)
     laps = [
-        Generation(name, [regular(token) for token in tokens], [1.0] * len(tokens), 6.0)
+        lap_of(name, [[token] for token in tokens], 6.0 / len(tokens))
         for name, tokens in [("regular", [1, 2, 3]), ("speculative", actual)]
     ]
-    for lap in laps:
-        lap.finish()
     figures = outcome(engine.weights, question, *laps)
     assert (figures["parted_at"], figures["logit_margin"]) == expected
     assert figures["identical"] is (expected[0] is None)
@@ -167,34 +179,33 @@ def test_where_texts_differ(
     assert engine.prompts == ([[1, 2, 1]] if expected[1] is not None else [])
 
 
-def lap_of(name: str, sizes: Sequence[int], seconds: float) -> Generation:
-    """Records of so many tokens, as far apart from each other."""
-    iterations = [
-        Iteration([0], [[1] * size], [[Origin.TARGET] * size], [[]], [0]) for size in sizes
-    ]
-    decided = [seconds * (number + 1) for number in range(len(sizes))]
-    lap = Generation(name, iterations, decided, decided[-1])
-    lap.finish()
-    return lap
+def lap_of(name: str, pieces: Sequence[list[int]], seconds: float) -> Lap:
+    """Tokens that arrive so far from each other."""
+    record = RequestRecord(0, 2)
+    arrivals = []
+    for number, tokens in enumerate(pieces):
+        at = seconds * (number + 1)
+        record.add(tokens, at)
+        arrivals.append(Arrival(0, at, tokens, [Origin.TARGET] * len(tokens)))
+    return Lap(name, arrivals, Answered(requests=[record], seconds=seconds * len(pieces)))
 
 
 def test_texts_of_different_lengths_are_compared_up_to_the_end_of_the_shorter() -> None:
     """10 tokens in 10 s; of 6 iterations with 4 tokens each the first two and a half have as many, in 5 s."""
     question = Question([[1, 2]], DecodingSettings(temperature=1.0), 0, [0])
-    laps = lap_of("regular", [1] * 10, 1.0), lap_of("speculative", [4] * 6, 2.0)
+    laps = lap_of("regular", [[1]] * 10, 1.0), lap_of("speculative", [[1] * 4] * 6, 2.0)
     figures = outcome(None, question, *laps)
     assert figures["num_compared"] == 10
     assert figures["speedup"] == pytest.approx(10 / 5)
-    equal = lap_of("regular", [1] * 24, 1.0), laps[1]
+    equal = lap_of("regular", [[1]] * 24, 1.0), laps[1]
     assert "num_compared" not in outcome(None, question, *equal)
 
 
 def test_an_answer_without_a_token_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
     """As a server gives one whose first token ends the text."""
-    empty = Generation("speculative", [], [], 2.0)
-    empty.finish([RequestRecord(0, 0, 0)])
-    full = lap_of("regular", [1, 1], 4.0)
-    of_empty = figures("speculative", empty, Digits())  # type: ignore[arg-type]
+    empty = Lap("speculative", [], Answered(requests=[RequestRecord(0, 0)], seconds=2.0))
+    full = lap_of("regular", [[1], [1]], 4.0)
+    of_empty = figures(empty, Digits())  # type: ignore[arg-type]
     assert of_empty == {
         "speculative_completion": "",
         "speculative_num_tokens": 0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import itertools
 import time
 from types import SimpleNamespace
@@ -14,14 +15,15 @@ import pytest
 from echo_questions import Open, arm_of, ask, engine_of, texts, time_is_up_when
 from echo_server import EchoServer
 from harness.config.errors import RunError
-from harness.engines.timing import Generation, generate
+from harness.engines.protocol import Answered
+from harness.engines.timing import timed_answer
 from harness.servers import engine as server_module
 from harness.servers.connection import answer_to
 from wording import mentions
 
 
-def answered(engine: Any, count: int = 3) -> Generation:
-    return generate(engine, engine.arms[0], ask(count), allow_failures=True)
+def answered(engine: Any, count: int = 3) -> Answered:
+    return timed_answer(engine, engine.arms[0], ask(count), allow_failures=True)
 
 
 def counting(number: object) -> Any:
@@ -54,7 +56,7 @@ def test_more_tokens_than_were_asked_for_fail_the_request(open_engine: Open) -> 
 
     server.twist = twice
     with pytest.raises(RunError, match="the server sent 8 tokens for max_tokens=7"):
-        generate(engine, engine.arms[0], ask())
+        timed_answer(engine, engine.arms[0], ask())
 
 
 @pytest.mark.parametrize(
@@ -112,14 +114,14 @@ def test_an_answer_without_a_token_has_failed(open_engine: Open) -> None:
 def test_a_connection_that_the_server_had_closed_is_tried_again_once(open_engine: Open) -> None:
     server = EchoServer(drop_reused=True)
     engine = open_engine(server)
-    question = ask(3)
-    generation = generate(engine, engine.arms[0], question)
+    question = dataclasses.replace(ask(3), in_flight=1)
+    generation = timed_answer(engine, engine.arms[0], question)
     assert generation.tokens == texts(question)
     assert all(request.sent_again for request in generation.requests)
     server.die_after = 1
     server.bodies.clear()
     with pytest.raises(RunError, match="1 of 2 requests failed"):
-        generate(engine, engine.arms[0], ask(2))
+        timed_answer(engine, engine.arms[0], dataclasses.replace(ask(2), in_flight=1))
     # The one that failed was sent twice, and not a third time.
     assert len(server.bodies) <= 3
 
@@ -131,7 +133,7 @@ def test_a_connection_that_idles_long_is_kept(
     engine = open_engine(EchoServer(drop_reused=True))
     later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600)
     monkeypatch.setattr("httpcore2._async.http11.time", later)
-    (request,) = generate(engine, engine.arms[0], ask(1)).requests
+    (request,) = timed_answer(engine, engine.arms[0], ask(1)).requests
     # The server drops what comes on a connection that it knows.
     assert request.sent_again
 
@@ -141,10 +143,10 @@ def test_a_request_is_sent_until_it_has_a_connection_of_its_own(open_engine: Ope
     # Slow, so that both are in flight together, on two connections.
     server = EchoServer(drop_reused=True, delay_s=0.02)
     engine = open_engine(server, batch_size=2)
-    generate(engine, engine.arms[0], ask(2))
+    timed_answer(engine, engine.arms[0], ask(2))
     num_dropped = server.num_dropped
     question = ask(1)
-    assert generate(engine, engine.arms[0], question).tokens == texts(question)
+    assert timed_answer(engine, engine.arms[0], question).tokens == texts(question)
     assert server.num_dropped == num_dropped + 2
 
 
@@ -170,23 +172,24 @@ def test_a_connection_that_is_new_is_not_tried_again(open_engine: Open) -> None:
     engine = open_engine(server, batch_size=2)
     server.drop_new = True
     # One of two requests in flight has the connection that opening the engine left.
-    generation = generate(engine, engine.arms[0], ask(2), allow_failures=True)
+    generation = timed_answer(engine, engine.arms[0], ask(2), allow_failures=True)
     errors = [request.error.type for request in generation.requests if request.error]
     assert errors == ["RequestFailed"]
     assert not any(request.sent_again for request in generation.requests)
     assert server.num_dropped == 1
 
 
-@pytest.mark.parametrize("batch_size", [1, 3])
-def test_a_server_that_is_gone_gets_few_more_requests(open_engine: Open, batch_size: int) -> None:
+@pytest.mark.parametrize("in_flight", [1, 3])
+def test_a_server_that_is_gone_gets_few_more_requests(open_engine: Open, in_flight: int) -> None:
     server = EchoServer()
-    engine = open_engine(server, batch_size=batch_size)
+    engine = open_engine(server)
     server.die_after = 4
-    generation = generate(engine, engine.arms[0], ask(40), allow_failures=True)
+    question = dataclasses.replace(ask(40), in_flight=in_flight)
+    generation = timed_answer(engine, engine.arms[0], question, allow_failures=True)
     errors = [request.error for request in generation.requests if request.error is not None]
     assert len(errors) == 40 - 4
     num_sent = sum(error.type != "NotSent" for error in errors)
-    assert 5 <= num_sent <= 4 + 2 * batch_size
+    assert 5 <= num_sent <= 4 + 2 * in_flight
     given_up = engine.arms[0].given_up
     assert given_up is not None
     assert mentions(given_up, "requests in a row had no answer", "closed the connection")
@@ -249,7 +252,7 @@ def test_a_server_that_answers_in_no_form_is_asked_for_its_form_again(open_engin
         with pytest.raises(RunError, match=r"engine\.url=.*told to fail"):
             engine.make_ready(arm)
     server.fail_every = 0
-    assert generate(engine, arm, ask()).tokens == texts(ask())
+    assert timed_answer(engine, arm, ask()).tokens == texts(ask())
 
 
 @pytest.mark.parametrize(

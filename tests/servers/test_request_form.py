@@ -18,7 +18,7 @@ TENSORRT_LLM = set(
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_strict_server_gets_what_it_knows(chat: bool) -> None:
     form = RequestForm(TOKENIZER, "tiny", DIALECTS["tensorrt_llm"], chat, True, True, False)
-    body = form.body(dataclasses.replace(ask(top_k=0), salts=("a",)), 0)
+    body = form.body(dataclasses.replace(ask(top_k=0), salts=("a",)).requests[0])
     # Its chats have a salt, its completions have none.
     assert body.keys() - TENSORRT_LLM == ({"cache_salt"} if chat else set())
     assert form.salts == chat
@@ -29,12 +29,12 @@ def test_a_strict_server_gets_what_it_knows(chat: bool) -> None:
 
 def test_a_request_without_extensions_has_texts_to_stop_at() -> None:
     form = RequestForm(TOKENIZER, "tiny", DIALECTS["tensorrt_llm"], False, False, False)
-    body = form.body(dataclasses.replace(ask(top_k=0), ends=("m",)), 0)
+    body = form.body(dataclasses.replace(ask(top_k=0), ends=("m",)).requests[0])
     assert body["stop"] == ["m"]
 
 
 def test_a_server_that_refuses_a_top_p_of_1_does_not_get_it() -> None:
     # Text Generation Inference: "`top_p` must be > 0.0 and < 1.0", with status 422.
     form = RequestForm(TOKENIZER, "tiny", UNKNOWN, False, False, False)
-    assert "top_p" not in form.body(ask(top_k=0), 0)
-    assert form.body(ask(top_k=0, top_p=0.9), 0)["top_p"] == 0.9
+    assert "top_p" not in form.body(ask(top_k=0).requests[0])
+    assert form.body(ask(top_k=0, top_p=0.9).requests[0])["top_p"] == 0.9

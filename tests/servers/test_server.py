@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import statistics
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -12,11 +13,12 @@ from echo_questions import TOKENIZER, Open, arm_of, ask, engine_of, texts, time_
 from echo_server import NEVER_DRAWN, EchoServer, serving
 from harness.commands.recovery.greedy import require_token_ids
 from harness.config.errors import RunError, SettingError
+from harness.engines.arrivals import Arrival
 from harness.engines.chat import Chat
 from harness.engines.counts import Counts
-from harness.engines.protocol import LoadRequest
+from harness.engines.protocol import Answered
 from harness.engines.requests import RequestRecord
-from harness.engines.timing import Generation, generate
+from harness.engines.timing import timed_answer
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.figures.requests import Requests
 from harness.results.acceptance import Acceptance
@@ -30,7 +32,7 @@ from measured_runs import figures
 def test_token_ids_go_out_and_come_back(open_engine: Open) -> None:
     server = EchoServer()
     engine, question = open_engine(server), ask()
-    assert generate(engine, engine.arms[0], question).tokens == texts(question)
+    assert timed_answer(engine, engine.arms[0], question).tokens == texts(question)
     (body,) = server.bodies
     assert body["prompt"] == [5, 6, 10]
     expected = {
@@ -66,7 +68,7 @@ def test_tools_are_sent_once_it_is_known_that_the_server_reads_them(open_engine:
     engine = open_engine(server, chat=True)
     question = dataclasses.replace(ask(2), chats=CHATS)
     for _ in range(2):
-        generate(engine, engine.arms[0], question)
+        timed_answer(engine, engine.arms[0], question)
     with_tools, without, *asked = server.bodies
     assert with_tools["tools"] == [TOOL]
     assert "tools" not in without
@@ -81,13 +83,13 @@ def test_a_server_that_leaves_tools_out_is_refused(open_engine: Open) -> None:
     question = dataclasses.replace(ask(2), chats=CHATS)
     shows_none = "prompts: have tools, and the chat template of the regular server shows none: http"
     with pytest.raises(SettingError, match=shows_none):
-        generate(engine, engine.arms[0], question)
+        timed_answer(engine, engine.arms[0], question)
     other = open_engine(counting(0), chat=True)
-    request = LoadRequest(dataclasses.replace(ask(), chats=CHATS[:1]), {})
+    requests = dataclasses.replace(ask(), chats=CHATS[:1]).requests
     with pytest.raises(SettingError, match=shows_none):
-        list(other.arms[0].under_load([request], 1))
+        other.arms[0].answer(requests, 1)
     without = dataclasses.replace(ask(), chats=[Chat(ASKED[:1])])
-    assert generate(other, other.arms[0], without).tokens
+    assert timed_answer(other, other.arms[0], without).tokens
 
 
 def test_a_server_that_refuses_tools_is_named_with_its_reason(open_engine: Open) -> None:
@@ -97,7 +99,7 @@ def test_a_server_that_refuses_tools_is_named_with_its_reason(open_engine: Open)
     question = dataclasses.replace(ask(2), chats=CHATS)
     refused = "have tools, which the regular server refuses: 500 .*requires --jinja flag"
     with pytest.raises(SettingError, match=refused):
-        generate(engine, engine.arms[0], question)
+        timed_answer(engine, engine.arms[0], question)
 
 
 def test_two_servers_are_two_arms(open_engine: Open) -> None:
@@ -105,7 +107,7 @@ def test_two_servers_are_two_arms(open_engine: Open) -> None:
     engine = open_engine(*servers)
     assert [arm.name for arm in engine.arms] == ["regular", "speculative"]
     for arm, server in zip(engine.arms, servers, strict=True):
-        generate(engine, arm, ask())
+        timed_answer(engine, arm, ask())
         assert len(server.bodies) == 1
 
 
@@ -113,7 +115,7 @@ def test_two_servers_are_two_arms(open_engine: Open) -> None:
 def test_without_token_ids_there_is_text(open_engine: Open, dialect: str) -> None:
     engine = open_engine(EchoServer(dialect=dialect, delay_s=0.01))  # type: ignore[arg-type]
     question = ask(top_k=0)
-    generation = generate(engine, engine.arms[0], question)
+    generation = timed_answer(engine, engine.arms[0], question)
     (request,) = arm_of(engine).requests
     assert len(request.text) == request.num_tokens == len(request.arrivals) == 7
     assert generation.tokens == [TOKENIZER.encode(request.text)]
@@ -123,7 +125,7 @@ def test_without_token_ids_there_is_text(open_engine: Open, dialect: str) -> Non
 def test_a_strict_server_is_asked_for_all_but_details_of_its_answers(open_engine: Open) -> None:
     server = EchoServer(refuses=("return_token_ids", "return_spec_tokens_details"))
     engine = open_engine(server)
-    generate(engine, engine.arms[0], ask())
+    timed_answer(engine, engine.arms[0], ask())
     (body,) = server.bodies
     assert {"prompt": [5, 6, 10], "top_k": 9, "ignore_eos": True}.items() <= body.items()
 
@@ -133,24 +135,24 @@ def test_a_server_that_refuses_its_salt_gets_none(open_engine: Open) -> None:
     engine = open_engine(server)
     assert not engine.arms[0].traits.salts
     question = dataclasses.replace(ask(top_k=0), salts=("a",))
-    assert generate(engine, engine.arms[0], question).requests[0].error is None
+    assert timed_answer(engine, engine.arms[0], question).requests[0].error is None
 
 
 def test_a_setting_that_a_server_does_not_have_is_refused(open_engine: Open) -> None:
     with pytest.raises(SettingError, match=r"decoding.top_k=9: must be 0"):
-        open_engine(EchoServer(dialect="openai")).arms[0].stream(ask())
+        open_engine(EchoServer(dialect="openai")).arms[0].answer(ask().requests, 1)
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "vllm_histogram", "sglang"])
 def test_acceptance_is_what_the_server_says(open_engine: Open, dialect: str) -> None:
     engine = open_engine(EchoServer(dialect=dialect, num_draft_tokens=4))  # type: ignore[arg-type]
-    generate(engine, engine.arms[0], ask(2, max_new_tokens=8))
+    timed_answer(engine, engine.arms[0], ask(2, max_new_tokens=8))
     # One token, then three at a time: 2 of 4 accepted; the last step has room for one token.
     found = acceptance_columns(arm_of(engine).requests)
     assert found["acceptance_histogram"] == [2, 0, 4, 0, 0]
     assert found["acceptance_rate"] == 4 * 2 / (6 * 4)
     assert found["mean_acceptance_length"] == pytest.approx(1 + 8 / 6)
-    generation = generate(engine, engine.arms[0], ask(max_new_tokens=8))
+    generation = timed_answer(engine, engine.arms[0], ask(max_new_tokens=8))
     assert [request.outcomes for request in generation.requests] == [
         [(4, 2), (4, 2), (4, 0)]
     ] or dialect != "vllm"
@@ -158,7 +160,7 @@ def test_acceptance_is_what_the_server_says(open_engine: Open, dialect: str) -> 
 
 def test_llama_cpp_says_less(open_engine: Open) -> None:
     engine = open_engine(EchoServer(dialect="llama.cpp", num_draft_tokens=4))
-    generate(engine, engine.arms[0], ask(max_new_tokens=8))
+    timed_answer(engine, engine.arms[0], ask(max_new_tokens=8))
     # Seven tokens after the first: three came with a verification, four were accepted.
     found = acceptance_columns(arm_of(engine).requests)
     assert {name: value for name, value in found.items() if value is not None} == {
@@ -177,7 +179,7 @@ def test_llama_cpp_tells_token_ids_and_what_it_never_draws(open_engine: Open) ->
     engine, question = open_engine(server), ask()
     assert engine.arms[0].traits.reports_token_ids
     assert engine.arms[0].traits.never_drawn == {NEVER_DRAWN}
-    generation = generate(engine, engine.arms[0], question)
+    generation = timed_answer(engine, engine.arms[0], question)
     assert generation.tokens == texts(question)
     assert not generation.requests[0].from_text
     (body,) = server.bodies
@@ -192,7 +194,7 @@ def test_an_answer_without_all_its_token_ids_is_read_from_its_text(open_engine: 
     server = llama_cpp()
     engine = open_engine(server)
     server.withheld = 1
-    generation = generate(engine, engine.arms[0], ask())
+    generation = timed_answer(engine, engine.arms[0], ask())
     (request,) = generation.requests
     assert (request.from_text, request.num_tokens) == (True, 7)
     assert generation.tokens == [TOKENIZER.encode(request.text)]
@@ -202,7 +204,7 @@ def test_an_answer_without_all_its_token_ids_is_read_from_its_text(open_engine: 
 
 def test_a_server_that_says_nothing_leaves_empty_cells(open_engine: Open) -> None:
     engine = open_engine(EchoServer())
-    generate(engine, engine.arms[0], ask())
+    timed_answer(engine, engine.arms[0], ask())
     assert set(acceptance_columns(arm_of(engine).requests).values()) == {None}
 
 
@@ -222,7 +224,7 @@ def test_iterations_that_drafted_nothing_are_those_of_the_other_tokens() -> None
 def test_tokens_that_come_together_are_one_inter_token_latency() -> None:
     """Five tokens in three arrivals: TPOT spreads the time over tokens, ITL over arrivals."""
     request = RequestRecord(0, 3, arrivals=[0.1, 0.3, 0.5], seconds=0.5, num_tokens=5)
-    found = figures(Requests, [Generation("x", requests=[request], seconds=0.5, sent=True)])
+    found = figures(Requests, [Answered(requests=[request], seconds=0.5)])
     assert found.time_per_output_token_p50_ms == pytest.approx(100)
     assert found.inter_token_latency_p50_ms == pytest.approx(200)
 
@@ -231,7 +233,7 @@ def test_tokens_of_an_iteration_that_come_one_by_one_are_one_burst() -> None:
     """llama.cpp sends each accepted token as an event of its own, microseconds after the one before it."""
     arrivals = [0.1, 0.3, 0.30003, 0.30005, 0.5, 0.50002, 0.7]
     request = RequestRecord(0, 3, arrivals=arrivals, seconds=0.7, num_tokens=7)
-    found = figures(Requests, [Generation("x", requests=[request], seconds=0.7, sent=True)])
+    found = figures(Requests, [Answered(requests=[request], seconds=0.7)])
     assert found.inter_token_latency_p50_ms == pytest.approx(200)
     assert found.time_per_output_token_p50_ms == pytest.approx(100)
     assert found.tokens_per_arrival == 7 / 4
@@ -242,7 +244,7 @@ def test_servers_that_know_no_tokens_to_stop_at_get_texts(open_engine: Open, dia
     server = EchoServer(dialect=dialect, version="1")  # type: ignore[arg-type]
     engine = open_engine(server)
     question = dataclasses.replace(ask(top_k=0), ends=("m", "no", "o", "p", "q"))
-    generate(engine, engine.arms[0], question)
+    timed_answer(engine, engine.arms[0], question)
     (body,) = server.bodies
     # OpenAI's API takes four.
     expected = None if dialect == "vllm" else ["m", "no", "o", "p"]
@@ -251,35 +253,50 @@ def test_servers_that_know_no_tokens_to_stop_at_get_texts(open_engine: Open, dia
 
 def test_an_answer_that_stops_at_once_is_empty_and_no_failure(open_engine: Open) -> None:
     engine = open_engine(EchoServer(dialect="openai", version="1"))
-    plain = generate(engine, engine.arms[0], ask(top_k=0)).requests[0].text
+    plain = timed_answer(engine, engine.arms[0], ask(top_k=0)).requests[0].text
     question = dataclasses.replace(ask(top_k=0), ends=(plain[0],))
-    generation = generate(engine, engine.arms[0], question)
+    generation = timed_answer(engine, engine.arms[0], question)
     assert generation.tokens == [[]]
 
 
 def test_so_many_requests_are_in_flight(open_engine: Open) -> None:
     server = EchoServer(delay_s=0.002)
-    engine, question = open_engine(server, batch_size=3), ask(10)
-    assert generate(engine, engine.arms[0], question).tokens == texts(question)
+    engine, question = open_engine(server), dataclasses.replace(ask(10), in_flight=3)
+    assert timed_answer(engine, engine.arms[0], question).tokens == texts(question)
     assert server.most_in_flight == 3
 
 
-def test_the_first_record_has_every_first_token(open_engine: Open) -> None:
-    records = list(open_engine(EchoServer(delay_s=0.01), batch_size=4).arms[0].stream(ask(4)))
-    assert records[0].rows == [0, 1, 2, 3]
-    assert all(records[0].tokens)
-    assert all(all(record.tokens) for record in records[1:])
-    assert len(records) > 4
+@pytest.mark.parametrize("dialect", ["vllm", "openai"])
+def test_a_watcher_gets_what_arrives(open_engine: Open, dialect: str) -> None:
+    """Tokens as their ids come, or all of a text at its end."""
+    engine, question = open_engine(EchoServer(delay_s=0.01, dialect=dialect)), ask(4, top_k=0)  # type: ignore[arg-type]
+    seen: list[Arrival] = []
+    calls: list[int] = []
+
+    def watch(arrivals: Sequence[Arrival]) -> None:
+        calls.append(len(arrivals))
+        seen.extend(arrivals)
+
+    answered = timed_answer(engine, engine.arms[0], question, watch)
+    shown: dict[int, list[int]] = {row: [] for row in range(4)}
+    for arrival in seen:
+        shown[arrival.row] += arrival.tokens
+        assert 0 < arrival.seconds <= answered.requests[arrival.row].seconds
+    assert [shown[row] for row in range(4)] == answered.tokens
+    assert len(seen) == (28 if dialect == "vllm" else 4)
+    assert len(calls) <= len(seen)
 
 
 def test_requests_arrive_at_random_times() -> None:
     """Both arms of a run are asked the same question at the same times; other questions at others."""
-    times = arrival_times(ask(2000), rate=200.0)
-    assert times == arrival_times(ask(2000), rate=200.0) == sorted(times)
+    times = arrival_times(ask(2000).requests, rate=200.0)
+    assert times == arrival_times(ask(2000).requests, rate=200.0) == sorted(times)
     later = dataclasses.replace(ask(2000), indices=range(2000, 4000))
     other_seed = dataclasses.replace(ask(2000), seed=1)
     assert times[0] > 0
-    assert len({arrival_times(one, 200.0)[0] for one in (ask(2000), later, other_seed)}) == 3
+    assert (
+        len({arrival_times(one.requests, 200.0)[0] for one in (ask(2000), later, other_seed)}) == 3
+    )
     gaps = [after - before for before, after in itertools.pairwise(times)]
     # Exponential, so that the standard deviation is the mean.
     assert statistics.fmean(gaps) == pytest.approx(0.005, rel=0.1)
@@ -289,11 +306,12 @@ def test_requests_arrive_at_random_times() -> None:
 def test_the_load_is_kept_up_until_the_last_answer(open_engine: Open) -> None:
     """Of four requests, three at a time, the last one alone would run alone."""
     server = EchoServer(delay_s=0.03)
-    engine = open_engine(server, batch_size=3)
-    generate(engine, engine.arms[0], ask(4))
+    engine = open_engine(server)
+    three = dataclasses.replace(ask(4), in_flight=3)
+    timed_answer(engine, engine.arms[0], three)
     assert (len(server.bodies), server.num_abandoned) == (4, 0)
-    accompanied = dataclasses.replace(ask(4), extra=ask(3))
-    generation = generate(engine, engine.arms[0], accompanied)
+    accompanied = dataclasses.replace(three, extra=ask(3))
+    generation = timed_answer(engine, engine.arms[0], accompanied)
     assert generation.tokens == texts(accompanied)
     load = generation.load
     assert load is not None
@@ -307,9 +325,10 @@ def test_the_load_is_kept_up_until_the_last_answer(open_engine: Open) -> None:
 
 def test_extra_requests_that_fail_are_no_flood(open_engine: Open) -> None:
     server = EchoServer(delay_s=0.01)
-    engine = open_engine(server, batch_size=3)
+    engine = open_engine(server)
     server.fail_every = 5
-    generation = generate(engine, engine.arms[0], dataclasses.replace(ask(4), extra=ask(3)))
+    question = dataclasses.replace(ask(4), in_flight=3, extra=ask(3))
+    generation = timed_answer(engine, engine.arms[0], question)
     assert generation.load is not None
     assert [len(generation.load.extra), len(server.bodies)] in ([1, 5], [2, 6])
 
@@ -318,7 +337,7 @@ def test_a_stream_begins_before_what_counts_and_goes_on_behind_it(open_engine: O
     server = EchoServer(delay_s=0.02)
     engine = open_engine(server, rate=100.0)
     question = dataclasses.replace(ask(8), extra=dataclasses.replace(ask(1), prompts=[[9]]))
-    generation = generate(engine, engine.arms[0], question)
+    generation = timed_answer(engine, engine.arms[0], question)
     load = generation.load
     assert load is not None
     # An answer takes 140 ms or more.
@@ -327,14 +346,14 @@ def test_a_stream_begins_before_what_counts_and_goes_on_behind_it(open_engine: O
     assert sent[-1] == 1
     first, last = sent.index(3), len(sent) - sent[::-1].index(3)
     assert sent[first:last].count(3) == 8
-    assert load.offered_s == arrival_times(question, 100.0)[-1]
+    assert load.offered_s == arrival_times(question.requests, 100.0)[-1]
     assert load.request_seconds > load.seconds
 
 
 def test_a_few_per_cent_of_failures_lose_no_request(open_engine: Open) -> None:
     server = EchoServer(fail_every=40, break_every=28)
     engine, question = open_engine(server, batch_size=64), ask(400, max_new_tokens=3)
-    generation = generate(engine, engine.arms[0], question, allow_failures=True)
+    generation = timed_answer(engine, engine.arms[0], question, allow_failures=True)
     requests = arm_of(engine).requests
     assert len(generation.tokens) == len(server.bodies) == 400
     assert [request.index for request in requests] == list(range(400))
@@ -354,7 +373,7 @@ def test_a_request_that_fails_is_an_error_unless_failures_are_counted(open_engin
     with pytest.raises(
         RunError, match=r"regular: 1 of 3 requests failed, the first with 500 .*told to fail"
     ):
-        generate(engine, engine.arms[0], ask(3))
+        timed_answer(engine, engine.arms[0], ask(3))
 
 
 def test_a_request_that_takes_too_long_is_a_time_out(
@@ -367,7 +386,7 @@ def test_a_request_that_takes_too_long_is_a_time_out(
         lambda: all(one.token_ids for one in arm_of(engine).requests), monkeypatch
     )
     with pytest.raises(RunError, match=r"Timeout: no end after 300 s"):
-        generate(engine, engine.arms[0], ask(2))
+        timed_answer(engine, engine.arms[0], ask(2))
     assert asked == [300, 300]
     assert [
         (one.error.code, len(one.token_ids)) for one in arm_of(engine).requests if one.error
@@ -377,11 +396,14 @@ def test_a_request_that_takes_too_long_is_a_time_out(
 
 def test_requests_that_nobody_reads_are_cancelled(open_engine: Open) -> None:
     server = EchoServer()
-    engine = open_engine(server, batch_size=2)
+    engine = open_engine(server)
     server.stall = True
-    records = engine.arms[0].stream(ask(2))
-    next(records)
-    records.close()  # type: ignore[attr-defined]
+
+    def leave(arrivals: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        engine.arms[0].answer(ask(2).requests, 2, watch=leave)
     # The server may notice it first.
     while server.num_abandoned < 2 or not all(one.is_cancelled for one in arm_of(engine).requests):
         time.sleep(0.01)
@@ -389,7 +411,7 @@ def test_requests_that_nobody_reads_are_cancelled(open_engine: Open) -> None:
 
 def test_a_request_has_the_times_of_its_chunks(open_engine: Open) -> None:
     engine = open_engine(EchoServer(delay_s=0.01))
-    generate(engine, engine.arms[0], ask())
+    timed_answer(engine, engine.arms[0], ask())
     (request,) = arm_of(engine).requests
     assert (request.num_prompt_tokens, request.num_tokens, len(request.arrivals)) == (3, 7, 7)
     assert request.time_to_first_token_ms is not None
@@ -402,10 +424,10 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_else(
     monkeypatch.setenv("THE_KEY", "sk-s3cret")
     server = EchoServer(key="sk-s3cret")
     engine = open_engine(server, api_key_variable="THE_KEY")
-    assert generate(engine, engine.arms[0], ask()).tokens == texts(ask())
+    assert timed_answer(engine, engine.arms[0], ask()).tokens == texts(ask())
     server.key = "another"
     with pytest.raises(RunError, match=r"wrong key bearer \*\*\*"):
-        generate(engine, engine.arms[0], ask())
+        timed_answer(engine, engine.arms[0], ask())
     assert "s3cret" not in str(arm_of(engine).requests)
     with pytest.raises(SettingError, match=r"engine.api_key_variable=NO_KEY"):
         open_engine(server, api_key_variable="NO_KEY")
@@ -425,11 +447,11 @@ def test_a_server_that_does_not_answer_is_named() -> None:
 def test_requests_under_load_differ_and_are_left_midway(open_engine: Open) -> None:
     server = EchoServer(delay_s=0.01)
     arm = arm_of(open_engine(server))
-    whole = LoadRequest(ask(), {"min_p": 0.1, "logit_bias": {"5": 1.0}})
-    left = LoadRequest(ask(max_new_tokens=60, temperature=1.0), leave_after=3)
-    records = sorted(
-        arm.under_load([whole, left, whole, left, whole], 2), key=lambda record: record.index
-    )
+    [whole] = ask().requests
+    whole = dataclasses.replace(whole, parameters={"min_p": 0.1, "logit_bias": {"5": 1.0}})
+    [left] = ask(max_new_tokens=60, temperature=1.0).requests
+    left = dataclasses.replace(left, leave_after=3)
+    records = arm.answer([whole, left, whole, left, whole], 2).requests
     assert [record.error for record in records] == [None] * 5
     assert [record.token_ids for record in records[::2]] == texts(ask()) * 3
     for record in records[1::2]:
@@ -447,7 +469,7 @@ def test_a_server_that_was_under_load_is_no_fresh_one(open_engine: Open) -> None
     assert isinstance(engine, ServerEngine)
     engine._leave_alone(arm)
     assert arm.is_connected
-    assert len(list(arm.under_load([LoadRequest(ask())], 1))) == 1
+    arm.answer(ask().requests, 1)
     engine._leave_alone(arm)
     assert not arm.is_connected
 
@@ -460,7 +482,7 @@ def test_a_server_that_answers_others_is_waited_for(
     arm = arm_of(engine)
     running = iter([2.0, 1.0, 0.0, 0.0])
     monkeypatch.setattr(CounterPage, "read", lambda page: Counts(running=next(running)))
-    generate(engine, arm, ask(1))
+    timed_answer(engine, arm, ask(1))
     assert next(running, None) is None
 
     said: list[str] = []
@@ -468,5 +490,5 @@ def test_a_server_that_answers_others_is_waited_for(
     monkeypatch.setattr(server_module, "_MOST_DRAINING_S", 0.1)
     monkeypatch.setattr(CounterPage, "read", lambda page: Counts(running=3.0))
     for _ in range(2):
-        generate(engine, arm, ask(1))
+        timed_answer(engine, arm, ask(1))
     assert said == ["regular: the server still answers 3 requests of others"]

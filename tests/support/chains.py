@@ -9,8 +9,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from harness.engines.iteration import Iteration
 from harness.local.decoding.batch import Request
+from harness.local.decoding.iteration import Iteration
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp
 

@@ -8,8 +8,7 @@ from typing import Any
 
 from harness.commands.latency.record import LatencySettings
 from harness.config.settings import DecodingSettings
-from harness.engines.protocol import Question
-from harness.engines.timing import Generation
+from harness.engines.protocol import Answered, Question
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.measuring.prompts.sets import Prompt, PromptSet
 from some_settings import settings_of
@@ -17,8 +16,8 @@ from some_settings import settings_of
 
 def figures(
     group: type[Group],
-    regular: Sequence[Generation],
-    speculative: Sequence[Generation] | None = None,
+    regular: Sequence[Answered],
+    speculative: Sequence[Answered] | None = None,
     units: Sequence[int] | None = None,
     *,
     settings: dict[str, Any] | None = None,
@@ -35,8 +34,8 @@ def figures(
 
 
 def run_of(
-    regular: Sequence[Generation],
-    speculative: Sequence[Generation] | None = None,
+    regular: Sequence[Answered],
+    speculative: Sequence[Answered] | None = None,
     units: Sequence[int] | None = None,
     *,
     settings: dict[str, Any] | None = None,
@@ -54,9 +53,7 @@ def run_of(
     )
 
 
-def asked(
-    generations: Sequence[Generation], units: Sequence[int] | None = None
-) -> list[Generation]:
+def asked(generations: Sequence[Answered], units: Sequence[int] | None = None) -> list[Answered]:
     """The same, each as the answer to a question."""
     answers = []
     for moment, generation in enumerate(generations):

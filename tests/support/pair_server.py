@@ -17,7 +17,6 @@ from harness.config.demand import Demand
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
-from harness.engines.timing import Generation
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair, plan_pair
 from tiny_checkpoints import as_draft
@@ -89,12 +88,7 @@ class PairServer(EchoServer):
         prompts = [body["prompt"] for body in bodies]
         indices = [self._index(tuple(prompt)) for prompt in prompts]
         question = Question(prompts, decoding, 0, indices)
-        lap = Generation("any")
-        for record in self.arm.stream(question):
-            lap.iterations.append(record)
-            lap.decided.append(0.0)
-        lap.finish()
-        return self.spoil(lap.tokens)
+        return self.spoil(self.arm.answer(question.requests, len(prompts)).tokens)
 
     def _index(self, prompt: tuple[int, ...]) -> int:
         """The place of an answer's random numbers: those of all answers to a prompt are the same in any order."""

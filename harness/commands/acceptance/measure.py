@@ -28,7 +28,7 @@ from harness.engines.door.wing import local
 from harness.engines.protocol import in_batches
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
-from harness.engines.timing import generate
+from harness.engines.timing import timed_answer
 from harness.measuring.prices import iteration_cost, why_no_price
 from harness.measuring.progress import progress, say
 from harness.measuring.prompts.encoding import Encoded, completion_ids, transcribe
@@ -328,7 +328,7 @@ class AcceptanceOfTexts(Experiment):
                     indices.append(self.prompt_set.index(occurrence))
                     num_asked[place] += 1
                 question = session.ask(part.token_ids, indices, chats=part.chats)
-                requests += generate(engine, engine.arms[arm], question).requests
+                requests += timed_answer(engine, engine.arms[arm], question).requests
                 advance(None)
         session.close()
         return requests

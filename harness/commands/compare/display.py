@@ -10,6 +10,7 @@ import threading
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from types import FrameType
 from typing import Any
 
@@ -18,10 +19,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from harness.engines.arrivals import FRAME_S, Origin
 from harness.engines.detokenizer import Detokenizer
-from harness.engines.iteration import Origin
-from harness.engines.timing import FRAME_S, Generation
 from harness.engines.tokenizer import Tokenizer
+from harness.measuring.race import Lap
 from harness.reporting.table import visible
 from harness.reporting.terminal import LastingConsole
 
@@ -60,11 +61,11 @@ def plain_console(**arguments: Any) -> LastingConsole:
 
 
 class Lane:
-    """One arm on the screen: its text and its clock, filled from the arm's records.
+    """One arm on the screen: its text and its clock, filled from what arrives.
 
     Args:
         prompt: token ids, which decide how the first token is written.
-        legend: whether to show what the colours mean, because records have the origins of tokens.
+        legend: whether to show what the colours mean, because the arm knows the origins of tokens.
     """
 
     def __init__(
@@ -91,17 +92,17 @@ class Lane:
         self._num_shown = 0
         self._origin = Origin.TARGET
 
-    def show(self, lap: Generation, at: float = math.inf) -> None:
-        """Show the tokens that were decided in the first `at` seconds of the lap."""
-        count = bisect_right(lap.decided, at)
-        for iteration in lap.iterations[self._num_shown : count]:
-            for token, origin in zip(iteration.tokens[0], iteration.origins[0], strict=True):
+    def show(self, lap: Lap, at: float = math.inf) -> None:
+        """Show the tokens that arrived in the first `at` seconds of the lap."""
+        count = bisect_right(lap.arrivals, at, key=attrgetter("seconds"))
+        for arrival in lap.arrivals[self._num_shown : count]:
+            for token, origin in zip(arrival.tokens, arrival.origins, strict=True):
                 self.num_tokens += 1
                 self._origin = origin
                 self._append(self._detokenizer.add(token) or "")
         self._num_shown = count
         self._seconds = min(at, lap.seconds)
-        self._seconds_to_first_token = lap.decided[0] if count else None
+        self._seconds_to_first_token = lap.arrivals[0].seconds if count else None
 
     def end(self) -> None:
         """Show half a character that still waits for its other half: nothing follows."""
@@ -182,10 +183,8 @@ def _num_lines(lane: Lane, text: Text, width: int) -> int:
 
 
 @contextlib.contextmanager
-def live(
-    lanes: Sequence[Lane], unseen_s: float = 0.0
-) -> Iterator[Callable[[Lane, Generation], None] | None]:
-    """Yields the function that draws a lane while its arm decodes, None without a terminal.
+def live(lanes: Sequence[Lane], unseen_s: float = 0.0) -> Iterator[Callable[[Lane, Lap], None]]:
+    """Yields the function that draws a lane while its arm decodes; it draws nothing without a terminal.
 
     The lanes are gone at the end of the block; if it is broken off they stay, with what there was.
 
@@ -195,11 +194,11 @@ def live(
     console = lanes[0].console
     try:
         if not console.is_interactive:
-            yield None
+            yield lambda lane, lap: None
             return
         with _screen(console) as draw:
 
-            def draw_lap(lane: Lane, lap: Generation) -> None:
+            def draw_lap(lane: Lane, lap: Lap) -> None:
                 lane.show(lap)
                 if lap.seconds >= unseen_s:
                     draw(lanes)
@@ -221,7 +220,7 @@ def print_lanes(lanes: Sequence[Lane]) -> None:
 
 def show_race(
     console: Console,
-    laps: Sequence[Generation],
+    laps: Sequence[Lap],
     tokenizer: Tokenizer,
     prompt: Sequence[int],
     legend: bool = True,

@@ -28,14 +28,14 @@ from harness.commands.compare.rows import CompareRow
 from harness.commands.compare.tables import rejections, verdict
 from harness.config.errors import HarnessError, RunError, SettingError, nearest
 from harness.config.settings import DecodingSettings
-from harness.engines.iteration import Origin
+from harness.engines.arrivals import Origin
 from harness.engines.protocol import Engine, Question
-from harness.engines.timing import Generation, generate, quick_garbage_collections, run_lap
+from harness.engines.timing import quick_garbage_collections, timed_answer
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.measurement import identify
 from harness.measuring.progress import say, show
 from harness.measuring.prompts.sets import Prompt, load_prompts
-from harness.measuring.race import figures, find_rejections, outcome, token_text
+from harness.measuring.race import Lap, figures, find_rejections, outcome, run_lap, token_text
 from harness.measuring.session import Session
 from harness.reporting.table import visible
 from harness.reporting.terminal import PLAIN_WIDTH, print_document
@@ -158,7 +158,7 @@ class Compare(Experiment):
                 self._console.print()
             self._say(f"> {prompt}", "bold")
         view = self._view(session)
-        laps: list[Generation] = []
+        laps: list[Lap] = []
         rejected: list[Rejection] | None = None
         columns: dict[str, Any] = {
             "prompt_index": self._num_races,
@@ -180,7 +180,7 @@ class Compare(Experiment):
                 )
                 for lap in self._laps(session, engine, question, view):
                     laps.append(lap)
-                    columns |= figures(lap.arm, lap, session.tokenizer)
+                    columns |= figures(lap, session.tokenizer)
                 if len(laps) == 2:
                     columns |= outcome(engine.weights, question, *laps)
                     if engine.arms[-1].traits.reports_drafts:
@@ -207,7 +207,7 @@ class Compare(Experiment):
 
     def _laps(
         self, session: Session, engine: Engine, question: Question, view: View
-    ) -> Iterator[Generation]:
+    ) -> Iterator[Lap]:
         """Run each arm in turn and show its text while it grows; a race too short to watch shows nothing."""
         settings: Any = session.settings
         if settings.json:
@@ -227,13 +227,13 @@ class Compare(Experiment):
         if view == "race":
             with live(lanes, LONGEST_UNSEEN_S) as draw:
                 for arm, lane in zip(engine.arms, lanes, strict=True):
-                    yield run_lap(engine, arm, question, draw and partial(draw, lane))
+                    yield run_lap(engine, arm, question, partial(draw, lane))
             return
         for arm, lane in zip(engine.arms, lanes, strict=True):
             if lane is not lanes[0]:
                 self._console.print()
             with live([lane]) as draw:
-                lap = run_lap(engine, arm, question, draw and partial(draw, lane))
+                lap = run_lap(engine, arm, question, partial(draw, lane))
                 lane.show(lap)
             print_lanes([lane])
             yield lap
@@ -268,7 +268,7 @@ class Compare(Experiment):
         engine = self._engine(session)
         question = session.ask(token_ids, [0], decoding, chats=[example.chat()])
         for arm in engine.arms:
-            generate(engine, arm, question)
+            timed_answer(engine, arm, question)
 
     def _obey(self, line: str, session: Session) -> str:
         """Carry out a command; returns the text to show."""
@@ -296,7 +296,7 @@ class Compare(Experiment):
 
 def _record(
     row: CompareRow,
-    speculative: Generation | None,
+    speculative: Lap | None,
     reports_origins: bool,
     rejected: Sequence[Rejection] | None,
     tokenizer: Tokenizer,
@@ -309,8 +309,8 @@ def _record(
         return record
     counts = dict.fromkeys(Origin, 0)
     tokens = []
-    for iteration in speculative.iterations:
-        for token, origin in zip(iteration.tokens[0], iteration.origins[0], strict=True):
+    for arrival in speculative.arrivals:
+        for token, origin in zip(arrival.tokens, arrival.origins, strict=True):
             counts[origin] += 1
             text = token_text(tokenizer, token)
             tokens.append(

@@ -17,8 +17,7 @@ from harness.commands.eval.lm_eval_tasks import LmEvalTask
 from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import AnswerRow, EvalRow, read_answers
 from harness.commands.eval.tasks import OPERATIONS, DrawnTask, Problem, Task, tokens_with
-from harness.engines.protocol import Question, in_batches
-from harness.engines.timing import Generation
+from harness.engines.protocol import Answered, Question, in_batches
 from harness.measuring.interleaving import ask_all
 from harness.measuring.measurement import Measurement, identify
 from harness.measuring.progress import say
@@ -267,7 +266,7 @@ class Evaluation(Experiment):
         return ", ".join(accuracies)
 
     def _answer_rows(
-        self, session: Session, arm: str, batch: Sequence[Problem], generation: Generation
+        self, session: Session, arm: str, batch: Sequence[Problem], generation: Answered
     ) -> Iterator[AnswerRow]:
         """An arm's answers to a batch of questions, each with an equal share of the batch's time.
 

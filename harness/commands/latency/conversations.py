@@ -7,9 +7,8 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
-from harness.engines.protocol import Question
+from harness.engines.protocol import Answered, Question
 from harness.engines.registry import engine_of
-from harness.engines.timing import Generation
 from harness.measuring.progress import say
 from harness.measuring.prompts.encoding import encode, last, most_answered
 from harness.measuring.prompts.sets import Prompt, PromptSet
@@ -89,7 +88,7 @@ class Conversations:
         chats = [prompt.chat() for prompt in prompts]
         return dataclasses.replace(question, prompts=token_ids, chats=chats)
 
-    def keep(self, generation: Generation) -> None:
+    def keep(self, generation: Answered) -> None:
         """Remember what an arm has answered."""
         for request in generation.requests:
             text = self._session.text_of(request, skip_special_tokens=True)

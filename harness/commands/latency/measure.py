@@ -20,10 +20,10 @@ from harness.config.acceptance_rules import tests_each_token
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import require
 from harness.engines.door.wing import local
-from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.protocol import Answered, Arm, Engine, Question
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
-from harness.engines.timing import Generation, generate
+from harness.engines.timing import timed_answer
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.figures.experts import experts_read
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, StoppedBy, figures_of
@@ -274,7 +274,7 @@ class Latency(Experiment):
             question = self.questions[num_answered]
             for arm in watched:
                 # Once more, under stopwatches.
-                again = generate(engine, arm, self.conversations.for_arm(question, arm.name))
+                again = timed_answer(engine, arm, self.conversations.for_arm(question, arm.name))
                 self.run.arms[arm.name].phases.add(again.phases)
             if not queues:
                 self._keep(session, answers, list(answers))
@@ -298,7 +298,7 @@ class Latency(Experiment):
         session: Session,
         arms: Sequence[Arm],
         so_far: Callable[[], str | None] = lambda: None,
-    ) -> Iterator[Generation]:
+    ) -> Iterator[Answered]:
         """The answers of these arms to every question, as `ask_in_turns` gives them."""
         for generation in ask_in_turns(
             session,
@@ -354,7 +354,7 @@ class Latency(Experiment):
         complete = answers if first in new else new
         self._write([answers[name] for name in self.run.arms if name in complete], session)
 
-    def _write(self, generations: Sequence[Generation], session: Session) -> None:
+    def _write(self, generations: Sequence[Answered], session: Session) -> None:
         rows = [
             self._prompt_row(session, generation, request)
             for generation in generations
@@ -383,7 +383,7 @@ class Latency(Experiment):
             raise RunError(f"no verdict: {reason}, the first with {failures[0].error}{restarts}")
 
     def _prompt_row(
-        self, session: Session, generation: Generation, request: RequestRecord
+        self, session: Session, generation: Answered, request: RequestRecord
     ) -> LatencyPromptRow:
         """An arm's answer to a prompt, which was a row of a batch or a request."""
         arm = generation.arm

@@ -16,10 +16,9 @@ from harness.commands.map.tables import for_vllm, schedule_of
 from harness.config.amounts import counted
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, require
-from harness.engines.protocol import Engine
+from harness.engines.protocol import Answered, Engine
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
-from harness.engines.timing import Generation
 from harness.measuring.asking import batches_to_ask, first_turns, warmup_question
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, figures_of
 from harness.measuring.interleaving import ask_all
@@ -281,15 +280,15 @@ class Map(Experiment):
         return session.row(MapRow, **figures)
 
 
-def _timed(generation: Generation, request: RequestRecord) -> LatencyPromptRow:
+def _timed(answered: Answered, request: RequestRecord) -> LatencyPromptRow:
     """When an answer was there."""
     # A row of a batch takes as long as its batch.
-    seconds = request.seconds if generation.sent else generation.seconds
+    seconds = request.seconds if answered.sent else answered.seconds
     return LatencyPromptRow(
-        arm=generation.arm,
+        arm=answered.arm,
         prompt_index=request.index,
         prompt_place=request.index,
-        unit=generation.question.unit if generation.question else None,
+        unit=answered.question.unit if answered.question else None,
         num_tokens=request.num_tokens,
         num_iterations=len(request.outcomes) or None,
         time_ms=1000 * seconds,

@@ -9,8 +9,8 @@ from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.workload import Answer, PlannedRequest, Workload
 from harness.config.errors import RunError
+from harness.engines.arrivals import Arrival
 from harness.engines.protocol import Arm
-from harness.engines.requests import RequestRecord
 from harness.engines.timing import quick_garbage_collections
 from harness.measuring.progress import progress
 
@@ -40,15 +40,19 @@ class Asking:
     ) -> list[Answer]:
         """The answers in the order of the requests. Raises RunError where one failed."""
         requests = [each.request(self.settings.seed) for each in planned]
-        # By their place among the requests.
-        records: dict[int, RequestRecord] = {}
+        num_missing = [each.leave_after or each.num_tokens for each in planned]
         with progress(doing, len(requests)) as advance, quick_garbage_collections():
-            for record in arm.under_load(requests, num_in_flight):
-                records[record.index] = record
-                advance(None)
-        failed = [record for record in records.values() if record.error is not None]
+
+            def watch(arrivals: Sequence[Arrival]) -> None:
+                for arrival in arrivals:
+                    num_missing[arrival.row] -= len(arrival.tokens)
+                    if num_missing[arrival.row] <= 0:
+                        advance(None)
+
+            records = arm.answer(requests, num_in_flight, watch=watch).requests
+        failed = [record for record in records if record.error is not None]
         if failed:
             raise RunError(
                 f"{len(failed)} of {len(requests)} requests failed {doing}: {failed[0].error}"
             )
-        return [Answer(asked, records[number]) for number, asked in enumerate(planned)]
+        return [Answer(*answered) for answered in zip(planned, records, strict=True)]

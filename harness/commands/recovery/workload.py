@@ -18,7 +18,7 @@ from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.sampling import Sampling, samplings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
-from harness.engines.protocol import Arm, LoadRequest, Question
+from harness.engines.protocol import Arm, Request
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.measuring.progress import say
@@ -76,13 +76,21 @@ class PlannedRequest:
     def is_greedy(self) -> bool:
         return self.sampling.decoding.temperature == 0
 
-    def request(self, seed: int) -> LoadRequest:
+    def request(self, seed: int) -> Request:
         """The request as an arm takes it; no token ends it, so that every text has its length."""
         decoding = dataclasses.replace(
             self.sampling.decoding, max_new_tokens=self.num_tokens, ignore_eos=True
         )
-        question = Question([self.prompt], decoding, seed, [self.index])
-        return LoadRequest(question, self.sampling.parameters, self.leave_after)
+        return Request(
+            self.prompt,
+            decoding,
+            seed,
+            self.index,
+            parameters=self.sampling.parameters,
+            leave_after=self.leave_after,
+            # It is judged like any other text.
+            may_be_empty=True,
+        )
 
 
 @dataclass(frozen=True)
@@ -140,7 +148,7 @@ def is_taken(arm: Arm, planned: PlannedRequest, seed: int) -> bool:
         RunError: it does not answer at all.
     """
     try:
-        [record] = arm.under_load([planned.request(seed)], 1)
+        [record] = arm.answer([planned.request(seed)], 1).requests
     except SettingError:
         return False
     except RunError as error:

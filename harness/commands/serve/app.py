@@ -276,12 +276,12 @@ class _Shape:
         if self._body.return_token_ids:
             content["token_ids"] = piece.token_ids
             if is_first:
-                content["prompt_token_ids"] = self._answers[piece.choice].question.prompts[0]
+                content["prompt_token_ids"] = self._answers[piece.choice].request.prompt
         answer = self._answers[piece.choice]
         if answer.prompt_logprobs is not None:
             content["prompt_logprobs"] = self._prompt_logprobs(answer.prompt_logprobs)
         logprobs = None
-        if answer.question.num_logprobs is not None:
+        if answer.request.num_logprobs is not None:
             logprobs = self._logprobs(piece.scored)
         return {
             "index": piece.choice,
@@ -329,7 +329,7 @@ class _Shape:
         return {"usage": self._usage(num_new), "metrics": _metrics(self._answers)}
 
     def _usage(self, num_new: int) -> dict[str, int]:
-        num_prompt = sum(len(answer.question.prompts[0]) for answer in self._answers)
+        num_prompt = sum(len(answer.request.prompt) for answer in self._answers)
         return {
             "prompt_tokens": num_prompt,
             "completion_tokens": num_new,

@@ -1,4 +1,4 @@
-"""The pair behind `serve`: turns requests into questions, within the limits of models and settings.
+"""The pair behind `serve`: turns what clients send into requests of an arm, within the limits of models and settings.
 
 `app` calls it for every request. The thread of its `service` alone touches the models.
 """
@@ -23,9 +23,9 @@ from harness.engines.chat import Chat
 from harness.engines.door.serving import ENDING, Answer, Piece, Refusal
 from harness.engines.door.wing import local
 from harness.engines.keeper import PairKeeper
-from harness.engines.protocol import Engine, Question
+from harness.engines.protocol import Engine, Question, Request
 from harness.engines.record import Preparation
-from harness.engines.timing import Generation, generate, run_lap
+from harness.engines.timing import timed_answer
 from harness.measuring.prompts.chat_templates import (
     encode_prompts,
     require_tools,
@@ -33,7 +33,7 @@ from harness.measuring.prompts.chat_templates import (
 )
 from harness.measuring.prompts.messages import messages_of, tools_of
 from harness.measuring.prompts.prompt_files import BadFile
-from harness.measuring.race import as_json, token_text
+from harness.measuring.race import Lap, as_json, run_lap, token_text
 
 
 class ServedModel:
@@ -43,7 +43,7 @@ class ServedModel:
         name: of the target, under which it is served.
         arm_names: `regular`, and `speculative` if there is a draft.
         started: on the wall clock, in seconds.
-        service: answers the questions.
+        service: answers the requests.
     """
 
     def __init__(
@@ -138,12 +138,12 @@ class ServedModel:
         if isinstance(body, Completion):
             num_logprobs = self._num_top("logprobs", body.logprobs)
             num_prompt_logprobs = self._num_top("prompt_logprobs", body.prompt_logprobs)
-        questions = []
+        requests = []
         for place, prompt in enumerate(prompts):
-            question = self._question(prompt, body, seed, body.index + place)
-            questions.append(dataclasses.replace(question, num_logprobs=num_logprobs))
+            request = self._request(prompt, body, seed, body.index + place)
+            requests.append(dataclasses.replace(request, num_logprobs=num_logprobs))
         return self.service.ask(
-            arm, questions, put, stops=body.stop, num_prompt_logprobs=num_prompt_logprobs
+            arm, requests, put, stops=body.stop, num_prompt_logprobs=num_prompt_logprobs
         )
 
     def _num_top(self, parameter: str, asked: int | None) -> int | None:
@@ -169,9 +169,12 @@ class ServedModel:
         ids = self.tokens_of(body.prompt)
         # Without a seed every race draws alike, while `ask` draws another seed for each request.
         seed = self.settings.seed if body.seed is None else body.seed % 2**64
-        question = self._question(ids, body, seed, body.index)
+        request = self._request(ids, body, seed, body.index)
+        question = Question(
+            [ids], request.decoding, request.seed, [request.index], request.stop_tokens
+        )
 
-        def draw(lap: Generation) -> None:
+        def draw(lap: Lap) -> None:
             if not self.service.is_running():
                 raise Refusal(503, ENDING)
             show(as_json(lap, self._pair.tokenizer, ids))
@@ -182,14 +185,14 @@ class ServedModel:
                 "prompt": body.prompt,
                 "temperature": question.decoding.temperature,
                 "arms": [as_json(lap, self._pair.tokenizer, ids) for lap in laps],
-                "acceptance": laps[-1].acceptance.columns(),
-                "identical": len({tuple(lap.tokens[0]) for lap in laps}) == 1,
+                "acceptance": laps[-1].answered.acceptance.columns(),
+                "identical": len({tuple(lap.answered.tokens[0]) for lap in laps}) == 1,
             }
 
         return self.service.alone(run)
 
-    def _question(self, prompt: list[int], body: Sampling, seed: int, index: int) -> Question:
-        """The question of one prompt. Raises Refusal beyond a limit."""
+    def _request(self, prompt: list[int], body: Sampling, seed: int, index: int) -> Request:
+        """The request for one prompt. Raises Refusal beyond a limit."""
         settings = self.settings
         default = settings.decoding
         num_prompt = len(prompt)
@@ -217,7 +220,7 @@ class ServedModel:
         stop_tokens = frozenset(body.stop_token_ids)
         if not body.ignore_eos:
             stop_tokens |= self._pair.stop_tokens()
-        return Question([prompt], decoding, seed, [index], stop_tokens)
+        return Request(prompt, decoding, seed, index, stop_tokens)
 
 
 def _open_engine(keeper: PairKeeper, settings: ServeSettings, say: Callable[[str], None]) -> Engine:
@@ -236,5 +239,5 @@ def _open_engine(keeper: PairKeeper, settings: ServeSettings, say: Callable[[str
     engine = keeper.open(settings, preparation)
     few = dataclasses.replace(decoding, max_new_tokens=min(8, settings.max_new_tokens))
     for arm in engine.arms:
-        generate(engine, arm, Question(prompts=[[0, 0]], decoding=few, seed=0, indices=[0]))
+        timed_answer(engine, arm, Question(prompts=[[0, 0]], decoding=few, seed=0, indices=[0]))
     return engine

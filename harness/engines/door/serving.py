@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol, TypeVar
 
-from harness.engines.protocol import Engine, Question
+from harness.engines.protocol import Engine, Request
 
 Result = TypeVar("Result")
 
@@ -77,7 +77,7 @@ class Answer(Protocol):
     """An answer while it is generated.
 
     Attributes:
-        question: of one prompt.
+        request: that it answers.
         cancelled: whether nobody waits for it any more. The client's side sets it, and the answer
             then leaves the batch.
         prompt_logprobs: one entry per token of the prompt but the first; None where they were not
@@ -87,7 +87,7 @@ class Answer(Protocol):
         seconds_to_first_token: since the request came; None before the first token.
     """
 
-    question: Question
+    request: Request
     cancelled: bool
     prompt_logprobs: Sequence[TokenLogprob] | None
     token_ids: list[int]
@@ -115,13 +115,13 @@ class Service(Protocol):
     def ask(
         self,
         arm: str,
-        questions: Sequence[Question],
+        requests: Sequence[Request],
         put: Callable[[Piece], None],
         *,
         stops: Sequence[str] = (),
         num_prompt_logprobs: int | None = None,
     ) -> Sequence[Answer]:
-        """Have questions of one prompt each answered, all of them or none.
+        """Have requests answered, all of them or none.
 
         Args:
             arm: `regular` or `speculative`.

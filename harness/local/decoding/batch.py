@@ -11,7 +11,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from harness.engines.iteration import Iteration, Origin
+from harness.engines.arrivals import Origin
+from harness.local.decoding.iteration import Iteration
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.decoding.randomness import Purpose, inverse_cdf
 from harness.local.decoding.transfer import Arriving, to_device

@@ -27,9 +27,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.engines.iteration import Iteration, Origin
+from harness.engines.arrivals import Origin
 from harness.local.decoding.batch import Progress, Records, Request, Rows
 from harness.local.decoding.decisions import Draw, Figures
+from harness.local.decoding.iteration import Iteration
 from harness.local.decoding.protocols import (
     Drafter,
     NonFiniteError,

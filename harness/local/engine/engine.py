@@ -1,14 +1,17 @@
 """This project's own decoding loop as an engine, over the runners of a loaded pair.
 
-An arm turns a `Question` into the loop's `Request`: random numbers, warp, limits. The loops of
-`decoding.loops` decide the tokens.
+An arm turns requests that are alike into one of the loop: random numbers, warp, limits. The loops of `decoding.loops`
+decide the tokens, in one batch that requests join and leave between its turns.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,13 +19,13 @@ from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
 from harness.config.methods import METHODS
 from harness.config.settings import DecodingSettings
-from harness.engines.iteration import Iteration
+from harness.engines.arrivals import Watch
 from harness.engines.phases import Phases
-from harness.engines.protocol import Answered, Arm, Engine, LoadRequest, Question, Traits
+from harness.engines.protocol import Answered, Arm, Engine, Request, Traits, Weights
 from harness.engines.record import Preparation
-from harness.engines.requests import RequestRecord
+from harness.local.decoding import batch
 from harness.local.decoding.adaptive import Adaptive
-from harness.local.decoding.batch import Change, Records, Request
+from harness.local.decoding.iteration import Iteration
 from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import Drafter, NonFiniteError
 from harness.local.decoding.randomness import uniforms
@@ -30,6 +33,7 @@ from harness.local.decoding.tree_speculation import speculative_trees
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.checked import CheckedDrafter, blaming
 from harness.local.drafting.method import MakeDrafter
+from harness.local.engine.clock import LoopClock
 from harness.local.engine.fault import fault_of
 from harness.local.engine.logprobs import Burst, TokenLogprob, token_logprobs
 from harness.local.engine.pair import Pair
@@ -42,7 +46,6 @@ from harness.local.models.quantization import eight_bit_layers
 from harness.local.runners.base import Options
 from harness.local.runners.checks import plain_outputs
 from harness.local.runners.graphs import release_memory
-from harness.results.acceptance import outcome_of
 
 
 @dataclass(frozen=True)
@@ -51,16 +54,18 @@ class LocalArm(Arm):
 
     Attributes:
         runners: of the loaded pair.
+        weights: its models.
         policy: chooses K in each iteration where `decoding.num_draft_tokens` is `auto`, and learns
-            from question to question.
-        make_drafter: makes a drafter for a warp, for each question; None without a draft.
+            from answer to answer.
+        make_drafter: makes a drafter for a warp, for each answer; None without a draft.
         fault: a mistake planted in the speculative arm.
         timer: times the phases of target and drafter; None for none.
-        checks_rule: whether the numbers of a rule that is not built in are checked in the next question.
+        checks_rule: whether the numbers of a rule that is not built in are checked in the next answer.
     """
 
     name: str
     runners: PairRunners
+    weights: Weights
     policy: Adaptive
     make_drafter: MakeDrafter | None = None
     fault: str = "none"
@@ -68,42 +73,106 @@ class LocalArm(Arm):
     checks_rule: Callable[[], bool] | None = None
     traits = Traits(reports_drafts=True)
 
-    def stream(self, question: Question) -> Records:
-        """Records as they are decided; the iterator takes a `batch.Change` after each."""
-        return self._explained(self._records(question))
+    def answer(
+        self,
+        requests: Sequence[Request],
+        in_flight: int,
+        extra: Sequence[Request] = (),
+        watch: Watch | None = None,
+    ) -> Answered:
+        """All requests at once are a batch, whose rows share their time; of more than may be in flight each joins in
+        the turn after another has ended.
 
-    def answered(self) -> Answered:
-        return Answered() if self.timer is None else Answered(phases=self.timer.phases)
+        The loop numbers its rows in the order in which they join, so that row 5 is `requests[5]`.
+        """
+        for request in requests:
+            for name, value in request.parameters.items():
+                raise SettingError(name, "needs engine=server", value)
+        # Those that are not like the first ones join in the next turn.
+        [begun, *_] = _alike(requests[:in_flight])
+        is_batch = len(begun) == len(requests) and not any(one.leave_after for one in requests)
+        clock = LoopClock(requests, self.weights, watch)
+        loop = self.loop(begun)
+        with closing(loop), clock:
+            if is_batch:
+                for iteration in loop:
+                    clock.note(iteration)
+            else:
+                self._keep_in_flight(loop, requests, len(begun), in_flight, clock)
+        phases = self.timer.phases if self.timer is not None else Phases()
+        return clock.answered(phases, as_batch=is_batch)
 
-    def request(self, question: Question) -> Request:
-        """The loop's form of a question, which begins a batch or joins a running one."""
-        decoding = question.decoding
-        num_uniforms = self._num_uniforms(decoding)
+    def _keep_in_flight(
+        self,
+        loop: batch.Records,
+        requests: Sequence[Request],
+        num_begun: int,
+        in_flight: int,
+        clock: LoopClock,
+    ) -> None:
+        """Let requests join a loop that began with the first of them as there is room, until all have ended."""
+        num_tokens: Counter[int] = Counter()
+        running = set(range(num_begun))
+        iteration = next(loop)
+        while True:
+            clock.note(iteration)
+            ended = []
+            for row, tokens in zip(iteration.rows, iteration.tokens, strict=True):
+                request = requests[row]
+                num_tokens[row] += len(tokens)
+                most = min(request.leave_after or math.inf, request.decoding.max_new_tokens)
+                if tokens[-1] in request.stop_tokens or num_tokens[row] >= most:
+                    ended.append(row)
+            running.difference_update(ended)
+            num_room = in_flight - len(running)
+            next_requests = requests[num_begun : num_begun + num_room]
+            for row in range(num_begun, num_begun + len(next_requests)):
+                running.add(row)
+                clock.join(row)
+            num_begun += len(next_requests)
+            if not running:
+                return
+            joining = list(map(self.joining, _alike(next_requests)))
+            iteration = loop.send(batch.Change(ended, joining))
+
+    def joining(self, requests: Sequence[Request]) -> batch.Request:
+        """The loop's form of requests that are alike, which begin a batch or join a running one."""
+        first = requests[0]
+        num_uniforms = self._num_uniforms(first.decoding)
         device = self.pair.target.input_device
-        return Request(
-            prompts=question.prompts,
-            uniforms=uniforms(question.seed, question.indices, num_uniforms, device),
-            warp=warp_of(decoding),
-            max_new_tokens=decoding.max_new_tokens,
-            stop_tokens=question.stop_tokens,
-            keeps_logits=question.num_logprobs is not None,
+        indices = [request.index for request in requests]
+        return batch.Request(
+            prompts=[request.prompt for request in requests],
+            uniforms=uniforms(first.seed, indices, num_uniforms, device),
+            warp=warp_of(first.decoding),
+            max_new_tokens=first.decoding.max_new_tokens,
+            stop_tokens=first.stop_tokens,
+            keeps_logits=first.num_logprobs is not None,
         )
 
-    def logprobs(self, question: Question, record: Iteration, place: int) -> list[TokenLogprob]:
-        """The log-probabilities of the tokens that a row gained, for a question that asks for them.
+    def loop(self, requests: Sequence[Request]) -> batch.Records:
+        """The loop of requests that are alike: records as they are decided; it takes a `batch.Change` after each.
+
+        Everything that is not decoding is done before the iterator is returned. Nothing is decoded
+        until its first `next`, where a clock may start.
+        """
+        return self._explained(self._records(self.joining(requests), requests[0].decoding))
+
+    def logprobs(self, request: Request, record: Iteration, place: int) -> list[TokenLogprob]:
+        """The log-probabilities of the tokens that a row gained, for a request that asks for them.
 
         Args:
             place: of the row in the record.
         """
-        assert question.num_logprobs is not None
+        assert request.num_logprobs is not None
         drafted: Sequence[float] = ()
         if record.verdict is not None:
             drafted = record.verdict.draft_probability[place].tolist()
         burst = Burst(
             logits=record.logits[record.rows[place]],
             tokens=record.tokens[place],
-            num_top=question.num_logprobs,
-            warp=warp_of(question.decoding),
+            num_top=request.num_logprobs,
+            warp=warp_of(request.decoding),
             draft_probabilities=drafted[: record.num_accepted[place]],
         )
         if self.name == "regular":
@@ -143,50 +212,6 @@ class LocalArm(Arm):
             return num_positions * (decoding.most_draft_tokens + 1)
         return num_positions
 
-    def under_load(
-        self, requests: Sequence[LoadRequest], num_in_flight: int
-    ) -> Iterator[RequestRecord]:
-        """Records of requests that join and leave one batch between its turns.
-
-        The loop numbers its rows in the order in which they join, so that row 5 is `requests[5]`. The
-        next requests join in the turn after others have ended.
-        """
-        for request in requests:
-            for name, value in request.parameters.items():
-                raise SettingError(name, "needs engine=server", value)
-        answers = [request.record(place) for place, request in enumerate(requests)]
-        running = {0}
-        num_joined = 1
-        loop = self.stream(requests[0].question)
-        record = next(loop)
-        while True:
-            ended = []
-            for row, tokens, proposed, num_accepted in zip(
-                record.rows, record.tokens, record.proposed, record.num_accepted, strict=True
-            ):
-                answer = answers[row]
-                answer.token_ids += tokens
-                answer.num_tokens += len(tokens)
-                if proposed:
-                    answer.outcomes.append(outcome_of(len(proposed), num_accepted, len(tokens)))
-                question = requests[row].question
-                is_stopped = tokens[-1] in question.stop_tokens
-                is_full = answer.num_tokens >= question.decoding.max_new_tokens
-                if is_stopped or is_full or answer.may_be_left:
-                    ended.append(row)
-            running.difference_update(ended)
-            for row in ended:
-                yield answers[row]
-            room = num_in_flight - len(running)
-            joining = range(num_joined, min(num_joined + room, len(requests)))
-            num_joined += len(joining)
-            running.update(joining)
-            if not running:
-                break
-            joining_requests = [self.request(requests[row].question) for row in joining]
-            record = loop.send(Change(ended, joining_requests))
-        loop.close()
-
     @property
     def pair(self) -> Pair:
         return self.runners.pair
@@ -196,12 +221,10 @@ class LocalArm(Arm):
         """The most tokens of a proposed tree; 0 for a draft that proposes chains, or none."""
         return 0 if self.pair.draft_settings is None else self.pair.draft_settings.most_nodes
 
-    def _records(self, question: Question) -> Records:
+    def _records(self, request: batch.Request, decoding: DecodingSettings) -> batch.Records:
         """The loop's records; with stopwatches, the time in the target's `decide` is the phase `forward`, and the
         drafter's in `propose` the phase `drafting`.
         """
-        request = self.request(question)
-        decoding = question.decoding
         ahead = self.runners.works_ahead
         target: Any = self.runners.target
         if self.timer is not None:
@@ -246,7 +269,7 @@ class LocalArm(Arm):
             ahead=ahead,
         )
 
-    def _explained(self, records: Records) -> Records:
+    def _explained(self, records: batch.Records) -> batch.Records:
         """The records; logits that are no numbers end them with an error that names the model, and
         anything unknown with one that names a draft that is not built in.
         """
@@ -260,6 +283,16 @@ class LocalArm(Arm):
         except NonFiniteError as error:
             self.runners.clear()
             raise not_finite(self.pair, error.role, f"new token {error.position}") from error
+
+
+def _alike(requests: Sequence[Request]) -> list[list[Request]]:
+    """The same in order, in lists of such that the loop reads as one."""
+
+    def settings(request: Request) -> tuple[Any, ...]:
+        asks_for_logprobs = request.num_logprobs is not None
+        return (request.decoding, request.seed, request.stop_tokens, asks_for_logprobs)
+
+    return [list(alike) for _, alike in itertools.groupby(requests, settings)]
 
 
 class LocalEngine(Engine):
@@ -281,7 +314,7 @@ class LocalEngine(Engine):
         self._has_checked_drafter = False
         self._has_checked_rule = False
         self.runners = open_runners(pair, preparation)
-        self.weights = loaded_weights(pair.devices, ModelReference(self.runners))
+        self.weights: Weights = loaded_weights(pair.devices, ModelReference(self.runners))
         self.runner = str(self.runners.names)
         self.setup_seconds = self.runners.setup_seconds
         self.arms = self._make_arms(self.runners.make_drafter)
@@ -299,7 +332,7 @@ class LocalEngine(Engine):
     ) -> Sequence[Arm]:
         """The regular arm and, where there is a draft, the speculative one."""
         policy = Adaptive(self.runners.num_choices)
-        common = (self.runners, policy)
+        common = (self.runners, self.weights, policy)
         arms = [LocalArm("regular", *common, None, self._fault, new_timer())]
         if make is not None:
             make = functools.partial(self._drafter, make)
@@ -311,13 +344,13 @@ class LocalEngine(Engine):
         return arms
 
     def _takes_first_check(self) -> bool:
-        """True once, for the first question that asks."""
+        """True once, for the first answer that asks."""
         is_first = not self._has_checked_rule
         self._has_checked_rule = True
         return is_first
 
     def _drafter(self, make: MakeDrafter, warp: AnyWarp) -> Drafter:
-        """A drafter for a question. The first one of a method that is not built in is checked."""
+        """A drafter for an answer. The first one of a method that is not built in is checked."""
         drafter = make(warp)
         settings = self._pair.draft_settings
         if settings is None or self._has_checked_drafter or METHODS.is_built_in(settings.method):

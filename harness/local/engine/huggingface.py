@@ -6,10 +6,9 @@ every engine yields.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from queue import SimpleQueue
 from threading import Event
@@ -24,19 +23,22 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.modeling_layers import MtpModel
 
 from harness.config.settings import DecodingSettings, require
-from harness.engines.iteration import Iteration, Origin
+from harness.engines.arrivals import Origin, Watch
+from harness.engines.phases import Phases
 from harness.engines.protocol import (
+    Answered,
     Arm,
     Engine,
     Likeliest,
-    LoadRequest,
-    Question,
+    Request,
     TextScores,
     Traits,
+    Weights,
 )
 from harness.engines.record import Preparation
-from harness.engines.requests import RequestRecord
+from harness.local.decoding.iteration import Iteration
 from harness.local.drafting.registry import method_of
+from harness.local.engine.clock import LoopClock
 from harness.local.engine.pair import Pair, SketchedPair
 from harness.local.engine.reference import not_finite, open_reference
 from harness.local.engine.weights import loaded_weights
@@ -44,7 +46,6 @@ from harness.local.models.checkpoints import recurrent_kind
 from harness.local.models.tokenizers import vocabulary_size
 from harness.local.runners.attention import without_cudnn
 from harness.local.runners.graphs import release_memory
-from harness.results.acceptance import outcome_of
 
 # Sampling parameters of a request that `GenerationConfig` has too.
 _PARAMETERS = ("min_p", "repetition_penalty")
@@ -107,11 +108,11 @@ class HuggingFaceEngine(Engine):
         self.setup_seconds = 0.0
         # One thread for all questions: each new one would start more threads for the CPU's kernels.
         self._thread = ThreadPoolExecutor(1, "generate")
-        regular = HuggingFaceArm("regular", pair, self._thread)
+        regular = HuggingFaceArm("regular", pair, self.weights, self._thread)
         self.arms: Sequence[Arm] = [regular]
         if draft_settings is not None:
             speculative = HuggingFaceArm(
-                "speculative", pair, self._thread, arguments, assistant, schedule
+                "speculative", pair, self.weights, self._thread, arguments, assistant, schedule
             )
             self.arms = [regular, speculative]
 
@@ -128,6 +129,7 @@ class HuggingFaceArm(Arm):
     """An arm of Hugging Face's engine: `generate` in the engine's thread.
 
     Attributes:
+        weights: the pair's.
         thread: where `generate` runs.
         arguments: of `generate`, apart from those that every arm has.
         assistant: the model that drafts, if one does. It may be the target.
@@ -136,46 +138,53 @@ class HuggingFaceArm(Arm):
 
     name: str
     pair: Pair
+    weights: Weights
     thread: ThreadPoolExecutor
     arguments: dict[str, Any] = field(default_factory=dict)
     assistant: Any = None
     schedule: str = "constant"
     traits = Traits(reports_drafts=True, logprobs="raw")
 
-    def stream(self, question: Question) -> Iterator[Iteration]:
-        """One record per pass of the target; the first one of the speculative arm may hold draft
-        tokens.
-        """
-        return self.generated(question, _Recorder(question.decoding.max_new_tokens))
+    def answer(
+        self,
+        requests: Sequence[Request],
+        in_flight: int,
+        extra: Sequence[Request] = (),
+        watch: Watch | None = None,
+    ) -> Answered:
+        """Answer requests one after the other, whatever `in_flight` is.
 
-    def under_load(
-        self, requests: Sequence[LoadRequest], num_in_flight: int
-    ) -> Iterator[RequestRecord]:
-        """Answer requests one after the other, whatever `num_in_flight` is.
-
+        There is one record per pass of the target; the first one of the speculative arm may hold draft tokens.
         Log-probabilities are those of the logits that `generate` returns (`output_logits`).
         """
-        for place, request in enumerate(requests):
+        recorders: list[_Recorder] = []
+        loops: list[Generator[Iteration]] = []
+        for row, request in enumerate(requests):
             further = dict(request.parameters)
             if further.pop("logprobs", None) is not None:
                 further |= _WITH_LOGITS
             for name, value in further.items():
                 known = name in (*_PARAMETERS, *_WITH_LOGITS)
                 require(known, name, "is no parameter of generate() here", value)
-            record = request.record(place)
-            started = time.perf_counter()
-            recorder = _Recorder(request.question.decoding.max_new_tokens)
-            for iteration in self.generated(request.question, recorder, further):
-                [tokens], [proposed] = iteration.tokens, iteration.proposed
-                record.add(tokens, time.perf_counter() - started)
-                if proposed:
-                    outcome = outcome_of(len(proposed), iteration.num_accepted[0], len(tokens))
-                    record.outcomes.append(outcome)
-                if record.may_be_left:
-                    break
+            recorders.append(_Recorder(request.decoding.max_new_tokens, row))
+            loops.append(self.generated(request, recorders[-1], further))
+        clock = LoopClock(requests, self.weights, watch)
+        with clock:
+            for row, (request, loop) in enumerate(zip(requests, loops, strict=True)):
+                if row:
+                    clock.join(row)
+                num_tokens = 0
+                with closing(loop):
+                    for iteration in loop:
+                        clock.note(iteration)
+                        num_tokens += len(iteration.tokens[0])
+                        if request.leave_after and num_tokens >= request.leave_after:
+                            break
+        answered = clock.answered(Phases(), as_batch=len(requests) == 1)
+        for record, recorder in zip(answered.requests, recorders, strict=True):
             for token, [logits] in zip(record.token_ids, recorder.logits, strict=False):
                 record.logprobs.append(logits.log_softmax(-1)[token].item())
-            yield record
+        return answered
 
     @property
     def scores(self) -> TextScores | None:
@@ -189,10 +198,11 @@ class HuggingFaceArm(Arm):
         found: list[list[Likeliest]] = []
         for prompt, text in texts:
             decoding = DecodingSettings(max_new_tokens=len(text), temperature=0)
-            question = Question([prompt], decoding, 0, [0])
             recorder = _Recorder(len(text))
             forced = [_Forced(len(prompt), text)]
-            for _ in self.generated(question, recorder, _WITH_LOGITS, forced):
+            for _ in self.generated(
+                Request(prompt, decoding, 0, 0), recorder, _WITH_LOGITS, forced
+            ):
                 pass
             of_text: list[Likeliest] = []
             for token, [logits] in zip(text, recorder.logits, strict=True):
@@ -208,17 +218,19 @@ class HuggingFaceArm(Arm):
 
     def generated(
         self,
-        question: Question,
+        request: Request,
         recorder: _Recorder,
         further: Mapping[str, Any] = MappingProxyType({}),
         processors: Sequence[LogitsProcessor] = (),
-    ) -> Iterator[Iteration]:
-        """Run `generate`, and yield its records; `further` is of its `GenerationConfig`."""
-        (prompt,), (index,) = question.prompts, question.indices
+    ) -> Generator[Iteration]:
+        """Run `generate`, and yield its records; `further` is of its `GenerationConfig`.
+
+        Everything that is not decoding is done before the first `next`.
+        """
         target: Any = self.pair.target.model
-        decoding = question.decoding
-        prompt_ids = torch.tensor([list(prompt)], device=self.pair.target.input_device)
-        config = _generation_config(decoding, question.stop_tokens, **further)
+        decoding = request.decoding
+        prompt_ids = torch.tensor([list(request.prompt)], device=self.pair.target.input_device)
+        config = _generation_config(decoding, request.stop_tokens, **further)
         is_constant = self.schedule == "constant"
         # `generate` takes unset values from the model's own configuration, and has no argument for
         # an assistant's.
@@ -256,14 +268,16 @@ class HuggingFaceArm(Arm):
                     parts = model.layers if isinstance(model, MtpModel) else [model]
                     for part in parts:
                         undo.callback(recorder.sum_logits(role, part))
-                seeds = np.random.SeedSequence([question.seed, index]).generate_state(1, np.uint64)
+                seeds = np.random.SeedSequence([request.seed, request.index]).generate_state(
+                    1, np.uint64
+                )
                 # Below 2⁶³, which torch takes.
                 torch.manual_seed(int(seeds[0]) >> 1)
                 output = target.generate(prompt_ids, streamer=recorder, **arguments)
                 if config.output_logits:
                     recorder.logits = output.logits
 
-        def records() -> Iterator[Iteration]:
+        def records() -> Generator[Iteration]:
             running = self.thread.submit(generate)
             running.add_done_callback(lambda _: recorder.queue.put(None))
             try:
@@ -289,6 +303,7 @@ class _Recorder(BaseStreamer):
     the residual.
 
     Attributes:
+        row: of these records.
         queue: the records; None after the last one.
         abandoned: set when nobody reads the records any more.
         proposed: the candidates that are being verified.
@@ -299,6 +314,7 @@ class _Recorder(BaseStreamer):
     """
 
     max_new_tokens: int
+    row: int = 0
     queue: SimpleQueue[Iteration | None] = field(default_factory=SimpleQueue)
     abandoned: Event = field(default_factory=Event)
     proposed: list[int] = field(default_factory=list)
@@ -333,7 +349,7 @@ class _Recorder(BaseStreamer):
         origins = [*[Origin.DRAFT] * num_accepted, last][: len(tokens)]
         self.queue.put(
             Iteration(
-                rows=[0],
+                rows=[self.row],
                 tokens=[tokens],
                 origins=[origins],
                 proposed=[proposed],

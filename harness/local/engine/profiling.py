@@ -60,10 +60,11 @@ def _profile(arm: Arm, devices: Sequence[Any], question: Question, file: Path) -
     # Its library would report its own starts and stops on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
     with profile(activities=activities) as profiler:
-        records = list(arm.stream(question))
+        answered = arm.answer(question.requests, len(question.prompts))
         synchronize(devices)
     profiler.export_chrome_trace(str(file))
 
+    assert answered.batch is not None
     events = []
     for event in profiler.key_averages():
         if event.device_type == listed_type and not event.is_user_annotation:
@@ -76,9 +77,9 @@ def _profile(arm: Arm, devices: Sequence[Any], question: Question, file: Path) -
     return Profile(
         arm=arm.name,
         device=device,
-        num_tokens=sum(len(tokens) for record in records for tokens in record.tokens),
-        # The first record is of the prompt.
-        num_iterations=len(records) - 1,
+        num_tokens=answered.num_tokens,
+        # The first record is of the prompts.
+        num_iterations=answered.batch.num_iterations,
         operations=tuple(operations),
         trace=file,
     )

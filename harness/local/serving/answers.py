@@ -13,7 +13,7 @@ from itertools import accumulate
 
 from harness.engines.detokenizer import Detokenizer
 from harness.engines.door.serving import Piece, ScoredToken, TokenLogprob
-from harness.engines.protocol import Question
+from harness.engines.protocol import Request
 from harness.engines.tokenizer import Tokenizer
 from harness.local.engine.engine import LocalArm
 from harness.results.acceptance import outcome_of
@@ -21,11 +21,10 @@ from harness.results.acceptance import outcome_of
 
 @dataclass(eq=False)
 class Answer:
-    """The answer to a question of one prompt.
+    """The answer to a request.
 
     Attributes:
         arm: that generates it.
-        question: of one prompt.
         put: called with each piece, in the scheduler's thread.
         choice: its number among the request's answers, from 0.
         stops: texts that end it; they are not part of it.
@@ -42,7 +41,7 @@ class Answer:
     """
 
     arm: LocalArm
-    question: Question
+    request: Request
     tokenizer: Tokenizer
     put: Callable[[Piece], None]
     choice: int = 0
@@ -56,7 +55,7 @@ class Answer:
     seconds_to_first_token: float | None = None
 
     def __post_init__(self) -> None:
-        self._detokenizer = Detokenizer(self.tokenizer, self.question.prompts[0])
+        self._detokenizer = Detokenizer(self.tokenizer, self.request.prompt)
         # The end of the text while it may be the beginning of a stop: `the EN` before the stop
         # `END`.
         self._held = ""
@@ -68,22 +67,21 @@ class Answer:
         return self.num_prompt_logprobs is not None and self.prompt_logprobs is None
 
     @property
-    def remaining(self) -> Question:
-        """The question for what is missing of the answer: its prompt ends with the tokens so far.
+    def remaining(self) -> Request:
+        """The request for what is missing of the answer: its prompt ends with the tokens so far.
 
-        Its random numbers are new. Those of the question decided these tokens already.
+        Its random numbers are new. Those of the first request decided these tokens already.
         """
-        question = self.question
+        request = self.request
         if not self.token_ids:
-            return question
-        [prompt] = question.prompts
-        most_tokens = question.decoding.max_new_tokens - len(self.token_ids)
+            return request
+        most_tokens = request.decoding.max_new_tokens - len(self.token_ids)
         return replace(
-            question,
-            prompts=[[*prompt, *self.token_ids]],
-            decoding=replace(question.decoding, max_new_tokens=most_tokens),
+            request,
+            prompt=[*request.prompt, *self.token_ids],
+            decoding=replace(request.decoding, max_new_tokens=most_tokens),
             # Above the seed of any request.
-            seed=question.seed + (len(self.token_ids) << 64),
+            seed=request.seed + (len(self.token_ids) << 64),
         )
 
     def take(
@@ -110,9 +108,9 @@ class Answer:
             self.outcomes.append(outcome)
         self.token_ids += tokens
         finish_reason = None
-        if tokens[-1] in self.question.stop_tokens:
+        if tokens[-1] in self.request.stop_tokens:
             finish_reason = "stop"
-        elif len(self.token_ids) == self.question.decoding.max_new_tokens:
+        elif len(self.token_ids) == self.request.decoding.max_new_tokens:
             finish_reason = "length"
         texts = [self._detokenizer.add(token) or "" for token in tokens]
         *offsets, self._num_characters = accumulate(map(len, texts), initial=self._num_characters)

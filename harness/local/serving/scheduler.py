@@ -15,8 +15,8 @@ from typing import Any
 from harness.config.errors import in_one_line
 from harness.config.failures import as_run_error
 from harness.engines.door.serving import ENDING, Refusal, Result, TokenLogprob
-from harness.engines.iteration import Iteration
 from harness.local.decoding.batch import Change, Records
+from harness.local.decoding.iteration import Iteration
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.engine.engine import LocalArm
 from harness.local.serving.answers import Answer
@@ -71,12 +71,12 @@ class _Batch:
         try:
             if self._records is None:
                 # A loop begins with one answer; the others join it at once.
-                self._records = arm.stream(joining[0].remaining)
+                self._records = arm.loop([joining[0].remaining])
                 self._deliver(arm, next(self._records))
                 joining = joining[1:]
             # The first answer may have ended with its first token.
             if joining or self.rows:
-                requests = [arm.request(answer.remaining) for answer in joining]
+                requests = [arm.joining([answer.remaining]) for answer in joining]
                 self._deliver(arm, self._records.send(Change(self._left, requests)))
         except Exception as error:
             self._fail(error)
@@ -121,7 +121,7 @@ class _Batch:
             answer = self.rows[number]
             logprobs: list[TokenLogprob] = []
             if number in record.logits:
-                logprobs = arm.logprobs(answer.question, record, place)
+                logprobs = arm.logprobs(answer.request, record, place)
             tokens = record.tokens[place]
             num_proposed = len(record.proposed[place])
             if answer.take(tokens, num_proposed, record.num_accepted[place], logprobs):
@@ -269,9 +269,10 @@ class Scheduler:
             return
         answer = awaiting[0]
         assert answer.num_prompt_logprobs is not None
-        [prompt] = answer.question.prompts
         try:
-            answer.prompt_logprobs = answer.arm.prompt_logprobs(prompt, answer.num_prompt_logprobs)
+            answer.prompt_logprobs = answer.arm.prompt_logprobs(
+                answer.request.prompt, answer.num_prompt_logprobs
+            )
         except Exception as error:
             answer.fail(reason_of(error))
             with self._changed:

@@ -7,7 +7,7 @@ from concurrent import futures
 from concurrent.futures import Future
 
 from harness.engines.door.serving import Piece, Refusal, Result
-from harness.engines.protocol import Engine, Question
+from harness.engines.protocol import Engine, Request
 from harness.engines.tokenizer import Tokenizer
 from harness.local.engine.engine import LocalArm
 from harness.local.serving.answers import Answer
@@ -53,18 +53,18 @@ class LocalService(Scheduler):
     def ask(
         self,
         arm: str,
-        questions: Sequence[Question],
+        requests: Sequence[Request],
         put: Callable[[Piece], None],
         *,
         stops: Sequence[str] = (),
         num_prompt_logprobs: int | None = None,
     ) -> list[Answer]:
         answers = []
-        for choice, question in enumerate(questions):
+        for choice, request in enumerate(requests):
             answers.append(
                 Answer(
                     self._arms[arm],
-                    question,
+                    request,
                     self._tokenizer,
                     put,
                     choice=choice,

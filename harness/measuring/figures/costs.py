@@ -78,16 +78,14 @@ class Costs(Group):
 
 
 def _iteration_ms(arm: MeasuredArm) -> float | None:
-    """The mean time of an iteration in the timed runs: drafting, verifying, and the rest.
-
-    `Generation.decided` has the seconds from the start to each record; the first one is of the prompts' pass.
-    """
-    batches = [generation for generation in arm.generations if not generation.sent]
-    num_iterations = sum(len(generation.decided) - 1 for generation in batches)
-    if not num_iterations:
-        return None
-    seconds = sum(generation.seconds - generation.decided[0] for generation in batches)
-    return 1000 * seconds / num_iterations
+    """The mean time of an iteration in the timed runs: drafting, verifying, and the rest, without the prompts' pass."""
+    seconds = 0.0
+    num_iterations = 0
+    for answered in arm.generations:
+        if answered.batch is not None:
+            seconds += answered.seconds - answered.batch.first_s
+            num_iterations += answered.batch.num_iterations
+    return 1000 * seconds / num_iterations if num_iterations else None
 
 
 def _prediction(regular: MeasuredArm, speculative: MeasuredArm) -> float | None:

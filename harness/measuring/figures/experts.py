@@ -7,10 +7,12 @@ dense model.
 
 from __future__ import annotations
 
+import itertools
 import math
 import statistics
 from collections import defaultdict
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import TYPE_CHECKING
 
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
@@ -54,25 +56,29 @@ def experts_read(engine: Engine, question: Question) -> Experts | None:
     reference = engine.weights.reference
     if reference.num_experts is None:
         return None
-    from harness.engines.timing import run_lap
+    from harness.engines.arrivals import Arrival
+    from harness.engines.timing import timed_answer
 
-    iterations = run_lap(engine, arm, question).iterations
-    num_verifications = sum(any(iteration.proposed) for iteration in iterations)
+    arrivals: list[Arrival] = []
+    timed_answer(engine, arm, question, arrivals.extend)
+    # What all rows of a batch got from one iteration arrived at the same moment.
+    iterations = [list(rows) for _, rows in itertools.groupby(arrivals, attrgetter("seconds"))]
+    num_verifications = sum(any(row.proposed for row in rows) for rows in iterations)
     # Each row of a verification is a pass, so that only every n-th verification is counted.
     every = max(1, math.ceil(num_verifications * len(question.prompts) / _MOST_PASSES))
     texts = [list(prompt) for prompt in question.prompts]
     in_steps: list[int] = []
     in_verifications: list[int] = []
     place = 0
-    for iteration in iterations:
-        if any(iteration.proposed):
+    for rows in iterations:
+        if any(row.proposed for row in rows):
             if place % every == 0:
                 # The experts that all rows read together, by layer.
                 of_step: defaultdict[int, set[int]] = defaultdict(set)
                 of_verification: defaultdict[int, set[int]] = defaultdict(set)
-                for row, proposed in zip(iteration.rows, iteration.proposed, strict=True):
-                    read = [*texts[row], *proposed]
-                    choices_by_layer = reference.experts(read, len(proposed) + 1)
+                for row in rows:
+                    read = [*texts[row.row], *row.proposed]
+                    choices_by_layer = reference.experts(read, len(row.proposed) + 1)
                     for layer, choices in enumerate(choices_by_layer):
                         # A step reads the first of the new tokens alone.
                         of_step[layer].update(choices[0])
@@ -80,8 +86,8 @@ def experts_read(engine: Engine, question: Question) -> Experts | None:
                 in_steps += map(len, of_step.values())
                 in_verifications += map(len, of_verification.values())
             place += 1
-        for row, tokens in zip(iteration.rows, iteration.tokens, strict=True):
-            texts[row] += tokens
+        for row in rows:
+            texts[row.row] += row.tokens
     if not in_steps:
         return None
     return Experts(

@@ -12,8 +12,8 @@ from harness.results.schema import MaybeFloat
 from harness.results.statistics.interval import Interval
 
 if TYPE_CHECKING:
+    from harness.engines.protocol import Answered
     from harness.engines.requests import RequestRecord
-    from harness.engines.timing import Generation
     from harness.results.statistics.arrays import Floats
 
 
@@ -66,7 +66,7 @@ def is_good(request: RequestRecord, slo: Mapping[str, float]) -> bool:
     return True
 
 
-def _num_good(generations: Sequence[Generation], slo: Mapping[str, float]) -> list[int]:
+def _num_good(generations: Sequence[Answered], slo: Mapping[str, float]) -> list[int]:
     """The number of good requests of each generation."""
     return [
         sum(is_good(request, slo) for request in generation.requests) for generation in generations

@@ -13,7 +13,7 @@ from harness.results.schema import MaybeFloat, MaybeInt, MaybeText
 from harness.results.statistics.interval import Interval
 
 if TYPE_CHECKING:
-    from harness.engines.timing import Generation
+    from harness.engines.protocol import Answered
 
 # At most this share of an arm's answers may be shorter than the period in which a GPU counts its
 # energy. Each of them is charged to whatever the GPU does when the period ends.
@@ -108,7 +108,7 @@ def _ratio(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> 
     )
 
 
-def _joules(generations: Sequence[Generation]) -> list[float]:
+def _joules(generations: Sequence[Answered]) -> list[float]:
     """The energy of each, in joules; [] where one is unknown, or many were too short to be counted."""
     known = [generation.gpu.joules for generation in generations if generation.gpu is not None]
     joules = [amount for amount in known if amount is not None]
@@ -117,5 +117,5 @@ def _joules(generations: Sequence[Generation]) -> list[float]:
     return joules
 
 
-def _num_tokens(generation: Generation) -> int:
+def _num_tokens(generation: Answered) -> int:
     return sum(request.num_tokens for request in generation.requests if request.answered)

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from harness.engines.counts import Counts
     from harness.engines.divergence import Divergence
     from harness.engines.door.plans import Roof
+    from harness.engines.protocol import Answered
     from harness.engines.requests import RequestRecord
-    from harness.engines.timing import Generation
     from harness.measuring.prompts.sets import PromptSet
     from harness.measuring.quietness import Quietness
     from harness.results.verdict import ArmEvidence
@@ -34,7 +34,7 @@ class MeasuredArm:
 
     Attributes:
         generations: the timed answers to the questions, batch by batch, or lap by lap where
-            requests are sent (`Generation.sent`).
+            requests are sent (`Answered.sent`).
         phases: seconds of `forward`, passes of the target, and of `drafting`, under stopwatches,
             and the share of them that 8-bit layers took, which are the layers watched.
         divergences: of greedy speculative output from the regular one, by index of the prompt; None
@@ -42,7 +42,7 @@ class MeasuredArm:
     """
 
     name: str
-    generations: list[Generation] = field(default_factory=list)
+    generations: list[Answered] = field(default_factory=list)
     phases: Phases = field(default_factory=Phases)
     divergences: dict[int, Divergence | None] = field(default_factory=dict)
 
@@ -98,7 +98,7 @@ class MeasuredArm:
         return total
 
     @property
-    def counted_laps(self) -> list[Generation]:
+    def counted_laps(self) -> list[Answered]:
         """The laps whose growth is known."""
         return [lap for lap in self.generations if lap.counted and lap.counted.is_known]
 

@@ -14,7 +14,7 @@ from harness.results.schema import MaybeBool, MaybeFloat, MaybeText, WithSpeedup
 from harness.results.statistics.interval import CONFIDENCE, Interval
 
 if TYPE_CHECKING:
-    from harness.engines.timing import Generation, Wait
+    from harness.engines.protocol import Answered, Wait
     from harness.results.statistics.arrays import Floats
 
 
@@ -205,7 +205,7 @@ def paired_times(
     """
     from harness.results.statistics.ratios import at_equal_lengths, totals_by_unit
 
-    def waits_of(generation: Generation) -> dict[int, Wait]:
+    def waits_of(generation: Answered) -> dict[int, Wait]:
         """By the index of the prompt or of the batch's first prompt."""
         return generation.decode_waits if decode_only else generation.waits
 

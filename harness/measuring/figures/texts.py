@@ -14,8 +14,8 @@ from harness.results.row import pooled
 from harness.results.schema import MaybeFloat, MaybeInt
 
 if TYPE_CHECKING:
+    from harness.engines.protocol import Answered
     from harness.engines.requests import RequestRecord
-    from harness.engines.timing import Generation
     from harness.measuring.session import Session
 
 
@@ -60,7 +60,7 @@ class Texts(Group):
         )
 
 
-def compare_texts(run: MeasuredRun, session: Session, answers: Mapping[str, Generation]) -> None:
+def compare_texts(run: MeasuredRun, session: Session, answers: Mapping[str, Answered]) -> None:
     """Note where greedy texts of the speculative arm part from the regular ones.
 
     A turn before which the arms' answers differ already is not compared.

@@ -16,7 +16,7 @@ PARROT = textwrap.dedent(
     '''
     """An engine that repeats the last token of a prompt."""
 
-    from collections.abc import Iterator
+    import time
     from dataclasses import dataclass
 
     from harness.config.engines import EngineSettings
@@ -41,25 +41,26 @@ PARROT = textwrap.dedent(
         settings = ParrotSettings
 
         def open(self, opening: Opening):
-            from harness.engines.protocol import Arm, Engine
-            from harness.engines.requests import as_records
+            from harness.engines.protocol import Answered, Arm, BatchTimes, Engine
 
             class ParrotArm(Arm):
                 def __init__(self, name: str, breath: int) -> None:
                     self.name = name
                     self.breath = breath
 
-                def stream(self, question) -> Iterator:
-                    return as_records(self.breaths(question), len(question.prompts))
-
-                def breaths(self, question):
-                    left = question.decoding.max_new_tokens
+                def answer(self, requests, in_flight, extra=(), watch=None) -> Answered:
+                    records = [request.record() for request in requests]
+                    left = requests[0].decoding.max_new_tokens
+                    times = []
+                    started = time.perf_counter()
                     while left > 0:
                         size = min(left, self.breath)
-                        yield {
-                            row: [prompt[-1]] * size for row, prompt in enumerate(question.prompts)
-                        }
+                        times.append(time.perf_counter() - started)
+                        for request, record in zip(requests, records):
+                            record.add([request.prompt[-1]] * size, times[-1])
                         left -= size
+                    batch = BatchTimes(times[0], len(requests) * self.breath, len(times) - 1)
+                    return Answered(requests=records, seconds=times[-1], batch=batch)
 
             engine = Engine()
             engine.arms = [ParrotArm("regular", 1)]

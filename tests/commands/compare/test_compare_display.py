@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import signal
+from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -25,8 +26,9 @@ from harness.commands.compare.display import (
     show_race,
     view,
 )
-from harness.engines.iteration import Iteration, Origin
-from harness.engines.timing import Generation
+from harness.engines.arrivals import Arrival, Origin
+from harness.engines.protocol import Answered
+from harness.measuring.race import Lap
 
 
 @pytest.fixture(scope="module")
@@ -34,23 +36,23 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return AutoTokenizer.from_pretrained(save_chain_pair(tmp_path_factory.mktemp("pair"))[0])
 
 
-def iteration(tokens: list[int], origins: list[Origin]) -> Iteration:
-    return Iteration([0], [tokens], [origins], [[]], [0])
+def lap_of(arm: str, arrivals: Sequence[Arrival], seconds: float) -> Lap:
+    return Lap(arm, list(arrivals), Answered(requests=[], seconds=seconds))
 
 
 @pytest.fixture
-def lap(tokenizer: Any) -> Generation:
+def lap(tokenizer: Any) -> Lap:
     """The chain's speculative lap: half of 漢 comes with one iteration, the rest with the next."""
     tokens = [token for word in CHAIN[1:] for token in tokenizer(word)["input_ids"]]
     draft = Origin.DRAFT
-    iterations = [
-        iteration(tokens[:1], [Origin.TARGET]),
-        iteration(tokens[1:2], [Origin.RECOVERED]),
-        iteration(tokens[2:4], [draft, draft]),
-        iteration(tokens[4:7], [draft, draft, Origin.BONUS]),
-        iteration(tokens[7:], [draft, draft, draft, draft, Origin.BONUS]),
+    arrivals = [
+        Arrival(0, 1.0, tokens[:1], [Origin.TARGET]),
+        Arrival(0, 2.0, tokens[1:2], [Origin.RECOVERED]),
+        Arrival(0, 3.0, tokens[2:4], [draft, draft]),
+        Arrival(0, 4.0, tokens[4:7], [draft, draft, Origin.BONUS]),
+        Arrival(0, 5.0, tokens[7:], [draft, draft, draft, draft, Origin.BONUS]),
     ]
-    return Generation("speculative", iterations, [1.0, 2.0, 3.0, 4.0, 5.0], 6.0)
+    return lap_of("speculative", arrivals, 6.0)
 
 
 def console(interactive: bool, width: int = 100, **arguments: Any) -> Console:
@@ -80,9 +82,7 @@ class Words:
 def lane_of(screen: Console, words: dict[str, Origin], arm: str = "speculative") -> Lane:
     """A lane in which each word is a token of its origin."""
     lane = Lane(screen, arm, Words(list(words)), [])  # type: ignore[arg-type]
-    lane.show(
-        Generation(arm, [iteration(list(range(len(words))), list(words.values()))], [1.0], 1.0)
-    )
+    lane.show(lap_of(arm, [Arrival(0, 1.0, range(len(words)), list(words.values()))], 1.0))
     lane.end()
     return lane
 
@@ -165,11 +165,11 @@ def test_a_growing_lane_fits_its_screen(width: int) -> None:
         assert max(Text(line).cell_len for line in lines) <= width
 
 
-def test_without_a_terminal_only_the_end_is_printed(tokenizer: Any, lap: Generation) -> None:
+def test_without_a_terminal_only_the_end_is_printed(tokenizer: Any, lap: Lap) -> None:
     screen = console(False)
     lane = Lane(screen, "speculative", tokenizer, [1])
     with live([lane]) as draw:
-        assert draw is None
+        draw(lane, lap)
         lane.show(lap)
     assert printed(screen) == ""
     print_lanes([lane])
@@ -177,14 +177,13 @@ def test_without_a_terminal_only_the_end_is_printed(tokenizer: Any, lap: Generat
     assert "12 tokens · 6.00 s · 2.0 tokens/s · first token 1000.0 ms" in printed(screen)
 
 
-def test_half_a_character_waits(tokenizer: Any, lap: Generation) -> None:
+def test_half_a_character_waits(tokenizer: Any, lap: Lap) -> None:
     screen = console(True, color_system=None)
     lane = Lane(screen, "speculative", tokenizer, [1])
 
     def break_off() -> None:
         with live([lane]) as draw:
-            assert draw is not None
-            draw(lane, Generation("speculative", lap.iterations[:3], lap.decided[:3], 3.0))
+            draw(lane, lap_of("speculative", lap.arrivals[:3], 3.0))
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -196,14 +195,13 @@ def test_half_a_character_waits(tokenizer: Any, lap: Generation) -> None:
     assert "\N{REPLACEMENT CHARACTER}" not in "".join(frames)
 
 
-def test_a_short_race_shows_nothing_before_its_replay(tokenizer: Any, lap: Generation) -> None:
+def test_a_short_race_shows_nothing_before_its_replay(tokenizer: Any, lap: Lap) -> None:
     """Unless it is broken off: then what there was stays."""
     for unseen_s in (3.0, 3.1):
         screen = console(True, color_system=None)
         lanes = [Lane(screen, arm, tokenizer, [1]) for arm in ("regular", "speculative")]
         with live(lanes, unseen_s) as draw:
-            assert draw is not None
-            draw(lanes[0], Generation("regular", lap.iterations[:3], lap.decided[:3], 3.0))
+            draw(lanes[0], lap_of("regular", lap.arrivals[:3], 3.0))
             assert ("regular" in printed(screen)) is (unseen_s == 3.0)
     with pytest.raises(KeyboardInterrupt), live(lanes, 3.1):
         raise KeyboardInterrupt
@@ -212,7 +210,7 @@ def test_a_short_race_shows_nothing_before_its_replay(tokenizer: Any, lap: Gener
 
 
 def test_ctrl_c_within_a_frame_leaves_what_is_above_it(
-    tokenizer: Any, lap: Generation, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Any, lap: Lap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Broken off between its height and its text, it made rich clear a line that was not its own."""
     screen = pyte.Screen(30, 24)
@@ -226,18 +224,17 @@ def test_ctrl_c_within_a_frame_leaves_what_is_above_it(
         return lines_of(lines)
 
     with contextlib.suppress(KeyboardInterrupt), live(lanes) as draw:
-        assert draw is not None
-        draw(lanes[0], Generation("regular", [], [], 3.0))
+        draw(lanes[0], lap_of("regular", [], 3.0))
         with monkeypatch.context() as patched:
             patched.setattr(rich.live_render, "loop_last", press)
-            draw(lanes[0], Generation("regular", lap.iterations, lap.decided, 6.0))
+            draw(lanes[0], lap_of("regular", lap.arrivals, 6.0))
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
     pyte.Stream(screen).feed(printed(shown).replace("\n", "\r\n"))
     assert [line.split()[0] for line in screen.display[:3]] == ["above", "regular", "one"]
 
 
 def test_a_replay_that_is_cut_short_ends_with_both_texts(
-    tokenizer: Any, lap: Generation, monkeypatch: pytest.MonkeyPatch
+    tokenizer: Any, lap: Lap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
@@ -246,15 +243,13 @@ def test_a_replay_that_is_cut_short_ends_with_both_texts(
     monkeypatch.setattr(
         compare_display, "time", SimpleNamespace(perf_counter=lambda: 0.0, sleep=interrupt)
     )
-    show_race(
-        screen, [Generation("regular", lap.iterations, lap.decided, 6.0), lap], tokenizer, [1]
-    )
+    show_race(screen, [lap_of("regular", lap.arrivals, 6.0), lap], tokenizer, [1])
     last = printed(screen).splitlines()[-7:]
     start = MARKED.split("字")[0].strip()
     assert any(line.count(start) == 2 for line in last), last
 
 
-def test_a_replay_shows_what_was_decided_by_then(tokenizer: Any, lap: Generation) -> None:
+def test_a_replay_shows_what_was_decided_by_then(tokenizer: Any, lap: Lap) -> None:
     lane = Lane(console(False), "speculative", tokenizer, [1])
     shown = []
     for at in (0.5, 1.0, 3.5, 100.0):

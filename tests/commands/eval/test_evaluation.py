@@ -249,15 +249,15 @@ def test_published_accuracies_are_in_the_rows(
 def test_a_failed_run_is_a_row_and_keeps_its_answers(
     evaluate: Evaluate, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    generate, calls = interleaving.generate, []
+    answer, calls = interleaving.timed_answer, []
 
     def out_of_memory_later(*arguments: Any, **options: Any) -> Any:
         calls.append(arguments)
         if len(calls) > 6:  # two to warm up, two batches of two arms
             raise MemoryError
-        return generate(*arguments, **options)
+        return answer(*arguments, **options)
 
-    monkeypatch.setattr(interleaving, "generate", out_of_memory_later)
+    monkeypatch.setattr(interleaving, "timed_answer", out_of_memory_later)
     with pytest.raises(Exception, match="out of main memory"):
         evaluate()
     monkeypatch.undo()
@@ -313,7 +313,7 @@ def test_a_question_that_a_stopped_run_answered_is_never_asked_again(
     pair = f"model={taught[0]}", f"draft={taught[1]}"
     arguments = ["eval", *pair, "num_prompts=20", "batch_size=2", "operands=[1,3]"]
     # Each arm has warmed up and answered two batches.
-    halt = halting("harness.measuring.interleaving.generate", after=2 + 2 * 2)
+    halt = halting("harness.measuring.interleaving.timed_answer", after=2 + 2 * 2)
     running = start(*arguments, cwd=tmp_path, until=HALTED, before=halt)
     end(running, signal_sent, exit_code)
     (store,) = tmp_path.glob("results/eval_answers/*.csv")

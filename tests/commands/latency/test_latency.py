@@ -60,9 +60,9 @@ def test_on_a_cpu_each_prompt_is_answered_once(
     """With its phases timed, of which the warm-up is none."""
     asked: list[str] = []
     counted: list[dict[str, int]] = []
-    original, mean_ms = LocalArm.stream, Phases.mean_ms
+    original, mean_ms = LocalArm.loop, Phases.mean_ms
     monkeypatch.setattr(
-        LocalArm, "stream", lambda arm, question: asked.append(arm.name) or original(arm, question)
+        LocalArm, "loop", lambda arm, requests: asked.append(arm.name) or original(arm, requests)
     )
     monkeypatch.setattr(
         Phases,
@@ -275,7 +275,7 @@ def test_ctrl_c_keeps_what_was_measured(
     long_run: list[str], harness: Harness, tmp_path: Path
 ) -> None:
     # Each arm has warmed up and answered three prompts.
-    halt = halting("harness.measuring.interleaving.generate", after=2 + 2 * 3)
+    halt = halting("harness.measuring.interleaving.timed_answer", after=2 + 2 * 3)
     running = start(*long_run, cwd=tmp_path, until=HALTED, before=halt)
     _, stderr = end(running, signal.SIGINT, 130)
     assert "interrupted" in stderr
@@ -292,7 +292,7 @@ def test_ctrl_c_keeps_what_was_measured(
 def test_a_kill_leaves_whole_rows(long_run: list[str], harness: Harness, tmp_path: Path) -> None:
     file = "outputs/*/*/*/latency_prompts.csv"
     # It does not end by itself, however long this process waits for its turn.
-    halt = halting("harness.measuring.interleaving.generate", after=200)
+    halt = halting("harness.measuring.interleaving.timed_answer", after=200)
     running = start(*long_run, cwd=tmp_path, until=file, before=halt)
     wait_for(running, tmp_path, file, holding="prompt 2")
     end(running, signal.SIGKILL, -signal.SIGKILL)

@@ -23,7 +23,7 @@ from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Question
 from harness.engines.record import Preparation
-from harness.engines.timing import generate
+from harness.engines.timing import timed_answer
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair
 from harness.local.engine.reference import ModelReference, open_reference
@@ -92,7 +92,7 @@ def sample(
         streams = range(first, min(first + BATCH, num_draws))
         decoding = DecodingSettings(temperature=drawn_at, **asked)
         question = Question([PROMPT] * len(streams), decoding, 0, streams)
-        for answer in generate(faulty, tested, question).requests:
+        for answer in timed_answer(faulty, tested, question).requests:
             request = PlannedRequest(tuple(PROMPT), sampling, num_tokens, 0)
             answered.append(Answer(request, answer))
     scores = Scores(engine(dtype=dtype).weights.reference, frozenset(), 64, [0])
@@ -109,7 +109,7 @@ def compare(
     )
     prompts = [PROMPT, [7], [2, 6, 2, 6, 2, 6, 2], [0, 1]]
     faulty, question = engine(fault, dtype), Question(prompts, decoding, 0, range(4))
-    texts, others = (generate(faulty, arm, question).tokens for arm in faulty.arms)
+    texts, others = (timed_answer(faulty, arm, question).tokens for arm in faulty.arms)
     assert sum(map(len, texts)) == 4 * 24
     return [
         first_divergence(faulty.weights.reference, *parts)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +22,10 @@ from harness.config.settings import (
     ModelSettings,
     PlacementSettings,
 )
-from harness.engines.protocol import Arm
+from harness.engines.protocol import Answered, Arm
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
-from harness.engines.timing import generate, quick_garbage_collections
+from harness.engines.timing import quick_garbage_collections
 from harness.local.drafting.methods.model import ModelDraftSettings
 from harness.local.engine.engine import LocalArm, LocalEngine
 from harness.local.engine.pair import Pair
@@ -66,16 +66,15 @@ def workload() -> Workload:
 
 def alone(engine: LocalEngine, arm: LocalArm, asked: PlannedRequest) -> list[int]:
     with quick_garbage_collections():
-        return generate(engine, arm, asked.request(seed=0).question).tokens[0]
+        [request] = arm.answer([asked.request(seed=0)], 1).requests
+        return request.token_ids
 
 
 def test_texts_under_load_are_those_of_the_same_requests_alone(pair: Pair) -> None:
     engine, arm = open_arm(pair)
     asked = workload().first_turns(20)
-    answers = {
-        answer.index: answer for answer in arm.under_load([one.request(0) for one in asked], 6)
-    }
-    assert sorted(answers) == list(range(len(asked)))
+    answers = arm.answer([one.request(0) for one in asked], 6).requests
+    assert [answer.index for answer in answers] == [one.index for one in asked]
     num_same = 0
     for place, one in enumerate(asked):
         text, whole = answers[place].token_ids, alone(engine, arm, one)
@@ -103,9 +102,8 @@ def test_alone_no_fault_shows(pair: Pair, honest_texts: list[list[int]], fault: 
 
 def test_an_engine_that_dies_of_a_sampling_setting_is_told_with_it() -> None:
     class Dying(Arm):
-        def under_load(self, requests: object, num_in_flight: int) -> Iterator[RequestRecord]:
+        def answer(self, *arguments: object, **options: object) -> Answered:
             raise RunError("vLLM: max(): Expected reduction dim")
-            yield
 
     [sampling] = [one for one in samplings(DECODING, []) if one.name == "top_k=5"]
     with pytest.raises(RunError, match=r"^top_k=5: vLLM: max\(\)"):

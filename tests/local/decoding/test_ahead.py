@@ -11,9 +11,9 @@ import torch
 
 from chains import GREEDY, RAGGED, SIZE, chain, fields, request, texts
 from fakes import MarkovRunner
-from harness.engines.iteration import Iteration
 from harness.local.decoding.adaptive import Adaptive
 from harness.local.decoding.batch import Change, Records, Request
+from harness.local.decoding.iteration import Iteration
 from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import Drafter, NonFiniteError, Runner
 from harness.local.decoding.randomness import uniforms

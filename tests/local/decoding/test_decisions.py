@@ -16,9 +16,9 @@ from chains import GREEDY, RAGGED, fields, request
 from fakes import Scripted
 from harness.config.faults import fault_names
 from harness.config.settings import DecodingSettings
-from harness.engines.iteration import Iteration
 from harness.local.decoding.batch import Request
 from harness.local.decoding.decisions import Draw, Figures, Judge
+from harness.local.decoding.iteration import Iteration
 from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import NonFiniteError, Runner
 from harness.local.decoding.randomness import uniforms

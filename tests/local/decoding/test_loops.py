@@ -9,8 +9,9 @@ from torch import Tensor
 from architectures import ARCHITECTURES, generated, random_model, random_pair
 from chains import GREEDY, RAGGED, SIZE, chain, p_value_of_texts, request, small_chain, texts
 from fakes import MarkovRunner, TableDrafter
-from harness.engines.iteration import Iteration, Origin
+from harness.engines.arrivals import Origin
 from harness.local.decoding.batch import Request
+from harness.local.decoding.iteration import Iteration
 from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import NonFiniteError, Step
 from harness.local.decoding.rules import AcceptByCoin, verify_block, verify_typical

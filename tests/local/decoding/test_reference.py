@@ -14,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from chains import GREEDY, RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner
-from harness.engines.iteration import Origin
+from harness.engines.arrivals import Origin
 from harness.local import models
 from harness.local.decoding import reference
 from harness.local.decoding.batch import Request

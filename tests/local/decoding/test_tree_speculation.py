@@ -19,7 +19,7 @@ from chains import (
     texts,
 )
 from fakes import ChainTreeDrafter, MarkovRunner, Scripted
-from harness.engines.iteration import Origin
+from harness.engines.arrivals import Origin
 from harness.local.decoding.batch import Request
 from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import Step

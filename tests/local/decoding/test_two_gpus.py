@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from architectures import random_model
 from chains import fields, request
-from harness.engines.iteration import Iteration
 from harness.local.decoding.batch import Change, Records
+from harness.local.decoding.iteration import Iteration
 from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.rules import AcceptByCoin, verify_typical

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from harness.config.errors import RunError
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.keeper import PairKeeper
-from harness.engines.protocol import Engine, Question
+from harness.engines.protocol import Engine, Question, Request
 from harness.engines.record import Preparation
 from harness.local.engine import runner_choice
 from harness.local.engine.engine import LocalArm, LocalEngine
@@ -51,10 +51,10 @@ def pair(save_model: Callable[..., ModelSettings]) -> Pair:
 
 def use(engine: Engine) -> None:
     for arm in engine.arms:
-        list(arm.stream(QUESTION))
+        arm.answer(QUESTION.requests, 1)
     if engine.stopwatches is not None:
         for arm in engine.stopwatches.arms():
-            list(arm.stream(QUESTION))
+            arm.answer(QUESTION.requests, 1)
     assert engine.weights is not None
     engine.weights.reference.logits([[5, 6, 7]])
 
@@ -110,13 +110,13 @@ def test_jobs_of_one_worker_need_no_more_memory_than_the_first(
     without_collections: None,
 ) -> None:
     peaks: list[int] = []
-    stream = LocalArm.stream
+    loop = LocalArm.loop
 
-    def noted(arm: LocalArm, question: Question) -> Any:
+    def noted(arm: LocalArm, requests: Sequence[Request]) -> Any:
         peaks[-1] = max(peaks[-1], tensor_bytes())
-        return stream(arm, question)
+        return loop(arm, requests)
 
-    monkeypatch.setattr(LocalArm, "stream", noted)
+    monkeypatch.setattr(LocalArm, "loop", noted)
     monkeypatch.chdir(tmp_path)
     target = save_model(num_hidden_layers=1)
     draft = save_model("gpt2", n_layer=1, vocab_size=320)

@@ -19,16 +19,21 @@ from harness.config.settings import (
     PlacementSettings,
 )
 from harness.config.sizes import PACKAGE
-from harness.engines.iteration import Iteration, Origin
+from harness.engines.arrivals import Arrival, Origin
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.record import Preparation
-from harness.engines.timing import generate
+from harness.engines.timing import timed_answer
 from harness.local.drafting.early_exit import truncated
 from harness.local.drafting.methods.early_exit import EarlyExitSettings
 from harness.local.drafting.methods.lookup import LookupSettings
 from harness.local.drafting.methods.model import SampledDraftSettings
 from harness.local.engine.engine import LocalEngine
-from harness.local.engine.huggingface import HuggingFaceEngine, check_pair
+from harness.local.engine.huggingface import (
+    HuggingFaceArm,
+    HuggingFaceEngine,
+    _Recorder,
+    check_pair,
+)
 from harness.local.engine.pair import Pair, plan_pair
 from mtp_models import mtp_target, save_with_mtp
 from tiny_checkpoints import as_draft, make_tokenizer
@@ -82,12 +87,15 @@ def engine(pair: Pair) -> Iterator[HuggingFaceEngine]:
     engine.close()
 
 
-def read(arm: Arm, question: Question) -> list[Iteration]:
-    return list(arm.stream(question))
+def read(arm: Arm, question: Question) -> list[Arrival]:
+    """What each iteration decided."""
+    arrivals: list[Arrival] = []
+    arm.answer(question.requests, 1, watch=arrivals.extend)
+    return arrivals
 
 
-def tokens_of(records: list[Iteration]) -> list[int]:
-    return [token for record in records for token in record.tokens[0]]
+def tokens_of(arrivals: list[Arrival]) -> list[int]:
+    return [token for arrival in arrivals for token in arrival.tokens]
 
 
 def test_greedy_texts_are_those_of_our_loop(pair: Pair, engine: HuggingFaceEngine) -> None:
@@ -108,7 +116,7 @@ def test_lookup_searches_for_the_longest_sequence_that_was_asked_for(
     engine = HuggingFaceEngine(with_draft, Preparation(decoding=GREEDY))
     # 50 came first before 70, and 40 50 before 60.
     first, *_ = read(engine.arms[1], ask(prompt=[50, 70, 40, 50, 60, 45, 40, 50]))
-    assert first.proposed == [proposed]
+    assert first.proposed == proposed
     engine.close()
 
 
@@ -150,11 +158,11 @@ def test_acceptance_is_counted_as_in_our_loop(chain: Pair) -> None:
         HuggingFaceEngine(chain, Preparation(decoding=shorter)).arms[1], ask(shorter, ids)
     )
     assert tokens_of(ours)[1:] == tokens_of(theirs)
-    assert [(one.proposed, one.num_accepted, one.origins) for one in ours[1:]] == [
-        (one.proposed, one.num_accepted, one.origins) for one in theirs
+    assert [(one.proposed, one.origins) for one in ours[1:]] == [
+        (one.proposed, one.origins) for one in theirs
     ]
-    assert [one.num_accepted for one in theirs] == [[0], [4], [4], [4], [4], [1]]
-    assert {origin for one in theirs for origin in one.origins[0]} == {
+    assert [one.origins.count(Origin.DRAFT) for one in theirs] == [0, 4, 4, 4, 4, 1]
+    assert {origin for one in theirs for origin in one.origins} == {
         Origin.DRAFT,
         Origin.RECOVERED,
         Origin.BONUS,
@@ -179,7 +187,7 @@ def test_proposals_beyond_the_limit_do_not_count(pair: Pair) -> None:
         ask(decoding, prompt),
     )
     assert len(tokens_of(records)) == 2
-    assert len(records[0].proposed[0]) == 2
+    assert len(records[0].proposed) == 2
 
 
 def test_the_adaptive_schedule_changes_the_number_of_draft_tokens(chain: Pair) -> None:
@@ -187,9 +195,9 @@ def test_the_adaptive_schedule_changes_the_number_of_draft_tokens(chain: Pair) -
         HuggingFaceEngine(chain, Preparation(decoding=GREEDY), schedule="adaptive"),
         ask(prompt=[chain.tokenizer("a")["input_ids"][0]]),
     )
-    first = [len(one.proposed[0]) for one in read(engine.arms[1], question)]
+    first = [len(one.proposed) for one in read(engine.arms[1], question)]
     assert first == [4, 3, 5, 7, 3]
-    assert [len(one.proposed[0]) for one in read(engine.arms[1], question)] == first
+    assert [len(one.proposed) for one in read(engine.arms[1], question)] == first
 
 
 def test_sampling_takes_the_warp_and_its_own_seed(engine: HuggingFaceEngine, pair: Pair) -> None:
@@ -209,14 +217,19 @@ def test_nothing_is_decoded_before_the_first_record_is_asked_for(
     engine: HuggingFaceEngine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("began"))
-    engine.arms[0].stream(ask())
+    arm = engine.arms[0]
+    assert isinstance(arm, HuggingFaceArm)
+    arm.generated(ask().requests[0], _Recorder(8))
 
 
 def test_records_come_while_generate_runs(engine: HuggingFaceEngine) -> None:
-    records = engine.arms[0].stream(ask(dataclasses.replace(GREEDY, max_new_tokens=500)))
-    next(records)
-    assert any(thread.name.startswith("generate") for thread in threading.enumerate())
-    records.close()  # type: ignore[attr-defined]
+    def leave(arrivals: object) -> None:
+        assert any(thread.name.startswith("generate") for thread in threading.enumerate())
+        raise KeyboardInterrupt
+
+    question = ask(dataclasses.replace(GREEDY, max_new_tokens=500))
+    with pytest.raises(KeyboardInterrupt):
+        engine.arms[0].answer(question.requests, 1, watch=leave)
     # The thread is free again, and the model as it was.
     assert len(tokens_of(read(engine.arms[0], ask()))) == 24
 
@@ -240,9 +253,10 @@ def test_attention_has_the_kernels_of_our_arms(pair: Pair, engine: HuggingFaceEn
 
 
 def test_it_is_timed_like_any_engine(engine: HuggingFaceEngine) -> None:
-    generation = generate(engine, engine.arms[1], ask())
-    assert 0 < generation.decided[0] < generation.seconds
-    assert generation.acceptance.num_proposed > 0
+    answered = timed_answer(engine, engine.arms[1], ask())
+    assert answered.batch is not None
+    assert 0 < answered.batch.first_s < answered.seconds
+    assert answered.acceptance.num_proposed > 0
 
 
 def test_early_exit_drafts_with_the_first_layers(save_model: Callable[..., ModelSettings]) -> None:
@@ -259,7 +273,7 @@ def test_early_exit_drafts_with_the_first_layers(save_model: Callable[..., Model
         ids = torch.tensor([[*prompt, first]])
         for _ in range(GREEDY.num_draft_tokens):
             ids = torch.cat([ids, exit_model(ids).logits[:, -1:].argmax(-1)], 1)
-    assert theirs[0].proposed == [ids[0, len(PROMPT) :].tolist()]
+    assert theirs[0].proposed == ids[0, len(PROMPT) :].tolist()
     engine.close()
 
 
@@ -273,9 +287,9 @@ def check_proposals(pair: Pair, num_draft_tokens: int) -> None:
     assert tokens_of(found) == tokens_of(expected) == tokens_of(read(theirs.arms[0], question))
     assert len(expected) > 4
     for one, other in zip(found, expected, strict=True):
-        assert one.proposed[0][: len(other.proposed[0])] == other.proposed[0]
-        assert one.num_accepted == other.num_accepted
-    assert len(found[1].proposed[0]) == num_draft_tokens
+        assert one.proposed[: len(other.proposed)] == other.proposed
+        assert one.origins.count(Origin.DRAFT) == other.origins.count(Origin.DRAFT)
+    assert len(found[1].proposed) == num_draft_tokens
     theirs.close()
     ours.close()
 

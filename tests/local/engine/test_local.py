@@ -13,9 +13,10 @@ from harness.config.errors import RunError, SettingError
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.config.sizes import PACKAGE
-from harness.engines.iteration import Iteration
+from harness.engines.arrivals import Arrival
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
+from harness.local.decoding.iteration import Iteration
 from harness.local.drafting.methods.suffix import SuffixSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair, plan_pair
@@ -56,7 +57,9 @@ def open_engine(pair: Pair, runner: RunnerName) -> LocalEngine:
 
 
 def texts_of(engine: LocalEngine) -> dict[str, list[list[list[int]]]]:
-    return {arm.name: [record.tokens for record in arm.stream(QUESTION)] for arm in engine.arms}
+    return {
+        arm.name: [record.tokens for record in arm.loop(QUESTION.requests)] for arm in engine.arms
+    }
 
 
 def written(pair: Pair, runner: RunnerName) -> tuple[str, dict[str, list[list[list[int]]]]]:
@@ -120,7 +123,7 @@ def test_arms_under_stopwatches_know_no_answer_of_the_arms_that_were_timed(
     question = dataclasses.replace(QUESTION, prompts=[[0, 1, 2], [3, 2, 1, 0, 1]])
 
     def proposed(arm: Arm) -> list[list[list[int]]]:
-        return [record.proposed for record in arm.stream(question)]
+        return [record.proposed for record in arm.loop(question.requests)]
 
     first, under_stopwatches, again = proposed(timed), proposed(watched), proposed(timed)
     assert under_stopwatches == first
@@ -215,12 +218,12 @@ def test_a_question_may_differ_from_what_the_engine_was_opened_for(pair: Pair) -
     greedy = dataclasses.replace(
         QUESTION, decoding=dataclasses.replace(DECODING, num_draft_tokens=1, temperature=0.0)
     )
-    regular, speculative = (_by_row(arm.stream(greedy)) for arm in engine.arms)
+    regular, speculative = (_by_row(arm.loop(greedy.requests)) for arm in engine.arms)
     assert regular == speculative
     assert [len(row) for row in regular] == [12, 12]
     assert all(
         len(proposed) <= 1
-        for record in engine.arms[1].stream(greedy)
+        for record in engine.arms[1].loop(greedy.requests)
         for proposed in record.proposed
     )
 
@@ -231,7 +234,7 @@ def test_nothing_is_decoded_before_the_first_next(
     engine = open_engine(load(save_model(num_hidden_layers=1), None), "eager")
     started = []
     monkeypatch.setattr(EagerRunner, "start", lambda self, prompts: started.append(prompts))
-    engine.arms[0].stream(QUESTION)
+    engine.arms[0].loop(QUESTION.requests)
     assert not started
 
 
@@ -239,23 +242,24 @@ def test_stopwatches_count_every_pass(pair: Pair) -> None:
     engine = open_engine(pair, "eager")
     regular, speculative = engine.stopwatches.arms()
     for _ in range(2):  # each question by itself
-        num_records = len(list(regular.stream(QUESTION)))
-        assert num_records == 12
-        assert regular.answered().phases.calls == {"forward": num_records - 1}
-    records = list(speculative.stream(QUESTION))
-    calls = speculative.answered().phases.calls
+        answered = regular.answer(QUESTION.requests, len(QUESTION.prompts))
+        assert answered.batch.num_iterations == 11
+        assert answered.phases.calls == {"forward": 11}
+    arrivals: list[Arrival] = []
+    answered = speculative.answer(QUESTION.requests, len(QUESTION.prompts), watch=arrivals.extend)
+    num_iterations = answered.batch.num_iterations
+    assert len({arrival.seconds for arrival in arrivals}) == num_iterations + 1
     # The last turn may have nothing to draft.
-    num_drafted = sum(any(record.proposed) for record in records)
-    assert len(records) - 2 <= num_drafted
-    assert calls == {"forward": len(records) - 1, "drafting": num_drafted}
+    num_drafted = len({arrival.seconds for arrival in arrivals if arrival.proposed})
+    assert num_iterations - 1 <= num_drafted
+    assert answered.phases.calls == {"forward": num_iterations, "drafting": num_drafted}
 
 
 def test_stopwatches_know_the_layers_in_8_bits(save_model: Callable[..., ModelSettings]) -> None:
     model, draft = save_model(num_hidden_layers=1), save_model("gpt2", n_layer=1, vocab_size=320)
     engine = open_engine(load(dataclasses.replace(model, quantization="8bit"), draft), "eager")
     for arm in engine.stopwatches.arms():
-        list(arm.stream(QUESTION))
-        phases = arm.answered().phases
+        phases = arm.answer(QUESTION.requests, len(QUESTION.prompts)).phases
         assert 0 < (phases.share_in_layers("forward") or 0) < 1
     assert phases.share_in_layers("drafting") is None
 
@@ -300,7 +304,7 @@ def test_logits_that_are_not_finite_are_an_error(
     engine = open_engine(pair, "eager")
     for arm in engine.arms[0 if role == "model" else 1 :]:
         with pytest.raises(RunError, match=said):
-            list(arm.stream(question))
+            list(arm.loop(question.requests))
     if role == "model":
         with pytest.raises(RunError, match="at token 3 of prompt and text"):
             engine.weights.reference.logits(PROMPTS)
@@ -332,7 +336,9 @@ def test_texts_that_fill_a_context_of_learned_positions(
         for prompts in (PROMPTS, PROMPTS[1:]):
             question = Question(prompts, decoding, seed=0, indices=range(len(prompts)))
             for arm in engine.arms:
-                written = sum(len(row) for record in arm.stream(question) for row in record.tokens)
+                written = sum(
+                    len(row) for record in arm.loop(question.requests) for row in record.tokens
+                )
                 assert written == len(prompts) * decoding.max_new_tokens
 
 
@@ -352,7 +358,7 @@ def test_logits_that_are_not_finite_end_one_answer_alone(
     )
     engine = open_engine(pair, runner)
     *_, arm = engine.arms
-    expected = [record.tokens for record in arm.stream(QUESTION)]
+    expected = [record.tokens for record in arm.loop(QUESTION.requests)]
     written = {token for tokens in expected for row in tokens for token in row}
     broken = pair.target if role == "model" else pair.draft
     assert broken is not None
@@ -362,8 +368,8 @@ def test_logits_that_are_not_finite_end_one_answer_alone(
         broken.model.get_input_embeddings().weight[unused] = torch.nan
     overflowing = [[*prompt, *[unused] * 6] for prompt in PROMPTS]
     with pytest.raises(RunError, match=f"{role}: .* nan or infinite"):
-        list(arm.stream(dataclasses.replace(QUESTION, prompts=overflowing)))
-    assert [record.tokens for record in arm.stream(QUESTION)] == expected
+        list(arm.loop(dataclasses.replace(QUESTION, prompts=overflowing).requests))
+    assert [record.tokens for record in arm.loop(QUESTION.requests)] == expected
 
 
 @pytest.mark.parametrize(
@@ -415,6 +421,6 @@ def test_a_draft_that_drafts_nothing_needs_no_prepared_proposals(
     assert engine.runner == "graphs_only"
     assert not [line for line in said if "it runs with" in line]
     question = Question(PROMPTS[:1], decoding, seed=0, indices=[0])
-    regular, speculative = (_by_row(arm.stream(question)) for arm in engine.arms)
+    regular, speculative = (_by_row(arm.loop(question.requests)) for arm in engine.arms)
     assert speculative == regular
     engine.close()

@@ -20,9 +20,9 @@ from harness.config.settings import (
     ModelSettings,
     PlacementSettings,
 )
-from harness.engines.iteration import Iteration
 from harness.engines.protocol import Question
 from harness.engines.record import Preparation
+from harness.local.decoding.iteration import Iteration
 from harness.local.decoding.protocols import Runner
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair, plan_pair
@@ -133,7 +133,7 @@ def require_prepared(
     expected = []
     for decoding, fault in controls:
         eager_engine = open_engine(pair, decoding, "eager", fault)
-        expected.append(decided(eager_engine.arms[1].stream(question(decoding))))
+        expected.append(decided(eager_engine.arms[1].loop(question(decoding).requests)))
     moved = move(pair)
     for (decoding, fault), eager in zip(controls, expected, strict=True):
         engine = open_engine(moved, decoding, runner, fault)
@@ -141,13 +141,13 @@ def require_prepared(
         watched = engine.stopwatches.arms()[1]
         for arm in (engine.arms[1], watched):
             with counting() as calls:
-                records = decided(arm.stream(question(decoding)))
+                records = decided(arm.loop(question(decoding).requests))
             assert records == eager, fault
             assert not calls.plain_extensions, fault
             assert set(calls.plain_decisions) <= decided_plainly, fault
             # A draft and a verdict each; the last turn may have nothing to draft.
             assert calls.num_prepared >= 2 * (len(records) - 1) - 1, fault
-        assert watched.answered().phases.calls["forward"] == len(records) - 1
+        assert watched.timer.phases.calls["forward"] == len(records) - 1
 
 
 def test_controls_run_captured(pair: Pair, gpus: Any) -> None:

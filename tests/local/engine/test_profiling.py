@@ -24,7 +24,7 @@ def test_tokens_behind_the_end_of_a_text_are_not_counted(
     pair = plan_pair(model, None, PlacementSettings(), "float32").place(demand).load()
     engine = LocalEngine(pair, Preparation(decoding=decoding, runner="eager", batch_size=1))
     question = Question([[40, 50, 60]], decoding, seed=0, indices=[0])
-    tokens = [record.tokens[0][0] for record in engine.arms[0].stream(question)]
+    tokens = [record.tokens[0][0] for record in engine.arms[0].loop(question.requests)]
     end = next(place for place in range(1, 7) if tokens[place] not in tokens[:place])
     for stop_tokens, number in (frozenset(), 8), (frozenset([tokens[end]]), end + 1):
         asked = dataclasses.replace(question, stop_tokens=stop_tokens)

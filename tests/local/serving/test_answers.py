@@ -10,7 +10,7 @@ import pytest
 
 from harness.config.settings import DecodingSettings
 from harness.engines.door.serving import Piece, TokenLogprob
-from harness.engines.protocol import Question
+from harness.engines.protocol import Request
 from harness.local.serving.answers import Answer
 
 END_OF_TEXT = 3
@@ -25,10 +25,10 @@ class Letters:
 
 def answer(pieces: list[Piece], most: int = 100, **fields: Any) -> Answer:
     decoding = DecodingSettings(max_new_tokens=most)
-    question = Question([ids("prompt")], decoding, 7, [0], frozenset([END_OF_TEXT]))
+    request = Request(ids("prompt"), decoding, 7, 0, frozenset([END_OF_TEXT]))
     tokenizer: Any = Letters()
     arm: Any = SimpleNamespace()
-    return Answer(arm, question, tokenizer, pieces.append, **fields)
+    return Answer(arm, request, tokenizer, pieces.append, **fields)
 
 
 def ids(text: str) -> list[int]:
@@ -106,10 +106,10 @@ def test_outcomes_are_of_iterations_that_drafted() -> None:
 
 def test_what_remains_goes_on_behind_the_tokens_with_new_random_numbers() -> None:
     growing = answer([], most=5)
-    assert growing.remaining == growing.question
+    assert growing.remaining == growing.request
     growing.take(ids("ab"), 0, 0)
     remaining = growing.remaining
-    assert list(remaining.prompts[0]) == ids("promptab")
+    assert list(remaining.prompt) == ids("promptab")
     assert remaining.decoding.max_new_tokens == 3
     assert remaining.seed > 2**64, "above the seed of any request"
 

@@ -35,28 +35,30 @@ class JoinedRunner(MarkovRunner):
 
 
 class Arm:
-    """Decodes requests, which are the questions, with as many draft tokens as given."""
+    """Decodes requests with as many draft tokens as given."""
 
     def __init__(self, num_draft_tokens: int, transitions: Tensor | None = None) -> None:
         self._number = num_draft_tokens
         self._transitions = chain(0) if transitions is None else transitions
 
-    def request(self, question: Request) -> Request:
-        return question
+    def joining(self, requests: Sequence[Request]) -> Request:
+        [request] = requests
+        return request
 
-    def stream(self, question: Request) -> Records:
+    def loop(self, requests: Sequence[Request]) -> Records:
+        [request] = requests
         try:
-            yield from self._records(question)
+            yield from self._records(request)
         except NonFiniteError as error:
             raise RunError(str(error)) from error
 
-    def _records(self, question: Request) -> Records:
+    def _records(self, request: Request) -> Records:
         target = JoinedRunner(self._transitions)
         if not self._number:
-            return autoregressive(target, question, ahead=True)
+            return autoregressive(target, request, ahead=True)
         warp = BatchWarp()
         drafter = ModelDrafter(JoinedRunner(0.5 * chain(0) + 0.5 * chain(1)), warp)
-        return speculative(target, drafter, question, self._number, warp=warp, ahead=True)
+        return speculative(target, drafter, request, self._number, warp=warp, ahead=True)
 
 
 @dataclass(eq=False)
@@ -67,7 +69,7 @@ class Taken:
     """
 
     arm: Any
-    question: Request
+    request: Request
     most: int
     cancelled: bool = False
     awaits_prompt: bool = False
@@ -77,16 +79,16 @@ class Taken:
 
     @property
     def remaining(self) -> Request:
-        prompt = [*self.question.prompts[0], *self.tokens]
-        most = self.question.max_new_tokens - len(self.tokens)
-        return replace(self.question, prompts=[prompt], max_new_tokens=most)
+        prompt = [*self.request.prompts[0], *self.tokens]
+        most = self.request.max_new_tokens - len(self.tokens)
+        return replace(self.request, prompts=[prompt], max_new_tokens=most)
 
     def take(
         self, tokens: list[int], num_proposed: int, num_accepted: int, logprobs: list[Any]
     ) -> bool:
         self.tokens += tokens
-        has_stopped = self.tokens[-1] in self.question.stop_tokens
-        if has_stopped or len(self.tokens) >= min(self.most, self.question.max_new_tokens):
+        has_stopped = self.tokens[-1] in self.request.stop_tokens
+        if has_stopped or len(self.tokens) >= min(self.most, self.request.max_new_tokens):
             self.ended.set()
         return self.ended.is_set()
 
@@ -119,10 +121,10 @@ class HeldArm(Arm):
         self.has_begun = threading.Event()
         self.may_go_on = threading.Event()
 
-    def stream(self, question: Request) -> Records:
+    def loop(self, requests: Sequence[Request]) -> Records:
         self.has_begun.set()
         assert self.may_go_on.wait()
-        yield from super().stream(question)
+        yield from super().loop(requests)
 
 
 def asked(index: int, num_tokens: int = 12) -> Request:
@@ -145,7 +147,7 @@ def test_answers_that_join_and_leave_behind_queued_turns(num_draft_tokens: int) 
     scheduler.close()
     for answer in answers:
         assert answer.reason is None
-        (alone,) = texts(arm.stream(answer.question), 1)
+        (alone,) = texts(arm.loop([answer.request]), 1)
         assert answer.tokens == alone[: len(answer.tokens)]
         assert len(answer.tokens) == len(alone) or len(answer.tokens) >= answer.most
 
@@ -169,7 +171,7 @@ def test_an_answer_whose_numbers_overflow_fails_no_other(num_draft_tokens: int) 
     broken = [answer.reason is not None for answer in answers]
     assert broken == [True, False, True, False]
     for answer in (answers[1], answers[3]):
-        first = answer.question.prompts[0][0]
+        first = answer.request.prompts[0][0]
         expected = [(first + 1 + place) % SIZE for place in range(SIZE - 6)]
         assert answer.tokens[: SIZE - 6] == expected
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harness.config.settings import ModelSettings
+from harness.engines.protocol import Answered
 from harness.engines.requests import RequestRecord
-from harness.engines.timing import Generation
 from harness.measuring.figures.ends import Ends
 from harness.servers.events import note_drafts, read_event
 from in_process import Harness, results
@@ -27,7 +27,7 @@ def answer(token_ids: list[int], outcomes: list[tuple[int, int]]) -> RequestReco
 
 def ends(*answers: RequestRecord) -> dict[str, Any]:
     """The figures of an arm with these answers."""
-    return vars(figures(Ends, [Generation("regular", requests=answers)], end_tokens={END}))
+    return vars(figures(Ends, [Answered(requests=answers, seconds=0.0)], end_tokens={END}))
 
 
 def test_iterations_are_divided_at_the_end_of_the_text() -> None:

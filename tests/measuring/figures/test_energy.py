@@ -10,8 +10,8 @@ import torch
 
 from harness.engines import energy
 from harness.engines.energy import GpuMeter, GpuUse
+from harness.engines.protocol import Answered
 from harness.engines.requests import RequestRecord
-from harness.engines.timing import Generation
 from harness.local.engine import weights
 from harness.local.engine.weights import gpus_of
 from harness.measuring.figures.machine import Energy
@@ -62,9 +62,9 @@ class Nvml:
         return 0x41 if self.hot and gpu == 1 else 0x1
 
 
-def generation(joules: float | None, *throttled: str, tokens: int = 10) -> Generation:
+def generation(joules: float | None, *throttled: str, tokens: int = 10) -> Answered:
     use = GpuUse(joules, throttled)
-    return Generation("x", requests=[RequestRecord(0, 1, num_tokens=tokens)], gpu=use)
+    return Answered(requests=[RequestRecord(0, 1, num_tokens=tokens)], seconds=0.0, gpu=use)
 
 
 def test_the_meter_adds_up_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +109,7 @@ def test_columns_of_an_arm() -> None:
     )
     without = [generation(3.0), generation(None)]
     assert figures(Energy, without).joules_per_token is None
-    assert figures(Energy, [Generation("x")]) == Energy()
+    assert figures(Energy, [Answered(requests=[], seconds=0.0)]) == Energy()
 
 
 def test_an_answer_shorter_than_the_counters_period_empties_nothing(

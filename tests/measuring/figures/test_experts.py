@@ -9,8 +9,8 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, MixtralConfig, MixtralForCausalLM
 
-from harness.engines.iteration import Iteration
-from harness.engines.protocol import Arm, Question, Traits
+from harness.engines.arrivals import Arrival
+from harness.engines.protocol import Answered, Arm, Question, Request, Traits
 from harness.local.models.experts import num_experts, watching_experts
 from harness.measuring.figures.experts import Experts, experts_read
 from harness.measuring.rows import LatencyRow
@@ -77,12 +77,18 @@ class Told(Arm):
         self.arms = [self]
         self.weights = self.reference = self
 
-    def stream(self, question: Question) -> Any:
-        origins: list[Any] = [["target"], ["target"]]
-        yield Iteration([0, 1], [[5], [20]], origins, [[], []], [0, 0])
+    def answer(
+        self,
+        requests: Sequence[Request],
+        in_flight: int,
+        extra: Sequence[Request] = (),
+        watch: Any = None,
+    ) -> Answered:
+        watch([Arrival(0, 1.0, [5], []), Arrival(1, 1.0, [20], [])])
         # Of row 0, 5 6 9 are verified, and of row 1, 20 30.
-        yield Iteration([0, 1], [[6, 7], [21]], origins, [[6, 9], [30]], [1, 0])
-        yield Iteration([0], [[8]], origins[:1], [[]], [0])
+        watch([Arrival(0, 2.0, [6, 7], [], [6, 9]), Arrival(1, 2.0, [21], [], [30])])
+        watch([Arrival(0, 3.0, [8], [])])
+        return Answered(requests=[], seconds=3.0)
 
     def synchronize(self) -> None:
         """Nothing runs on a device."""

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from harness.engines.protocol import Answered
 from harness.engines.requests import RequestError, RequestRecord
-from harness.engines.timing import Generation
 from harness.measuring.figures.goodput import Goodput, is_good
 from harness.servers.record import ServerSettings
 from measured_runs import figures
@@ -22,8 +22,8 @@ def request(first_s: float, step_s: float, tokens: int = 5) -> RequestRecord:
     return RequestRecord(0, 1, arrivals=arrivals, num_tokens=tokens)
 
 
-def lap(*requests: RequestRecord, seconds: float = 1.0) -> Generation:
-    return Generation("regular", requests=requests, seconds=seconds, sent=True)
+def lap(*requests: RequestRecord, seconds: float = 1.0) -> Answered:
+    return Answered(requests=requests, seconds=seconds)
 
 
 def test_both_times_must_hold() -> None:

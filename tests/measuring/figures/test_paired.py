@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
+from harness.engines.protocol import Answered, BatchTimes
 from harness.engines.requests import RequestError, RequestRecord
-from harness.engines.timing import Generation
 from harness.measuring.figures import paired
 from harness.measuring.figures.paired import PairedTimes, Speedup
 from measured_runs import figures, run_of
@@ -19,15 +19,16 @@ def request(index: int, seconds: float, failed: bool = False) -> RequestRecord:
     return RequestRecord(index, 3, seconds=seconds, num_tokens=10, error=error)
 
 
-def lap(*requests: RequestRecord, sent: bool = True) -> Generation:
-    return Generation("regular", seconds=2.0, requests=requests, sent=sent)
+def lap(*requests: RequestRecord, sent: bool = True) -> Answered:
+    batch = None if sent else BatchTimes(0.0, 0, 0)
+    return Answered(arm="regular", seconds=2.0, requests=requests, batch=batch)
 
 
-def arm(seconds: Sequence[float], sent: bool = True) -> list[Generation]:
+def arm(seconds: Sequence[float], sent: bool = True) -> list[Answered]:
     return [lap(request(index, each), sent=sent) for index, each in enumerate(seconds)]
 
 
-def paired_times(regular: Sequence[Generation], other: Sequence[Generation]) -> PairedTimes:
+def paired_times(regular: Sequence[Answered], other: Sequence[Answered]) -> PairedTimes:
     run = run_of(regular, other)
     return paired.paired_times(run, *run.arms.values())
 
@@ -68,7 +69,7 @@ def test_units_with_the_same_prompts_cover_no_others() -> None:
     assert str(figures(Speedup, again, again, [*range(8)] * 2).speedup.covers) == "8 prompts"
 
 
-def decoded(index: int, step_s: float, first_s: float = 0.5) -> Generation:
+def decoded(index: int, step_s: float, first_s: float = 0.5) -> Answered:
     """An answer of ten tokens."""
     answer = request(index, first_s + 9 * step_s)
     answer.arrivals = [first_s]

@@ -1,23 +1,12 @@
-"""The record of decided tokens that every way of generating yields: our loops, transformers and servers.
-
-It imports nothing of ours. `local/decoding`, which imports nothing else of ours, makes it.
-"""
+"""The record of decided tokens that every loop of this wing yields."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Any, Protocol
 
-
-class Origin(StrEnum):
-    """Where a token comes from."""
-
-    TARGET = "target"  # drawn from the target where no draft token was offered
-    DRAFT = "draft"  # proposed by the drafter and accepted
-    RECOVERED = "recovered"  # drawn from the residual after a rejection
-    BONUS = "bonus"  # drawn from the target after all offered draft tokens were accepted
+from harness.engines.arrivals import Origin
 
 
 class Verified(Protocol):

@@ -1,0 +1,72 @@
+"""What a watcher sees of an answer that grows: tokens as they arrive, and where each comes from.
+
+It imports nothing of ours. `local/decoding`, which imports nothing else of ours, says where its tokens come from.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+# Seconds between two frames. After a frame that was slow to draw the next one waits for a multiple
+# of that time, so that drawing takes no more than a tenth of a user's wait.
+FRAME_S = 0.1
+_COST_FACTOR = 9.0
+
+
+class Origin(StrEnum):
+    """Where a token comes from."""
+
+    TARGET = "target"  # drawn from the target where no draft token was offered
+    DRAFT = "draft"  # proposed by the drafter and accepted
+    RECOVERED = "recovered"  # drawn from the residual after a rejection
+    BONUS = "bonus"  # drawn from the target after all offered draft tokens were accepted
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Tokens of one answer that arrived together.
+
+    Attributes:
+        row: the place of the request among those that are answered.
+        seconds: since the request began.
+        tokens: new ones, at least one.
+        origins: where each comes from; `target` where the arm does not know.
+        proposed: the draft tokens that were verified for them; empty where that is not known.
+        probabilities: the target's and the drafter's of the draft token that was rejected; None without one, and
+            where they are not known.
+    """
+
+    row: int
+    seconds: float
+    tokens: Sequence[int]
+    origins: Sequence[Origin]
+    proposed: Sequence[int] = ()
+    probabilities: tuple[float, float] | None = None
+
+
+# Gets what has arrived since its last call, in order. An exception that it raises ends the answers.
+Watch = Callable[[Sequence[Arrival]], None]
+
+
+class Frames:
+    """Calls a watcher as often as a user sees, and no more often."""
+
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
+        self._next = 0.0
+
+    def is_due(self) -> bool:
+        """Whether it is time for the watcher; at once the first time."""
+        return time.perf_counter() >= self._next
+
+    def show(self, arrivals: Sequence[Arrival]) -> None:
+        """Call the watcher with what is new, if anything is."""
+        if not arrivals:
+            return
+        began = time.perf_counter()
+        self._watch(arrivals)
+        ended = time.perf_counter()
+        self._next = ended + max(FRAME_S, _COST_FACTOR * (ended - began))

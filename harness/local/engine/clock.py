@@ -1,0 +1,147 @@
+"""Notes when a loop in this process decides tokens: nothing but decoding between two readings of the clock.
+
+The devices are synchronised before the first. At the second they have decided the last token, and may still be busy
+with a turn that no answer needs. Records are only collected while the clock runs, and read behind it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+from harness.engines.arrivals import Arrival, Frames, Watch
+from harness.engines.energy import GpuMeter
+from harness.engines.phases import Phases
+from harness.engines.protocol import Answered, BatchTimes, Request, Weights
+from harness.local.decoding.iteration import Iteration
+from harness.results.acceptance import outcome_of
+
+
+class _Noted(NamedTuple):
+    """A record, and the seconds on the clock at which it was decided."""
+
+    seconds: float
+    iteration: Iteration
+
+
+class LoopClock:
+    """The clock of one answer, from the beginning of a `with` block to its end.
+
+    It stops while a watcher looks, and no decoding goes on meanwhile: the devices have finished their queues.
+
+    Args:
+        requests: the rows of the loop, in the order in which they join.
+        weights: the models that decode.
+    """
+
+    def __init__(
+        self, requests: Sequence[Request], weights: Weights, watch: Watch | None = None
+    ) -> None:
+        self._requests = requests
+        self._weights = weights
+        self._frames = Frames(watch) if watch is not None else None
+        self._noted: list[_Noted] = []
+        self._num_shown = 0
+        # By row: when it joined.
+        self._joined: dict[int, float] = {}
+        self._seconds = 0.0
+
+    def __enter__(self) -> LoopClock:
+        self._meter = GpuMeter(self._weights.gpus)
+        self._weights.synchronize()
+        # Moved forward by every stop of the clock, so that stops do not count.
+        self._started = time.perf_counter()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            return
+        self._seconds = time.perf_counter() - self._started
+        self._gpu = self._meter.stop()
+        # A loop that works ahead has queued another turn behind a stop token. It must not slow what
+        # is timed next.
+        self._weights.synchronize()
+        if self._frames is not None:
+            self._frames.show(self._new_arrivals())
+
+    def join(self, row: int) -> None:
+        """Note that a row begins now, behind the others."""
+        self._joined[row] = time.perf_counter() - self._started
+
+    def note(self, iteration: Iteration) -> None:
+        """Note what has just been decided.
+
+        Tokens in a record are numbers on the host, which has waited for the device's event behind
+        them, and for nothing that is queued after it.
+        """
+        self._noted.append(_Noted(time.perf_counter() - self._started, iteration))
+        if self._frames is not None and self._frames.is_due():
+            self._weights.synchronize()
+            stopped = time.perf_counter()
+            self._frames.show(self._new_arrivals())
+            self._started += time.perf_counter() - stopped
+
+    def answered(self, phases: Phases, *, as_batch: bool) -> Answered:
+        """What was answered, behind the block.
+
+        Args:
+            as_batch: whether all rows began with the first record, and share their time.
+        """
+        records = [request.record() for request in self._requests]
+        for seconds, iteration in self._noted:
+            for row, tokens, proposed, num_accepted in zip(
+                iteration.rows,
+                iteration.tokens,
+                iteration.proposed,
+                iteration.num_accepted,
+                strict=True,
+            ):
+                record = records[row]
+                record.add(tokens, seconds - self._joined.get(row, 0.0))
+                if proposed or iteration.verdict is not None:
+                    outcome = outcome_of(len(proposed), num_accepted, len(tokens))
+                    record.outcomes.append(outcome)
+        batch = None
+        if as_batch:
+            first = self._noted[0]
+            num_first = sum(map(len, first.iteration.tokens))
+            batch = BatchTimes(first.seconds, num_first, len(self._noted) - 1)
+        return Answered(
+            requests=records, seconds=self._seconds, batch=batch, phases=phases, gpu=self._gpu
+        )
+
+    def _new_arrivals(self) -> list[Arrival]:
+        """What the watcher has not seen."""
+        new = self._noted[self._num_shown :]
+        self._num_shown = len(self._noted)
+        return [arrival for noted in new for arrival in self._arrivals(noted)]
+
+    def _arrivals(self, noted: _Noted) -> Iterator[Arrival]:
+        iteration = noted.iteration
+        for place, row in enumerate(iteration.rows):
+            tokens = iteration.tokens[place]
+            proposed = iteration.proposed[place]
+            accepted = iteration.num_accepted[place]
+            probabilities = None
+            # A text that ended with an accepted token never came to the rejection behind it.
+            was_rejected = accepted < len(proposed) and len(tokens) > accepted
+            if was_rejected and iteration.verdict is not None:
+                probabilities = (
+                    float(iteration.verdict.target_probability[place, accepted]),
+                    float(iteration.verdict.draft_probability[place, accepted]),
+                )
+            yield Arrival(
+                row,
+                noted.seconds - self._joined.get(row, 0.0),
+                tokens,
+                iteration.origins[place],
+                proposed,
+                probabilities,
+            )

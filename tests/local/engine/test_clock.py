@@ -1,0 +1,175 @@
+"""The clock of loops in this process, on loops whose times are planted."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from chains import SIZE, request
+from fakes import MarkovRunner
+from harness.config.settings import DecodingSettings
+from harness.engines.arrivals import Origin
+from harness.engines.phases import Phases
+from harness.engines.protocol import Answered, Question
+from harness.local.decoding import turns
+from harness.local.decoding.iteration import Iteration
+from harness.local.decoding.loops import autoregressive, speculative
+from harness.local.decoding.protocols import Step
+from harness.local.drafting.model import ModelDrafter
+from harness.local.engine import clock as clock_module
+from harness.local.engine.clock import LoopClock
+
+
+class FakeWeights:
+    """Models on a device without GPUs; `calls` counts how often it was waited for."""
+
+    reference: Any = None
+    gpus: Sequence[str] = ()
+
+    def __init__(self, synchronize: Callable[[], None] = lambda: None) -> None:
+        self._synchronize = synchronize
+        self.calls = 0
+
+    def synchronize(self) -> None:
+        self.calls += 1
+        self._synchronize()
+
+
+def run(records: Iterable[Iteration], num_rows: int, weights: Any = None) -> Answered:
+    """What a loop has answered. Checks that devices are synchronised at both ends."""
+    weights = weights or FakeWeights()
+    weights.calls = 0
+    prompts = [[number + 1] for number in range(num_rows)]
+    question = Question(prompts, DecodingSettings(), seed=0, indices=range(num_rows))
+    with LoopClock(question.requests, weights) as clock:
+        for record in records:
+            clock.note(record)
+    assert weights.calls == 2
+    return clock.answered(Phases(), as_batch=True)
+
+
+def records() -> Iterator[Iteration]:
+    """Two rows; the second ends first."""
+    target, draft, recovered = Origin.TARGET, Origin.DRAFT, Origin.RECOVERED
+    time.sleep(0.02)
+    yield Iteration([0, 1], [[5], [6]], [[target], [target]], [[], []], [0, 0])
+    time.sleep(0.04)
+    yield Iteration(
+        [0, 1], [[7], [8, 9]], [[recovered], [draft, recovered]], [[3, 4], [8, 4]], [0, 1]
+    )
+    yield Iteration([0], [[1]], [[draft]], [[1]], [1])
+
+
+def test_an_answer_collects_rows_and_outcomes() -> None:
+    answered = run(records(), 2)
+    assert answered.tokens == [[5, 7, 1], [6, 8, 9]]
+    # The first row ends with an accepted token.
+    assert [record.outcomes for record in answered.requests] == [[(2, 0), (0, 0)], [(2, 1)]]
+    assert answered.batch is not None
+    assert answered.batch.num_iterations == 2
+    assert answered.acceptance.num_proposed == 4
+
+
+@pytest.mark.parametrize("stop", [5, 9])
+def test_iterations_have_the_tokens_that_they_gave(stop: int) -> None:
+    """A draft that is always right proposes tokens behind the stop token, too."""
+    what = request([[1], [2]], stop=[stop], length=30)
+    counting = torch.eye(SIZE).roll(1, dims=1)
+    drafter = ModelDrafter(MarkovRunner(counting), what.warp)
+    answered = run(speculative(MarkovRunner(counting), drafter, what, 4), 2)
+    for record in answered.requests:
+        assert record.token_ids[-1] == stop
+        assert 1 + sum(1 + accepted for _, accepted in record.outcomes) == record.num_tokens
+    assert answered.acceptance.acceptance_rate == 1
+
+
+def test_the_clock_covers_the_loop_and_marks_the_first_token() -> None:
+    answered = run(records(), 2)
+    assert answered.batch is not None
+    assert 0.02 <= answered.batch.first_s <= answered.seconds - 0.04
+    assert [record.arrivals[0] for record in answered.requests] == [answered.batch.first_s] * 2
+
+
+def test_times_of_decoding_leave_out_the_first_token_and_the_time_until_it() -> None:
+    answered = run(records(), 2)
+    assert answered.batch is not None
+    seconds = answered.seconds - answered.batch.first_s
+    # Six tokens in two rows, of which each row's first came before.
+    assert answered.decode_waits == {0: (pytest.approx(1000 * seconds), 2)}
+    assert run([next(records())], 2).decode_waits == {}
+
+
+def test_a_row_that_joins_has_its_own_time() -> None:
+    question = Question([[1], [2]], DecodingSettings(), seed=0, indices=[0, 1])
+    first = Iteration([0], [[5]], [[Origin.TARGET]], [[]], [0])
+    second = Iteration([1], [[6]], [[Origin.TARGET]], [[]], [0])
+    with LoopClock(question.requests, FakeWeights()) as clock:  # type: ignore[arg-type]
+        time.sleep(0.02)
+        clock.note(first)
+        clock.join(1)
+        clock.note(second)
+    answered = clock.answered(Phases(), as_batch=False)
+    assert answered.sent
+    waits = [record.seconds for record in answered.requests]
+    assert waits[0] >= 0.02
+    assert sum(waits) <= answered.seconds
+
+
+class BusyDevice(MarkovRunner):
+    """A model on a device where every pass takes a second, for a host whose own work takes none.
+
+    Its clock is in place of the host's: waiting for the device moves it forward.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(torch.eye(SIZE).roll(1, dims=1))  # 3 4 5 ...
+        self.now = self.queue_ends = 0.0
+
+    def _queue(self) -> None:
+        self.queue_ends = max(self.now, self.queue_ends) + 1
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        self._queue()
+        self.wait_until(self.queue_ends)  # the first tokens are read at once
+        return super().start(prompts)
+
+    def extend(self, *arguments: Any) -> Step:
+        self._queue()
+        return super().extend(*arguments)
+
+    def wait_until(self, moment: float) -> None:
+        self.now = max(self.now, moment)
+
+    def to_host(self, tensor: torch.Tensor) -> Callable[[], list[Any]]:
+        decided_at = self.queue_ends
+
+        def read() -> list[Any]:
+            self.wait_until(decided_at)
+            return tensor.tolist()
+
+        return read
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_the_clock_stops_at_the_last_turn_and_not_behind_one_that_is_dropped(
+    ahead: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A stop token is seen when the next turn is queued already."""
+    device = BusyDevice()
+    clock = SimpleNamespace(perf_counter=lambda: device.now, time_ns=time.time_ns)
+    weights = FakeWeights(lambda: device.wait_until(device.queue_ends))
+    monkeypatch.setattr(clock_module, "time", clock)
+    monkeypatch.setattr(turns, "to_host", device.to_host)
+    for _ in range(2):
+        began = device.now
+        answered = run(autoregressive(device, request([[2]], stop=[7]), ahead), 1, weights)
+        assert answered.tokens == [[3, 4, 5, 6, 7]]
+        assert answered.seconds == 5
+        # What was dropped is over before another clock starts.
+        assert device.now - began == 5 + ahead
+    assert device.num_calls == 2 * (4 + ahead)
