@@ -6,6 +6,7 @@ import dataclasses
 import itertools
 import json
 import math
+import operator
 import os
 import re
 import sys
@@ -137,13 +138,20 @@ class SweepFile:
 
 
 def append_summaries(sweep: Path, rows: Sequence[RunRow]) -> None:
-    """Append rows that sum up several jobs to the sweep's file, and to the one that collects all runs."""
+    """Append rows that pool several jobs to the sweep's file, and to the one that collects all runs; a sweep that goes
+    on finds those of the same jobs there.
+    """
     if not rows:
         return
-    append_rows(SweepFile(sweep, type(rows[0])).path, rows)
-    results_file = Manifest.read(sweep).results_file
-    if results_file is not None:
-        append_rows(results_file, rows)
+    kind = type(rows[0])
+    pooled_runs = operator.attrgetter("pooled_runs")
+    for path in (SweepFile(sweep, kind).path, Manifest.read(sweep).results_file):
+        if path is None:
+            continue
+        known = list(map(pooled_runs, rows_in(Path(path), kind)))
+        new = [row for row in rows if pooled_runs(row) not in known]
+        if new:
+            append_rows(path, new)
 
 
 class SweepCallback(Callback):

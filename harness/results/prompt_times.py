@@ -44,14 +44,15 @@ def rows_by_unit(
 def waits_by_unit(prompts: Sequence[LatencyPromptRow], arm: str) -> dict[Unit, Wait]:
     """Milliseconds and tokens of the batches or requests of an arm, by unit.
 
-    Rows of a batch share its time, and are known by it: no other batch takes exactly as long. A batch is one answer of
-    mean length.
+    Rows of a batch share its times, and are known by them: no other batch takes exactly as long, to its first tokens
+    and in all. A batch is one answer of mean length.
     """
     waits = {}
     for unit, rows in rows_by_unit(prompts, arm).items():
         ms = 0.0
         num_tokens = 0.0
-        for milliseconds, batch in grouped(rows, attrgetter("time_ms")).items():
+        times = attrgetter("time_ms", "time_to_first_token_ms")
+        for (milliseconds, _), batch in grouped(rows, times).items():
             ms += milliseconds
             num_tokens += sum(row.num_tokens or 1 for row in batch) / len(batch)
         waits[unit] = (ms, num_tokens)

@@ -73,6 +73,7 @@ def test_every_job_runs_once_before_any_runs_again(harness: Harness) -> None:
     assert "4 of 4 jobs" in again.stderr
     rows_of_sweep = read_rows("sweep/latency.csv", LatencyRow)
     assert len([row for row in rows_of_sweep if row.repeat == "all"]) == 2 * 2
+    assert list(results()["repeat"]).count("all") == 2 * 2
 
 
 @pytest.mark.slow
