@@ -9,9 +9,15 @@ from pathlib import Path
 
 from harness.commands.read_runs import every_run
 from harness.config.errors import SettingError
-from harness.measuring.prices import iteration_cost, k_of, tokens_by_k, why_no_price
+from harness.measuring.prices import (
+    iteration_cost,
+    k_of,
+    served_of,
+    tokens_by_k,
+    why_no_price,
+)
 from harness.measuring.rows import LatencyRow
-from harness.results.cost_tables import Table, read_table
+from harness.results.cost_tables import LoadKey, Served, Table, read_table
 from harness.results.files import read_kind
 from harness.results.iteration_cost import COSTS_FILE, IterationCost
 from harness.results.rows.acceptance import AcceptanceRow
@@ -86,8 +92,15 @@ def _yields(
     _check_alike("acceptance", [*runs, *read], _OF_YIELDS, path)
     yields: dict[str, Mapping[int, Interval]] = {}
     measured = {}
+    served: dict[tuple[str, int, LoadKey], Served] = {}
     with_draft = [run for run in runs if run.last.arm == "speculative"]
     for draft, of_draft in grouped(with_draft, _draft).items():
+        for one in of_draft:
+            load = (None if one.last.request_rate else one.last.batch_size, one.last.request_rate)
+            for row, k in ((one.rows[0], 0), (one.last, k_of(one.last))):
+                answered = served_of(one, row)
+                if answered is not None and k is not None:
+                    served[draft, k, load] = answered
         known = tokens_by_k(of_draft)
         if known:
             yields[draft] = known
@@ -107,7 +120,7 @@ def _yields(
             yields[_draft(run)] = of_run
     if not yields:
         raise SettingError("acceptance", "has no tokens per iteration of any K", path)
-    return Table(yields=yields, measured=measured)
+    return Table(yields=yields, measured=measured, served=served)
 
 
 def _check_alike(setting: str, runs: Sequence[Run], names: Sequence[str], path: str) -> None:

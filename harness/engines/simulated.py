@@ -47,6 +47,9 @@ class SimulatedSettings(EngineSettings):
         draft_ms: drafting one token, of all rows together.
         prompt_ms: reading one token of a prompt.
         first_ms: added to each prompt, such as what a request takes on its way.
+        reads_together: whether prompts that wait are read in one pass, behind which all have their first token, as in
+            llama-server; else one after the other.
+        gap_ms: from the end of an answer until the next request comes, where some are kept in flight: others go on.
         acceptance: the chance that a draft token is accepted if those before it were: one number, or one for each
             position.
         prompts_differ: how far prompts differ in that, as a standard deviation of its log-odds.
@@ -69,6 +72,8 @@ class SimulatedSettings(EngineSettings):
     draft_ms: float = 2.0
     prompt_ms: float = 0.1
     first_ms: float = 5.0
+    reads_together: bool = False
+    gap_ms: float = 0.0
     acceptance: float | tuple[float, ...] = 0.8
     prompts_differ: float = 0.3
     lengths: tuple[int, ...] = ()
@@ -86,7 +91,15 @@ class SimulatedSettings(EngineSettings):
             value = getattr(self, name)
             require(value is None or value > 0, name, "must be positive", value)
         for name in (
-            *("width_ms", "row_ms", "draft_ms", "prompt_ms", "first_ms", "prompts_differ"),
+            *(
+                "width_ms",
+                "row_ms",
+                "draft_ms",
+                "prompt_ms",
+                "first_ms",
+                "gap_ms",
+                "prompts_differ",
+            ),
             *("noise", "start_noise", "stall_every", "stall_ms", "drift", "blocks"),
         ):
             value = getattr(self, name)
@@ -262,12 +275,13 @@ def _engine(opening: Opening) -> Engine:
                     return
                 ended.append(row)
                 if rate is None:
-                    free.append(clock.now_s)
+                    free.append(clock.now_s + settings.gap_ms / 1000)
 
             def read_prompts() -> None:
                 """Read the prompts that have come, as far as there is room."""
                 nonlocal next_extra_s
-                while rate is not None or free:
+                together: list[_Row] = []
+                while rate is not None or (free and free[0] <= clock.now_s):
                     while next_extra_s <= clock.now_s:
                         assert rate is not None
                         waiting.append(extra_row(next_extra_s))
@@ -282,10 +296,15 @@ def _engine(opening: Opening) -> Engine:
                         # Sent when there was room, and read behind others for which there was.
                         row.sent_s = free.popleft()
                     passes(settings.first_ms + settings.prompt_ms * row.record.num_prompt_tokens)
+                    if settings.reads_together:
+                        together.append(row)
+                        continue
                     give(row, 1)
                     # However many come that do not count: others go on.
                     if row.is_extra:
                         break
+                for row in together:
+                    give(row, 1)
 
             def iterate() -> None:
                 # The last token of an answer is never drafted.
@@ -334,6 +353,8 @@ def _engine(opening: Opening) -> Engine:
                 read_prompts()
                 if running:
                     iterate()
+                elif free:
+                    clock.now_s = max(clock.now_s, free[0])
                 elif waiting:
                     clock.now_s = max(clock.now_s, waiting[0].sent_s)
             of_load = [*ended, *running, *waiting]

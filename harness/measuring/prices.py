@@ -17,7 +17,15 @@ import numpy as np
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
-from harness.results.iteration_cost import QUEUED, IterationCost, Point, mean_time, why_queued
+from harness.results.cost_tables import Served
+from harness.results.iteration_cost import (
+    QUEUED,
+    Answers,
+    IterationCost,
+    Point,
+    mean_time,
+    why_queued,
+)
 from harness.results.prompt_times import Unit, rows_by_unit
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run, grouped
@@ -65,6 +73,7 @@ def iteration_cost(
     for _, several in sorted(measured.items()):
         steps = [point.steps for point in several if point.steps.is_known]
         drafted = [point.drafted for point in several]
+        answers = [point.answers for point in several if point.answers]
         first = several[0]
         points.append(
             Point(
@@ -73,6 +82,7 @@ def iteration_cost(
                 mean_time([point.ms for point in several]),
                 mean_time(steps) if steps else Interval(),
                 float(np.mean(drafted)),
+                Answers(*np.mean(answers, axis=0).tolist()) if answers else None,
             )
         )
     return IterationCost(tuple(points), source, refused)
@@ -92,7 +102,8 @@ def points_of(run: Run[LatencyRow]) -> list[Point]:
     of_steps: dict[Unit, _Spent] = {}
     if step_ms and regular is not None:
         of_steps = spent_by_unit(regular, run.prompt_rows)
-        points.append(Point(1, load, _time(of_steps, unit, step_ms), Interval(1.0)))
+        ms = _time(of_steps, unit, step_ms)
+        points.append(Point(1, load, ms, Interval(1.0), answers=_answers(run, regular)))
     iteration_ms = _iteration_ms(row)
     k = k_of(row)
     if row.arm != "speculative" or not iteration_ms or k is None:
@@ -104,8 +115,30 @@ def points_of(run: Run[LatencyRow]) -> list[Point]:
         both = np.array([[*of_iterations[one], *of_steps[one]] for one in common]).T
         steps = ratio_of_products([both[0], both[3]], [both[1], both[2]], unit)
     ms = _time(of_iterations, unit, iteration_ms)
-    points.append(Point(k + 1, load, ms, steps, row.mean_num_draft_tokens))
+    points.append(Point(k + 1, load, ms, steps, row.mean_num_draft_tokens, _answers(run, row)))
     return points
+
+
+def _answers(run: Run[LatencyRow], row: LatencyRow) -> Answers | None:
+    """What the requests of an arm were; None where they were none."""
+    first_ms, length = row.time_to_first_token_p50_ms, row.mean_answer_length
+    if first_ms is None or length is None:
+        return None
+    return Answers(first_ms, length, row.tokens_per_iteration or 1.0, _lap(run, row))
+
+
+def _lap(run: Run[LatencyRow], row: LatencyRow) -> float:
+    own = [(one.unit, one.asked_before) for one in run.prompt_rows if one.arm == row.arm]
+    return len(own) / len(set(own)) if own else row.batch_size or 1
+
+
+def served_of(run: Run[LatencyRow], row: LatencyRow) -> Served | None:
+    """How the requests of an arm were answered; None where they were none."""
+    first_ms, ms_per_token = row.time_to_first_token_p50_ms, row.ms_per_token_after_first
+    if not row.tokens_per_second or first_ms is None or ms_per_token is None:
+        return None
+    lap = _lap(run, row)
+    return Served(row.tokens_per_second, first_ms, ms_per_token, row.goodput_share, lap)
 
 
 def _by_phases(

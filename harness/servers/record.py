@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 import shlex
 import shutil
@@ -16,7 +15,7 @@ from urllib.parse import urlsplit
 from harness.config.engines import EngineSettings
 from harness.config.errors import SettingError
 from harness.config.model_names import SECOND_COMMAND, SERVED
-from harness.config.settings import require, require_at_least
+from harness.config.settings import check_limits, require, require_at_least
 from harness.config.synthetic import marginal_rates
 from harness.engines.record import EngineRecord, Opening
 from harness.servers.command import ServerCommand, read_command, removed_words
@@ -28,8 +27,6 @@ if TYPE_CHECKING:
     from harness.config.settings import DraftSettings
     from harness.engines.protocol import Engine
 
-# The times that `engine.slo` may bound.
-SLO = ("ttft_ms", "itl_ms")
 # `engine.blocks=auto` where one arm after the other has the devices.
 _BLOCKS = 4
 # How often both servers are started where they run side by side and start quickly, and the fewest prompts of a start.
@@ -154,11 +151,7 @@ class ServerSettings(EngineSettings):
             advice = f"must not hold {name}" + (f", which {place} sets" if place else "")
             is_free = place is None and name not in _NEEDED
             require(is_free, "extra", advice, f"{{{name}: {value}}}")
-        rule = f"must be milliseconds by name, of {' and '.join(SLO)}"
-        for name, most in (self.slo or {}).items():
-            is_number = isinstance(most, int | float) and not isinstance(most, bool)
-            is_possible = name in SLO and is_number and 0 < most < math.inf
-            require(is_possible, "slo", rule, f"{{{name}: {most}}}")
+        check_limits(self.slo)
 
     @property
     def has_two(self) -> bool:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.commands.command import Experiment
+from harness.commands.plan.load import Load
 from harness.commands.plan.predictions import Prediction, predictions
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
@@ -75,7 +76,12 @@ class Plan(Experiment):
         typed = self.settings.acceptance_path
         if typed is not None:
             accepted = read_prices("acceptance", typed)
-        self.predictions, notes = predictions(costs, accepted)
+        settings = self.settings
+        load = None
+        if settings.batch_size > 1 or settings.rate is not None:
+            in_flight = settings.batch_size if settings.rate is None else None
+            load = Load(in_flight, settings.rate, settings.slo)
+        self.predictions, notes = predictions(costs, accepted, load, settings)
         model = ModelSettings(name=costs.origin.get("model") or Path(path).stem, repository=SERVED)
         self.settings = replace(self.settings, model=model, draft=None)
         # Settings that nothing was measured with.
