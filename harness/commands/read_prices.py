@@ -83,7 +83,7 @@ def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> Table:
         raise SettingError("costs", rule, path)
     last = with_draft[-1].last
     origin = {name: value for name in _ORIGIN if (value := getattr(last, name, None))}
-    return Table(costs, origin=origin, left_out=list(dict.fromkeys(reasons)))
+    return Table(costs, origin=origin, notes=list(dict.fromkeys(reasons)))
 
 
 def _yields(

@@ -20,6 +20,8 @@ from harness.results.iteration_cost import QUEUED, IterationCost, why_queued
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
 
+# Lengths that differ by less between loads are the same but for noise.
+_SAME = 0.05
 # Names of columns, the first of which is ours. What has none of them is text, by which rows are selected.
 _COLUMNS: Mapping[str, Sequence[str]] = {
     "width": ("width", "tokens", "verified"),
@@ -66,7 +68,7 @@ class Table:
         measured: speed-ups of decoding by draft, K and rows in flight.
         served: requests under load, by draft, K (0 of the regular arm) and load.
         origin: columns of the runs that it was made of: model, engine and devices.
-        left_out: why runs have no price.
+        notes: why runs have no price, and what figures are means of.
     """
 
     costs: Mapping[str, IterationCost] = field(default_factory=dict)
@@ -74,7 +76,7 @@ class Table:
     measured: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
     served: Mapping[tuple[str, int, LoadKey], Served] = field(default_factory=dict)
     origin: Mapping[str, str] = field(default_factory=dict)
-    left_out: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
 @dataclass(frozen=True)
@@ -176,26 +178,30 @@ def _row(row: Mapping[str, str], columns: Mapping[str, str | None], draft: str) 
 def _table(rows: Sequence[_Row], path: str) -> Table:
     regular = [row for row in rows if row.width == 1]
     costs = {}
-    yields = {}
+    yields: dict[str, dict[int, Interval]] = {}
     measured = {}
+    notes: list[str] = []
     for draft, members in grouped([row for row in rows if row.width > 1], _draft).items():
         known = [row for row in (*regular, *members) if row.ms.is_known]
         if any(row.width > 1 for row in known):
             refused = _refused(regular, members)
             points = [(row.width, row.rows, row.ms) for row in known]
             costs[draft] = IterationCost.of_points(points, path, refused)
-        lengths = grouped([row for row in members if row.tokens], _width)
-        yields[draft] = {
-            width - 1: Interval(fmean(row.tokens or 0 for row in same))
-            for width, same in lengths.items()
-        }
+        yields[draft] = {}
+        for width, same in grouped([row for row in members if row.tokens], _width).items():
+            lengths = [row.tokens or 0.0 for row in same]
+            yields[draft][width - 1] = Interval(fmean(lengths))
+            spread = max(lengths) / min(lengths) - 1
+            if spread > _SAME:
+                several = f"{min(lengths):g} to {max(lengths):g} tokens per iteration"
+                notes.append(f"{draft or path} yields {several} at K={width - 1}: the mean counts")
         if draft in costs:
             for row in members:
                 k = row.width - 1
                 if row.tokens and k in costs[draft].ks(row.rows):
                     speedup = row.tokens / costs[draft].steps_at(k, row.rows).estimate
                     measured[draft, k, row.rows] = speedup
-    return Table(costs, yields, measured)
+    return Table(costs, yields, measured, notes=notes)
 
 
 def _draft(row: _Row) -> str:
@@ -213,7 +219,7 @@ def _refused(regular: Sequence[_Row], members: Sequence[_Row]) -> dict[int, str]
     for row in members:
         beside = alone.get(row.rows)
         if row.waits and beside and row.waits / beside >= QUEUED:
-            refused[row.rows] = why_queued(row.rows, row.waits)
+            refused[row.rows] = why_queued(row.rows, row.waits / beside)
     return refused
 
 

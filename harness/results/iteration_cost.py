@@ -45,11 +45,11 @@ def why_queued(rows: int, waits: float) -> str:
     """The reason for which a load has no price.
 
     Args:
-        waits: the time of an answer over that of decoding it.
+        waits: the time of an answer over that of decoding it, over the same of the regular arm.
     """
     return (
-        f"has no price with {rows} in flight: answers take {waits:.1f} times as long as decoding them,"
-        " so that the engine queues: ask for fewer at once"
+        f"has no price with {rows} in flight: beside the regular ones, answers take {waits:.1f} times as long as"
+        " decoding explains, so that the engine queues: ask for fewer at once"
     )
 
 
@@ -157,12 +157,14 @@ class IterationCost:
         refused: why there is no price at a load, by its rows in flight.
         in_bytes: whether it is of the bytes that must be read, which is a bound and no measurement; then there are
             steps without milliseconds.
+        one_step: whether all K of a load have the same regular step, whose error then moves none against another.
     """
 
     points: Sequence[Point] = ()
     source: str = ""
     refused: Mapping[int, str] = field(default_factory=dict)
     in_bytes: bool = False
+    one_step: bool = False
 
     @classmethod
     def of_points(
@@ -186,7 +188,7 @@ class IterationCost:
             step_ms = times.get((rows, 1))
             steps = Interval() if step_ms is None else _ratio(ms, step_ms)
             made.append(Point(width, rows, ms, Interval(1.0) if width == 1 else steps))
-        return cls(tuple(made), source, refused or {})
+        return cls(tuple(made), source, refused or {}, one_step=True)
 
     @classmethod
     def of_steps(cls, steps: Mapping[int, float], source: str, rows: int = 1) -> IterationCost:
@@ -266,16 +268,13 @@ class IterationCost:
 
     def speedup(self, tokens_per_iteration: Interval | float, k: int, rows: int = 1) -> Interval:
         """The speed-up of decoding that so many tokens per iteration give; its interval has those of cost and yield."""
-        tokens = tokens_per_iteration
-        if not isinstance(tokens, Interval):
-            tokens = Interval(float(tokens))
-        return _ratio(tokens, self.at(k, rows).steps)
+        return _ratio(_as_interval(tokens_per_iteration), self.at(k, rows).steps)
 
     def best_k(self, yields: Mapping[int, Interval | float], rows: int = 1) -> Best:
         """The best of the K that have both a price and a yield.
 
-        K cannot be told from it where the difference may be 0, with the bounds of cost and yield taken as independent:
-        those of the same texts are not, so that more K are named than need be.
+        K cannot be told from it where the difference may be 0, with the bounds of cost and yield taken as independent,
+        but for a regular step that they share: yields of the same texts are not, so that more K are named than need be.
 
         Raises:
             SettingError: no K has both.
@@ -287,9 +286,12 @@ class IterationCost:
             raise SettingError("acceptance", "has no K")
         speedups = {k: self.speedup(yields[k], k, rows) for k in common}
         best = max(common, key=lambda k: speedups[k].estimate)
+        speeds = speedups
+        if self.one_step:
+            speeds = {k: _ratio(_as_interval(yields[k]), self.at(k, rows).ms) for k in common}
         alike = []
         for k in common:
-            share = _ratio(speedups[k], speedups[best])
+            share = _ratio(speeds[k], speeds[best])
             if k != best and share.has_bounds and not share.excludes(1):
                 alike.append(k)
         return Best(best, speedups[best], alike)
@@ -433,6 +435,10 @@ def _standard_error(time: Interval) -> float:
     if time.covers is None or not time.has_bounds:
         return math.hypot(_UNKNOWN_NOISE * time.estimate, width / math.sqrt(12))
     return width / (2 * t_quantile((1 - CONFIDENCE) / 2, time.covers.num_units - 1))
+
+
+def _as_interval(value: Interval | float) -> Interval:
+    return value if isinstance(value, Interval) else Interval(float(value))
 
 
 def _ratio(numerator: Interval, denominator: Interval) -> Interval:

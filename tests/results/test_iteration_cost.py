@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,6 +59,17 @@ def test_a_k_that_cannot_be_told_from_the_best_is_named() -> None:
     assert cost.best_k({2: 2.0, 4: 3.05}).alike == []
 
 
+def test_a_regular_step_that_they_share_moves_no_k_against_another() -> None:
+    covers = Coverage(15, "prompt")
+    step = Interval(20, 16, 24, covers)
+    times = [Interval(ms, 0.99 * ms, 1.01 * ms, covers) for ms in (25.0, 30.0)]
+    cost = IterationCost.of_points([(1, 1, step), (3, 1, times[0]), (5, 1, times[1])])
+    best = cost.best_k({2: 2.4, 4: 3.05})
+    assert (best.k, best.alike) == (4, [])
+    assert best.speedup.low < 0.9 * best.speedup.estimate
+    assert replace(cost, one_step=False).best_k({2: 2.4, 4: 3.05}).alike == [2]
+
+
 @pytest.mark.parametrize(
     ("k", "rows", "complaint"),
     [
@@ -86,7 +98,7 @@ def test_the_value_survives_a_file() -> None:
     covers = Coverage(15, "prompt")
     times = [(1, 1, Interval(20.0, 19.0, 21.0, covers)), (5, 1, 30.0)]
     cost = IterationCost.of_points(times, "here", {4: "queued"})
-    assert repr(IterationCost.from_json(cost.as_json())) == repr(cost)
+    assert repr(IterationCost.from_json(cost.as_json())) == repr(replace(cost, one_step=False))
 
 
 def test_repeated_measurements_cover_what_differs_between_them() -> None:
@@ -219,6 +231,29 @@ def test_tables_that_are_not_understood(
     with pytest.raises(SettingError) as refused:
         read_table("costs", f"{tmp_path}/t.csv{word}")
     assert complaint in str(refused.value)
+
+
+def test_lengths_that_differ_between_loads_are_said(tmp_path: Path) -> None:
+    lines = [
+        "k,in_flight,ms,acceptance_length",
+        "4,1,30,3.0",
+        "4,8,40,3.5",
+        "2,1,25,2.0",
+        "2,8,30,2.01",
+    ]
+    (tmp_path / "t.csv").write_text("\n".join(lines))
+    table = read_table("acceptance", str(tmp_path / "t.csv"))
+    assert table.yields[""][4].estimate == pytest.approx(3.25)
+    (note,) = table.notes
+    assert note.endswith("yields 3 to 3.5 tokens per iteration at K=4: the mean counts")
+
+
+def test_a_queue_is_said_in_the_figure_that_judges_it(tmp_path: Path) -> None:
+    """Regular answers take 1.25 times their decoding, drafted ones 2.5 times: twice as long."""
+    head = "k,in_flight,ms_per_token,acceptance_length,tokens_per_second"
+    (tmp_path / "t.csv").write_text(f"{head}\n,8,20,,40\n4,8,10,3,40\n")
+    (cost,) = read_table("costs", str(tmp_path / "t.csv")).costs.values()
+    assert "answers take 2.0 times as long as decoding explains" in cost.refused[8]
 
 
 def test_a_word_selects_rows_of_a_table(tmp_path: Path) -> None:

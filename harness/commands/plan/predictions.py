@@ -128,7 +128,7 @@ def predictions(
     if not found:
         raise problems[0][1]
     notes = [f"{subject} {error.rule}" for subject, error in problems]
-    return found, [*dict.fromkeys([*notes, *costs.left_out])]
+    return found, [*dict.fromkeys([*notes, *costs.notes, *accepted.notes])]
 
 
 def _under_load(
