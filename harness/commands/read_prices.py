@@ -1,14 +1,19 @@
-"""What `costs=` and `acceptance=` name: runs of `latency` and `acceptance`, a `costs.json`, or somebody's table."""
+"""What `costs=` and `acceptance=` name: runs of `latency` and `acceptance`, a `costs.json`, somebody's table, counters of
+a server, or a histogram of what was accepted.
+"""
 
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from harness.commands.read_runs import every_run
 from harness.config.errors import SettingError
+from harness.engines.registry import ENGINES
 from harness.measuring.prices import (
     iteration_cost,
     k_of,
@@ -26,6 +31,8 @@ from harness.results.statistics.interval import Interval
 
 # What an iteration costs is the same while these are.
 _OF_COSTS = ("model", "engine", "devices", "dtype", "quantization")
+# Names of histograms: of a whole run in AIPerf's profile_export_aiperf.json, and of each request by vLLM and AIPerf.
+_HISTOGRAMS = ("pooled_spec_decode_acceptance_histogram", "acceptance_histogram")
 _ORIGIN = ("model", "engine", "devices")
 # And what it yields.
 _OF_YIELDS = ("model", "prompts", "prompts_digest", "temperature", "rule")
@@ -37,11 +44,17 @@ def read_prices(setting: str, path: str) -> Table:
     Raises:
         SettingError: it has none, or those of different machines, models or texts.
     """
+    if setting == "acceptance" and path.startswith(("http://", "https://")):
+        return Table(yields={"": _counted(path)})
     place = Path(path).expanduser()
     if place.suffix == ".json":
         costs = _read_json(setting, place)
         if costs is not None:
             return Table({"": costs})
+    if setting == "acceptance" and place.suffix in (".json", ".jsonl"):
+        histogram = _histogram(place)
+        if histogram:
+            return Table(yields={"": _of_histogram(histogram)})
     if not place.is_dir() and not _is_ours(place):
         return read_table(setting, path)
     try:
@@ -121,6 +134,68 @@ def _yields(
     if not yields:
         raise SettingError("acceptance", "has no tokens per iteration of any K", path)
     return Table(yields=yields, measured=measured, served=served)
+
+
+def _counted(url: str) -> dict[int, Interval]:
+    """Tokens per iteration at each K by a server's counters since its start."""
+    counts = ENGINES["server"].counted(url)
+    if counts is None or not counts.drafts:
+        why = "shows no counters (/metrics)" if counts is None else "has counted no drafts yet"
+        raise SettingError("acceptance", why, url)
+    length = 1.0
+    yields = {}
+    for position, accepted in sorted(counts.accepted_at.items()):
+        length += accepted / counts.drafts
+        yields[position + 1] = Interval(length)
+    if not yields:
+        length = 1 + (counts.accepted or 0.0) / counts.drafts
+        rule = f"counts no acceptance by position; with its K, type acceptance={length:.2f}@K"
+        raise SettingError("acceptance", rule, url)
+    return yields
+
+
+def _histogram(file: Path) -> dict[int, float]:
+    """Iterations by accepted draft tokens, in answers of vLLM or in what AIPerf writes, JSON or a JSON text a line; {}
+    without any. Where it has been summed up, the sum alone.
+    """
+    found: dict[str, list[Any]] = {name: [] for name in _HISTOGRAMS}
+
+    def search(value: Any) -> None:
+        if isinstance(value, dict):
+            for name, inner in value.items():
+                if name in found and inner:
+                    found[name].append(inner)
+                else:
+                    search(inner)
+        elif isinstance(value, list):
+            for inner in value:
+                search(inner)
+
+    try:
+        text = file.read_text(encoding="utf-8")
+        texts = text.splitlines() if file.suffix == ".jsonl" else [text]
+        contents = [json.loads(text) for text in texts if text.strip()]
+        if not any(isinstance(content, dict) and "rows" in content for content in contents):
+            # Results of this project have rows.
+            search(contents)
+        total: Counter[int] = Counter()
+        for histogram in next((several for several in found.values() if several), []):
+            counts = histogram.items() if isinstance(histogram, dict) else enumerate(histogram)
+            for accepted, number in counts:
+                total[int(accepted)] += number
+    except (OSError, ValueError, TypeError) as error:
+        raise SettingError("acceptance", f"is not understood: {error}", str(file)) from error
+    return dict(total)
+
+
+def _of_histogram(histogram: Mapping[int, float]) -> dict[int, Interval]:
+    """Tokens per iteration at each K up to the most that were accepted."""
+    num_iterations = sum(histogram.values())
+    yields = {}
+    for k in range(1, max(histogram) + 1):
+        accepted = sum(min(k, number) * times for number, times in histogram.items())
+        yields[k] = Interval(1 + accepted / num_iterations)
+    return yields
 
 
 def _check_alike(setting: str, runs: Sequence[Run], names: Sequence[str], path: str) -> None:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from harness.config.methods import MethodRecord
     from harness.config.run import RunnerName, RunSettings
     from harness.config.settings import DecodingSettings, DraftSettings
+    from harness.engines.counts import Counts
     from harness.engines.door.pairs import AnyPair, Pair
     from harness.engines.protocol import Engine
 
@@ -177,6 +178,12 @@ class EngineRecord(RecordWithSettings, Abilities):
             settings: of the class `settings`.
         """
         return []
+
+    def counted(self, url: str) -> Counts | None:
+        """What the server at an address has counted since it started; None where it does not answer, or counts nothing,
+        and of an engine that is no server.
+        """
+        return None
 
     def typed_command(self, words: Sequence[str]) -> list[str]:
         """A command that it started, without the words that it added."""

@@ -25,6 +25,7 @@ from harness.servers.identity import ServerReport, server_report
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
     from harness.config.settings import DraftSettings
+    from harness.engines.counts import Counts
     from harness.engines.protocol import Engine
 
 # `engine.blocks=auto` where one arm after the other has the devices.
@@ -266,6 +267,11 @@ class Server(EngineRecord):
                 return None
             reports.append(report)
         return reports
+
+    def counted(self, url: str) -> Counts | None:
+        from harness.servers.counters import CounterPage
+
+        return CounterPage(url, None).read()
 
     def open(self, opening: Opening) -> Engine:
         """Start the servers, or only connect them."""

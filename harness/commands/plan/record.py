@@ -33,8 +33,9 @@ class PlanSettings(RunSettings):
             or `FILE@WORD` for its rows with that word). The speed-up is predicted from it and from `acceptance`,
             without models; None for the bytes that the pair must read.
         acceptance: what an iteration yields: a run of `acceptance` or, with `costs`, of `latency` (its directory, CSV
-            file or `result.json`) or a table; or a guess, the chance that a draft token is accepted if those before it
-            were: `0.7`, or for each position `[0.8,0.7,0.6]`; or tokens per iteration at one K: `3.2@4`.
+            file or `result.json`) or a table; with `costs` also the address of a server, for its counters, or a JSON
+            file with a histogram by vLLM or AIPerf; or a guess, the chance that a draft token is accepted if those
+            before it were: `0.7`, or for each position `[0.8,0.7,0.6]`; or tokens per iteration at one K: `3.2@4`.
         rate: with `costs`, requests per second at random (Poisson) times; else `batch_size` of them are in flight.
         slo: with these, the most milliseconds of a good request, such as `{ttft_ms: 500, itl_ms: 50}`.
     """
@@ -122,7 +123,7 @@ class PlanSettings(RunSettings):
         paths = {"costs": self.costs, "acceptance": self.acceptance_path}
         named = {}
         for name, path in paths.items():
-            if path is not None:
+            if path is not None and "://" not in path:
                 # `FILE@WORD` selects rows of a file.
                 named[name] = path if Path(path).exists() else path.partition("@")[0]
         return named

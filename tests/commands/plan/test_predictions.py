@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import jsonschema
@@ -229,6 +231,61 @@ def test_a_load_beside_one_at_which_the_engine_queues_is_refused(loads: Path) ->
 def test_times_to_first_tokens_must_be_known(harness: Harness, table: str) -> None:
     asked = ("plan", table, "acceptance=3@4", "batch_size=2")
     assert "has no time to the first token of requests one at a time" in harness.refused(*asked)
+
+
+# 10 iterations of K=4: 4 accept nothing, 3 two tokens, 3 all four.
+YIELDS = {2: 1 + (6 * 2) / 10, 4: 1 + (3 * 2 + 3 * 4) / 10}
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        # https://docs.vllm.ai/en/stable/features/speculative_decoding/acceptance_metrics/, two answers
+        ("answers.json", [{"metrics": {"speculative_decoding": {"acceptance_histogram": [3, 0, 1, 0, 3]}}},
+                          {"metrics": {"speculative_decoding": {"acceptance_histogram": [1, 0, 2, 0, 0]}}}]),
+        # AIPerf's docs/tutorials/spec-decode-metrics.md: the sum counts, and not each request's again
+        ("profile_export_aiperf.json", {"pooled_spec_decode_acceptance_histogram": {"0": 4, "2": 3, "4": 3},
+                                        "records": [{"acceptance_histogram": {"0": 1}}]}),
+        ("profile_export.jsonl", {"metadata": {}, "spec_decode_acceptance":
+                                  {"acceptance_histogram": {"0": 4, "2": 3, "4": 3}, "num_spec_tokens": 4}}),
+    ],
+)  # fmt: skip
+def test_histograms_of_other_programs(
+    harness: Harness, table: str, name: str, content: Any
+) -> None:
+    Path(name).write_text(json.dumps(content))
+    rows, _ = rows_of(harness, table, f"acceptance={name}")
+    found = rows.query("batch_size == 1").set_index("num_draft_tokens")
+    assert found.predicted_tokens_per_iteration.to_dict() == pytest.approx(YIELDS)
+
+
+def test_a_server_says_what_it_accepts(harness: Harness, table: str) -> None:
+    """The counters of vLLM of the same ten iterations."""
+    by_position = [6, 6, 3, 3]
+    lines = ['vllm:spec_decode_num_drafts_total{engine="0"} 10.0']
+    for place, number in enumerate(by_position):
+        labels = f'{{engine="0",position="{place}"}}'
+        lines.append(f"vllm:spec_decode_num_accepted_tokens_per_pos_total{labels} {number}.0")
+
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write("\n".join(lines).encode())
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Page) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        asked = (table, f"acceptance=http://127.0.0.1:{server.server_port}/v1")
+        rows, _ = rows_of(harness, *asked)
+        lines[:] = ["vllm:spec_decode_num_drafts_total 0.0"]
+        assert "has counted no drafts yet" in harness.refused("plan", *asked)
+        server.shutdown()
+    found = rows.query("batch_size == 1").set_index("num_draft_tokens")
+    assert found.predicted_tokens_per_iteration.to_dict() == pytest.approx(YIELDS)
+    assert "shows no counters" in harness.refused("plan", *asked)
 
 
 def test_several_acceptances_make_one_page(harness: Harness, table: str) -> None:
