@@ -1,5 +1,5 @@
-"""What `costs=` and `acceptance=` name: runs of `latency` and `acceptance`, a `costs.json`, somebody's table, counters of
-a server, or a histogram of what was accepted.
+"""What `costs=` and `acceptance=` name: runs of `latency` and `acceptance`, a `costs.json`, somebody's table,
+counters of a server, or a histogram of what was accepted.
 """
 
 from __future__ import annotations
