@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from harness.config.errors import HarnessError, RunError, from_outside
 from harness.config.packages import INSTALL_LOCAL
 from harness.engines.protocol import Request
-from harness.engines.requests import Load, RequestError, RequestRecord
+from harness.engines.requests import Load, RequestError, RequestRecord, has_built_up
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.servers.connection import RequestFailed, answer_to, events
@@ -236,6 +236,8 @@ async def send_all(
     tasks: list[asyncio.Task[None]] = []
     extra_records: list[RequestRecord] = []
     an_extra_has_ended = asyncio.Event()
+    num_ended = 0
+    most_in_flight = 0
 
     async def send(outgoing: Outgoing) -> None:
         try:
@@ -244,10 +246,13 @@ async def send_all(
             room.release()
 
     async def send_one_extra(outgoing: Outgoing) -> None:
+        nonlocal num_ended
         await send(outgoing)
+        num_ended += 1
         an_extra_has_ended.set()
 
     async def send_extra(requests: Iterator[Outgoing], wait_s: float = 0.0) -> None:
+        nonlocal most_in_flight
         await asyncio.sleep(wait_s)
         await room.acquire()
         # A server that refuses them at once would be flooded.
@@ -255,6 +260,7 @@ async def send_all(
             outgoing = next(requests)
             extra_records.append(outgoing.request)
             tasks.append(asyncio.create_task(send_one_extra(outgoing)))
+            most_in_flight = max(most_in_flight, len(extra_records) - num_ended)
             if rate:
                 await asyncio.sleep(random.expovariate(rate))
             await room.acquire()
@@ -263,7 +269,12 @@ async def send_all(
         if rate and extra is not None:
             leading = asyncio.create_task(send_extra(extra))
             tasks.append(leading)
-            await an_extra_has_ended.wait()
+            while not has_built_up(num_ended, most_in_flight):
+                # None is sent behind one that failed.
+                if any(record.error for record in extra_records):
+                    break
+                an_extra_has_ended.clear()
+                await an_extra_has_ended.wait()
             leading.cancel()
         started = time.perf_counter()
         seconds_before = sender.request_seconds()
