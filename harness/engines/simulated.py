@@ -206,7 +206,7 @@ def _engine(opening: Opening) -> Engine:
     # The protocol is imported where it is needed: settings and help are known without it.
     from harness.engines.arrivals import Arrival, Origin, Watch
     from harness.engines.protocol import Answered, Arm, Blocks, Engine, Traits
-    from harness.engines.requests import Load
+    from harness.engines.requests import Load, has_built_up
 
     asked = opening.settings.engine
     assert isinstance(asked, SimulatedSettings)
@@ -325,8 +325,10 @@ def _engine(opening: Opening) -> Engine:
 
             if next_extra_s < math.inf:
                 # As with a server, the load has built up before the first request that counts.
-                while not ended:
+                most_in_flight = 0
+                while not has_built_up(len(ended), most_in_flight):
                     read_prompts()
+                    most_in_flight = max(most_in_flight, len(running) + len(waiting))
                     if running:
                         iterate()
                     elif not waiting:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from harness.config.amounts import counted
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings, api_key
-from harness.engines.arrivals import Arrival, Frames, Origin, Watch
+from harness.engines.arrivals import FRAME_S, Arrival, Frames, Origin, Watch
 from harness.engines.chat import Chat
 from harness.engines.counts import Counts, growth
 from harness.engines.protocol import (
@@ -493,8 +493,12 @@ class ServerArm(Arm):
         try:
             while True:
                 try:
-                    arrival = arrivals.get(timeout=QUIET_S)
+                    arrival = arrivals.get(timeout=FRAME_S if new else QUIET_S)
                 except Empty:
+                    if frames is not None and new:
+                        frames.show(new)
+                        new = []
+                        continue
                     silent_s = time.perf_counter() - self._sender.last_event
                     if silent_s >= QUIET_S and self._sender.num_in_flight:
                         num_ended = sum(request.seconds > 0 for request in self.requests)

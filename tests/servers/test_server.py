@@ -399,8 +399,12 @@ def test_requests_that_nobody_reads_are_cancelled(open_engine: Open) -> None:
     engine = open_engine(server)
     server.stall = True
 
-    def leave(arrivals: object) -> None:
-        raise KeyboardInterrupt
+    seen: set[int] = set()
+
+    def leave(arrivals: Sequence[Arrival]) -> None:
+        seen.update(arrival.row for arrival in arrivals)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         engine.arms[0].answer(ask(2).requests, 2, watch=leave)
