@@ -31,6 +31,10 @@ from harness.results.statistics.interval import Interval
 
 # What an iteration costs is the same while these are.
 _OF_COSTS = ("model", "engine", "devices", "dtype", "quantization")
+_ALONE = (
+    "passes of a plain server were timed, over 1 to 16 new tokens behind a cached prefix: drafting is left out, and so"
+    " are the logits of all tokens but the last. So a draft gives these speed-ups at most"
+)
 # Names of histograms: of a whole run in AIPerf's profile_export_aiperf.json, and of each request by vLLM and AIPerf.
 _HISTOGRAMS = ("pooled_spec_decode_acceptance_histogram", "acceptance_histogram")
 _ORIGIN = ("model", "engine", "devices")
@@ -44,8 +48,11 @@ def read_prices(setting: str, path: str) -> Table:
     Raises:
         SettingError: it has none, or those of different machines, models or texts.
     """
-    if setting == "acceptance" and path.startswith(("http://", "https://")):
-        return Table(yields={"": _counted(path)})
+    if path.startswith(("http://", "https://")):
+        if setting == "acceptance":
+            return Table(yields={"": _counted(path)})
+        cost = IterationCost.of_passes(ENGINES["server"].pass_times(path), path)
+        return Table({"": cost}, notes=[_ALONE])
     place = Path(path).expanduser()
     if place.suffix == ".json":
         costs = _read_json(setting, place)

@@ -185,6 +185,16 @@ class EngineRecord(RecordWithSettings, Abilities):
         """
         return None
 
+    def pass_times(self, url: str) -> Sequence[Mapping[int, float]]:
+        """Milliseconds of a pass of the server at an address by the tokens that it reads, in each of several rounds.
+
+        [] of an engine that is no server.
+
+        Raises:
+            SettingError: it cannot be measured.
+        """
+        return []
+
     def typed_command(self, words: Sequence[str]) -> list[str]:
         """A command that it started, without the words that it added."""
         return list(words)

@@ -191,6 +191,19 @@ class IterationCost:
         return cls(tuple(made), source, refused or {}, one_step=True)
 
     @classmethod
+    def of_passes(cls, rounds: Sequence[Mapping[int, float]], source: str) -> IterationCost:
+        """From passes of a server that drafts nothing: milliseconds by width, in rounds. Medians, which stalls do not
+        move.
+        """
+        points = []
+        for width in rounds[0]:
+            ms = _median([times[width] for times in rounds])
+            points.append(
+                Point(width, 1, ms, _median([times[width] / times[1] for times in rounds]))
+            )
+        return cls(tuple(points), source)
+
+    @classmethod
     def of_steps(cls, steps: Mapping[int, float], source: str, rows: int = 1) -> IterationCost:
         """From bytes: what an iteration of each K reads, in regular steps."""
         points = [Point(k + 1, rows, Interval(), Interval(cost)) for k, cost in steps.items()]
@@ -469,6 +482,16 @@ def _mix(first: Interval, second: Interval, share: float) -> Interval:
 
     estimate = at(first.estimate, second.estimate)
     return Interval(estimate, at(first.low, second.low), at(first.high, second.high), first.covers)
+
+
+def _median(values: Sequence[float]) -> Interval:
+    """With an interval between two of the values, which holds whatever their distribution is."""
+    from scipy import stats
+
+    ordered = sorted(values)
+    first = max(1, int(stats.binom.ppf((1 - CONFIDENCE) / 2, len(ordered), 0.5))) - 1
+    covers = Coverage(len(ordered), "round")
+    return Interval(float(np.median(ordered)), ordered[first], ordered[-1 - first], covers)
 
 
 def mean_time(times: Sequence[Interval]) -> Interval:

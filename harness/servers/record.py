@@ -273,6 +273,11 @@ class Server(EngineRecord):
 
         return CounterPage(url, None).read()
 
+    def pass_times(self, url: str) -> Sequence[Mapping[int, float]]:
+        from harness.servers.passes import pass_times
+
+        return pass_times(url)
+
     def open(self, opening: Opening) -> Engine:
         """Start the servers, or only connect them."""
         from harness.servers.engine import ServerEngine

@@ -28,7 +28,7 @@ from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, 
 from harness.engines.door.wing import local
 from harness.measuring.session import Session
 from harness.results.cost_tables import Table
-from harness.results.iteration_cost import IterationCost
+from harness.results.iteration_cost import IterationCost, write_costs
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.schema import OF_A_PAIR_HERE
 from harness.results.statistics.interval import Interval
@@ -53,6 +53,7 @@ class Plan(Experiment):
     Attributes:
         accepted: the tokens per iteration of each K, by `acceptance=`; empty without it.
         predictions: from measured costs; None without `costs=`.
+        timed: costs that were measured for this prediction.
         figures: columns of the row, filled by `measure`; of predictions those that all rows have.
     """
 
@@ -60,6 +61,7 @@ class Plan(Experiment):
         self.settings = settings
         self.accepted = _typed_yields(settings)
         self.predictions: Sequence[Prediction] | None = None
+        self.timed: IterationCost | None = None
         self.figures: dict[str, Any] = {}
         if settings.costs is not None:
             self._predict(settings.costs)
@@ -72,6 +74,8 @@ class Plan(Experiment):
     def _predict(self, path: str) -> None:
         """Predict from costs that were measured, of whatever pair that was."""
         costs = read_prices("costs", path)
+        if "://" in path:
+            self.timed = costs.costs[""]
         accepted = Table(yields={"": self.accepted})
         typed = self.settings.acceptance_path
         if typed is not None:
@@ -92,6 +96,8 @@ class Plan(Experiment):
         self.figures["acceptance_source"] = json.dumps(given) if isinstance(given, tuple) else given
 
     def measure(self, session: Session) -> None:
+        if self.timed is not None:
+            write_costs(session.directory, self.timed)
         if self.predictions is not None:
             return
         settings = self.settings

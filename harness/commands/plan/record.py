@@ -29,9 +29,9 @@ class PlanSettings(RunSettings):
         gpu_memory: of each, with its unit: `40GB` (10^9 bytes), `80GiB` (2^30 bytes).
         bandwidth: of a GPU's memory, or of main memory, in GB/s.
         prompt_length: tokens of the longest prompt.
-        costs: what an iteration costs: a directory or CSV file of `latency`, a run's `costs.json`, or a table (`FILE`,
-            or `FILE@WORD` for its rows with that word). The speed-up is predicted from it and from `acceptance`,
-            without models; None for the bytes that the pair must read.
+        costs: what an iteration costs: a directory or CSV file of `latency`, a run's `costs.json`, a table (`FILE`, or
+            `FILE@WORD` for its rows with that word), or the address of a plain server, whose passes are timed. The
+            speed-up is predicted from it and from `acceptance`, without models; None for the bytes that the pair reads.
         acceptance: what an iteration yields: a run of `acceptance` or, with `costs`, of `latency` (its directory, CSV
             file or `result.json`) or a table; with `costs` also the address of a server, for its counters, or a JSON
             file with a histogram by vLLM or AIPerf; or a guess, the chance that a draft token is accepted if those

@@ -18,8 +18,9 @@ FEWEST_BLOCKS = 2
 # Of every interval that is shown.
 CONFIDENCE = 0.95
 # Names of units, whose times are independent of each other: a prompt, a conversation, a batch of prompts, a
-# lap of requests, and a block, all answers between one start of each arm and the next. Accuracy is over questions.
-UNITS = ("prompt", "conversation", "batch", "lap", "block", "question")
+# lap of requests, and a block, all answers between one start of each arm and the next. Accuracy is over questions, and
+# passes are timed in rounds.
+UNITS = ("prompt", "conversation", "batch", "lap", "block", "question", "round")
 
 
 def fewest_units(unit: str) -> int:

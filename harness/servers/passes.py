@@ -1,0 +1,93 @@
+"""What a pass over several tokens takes on a server that drafts nothing, before a head is downloaded.
+
+A prompt is a prefix that the server's cache holds, and w new tokens; with `max_tokens=1` its answer takes a pass over
+these w tokens. What that takes more than w = 1, of which a regular step is made too, is what a verification of w
+tokens takes more than a regular step. So what a request takes on its way does not count.
+
+Two things are left out: drafting, and the logits of all tokens but the last, which a verification needs.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from harness.config.errors import SettingError
+
+WIDTHS = range(1, 17)
+_NUM_ROUNDS = 24
+# A multiple of the blocks in which vLLM keeps prefixes.
+_PREFIX = 128
+# Of an answer by which a regular step is timed.
+_NUM_DECODED = 33
+# Ordinary tokens in every vocabulary: single bytes and their most frequent pairs.
+_TOKENS = range(100, 250)
+_TIMEOUT_S = 120.0
+
+
+def pass_times(url: str, num_rounds: int = _NUM_ROUNDS) -> Sequence[Mapping[int, float]]:
+    """Milliseconds of a pass by the tokens that it reads, in each of several rounds; of one token, a regular step.
+
+    Raises:
+        SettingError: the server does not answer, takes no token ids, or keeps no prefixes.
+    """
+    import httpx2
+
+    drawn = random.Random(0)
+    prefix = drawn.choices(_TOKENS, k=_PREFIX)
+    last = prefix
+
+    def asked(width: int, num_tokens: int) -> float:
+        """Milliseconds of an answer to a prompt with so many new tokens."""
+        nonlocal last
+        suffix = drawn.choices(_TOKENS, k=width)
+        while suffix[0] == last[0]:
+            # The cache would know it, too.
+            suffix[0] = drawn.choice(_TOKENS)
+        last = suffix
+        body = {
+            "model": model,
+            "prompt": prefix + suffix,
+            "max_tokens": num_tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+        }
+        began = time.perf_counter()
+        answer = client.post("completions", json=body).raise_for_status().json()
+        milliseconds = 1000 * (time.perf_counter() - began)
+        _check(answer, width, num_tokens)
+        return milliseconds
+
+    try:
+        with httpx2.Client(base_url=f"{url.rstrip('/')}/", timeout=_TIMEOUT_S) as client:
+            model = client.get("models").raise_for_status().json()["data"][0]["id"]
+            client.post(
+                "completions", json={"model": model, "prompt": prefix, "max_tokens": 1}
+            ).raise_for_status()
+            rounds = []
+            for _ in range(num_rounds):
+                waits = {width: asked(width, 1) for width in drawn.sample(WIDTHS, len(WIDTHS))}
+                step_ms = (asked(1, _NUM_DECODED) - waits[1]) / (_NUM_DECODED - 1)
+                passes = {width: step_ms + wait - waits[1] for width, wait in waits.items()}
+                rounds.append(dict(sorted(passes.items())))
+    except (httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
+        rule = f"is no server that takes token ids ({type(error).__name__}: {error})"
+        raise SettingError("costs", rule, url) from error
+    return rounds
+
+
+def _check(answer: Mapping[str, Any], width: int, num_tokens: int) -> None:
+    """Raise a SettingError where the server read more than the new tokens, or ended early, as far as it says so."""
+    usage = answer.get("usage") or {}
+    timings = answer.get("timings") or {}
+    num_read = timings.get("prompt_n")
+    details = usage.get("prompt_tokens_details") or {}
+    if num_read is None and details.get("cached_tokens") is not None:
+        num_read = _PREFIX + width - details["cached_tokens"]
+    if num_read is not None and num_read != width:
+        rule = f"keeps no prefixes: it read {num_read} tokens for {width} new ones"
+        raise SettingError("costs", rule)
+    if usage.get("completion_tokens", num_tokens) != num_tokens:
+        raise SettingError("costs", "ends answers before max_tokens")
