@@ -10,6 +10,7 @@ from in_process import Harness
 from wording import mentions
 
 QUICK = ["num_prompts=12", "num_warmup=0", "decoding.max_new_tokens=20"]
+QUICK += ["model=tiny_draft", "draft=early_exit_1"]
 
 
 def last_row() -> Any:
@@ -69,7 +70,7 @@ def test_a_mean_length_is_met(harness: Harness) -> None:
 
 def test_a_draft_of_one_pass_says_nothing_of_smaller_k(harness: Harness) -> None:
     few = ["num_prompts=2", "decoding.max_new_tokens=12"]
-    outcome = harness("latency", *few, "draft=tiny_dflash")
+    outcome = harness("latency", "draft=tiny_dflash", *few)
     assert "by K " not in outcome.summary
     row = last_row()
     assert row.pass_ms_by_width is not None
@@ -79,7 +80,7 @@ def test_a_draft_of_one_pass_says_nothing_of_smaller_k(harness: Harness) -> None
 
 def test_blocks_know_smaller_k_from_their_texts_alone(harness: Harness) -> None:
     few = ["num_prompts=2", "decoding.max_new_tokens=12"]
-    harness("latency", *few, "decoding.rule=block")
+    harness("latency", *QUICK[3:], *few, "decoding.rule=block")
     row = last_row()
     assert len(row.tokens_per_iteration_by_num_draft_tokens) == 4
     assert row.acceptance_length_by_num_draft_tokens is None

@@ -33,7 +33,7 @@ def test_latency_drafts_well_and_changes_no_text(
     few = [
         "num_prompts=3",
         "num_warmup=0",
-        "decoding.max_new_tokens=24",
+        "decoding.max_new_tokens=16",
         f"batch_size={batch_size}",
     ]
     assert (
@@ -83,12 +83,13 @@ def test_compare_races_a_head(harness: Harness) -> None:
 
 
 def test_eval_answers_the_same_with_a_head(harness: Harness) -> None:
-    harness("eval", "draft=tiny_dflash", "num_prompts=12", "batch_size=12", "decoding=greedy")
-    assert results("eval").iloc[-1].identical_prompts == 12
+    harness("eval", "draft=tiny_dflash", "num_prompts=4", "batch_size=4", "decoding=greedy")
+    assert results("eval").iloc[-1].identical_prompts == 4
 
 
 def test_recovery_calls_no_head_lossy(harness: Harness) -> None:
     few = ["num_prompts=1", "num_draws=1000", "decoding.max_new_tokens=8"]
+    few += ["batch_size=64", "samplings=[as_asked]"]
     outcome = harness(
         "recovery", "draft=tiny_eagle3", "decoding.num_draft_tokens=2", *few, code=None
     )

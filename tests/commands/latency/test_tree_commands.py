@@ -56,11 +56,11 @@ def test_recovery_judges_trees(
     target, _, prompts = pair
     head = save_medusa_head(tmp_path, target.removeprefix("model="))
     trees = ["draft.tree=dynamic", "draft.budget=6", f"fault={fault}"]
-    draws = ["batch_size=32", "num_draws=2000", "shift=0.3", "samplings=[as_asked]"]
+    draws = ["batch_size=64", "num_draws=2000", "shift=0.3", "samplings=[as_asked]"]
     code = 0 if lossless else 1
     asked = [target, f"draft={head}", prompts, *SMALL, *trees, *draws]
     found = harness("recovery", *asked, code=code)
     assert ("  lossless" in found.summary) == lossless
     assert "by definition" not in found.summary, "the draws show it"
     if lossless:
-        assert results("recovery").query("check == 'sampled'").acceptance_rate.max() > 0.04
+        assert results("recovery").query("check == 'sampled'").acceptance_rate.max() > 0.03
