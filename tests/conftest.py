@@ -10,6 +10,7 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,6 @@ import time_limit
 from harness.config.settings import ModelSettings
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedTokenizerFast
-
     from in_process import Harness
 
 
@@ -208,27 +206,6 @@ def harness(
 @pytest.fixture
 def save_model(tmp_path: Path) -> Callable[..., ModelSettings]:
     """A function that saves a random-weight model with its tokenizer and returns the settings that load it."""
+    from tiny_checkpoints import save_random
 
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    from tiny_checkpoints import make_config, make_tokenizer
-
-    def save(
-        model_type: str = "llama",
-        name: str | None = None,
-        dtype: torch.dtype | None = None,
-        tokenizer: PreTrainedTokenizerFast | None = None,
-        settings: dict[str, Any] | None = None,
-        **overrides: Any,
-    ) -> ModelSettings:
-        directory = tmp_path / (name or model_type)
-        torch.manual_seed(0)
-        model = AutoModelForCausalLM.from_config(
-            make_config(model_type, **overrides), dtype=dtype or torch.float32
-        )
-        model.save_pretrained(directory)
-        (tokenizer or make_tokenizer()).save_pretrained(directory)
-        return ModelSettings(name=str(directory), repository=str(directory), **(settings or {}))
-
-    return save
+    return partial(save_random, tmp_path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -11,6 +12,8 @@ from harness.config.errors import RunError
 from harness.engines.requests import RequestRecord
 
 if TYPE_CHECKING:
+    import ssl
+
     import httpx2
 
 
@@ -26,6 +29,14 @@ class RequestFailed(RunError):
         self.code = code
 
 
+@functools.cache
+def _certificates() -> ssl.SSLContext:
+    """Whom a client trusts, read once in a process: it takes tens of milliseconds, also where no address has https."""
+    import httpx2
+
+    return httpx2.create_ssl_context()
+
+
 def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClient:
     """A client of one server, with as many connections as there are requests."""
     import httpx2
@@ -34,6 +45,7 @@ def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClien
         base_url=url,
         headers={"Authorization": f"Bearer {key}"} if key else {},
         timeout=timeout_s,
+        verify=_certificates(),
         # Without an expiry: a new connection would be in the times of the arm whose turns are further apart.
         limits=httpx2.Limits(
             max_connections=None, max_keepalive_connections=None, keepalive_expiry=None

@@ -17,6 +17,7 @@ from harness.results.statistics.interval import Coverage, Interval
 from in_process import Harness, only
 
 QUICK = ["num_prompts=8", "decoding.max_new_tokens=4", "num_warmup=0"]
+SIMULATED = [*QUICK, "engine=simulated"]
 
 
 def valid(file: Path) -> dict[str, Any]:
@@ -27,7 +28,7 @@ def valid(file: Path) -> dict[str, Any]:
 
 
 def test_a_run_leaves_its_rows_verdict_and_command(harness: Harness, tmp_path: Path) -> None:
-    harness("latency", *QUICK)
+    harness("latency", *SIMULATED)
     file = only("result.json")
     content = valid(file)
     assert (content["command"], content["status"], content["error"]) == ("latency", "ok", None)
@@ -36,7 +37,6 @@ def test_a_run_leaves_its_rows_verdict_and_command(harness: Harness, tmp_path: P
     assert content["verdict"]["speedup"] == speedup
     assert speedup["low"] < speedup["estimate"] < speedup["high"]
     summary = " ".join(file.with_name("summary.txt").read_text().split())
-    # Whether there are doubts depends on how busy the machine is.
     assert content["finding"][0].partition(" (")[0] in summary
     assert [doubt for doubt in content["doubts"] if doubt not in summary] == []
     assert content["environment"]["command_line"].startswith("harness latency num_prompts=8")
@@ -94,7 +94,7 @@ def test_a_failed_run_says_why(harness: Harness) -> None:
 def test_another_version_and_damage_are_said(
     harness: Harness, change: dict[str, Any], problem: str
 ) -> None:
-    harness("latency", *QUICK)
+    harness("latency", *SIMULATED)
     file = only("result.json")
     damaged = Path("damaged.json")
     damaged.write_text(json.dumps(json.loads(file.read_text()) | change))

@@ -7,7 +7,12 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import AutoConfig, PreTrainedConfig, PreTrainedTokenizerFast
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedConfig,
+    PreTrainedTokenizerFast,
+)
 
 from architectures import random_model
 from harness.config.demand import Demand
@@ -66,6 +71,25 @@ def make_tokenizer(
     fast.add_tokens(list(extra_tokens))
     fast.chat_template = chat_template
     return fast
+
+
+def save_random(
+    directory: Path,
+    model_type: str = "llama",
+    name: str | None = None,
+    dtype: torch.dtype | None = None,
+    tokenizer: PreTrainedTokenizerFast | None = None,
+    settings: dict[str, Any] | None = None,
+    **overrides: Any,
+) -> ModelSettings:
+    """Save a random-weight model with its tokenizer below a directory, and return the settings that load it."""
+    path = directory / (name or model_type)
+    torch.manual_seed(0)
+    config = make_config(model_type, **overrides)
+    model = AutoModelForCausalLM.from_config(config, dtype=dtype or torch.float32)
+    model.save_pretrained(path)
+    (tokenizer or make_tokenizer()).save_pretrained(path)
+    return ModelSettings(name=str(path), repository=str(path), **(settings or {}))
 
 
 def save_talkative_pair(directory: Path, num_bytes: int) -> list[str]:

@@ -21,7 +21,7 @@ from harness.engines.phases import Phases
 from harness.local.engine.engine import LocalArm
 from in_process import Harness, only, results
 from processes import end, wait_for
-from tiny_checkpoints import make_tokenizer
+from tiny_checkpoints import make_tokenizer, save_random
 from wording import mentions
 
 # Column names that SPEC promises to scripts.
@@ -48,9 +48,10 @@ def _prompts(tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("one\ntwo words\nthree words now\nfour four four four\n")
 
 
-@pytest.fixture
-def pair(save_model: SaveModel) -> list[str]:
-    model, draft = save_model("llama", "model"), save_model("gpt2", "draft")
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    directory = tmp_path_factory.mktemp("pair")
+    model, draft = save_random(directory), save_random(directory, "gpt2")
     return [f"model={model.name}", f"draft={draft.name}"]
 
 
@@ -253,9 +254,11 @@ def test_a_directory_without_a_model_is_refused(harness: Harness, tmp_path: Path
     assert "config.json" in harness.refused("latency", "model=./nothing", *QUICK)
 
 
-def test_a_failed_run_is_a_row(harness: Harness, pair: list[str]) -> None:
-    (Path(pair[0].removeprefix("model=")) / "model.safetensors").write_bytes(b"no weights")
-    assert len(harness("latency", *pair, *QUICK, code=1).complaint) < 400
+def test_a_failed_run_is_a_row(harness: Harness, save_model: SaveModel) -> None:
+    model = save_model().name
+    (Path(model) / "model.safetensors").write_bytes(b"no weights")
+    asked = [f"model={model}", "draft=lookup", *QUICK]
+    assert len(harness("latency", *asked, code=1).complaint) < 400
     rows = results()
     assert list(rows["status"]) == ["failed", "failed"]
     assert rows["error"].notna().all()
