@@ -3,8 +3,8 @@
     python benchmarks/recovery_by_logprobs.py [RUNS]
 
 Simulated runs: distributions over 200 tokens, drawn from a Dirichlet distribution; 1,000 tokens a run, of
-which the server shows the n likeliest. A run is a false alarm at p < 0.01 (the command's own level is
-far below, where no simulation reaches). The shift moves a tenth of every distribution from its
+which the server shows the n likeliest. A run is a false alarm at p < 0.01 at any time (the command's
+own level is far below, where no simulation reaches). The shift moves a tenth of every distribution from its
 likelier half to the other one.
 """
 
@@ -15,7 +15,7 @@ import sys
 
 import numpy as np
 
-from harness.commands.recovery.drawn import SHARE_OF_LEVEL, TokenTest
+from harness.commands.recovery.drawn import TokenTest
 from harness.commands.recovery.regular_reference import RegularReference
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
@@ -51,7 +51,7 @@ class Showing:
 
 def main() -> None:
     num_runs = int(sys.argv[1]) if len(sys.argv) > 1 else 50
-    test = TokenTest(0.01 / SHARE_OF_LEVEL, SHIFT)
+    test = TokenTest(0.01, SHIFT)
     generator = np.random.default_rng(0)
     rows = generator.dirichlet(np.full(VOCABULARY, 0.05), size=NUM_PLACES).clip(1e-30)
     rows /= rows.sum(-1, keepdims=True)
@@ -84,7 +84,7 @@ def main() -> None:
                         answered.append((planned, RequestRecord(each, 1, token_ids=text)))
                     scores = Scores(reference, frozenset(), NUM_EACH, [run])
                     scores.add(answered)
-                    check = test.check(scores.drawn, two_routes=scores.two_routes)
+                    check = test.check(scores.drawn, scores.rounding())
                     num_found[name] += check.verdict == "lossy"
             shown = math.fsum(np.sort(exact, axis=-1)[:, -num_top:].sum(-1)) / NUM_PLACES
             print(

@@ -38,7 +38,7 @@ def of_job(number: int, run: list[LatencyRow]) -> list[LatencyRow]:
 )
 def test_a_job_has_the_verdict_that_its_run_had(together: str, one: str, expected: int) -> None:
     """A part alone need not decide anything, as in a run that is no job of a sweep."""
-    rows = [check("0", "place", one), check("0", "sampled", together)]
+    rows = [check("0", "setting", one), check("0", "sampled", together)]
     verdict = summarise(rows).verdict
     assert job_line("recovery", rows) == verdict
     assert (

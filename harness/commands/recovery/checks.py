@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +28,7 @@ class DrawnCheck:
     """Whether drawn tokens follow the exact distribution, or that of a regular server.
 
     Attributes:
-        sampling: the sampling setting of `later` and `compared`.
+        sampling: the sampling setting of `setting` and `compared`.
         acceptance: of the draft tokens behind the draws: without rejections, much of the algorithm
             never ran.
         acceptance_rate: of servers that report it without iterations.
@@ -149,9 +150,9 @@ def _greedy_columns(result: GreedyResult) -> dict[str, Any]:
 def _drawn_columns(result: TokenResult) -> dict[str, Any]:
     return {
         "num_draws": result.num_draws,
-        "statistic": result.statistic,
-        "degrees_of_freedom": result.degrees_of_freedom,
-        "p_value": result.p_value if result.degrees_of_freedom else None,
+        "evidence": result.log_evidence / math.log(10),
+        "num_draws_until": result.num_until,
+        "p_value": result.p_value if result.num_draws else None,
         "significance_level": result.significance_level,
         "power": result.power,
         "rounding": result.rounding,

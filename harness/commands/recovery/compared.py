@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from harness.commands.recovery.asking import Asking
 from harness.commands.recovery.checks import Check, DrawnCheck, GreedyCheck
-from harness.commands.recovery.drawn import TokenTest, together
+from harness.commands.recovery.drawn import TokenTest
 from harness.commands.recovery.greedy import GreedyTexts
 from harness.commands.recovery.workload import Answer, PlannedRequest
 from harness.engines.protocol import Arm
@@ -64,22 +64,24 @@ def compared_checks(
         return
 
     token_test = TokenTest(settings.false_alarm_rate / (len(samplings) + 1), settings.shift)
-    parts = []
+    samples = []
     for sampling in samplings:
         asked = drawn[sampling.name]
         # With new indices, and so with other random numbers.
         again = workload.repeated(asked[0].prompt, sampling, num_each, _NUM_COMPARED)
         doing = f"asking the {regular.name} arm, {sampling.name}"
         of_regular = _records(asking.ask(regular, again, 1, doing))
-        result = token_test.compare(
-            [record.token_ids for record in of_regular],
-            [by_index[planned.index].token_ids for planned in asked],
-            _NUM_COMPARED,
-        )
-        parts.append(result)
+        expected_texts = [record.token_ids for record in of_regular]
+        tested_texts = [by_index[planned.index].token_ids for planned in asked]
+        samples.append((expected_texts, tested_texts))
+        result = token_test.compare(samples[-1:], _NUM_COMPARED)
         yield DrawnCheck(kind="compared", sampling=sampling.name, result=result)
     outcomes = [outcome for answer in answers for outcome in answer.record.outcomes]
-    yield DrawnCheck(kind="sampled", result=together(parts), acceptance=Acceptance.of(outcomes))
+    yield DrawnCheck(
+        kind="sampled",
+        result=token_test.compare(samples, _NUM_COMPARED),
+        acceptance=Acceptance.of(outcomes),
+    )
 
 
 def _records(answers: Sequence[Answer]) -> list[RequestRecord]:

@@ -1,63 +1,101 @@
-"""Do drawn tokens follow the target's distribution? χ² tests of their quantiles in it.
+"""Do drawn tokens follow the target's distribution? Bets on them (`results.statistics.bets`), valid at any time.
 
-The tokens after a text are sorted from the likeliest down. A token's quantile is the mass of the
-tokens above it, plus a random part of its own mass. With masses 0.5, 0.3 and 0.2 the second token's
-quantile is drawn from 0.5 to 0.8. If each token is drawn from the exact distribution after the text
-before it, quantiles are independent and uniform in [0, 1), in any text and with any sampling
-setting (Rosenblatt 1952; with the random part, Brockwell 2007). So any tokens are one sample.
+The tokens after a text are sorted from the likeliest down. A token's quantile is the mass of the tokens above it, plus
+a random part of its own mass. With masses 0.5, 0.3 and 0.2 the second token's quantile is drawn from 0.5 to 0.8. If
+each token is drawn from the exact distribution after the text before it, quantiles are independent and uniform in
+[0, 1), in any text and with any sampling setting (Rosenblatt 1952; with the random part, Brockwell 2007).
 
-Tokens that follow the same text have one distribution. Where there are enough of them, as at the
-place where many requests go on (`choose_place`), they are tested by themselves, in cells that end
-where a token's mass ends: this finds changes that cancel out over many texts, and has no cells for
-what cannot be drawn. All others are tested together.
+Bettors share a capital of 1. Some bet on the cell of a quantile: which half, which tenth for its sampling setting,
+which fifth after that of the token before. Some bet on the token itself where many requests go on after the same text
+(`choose_place`). Some bet that all tokens are drawn colder or hotter than they should be, which shows in the rarest.
+Wrong temperatures, residuals and caches move tokens in one of these ways.
 
 Without the exact distribution, tokens of two arms that follow the same text are compared.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+import math
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import ArrayLike
 
 from harness.commands.recovery.greedy import Finding
 from harness.commands.recovery.workload import PlannedRequest
 from harness.results.statistics.arrays import Floats
-from harness.results.statistics.chi_square import (
-    chi_square_distance,
-    chi_square_p_value,
-    chi_square_tail_power,
-    chi_square_test,
+from harness.results.statistics.bets import (
+    LEARNERS,
+    OF_HALVES,
+    bets_on_cells,
+    bets_on_outcomes,
+    bets_on_swaps,
+    draws_needed,
+    evidence,
     least_visible_shift,
+    power_of_halves,
 )
 
-# Fewest draws that a cell of the χ² test is expected to get. Far out in the tail the χ²
-# approximation rejects too often, and the more so the rarer the cells: with 100 the true
-# false-alarm rate at a nominal 1e-11 is 3e-10 (exact binomial sums of two cells). So each test uses
-# a hundredth of its share, and the stated rate is kept.
-MIN_EXPECTED = 100
-SHARE_OF_LEVEL = 0.01
 # With less than this chance of seeing the stated shift, finding nothing proves nothing.
 REQUIRED_POWER = 0.99
-# The null may be twice as far from the exact distribution as two ways of computing it are apart:
-# the loop's forward passes have shapes that differ from both. Distances are squared, so 4 = 2². In
-# float32 this is nothing; in half precision it is most of the threshold.
-ROUNDING_ALLOWANCE = 4.0
-# Equal cells may be narrower by their rounding.
-_LEAST_EXPECTED = MIN_EXPECTED - 1e-6
-# More cells find narrow shifts better, and broad ones worse.
-_MOST_CELLS = 10
-_MOST_CELLS_A_SIDE = 5
-# Texts from which the rounding of tokens that follow different texts is estimated.
-_NUM_ROUNDED = 8
-# The most draws that `draws_needed` tries.
-_MOST_DRAWS = 4_000_000
+# The exact distribution may be twice as far from the arm's as two ways of computing it are apart: the loop's forward
+# passes have shapes that differ from both. In float32 this is nothing.
+_ROUNDING_ALLOWANCE = 2.0
+# Bets that a share of all tokens is drawn from other probabilities, these to a power and normalised: evenly at 0,
+# hotter than they should be below 1, colder above. Exponents and shares.
+_TILTS = (
+    *((0.0, 0.02), (0.0, 0.3), (0.5, 0.1), (0.5, 1.0)),
+    *((0.85, 1.0), (1.2, 1.0), (2.5, 0.1), (2.5, 1.0)),
+)
+# Halves; tenths by setting, fifths after fifths, and texts; tilts.
+NUM_BETTORS = len(OF_HALVES) + 3 * len(LEARNERS) + len(_TILTS)
+_LEAST_LEFT = -30.0
+_NUM_CELLS = 10
+_NUM_FIFTHS = 5
+# Simulated comparisons of two arms, for their power.
+_NUM_SIMULATED = 40
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rounding:
+    """How far two routes to the distributions of tokens are apart, which differ by rounding alone.
+
+    Attributes:
+        cells: [10], of the masses of equal cells of quantiles, on average.
+        tilts: [t], of what the bettors on tilted distributions win on average.
+        total: of the masses of single tokens, in total variation.
+    """
+
+    cells: Floats
+    tilts: Floats
+    total: float
+
+    @classmethod
+    def between(cls, exact: Floats, again: Floats) -> Rounding:
+        """Between distributions [n, V] by two routes."""
+        edges = np.linspace(0, 1, _NUM_CELLS + 1)
+        cells = np.abs(cell_masses(exact, again, edges) / len(exact) - 1 / _NUM_CELLS)
+        won = [share * np.exp(tilted(exact, exponent)) for exponent, share in _TILTS]
+        tilts = [abs(float(((again - exact) * each).sum(-1).mean())) for each in won]
+        total = float(np.abs(again - exact).sum(-1).mean()) / 2
+        return cls(cells=cells, tilts=np.array(tilts), total=total)
+
+    @classmethod
+    def mean(cls, several: Sequence[Rounding]) -> Rounding:
+        return cls(
+            cells=np.mean([one.cells for one in several], axis=0),
+            tilts=np.mean([one.tilts for one in several], axis=0),
+            total=float(np.mean([one.total for one in several])),
+        )
+
+    def times(self, factor: float) -> Rounding:
+        return Rounding(
+            cells=factor * self.cells, tilts=factor * self.tilts, total=factor * self.total
+        )
+
+
+NO_ROUNDING = Rounding(cells=np.zeros(_NUM_CELLS), tilts=np.zeros(len(_TILTS)), total=0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +108,8 @@ class DrawnText:
         widths: [n], the masses of the tokens; of equally likely ones together.
         quantiles: [n], of the tokens.
         entropies: [n], of the distributions that the tokens were drawn from, in nats.
+        ranks: [n], how many tokens are likelier.
+        tilts: [n, t], what bettors on tilted distributions win with each token (`tilts_of`).
         rejected: places in the text, but the first one, where a proposal was rejected; None where
             that is not known.
     """
@@ -80,100 +120,76 @@ class DrawnText:
     widths: Floats
     quantiles: Floats
     entropies: Floats
+    ranks: Sequence[int]
+    tilts: Floats
     rejected: Sequence[int] | None = None
 
 
 class QuantileRanges(NamedTuple):
-    """Where the quantiles of n tokens begin, and how wide their ranges are: [n] each."""
+    """Where the quantiles of n tokens begin, how wide their ranges are, and how many tokens are likelier: [n] each."""
 
     lowest: Floats
     widths: Floats
+    ranks: Sequence[int]
 
 
 def quantile_ranges(exact: Floats, tokens: Sequence[int]) -> QuantileRanges:
     """The ranges of the quantiles of tokens [n] in their distributions [n, V]."""
     own = exact[range(len(tokens)), tokens][:, np.newaxis]
     # Equally likely tokens have their quantiles at random in all of their mass.
-    return QuantileRanges((exact * (exact > own)).sum(-1), (exact * (exact == own)).sum(-1))
+    widths = (exact * (exact == own)).sum(-1)
+    return QuantileRanges((exact * (exact > own)).sum(-1), widths, (exact > own).sum(-1).tolist())
 
 
-class Routes(NamedTuple):
-    """The distributions [n, V] along a text by two routes that differ by rounding alone."""
+def tilted(exact: Floats, exponent: float) -> Floats:
+    """Logarithms [n, V] of p to this power, normalised, by p itself; 0 where p is 0."""
+    logs = np.log(exact, out=np.zeros_like(exact), where=exact > 0)
+    sums = (np.exp(exponent * logs) * (exact > 0)).sum(-1, keepdims=True)
+    # A bettor keeps a little: without any capital he could not go on.
+    won = np.maximum((exponent - 1) * logs - np.log(sums), _LEAST_LEFT)
+    return np.asarray(np.where(exact > 0, won, 0.0))
 
-    exact: Floats
-    again: Floats
 
-
-# The routes along a text; None without a second one.
-TwoRoutes = Callable[[DrawnText], Routes | None]
+def tilts_of(exact: Floats, tokens: Sequence[int]) -> Floats:
+    """What the bettors on tilted distributions win with tokens [n] of distributions [n, V]: [n, t] logarithms."""
+    rows = range(len(tokens))
+    won = [
+        np.log1p(share * np.expm1(tilted(exact, exponent)[rows, tokens]))
+        for exponent, share in _TILTS
+    ]
+    return np.stack(won, axis=-1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenResult:
-    """Whether drawn tokens follow the exact distribution: the result of one χ² test, or of several
-    together.
+    """Whether drawn tokens follow the exact distribution.
 
     Attributes:
-        significance_level: a p-value below it calls the arm lossy.
+        significance_level: evidence of more than 1 in this calls the arm lossy.
         num_draws: tokens.
-        rounding: by how much rounding of the logits may raise the statistic on average.
-        visible: by how much the stated shift of all tokens would raise it on average.
+        log_evidence: the most that bets on them had won, as a logarithm; at least 0.
+        num_until: tokens until that was enough; None where it never was.
+        power: the chance to see the stated shift.
+        rounding: the mass that two routes to the same distributions move between halves of quantiles.
     """
 
     significance_level: float
     num_draws: int
-    statistic: float
-    degrees_of_freedom: int
-    rounding: float
-    visible: float
+    log_evidence: float
+    num_until: int | None
+    power: float
+    rounding: float = 0.0
 
     @property
     def p_value(self) -> float:
-        return chi_square_p_value(self.statistic, self.degrees_of_freedom, self.rounding)
-
-    @property
-    def power(self) -> float:
-        """Chance that the test sees the shift."""
-        return chi_square_tail_power(
-            self.degrees_of_freedom,
-            noncentrality=self.visible,
-            alpha=self.significance_level,
-            tolerated=self.rounding,
-        )
+        """The chance that so much is ever won by luck, at most."""
+        return math.exp(-self.log_evidence)
 
     @property
     def verdict(self) -> Finding:
-        if self.p_value < self.significance_level:
+        if self.num_until is not None:
             return "lossy"
         return "lossless" if self.power >= REQUIRED_POWER else "undecided"
-
-
-def together(results: Sequence[TokenResult]) -> TokenResult:
-    """Independent tests as one: a small loss everywhere shows in the sum before it shows in any
-    part.
-    """
-    return dataclasses.replace(
-        results[0],
-        num_draws=sum(result.num_draws for result in results),
-        statistic=sum(result.statistic for result in results),
-        degrees_of_freedom=sum(result.degrees_of_freedom for result in results),
-        rounding=sum(result.rounding for result in results),
-        visible=sum(result.visible for result in results),
-    )
-
-
-def draws_needed(power: Callable[[int], float], least: int) -> int | None:
-    """The fewest draws, `least` or more, that are enough for a verdict; None where no number is.
-
-    Args:
-        power: of the tests of a number of draws.
-    """
-    number = least
-    while number <= _MOST_DRAWS:
-        if power(number) >= REQUIRED_POWER:
-            return number
-        number = round(1.1 * number)
-    return None
 
 
 @dataclass(frozen=True)
@@ -181,8 +197,7 @@ class TokenTest:
     """The tests of one run.
 
     Attributes:
-        level_share: each test's share of the run's false-alarm rate; its significance level is
-            `SHARE_OF_LEVEL` of that.
+        level_share: each test's share of the run's false-alarm rate.
         shift: the change of a token's distribution that must be found, as total variation.
     """
 
@@ -190,140 +205,135 @@ class TokenTest:
     shift: float
 
     def check(
-        self,
-        texts: Sequence[DrawnText],
-        places: slice = slice(None),
-        two_routes: TwoRoutes = lambda text: None,
+        self, texts: Sequence[DrawnText], rounding: dict[str, Rounding] | None = None
     ) -> TokenResult:
-        """Test the tokens at some places of texts."""
-        followers: dict[Any, list[tuple[DrawnText, int]]] = defaultdict(list)
+        """Test texts, in the order in which they were answered.
+
+        Args:
+            rounding: by the name of the sampling setting; none where it is missing.
+        """
+        if not texts:
+            return self._result(np.zeros((1, 0)), power=0.0)
+        lengths = [len(text.tokens) for text in texts]
+        allowed = [
+            (rounding or {}).get(text.request.sampling.name, NO_ROUNDING).times(_ROUNDING_ALLOWANCE)
+            for text in texts
+        ]
+        moved = np.repeat([each.cells for each in allowed], lengths, axis=0)
+        moved_tilts = np.repeat([each.tilts for each in allowed], lengths, axis=0)
+        total = np.repeat([each.total for each in allowed], lengths)
+        quantiles = np.concatenate([text.quantiles for text in texts])
+        widths = np.concatenate([text.widths for text in texts])
+        tilts = np.concatenate([text.tilts for text in texts])
+        ranks: list[int] = []
+        contexts: list[Hashable] = []
+        settings: list[Hashable] = []
+        fifths_before: list[int | None] = []
         for text in texts:
-            for place in range(len(text.tokens))[places]:
-                asked = text.request
-                text_before = asked.prompt, asked.sampling.name, text.tokens[:place]
-                followers[text_before].append((text, place))
-        common = [members for members in followers.values() if len(members) >= 2 * MIN_EXPECTED]
-        # Which texts are computed twice must not depend on rounding: processes that share a split
-        # model compute them together.
-        rounded = [(members[0][0], slice(members[0][1], members[0][1] + 1)) for members in common]
-        routes = [(two_routes(text), at) for text, at in rounded]
-        others = [(two_routes(text), places) for text in texts[:_NUM_ROUNDED]]
+            request = text.request
+            name = request.sampling.name
+            ranks += text.ranks
+            for place in range(len(text.tokens)):
+                contexts.append((request.prompt, name, text.tokens[:place]))
+                settings.append((name, request.is_at_place, place == 0))
+                # Each token is in one pair.
+                is_second = place % 2 == 1
+                before = int(_NUM_FIFTHS * text.quantiles[place - 1]) if is_second else None
+                fifths_before.append(before)
+        of_halves = moved.reshape(len(ranks), 2, -1).sum(-1)
+        of_fifths = moved.reshape(len(ranks), _NUM_FIFTHS, -1).sum(-1)
+        is_second_of_pair = np.array([one is not None for one in fifths_before])
+        in_pairs = bets_on_cells(
+            _NUM_FIFTHS * quantiles, _NUM_FIFTHS, fifths_before, LEARNERS, of_fifths
+        )
+        bettors = [
+            bets_on_cells(2 * quantiles, 2, [None] * len(ranks), OF_HALVES, of_halves),
+            bets_on_cells(_NUM_CELLS * quantiles, _NUM_CELLS, settings, LEARNERS, moved),
+            np.where(is_second_of_pair, in_pairs, 0.0),
+            bets_on_outcomes(ranks, widths, contexts, LEARNERS, total),
+            (tilts - np.log1p(moved_tilts)).T,
+        ]
+        off = float(of_halves.sum(-1).mean())
+        # The first token of a text is the target's own.
+        power = self.power(len(ranks) - len(texts), off)
+        return self._result(np.concatenate(bettors), power, off)
 
-        parts = []
-        for members, route in zip(common, routes, strict=True):
-            begins = np.unique([text.lowest[place] for text, place in members])
-            ends = np.append(begins[begins > 0], 1.0)
-            wanted = _equal_cells(len(members))[1:]
-            nearest = np.abs(ends - wanted[:, np.newaxis]).argmin(-1)
-            edges = np.unique([0.0, *ends[nearest], 1.0])
-            part = self._check_cells(members, edges, [route])
-            if part.degrees_of_freedom:
-                parts.append(part)
-                members.clear()
-        rest = list(itertools.chain(*followers.values()))
-        parts.append(self._check_cells(rest, _equal_cells(len(rest)), others))
-        return together(parts)
+    def power(self, num_draws: int, rounding: float = 0.0) -> float:
+        """The chance to see the shift in so many tokens that speculation decides."""
+        log_wanted = -math.log(self.level_share)
+        return power_of_halves(num_draws, self.shift, log_wanted, NUM_BETTORS, rounding)
 
-    def check_pairs(self, texts: Sequence[DrawnText]) -> TokenResult:
-        """Test that neighbours in a text are independent; each token is in one pair."""
-        pairs = np.zeros((0, 2))
-        if texts:
-            pairs = np.concatenate(
-                [text.quantiles[: len(text.tokens) // 2 * 2].reshape(-1, 2) for text in texts]
-            )
-        cells_a_side = int(np.sqrt(len(pairs) // MIN_EXPECTED).clip(1, _MOST_CELLS_A_SIDE))
-        bounds = [(0, 1), (0, 1)]
-        counts, _, _ = np.histogram2d(pairs[:, 0], pairs[:, 1], cells_a_side, bounds)
-        return self._test([counts.ravel()], np.full(counts.size, 1 / counts.size))
+    def needed(self) -> int | None:
+        """The fewest tokens that speculation decides, nearly, which are enough; None where no number is."""
+        log_wanted = -math.log(self.level_share)
+        return draws_needed(self.shift, log_wanted, NUM_BETTORS, REQUIRED_POWER)
 
     def compare(
-        self, sample: Sequence[Sequence[int]], other: Sequence[Sequence[int]], num_tokens: int
-    ) -> TokenResult:
-        """Compare the first tokens of as many continuations of one prompt by two arms.
-
-        It takes twice the draws of `check` to see the same shift, and half of them are the regular
-        arm's.
-
-        Two samples of n draws each deviate by half of their difference d from the distribution p of
-        both together: n Σ (d/2)²/p each, n/2 Σ d²/p together. So distances count for n / 2. This
-        distribution was estimated, so both statistics together have the degrees of freedom of one.
-        """
-        of_places = []
-        for place in range(num_tokens):
-            followers: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
-            for number, texts in enumerate((sample, other)):
-                for text in texts:
-                    before = tuple(text[:place])
-                    followers.setdefault(before, ([], []))[number].extend(text[place : place + 1])
-            parts = [self._test([np.zeros(1)], np.ones(1))]
-            for pair in followers.values():
-                num_each = min(map(len, pair))
-                counts = [Counter(tokens[:num_each]) for tokens in pair]
-                tokens = sorted(counts[0] | counts[1])
-                if num_each >= 2 * MIN_EXPECTED:
-                    both = np.array([[one[token] for token in tokens] for one in counts])
-                    parts.append(self._test(list(both), both.sum(0) / both.sum()))
-            of_places.append(together(parts))
-        # The first token is the target's own: a mistake in speculation shifts later ones.
-        visible = together(of_places[1:]).visible
-        return dataclasses.replace(together(of_places), visible=visible)
-
-    def expected(self, num_tokens: int) -> TokenResult:
-        """Check tokens that are exactly uniform, to know the power of such a check."""
-        num_cells = len(_equal_cells(num_tokens)) - 1
-        return self._test(
-            [np.full(num_cells, num_tokens / num_cells)], np.full(num_cells, 1 / num_cells)
-        )
-
-    def _check_cells(
         self,
-        tokens: Sequence[tuple[DrawnText, int]],
-        edges: Floats,
-        routes: Iterable[tuple[Routes | None, slice]],
+        samples: Iterable[tuple[Sequence[Sequence[int]], Sequence[Sequence[int]]]],
+        num_tokens: int,
     ) -> TokenResult:
-        """Test tokens, places of texts, by the number of quantiles between the edges of cells.
+        """Compare the first tokens of continuations by two arms.
+
+        Half of the draws are the regular arm's. The power is that of simulated draws, which follow the regular arm's
+        and the same shifted.
 
         Args:
-            routes: distributions along some of the texts by two routes, and the places in them.
+            samples: for each prompt and sampling setting texts of both arms.
         """
-        counts, _ = np.histogram([text.quantiles[place] for text, place in tokens], edges)
-        moved = np.zeros(len(counts))
-        for distributions, places in routes:
-            if distributions is not None:
-                exact = distributions.exact[places]
-                moved += cell_masses(exact, distributions.again[places], edges)
-        return self._test([counts], np.diff(edges), moved)
+        pairs: list[tuple[list[int], list[int]]] = []
+        # Those that speculation decides: the first token is the target's own.
+        decided: list[list[int]] = []
+        for first, second in samples:
+            for place in range(num_tokens):
+                followers: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
+                for number, texts in enumerate((first, second)):
+                    for text in texts:
+                        before = tuple(text[:place])
+                        both = followers.setdefault(before, ([], []))
+                        both[number].extend(text[place : place + 1])
+                for one, other in followers.values():
+                    num_each = min(len(one), len(other))
+                    if num_each:
+                        pairs.append((one[:num_each], other[:num_each]))
+                        if place:
+                            decided.append(one[:num_each])
+        if not pairs:
+            return self._result(np.zeros((1, 0)), power=0.0)
+        generator = np.random.default_rng(0)
+        num_found = 0
+        for _ in range(_NUM_SIMULATED):
+            simulated = []
+            for tokens in decided:
+                outcomes, counts = np.unique(tokens, return_counts=True)
+                chances = counts / len(tokens)
+                shifted = least_visible_shift(chances, self.shift)
+                draws = [
+                    generator.choice(outcomes, len(tokens), p=each).tolist()
+                    for each in (chances, shifted)
+                ]
+                simulated.append((draws[0], draws[1]))
+            if simulated:
+                num_found += self._result(_swaps(simulated), power=0.0).verdict == "lossy"
+        return self._result(_swaps(pairs), num_found / _NUM_SIMULATED)
 
-    def _test(
-        self, samples: Sequence[ArrayLike], masses: Floats, moved: Floats | None = None
-    ) -> TokenResult:
-        """Test counts per cell: of one sample against the cells' masses, or of two against those of both together.
-
-        Args:
-            moved: the masses if logits are rounded in another way, up to a factor; zeros or None if
-                that is not known.
-        """
-        num_draws = round(float(np.sum(samples[-1])))
-        statistic = visible = rounding = 0.0
-        degrees_of_freedom = 0
-        if num_draws:
-            results = [chi_square_test(counts, masses, _LEAST_EXPECTED) for counts in samples]
-            statistic = sum(result.statistic for result in results)
-            degrees_of_freedom = results[0].degrees_of_freedom
-            shifted = least_visible_shift(masses, self.shift)
-            distance = chi_square_distance(masses, shifted, num_draws, _LEAST_EXPECTED)
-            visible = num_draws / len(samples) * distance
-        if num_draws and moved is not None and moved.any():
-            distance = chi_square_distance(masses, moved / moved.sum(), num_draws, _LEAST_EXPECTED)
-            rounding = ROUNDING_ALLOWANCE * num_draws * distance
+    def _result(self, bettors: Floats, power: float, rounding: float = 0.0) -> TokenResult:
+        """The result of bettors [b, n]."""
+        won = np.maximum.accumulate(np.append(0.0, evidence(bettors)))
+        num_until = int(np.searchsorted(won, -math.log(self.level_share)))
         return TokenResult(
-            significance_level=SHARE_OF_LEVEL * self.level_share,
-            num_draws=num_draws,
-            statistic=statistic,
-            degrees_of_freedom=degrees_of_freedom,
+            significance_level=self.level_share,
+            num_draws=bettors.shape[-1],
+            log_evidence=float(won[-1]),
+            num_until=num_until if num_until < len(won) else None,
+            power=power,
             rounding=rounding,
-            visible=visible,
         )
+
+
+def _swaps(pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> Floats:
+    """Bets [b, n] on pairs of draws, for each text before them."""
+    return np.concatenate([bets_on_swaps(one, other, LEARNERS) for one, other in pairs], axis=1)
 
 
 def cell_masses(exact: Floats, other: Floats, edges: Floats) -> Floats:
@@ -340,9 +350,3 @@ def cell_masses(exact: Floats, other: Floats, edges: Floats) -> Floats:
         other_sums = np.concatenate([[0], np.bincount(groups, other_row).cumsum()])
         masses += np.diff(np.interp(edges, exact_sums, other_sums))
     return masses
-
-
-def _equal_cells(num_quantiles: int) -> Floats:
-    """Edges of equal cells: each expects enough for the χ² approximation."""
-    num_cells = max(1, min(_MOST_CELLS, num_quantiles // MIN_EXPECTED))
-    return np.linspace(0, 1, num_cells + 1)

@@ -9,10 +9,10 @@ from harness.results.row import figure, setting
 from harness.results.schema import MaybeFloat, MaybeInt, MaybeText, PromptedRow
 
 # Of drawn tokens: all together, or a part of them.
-DrawnKind = Literal["sampled", "first", "later", "place", "neighbours", "compared"]
+DrawnKind = Literal["sampled", "setting", "compared"]
 
 # Parts of the drawn tokens: `sampled` has them together, and decides.
-PARTS: frozenset[str] = frozenset({"first", "later", "place", "neighbours", "compared"})
+PARTS: frozenset[str] = frozenset({"setting", "compared"})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,12 +26,11 @@ class RecoveryRow(PromptedRow):
     seed: MaybeInt = setting("seed of the random numbers", "seed")
     arm: MaybeText = figure("the arm under test")
     check: MaybeText = figure(
-        "`greedy` texts; `sampled`: all drawn tokens together, of which `first` tokens of texts, `later` ones of each"
-        " sampling setting, those after one `place`, and `neighbours` are also tested alone; `compared`: with a"
-        " regular server's draws; `reference`: both for a regular server as the reference, or that there is none;"
-        " `logprobs`: log-probabilities that came with tokens"
+        "`greedy` texts; `sampled`: all drawn tokens together, of which those of each sampling `setting` are also"
+        " tested alone; `compared`: the same with a regular server's draws; `reference`: both for a regular server as"
+        " the reference, or that there is none; `logprobs`: log-probabilities that came with tokens"
     )
-    sampling: MaybeText = figure("of `later` and `compared`: the sampling setting")
+    sampling: MaybeText = figure("of `setting` and `compared`: the sampling setting")
     verdict: MaybeText = figure(
         "`lossless`, `lossy` or `undecided`; of `logprobs` `right` or `wrong`"
     )
@@ -54,16 +53,20 @@ class RecoveryRow(PromptedRow):
         "largest margin there that rounding explains, as measured there"
     )
     num_draws: MaybeInt = figure("sampled tokens", "tokens")
-    statistic: MaybeFloat = figure("chi-square statistic")
-    degrees_of_freedom: MaybeInt = figure(
-        "degrees of freedom of the test; with 0 nothing was tested"
+    evidence: MaybeFloat = figure(
+        "what fair bets against the target's distribution had multiplied a capital by at most, as a power of 10"
     )
-    p_value: MaybeFloat = figure("p-value of the test; empty where nothing was tested")
+    num_draws_until: MaybeInt = figure(
+        "sampled tokens until that was enough to call it lossy", "tokens"
+    )
+    p_value: MaybeFloat = figure("chance that bets ever win so much by luck, at most")
     significance_level: MaybeFloat = figure("a p-value below this is called lossy")
     power: MaybeFloat = figure("chance that the test sees a change as large as `shift`")
     num_draws_needed: MaybeInt = figure("of an undecided check: a `num_draws` that would be enough")
     refused: MaybeText = figure("sampling settings that the engine refused, which were not tested")
-    rounding: MaybeFloat = figure("how much of the statistic rounding may add on average")
+    rounding: MaybeFloat = figure(
+        "mass that rounding may move between likelier and less likely tokens"
+    )
     shift: MaybeFloat = setting(
         "total variation of a token's distribution that must be seen", "shift"
     )

@@ -15,7 +15,7 @@ from harness.commands.recovery.checks import (
     LogprobsCheck,
     ReferenceCheck,
 )
-from harness.commands.recovery.drawn import TokenTest, draws_needed, together
+from harness.commands.recovery.drawn import TokenTest
 from harness.commands.recovery.greedy import GreedyResult
 from harness.commands.recovery.place import choose_place
 from harness.commands.recovery.regular_reference import RegularReference
@@ -25,7 +25,7 @@ from harness.commands.recovery.workload import Answer, most_drawn, tokens_at_pla
 from harness.config.amounts import counted
 from harness.config.errors import RunError
 from harness.engines.door.reference import TextReference
-from harness.engines.protocol import Arm
+from harness.engines.protocol import Arm, in_batches
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.progress import say
 from harness.results.acceptance import Acceptance
@@ -36,6 +36,8 @@ _SHARE_AT_PLACE = 0.5
 _LEAST_TOLERANCE = 0.01
 # Drawn tokens of `num_draws=auto` at least.
 _FEWEST_TOKENS = 2000
+# After so many parts of the second round it is asked whether the arm is known to be lossy.
+_NUM_LOOKS = 4
 
 
 @dataclass(frozen=True)
@@ -43,8 +45,8 @@ class _Scored:
     """The results of one arm.
 
     Attributes:
-        parts: of the drawn tokens; `overall` has those of all sampling settings and of the place
-            together, and is None where nothing was drawn.
+        parts: of the drawn tokens of each sampling setting; `overall` has all of them, and is None where nothing was
+            drawn.
         returned: log-probabilities that came with tokens.
     """
 
@@ -55,15 +57,17 @@ class _Scored:
 
     @property
     def is_lossy(self) -> bool:
-        lossy_parts = [part for part in self.parts if part.result.verdict == "lossy"]
-        return self.greedy.verdict == "lossy" or bool(lossy_parts)
+        drawn = [*self.parts, *filter(None, [self.overall])]
+        return self.greedy.verdict == "lossy" or any(
+            check.result.verdict == "lossy" for check in drawn
+        )
 
 
 class _Test:
     """Asks arms and scores their answers.
 
     Attributes:
-        so_far: the results of the first round, while the second one is asked; None before that.
+        so_far: the results until the last look; None before the first round has ended.
     """
 
     def __init__(self, asking: Asking, reference: TextReference) -> None:
@@ -72,33 +76,28 @@ class _Test:
         self._reference = reference
         settings = asking.settings
         decoding = settings.decoding
-        # First tokens, later ones of each setting, the place, pairs, and all together.
-        num_tests = len(asking.samplings) + 4
+        # Of each setting, and of all together.
+        num_tests = len(asking.samplings) + 1
         self._token_test = TokenTest(settings.false_alarm_rate / num_tests, settings.shift)
         self._mean_length = (1 + most_drawn(decoding.max_new_tokens)) / 2
         self._tokens_at_place = tokens_at_place(decoding)
         self._num_tokens = 0
         if asking.samplings:
             # Where no number is enough, more draws would change nothing.
-            self._num_tokens = self._needed(_FEWEST_TOKENS) or _FEWEST_TOKENS
+            self._num_tokens = max(_FEWEST_TOKENS, self._needed() or 0)
             if settings.num_draws != "auto":
                 self._num_tokens = settings.num_draws
 
-    def _power(self, num_tokens: int) -> float:
-        """About that of all tests of drawn tokens together."""
-        num_samplings = len(self._asking.samplings)
-        num_at_place = round(_SHARE_AT_PLACE * num_tokens / self._tokens_at_place)
-        num_mixed = round((1 - _SHARE_AT_PLACE) * num_tokens)
-        num_first = round(num_mixed / self._mean_length)
-        num_later = round((num_mixed - num_first) / num_samplings)
-        expected = self._token_test.expected
-        mixed = [expected(num_first), *[expected(num_later)] * num_samplings]
-        return together([*mixed, *[expected(num_at_place)] * self._tokens_at_place]).power
-
-    def _needed(self, least: int) -> int | None:
-        number = draws_needed(self._power, least)
-        # The lengths of texts are random, and so are the cells at the place.
-        return None if number is None else round(1.05 * number)
+    def _needed(self) -> int | None:
+        """Drawn tokens that are enough for a verdict, with the first ones of texts."""
+        number = self._token_test.needed()
+        if number is None:
+            return None
+        lengths = self._mean_length, self._tokens_at_place
+        shares = 1 - _SHARE_AT_PLACE, _SHARE_AT_PLACE
+        num_texts = sum(share / length for share, length in zip(shares, lengths, strict=True))
+        # The lengths of texts are random.
+        return math.ceil(1.05 * number / max(1 - num_texts, 0.01))
 
     def scored(self, arm: Arm) -> _Scored:
         """Ask an arm two rounds, the second one after answers of the first, and score its answers."""
@@ -130,47 +129,43 @@ class _Test:
             # Where the run is interrupted, nothing more can be asked of the reference.
             self.so_far = self._scored(scores, first)
         further = workload.second_turns(first, num_mixed, at_place)
-        second = asking.ask(arm, further, num_in_flight, "asking, second turns")
-        scores.add(_drawn(second))
-        answers = [*first, *second]
+        answers = [*first]
+        for requests in in_batches(further, max(1, math.ceil(len(further) / _NUM_LOOKS))):
+            second = asking.ask(arm, requests, num_in_flight, "asking, second turns")
+            answers += second
+            scores.add(_drawn(second))
+            if not learns_rounding:
+                scores.add(_greedy(second))
+                self.so_far = self._scored(scores, answers)
+                # Bets are valid at any time: what is known needs no more.
+                if self.so_far.is_lossy:
+                    return self.so_far
         if isinstance(reference, RegularReference) and learns_rounding:
             reference.learn_rounding(_texts(answers), scores.returned)
-            scores.add(_greedy(first))
-        scores.add(_greedy(second))
+            scores.add(_greedy(answers))
         return self._scored(scores, answers)
 
     def _scored(self, scores: Scores, answers: Sequence[Answer]) -> _Scored:
-        parts = self._parts(scores)
         return _Scored(
             greedy=scores.greedy.result(),
-            parts=parts,
-            overall=self._overall(parts, answers),
+            parts=self._parts(scores),
+            overall=self._overall(scores, answers),
             returned=scores.returned,
         )
 
     def _parts(self, scores: Scores) -> list[DrawnCheck]:
-        if not self._asking.samplings:
-            return []
-        test = self._token_test
-        at_place = [text for text in scores.drawn if text.request.is_at_place]
-        mixed = [text for text in scores.drawn if not text.request.is_at_place]
-        first = test.check(mixed, slice(0, 1), scores.two_routes)
-        parts = [DrawnCheck(kind="first", result=first)]
+        rounding = scores.rounding()
+        parts = []
         for sampling in self._asking.samplings:
-            texts = [text for text in mixed if text.request.sampling == sampling]
-            later = test.check(texts, slice(1, None), scores.two_routes)
-            parts.append(DrawnCheck(kind="later", sampling=sampling.name, result=later))
-        place = test.check(at_place, two_routes=scores.two_routes)
-        parts.append(DrawnCheck(kind="place", result=place))
-        parts.append(DrawnCheck(kind="neighbours", result=test.check_pairs(scores.drawn)))
+            texts = [text for text in scores.drawn if text.request.sampling == sampling]
+            result = self._token_test.check(texts, rounding)
+            parts.append(DrawnCheck(kind="setting", sampling=sampling.name, result=result))
         return parts
 
-    def _overall(self, parts: Sequence[DrawnCheck], answers: Sequence[Answer]) -> DrawnCheck | None:
-        # Pairs of neighbouring tokens would count each token again.
-        independent = [part.result for part in parts if part.kind != "neighbours"]
-        if not independent:
+    def _overall(self, scores: Scores, answers: Sequence[Answer]) -> DrawnCheck | None:
+        if not self._asking.samplings:
             return None
-        result = together(independent)
+        result = self._token_test.check(scores.drawn, scores.rounding())
         records = [answer.record for answer in answers]
         is_undecided = result.verdict == "undecided"
         return DrawnCheck(
@@ -178,7 +173,7 @@ class _Test:
             result=result,
             acceptance=Acceptance.of(outcome for record in records for outcome in record.outcomes),
             acceptance_rate=acceptance_columns(records)["acceptance_rate"],
-            num_draws_needed=self._needed(result.num_draws) if is_undecided else None,
+            num_draws_needed=self._needed() if is_undecided else None,
         )
 
 
@@ -247,8 +242,7 @@ def _interrupted(so_far: _Scored | None) -> Iterator[InterruptedCheck]:
 
 def _reference_check(arm: Arm, own: _Scored) -> ReferenceCheck:
     """Whether a regular arm's texts follow the log-probabilities that it reports of them."""
-    tested = [part.result.p_value for part in own.parts if part.result.degrees_of_freedom]
-    smallest = min(tested, default=None)
+    smallest = min((part.result.p_value for part in own.parts), default=None)
     finding = None
     if own.is_lossy:
         greedy = own.greedy

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from harness.commands.recovery.drawn import DrawnText, Routes, quantile_ranges
+from harness.commands.recovery.drawn import DrawnText, Rounding, quantile_ranges, tilts_of
 from harness.commands.recovery.greedy import GreedyTexts, require_token_ids
 from harness.commands.recovery.returned_logprobs import ReturnedLogprobs
 from harness.commands.recovery.workload import Answer
@@ -22,6 +23,8 @@ from harness.results.statistics.arrays import Floats
 # Texts, and logits, that are computed together at most.
 _MOST_TOGETHER = 64
 _MOST_LOGITS = 2**25
+# Texts of each sampling setting from which its rounding is estimated.
+_NUM_ROUNDED = 8
 # A quantile is below 1.
 _LARGEST_QUANTILE = np.nextafter(1.0, 0.0)
 
@@ -61,9 +64,8 @@ class Scores:
         self._reference = reference
         self._num_together = min(num_together, _MOST_TOGETHER)
         self._generator = np.random.default_rng(seed)
-        # A dictionary and no `functools.cache`, whose reference to this object would be a circle: the memory of the
-        # reference's engine would wait for the collector.
-        self._two_routes: dict[DrawnText, Routes | None] = {}
+        # Of the first texts of each sampling setting; None without a second route.
+        self._roundings: dict[DrawnText, Rounding | None] = {}
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Score answers. Raises RunError where one came without token ids, or with unknown ones."""
@@ -82,6 +84,7 @@ class Scores:
         distinct = sorted(by_text, key=lambda text: len(text.tokens))
         longest = len(distinct[-1].tokens) if distinct else 1
         room = _MOST_LOGITS // (longest * self._reference.vocabulary_size)
+        num_before = len(self.drawn)
         with progress("comparing", len(distinct)) as advance:
             for batch in in_batches(distinct, max(1, min(self._num_together, room))):
                 logits = self._reference.logits_along(
@@ -100,24 +103,35 @@ class Scores:
                     else:
                         self._add_drawn(alike, own_logits)
                     advance(None)
+        # Bets go on from one text to the next: their order must not depend on what was drawn.
+        asked = {answer.request.index: number for number, answer in enumerate(answers)}
+        added = sorted(self.drawn[num_before:], key=lambda text: asked[text.request.index])
+        self.drawn[num_before:] = added
 
-    def two_routes(self, text: DrawnText) -> Routes | None:
-        """The distributions along a text by the reference's two routes: many texts in one pass,
-        and this text again (`logits_again`), which differ by rounding alone. None without a second one.
+    def rounding(self) -> dict[str, Rounding]:
+        """By sampling setting, how far the distributions along its first texts are apart by the reference's two routes:
+        many texts in one pass, and a text again (`logits_again`).
         """
-        if text not in self._two_routes:
-            both = None
+        found: dict[str, list[Rounding]] = {}
+        for name, texts in itertools.groupby(sorted(self.drawn, key=_setting), _setting):
+            of_setting = map(self._rounding, itertools.islice(texts, _NUM_ROUNDED))
+            found[name] = [one for one in of_setting if one is not None]
+        return {name: Rounding.mean(each) for name, each in found.items() if each}
+
+    def _rounding(self, text: DrawnText) -> Rounding | None:
+        if text not in self._roundings:
             request = text.request
+            rounding = None
             again = self._reference.logits_again(request.prompt, text.tokens)
             if again is not None:
                 [logits] = self._reference.logits_along([request.prompt], [text.tokens])
                 along = request.sampling.probabilities_along
-                both = Routes(
-                    exact=along(logits, request.prompt, text.tokens),
-                    again=along(again, request.prompt, text.tokens),
+                rounding = Rounding.between(
+                    along(logits, request.prompt, text.tokens),
+                    along(again, request.prompt, text.tokens),
                 )
-            self._two_routes[text] = both
-        return self._two_routes[text]
+            self._roundings[text] = rounding
+        return self._roundings[text]
 
     def _add_drawn(self, alike: Sequence[Answer], logits: Floats) -> None:
         """Add answers with one text, by the reference's logits [n, V] before each of its tokens."""
@@ -125,7 +139,8 @@ class Scores:
         tokens = tuple(alike[0].record.token_ids)
         rows = range(len(tokens))
         exact = request.sampling.probabilities_along(logits, request.prompt, tokens)
-        lowest, widths = quantile_ranges(exact, tokens)
+        lowest, widths, ranks = quantile_ranges(exact, tokens)
+        tilts = tilts_of(exact, tokens)
         entropies = -(exact * np.log(exact, out=np.zeros_like(exact), where=exact > 0)).sum(-1)
         for answer in alike:
             random_parts = self._generator.random(len(tokens)) * widths
@@ -137,6 +152,8 @@ class Scores:
                     widths=widths,
                     quantiles=np.minimum(lowest + random_parts, _LARGEST_QUANTILE),
                     entropies=entropies,
+                    ranks=ranks,
+                    tilts=tilts,
                     rejected=rejected_places(answer.record),
                 )
             )
@@ -152,6 +169,10 @@ class Scores:
                 # An answer without any has no entries.
                 returned = answer.record.logprobs or [None] * len(tokens)
                 self.returned.add(returned[: len(tokens)], raw, processed)
+
+
+def _setting(text: DrawnText) -> str:
+    return text.request.sampling.name
 
 
 def rejected_places(record: RequestRecord) -> list[int] | None:

@@ -66,7 +66,7 @@ class Checks:
         greedy, sampled: the one of its kind; None without one.
         lossy_parts: parts of the drawn tokens in which a loss shows.
         deciding: all but the parts: the verdict rests on them.
-        tested: those of drawn tokens with a degree of freedom; others show nothing.
+        tested: those of drawn tokens.
     """
 
     def __init__(self, rows: Sequence[RecoveryRow]) -> None:
@@ -76,8 +76,7 @@ class Checks:
         parts = [row for row in rows if row.check in PARTS]
         self.lossy_parts = [row for row in parts if row.verdict == "lossy"]
         self.deciding = [row for row in rows if row.check is not None and row.check not in PARTS]
-        self._drawn = [row for row in rows if row.check == "sampled" or row.check in PARTS]
-        self.tested = [row for row in self._drawn if row.degrees_of_freedom]
+        self.tested = [row for row in rows if row.check == "sampled" or row.check in PARTS]
 
     @property
     def num_draws(self) -> int | None:
@@ -86,7 +85,7 @@ class Checks:
 
     @property
     def smallest_p_value(self) -> float | None:
-        return _least(row.p_value for row in self._drawn)
+        return _least(row.p_value for row in self.tested)
 
     @property
     def power(self) -> float | None:
@@ -98,46 +97,42 @@ class Checks:
         findings = []
         if self.greedy is not None:
             findings.append(_greedy_findings(self.greedy))
-        if self._drawn:
+        if self.tested:
             findings.append(self._sampled_findings())
         return "; ".join(findings)
 
     def _sampled_findings(self) -> str:
         draws = f"{self.num_draws or 0:,} drawn tokens"
-        num_tests = len(self.tested)
-        if not num_tests:
-            return f"nothing was tested by {draws} (χ² with 0 degrees of freedom)"
-        smallest = f"smallest p-value {_p_value(self.smallest_p_value or 0)}"
+        if not self.num_draws:
+            return f"nothing was tested by {draws}"
+        smallest = _p_value(self.smallest_p_value)
         num_failed = sum(row.verdict == "lossy" for row in self.tested)
         if num_failed:
-            return f"{draws} fail {num_failed} of {counted(num_tests, 'test')} ({smallest})"
+            number = f"{num_failed} of {counted(len(self.tested), 'test')}"
+            first = _least(row.num_draws_until for row in self.tested)
+            after = "" if first is None else f", the first one after {first:,}"
+            return f"{draws} fail {number}{after} (p = {smallest})"
         is_certain = self.sampled is not None and self.sampled.verdict == "lossless"
         agree = "follow" if is_certain else "show no difference from"
-        number = f"of {counted(num_tests, 'test')}"
-        if num_tests < len(self._drawn):
-            number += f"; {len(self._drawn) - num_tests} more tested nothing"
-        by_chance = num_tests * (self.smallest_p_value or 0)
-        if num_tests > 1 and by_chance < 1:
-            # Bonferroni's bound: the tests share their tokens.
-            number += f"; by chance one is so small in up to {_share(by_chance)} of runs"
-        return f"{draws} {agree} the target's distribution ({smallest} {number})"
+        return (
+            f"{draws} {agree} the target's distribution (smallest p-value {smallest} of"
+            f" {counted(len(self.tested), 'test')})"
+        )
 
     def fine_print(self) -> Iterator[str]:
         """How small a loss the tests can see."""
-        if not self._drawn:
+        if not self.tested:
             yield "At temperature 0 the output has one possible value; nothing was sampled."
             return
-        if not self.tested:
-            return
-        row = self._drawn[0]
+        row = self.tested[-1]
         yield (
             f"The sampled tests call a lossless pair lossy in at most {row.false_alarm_rate:.0e} of such runs (each at"
-            f" p < {row.significance_level:.1e}); a shift of {row.shift:.0%} towards likelier or less likely tokens is"
-            f" seen with a chance of {_share(self.power)}."
+            f" p < {row.significance_level:.1e}), however often one looks; a shift of {row.shift:.0%} towards likelier"
+            f" or less likely tokens is seen within {row.num_draws:,} tokens with a chance of {_share(self.power)}."
         )
-        rounding = max(row.rounding or 0 for row in self._drawn)
-        if rounding >= 0.01:
-            yield f"The tests attribute a χ² of up to {rounding:.2g} to {_rounding(row)}."
+        rounding = max(row.rounding or 0 for row in self.tested)
+        if rounding >= 0.001:
+            yield f"The tests attribute shifts of up to {rounding:.2g} to {_rounding(row)}."
 
 
 def summarise(rows: Sequence[RecoveryRow]) -> Summary:
@@ -177,12 +172,9 @@ def _undecided_because(undecided: Sequence[RecoveryRow], num_draws_needed: int) 
             return "greedy texts differ, and no logits say whether rounding explains it"
     weakest = min(undecided, key=lambda row: row.power or 0)
     draws = f"{weakest.num_draws or 0:,} drawn tokens"
-    problem = f"{draws} have only one outcome that is expected often enough to test"
-    advice = "raise num_draws or decoding.temperature"
-    if weakest.degrees_of_freedom:
-        shift = f"{draws} would see a shift of {weakest.shift:.0%} in a token's distribution"
-        problem = f"{shift} with a chance of only {_share(weakest.power)}"
-        advice = "raise num_draws, shift or decoding.temperature"
+    shift = f"{draws} would see a shift of {weakest.shift:.0%} in a token's distribution"
+    problem = f"{shift} with a chance of only {_share(weakest.power)}"
+    advice = "raise num_draws or shift"
     if num_draws_needed:
         advice = f"num_draws={_rounded_up(num_draws_needed)} would be enough"
     return f"{problem}; {advice}"
@@ -315,7 +307,7 @@ def pairs_table(runs: Sequence[Run]) -> Table:
         columns,
         strong=lambda named: summarise(named.run.rows).verdict == "lossy",
         faint=lambda named: named.run.status != "ok",
-        about="Greedy texts token by token, and sampled ones against the target's exact distribution by χ² tests.",
+        about="Greedy texts token by token, and bets on sampled ones against the target's exact distribution.",
         notes=(note.format(shifts.pop()),) if len(shifts) == 1 else (),
     )
 
@@ -373,11 +365,8 @@ def _checks(shown: Sequence[RecoveryRow]) -> Table:
 def _check(row: RecoveryRow) -> str:
     names = {
         "sampled": "all draws",
-        "first": "first tokens",
-        "later": f"{row.sampling}, later tokens",
+        "setting": f"drawn {row.sampling}",
         "compared": f"{row.sampling}, beside the regular server's",
-        "place": "after one place",
-        "neighbours": "neighbouring tokens",
         "logprobs": f"log-probabilities, {row.arm}",
     }
     return names.get(row.check or "", row.check or "")
@@ -392,7 +381,9 @@ def _outcome(row: RecoveryRow) -> str:
         return row.finding
     if row.check == "greedy":
         return f"{_identical(row)} identical"
-    return f"χ² {row.statistic or 0:.1f}, df {row.degrees_of_freedom}"
+    if row.num_draws_until is not None:
+        return f"shows after {row.num_draws_until:,}"
+    return "as it should be" if row.verdict == "lossless" else "nothing found"
 
 
 def _identical(row: RecoveryRow) -> str:
@@ -419,7 +410,7 @@ def _rounding(row: RecoveryRow) -> str:
     return f"the rounding of {row.dtype}" if row.dtype else "rounding"
 
 
-def _p_value(value: float) -> str:
+def _p_value(value: float | None) -> str:
     return f"{value:.2g}" if value else "< 1e-300"
 
 

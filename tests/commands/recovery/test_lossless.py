@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from architectures import random_model
-from harness.commands.recovery.drawn import TokenResult, TokenTest, together
+from harness.commands.recovery.drawn import TokenResult, TokenTest
 from harness.commands.recovery.greedy import judge_greedy
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
@@ -93,12 +93,12 @@ def sample(
         decoding = DecodingSettings(temperature=drawn_at, **asked)
         question = Question([PROMPT] * len(streams), decoding, 0, streams)
         for answer in timed_answer(faulty, tested, question).requests:
-            request = PlannedRequest(tuple(PROMPT), sampling, num_tokens, 0)
+            request = PlannedRequest(tuple(PROMPT), sampling, num_tokens, len(answered))
             answered.append(Answer(request, answer))
     scores = Scores(engine(dtype=dtype).weights.reference, frozenset(), 64, [0])
     scores.add(answered)
     test = TokenTest(level_share=1e-9, shift=0.15)
-    return test.check(scores.drawn, two_routes=scores.two_routes)
+    return test.check(scores.drawn, scores.rounding())
 
 
 def compare(
@@ -125,10 +125,9 @@ def compare(
 def test_the_honest_arm_is_lossless(warping: dict[str, Any], num_draft_tokens: int) -> None:
     check = sample(num_draft_tokens=num_draft_tokens, **warping)
     assert check.verdict == "lossless", check
-    assert check.degrees_of_freedom > 5
     assert check.num_draws == NUM_DRAWS * (num_draft_tokens + 2)
     # In float32 rounding explains nothing that a test could see.
-    assert check.rounding < 1e-3
+    assert check.rounding < 1e-5
 
 
 @pytest.mark.parametrize("num_draft_tokens", [1, 3])
@@ -152,20 +151,15 @@ def test_any_arm_can_be_tested() -> None:
 
 
 def test_few_draws_decide_nothing() -> None:
-    check = sample(num_draws=200)
+    check = sample(num_draws=100)
     assert check.verdict == "undecided"
     assert check.power < 0.99
 
 
-def test_checks_add_up() -> None:
-    checks = [sample(num_draws=200) for _ in range(4)]
-    assert [check.verdict for check in checks] == ["undecided"] * 4
-    total = together(checks)
-    assert total.num_draws == 4 * 600
-    assert total.degrees_of_freedom == 4 * checks[0].degrees_of_freedom
-    assert total.power > checks[0].power
-    lenient = sample(LENIENCE, num_draws=4000)
-    assert together([lenient] * 3).p_value < lenient.p_value < 0.01
+def test_a_large_fault_is_known_long_before_the_last_draw() -> None:
+    found = sample("bonus_from_wrong_position")
+    assert found.num_until is not None
+    assert found.num_until < found.num_draws / 10
 
 
 def test_half_precision_is_no_loss() -> None:

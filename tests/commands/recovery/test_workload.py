@@ -152,7 +152,17 @@ def drawn_text(
     request = PlannedRequest(prompt, samplings(DECODING, [])[0], len(widths), 0)
     zeros = np.zeros(len(widths))
     tokens = tuple(range(len(widths)))
-    return DrawnText(request, tokens, zeros, np.array(widths), zeros, np.array(entropies), rejected)
+    return DrawnText(
+        request,
+        tokens,
+        zeros,
+        np.array(widths),
+        zeros,
+        np.array(entropies),
+        ranks=[0] * len(widths),
+        tilts=zeros,
+        rejected=rejected,
+    )
 
 
 class KnownDrafts:

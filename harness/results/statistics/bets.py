@@ -1,0 +1,224 @@
+"""Evidence against a distribution, valid at any time: what fair bets on the draws would have won.
+
+Somebody with a capital of 1 bets on each draw before it is seen. If draws follow the distribution, no way of betting
+multiplies the capital by 1000 or more, at any time, with a chance above 1 in 1000 (Ville 1939; Ramdas et al. 2023,
+"Game-theoretic statistics and safe anytime-valid inference"). So one may look after every draw, and stop when one
+likes. A bet is a likelihood ratio: the chance of the draw as the bettor expects it, from earlier draws alone, by the
+one that is tested. Several bettors share the capital equally.
+
+Results are logarithms of these factors, [b, n] of b bettors over n draws, 0 where one does not bet.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from harness.results.statistics.arrays import Floats
+
+
+class Learner(NamedTuple):
+    """How a bettor learns from the draws that came.
+
+    Attributes:
+        concentration: so many draws count for the distribution that is tested, beside those that came. Large ones win
+            more from small shifts, small ones learn large shifts sooner.
+        share: of the capital, which is bet; with little of it, what was learned wrongly costs little.
+    """
+
+    concentration: float
+    share: float = 1.0
+
+
+# Of two cells there is little to learn: by these `power_of_halves` is known exactly.
+OF_HALVES = (Learner(10.0), Learner(100.0), Learner(1000.0))
+LEARNERS = (Learner(10.0), Learner(100.0, 0.3), Learner(300.0, 0.5), Learner(1000.0))
+# The most draws that `draws_needed` tries.
+_MOST_DRAWS = 4_000_000
+
+
+def bets_on_cells(
+    cells: Sequence[int] | Floats,
+    num_cells: int,
+    keys: Sequence[Hashable],
+    learners: Sequence[Learner],
+    tolerated: Floats | None = None,
+) -> Floats:
+    """Bets on which of equally likely cells each draw is in, from the earlier draws with the same key.
+
+    Args:
+        cells: [n], from 0 to `num_cells` - 1.
+        keys: [n].
+        tolerated: [n, num_cells], by how much each cell's mass may be off at each draw; None for not at all.
+    """
+    factors = np.zeros((len(learners), len(cells)))
+    places: dict[Hashable, list[int]] = defaultdict(list)
+    for place, key in enumerate(keys):
+        places[key].append(place)
+    for at in places.values():
+        own = np.eye(num_cells)[np.asarray(cells)[at].astype(int)]
+        before = own.cumsum(0) - own
+        total = np.arange(len(at))[:, np.newaxis]
+        for row, (concentration, share) in zip(factors, learners, strict=True):
+            expected = (before + concentration / num_cells) / (total + concentration)
+            won = share * (num_cells * expected - 1)
+            row[at] = np.log1p((won * own).sum(-1))
+            if tolerated is not None:
+                row[at] -= np.log1p((np.abs(won) * tolerated[at]).sum(-1))
+    return factors
+
+
+def bets_on_outcomes(
+    outcomes: Sequence[Hashable],
+    masses: Floats,
+    keys: Sequence[Hashable],
+    learners: Sequence[Learner],
+    tolerated: Floats | None = None,
+) -> Floats:
+    """Bets on which outcome comes, from the earlier draws with the same key, which have the same distribution.
+
+    Args:
+        outcomes: [n].
+        masses: [n], of each outcome in its distribution; no bet stands where it is 0.
+        keys: [n].
+        tolerated: [n], the most of the distribution's mass that may be elsewhere; None for none.
+    """
+    counts: dict[Hashable, int] = defaultdict(int)
+    totals: dict[Hashable, int] = defaultdict(int)
+    peaks: dict[Hashable, float] = defaultdict(float)
+    # Draws so far of this outcome and of all, and the most of one outcome by its mass.
+    before, total, peak = np.zeros((3, len(outcomes)))
+    is_possible = masses > 0
+    for place, (key, outcome) in enumerate(zip(keys, outcomes, strict=True)):
+        before[place] = counts[key, outcome]
+        total[place] = totals[key]
+        peak[place] = peaks[key]
+        if is_possible[place]:
+            counts[key, outcome] += 1
+            totals[key] += 1
+            peaks[key] = max(peaks[key], counts[key, outcome] / masses[place])
+    factors = np.zeros((len(learners), len(outcomes)))
+    by_mass = np.divide(before, masses, out=np.zeros_like(before), where=is_possible)
+    for row, (concentration, share) in zip(factors, learners, strict=True):
+        won = share * ((by_mass + concentration) / (total + concentration) - 1)
+        row[is_possible] = np.log1p(won[is_possible])
+        if tolerated is not None:
+            # From the outcome on which least is bet to the one on which most is.
+            row -= np.log1p(share * tolerated * peak / (total + concentration)) * is_possible
+    return factors
+
+
+def bets_on_swaps(
+    first: Sequence[Hashable], second: Sequence[Hashable], learners: Sequence[Learner]
+) -> Floats:
+    """Bets that two samples differ: on which of a pair of draws is whose, given both.
+
+    If both have one distribution, whatever it is, the chance is a half.
+
+    Args:
+        first, second: [n] outcomes.
+    """
+    counts: tuple[dict[Hashable, int], dict[Hashable, int]] = (defaultdict(int), defaultdict(int))
+    # Draws so far: of the one outcome in the first sample and the second, and of the other.
+    one_first, one_second, other_first, other_second = before = np.zeros((4, len(first)))
+    for place, (one, other) in enumerate(zip(first, second, strict=True)):
+        before[:, place] = counts[0][one], counts[1][one], counts[0][other], counts[1][other]
+        counts[0][one] += 1
+        counts[1][other] += 1
+    # Each sample is expected to be like both together.
+    total = np.arange(len(first))
+    one_of_both = (one_first + one_second + 0.5) / (2 * total + 1)
+    other_of_both = (other_first + other_second + 0.5) / (2 * total + 1)
+    factors = np.zeros((len(learners), len(first)))
+    for row, (concentration, share) in zip(factors, learners, strict=True):
+        of_one, of_other = concentration * one_of_both, concentration * other_of_both
+        as_seen = (one_first + of_one) * (other_second + of_other)
+        swapped = (other_first + of_other) * (one_second + of_one)
+        row[:] = np.log1p(share * (as_seen - swapped) / (as_seen + swapped))
+    return factors
+
+
+def evidence(bettors: Floats) -> Floats:
+    """The logarithm of the capital [n] after each draw, of bettors [b, n] that share it equally."""
+    return np.asarray(np.logaddexp.reduce(bettors.cumsum(-1)) - math.log(len(bettors)))
+
+
+def power_of_halves(
+    num_draws: int, shift: float, log_wanted: float, num_bettors: int, tolerated: float = 0.0
+) -> float:
+    """The chance that draws with `shift` more in one of two halves yield enough evidence by their end.
+
+    That is by those bettors alone who bet on halves (`bets_on_cells`, two cells): the others add to it.
+
+    Args:
+        shift: of the mass, in total variation.
+        log_wanted: the logarithm of the evidence that is enough.
+        num_bettors: that share the capital.
+        tolerated: by how much the mass of both halves together may be off.
+    """
+    from scipy import special, stats
+
+    lost = num_draws * math.log1p(2 * shift * tolerated)
+
+    def is_enough(num_in_half: int) -> bool:
+        won = [
+            special.betaln(num_in_half + each / 2, num_draws - num_in_half + each / 2)
+            - special.betaln(each / 2, each / 2)
+            for each, _ in OF_HALVES
+        ]
+        capital = np.logaddexp.reduce(won) + num_draws * math.log(2) - math.log(num_bettors)
+        return bool(capital - lost >= log_wanted)
+
+    fewest, most = num_draws // 2, num_draws + 1
+    while fewest < most:
+        middle = (fewest + most) // 2
+        if middle > num_draws or is_enough(middle):
+            most = middle
+        else:
+            fewest = middle + 1
+    return float(stats.binom.sf(fewest - 1, num_draws, min(1.0, 0.5 + shift)))
+
+
+def draws_needed(
+    shift: float, log_wanted: float, num_bettors: int, power: float, tolerated: float = 0.0
+) -> int | None:
+    """The fewest draws, nearly, with which `power_of_halves` is enough; None where no number is."""
+    number = 10
+    while number <= _MOST_DRAWS:
+        if power_of_halves(number, shift, log_wanted, num_bettors, tolerated) >= power:
+            return number
+        number = math.ceil(1.03 * number)
+    return None
+
+
+def least_visible_shift(probabilities: Floats, total_variation: float) -> Floats:
+    """The distribution at this total-variation distance that is least visible, nearly.
+
+    For a given distance Σ (other − p)² / p is least, 4 distance², when every probability changes by the same share. So
+    the cells are dealt into two halves of about the same mass, of which the lighter gains what the heavier loses. With
+    a single possible outcome nothing can shift, and the distribution is returned as it is. At a distance of 0.1,
+    [0.5, 0.3, 0.2] becomes [0.6, 0.24, 0.16].
+
+    Raises:
+        ValueError: for a distance that is not in (0, 0.5].
+    """
+    values = np.asarray(probabilities, dtype=np.float64)
+    if not 0 < total_variation <= 0.5:
+        raise ValueError(f"total_variation must be in (0, 0.5]: {total_variation}")
+    masses = [0.0, 0.0]
+    half = np.zeros(values.size, dtype=np.intp)
+    for index in np.argsort(-values, kind="stable"):
+        half[index] = lighter = int(masses[1] < masses[0])
+        masses[lighter] += float(values[index])
+    gaining = half == int(masses[1] < masses[0])
+    gained = values[gaining].sum()
+    if gained == 0:
+        return values
+    shifted = values * np.where(
+        gaining, 1 + total_variation / gained, 1 - total_variation / (1 - gained)
+    )
+    return np.asarray(shifted / shifted.sum())

@@ -1,0 +1,148 @@
+"""Bets are fair, win what published distributions say, accuse no honest stream, and have the power that is stated."""
+
+from __future__ import annotations
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from harness.results.statistics.bets import (
+    LEARNERS,
+    OF_HALVES,
+    Learner,
+    bets_on_cells,
+    bets_on_outcomes,
+    bets_on_swaps,
+    draws_needed,
+    evidence,
+    least_visible_shift,
+    power_of_halves,
+)
+
+
+@pytest.mark.parametrize("concentration", [10.0, 1000.0])
+def test_what_is_won_on_cells_is_the_dirichlet_multinomial_likelihood_ratio(
+    concentration: float,
+) -> None:
+    cells = [0, 2, 2, 1, 2, 2, 0, 2]
+    won = bets_on_cells(cells, 3, [None] * len(cells), [Learner(concentration)]).sum()
+    counts = np.bincount(cells, minlength=3)
+    learned = stats.dirichlet_multinomial.logpmf(counts, np.full(3, concentration / 3), len(cells))
+    tested = stats.multinomial.logpmf(counts, len(cells), np.full(3, 1 / 3))
+    assert won == pytest.approx(learned - tested)
+
+
+def test_what_is_won_on_outcomes_is_so_too_and_in_each_context_by_itself() -> None:
+    masses = np.array([0.5, 0.3, 0.2])
+    outcomes = [0, 1, 1, 0, 2, 1, 1, 1]
+    keys = [(number % 2,) for number in range(len(outcomes))]
+    won = bets_on_outcomes(outcomes, masses[outcomes], keys, [Learner(10.0)]).sum()
+    expected = 0.0
+    for first in (0, 1):
+        counts = np.bincount(outcomes[first::2], minlength=3)
+        learned = stats.dirichlet_multinomial.logpmf(counts, 10 * masses, 4)
+        expected += learned - stats.multinomial.logpmf(counts, 4, masses)
+    assert won == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_every_bet_is_fair(learner: Learner) -> None:
+    """Over all streams of four draws, weighted by their chances, a capital of 1 stays 1."""
+    masses = np.array([0.5, 0.3, 0.2])
+    on_cells = on_outcomes = on_swaps = 0.0
+    for stream in itertools.product(range(3), repeat=4):
+        draws = list(stream)
+        won = bets_on_cells(draws, 3, [None] * 4, [learner]).sum()
+        on_cells += math.exp(won) / 3**4
+        won = bets_on_outcomes(draws, masses[draws], ["same"] * 4, [learner]).sum()
+        on_outcomes += math.exp(won) * masses[draws].prod()
+        won = bets_on_swaps(draws[:2], draws[2:], [learner]).sum()
+        on_swaps += math.exp(won) * masses[draws].prod()
+    assert [on_cells, on_outcomes, on_swaps] == pytest.approx([1.0, 1.0, 1.0])
+
+
+@pytest.mark.parametrize("learner", LEARNERS)
+def test_what_rounding_may_move_wins_nothing(learner: Learner) -> None:
+    """In expectation over the distribution that favours the bettor most, a capital does not grow."""
+    before = [0] * 30
+    off = 0.02
+    tolerated = np.tile([off, off], (31, 1))
+    last = [
+        bets_on_cells([*before, cell], 2, [None] * 31, [learner], tolerated)[0, -1]
+        for cell in range(2)
+    ]
+    assert (0.5 + off) * math.exp(last[0]) + (0.5 - off) * math.exp(last[1]) == pytest.approx(1.0)
+    masses = np.full(31, 0.5)
+    of_outcomes = [
+        bets_on_outcomes([*before, outcome], masses, ["same"] * 31, [learner], np.full(31, off))[
+            0, -1
+        ]
+        for outcome in range(2)
+    ]
+    expected = (0.5 + off) * math.exp(of_outcomes[0]) + (0.5 - off) * math.exp(of_outcomes[1])
+    assert expected <= 1.0
+
+
+def test_impossible_outcomes_are_left_to_others() -> None:
+    won = bets_on_outcomes([0, 1, 0], np.array([1.0, 0.0, 1.0]), ["same"] * 3, [Learner(10.0)])
+    assert won[0] == pytest.approx([0.0, 0.0, 0.0])
+
+
+def test_honest_streams_are_not_accused_at_any_time() -> None:
+    """At 5 %, with a look after every draw; more than 50 of 500 have a chance below 1e-6."""
+    generator = np.random.default_rng(0)
+    accused = 0
+    for _ in range(500):
+        quantiles = generator.random(400)
+        bettors = [
+            bets_on_cells(number * quantiles, number, [None] * 400, LEARNERS) for number in (2, 10)
+        ]
+        accused += evidence(np.concatenate(bettors)).max() >= math.log(20)
+    assert 0 < accused <= 50
+
+
+@pytest.mark.parametrize("moved", [0.0, 0.15])
+def test_two_samples_differ_or_not(moved: float) -> None:
+    generator = np.random.default_rng(1)
+    chances = np.array([0.5, 0.3, 0.2])
+    first = generator.choice(3, 3000, p=chances).tolist()
+    second = generator.choice(3, 3000, p=[0.5 - moved, 0.3 + moved, 0.2]).tolist()
+    bettors = bets_on_swaps(first, second, LEARNERS)
+    assert (evidence(bettors)[-1] >= math.log(1e9)) == (moved > 0)
+
+
+def test_the_power_is_that_of_simulated_draws() -> None:
+    wanted = math.log(1e6)
+    stated = power_of_halves(1300, 0.1, wanted, 12)
+    generator = np.random.default_rng(2)
+    found = 0
+    for _ in range(400):
+        halves = (generator.random(1300) >= 0.6).astype(int).tolist()
+        own = bets_on_cells(halves, 2, [None] * 1300, OF_HALVES)
+        # The other bettors win nothing.
+        found += evidence(np.stack([*own, *np.zeros((9, 1300))]))[-1] >= wanted
+    assert 0.5 < stated < 0.95
+    assert found / 400 == pytest.approx(stated, abs=0.12)
+    assert power_of_halves(1300, 0.1, wanted, 12, tolerated=0.1) < stated
+    number = draws_needed(0.1, wanted, 12, 0.99)
+    assert number is not None
+    assert power_of_halves(number, 0.1, wanted, 12) >= 0.99
+    assert power_of_halves(int(0.9 * number), 0.1, wanted, 12) < 0.99
+    assert draws_needed(1e-6, wanted, 12, 0.99) is None
+
+
+def test_the_least_visible_shift_has_its_distance_and_is_hard_to_see() -> None:
+    probabilities = np.random.default_rng(6).dirichlet(np.ones(40))
+    shifted = least_visible_shift(probabilities, 0.05)
+    assert shifted.sum() == pytest.approx(1)
+    assert np.abs(shifted - probabilities).sum() / 2 == pytest.approx(0.05)
+    # No shift of this size has a smaller χ² distance than 4 · 0.05².
+    distance = ((shifted - probabilities) ** 2 / probabilities).sum()
+    assert distance == pytest.approx(4 * 0.05**2, rel=0.01)
+    assert least_visible_shift(np.array([0.97, 0.03]), 0.05) == pytest.approx([0.92, 0.08])
+    assert least_visible_shift(np.array([1.0]), 0.05) == pytest.approx([1.0])
+    with pytest.raises(ValueError, match="total_variation"):
+        least_visible_shift(np.array([0.5, 0.5]), 0.0)
