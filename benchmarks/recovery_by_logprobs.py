@@ -19,7 +19,7 @@ from harness.commands.recovery.drawn import TokenTest
 from harness.commands.recovery.regular_reference import RegularReference
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
-from harness.commands.recovery.workload import PlannedRequest
+from harness.commands.recovery.workload import Answer, PlannedRequest
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Traits
 from harness.engines.requests import RequestRecord
@@ -81,7 +81,8 @@ def main() -> None:
                         uniforms = generator.random((NUM_PLACES, 1)) * source[:, -1:]
                         text = (source < uniforms).sum(-1).tolist()
                         planned = PlannedRequest((each,), sampling, NUM_PLACES, each)
-                        answered.append((planned, RequestRecord(each, 1, token_ids=text)))
+                        record = RequestRecord(each, 1, token_ids=text)
+                        answered.append(Answer(planned, record))
                     scores = Scores(reference, frozenset(), NUM_EACH, [run])
                     scores.add(answered)
                     check = test.check(scores.drawn, scores.rounding())

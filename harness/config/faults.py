@@ -14,7 +14,8 @@ class FaultRecord(Record):
     """A mistake as it is known without its code, which `local.engine.fault.Fault` adds: inherit from that.
 
     Attributes:
-        in_texts: whether texts change; otherwise only the log-probabilities that `serve` returns with them.
+        in_texts: whether texts change; otherwise only the log-probabilities that `serve` returns with them, or whether
+            it drafts.
         in_greedy_texts: whether greedy texts change too, and not only the probabilities that tokens are drawn with.
         in_trees: whether drafts that propose trees can have it.
         fewest_rows: how many rows must be decoded at once before it changes anything.
@@ -30,7 +31,7 @@ class FaultRecord(Record):
     def why_idle(self, decoding: DecodingSettings) -> str | None:
         """Why it changes nothing in these texts, as the end of a sentence; None where it changes them."""
         if not self.in_texts:
-            return "in texts, only in the log-probabilities of serve"
+            return "in texts, only in answers of serve"
         is_greedy = decoding.temperature == 0
         return "at decoding.temperature=0" if is_greedy and not self.in_greedy_texts else None
 

@@ -56,6 +56,7 @@ class EchoServer:
         stall: never end an answer after the first chunk.
         key: that requests must bring.
         rejects_at: `sampled` to accept no draft token at a temperature above 0, `greedy` at 0.
+        silent: requests that get no drafts.
         version: it tells its name, by its dialect, and this version; None if it tells neither.
         started: it tells that it was started then.
         withheld: of llama.cpp's ids, this many are missing, as of tokens that end within a character.
@@ -102,6 +103,7 @@ class EchoServer:
     num_dropped: int = 0
     error_text: str = "told to fail"
     rejects_at: tuple[str, ...] = ()
+    silent: Callable[[dict[str, Any]], bool] = lambda body: False
     bodies: list[dict[str, Any]] = field(default_factory=list)
     num_tokens: int = 0
     num_preemptions: int = 0
@@ -251,7 +253,8 @@ class EchoServer:
             min(body["max_tokens"], self.stop_after),
             1 + (self.num_draft_tokens or 0) // 2,
         )
-        if ("sampled" if body["temperature"] else "greedy") in self.rejects_at:
+        is_silent = self.silent(body)
+        if is_silent or ("sampled" if body["temperature"] else "greedy") in self.rejects_at:
             width = 1
         last = prompt[-1] if isinstance(prompt, list) else len(prompt)
         tokens = _stopped(continuation(last, count, self.stride), body.get("stop", ()))
@@ -287,7 +290,7 @@ class EchoServer:
             last_chunk["timings"] = {"cache_n": self.num_cached}
         elif self.num_cached is not None and not self.metrics:
             last_chunk["usage"]["prompt_tokens_details"] = {"cached_tokens": self.num_cached}
-        if self.num_draft_tokens is not None and not self.metrics:
+        if self.num_draft_tokens is not None and not self.metrics and not is_silent:
             last_chunk |= self._acceptance([len(step) - 1 for step in steps[1:]])
         if self.reads_more is not None and isinstance(prompt, list):
             last_chunk["usage"]["prompt_tokens"] = len(prompt) + self.reads_more

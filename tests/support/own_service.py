@@ -24,7 +24,9 @@ BATCH_SIZE = 6
 
 
 @contextmanager
-def own_service(directory: Path, runner: RunnerName = "eager") -> Iterator[str]:
+def own_service(
+    directory: Path, runner: RunnerName = "eager", fault: str = "none"
+) -> Iterator[str]:
     """The address of the API over the models `target` and `draft` in a directory."""
     target = ModelSettings(name="target", repository=str(directory / "target"))
     draft = ModelDraftSettings(name="draft", repository=str(directory / "draft"))
@@ -35,6 +37,7 @@ def own_service(directory: Path, runner: RunnerName = "eager") -> Iterator[str]:
         batch_size=BATCH_SIZE,
         runner=runner,
         port=0,
+        fault=fault,
     )
     keeper = PairKeeper()
     keeper.place(settings, Demand(BATCH_SIZE, 256, 256, 4, runner))

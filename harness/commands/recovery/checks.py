@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from harness.commands.recovery.drawn import TokenResult
 from harness.commands.recovery.greedy import Finding, GreedyResult
 from harness.commands.recovery.returned_logprobs import ReturnedResult
 from harness.commands.recovery.rows import DrawnKind
 from harness.results.acceptance import Acceptance
+
+KindVerdict = Literal[
+    "drafts", "some drafts", "none accepted", "no drafts", "ignored", "refused", "unknown"
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,9 +130,42 @@ class InterruptedCheck:
         return columns
 
 
+@dataclass(frozen=True, kw_only=True)
+class KindCheck:
+    """What a server did with one kind of request.
+
+    Attributes:
+        num_identical: texts equal to the regular arm's, of greedy requests; None without that arm.
+    """
+
+    kind: str
+    verdict: KindVerdict
+    finding: str
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance_rate: float | None = None
+    num_prompts: int | None = None
+    num_tokens: int | None = None
+    num_identical: int | None = None
+
+    def columns(self) -> dict[str, Any]:
+        columns: dict[str, Any] = {
+            "check": "kind",
+            "sampling": self.kind,
+            "verdict": self.verdict,
+            "finding": self.finding,
+            "acceptance": self.acceptance,
+            "num_prompts": self.num_prompts,
+            "num_tokens": self.num_tokens,
+            "identical_prompts": self.num_identical,
+        }
+        if self.acceptance_rate is not None:
+            columns["acceptance_rate"] = self.acceptance_rate
+        return columns
+
+
 # A check that was finished, or interrupted. `columns` are those of its row, with `acceptance` as `Session.row` takes
 # it.
-Check = GreedyCheck | DrawnCheck | ReferenceCheck | LogprobsCheck | InterruptedCheck
+Check = GreedyCheck | DrawnCheck | ReferenceCheck | LogprobsCheck | KindCheck | InterruptedCheck
 
 
 def _greedy_columns(result: GreedyResult) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from harness.commands.command import Experiment
 from harness.commands.recovery.asking import Asking
 from harness.commands.recovery.checks import Check, ReferenceCheck
 from harness.commands.recovery.compared import compared_checks
+from harness.commands.recovery.kinds import kind_checks
 from harness.commands.recovery.record import EXIT_CODES, RecoverySettings
 from harness.commands.recovery.regular_reference import RegularReference, regular_reference
 from harness.commands.recovery.rows import RecoveryRow
@@ -89,10 +90,12 @@ class Recovery(Experiment):
         if isinstance(reference, RegularReference):
             samplings = self._known(reference, samplings)
         asking = Asking(settings, prompts, samplings, session.end_tokens())
+        regular = engine.arms[0] if len(engine.arms) > 1 else None
+        if servers is not None and settings.by_kind:
+            yield from kind_checks(asking, arm, regular)
         if reference is not None:
             yield from scored_checks(asking, arm, reference)
             return
-        regular = engine.arms[0] if len(engine.arms) > 1 else None
         if regular is not None:
             why = settings.engine.beyond_model or "without log-probabilities"
             say(f"{why}: answers are compared with those of the regular server")

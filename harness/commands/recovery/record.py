@@ -60,6 +60,7 @@ class RecoverySettings(PromptedSettings):
             loaded, and elsewhere those of the regular server if it has any.
         top_logprobs: with the regular arm as the reference, the likeliest tokens that it is asked for
             at each place; -1 asks for all.
+        by_kind: whether servers are first asked one kind of request after the other, for which of them they draft.
         batch_size: requests in flight, of mixed lengths, with prompts that begin alike, second turns,
             different sampling settings beside each other, and some that are left midway; 1 asks them one
             at a time.
@@ -73,6 +74,7 @@ class RecoverySettings(PromptedSettings):
     samplings: tuple[SamplingName, ...] = _SAMPLINGS
     reference: Literal["auto", "weights", "regular"] = "auto"
     top_logprobs: int = 20
+    by_kind: bool = True
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -28,13 +28,19 @@ class RecoveryRow(PromptedRow):
     check: MaybeText = figure(
         "`greedy` texts; `sampled`: all drawn tokens together, of which those of each sampling `setting` are also"
         " tested alone; `compared`: the same with a regular server's draws; `reference`: both for a regular server as"
-        " the reference, or that there is none; `logprobs`: log-probabilities that came with tokens"
+        " the reference, or that there is none; `logprobs`: log-probabilities that came with tokens; `kind`: whether a"
+        " kind of request gets drafts"
     )
-    sampling: MaybeText = figure("of `setting` and `compared`: the sampling setting")
+    sampling: MaybeText = figure(
+        "of `setting` and `compared`: the sampling setting; of `kind` the kind of request"
+    )
     verdict: MaybeText = figure(
-        "`lossless`, `lossy` or `undecided`; of `logprobs` `right` or `wrong`"
+        "`lossless`, `lossy` or `undecided`; of `logprobs` `right` or `wrong`; of `kind` `drafts`, `some drafts`,"
+        " `none accepted`, `no drafts`, `ignored`, `refused` or `unknown`"
     )
-    finding: MaybeText = figure("of `logprobs`: what came; of `reference`: why there is none")
+    finding: MaybeText = figure(
+        "of `logprobs`: what came; of `reference`: why there is none; of `kind`: by what it shows"
+    )
     num_wrong: MaybeInt = figure("of `logprobs`: tokens with a wrong one, or without any", "tokens")
     num_prompts: MaybeInt = figure("greedy texts compared")
     num_tokens: MaybeInt = figure(

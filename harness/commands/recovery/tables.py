@@ -67,6 +67,7 @@ class Checks:
         lossy_parts: parts of the drawn tokens in which a loss shows.
         deciding: all but the parts: the verdict rests on them.
         tested: those of drawn tokens.
+        kinds: of requests, and whether they get drafts.
     """
 
     def __init__(self, rows: Sequence[RecoveryRow]) -> None:
@@ -75,7 +76,9 @@ class Checks:
         self.sampled = of_kind.get("sampled")
         parts = [row for row in rows if row.check in PARTS]
         self.lossy_parts = [row for row in parts if row.verdict == "lossy"]
-        self.deciding = [row for row in rows if row.check is not None and row.check not in PARTS]
+        self.kinds = [row for row in rows if row.check == "kind"]
+        aside = {None, "kind", *PARTS}
+        self.deciding = [row for row in rows if row.check not in aside]
         self.tested = [row for row in rows if row.check == "sampled" or row.check in PARTS]
 
     @property
@@ -211,8 +214,11 @@ def _page_of_one(rows: Sequence[RecoveryRow]) -> Page:
     every = dataclasses.replace(
         _checks([*checks.deciding, *checks.lossy_parts]), title=_TITLE, notes=(*_notes(rows),)
     )
+    tables = [short, every]
+    if checks.kinds:
+        tables.append(_kinds(checks))
     title = heading(row, settings)
-    return Page(title, [_finding(rows)], _doubts(rows), [short, every], next=_next_steps(rows))
+    return Page(title, [_finding(rows)], _doubts(rows), tables, next=_next_steps(rows))
 
 
 def _page_of_many(runs: Sequence[Run]) -> Page:
@@ -251,6 +257,14 @@ def _doubts(rows: Sequence[RecoveryRow]) -> list[str]:
         doubts.append(f"A control: fault={row.fault} was planted, and the checks {found} it.")
     if row_labels := labels(row):
         doubts.append(f"With {' and '.join(row_labels)}: this says nothing about the pair itself.")
+    for verdict, problem in (
+        ("no drafts", "Requests without drafts"),
+        ("some drafts", "Requests of which some get no drafts"),
+        ("none accepted", "Requests whose drafts are never accepted"),
+    ):
+        of_kind = [kind.sampling or "" for kind in Checks(rows).kinds if kind.verdict == verdict]
+        if of_kind:
+            doubts.append(f"{problem}: {', '.join(of_kind)}.")
     if prompts := too_long(row):
         doubts.append(f"{prompts} {TOO_LONG}.")
     return doubts
@@ -284,7 +298,7 @@ def _next_steps(rows: Sequence[RecoveryRow]) -> list[Step]:
 
 def _drawn(rows: Sequence[RecoveryRow]) -> str:
     """` Drawn as asked, top_p=0.8.`: the sampling settings of the requests."""
-    names = dict.fromkeys(row.sampling for row in rows if row.sampling)
+    names = dict.fromkeys(row.sampling for row in Checks(rows).tested if row.sampling)
     return f" Drawn {', '.join(names)}." if names else ""
 
 
@@ -360,6 +374,24 @@ def _checks(shown: Sequence[RecoveryRow]) -> Table:
         Column("tokens", "{:,}".format, _num_tokens, optional=True),
     )
     return Table.of("recovery", "", shown, columns)
+
+
+def _kinds(checks: Checks) -> Table:
+    """One row per kind of request, with what is known of its distribution."""
+    drawn = {row.sampling: row.verdict for row in checks.tested if row.sampling}
+    columns = (
+        Column("kind of request", text=True, of="sampling"),
+        Column("drafts", of="verdict"),
+        Column("accepted", "{:.0%}".format, "acceptance_rate", optional=True),
+        Column("greedy texts identical", of=_kind_identical, optional=True),
+        Column("draws", of=lambda row: drawn.get(row.sampling), optional=True),
+        Column("shown by", text=True, of="finding"),
+    )
+    return Table.of("kinds", "Which requests get drafts?", checks.kinds, columns)
+
+
+def _kind_identical(row: RecoveryRow) -> str | None:
+    return None if row.identical_prompts is None else _identical(row)
 
 
 def _check(row: RecoveryRow) -> str:

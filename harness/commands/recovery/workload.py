@@ -127,7 +127,7 @@ def taken_samplings(
     refused: list[str] = []
     for sampling in tried:
         planned = PlannedRequest(tuple(prompt), sampling, num_tokens=1, index=0)
-        if is_taken(arm, planned, settings.seed):
+        if refusal(arm, planned, settings.seed) is None:
             taken.append(sampling)
         else:
             refused.append(sampling.name)
@@ -141,21 +141,21 @@ def taken_samplings(
     return taken, refused
 
 
-def is_taken(arm: Arm, planned: PlannedRequest, seed: int) -> bool:
-    """Whether an arm takes a request, and does not refuse its sampling setting.
+def refusal(arm: Arm, planned: PlannedRequest, seed: int) -> str | None:
+    """Why an arm refuses a request or its sampling setting; None where it takes it.
 
     Raises:
         RunError: it does not answer at all.
     """
     try:
         [record] = arm.answer([planned.request(seed)], 1).requests
-    except SettingError:
-        return False
+    except SettingError as error:
+        return str(error)
     except RunError as error:
         raise RunError(f"{planned.sampling.name}: {error}") from error
     if record.error is not None and record.error.code not in _REFUSALS:
         raise RunError(f"{planned.sampling.name}: {record.error}")
-    return record.error is None
+    return None if record.error is None else str(record.error)
 
 
 class Workload:

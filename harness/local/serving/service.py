@@ -10,6 +10,7 @@ from harness.engines.door.serving import Piece, Refusal, Result
 from harness.engines.protocol import Engine, Request
 from harness.engines.tokenizer import Tokenizer
 from harness.local.engine.engine import LocalArm
+from harness.local.engine.fault import Asked, fault_of
 from harness.local.serving.answers import Answer
 from harness.local.serving.scheduler import Scheduler, reason_of
 
@@ -61,9 +62,19 @@ class LocalService(Scheduler):
     ) -> list[Answer]:
         answers = []
         for choice, request in enumerate(requests):
+            own_arm = self._arms[arm]
+            asked = Asked(
+                request.decoding,
+                len(request.prompt),
+                request.num_logprobs is not None,
+                bool(stops),
+                self.num_running,
+            )
+            if fault_of(own_arm.fault).falls_back(asked):
+                own_arm = self._arms["regular"]
             answers.append(
                 Answer(
-                    self._arms[arm],
+                    own_arm,
                     request,
                     self._tokenizer,
                     put,

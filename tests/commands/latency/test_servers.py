@@ -448,7 +448,13 @@ def test_what_a_server_does_not_tell_is_an_empty_cell(
     assert ("--per-request-spec-decode-metrics" in shown) == (dialect == "openai")
 
 
-RECOVERY = ["recovery", "engine=server", "num_prompts=2", "decoding.max_new_tokens=8"]
+RECOVERY = [
+    "recovery",
+    "engine=server",
+    "by_kind=false",
+    "num_prompts=2",
+    "decoding.max_new_tokens=8",
+]
 
 
 def unknown_ids(event: Any) -> Any:

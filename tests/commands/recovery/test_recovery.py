@@ -143,7 +143,15 @@ def test_our_service_is_tested_over_http(
     harness: Harness, directory: Path, pair: list[str]
 ) -> None:
     with own_service(directory) as url:
-        asked = [pair[0], pair[2], *SMALL, "num_draws=2000", "engine=server", f"engine.url={url}"]
+        asked = [
+            pair[0],
+            pair[2],
+            *SMALL,
+            "num_draws=2000",
+            "by_kind=false",
+            "engine=server",
+            f"engine.url={url}",
+        ]
         outcome = harness("recovery", *asked)
     rows = results("recovery")
     assert rows["refused"].unique().tolist() == [

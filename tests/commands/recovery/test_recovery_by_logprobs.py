@@ -45,7 +45,7 @@ QUICK = [
     "decoding.max_new_tokens=16",
 ]
 QUICK += ["decoding.temperature=1.5", "num_draws=600", "shift=0.5", "false_alarm_rate=1e-6"]
-QUICK += ["reference=regular", "samplings=[logprobs,logprobs_whole]"]
+QUICK += ["by_kind=false", "reference=regular", "samplings=[logprobs,logprobs_whole]"]
 GENERATE = ["engine=huggingface", "model=tiny_draft", "draft=early_exit_1", "batch_size=1"]
 GENERATE += ["reference=regular", "num_prompts=1", "decoding.max_new_tokens=12"]
 GENERATE += ["decoding.temperature=1", "num_draws=600", "shift=0.5", "false_alarm_rate=1e-6"]

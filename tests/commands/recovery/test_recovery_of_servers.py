@@ -26,7 +26,7 @@ QUICK = [
     "shift=0.5",
 ]
 QUICK += ["decoding.num_draft_tokens=1", "decoding.temperature=1", "false_alarm_rate=1e-6"]
-QUICK += ["samplings=[as_asked]"]
+QUICK += ["samplings=[as_asked]", "by_kind=false"]
 
 pytestmark = pytest.mark.slow
 
@@ -153,7 +153,13 @@ def test_greedy_texts_without_token_ids_are_compared_with_the_models_own(
         server.spoil = lambda rows: [
             [token ^ (place == 2) for place, token in enumerate(row)] for row in rows
         ]
-    asked = ["engine=server", "model=tiny_draft", "decoding=greedy", "decoding.max_new_tokens=6"]
+    asked = [
+        "engine=server",
+        "model=tiny_draft",
+        "decoding=greedy",
+        "by_kind=false",
+        "decoding.max_new_tokens=6",
+    ]
     asked += ["num_prompts=2", "batch_size=2"]
     asked.append(f"engine.url={stack.enter_context(serving(server))}")
     outcome = harness("recovery", *asked, code=code)
@@ -169,7 +175,13 @@ def test_tokens_behind_a_difference_are_not_counted_as_compared(
     server.spoil = lambda rows: [
         [token ^ (place == 2) for place, token in enumerate(row)] for row in rows
     ]
-    asked = ["engine=server", "model=tiny_draft", "decoding=greedy", "decoding.max_new_tokens=6"]
+    asked = [
+        "engine=server",
+        "model=tiny_draft",
+        "decoding=greedy",
+        "by_kind=false",
+        "decoding.max_new_tokens=6",
+    ]
     asked += ["num_prompts=2", "batch_size=2", *addresses(stack, regular, server)]
     outcome = harness("recovery", *asked, code=1)
     (row,) = results("recovery").to_dict("records")
@@ -183,7 +195,13 @@ def test_texts_that_both_servers_cut_short_are_not_called_lossless(
     harness: Harness, stack: ExitStack, chat: bool
 ) -> None:
     servers = addresses(stack, EchoServer(stop_after=3), EchoServer(stop_after=3))
-    asked = ["engine=server", "model=tiny_draft", "decoding=greedy", "decoding.max_new_tokens=8"]
+    asked = [
+        "engine=server",
+        "model=tiny_draft",
+        "decoding=greedy",
+        "by_kind=false",
+        "decoding.max_new_tokens=8",
+    ]
     asked += ["num_prompts=3", f"engine.chat={chat}", "batch_size=2"]
     outcome = harness("recovery", *asked, *servers, code=3 if chat else 1)
     (row,) = results("recovery").to_dict("records")

@@ -15,7 +15,7 @@ from harness.commands.recovery.drawn import DrawnText
 from harness.commands.recovery.place import choose_place
 from harness.commands.recovery.sampling import samplings
 from harness.commands.recovery.scores import rejected_places
-from harness.commands.recovery.workload import Answer, PlannedRequest, Workload, is_taken
+from harness.commands.recovery.workload import Answer, PlannedRequest, Workload, refusal
 from harness.config.errors import RunError
 from harness.config.settings import (
     DecodingSettings,
@@ -107,7 +107,7 @@ def test_an_engine_that_dies_of_a_sampling_setting_is_told_with_it() -> None:
 
     [sampling] = [one for one in samplings(DECODING, []) if one.name == "top_k=5"]
     with pytest.raises(RunError, match=r"^top_k=5: vLLM: max\(\)"):
-        is_taken(Dying(), PlannedRequest((1, 2), sampling, 1, 0), seed=0)
+        refusal(Dying(), PlannedRequest((1, 2), sampling, 1, 0), seed=0)
 
 
 def test_the_requests_are_mixed() -> None:

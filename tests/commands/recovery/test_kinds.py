@@ -1,0 +1,159 @@
+"""`recovery engine=server`, kind by kind: which requests get drafts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from echo_server import EchoServer
+from harness.commands.recovery.checks import KindCheck
+from harness.commands.recovery.kinds import Answers, Usual, kinds
+from harness.config.settings import DecodingSettings
+from harness.engines.requests import RequestRecord
+from in_process import Harness, results
+from own_service import own_service
+from pair_server import addresses
+from planted_faults import planted
+from tiny_checkpoints import save_talkative_pair
+from wording import mentions
+
+ASKED = [
+    "recovery",
+    "engine=server",
+    "model=tiny_draft",
+    "decoding=greedy",
+    "decoding.max_new_tokens=8",
+    "num_prompts=4",
+    "batch_size=2",
+]
+Body = Mapping[str, Any]
+
+
+def by_kind(harness: Harness, speculative: EchoServer, *settings: str) -> pd.DataFrame:
+    """The rows about kinds, by their name."""
+    with ExitStack() as opened:
+        servers = addresses(opened, EchoServer(version="0.32.0"), speculative)
+        # Its texts are no model's.
+        harness(*ASKED, *servers, *settings, code=None)
+    return results("recovery").query("check == 'kind'").set_index("sampling")
+
+
+@pytest.mark.parametrize("reports", [True, False])
+@pytest.mark.parametrize(
+    ("silent", "named"),
+    [
+        (lambda body: False, set()),
+        (lambda body: body.get("top_k", -1) > 0, {"top_k=5"}),
+        (lambda body: "stop" in body, {"stop texts"}),
+        (lambda body: len(body["prompt"]) > 100, {"long cached prompt"}),
+    ],
+    ids=["none", "top_k", "stops", "long"],
+)
+def test_a_kind_without_drafts_is_named_whether_the_server_reports_them_or_not(
+    harness: Harness, silent: Callable[[Body], bool], named: set[str], reports: bool
+) -> None:
+    """Without reports by what arrives together."""
+    server = EchoServer(version="0.32.0", num_draft_tokens=4, silent=silent, metrics=not reports)
+    found = by_kind(harness, server)
+    assert set(found.index[found.verdict == "no drafts"]) == named
+    assert set(found.verdict) <= {"drafts", "no drafts", "ignored"}
+    if reports:
+        assert found.acceptance_rate["plain"] == pytest.approx(1 / 3)
+    assert found.identical_prompts["plain"] == 4
+
+
+@pytest.mark.slow
+def test_silences_of_our_own_service_are_found(harness: Harness, tmp_path: Path) -> None:
+    pair = save_talkative_pair(tmp_path, 8)
+    with own_service(tmp_path, fault=planted("SilentWithStops")) as url:
+        regular = url.replace("/v1", "/regular/v1")
+        servers = [f"engine.url={url}", f"engine.regular_url={regular}"]
+        small = ["num_prompts=2", "decoding.max_new_tokens=12"]
+        harness("recovery", pair[0], pair[2], *ASKED[3:4], "engine=server", *small, *servers)
+    found = results("recovery").query("check == 'kind'").set_index("sampling")
+    assert found.index[found.verdict == "no drafts"].tolist() == ["stop texts"]
+    assert {"JSON schema", "n=2", "logit_bias"} <= set(found.index[found.verdict == "refused"])
+    assert found.verdict["plain"] == "drafts"
+
+
+def test_kinds_that_are_refused_or_ignored_are_named_and_silence_is_a_doubt(
+    harness: Harness,
+) -> None:
+    server = EchoServer(
+        version="0.32.0",
+        num_draft_tokens=4,
+        refuses=("grammar", "n"),
+        silent=lambda body: body["temperature"] == 0,
+    )
+    with ExitStack() as opened:
+        servers = addresses(opened, EchoServer(version="0.32.0"), server)
+        outcome = harness(*ASKED, *servers, "details=true", code=None)
+    found = results("recovery").query("check == 'kind'").set_index("sampling")
+    assert found.verdict[["grammar", "n=2"]].tolist() == ["refused", "refused"]
+    assert "unknown parameter" in found.finding["grammar"]
+    # Letters are no object.
+    assert found.verdict["JSON schema"] == "ignored"
+    assert mentions(outcome.stdout, "grammar", "refused")
+    assert "Which requests get drafts?" in outcome.stdout
+    assert mentions(outcome.stdout, "Requests without drafts", "plain")
+
+
+def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part() -> None:
+    def record(*outcomes: tuple[int, int]) -> RequestRecord:
+        return RequestRecord(0, 3, token_ids=[5] * 10, num_tokens=10, outcomes=list(outcomes))
+
+    [kind, *_] = kinds(DecodingSettings(), [1, 2], chat=False)
+    good = Answers(kind, [record((4, 3), (4, 2))] * 4, None)
+    rejected = Answers(kind, [record((4, 0), (4, 0))] * 4, None)
+    partly = Answers(kind, [record((4, 3)), record(), record((4, 1)), record()], None)
+    silent = Answers(kind, [record()] * 4, None)
+    usual = Usual.of([good, rejected, partly, silent])
+    found = [each.check(usual) for each in (good, rejected, partly, silent)]
+    assert [each.verdict for each in found] == [
+        "drafts", "none accepted", "some drafts", "no drafts",
+    ]  # fmt: skip
+    assert "none in 2 of 4" in found[2].finding
+    # Where no kind always drafts, as with n-grams, a part is nothing special.
+    assert partly.check(Usual.of([partly, silent])).verdict == "drafts"
+
+
+def test_kinds_may_be_left_out(harness: Harness) -> None:
+    server = EchoServer(version="0.32.0", num_draft_tokens=4)
+    assert by_kind(harness, server, "by_kind=false").empty
+
+
+def answers(seconds: float, regular_s: float) -> Answers:
+    """Of one request whose tokens come one by one, at this speed."""
+
+    def record(total: float) -> RequestRecord:
+        arrivals = [total * (1 + place) / 10 for place in range(10)]
+        return RequestRecord(0, 3, arrivals, total, token_ids=[5] * 10, num_tokens=10)
+
+    [kind, *_] = kinds(DecodingSettings(), [1, 2], chat=False)
+    return Answers(kind, [record(seconds)] * 3, [record(regular_s)] * 3)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"), [(0.5, "drafts"), (1.02, "no drafts"), (0.8, "drafts")]
+)
+def test_where_tokens_come_one_by_one_speed_tells(seconds: float, verdict: str) -> None:
+    fast, other = answers(0.5, 1.0), answers(seconds, 1.0)
+    usual = Usual.of([fast, other])
+    assert fast.check(usual).verdict == "drafts"
+    found: KindCheck = other.check(usual)
+    assert found.verdict == verdict
+    assert "the regular arm's speed" in found.finding
+    slow = answers(1.0, 1.0)
+    assert slow.check(Usual.of([slow])).verdict == "unknown"
+
+
+def test_tools_are_asked_of_chats_alone() -> None:
+    for chat in (True, False):
+        names = [kind.sampling.name for kind in kinds(DecodingSettings(), [1, 2], chat)]
+        assert ("tools" in names) == chat
+        assert {"plain", "JSON schema", "grammar", "n=2", "logit_bias"} < set(names)
