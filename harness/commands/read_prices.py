@@ -42,8 +42,12 @@ _ORIGIN = ("model", "engine", "devices")
 _OF_YIELDS = ("model", "prompts", "prompts_digest", "temperature", "rule")
 
 
-def read_prices(setting: str, path: str) -> Table:
-    """The costs and yields in a directory, a CSV file of results, a `costs.json`, or a table (`FILE`, `FILE@WORD`).
+def read_prices(setting: str, path: str, context: int = 128) -> Table:
+    """The costs and yields in a directory, a CSV file of results, a `costs.json`, a table (`FILE`, `FILE@WORD`), or by
+    a server at an address.
+
+    Args:
+        context: tokens before those that a server is timed with.
 
     Raises:
         SettingError: it has none, or those of different machines, models or texts.
@@ -51,7 +55,7 @@ def read_prices(setting: str, path: str) -> Table:
     if path.startswith(("http://", "https://")):
         if setting == "acceptance":
             return Table(yields={"": _counted(path)})
-        cost = IterationCost.of_passes(ENGINES["server"].pass_times(path), path)
+        cost = IterationCost.of_passes(ENGINES["server"].pass_times(path, context), path)
         return Table({"": cost}, notes=[_ALONE])
     place = Path(path).expanduser()
     if place.suffix == ".json":

@@ -185,8 +185,9 @@ class EngineRecord(RecordWithSettings, Abilities):
         """
         return None
 
-    def pass_times(self, url: str) -> Sequence[Mapping[int, float]]:
-        """Milliseconds of a pass of the server at an address by the tokens that it reads, in each of several rounds.
+    def pass_times(self, url: str, prefix_length: int) -> Sequence[Mapping[int, float]]:
+        """Milliseconds of a pass of the server at an address by the tokens that it reads behind a prefix, in each of
+        several rounds.
 
         [] of an engine that is no server.
 

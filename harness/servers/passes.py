@@ -18,8 +18,8 @@ from harness.config.errors import SettingError
 
 WIDTHS = range(1, 17)
 _NUM_ROUNDS = 24
-# A multiple of the blocks in which vLLM keeps prefixes.
-_PREFIX = 128
+# vLLM keeps prefixes in blocks of so many tokens.
+_BLOCK = 16
 # Of an answer by which a regular step is timed.
 _NUM_DECODED = 33
 # Ordinary tokens in every vocabulary: single bytes and their most frequent pairs.
@@ -27,8 +27,13 @@ _TOKENS = range(100, 250)
 _TIMEOUT_S = 120.0
 
 
-def pass_times(url: str, num_rounds: int = _NUM_ROUNDS) -> Sequence[Mapping[int, float]]:
+def pass_times(
+    url: str, prefix_length: int, num_rounds: int = _NUM_ROUNDS
+) -> Sequence[Mapping[int, float]]:
     """Milliseconds of a pass by the tokens that it reads, in each of several rounds; of one token, a regular step.
+
+    Args:
+        prefix_length: tokens before them, rounded up to whole blocks of a cache.
 
     Raises:
         SettingError: the server does not answer, takes no token ids, or keeps no prefixes.
@@ -36,7 +41,7 @@ def pass_times(url: str, num_rounds: int = _NUM_ROUNDS) -> Sequence[Mapping[int,
     import httpx2
 
     drawn = random.Random(0)
-    prefix = drawn.choices(_TOKENS, k=_PREFIX)
+    prefix = drawn.choices(_TOKENS, k=-(-prefix_length // _BLOCK) * _BLOCK)
     last = prefix
 
     def asked(width: int, num_tokens: int) -> float:
@@ -47,7 +52,7 @@ def pass_times(url: str, num_rounds: int = _NUM_ROUNDS) -> Sequence[Mapping[int,
             # The cache would know it, too.
             suffix[0] = drawn.choice(_TOKENS)
         last = suffix
-        body = {
+        body: dict[str, Any] = {
             "model": model,
             "prompt": prefix + suffix,
             "max_tokens": num_tokens,
@@ -57,7 +62,7 @@ def pass_times(url: str, num_rounds: int = _NUM_ROUNDS) -> Sequence[Mapping[int,
         began = time.perf_counter()
         answer = client.post("completions", json=body).raise_for_status().json()
         milliseconds = 1000 * (time.perf_counter() - began)
-        _check(answer, width, num_tokens)
+        _check(answer, len(body["prompt"]), width, num_tokens)
         return milliseconds
 
     try:
@@ -78,14 +83,14 @@ def pass_times(url: str, num_rounds: int = _NUM_ROUNDS) -> Sequence[Mapping[int,
     return rounds
 
 
-def _check(answer: Mapping[str, Any], width: int, num_tokens: int) -> None:
+def _check(answer: Mapping[str, Any], num_prompt: int, width: int, num_tokens: int) -> None:
     """Raise a SettingError where the server read more than the new tokens, or ended early, as far as it says so."""
     usage = answer.get("usage") or {}
     timings = answer.get("timings") or {}
     num_read = timings.get("prompt_n")
     details = usage.get("prompt_tokens_details") or {}
     if num_read is None and details.get("cached_tokens") is not None:
-        num_read = _PREFIX + width - details["cached_tokens"]
+        num_read = num_prompt - details["cached_tokens"]
     if num_read is not None and num_read != width:
         rule = f"keeps no prefixes: it read {num_read} tokens for {width} new ones"
         raise SettingError("costs", rule)

@@ -273,10 +273,10 @@ class Server(EngineRecord):
 
         return CounterPage(url, None).read()
 
-    def pass_times(self, url: str) -> Sequence[Mapping[int, float]]:
+    def pass_times(self, url: str, prefix_length: int) -> Sequence[Mapping[int, float]]:
         from harness.servers.passes import pass_times
 
-        return pass_times(url)
+        return pass_times(url, prefix_length)
 
     def open(self, opening: Opening) -> Engine:
         """Start the servers, or only connect them."""

@@ -70,7 +70,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_planted_passes_are_found_whatever_a_request_takes_on_its_way(plain: str) -> None:
-    cost = IterationCost.of_passes(pass_times(plain, num_rounds=8), plain)
+    cost = IterationCost.of_passes(pass_times(plain, 100, num_rounds=8), plain)
     for width in WIDTHS:
         point = cost.points[width - 1]
         assert point.ms.estimate == pytest.approx(planted_ms(width), abs=1e-6)
@@ -92,17 +92,17 @@ def test_what_a_plain_server_predicts(harness: Harness, plain: str) -> None:
 
 def test_a_server_that_keeps_no_prefix_is_refused(plain: str) -> None:
     PlainServer.keeps = False
-    with pytest.raises(SettingError, match="keeps no prefixes: it read 1"):
-        pass_times(plain, num_rounds=1)
+    with pytest.raises(SettingError, match=r"keeps no prefixes: it read \d\d tokens"):
+        pass_times(plain, 64, num_rounds=1)
 
 
 def test_nobody_there() -> None:
     with pytest.raises(SettingError, match="is no server that takes token ids"):
-        pass_times("http://127.0.0.1:9/v1")
+        pass_times("http://127.0.0.1:9/v1", 64)
 
 
 def test_a_real_server_reads_the_new_tokens_alone() -> None:
     """Else it is refused."""
     with llama_serving(gguf_pair().model, "-c", "512", "-np", "1") as url:
-        rounds = pass_times(f"{url}/v1", num_rounds=1)
+        rounds = pass_times(f"{url}/v1", 64, num_rounds=1)
     assert [*rounds[0]] == [*WIDTHS]

@@ -73,7 +73,7 @@ class Plan(Experiment):
 
     def _predict(self, path: str) -> None:
         """Predict from costs that were measured, of whatever pair that was."""
-        costs = read_prices("costs", path)
+        costs = read_prices("costs", path, self.settings.prompt_length)
         if "://" in path:
             self.timed = costs.costs[""]
         accepted = Table(yields={"": self.accepted})

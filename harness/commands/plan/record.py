@@ -28,7 +28,8 @@ class PlanSettings(RunSettings):
         gpus: how many GPUs to plan for, in place of those here.
         gpu_memory: of each, with its unit: `40GB` (10^9 bytes), `80GiB` (2^30 bytes).
         bandwidth: of a GPU's memory, or of main memory, in GB/s.
-        prompt_length: tokens of the longest prompt.
+        prompt_length: tokens of the longest prompt; with a server's address in `costs`, of the context behind which its
+            passes are timed.
         costs: what an iteration costs: a directory or CSV file of `latency`, a run's `costs.json`, a table (`FILE`, or
             `FILE@WORD` for its rows with that word), or the address of a plain server, whose passes are timed. The
             speed-up is predicted from it and from `acceptance`, without models; None for the bytes that the pair reads.
