@@ -68,8 +68,7 @@ def test_the_published_sweep_is_predicted_by_one_command(harness: Harness) -> No
     assert "15 of 15 within 5 % of what was measured" in page
     assert "DSpark K=7 with 1 to 32 in flight: 3.88× to 2.25×" in page
     assert "MTP K=2 with 64 to 128 in flight: 1.59× to 1.30×" in page
-    assert mentions(page, "DSpark has no price with 128 in flight", "1.9 times as long")
-    assert mentions(page, "1.9 times as long", "the engine queues")
+    assert mentions(page, "DSpark has no price with 128 in flight", "1.9 times", "engine queues")
     errors = rows.predicted_speedup / rows.measured_speedup - 1
     assert len(rows) == 15
     assert errors.abs().max() < 0.05
