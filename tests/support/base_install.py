@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -87,20 +88,60 @@ def check_commands(run: Run, directory: Path) -> list[dict[str, str]]:
     return rows
 
 
+# Runs each command that it reads in a fork, which imports nothing again.
+_FORKS = """
+import gc, json, os, sys
+import httpx2, hydra.main, pandas, scipy.stats
+from harness.cli.main import main
+gc.freeze()
+for line in sys.stdin:
+    arguments, variables = json.loads(line)
+    child = os.fork()
+    if not child:
+        for number, name in enumerate(["stdout", "stderr"], start=1):
+            os.dup2(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC), number)
+        os.environ.update(variables)
+        sys.argv[1:] = arguments
+        try:
+            main()
+        except SystemExit as end:
+            # Without taking the interpreter apart, which takes as long as a short command.
+            sys.stdout.flush()
+            os._exit(end.code)
+    _, status = os.waitpid(child, 0)
+    print(os.waitstatus_to_exitcode(status), flush=True)
+"""
+
+
 def main() -> None:
     python = sys.argv[1]
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    with tempfile.TemporaryDirectory() as directory:
+    version = [python, "-m", "harness", "--version"]
+    with tempfile.TemporaryDirectory() as name:
+        directory = Path(name)
+        # By an interpreter of its own, which finds everything by itself.
+        subprocess.run(version, cwd=directory, env=environment, check=True)
+        with subprocess.Popen(
+            [python, "-c", _FORKS],
+            cwd=directory,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as forking:
+            assert forking.stdin is not None
+            assert forking.stdout is not None
+            commands, codes = forking.stdin, forking.stdout
 
-        def run(
-            arguments: Sequence[str], variables: Mapping[str, str]
-        ) -> subprocess.CompletedProcess[str]:
-            return subprocess.run(
-                [python, "-m", "harness", *arguments],
-                cwd=directory, env={**environment, **variables}, capture_output=True, text=True, check=False,
-            )  # fmt: skip
+            def run(
+                arguments: Sequence[str], variables: Mapping[str, str]
+            ) -> subprocess.CompletedProcess[str]:
+                print(json.dumps([arguments, variables]), file=commands, flush=True)
+                code = int(codes.readline())
+                printed = ((directory / name).read_text() for name in ("stdout", "stderr"))
+                return subprocess.CompletedProcess(arguments, code, *printed)
 
-        rows = check_commands(run, Path(directory))
+            rows = check_commands(run, directory)
     absent = {row[f"{name}_version"] for row in rows for name in ("torch", "transformers")}
     assert absent == {""}, absent
     print("all commands about servers run without torch")
