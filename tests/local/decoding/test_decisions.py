@@ -122,7 +122,7 @@ def test_a_method_that_may_or_may_not_know_probabilities_has_verdicts_of_both_ki
 
 def test_what_was_not_prepared_is_decided_plainly(plain: list[int]) -> None:
     """Another rule, lenience or warp, and rows with different warps."""
-    target, draft = pair("llama")
+    target, draft = pair("llama", num_hidden_layers=3)
     fast, eager, what = prepared(target), EagerRunner(target), request(RAGGED, WARP, 20)
     numbers = replace(what, uniforms=uniforms(0, range(3), 21 * 4))
     wrong: list[tuple[Request, dict[str, Any]]] = [
