@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import torch
 
@@ -283,3 +284,33 @@ class SilentWithTopP(_Silent):
 
     def falls_back(self, asked: Asked) -> bool:
         return asked.decoding.top_p < 1
+
+
+class _PoisonedRunner(StaleRunner):
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        PoisonedAfterAWhile.num_started += len(prompts)
+        return self._runner.start(prompts)
+
+    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+        PoisonedAfterAWhile.num_started += len(prompts)
+        return self._runner.add(prompts)
+
+    def num_stale(self, num_rows: int) -> list[int]:
+        is_poisoned = PoisonedAfterAWhile.num_started > PoisonedAfterAWhile.num_healthy
+        return [int(is_poisoned)] * num_rows
+
+
+class PoisonedAfterAWhile(Fault):
+    """After so many requests a rejected token stays in the cache, as of a cache that was poisoned by one of them.
+
+    Attributes:
+        num_started: requests so far, of the process.
+        num_healthy: those before it begins.
+    """
+
+    in_greedy_texts = True
+    num_started: ClassVar[int] = 0
+    num_healthy: ClassVar[int] = 200
+
+    def runner(self, runner: Runner) -> Runner:
+        return _PoisonedRunner(runner)

@@ -14,6 +14,9 @@ from harness.engines.protocol import Arm
 from harness.engines.timing import quick_garbage_collections
 from harness.measuring.progress import progress
 
+# A round has fewer.
+_MOST_REQUESTS = 10**6
+
 
 @dataclass(frozen=True)
 class Asking:
@@ -30,10 +33,11 @@ class Asking:
     samplings: Sequence[Sampling]
     end_tokens: frozenset[int]
 
-    def workload(self) -> Workload:
-        """The requests, from the first one on."""
+    def workload(self, number: int = 1) -> Workload:
+        """The requests, from the first one on; those of another round have other random numbers."""
         settings = self.settings
-        return Workload(self.prompts, self.samplings, settings.decoding, settings.seed)
+        first = (number - 1) * _MOST_REQUESTS
+        return Workload(self.prompts, self.samplings, settings.decoding, settings.seed, first)
 
     def ask(
         self, arm: Arm, planned: Sequence[PlannedRequest], num_in_flight: int, doing: str

@@ -163,9 +163,53 @@ class KindCheck:
         return columns
 
 
+@dataclass(frozen=True, kw_only=True)
+class RoundCheck:
+    """A later round of the same questions.
+
+    Attributes:
+        number: of the round; the first one has the other checks.
+        num_requests, elapsed_s: before it, since the run began to ask.
+        usual_rate: acceptance of the same greedy questions in the first round, where it has fallen since.
+    """
+
+    number: int
+    num_requests: int
+    elapsed_s: float
+    greedy: GreedyResult
+    drawn: TokenResult | None
+    is_lossy: bool
+    acceptance_rate: float | None
+    usual_rate: float | None = None
+
+    def columns(self) -> dict[str, Any]:
+        columns = {} if self.drawn is None else _drawn_columns(self.drawn)
+        columns |= _greedy_columns(self.greedy)
+        columns |= {
+            "check": "round",
+            "round": self.number,
+            "num_requests": self.num_requests,
+            "elapsed_s": self.elapsed_s,
+            "verdict": "lossy" if self.is_lossy else "lossless",
+        }
+        if self.acceptance_rate is not None:
+            columns["acceptance_rate"] = self.acceptance_rate
+        if self.usual_rate is not None:
+            columns["finding"] = f"acceptance was {self.usual_rate:.0%}"
+        return columns
+
+
 # A check that was finished, or interrupted. `columns` are those of its row, with `acceptance` as `Session.row` takes
 # it.
-Check = GreedyCheck | DrawnCheck | ReferenceCheck | LogprobsCheck | KindCheck | InterruptedCheck
+Check = (
+    GreedyCheck
+    | DrawnCheck
+    | ReferenceCheck
+    | LogprobsCheck
+    | KindCheck
+    | RoundCheck
+    | InterruptedCheck
+)
 
 
 def _greedy_columns(result: GreedyResult) -> dict[str, Any]:

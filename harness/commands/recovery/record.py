@@ -61,6 +61,8 @@ class RecoverySettings(PromptedSettings):
         top_logprobs: with the regular arm as the reference, the likeliest tokens that it is asked for
             at each place; -1 asks for all.
         by_kind: whether servers are first asked one kind of request after the other, for which of them they draft.
+        minutes: for so long the same questions are asked again, in rounds, and each round is tested by itself: what
+            goes wrong only after a while is found, with the round in which it began; 0 for one round.
         batch_size: requests in flight, of mixed lengths, with prompts that begin alike, second turns,
             different sampling settings beside each other, and some that are left midway; 1 asks them one
             at a time.
@@ -75,13 +77,14 @@ class RecoverySettings(PromptedSettings):
     reference: Literal["auto", "weights", "regular"] = "auto"
     top_logprobs: int = 20
     by_kind: bool = True
+    minutes: float = 0.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         beyond_model = self.engine.beyond_model
         rule = f"must be auto with {beyond_model}, of which log-probabilities of texts know nothing"
         require(beyond_model is None or self.reference == "auto", "reference", rule, self.reference)
-        require_at_least(self, num_prompts=1)
+        require_at_least(self, num_prompts=1, minutes=0)
         rule = f"must be auto or at least {FEWEST_DRAWS}, and at most 10^8"
         fits = self.num_draws == "auto" or FEWEST_DRAWS <= self.num_draws <= 10**8
         require(fits, "num_draws", rule, self.num_draws)

@@ -29,7 +29,7 @@ class RecoveryRow(PromptedRow):
         "`greedy` texts; `sampled`: all drawn tokens together, of which those of each sampling `setting` are also"
         " tested alone; `compared`: the same with a regular server's draws; `reference`: both for a regular server as"
         " the reference, or that there is none; `logprobs`: log-probabilities that came with tokens; `kind`: whether a"
-        " kind of request gets drafts"
+        " kind of request gets drafts; `round`: the same questions again, after a while"
     )
     sampling: MaybeText = figure(
         "of `setting` and `compared`: the sampling setting; of `kind` the kind of request"
@@ -73,6 +73,9 @@ class RecoveryRow(PromptedRow):
     rounding: MaybeFloat = figure(
         "mass that rounding may move between likelier and less likely tokens"
     )
+    round: MaybeInt = figure("of `round`: its number; the first round has the other checks")
+    num_requests: MaybeInt = figure("of `round`: requests before it")
+    elapsed_s: MaybeFloat = figure("of `round`: time since the first request", "s")
     shift: MaybeFloat = setting(
         "total variation of a token's distribution that must be seen", "shift"
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -14,6 +16,7 @@ from harness.commands.recovery.checks import (
     InterruptedCheck,
     LogprobsCheck,
     ReferenceCheck,
+    RoundCheck,
 )
 from harness.commands.recovery.drawn import TokenTest
 from harness.commands.recovery.greedy import GreedyResult
@@ -36,6 +39,9 @@ _SHARE_AT_PLACE = 0.5
 _LEAST_TOLERANCE = 0.01
 # Drawn tokens of `num_draws=auto` at least.
 _FEWEST_TOKENS = 2000
+_now = time.monotonic
+# A fall of acceptance is no loss: the chance that a run names one that is none.
+_DRIFT_LEVEL = 1e-3
 # After so many parts of the second round it is asked whether the arm is known to be lossy.
 _NUM_LOOKS = 4
 
@@ -48,12 +54,16 @@ class _Scored:
         parts: of the drawn tokens of each sampling setting; `overall` has all of them, and is None where nothing was
             drawn.
         returned: log-probabilities that came with tokens.
+        first: answers to the first turns.
+        num_requests: that were asked.
     """
 
     greedy: GreedyResult
     parts: Sequence[DrawnCheck]
     overall: DrawnCheck | None
     returned: ReturnedLogprobs
+    first: Sequence[Answer]
+    num_requests: int
 
     @property
     def is_lossy(self) -> bool:
@@ -64,13 +74,15 @@ class _Scored:
 
 
 class _Test:
-    """Asks arms and scores their answers.
+    """Asks arms and scores their answers, in one round of the same questions.
 
     Attributes:
+        number: of the round, from 1.
         so_far: the results until the last look; None before the first round has ended.
     """
 
-    def __init__(self, asking: Asking, reference: TextReference) -> None:
+    def __init__(self, asking: Asking, reference: TextReference, number: int = 1) -> None:
+        self.number = number
         self.so_far: _Scored | None = None
         self._asking = asking
         self._reference = reference
@@ -78,7 +90,11 @@ class _Test:
         decoding = settings.decoding
         # Of each setting, and of all together.
         num_tests = len(asking.samplings) + 1
-        self._token_test = TokenTest(settings.false_alarm_rate / num_tests, settings.shift)
+        rate = settings.false_alarm_rate
+        if settings.minutes:
+            # Over all rounds, however many there are, the sum is the rate.
+            rate /= number * (number + 1)
+        self._token_test = TokenTest(rate / num_tests, settings.shift)
         self._mean_length = (1 + most_drawn(decoding.max_new_tokens)) / 2
         self._tokens_at_place = tokens_at_place(decoding)
         self._num_tokens = 0
@@ -87,6 +103,8 @@ class _Test:
             self._num_tokens = max(_FEWEST_TOKENS, self._needed() or 0)
             if settings.num_draws != "auto":
                 self._num_tokens = settings.num_draws
+            if number > 1:
+                self._num_tokens = min(self._num_tokens, _FEWEST_TOKENS)
 
     def _needed(self) -> int | None:
         """Drawn tokens that are enough for a verdict, with the first ones of texts."""
@@ -109,12 +127,13 @@ class _Test:
         if asking.samplings:
             num_settings = counted(len(asking.samplings), "sampling setting")
             tested += f" and {self._num_tokens:,} drawn tokens over {num_settings}"
-        say(f"testing the {arm.name} arm with {tested}, {num_in_flight} in flight")
+        if self.number == 1:
+            say(f"testing the {arm.name} arm with {tested}, {num_in_flight} in flight")
         num_mixed = math.ceil((1 - _SHARE_AT_PLACE) * self._num_tokens / self._mean_length / 2)
         num_at_place = math.ceil(_SHARE_AT_PLACE * self._num_tokens / self._tokens_at_place)
         num_together = min(num_in_flight, 8)
         scores = Scores(reference, asking.end_tokens, num_together, [settings.seed, 1])
-        workload = asking.workload()
+        workload = asking.workload(self.number)
         first = asking.ask(arm, workload.first_turns(num_mixed), num_in_flight, "asking")
         scores.add(_drawn(first))
         at_place = []
@@ -146,11 +165,14 @@ class _Test:
         return self._scored(scores, answers)
 
     def _scored(self, scores: Scores, answers: Sequence[Answer]) -> _Scored:
+        prompts = set(map(tuple, self._asking.prompts))
         return _Scored(
             greedy=scores.greedy.result(),
             parts=self._parts(scores),
             overall=self._overall(scores, answers),
             returned=scores.returned,
+            first=[answer for answer in answers if answer.request.prompt in prompts],
+            num_requests=len(answers),
         )
 
     def _parts(self, scores: Scores) -> list[DrawnCheck]:
@@ -199,6 +221,8 @@ def scored_checks(asking: Asking, arm: Arm, reference: TextReference) -> Iterato
     Raises:
         RunError: log-probabilities that came with tokens are wrong.
     """
+    settings = asking.settings
+    began = _now()
     test = _Test(asking, reference)
     returned: list[LogprobsCheck] = []
     tolerance = TOLERANCE
@@ -221,12 +245,77 @@ def scored_checks(asking: Asking, arm: Arm, reference: TextReference) -> Iterato
         yield scored.overall
     returned += _returned_check(arm, scored.returned, tolerance)
     yield from returned
+    if settings.minutes and not scored.is_lossy:
+        yield from _rounds(asking, arm, reference, scored, began)
     wrong = [f"{check.arm}: {check.result.finding}" for check in returned if check.is_wrong]
     if wrong:
         about = f"log-probabilities that came with tokens are wrong: {'; '.join(wrong)}"
         if not scored.is_lossy:
             raise RunError(about)
         say(about)
+
+
+def _rounds(
+    asking: Asking, arm: Arm, reference: TextReference, first: _Scored, began: float
+) -> Iterator[RoundCheck]:
+    """Ask the same questions in rounds until the time is over, or until a round is lossy."""
+    until = began + 60 * asking.settings.minutes
+    num_requests = first.num_requests
+    usual = _drafts(first)
+    for number in itertools.count(2):
+        started = _now()
+        if started >= until:
+            return
+        scored = _Test(asking, reference, number).scored(arm)
+        drafts = _drafts(scored)
+        fell = has_fallen(usual, drafts, _DRIFT_LEVEL / (number * (number + 1)))
+        check = RoundCheck(
+            number=number,
+            num_requests=num_requests,
+            elapsed_s=started - began,
+            greedy=scored.greedy,
+            drawn=None if scored.overall is None else scored.overall.result,
+            is_lossy=scored.is_lossy,
+            acceptance_rate=_rate(drafts),
+            usual_rate=_rate(usual) if fell else None,
+        )
+        yield check
+        if scored.is_lossy:
+            return
+        num_requests += scored.num_requests
+
+
+# (num_proposed, num_accepted) by prompt and length, of greedy texts.
+Drafts = dict[tuple[tuple[int, ...], int], tuple[int, int]]
+
+
+def _drafts(scored: _Scored) -> Drafts:
+    found: Drafts = {}
+    for answer in _greedy(scored.first):
+        record = answer.record
+        proposed = record.num_drafted or sum(each for each, _ in record.outcomes)
+        accepted = record.num_accepted or sum(each for _, each in record.outcomes)
+        if proposed:
+            found[answer.request.prompt, answer.request.num_tokens] = proposed, accepted
+    return found
+
+
+def _rate(drafts: Drafts) -> float | None:
+    proposed = sum(each for each, _ in drafts.values())
+    return sum(each for _, each in drafts.values()) / proposed if proposed else None
+
+
+def has_fallen(usual: Drafts, drafts: Drafts, level: float) -> bool:
+    """Whether the same greedy questions are accepted less than before: a sign test of those that differ."""
+    from scipy import stats
+
+    num_lower = num_higher = 0
+    for key, (proposed, accepted) in drafts.items():
+        usual_proposed, usual_accepted = usual.get(key, (0, 0))
+        difference = accepted * usual_proposed - usual_accepted * proposed
+        num_lower += difference < 0
+        num_higher += difference > 0
+    return bool(stats.binom.sf(num_lower - 1, num_lower + num_higher, 0.5) < level)
 
 
 def _interrupted(so_far: _Scored | None) -> Iterator[InterruptedCheck]:

@@ -68,6 +68,7 @@ class Checks:
         deciding: all but the parts: the verdict rests on them.
         tested: those of drawn tokens.
         kinds: of requests, and whether they get drafts.
+        rounds: of the same questions, after the first one.
     """
 
     def __init__(self, rows: Sequence[RecoveryRow]) -> None:
@@ -77,7 +78,8 @@ class Checks:
         parts = [row for row in rows if row.check in PARTS]
         self.lossy_parts = [row for row in parts if row.verdict == "lossy"]
         self.kinds = [row for row in rows if row.check == "kind"]
-        aside = {None, "kind", *PARTS}
+        aside = {None, "kind", "round", *PARTS}
+        self.rounds = [row for row in rows if row.check == "round"]
         self.deciding = [row for row in rows if row.check not in aside]
         self.tested = [row for row in rows if row.check == "sampled" or row.check in PARTS]
 
@@ -102,7 +104,17 @@ class Checks:
             findings.append(_greedy_findings(self.greedy))
         if self.tested:
             findings.append(self._sampled_findings())
+        if self.rounds:
+            findings.append(self._rounds_findings())
         return "; ".join(findings)
+
+    def _rounds_findings(self) -> str:
+        """In which round a loss began, or that there was none."""
+        last = self.rounds[-1]
+        when = f"after {last.num_requests:,} requests ({(last.elapsed_s or 0) / 60:.0f} min)"
+        if last.verdict == "lossy":
+            return f"from the round {when} on, the same questions are answered wrongly"
+        return f"{counted(len(self.rounds), 'further round')} as the first, the last one {when}"
 
     def _sampled_findings(self) -> str:
         draws = f"{self.num_draws or 0:,} drawn tokens"
@@ -217,6 +229,8 @@ def _page_of_one(rows: Sequence[RecoveryRow]) -> Page:
     tables = [short, every]
     if checks.kinds:
         tables.append(_kinds(checks))
+    if checks.rounds:
+        tables.append(_rounds(checks))
     title = heading(row, settings)
     return Page(title, [_finding(rows)], _doubts(rows), tables, next=_next_steps(rows))
 
@@ -265,6 +279,13 @@ def _doubts(rows: Sequence[RecoveryRow]) -> list[str]:
         of_kind = [kind.sampling or "" for kind in Checks(rows).kinds if kind.verdict == verdict]
         if of_kind:
             doubts.append(f"{problem}: {', '.join(of_kind)}.")
+    fallen = [check for check in Checks(rows).rounds if check.finding]
+    if fallen:
+        first = fallen[0]
+        doubts.append(
+            f"Acceptance of the same questions fell after {first.num_requests:,} requests"
+            f" ({(first.elapsed_s or 0) / 60:.0f} min): {first.acceptance_rate or 0:.0%}, {first.finding}."
+        )
     if prompts := too_long(row):
         doubts.append(f"{prompts} {TOO_LONG}.")
     return doubts
@@ -388,6 +409,21 @@ def _kinds(checks: Checks) -> Table:
         Column("shown by", text=True, of="finding"),
     )
     return Table.of("kinds", "Which requests get drafts?", checks.kinds, columns)
+
+
+def _rounds(checks: Checks) -> Table:
+    """One row per round of the same questions."""
+    columns = (
+        Column("minute", "{:.1f}".format, lambda row: row.elapsed_s / 60),
+        Column("requests before", "{:,}".format, "num_requests"),
+        Column("greedy texts identical", of=_identical),
+        Column("draws", "{:,}".format, "num_draws", optional=True),
+        Column("p-value", _p_value, "p_value", optional=True),
+        Column("accepted", "{:.0%}".format, "acceptance_rate", optional=True),
+        Column("verdict", of="verdict"),
+        Column("since the first round", text=True, of="finding", optional=True),
+    )
+    return Table.of("rounds", "After a while", checks.rounds, columns)
 
 
 def _kind_identical(row: RecoveryRow) -> str | None:

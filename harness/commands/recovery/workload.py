@@ -165,6 +165,7 @@ class Workload:
         prompts: token ids, none empty.
         samplings: sampling settings that are tested, beside greedy requests.
         decoding: of the run; its `max_new_tokens` is the most that a text has.
+        first: the number before that of the first request.
     """
 
     def __init__(
@@ -173,6 +174,7 @@ class Workload:
         samplings: Sequence[Sampling],
         decoding: DecodingSettings,
         seed: int,
+        first: int = 0,
     ) -> None:
         self._prompts = [tuple(prompt) for prompt in prompts]
         self._decoding = decoding
@@ -180,7 +182,7 @@ class Workload:
         self._greedy = Sampling("greedy", dataclasses.replace(decoding, temperature=0.0))
         self._most = decoding.max_new_tokens
         self._generator = np.random.default_rng(seed)
-        self._num_made = 0
+        self._num_made = first
 
     def first_turns(self, num_drawn: int) -> list[PlannedRequest]:
         """Requests with the run's prompts, and with others that begin like them or nearly so.
