@@ -68,7 +68,7 @@ class Prediction:
     def _of_load(self) -> dict[str, Any]:
         if self.load is None:
             return {}
-        columns: dict[str, Any] = {"request_rate": self.load.rate, "slo": self.load.slo}
+        columns: dict[str, Any] = {"request_rate": self.load.rate}
         for kind, both in (("predicted", self.served), ("measured", self.as_measured)):
             for arm, served in zip(("regular_", ""), both, strict=True):
                 if served is not None:

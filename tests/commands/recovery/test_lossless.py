@@ -42,7 +42,7 @@ NEEDED = {
     ("bonus_from_wrong_position", 1): 2000,
     ("bonus_from_wrong_position", 3): 4000,
     ("residual_warped_twice", 3): 4000,
-    ("draft_probabilities_ignored", 1): 16_000,
+    ("draft_probabilities_ignored", 1): 20_000,
 }
 BATCH = 5000
 CPU = torch.device("cpu")
