@@ -67,7 +67,9 @@ class PlanRow(RunRow):
         "what `acceptance` itself measured of decoding at this load, to be compared with the prediction"
     )
     request_rate: MaybeFloat = figure("`rate`, where a load was asked for", "requests/s")
-    slo: dict[str, float] | None = setting("most milliseconds of a good request, as JSON", "slo", "ms")
+    slo: dict[str, float] | None = setting(
+        "most milliseconds of a good request, as JSON", "slo", "ms"
+    )
     predicted_tokens_per_second: MaybeFloat = figure("of requests under that load", "tokens/s")
     predicted_first_token_ms: MaybeFloat = figure("their median time to the first token", "ms")
     predicted_goodput_share: MaybeFloat = figure("share of them within `slo`")
