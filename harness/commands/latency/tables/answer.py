@@ -135,7 +135,7 @@ def _checked(rows: Sequence[LatencyRow]) -> Iterator[str]:
         held.append("no other client")
     if regular.drafted is False and row.drafted:
         held.append("regular arm drafted nothing")
-    if not row.was_starved:
+    if not any(each.was_starved for each in rows):
         if row.drift is not None and row.drift.has_bounds and not row.drifted:
             held.append("steady")
         if row.processor_share is not None:
