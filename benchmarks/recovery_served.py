@@ -13,11 +13,8 @@ With `--url`, `--regular-url` and `--fault-file` the servers are two of vLLM's t
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import common
@@ -71,7 +68,7 @@ def main() -> None:
         references = ["regular"] if fault == "none" else options.references.split(",")
         with contextlib.ExitStack() as stack:
             if options.url is None:
-                url = stack.enter_context(served(fault))
+                url = stack.enter_context(common.served(fault, "batch_size=16", "max_logprobs=-1"))
                 addresses = [f"engine.url={url}/v1", f"engine.regular_url={url}/regular/v1"]
                 addresses.append("model=tiny_draft")
             else:
@@ -89,32 +86,6 @@ def main() -> None:
          "largest p", "power", "s/run"],
         rows,
     )  # fmt: skip
-
-
-@contextlib.contextmanager
-def served(fault: str) -> Iterator[str]:
-    """The address of a server of the tiny pair."""
-    settings = [
-        "model=tiny_draft",
-        "draft=early_exit_1",
-        "runner=eager",
-        "port=0",
-        "batch_size=16",
-        "max_logprobs=-1",
-        f"fault={fault}",
-    ]
-    with tempfile.TemporaryDirectory() as directory:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "harness", "serve", *settings],
-            cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            yield line.split(" on ")[1].split()[0].rstrip("/")
-        finally:
-            process.terminate()
-            process.wait()
 
 
 def tried(num_runs: int, settings: list[str]) -> tuple[object, ...]:

@@ -9,11 +9,9 @@ planted as without drafts.
 from __future__ import annotations
 
 import contextlib
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import common
@@ -45,25 +43,6 @@ EXPECTED: dict[str, set[str]] = {
 }
 
 
-@contextlib.contextmanager
-def served(fault: str) -> Iterator[str]:
-    """The address of a server."""
-    name = fault if fault == "none" else planted(fault)
-    settings = ["model=tiny_draft", "draft=early_exit_1", "runner=eager", "port=0", "batch_size=8"]
-    settings += ["max_logprobs=20", f"fault={name}"]
-    with tempfile.TemporaryDirectory() as directory:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "harness", "serve", *settings],
-            cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
-        try:
-            assert process.stdout is not None
-            yield process.stdout.readline().split(" on ")[1].split()[0].rstrip("/")
-        finally:
-            process.terminate()
-            process.wait()
-
-
 def main() -> None:
     parser = common.parser(__doc__, runs=10, honest=20)
     parser.add_argument("faults", nargs="*")
@@ -74,7 +53,9 @@ def main() -> None:
         num_runs = options.honest if fault == "none" else options.runs
         num_right = num_others = 0
         began = time.perf_counter()
-        with served(fault) as url, tempfile.TemporaryDirectory() as directory:
+        name = fault if fault == "none" else planted(fault)
+        settings = ("batch_size=8", "max_logprobs=20")
+        with common.served(name, *settings) as url, tempfile.TemporaryDirectory() as directory:
             for seed in range(num_runs):
                 file = Path(directory) / f"{seed}.csv"
                 with contextlib.suppress(harness.HarnessError):
