@@ -204,6 +204,10 @@ class Answered:
         """Whether requests were kept in flight, so that each has its own time. Rows of a batch share theirs."""
         return self.batch is None
 
+    def seconds_of(self, request: RequestRecord) -> float:
+        """How long an answer took: a row of a batch takes as long as its batch."""
+        return request.seconds if self.sent else self.seconds
+
     @property
     def tokens(self) -> list[list[int]]:
         """The tokens of each answer."""

@@ -389,8 +389,6 @@ class Latency(Experiment):
         arm = generation.arm
         prompt = self.prompt_set.at(request.index)
         occurrence = self.prompt_set.occurrence(request.index)
-        # A row of a batch takes as long as its batch.
-        seconds = request.seconds if generation.sent else generation.seconds
         gpu = generation.gpu
         throttled = gpu.throttled if gpu else ()
         divergence = self.run.arms[arm].divergences.get(request.index)
@@ -406,7 +404,7 @@ class Latency(Experiment):
             arm=arm,
             completion=session.text_of(request, skip_special_tokens=False),
             num_tokens=request.num_tokens,
-            time_ms=1000 * seconds,
+            time_ms=1000 * generation.seconds_of(request),
             time_to_first_token_ms=request.time_to_first_token_ms,
             cached_tokens=request.num_cached,
             unit=generation.question and generation.question.unit,

@@ -282,8 +282,6 @@ class Map(Experiment):
 
 def _timed(answered: Answered, request: RequestRecord) -> LatencyPromptRow:
     """When an answer was there."""
-    # A row of a batch takes as long as its batch.
-    seconds = request.seconds if answered.sent else answered.seconds
     return LatencyPromptRow(
         arm=answered.arm,
         prompt_index=request.index,
@@ -291,7 +289,7 @@ def _timed(answered: Answered, request: RequestRecord) -> LatencyPromptRow:
         unit=answered.question.unit if answered.question else None,
         num_tokens=request.num_tokens,
         num_iterations=len(request.outcomes) or None,
-        time_ms=1000 * seconds,
+        time_ms=1000 * answered.seconds_of(request),
         time_to_first_token_ms=request.time_to_first_token_ms,
         error=str(request.error) if request.error else None,
     )

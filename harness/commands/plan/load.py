@@ -20,6 +20,7 @@ import numpy as np
 from harness.config.errors import SettingError
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings
+from harness.config.synthetic import conditional_rates
 from harness.engines.protocol import Question
 from harness.engines.record import Opening
 from harness.engines.requests import RequestRecord
@@ -215,11 +216,7 @@ def _served(
 
 def _chance(tokens: float, k: int) -> float:
     """The chance that each draft token is accepted, of which so many tokens per iteration follow."""
-    if not k or tokens >= k + 1:
-        return float(bool(k))
-    from scipy import optimize
-
-    def missing(chance: float) -> float:
-        return float(np.power(chance, np.arange(k + 1)).sum()) - tokens
-
-    return float(optimize.brentq(missing, 0.0, 1.0))
+    if not k or tokens <= 1:
+        return 0.0
+    [chance] = conditional_rates(min(tokens, k + 1), k)
+    return chance
