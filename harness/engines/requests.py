@@ -12,11 +12,6 @@ from dataclasses import dataclass, field
 # Arrivals are one burst if they are nearer to each other than this share of the request's mean time
 # per token: llama.cpp sends the tokens of an iteration one by one, microseconds apart.
 _TOGETHER = 0.1
-# At a rate a load has built up when so many times as many requests have ended as were in flight at most, or so many
-# where a server does not keep up. A simulated server at 72 % (85 %) of what it can do then answers within 7 % (24 %) of
-# the time that it comes to; after the first end alone within 23 % (46 %).
-_LEAD = 2
-_MOST_LEADING = 64
 # Types of errors whose messages are whole sentences of ours.
 _PLAIN = ("AnswerError", "RunError", "NotSent", "RequestFailed")
 
@@ -163,11 +158,6 @@ class RequestRecord:
         if num_undrafted:
             self.outcomes += [(0, 0)] * num_undrafted
             self.outcomes_in_order = False
-
-
-def has_built_up(num_ended: int, most_in_flight: int) -> bool:
-    """Whether requests that are sent at a rate, from none on, have built up the load that is to be measured."""
-    return num_ended >= min(max(1, _LEAD * most_in_flight), _MOST_LEADING)
 
 
 @dataclass

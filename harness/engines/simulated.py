@@ -12,7 +12,6 @@ wait.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import math
 import random
 from collections import deque
@@ -206,7 +205,8 @@ def _engine(opening: Opening) -> Engine:
     # The protocol is imported where it is needed: settings and help are known without it.
     from harness.engines.arrivals import Arrival, Origin, Watch
     from harness.engines.protocol import Answered, Arm, Blocks, Engine, Traits
-    from harness.engines.requests import Load, has_built_up
+    from harness.engines.rates import arrival_times, has_built_up
+    from harness.engines.requests import Load
 
     asked = opening.settings.engine
     assert isinstance(asked, SimulatedSettings)
@@ -336,10 +336,7 @@ def _engine(opening: Opening) -> Engine:
             began_s = clock.now_s
             times = [0.0] * len(requests)
             if rate is not None:
-                # As those of a server: from the seed and the prompts, the same for both arms.
-                drawn = random.Random(f"{first.seed} {first.index}")
-                gaps_s = (drawn.expovariate(rate) for _ in times)
-                times = list(itertools.accumulate(gaps_s))
+                times = arrival_times(requests, rate)
             else:
                 free.extend([began_s] * in_flight)
             if next_extra_s < math.inf:

@@ -35,6 +35,7 @@ from harness.engines.protocol import (
     TextScores,
     Traits,
 )
+from harness.engines.rates import arrival_times
 from harness.engines.record import Opening
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
@@ -51,7 +52,7 @@ from harness.servers.identity import (
 from harness.servers.launch import Served, StartedServer
 from harness.servers.logprobs import text_logprobs
 from harness.servers.request_form import RequestForm
-from harness.servers.sending import Outgoing, Sender, arrival_times, send_all
+from harness.servers.sending import Outgoing, Sender, send_all
 
 if TYPE_CHECKING:
     import httpx2
@@ -391,13 +392,13 @@ class ServerArm(Arm):
 
         def shown(row: int, tokens: list[int]) -> None:
             record = self.requests[row]
-            if tokens:
+            if tokens and watch is not None:
                 seconds = record.seconds if record.from_text else record.arrivals[-1]
                 arrivals.put(Arrival(row, seconds, tokens, [Origin.TARGET] * len(tokens)))
 
         outgoing = []
         for row, (request, record) in enumerate(zip(requests, self.requests, strict=True)):
-            add = functools.partial(shown, row) if watch is not None else _unseen
+            add = functools.partial(shown, row)
             outgoing.append(Outgoing(self.form.body(request), record, add))
         asking = send_all(
             self._sender,
@@ -407,7 +408,7 @@ class ServerArm(Arm):
             times=arrival_times(requests, rate) if rate else (),
             extra=self._extra(extra) if extra else None,
         )
-        load = self._wait_for(asking, arrivals, watch)
+        load = self._wait_for(asking, arrivals, watch or _unseen)
         for request, sent in zip(requests, outgoing, strict=True):
             # A text may have ended it at once.
             may_be_empty = request.may_be_empty or "stop" in sent.body
@@ -476,7 +477,7 @@ class ServerArm(Arm):
         self,
         asking: Coroutine[Any, Any, Load],
         arrivals: SimpleQueue[Arrival | None],
-        watch: Watch | None,
+        watch: Watch,
     ) -> Load:
         """Run what asks the server, and show the watcher what arrives; it is cancelled if nobody waits any more.
 
@@ -485,7 +486,7 @@ class ServerArm(Arm):
         Args:
             arrivals: that `asking` notes, for the watcher.
         """
-        frames = Frames(watch) if watch is not None else None
+        frames = Frames(watch)
         new: list[Arrival] = []
         running = asyncio.run_coroutine_threadsafe(asking, self._engine.loop)
         running.add_done_callback(lambda _: arrivals.put(None))
@@ -495,7 +496,7 @@ class ServerArm(Arm):
                 try:
                     arrival = arrivals.get(timeout=FRAME_S if new else QUIET_S)
                 except Empty:
-                    if frames is not None and new:
+                    if new:
                         frames.show(new)
                         new = []
                         continue
@@ -511,13 +512,12 @@ class ServerArm(Arm):
                 if arrival is None:
                     break
                 new.append(arrival)
-                if frames is not None and frames.is_due():
+                if frames.is_due():
                     frames.show(new)
                     new = []
         finally:
             running.cancel()
-        if frames is not None:
-            frames.show(new)
+        frames.show(new)
         return running.result()
 
     async def _find_form(self) -> None:
@@ -584,5 +584,5 @@ class ServerArm(Arm):
         raise RunError(f"{place}: {error}{advice}")
 
 
-def _unseen(tokens: list[int]) -> None:
-    """Tokens that nobody watches."""
+def _unseen(arrivals: Sequence[Arrival]) -> None:
+    """Nobody watches."""

@@ -8,7 +8,6 @@ further ones that keep up the load.
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 import sys
 import time
@@ -18,8 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import HarnessError, RunError, from_outside
 from harness.config.packages import INSTALL_LOCAL
-from harness.engines.protocol import Request
-from harness.engines.requests import Load, RequestError, RequestRecord, has_built_up
+from harness.engines.rates import has_built_up
+from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.servers.connection import RequestFailed, answer_to, events
@@ -200,19 +199,6 @@ class Sender:
             check_usage(usage, len(request.token_ids), request.text, max_tokens)
             request.num_tokens = len(request.token_ids) or usage
             request.count_undrafted()
-
-
-def arrival_times(requests: Sequence[Request], rate: float) -> list[float]:
-    """The seconds at which requests are sent, at random (Poisson) times.
-
-    They follow from the seed and the prompts, so that both arms are asked at the same times, and
-    other prompts at others.
-
-    Args:
-        rate: requests per second on average.
-    """
-    drawn = random.Random(f"{requests[0].seed} {requests[0].index}")
-    return list(itertools.accumulate(drawn.expovariate(rate) for _ in requests))
 
 
 async def send_all(

@@ -17,6 +17,7 @@ from harness.engines.arrivals import Arrival
 from harness.engines.chat import Chat
 from harness.engines.counts import Counts
 from harness.engines.protocol import Answered
+from harness.engines.rates import arrival_times
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import timed_answer
 from harness.measuring.acceptance import acceptance_columns
@@ -25,7 +26,6 @@ from harness.results.acceptance import Acceptance
 from harness.servers import engine as server_module
 from harness.servers.counters import CounterPage
 from harness.servers.engine import ServerEngine
-from harness.servers.sending import arrival_times
 from measured_runs import figures
 
 
