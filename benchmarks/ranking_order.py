@@ -19,14 +19,14 @@ import argparse
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
-import pandas as pd
 
-from harness.commands.latency.ranking.answers import compared_with_first
-from harness.commands.latency.ranking.pairs import latency_pairs
+from harness.commands.latency.tables.ranked import RankedRun, ranked_runs
+from harness.commands.latency.tables.ranking import compared_with_first
 from harness.commands.read_runs import read
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
@@ -96,7 +96,7 @@ def simulate(gains: str, num_prompts: int, machine: str, num_sweeps: int) -> Non
     counts: Counter[str] = Counter()
     for _ in range(num_sweeps):
         runs = simulated(rng, truth, num_prompts, MACHINES[machine])
-        count_order(latency_pairs(runs), lambda first, other: truth[first] > truth[other], counts)
+        count_order(ranked_runs(runs), lambda first, other: truth[first] > truth[other], counts)
     wrong = 100 * counts["wrong"] / num_sweeps
     ordered = 100 * counts["ordered"] / counts["pairs"]
     setting = f"{gains:24} {num_prompts:3} prompts  {machine:7}"
@@ -104,24 +104,25 @@ def simulate(gains: str, num_prompts: int, machine: str, num_sweeps: int) -> Non
 
 
 def count_order(
-    pairs: pd.DataFrame, gains_more: Callable[[str, str], bool], counts: Counter[str]
+    pairs: Sequence[RankedRun], gains_more: Callable[[str, str], bool], counts: Counter[str]
 ) -> None:
     """Count whether the order that a sweep states is wrong, the pairs beside the first, and those that are ordered.
 
     Args:
         gains_more: whether the first of two pairs truly gains more.
     """
-    known = pairs[pairs.has_interval].sort_values("speedup", ascending=False, kind="stable")
-    names = [pair_key(pair) for pair in known.itertuples()]
-    less = [names[rival.place] for rival in compared_with_first(known) if rival.gains_less]
+    known = [pair for pair in pairs if pair.has_interval]
+    known.sort(key=attrgetter("speedup"), reverse=True)
+    names = [pair_key(pair) for pair in known]
+    less = [pair_key(rival.pair) for rival in compared_with_first(known) if rival.gains_less]
     counts["pairs"] += len(names) - 1
     counts["ordered"] += len(less)
     counts["wrong"] += any(not gains_more(names[0], name) for name in less)
-    counts["changed"] += bool((pairs.why_not != "").any())
+    counts["changed"] += any(pair.why_not for pair in pairs)
 
 
-def pair_key(pair: Any) -> str:
-    return f"{pair.draft} K={pair.k}" if pair.k else str(pair.draft)
+def pair_key(pair: RankedRun) -> str:
+    return f"{pair.draft} K={pair.k}" if pair.k else pair.draft
 
 
 def simulated(
@@ -188,18 +189,19 @@ def run_of(
 
 def compare(directories: Iterable[Path]) -> None:
     """Print how often measured sweeps are wrong about the order that all of them together have."""
-    sweeps: list[pd.DataFrame] = []
+    sweeps: list[list[RankedRun]] = []
     for directory in directories:
         runs = [run for run in read([directory]).runs if run.command == "latency"]
-        pairs = latency_pairs(runs)
-        if len(pairs) == len(sweeps[0] if sweeps else pairs) and pairs.has_interval.all():
+        pairs = ranked_runs(runs)
+        num_intervals = sum(pair.has_interval for pair in pairs)
+        if len(pairs) == len(sweeps[0] if sweeps else pairs) == num_intervals:
             sweeps.append(pairs)
         else:
-            print(f"{directory} is left out: {pairs.has_interval.sum()} pairs have intervals")
+            print(f"{directory} is left out: {num_intervals} pairs have intervals")
     logs: dict[str, list[float]] = {}
     for pairs in sweeps:
-        for pair in pairs.itertuples():
-            logs.setdefault(pair_key(pair), []).append(math.log(pair.speedup))
+        for pair in pairs:
+            logs.setdefault(pair_key(pair), []).append(math.log(pair.speedup or math.nan))
     for name, values in logs.items():
         mean, error = math.exp(np.mean(values)), np.std(values, ddof=1) / math.sqrt(len(values))
         print(

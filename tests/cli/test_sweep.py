@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from harness.cli.tables import exit_code, job_line, print_sweep
-from harness.commands.latency.ranking.answers import latency_answers
-from harness.commands.latency.ranking.pairs import latency_pairs
+from harness.commands.latency.tables.ranked import ranked_runs
+from harness.commands.latency.tables.ranking import latency_answers
 from harness.commands.plan.rows import PlanRow
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import summarise
@@ -236,7 +236,7 @@ def test_auto_that_gave_up_says_so(capsys: pytest.CaptureFixture[str], tmp_path:
 
 def answers(*runs: list[LatencyRow]) -> list[str]:
     """Sentences about the fastest pair of each target, without those about its rivals."""
-    lines = latency_answers(latency_pairs([Run(rows) for rows in runs]))
+    lines = latency_answers(ranked_runs([Run(rows) for rows in runs]))
     return [line.text for line in lines if line.style != "plain"]
 
 
@@ -262,8 +262,8 @@ def test_answers_tell_conditions_apart() -> None:
 
 def test_a_method_with_synthetic_acceptance_is_labelled() -> None:
     runs = [latency_run(draft="7B", synthetic_acceptance=0.8), latency_run(draft="lookup")]
-    pairs = latency_pairs([Run(rows) for rows in runs])
-    assert {*pairs.method} == {"7B · synthetic 0.8", "lookup"}
+    pairs = ranked_runs([Run(rows) for rows in runs])
+    assert {pair.method for pair in pairs} == {"7B · synthetic 0.8", "lookup"}
 
 
 def test_one_method_is_not_ranked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.commands.latency.ranking.answers import latency_answers
-from harness.commands.latency.ranking.pairs import latency_pairs
+from harness.commands.latency.tables.ranked import ranked_runs
+from harness.commands.latency.tables.ranking import latency_answers
 from harness.commands.latency.tables.run import headline
 from harness.commands.map.rows import MapRow
 from harness.commands.map.tables import finding, map_page
@@ -339,7 +339,7 @@ def test_one_case_has_one_wording_in_latency_map_and_report() -> None:
     cell = MapRow(
         status="ok", regular_ms_per_token=1.0, batch_size=4, num_draft_tokens=2, speedup=undecided
     )
-    of_report = latency_answers(latency_pairs([Run(arms)]))
+    of_report = latency_answers(ranked_runs([Run(arms)]))
     pages = {
         "latency": headline(arms[1]).text,
         "map": finding([cell]).text,

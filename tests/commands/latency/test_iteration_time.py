@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from harness.commands.latency.plots import latency_plots
-from harness.commands.latency.ranking.sweep import page_of_runs
 from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.costs import iteration_line
+from harness.commands.latency.tables.of_runs import page_of_runs
 from harness.config.machine import note_command_line
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow

@@ -6,8 +6,8 @@ import dataclasses
 from pathlib import Path
 
 from harness.commands.latency.plots import latency_plots
-from harness.commands.latency.ranking.pairs import latency_pairs
-from harness.commands.latency.ranking.tables import pairs_table
+from harness.commands.latency.tables.compared import pairs_table
+from harness.commands.latency.tables.ranked import ranked_runs
 from harness.commands.registry import COMMANDS
 from harness.commands.report.command import build
 from harness.results.runs import group
@@ -28,9 +28,9 @@ def test_a_table_over_loads_is_in_the_order_of_the_loads() -> None:
         for draft, factor in (("7B", 1.0), ("3B", 1.1))
         for row in latency_run(speedup=speedup * factor, batch_size=load, draft=draft)
     ]
-    pairs = latency_pairs(group(rows))
-    assert [*pairs.load] == [1, 4, 16, 64] * 2
-    assert [*pairs.draft] == ["3B"] * 4 + ["7B"] * 4
+    pairs = ranked_runs(group(rows))
+    assert [pair.load for pair in pairs] == [1, 4, 16, 64] * 2
+    assert [pair.draft for pair in pairs] == ["3B"] * 4 + ["7B"] * 4
     assert len(pairs_table(pairs).rows) == 8
 
 

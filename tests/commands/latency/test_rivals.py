@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.commands.latency.ranking.sweep import page_of_runs
+from harness.commands.latency.tables.of_runs import page_of_runs
 from harness.commands.report.command import build
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import legend

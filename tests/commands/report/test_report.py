@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from harness.commands.compare.rows import CompareRow
-from harness.commands.latency.ranking.pairs import latency_pairs
+from harness.commands.latency.tables.ranked import RankedRun, ranked_runs
 from harness.commands.report.command import build
 from harness.measuring.rows import LatencyRow
 from harness.reporting.files import Report, markdown, on_terminal
@@ -35,13 +35,13 @@ def notes(report: Report) -> list[str]:
     return [*report.notes]
 
 
-def pairs_of(report: Report) -> Any:
-    """The frame of the pairs of `latency` that the report shows."""
-    return latency_pairs([run for run in report.runs if run.command == "latency"])
+def pairs_of(report: Report) -> list[RankedRun]:
+    """The pairs of `latency` that the report shows."""
+    return ranked_runs([run for run in report.runs if run.command == "latency"])
 
 
 def speedups(report: Report) -> list[float]:
-    return [verdict.speedup.estimate for verdict in pairs_of(report).verdict]
+    return [pair.verdict.speedup.estimate for pair in pairs_of(report)]
 
 
 def test_a_run_in_its_directory_and_in_the_cumulative_file_counts_once(tmp_path: Path) -> None:
@@ -50,7 +50,7 @@ def test_a_run_in_its_directory_and_in_the_cumulative_file_counts_once(tmp_path:
     write(tmp_path / "outputs" / "latency.csv", run)
     report = build([tmp_path])
     assert speedups(report) == [2.0]
-    assert pairs_of(report).run[0].times == 1
+    assert pairs_of(report)[0].run.times == 1
     assert len(cells(report, "files")) == 2
 
 
@@ -112,7 +112,7 @@ def test_runs_that_differ_are_told_apart_by_what_they_differ_in(
     values = [row[1] for row in cells(report, "pairs")]
     assert values[0] != values[1]
     assert said in values
-    names = [name.label() for name in pairs_of(report)["name"]]
+    names = [pair.name.label() for pair in pairs_of(report)]
     assert len(set(names)) == 2
     assert "2026" not in "".join(names)
 
@@ -128,7 +128,7 @@ def test_names_have_no_paths_and_no_fields_of_methods(tmp_path: Path) -> None:
         latency_run(4, 1.7, draft="./my_method.py:MyMethod", model="./models/mine/"),
     ]
     report = build([write(tmp_path / "latency.csv", *runs)])
-    names = {name.label() for name in pairs_of(report)["name"]}
+    names = {pair.name.label() for pair in pairs_of(report)}
     assert names == {
         "13B with 7B · K=2",
         "13B with 7B · K=4",
@@ -150,7 +150,7 @@ def test_a_circumstance_is_only_said_where_it_is_needed(tmp_path: Path) -> None:
     runs = latency_run(2, 1.5), latency_run(4, 1.8, commit="b" * 40)
     report = build([write(tmp_path / "latency.csv", *runs)])
     assert [row[0] for row in cells(report, "pairs")] == ["13B with 7B", ""]
-    assert [*pairs_of(report).best] == [False, True]
+    assert [pair.best for pair in pairs_of(report)] == [False, True]
 
 
 def test_two_measurements_that_nothing_tells_apart_are_both_shown(tmp_path: Path) -> None:
@@ -204,11 +204,11 @@ def test_an_interrupted_run_is_shown_as_one_and_is_never_the_best(tmp_path: Path
         8, speedup=3.0, status="interrupted", error="stopped", ms_per_token=1.0, num_prompts=7
     )
     report = build([write(tmp_path / "latency.csv", latency_run(), part)])
-    assert [*pairs_of(report).best] == [True, False]
+    assert [pair.best for pair in pairs_of(report)] == [True, False]
     assert "interrupted\n7 prompts" in cells(report, "pairs")[1]
     assert cells(report, "failures")[0][3] == "stopped (the figures cover 7 prompts)"
     alone = build([write(tmp_path / "alone" / "latency.csv", part)])
-    assert [*pairs_of(alone).best] == [False]
+    assert [pair.best for pair in pairs_of(alone)] == [False]
     assert answers(alone).startswith("interrupted: the figures cover 7 prompts.")
     assert "Without a full result: 1 interrupted" in answers(alone)
 
@@ -303,7 +303,7 @@ def test_pairs_come_by_their_best_speedup_with_k_ascending(tmp_path: Path) -> No
         latency_run(model="7B", draft=None),
     ]
     report = build([write(tmp_path / "latency.csv", *runs)])
-    shown = [(pair.name.pair, pair.k or None, pair.best) for pair in pairs_of(report).itertuples()]
+    shown = [(pair.name.pair, pair.k or None, pair.best) for pair in pairs_of(report)]
     assert shown == [
         ("30B with 7B", 2, True), ("30B with 7B", 4, False),
         ("13B with 7B", 2, False), ("13B with 7B", 4, True), ("13B with 7B", 8, False),
@@ -592,7 +592,7 @@ def test_made_up_pairs_come_behind_real_ones_and_are_labelled(tmp_path: Path) ->
         "13B with 7B, random weights",
         "13B with 7B, synthetic 0.8",
     ]
-    assert pairs_of(report).series.nunique() == 4
+    assert len({pair.series for pair in pairs_of(report)}) == 4
     # What is made up is no finding next to a real one.
     assert [line.text[:28] for line in findings(report)] == ["13B with 7B, K=4: 2.00× fast"]
     said = " ".join(tables(report)["pairs"].notes)
@@ -687,7 +687,7 @@ def test_the_k_of_a_server_is_what_it_reported(tmp_path: Path) -> None:
         latency_run(mean_proposed=2.6, temperature=1.0, **served),
     ]
     report = build([write(tmp_path / "latency.csv", *runs)])
-    assert sorted(map(str, pairs_of(report).k)) == ["3", "4", "None"]
+    assert sorted(str(pair.k) for pair in pairs_of(report)) == ["3", "4", "None"]
 
 
 def test_servers_are_told_apart_by_the_words_of_their_commands(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from harness.commands.latency.ranking.published_table import Measured, published_tables
 from harness.commands.latency.tables.costs import (
     best_of,
     held_back,
@@ -15,6 +14,7 @@ from harness.commands.latency.tables.costs import (
     share_of_iteration,
 )
 from harness.commands.latency.tables.doubts import doubts, percent
+from harness.commands.latency.tables.published import Measured, published_tables
 from harness.commands.latency.tables.reason import choice_of_k, not_reported, rises
 from harness.commands.latency.tables.run import has_verdict, headline, run_tables, was_measured
 from harness.config.amounts import SECONDS, counted, quantity

@@ -1,18 +1,14 @@
 """Tables that compare many runs of `latency`, one row per pair and K, or per arm.
 
-Their items are rows of the frame `latency_pairs`: `row.draft_ms` reads the row of the speculative
-arm, `regular.target_step_ms` that of the regular one.
+Their items are of the class `RankedRun`: `row.draft_ms` reads the row of the speculative arm,
+`regular.target_step_ms` that of the regular one.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
-from typing import Any
+from typing import NamedTuple
 
-import pandas as pd
-
-from harness.commands.latency.ranking.answers import luck_notes
 from harness.commands.latency.tables.categories import by_category
 from harness.commands.latency.tables.costs import (
     auto_gave_up,
@@ -20,6 +16,8 @@ from harness.commands.latency.tables.costs import (
     share_of_predicted,
 )
 from harness.commands.latency.tables.doubts import caveats
+from harness.commands.latency.tables.ranked import RankedRun
+from harness.commands.latency.tables.ranking import luck_notes
 from harness.commands.latency.tables.run import (
     ACCEPTED,
     ARM,
@@ -29,7 +27,7 @@ from harness.commands.latency.tables.run import (
     identical_texts,
     speedup_bounds,
 )
-from harness.measuring.prices import costs_in_steps
+from harness.measuring.prices import StepCosts, costs_in_steps
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import UNKNOWN, Column, Table, number, percent, times
 from harness.reporting.words import FIRST_SETTINGS, cell_of
@@ -52,9 +50,9 @@ SPECULATIVE_MS = Column(
 )
 
 
-def _differing_settings(pairs: pd.DataFrame) -> list[str]:
+def _differing_settings(pairs: Sequence[RankedRun]) -> list[str]:
     """The settings in which pairs differ, the usual ones first."""
-    different = dict.fromkeys(column for name in pairs["name"] for column in name.settings)
+    different = dict.fromkeys(column for pair in pairs for column in pair.name.settings)
     usual = [column for column in FIRST_SETTINGS if column in different]
     return list(dict.fromkeys([*usual, *different]))
 
@@ -68,25 +66,24 @@ def _setting_column(setting: str) -> Column:
     return Column(heading, of=lambda pair: cell_of(pair.row, setting), text=True)
 
 
-def _remark(pair: Any) -> str | None:
+def _remark(pair: RankedRun) -> str | None:
     """What distinguishes a pair in a table: `best K`, or why its figures say little."""
-    if pair.partial:
+    if pair.is_partial:
         return f"{pair.run.status}\n{pair.row.num_prompts or 0} prompts"
     if pair.row.status == NO_VERDICT:
         return "no verdict"
-    if not pair.quiet and not pair.none_quiet:
+    if not pair.is_quiet and not pair.none_quiet:
         return "not quiet"
     return "best K" if pair.best_k else None
 
 
-def pairs_table(pairs: pd.DataFrame, further_notes: Sequence[str] = ()) -> Table:
+def pairs_table(pairs: Sequence[RankedRun], further_notes: Sequence[str] = ()) -> Table:
     """Speed-up of each pair and K, with a column for each setting in which they differ."""
-    rows = [*pairs.row]
     ordered = _differing_settings(pairs)
-    repeated = any(run.times > 1 for run in pairs.run)
-    together = pairs.num_compared.max() > 1
+    repeated = any(pair.run.times > 1 for pair in pairs)
+    together = any(pair.num_compared > 1 for pair in pairs)
 
-    def further(pair: Any) -> str:
+    def further(pair: RankedRun) -> str:
         words = [pair.name.settings.get(column, "") for column in ordered[_MOST_SETTINGS:]]
         return " · ".join(filter(None, [*words, *pair.name.circumstances]))
 
@@ -122,38 +119,40 @@ def pairs_table(pairs: pd.DataFrame, further_notes: Sequence[str] = ()) -> Table
         ),
     )
     notes: list[str] = []
-    for row, name, verdict in zip(pairs.row, pairs["name"], pairs.verdict, strict=True):
-        if row.status == NO_VERDICT:
-            notes.append(f"{name.label(', ')}: no verdict: {verdict.reason}.")
-        elif verdict.speedup.is_known and not verdict.speedup.has_bounds:
-            notes.append(f"{verdict.reason[:1].upper()}{verdict.reason[1:]}.")
-    notes = list(dict.fromkeys([*notes, *further_notes, *luck_notes(pairs), *caveats(rows)]))
+    for pair in pairs:
+        reason = pair.verdict.reason
+        speedup = pair.verdict.speedup
+        if pair.row.status == NO_VERDICT:
+            notes.append(f"{pair.name.label(', ')}: no verdict: {reason}.")
+        elif speedup.is_known and not speedup.has_bounds:
+            notes.append(f"{reason[:1].upper()}{reason[1:]}.")
+    about_rows = caveats([pair.row for pair in pairs])
+    notes = list(dict.fromkeys([*notes, *further_notes, *luck_notes(pairs), *about_rows]))
     if len(notes) > _MOST_NOTES:
         notes[_MOST_NOTES:] = [f"{len(notes) - _MOST_NOTES} more notes are left out."]
     return Table.of(
         "pairs",
         "How much faster?",
-        pairs.itertuples(),
+        pairs,
         columns,
         strong="best_k",
-        faint="partial",
+        faint="is_partial",
         notes=tuple(notes),
     )
 
 
-def reasons_table(pairs: pd.DataFrame) -> Table:
+def reasons_table(pairs: Sequence[RankedRun]) -> Table:
     """Why a pair is as fast as it is: tokens per iteration, costs, and what limits it."""
-    drafting = pairs[[row.mean_acceptance_length is not None for row in pairs.row]]
+    drafting = [pair for pair in pairs if pair.row.mean_acceptance_length is not None]
 
-    def cost(name: str, pair: Any) -> float | None:
-        costs = None if auto_gave_up(pair.row) else costs_in_steps(pair.regular, pair.row)
-        return None if costs is None else getattr(costs, name)
+    def costs(pair: RankedRun) -> StepCosts | None:
+        return None if auto_gave_up(pair.row) else costs_in_steps(pair.regular, pair.row)
 
     def marginal_alone(row: LatencyRow) -> Sequence[float | None] | None:
         # Only of a server whose counters give acceptance over all iterations, and nothing finer.
         return row.marginal_acceptance_by_position if row.acceptance_by_position is None else None
 
-    def limit(pair: Any) -> str | None:
+    def limit(pair: RankedRun) -> str | None:
         return held_back(pair.regular, pair.row) if pair.best else None
 
     columns = (
@@ -165,17 +164,17 @@ def reasons_table(pairs: pd.DataFrame) -> Table:
         Column(
             "c",
             number(3),
-            functools.partial(cost, "draft"),
+            "draft",
             optional=True,
             meaning="time of a draft token, in steps of the target",
-        ),
+        ).at(costs),
         Column(
             "v",
             number(),
-            functools.partial(cost, "verify"),
+            "verify",
             optional=True,
             meaning="time of a verification, in the same",
-        ),
+        ).at(costs),
         Column("predicted", times, "row.predicted_speedup", optional=True),
         Column("of\npredicted", "{:.0%}".format, share_of_predicted, optional=True).at("row"),
         Column(
@@ -191,10 +190,10 @@ def reasons_table(pairs: pd.DataFrame) -> Table:
     return Table.of(
         "reasons",
         "Why?",
-        drafting.itertuples(),
+        drafting,
         columns,
         strong="best_k",
-        faint="partial",
+        faint="is_partial",
     )
 
 
@@ -203,11 +202,12 @@ def _positions(rates: Sequence[float | None]) -> str:
     return " ".join(UNKNOWN if rate is None else f"{100 * rate:.0f}" for rate in rates)
 
 
-def categories_table(pairs: pd.DataFrame) -> Table:
+def categories_table(pairs: Sequence[RankedRun]) -> Table:
     """Pairs at their best K by category of prompts."""
     divided = [
         (pair.name.label(), part)
-        for pair in pairs[pairs.best].itertuples()
+        for pair in pairs
+        if pair.best
         for part in by_category(pair.run.prompt_rows, pair.row)
     ]
     by_name = grouped(divided, lambda item: item[1].name)
@@ -226,24 +226,31 @@ def categories_table(pairs: pd.DataFrame) -> Table:
     )
 
 
-def arms_table(pairs: pd.DataFrame) -> Table:
+class _Arm(NamedTuple):
+    """An arm of a run, whose row `arm` is."""
+
+    pair: RankedRun
+    arm: LatencyRow
+
+
+def arms_table(pairs: Sequence[RankedRun]) -> Table:
     """Figures of each arm."""
-    arms = pairs.assign(arm=[run.rows for run in pairs.run]).explode("arm")
+    arms = [_Arm(pair, row) for pair in pairs for row in pair.run.rows]
     columns = (
-        PAIR,
+        PAIR.at("pair"),
         Column(
             "K",
-            of=lambda item: item.k if item.arm is item.row else None,
+            of=lambda item: item.pair.k if item.arm is item.pair.row else None,
             identifies_row=True,
             optional=True,
         ),
         *(column.at("arm") for column in ARM),
         Column(
             "greedy texts\nidentical",
-            of=lambda item: identical_texts(item.arm, item.run.prompt_rows),
+            of=lambda item: identical_texts(item.arm, item.pair.run.prompt_rows),
             optional=True,
         ),
     )
     return Table.of(
-        "all_arms", "Times of each arm", arms.itertuples(), columns, faint="partial", in_full=True
+        "all_arms", "Times of each arm", arms, columns, faint="pair.is_partial", in_full=True
     )

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from operator import attrgetter
 
-import pandas as pd
-
-from harness.commands.latency.ranking.pairs import CONDITIONS
 from harness.commands.latency.tables.costs import iteration_line
+from harness.commands.latency.tables.ranked import CONDITIONS, RankedRun
 from harness.commands.latency.tables.run import headline
 from harness.reporting.names import Name
 from harness.reporting.table import Line, interval, times
 from harness.results.prompt_times import common_times, waits_of_both_arms
+from harness.results.runs import grouped
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Interval
 from harness.results.statistics.multiplicity import best_of_several, ranking
@@ -24,17 +23,14 @@ _MOST_TARGETS = 6
 _MOST_NAMED = 3
 
 
-def latency_answers(pairs: pd.DataFrame) -> list[Line]:
+def latency_answers(pairs: Sequence[RankedRun]) -> list[Line]:
     """A sentence for each target, in bold if it has a conclusion, and one about the rivals of its fastest pair.
 
     Made-up pairs are left out where there are real ones.
     """
-    if pairs.empty:
-        return []
-    if pairs.real.any():
-        pairs = pairs[pairs.real]
-    targets = [group for _, group in pairs.groupby("target", sort=False)]
-    drafting = [group for group in targets if group.best.any()]
+    considered = [pair for pair in pairs if pair.is_real] or pairs
+    targets = [*grouped(considered, attrgetter("target")).values()]
+    drafting = [group for group in targets if any(pair.best for pair in group)]
     shown = drafting or targets
     lines = []
     for group in shown[:_MOST_TARGETS]:
@@ -45,66 +41,62 @@ def latency_answers(pairs: pd.DataFrame) -> list[Line]:
     return lines
 
 
-def _answer(group: pd.DataFrame) -> list[Line]:
+def _answer(group: Sequence[RankedRun]) -> list[Line]:
     """The sentences about the pairs of one target under one set of conditions."""
-    bests = group[group.best]
-    if bests.empty:
-        alone = group[group.regular_ms.notna() & ~group.partial & (group.draft == "none")]
+    bests = [pair for pair in group if pair.best]
+    if not bests:
         return [
             Line(
                 f"{pair.name.label(', ')}: {pair.regular_ms:.2f} ms/token without a draft.",
                 "strong",
             )
-            for pair in alone.itertuples()
+            for pair in group
+            if pair.regular_ms is not None and not pair.is_partial and pair.draft == "none"
         ]
-    bests = bests.sort_values(["sound", "shown", "speedup"], ascending=False, kind="stable")
-    best = bests.iloc[0]
-    faster = group[group.speedup > best.speedup]
+    bests.sort(key=attrgetter("is_sound", "shown", "speedup"), reverse=True)
+    best = bests[0]
+    faster = [pair for pair in group if (pair.speedup or 0.0) > (best.speedup or 0.0)]
     restriction = ""
-    if best.sound and not faster.sound.all():
+    if best.is_sound and not all(pair.is_sound for pair in faster):
         restriction = " with an interval on a quiet machine"
-    num_compared = int(best.num_compared)
-    found = headline(best.row, num_compared)
-    conditions = _conditions(best["name"])
+    found = headline(best.row, best.num_compared)
+    conditions = _conditions(best.name)
     several = len(bests) > 1
     beginning = ""
-    with_intervals = pd.concat([bests[:1], bests[1:][bests[1:].has_interval]])
+    with_intervals = [best, *(pair for pair in bests[1:] if pair.has_interval)]
     rivals = compared_with_first(with_intervals)
-    if best.shown and (several or restriction) and (faster.empty or restriction):
+    if best.shown and (several or restriction) and (not faster or restriction):
         if not all(rival.gains_less for rival in rivals):
             restriction += " (by too little to tell)"
         beginning = f"Fastest{restriction}: "
         if conditions:
             beginning = f"the fastest{restriction} is "
-    elif several and best.has_interval and not bests.shown.any():
-        judged = {verdict_of(row, num_compared).conclusion for row in bests.row}
+    elif several and best.has_interval and not any(pair.shown for pair in bests):
+        judged = {verdict_of(pair.row, best.num_compared).conclusion for pair in bests}
         pays = "pays" if judged == {"slower"} else "is shown to pay"
         beginning = f"No draft{restriction} {pays} for {best.model}; the best, "
     more = found.more
-    if not best.quiet and not best.none_quiet:
+    if not best.is_quiet and not best.none_quiet:
         more += "; the machine was not quiet"
     prefix = f"{', '.join(conditions)}: " if conditions else ""
-    text = f"{prefix}{beginning}{_short_name(best['name'])}: {found.text}"
+    text = f"{prefix}{beginning}{_short_name(best.name)}: {found.text}"
     lines = [Line(text, found.style, more)]
-    if not faster.empty and not restriction:
+    if faster and not restriction:
         lines += _about_faster(best, faster)
-        rivals = [
-            rival for rival in rivals if with_intervals.iloc[rival.place].speedup < best.speedup
-        ]
+        rivals = [rival for rival in rivals if (rival.pair.speedup or 0.0) < (best.speedup or 0.0)]
     return [*lines, *_about_rivals(rivals)]
 
 
-def _about_faster(best: Any, faster: pd.DataFrame) -> list[Line]:
+def _about_faster(best: RankedRun, faster: Sequence[RankedRun]) -> list[Line]:
     """Sentences about pairs that were faster than the one that is shown to pay, and may not pay themselves."""
     alike: list[str] = []
     more: list[str] = []
-    for _, pair in faster.sort_values("speedup", ascending=False).iterrows():
+    for pair in sorted(faster, key=attrgetter("speedup"), reverse=True):
         is_other_k = pair.series == best.series and pair.k is not None
-        name = f"K={pair.k}" if is_other_k else _short_name(pair["name"])
-        (rival,) = compared_with_first(pd.DataFrame([pair, best]))
-        (more if rival.place and rival.gains_less else alike).append(
-            f"{name} ({times(pair.speedup)})"
-        )
+        name = f"K={pair.k}" if is_other_k else _short_name(pair.name)
+        (rival,) = compared_with_first([pair, best])
+        gains_more = rival.pair is best and rival.gains_less
+        (more if gains_more else alike).append(f"{name} ({times(pair.speedup)})")
     lines = []
     if alike:
         lines.append(Line(f"{_listed(alike)} cannot be told from it."))
@@ -119,19 +111,16 @@ class Rival:
     """A pair compared with the first one of its target.
 
     Attributes:
-        place: of the pair among those that were compared.
-        name: in words.
         gains_less: whether it gains less than the fastest; otherwise they cannot be told apart.
         share: of the fastest one's speed-up, over the same prompts; None where intervals alone were compared.
     """
 
-    place: int
-    name: str
+    pair: RankedRun
     gains_less: bool
     share: Interval | None = None
 
 
-def compared_with_first(pairs: pd.DataFrame) -> list[Rival]:
+def compared_with_first(pairs: Sequence[RankedRun]) -> list[Rival]:
     """How each further pair of a target compares with the first, the fastest.
 
     Pairs that ran quietly on the same prompts are compared prompt by prompt. Others are compared by intervals that hold
@@ -139,37 +128,31 @@ def compared_with_first(pairs: pd.DataFrame) -> list[Rival]:
     of prompts covers. Then 19 % of the orders of six equal pairs were wrong over 30 prompts, by intervals 1.5 %
     (`benchmarks/ranking_order.py`).
     """
-    names = [*map(_short_name, pairs["name"])]
-    is_comparable = not pairs.iloc[0].why_not and pairs.quiet.all()
+    is_comparable = not pairs[0].why_not and all(pair.is_quiet for pair in pairs)
     of_both_arms = _common_times(pairs) if is_comparable else None
     if of_both_arms is None:
-        numbers = pairs.num_compared.astype(int)
-        at_once = [verdict_of(*pair).speedup for pair in zip(pairs.row, numbers, strict=True)]
+        at_once = [verdict_of(pair.row, pair.num_compared).speedup for pair in pairs]
         return [
-            Rival(place, names[place], at_once[place].high < at_once[0].low)
-            for place in range(1, len(names))
+            Rival(pair, speedup.high < at_once[0].low)
+            for pair, speedup in zip(pairs[1:], at_once[1:], strict=True)
         ]
     # On the prompts that all have, another pair may be the fastest.
     return [
-        Rival(ranked.index, names[ranked.index], ranked.worse, ranked.relative_to_best)
-        for ranked in sorted(ranking(*of_both_arms), key=lambda ranked: ranked.index)
+        Rival(pairs[ranked.index], ranked.worse, ranked.relative_to_best)
+        for ranked in sorted(ranking(*of_both_arms), key=attrgetter("index"))
         if ranked.index or ranked.worse
     ]
 
 
-def close_not_ordered(pairs: pd.DataFrame) -> str | None:
+def close_not_ordered(pairs: Sequence[RankedRun]) -> str | None:
     """Why pairs that are close are not ordered; None where they are."""
-    changed = pairs[pairs.why_not != ""].drop_duplicates("target")
-    if changed.empty:
+    changed = grouped([pair for pair in pairs if pair.why_not], attrgetter("target"))
+    if not changed:
         return None
-    first, *others = [_target(pair) for _, pair in changed.iterrows()]
-    text = f"{first}: {changed.iloc[0].why_not}: pairs that are close are not ordered"
+    firsts = [group[0] for group in changed.values()]
+    first, *others = [", ".join([pair.model, *_conditions(pair.name)]) for pair in firsts]
+    text = f"{first}: {firsts[0].why_not}: pairs that are close are not ordered"
     return f"{text}, nor are those of {_listed(others)}." if others else f"{text}."
-
-
-def _target(pair: Any) -> str:
-    """The target of a pair, a row of the frame, with its conditions, where those of others differ."""
-    return ", ".join([pair.model, *_conditions(pair["name"])])
 
 
 def _conditions(name: Name) -> list[str]:
@@ -194,7 +177,7 @@ def _about_rivals(rivals: Sequence[Rival]) -> list[Line]:
     less: list[str] = []
     covers = ""
     for rival in rivals:
-        name = rival.name
+        name = _short_name(rival.pair.name)
         if rival.share is not None and (bounds := interval(rival.share)):
             of_what = "" if covers else " of the fastest's speed-up"
             name += f": {rival.share.estimate:.2f}{of_what} ({bounds})"
@@ -214,43 +197,46 @@ def _listed(names: Sequence[str]) -> str:
     return f"{'; '.join(names[:_MOST_NAMED])}{more}"
 
 
-def luck_notes(pairs: pd.DataFrame) -> list[str]:
+def luck_notes(pairs: Sequence[RankedRun]) -> list[str]:
     """How much of the speed-up of the best of several K is luck."""
     notes = []
-    known = pairs[pairs.series.isin(pairs.series[pairs.best_k]) & pairs.speedup.notna()]
-    for _, series in known.groupby("series", sort=False):
+    known = [pair for pair in pairs if pair.speedup is not None]
+    for series in grouped(known, attrgetter("series")).values():
         of_both_arms = _common_times(series)
-        if of_both_arms is None:
+        if of_both_arms is None or not any(pair.best_k for pair in series):
             continue
         # The best of several is partly the luckiest. Where K is chosen on other prompts than those
         # that it is timed on, luck has no part in it.
         worth = best_of_several(*of_both_arms, seed=0)
         honest = worth.honest
         bounds = f"{interval(honest)} over {honest.covers}"
-        beginning = (
-            f"{series.iloc[0]['name'].pair}: the best of {len(series)} K is {worth.naive:.2f}×"
-        )
+        beginning = f"{series[0].name.pair}: the best of {len(series)} K is {worth.naive:.2f}×"
         on_others = f"{honest.estimate:.2f}× when K is chosen on other prompts ({bounds})"
         notes.append(f"{beginning}, and {on_others}.")
     return notes
 
 
-def iteration_lines(pairs: pd.DataFrame) -> list[str]:
+def iteration_lines(pairs: Sequence[RankedRun]) -> list[str]:
     """What an iteration costs, of each pair that was measured with several K."""
-    with_k = pairs.k.map(lambda k: isinstance(k, int)).astype(bool)
-    starved = pairs.row.map(lambda row: row.was_starved).astype(bool)
-    known = pairs[with_k & pairs.speedup.notna() & (pairs.why_not == "") & ~starved]
+    known = [
+        pair
+        for pair in pairs
+        if isinstance(pair.k, int)
+        and pair.speedup is not None
+        and not pair.why_not
+        and not pair.row.was_starved
+    ]
     lines = {}
-    for _, series in known.groupby("series", sort=False):
-        line = iteration_line([*series.run])
+    for series in grouped(known, attrgetter("series")).values():
+        line = iteration_line([pair.run for pair in series])
         if line is not None:
-            lines[series.iloc[0]["name"].pair] = line
+            lines[series[0].name.pair] = line
     if len(lines) == 1:
         return [*lines.values()]
     return [f"{pair}: {line}" for pair, line in lines.items()]
 
 
-def _common_times(pairs: pd.DataFrame) -> tuple[Floats, Floats] | None:
+def _common_times(pairs: Sequence[RankedRun]) -> tuple[Floats, Floats] | None:
     """Milliseconds per token of the regular and the speculative arms, over the units that all pairs
     have.
 
@@ -258,8 +244,8 @@ def _common_times(pairs: pd.DataFrame) -> tuple[Floats, Floats] | None:
         Two arrays [num_pairs, num_units]; None for a single pair, for pairs with different prompts,
         and where there are too few units.
     """
-    rows: Sequence[Any] = [*pairs.row]
-    if len(rows) < 2 or len({row.prompts_digest for row in rows}) > 1:
+    if len(pairs) < 2 or len({pair.row.prompts_digest for pair in pairs}) > 1:
         return None
-    regular, speculative = common_times([waits_of_both_arms(run.prompt_rows) for run in pairs.run])
+    waits = [waits_of_both_arms(pair.run.prompt_rows) for pair in pairs]
+    regular, speculative = common_times(waits)
     return (regular, speculative) if regular.shape[1] >= FEWEST_FOR_INTERVAL else None

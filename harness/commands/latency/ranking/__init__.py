@@ -1,1 +1,0 @@
-"""Many runs of `latency`: pairs by speed-up, and the ways to draft."""
