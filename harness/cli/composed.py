@@ -20,14 +20,14 @@ from harness.cli import signals
 from harness.cli.manifest import Manifest, SweepFile, collects_in
 from harness.cli.menu import conversion
 from harness.cli.menu.names import method_name
-from harness.commands.command import Command
-from harness.commands.registry import COMMANDS, settings_of
+from harness.commands.command import Command, ConfiguredCommand, Service
+from harness.commands.registry import configured
 from harness.config.errors import SettingError
 from harness.config.machine import gpu_names, share_cores
 from harness.config.methods import METHODS
 from harness.config.model_names import SERVED
 from harness.config.packages import is_installed, require_local
-from harness.config.run import RunSettings
+from harness.config.run import RepeatedSettings, RunSettings
 from harness.engines.registry import ENGINES, engine_of
 from harness.measuring.named_files import require_files
 from harness.measuring.progress import note, say
@@ -81,14 +81,15 @@ def _run(config: Any) -> Sequence[Any]:
         raise SettingError(str(error.full_key), "must be set") from error
     except OmegaConfBaseException as error:
         raise SettingError(str(error.full_key or "settings"), str(error).splitlines()[0]) from error
-    command = COMMANDS[plain.pop("command")]
+    command = configured(plain.pop("command"))
     hydra = HydraConfig.get()
     directory = Path(hydra.runtime.output_dir)
     sweep: Path | None = None
     if hydra.mode is RunMode.MULTIRUN:
         # The job's own directory is `hydra.sweep.subdir` below that of the sweep: `0`, or `7B/0`.
         sweep = directory.parents[len(Path(hydra.sweep.subdir).parts) - 1]
-    _check_directory(command, OmegaConf.select(config, "results.file"), hydra, sweep)
+    if isinstance(command, Command):
+        _check_directory(command, OmegaConf.select(config, "results.file"), hydra, sweep)
     manifest = None if sweep is None else Manifest.read(sweep)
     settings = _settings(command, plain, manifest)
     if command.needs_local(settings):
@@ -121,8 +122,8 @@ def _run(config: Any) -> Sequence[Any]:
     signals.raise_postponed()
     if sweep is None or manifest is None:
         share_cores(1)
-        if command.row is None:
-            signals.load(command.module).run(settings, signals.leaving)
+        if isinstance(command, Service):
+            signals.load(command.program).run(settings, signals.leaving)
             return []
         job = jobs.Job(command.name, settings, directory)
         return job.run()
@@ -139,12 +140,10 @@ def _run(config: Any) -> Sequence[Any]:
 
 
 def _check_directory(
-    command: Command, collecting_file: object, hydra: HydraConf, sweep: Path | None
+    command: Command[Any, Any], collecting_file: object, hydra: HydraConf, sweep: Path | None
 ) -> None:
     """Raise a SettingError where the run's or sweep's own rows would go to a file that has other content."""
     kind = command.row
-    if kind is None:
-        return
     directory = sweep or Path(hydra.runtime.output_dir)
     setting, value = "hydra.run.dir", hydra.run.dir
     if sweep is not None:
@@ -159,7 +158,9 @@ def _check_directory(
         raise SettingError(setting, f"{rule} {file}", value)
 
 
-def _settings(command: Command, plain: dict[str, Any], manifest: Manifest | None) -> RunSettings:
+def _settings(
+    command: ConfiguredCommand[Any], plain: dict[str, Any], manifest: Manifest | None
+) -> RunSettings:
     """Typed settings.
 
     Args:
@@ -177,7 +178,7 @@ def _settings(command: Command, plain: dict[str, Any], manifest: Manifest | None
         methods = {method_name(draft) for draft in [*choices.get("draft", ()), *of_pairs]}
         plain["draft"] = METHODS.without_others(plain["draft"], methods)
         plain["engine"] = ENGINES.without_others(plain["engine"], choices.get("engine", ()))
-    settings = conversion.from_config(settings_of(command), plain)
+    settings = conversion.from_config(command.settings, plain)
     if manifest is None:
         limit = settings.job_timeout_s
         if limit is not None:
@@ -191,7 +192,7 @@ def _settings(command: Command, plain: dict[str, Any], manifest: Manifest | None
                 )
                 raise SettingError(name, rule)
     # If typed as `manifest.round_overrides` reads it, it is a sweep over `repeat` by now.
-    repeats = getattr(settings, "repeats", 1)
+    repeats = settings.repeats if isinstance(settings, RepeatedSettings) else 1
     if repeats > 1 and (manifest is None or not manifest.is_repeated):
         raise SettingError("repeats", "must be typed as repeats=NUMBER", repeats)
     return settings

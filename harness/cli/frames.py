@@ -54,6 +54,7 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     """
     import pandas as pd
 
+    from harness.commands.command import Command
     from harness.commands.registry import commands
     from harness.results.runs import group
     from harness.results.verdict import verdict_of
@@ -61,10 +62,11 @@ def pairs(rows: pd.DataFrame) -> pd.DataFrame:
     if not set(rows.columns) >= _NEEDED:
         raise SettingError("rows", "must be those of latency, which times both arms")
     command = next(
-        one for one in commands() if one.row is not None and one.row.columns().keys() >= _NEEDED
+        one
+        for one in commands()
+        if isinstance(one, Command) and one.row.columns().keys() >= _NEEDED
     )
     kind = command.row
-    assert kind is not None
     parsed = [kind.parse(_cells(record)) for record in rows.to_dict("records")]
     found = []
     run: Run[Any]

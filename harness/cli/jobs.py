@@ -12,7 +12,6 @@ from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 from omegaconf import OmegaConf
 
@@ -21,7 +20,7 @@ from harness.cli.gpus import lease
 from harness.cli.manifest import Manifest, SweepFile
 from harness.cli.tables import exit_code, job_line, print_sweep
 from harness.cli.worker import Job, Worker, row_kind
-from harness.commands.registry import COMMANDS
+from harness.commands.registry import measurement
 from harness.config.amounts import counted
 from harness.config.errors import (
     HarnessError,
@@ -30,6 +29,7 @@ from harness.config.errors import (
     UnreachableError,
     VerdictError,
 )
+from harness.config.run import RepeatedSettings
 from harness.engines.registry import pair_of
 from harness.measuring.measurement import identify, measured_rows
 from harness.measuring.progress import show
@@ -127,7 +127,7 @@ def run_job(job: Job) -> Sequence[RunRow]:
     started = time.monotonic()
     error: HarnessError | None = None
     try:
-        if COMMANDS[job.command].measures:
+        if measurement(job.command).measures:
             error = _crew.run(job)
         else:
             # Such as `plan`, which loads nothing that could end this process.
@@ -158,16 +158,16 @@ def _measured_before(job: Job) -> Sequence[RunRow]:
 
     Rows with other figures than the file in their run's directory were edited, and are not reused.
     """
-    settings: Any = job.settings
+    settings = job.settings
     file = settings.results.file
-    if file is None or not settings.resume or not COMMANDS[job.command].measures:
+    if file is None or not settings.resume or not measurement(job.command).measures:
         return []
     kind = row_kind(job.command)
     rows = measured_rows(file, kind, identify(settings))
     if not rows or rows[0].directory is None:
         return rows
     directory = Path(rows[0].directory)
-    is_part = getattr(settings, "repeats", 1) > 1
+    is_part = isinstance(settings, RepeatedSettings) and settings.repeats > 1
     if is_part and not (directory / PROMPTS_FILE).is_file():
         # The interval over several runs needs the times of their prompts.
         return []

@@ -21,7 +21,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from harness.cli import hydra_app, signals
-from harness.commands.registry import COMMANDS, commands, settings_of, with_settings
+from harness.commands.command import PathCommand
+from harness.commands.registry import COMMANDS, commands, configured, with_settings
 from harness.config import machine
 from harness.config.errors import HarnessError, RunError, SettingError, in_one_line
 from harness.config.packages import missing_local
@@ -125,7 +126,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
     from harness.cli.frames import frame
     from harness.cli.menu import typed
 
-    kind = settings_of(COMMANDS[_known(command, with_settings())])
+    kind = configured(_known(command, with_settings())).settings
     words = [*overrides, *typed.from_keywords(settings, typed.setting_hints(kind))]
     for word in words:
         if not isinstance(word, str):
@@ -167,10 +168,10 @@ def _dispatch(arguments: Sequence[str], invocation: _Invocation) -> None:
     else:
         with invocation.reporting(command):
             record = COMMANDS[_known(command, names, others)]
-            if record.settings is None:
+            if isinstance(record, PathCommand):
                 from harness.cli.menu import typed
 
-                signals.load(record.module).main(typed.without_dashes(others))
+                signals.load(record.program).main(typed.without_dashes(others))
                 return
         if not invocation.errors:
             invocation.run_hydra(command, others)
@@ -268,7 +269,7 @@ class _Invocation:
         printed: io.StringIO | None = None
         if "-sc" not in _own(words):
             with self.reporting(command):
-                known = typed.setting_hints(settings_of(COMMANDS[command]))
+                known = typed.setting_hints(configured(command).settings)
                 words, servers = server_words.split_commands(words)
                 options, settings, topic = typed.for_hydra(words, command, known)
                 settings += server_words.server_settings(servers, settings, command)
@@ -277,7 +278,7 @@ class _Invocation:
                     options.append("-m")
                     flags = hydra_app.flags(options)
                 if flags.help:
-                    text = help.command_help(COMMANDS[command], settings, topic, flags.config_dir)
+                    text = help.command_help(configured(command), settings, topic, flags.config_dir)
                 elif flags.cfg or flags.info or flags.hydra_help:
                     printed = io.StringIO()
                 elif rounds := round_overrides(command, settings):
@@ -300,7 +301,7 @@ class _Invocation:
         finally:
             sweep = SweepCallback.directory
             SweepCallback.directory = None
-            if sweep is not None and COMMANDS[command].sweeps:
+            if sweep is not None and configured(command).sweeps:
                 from harness.cli import jobs
 
                 is_refused = any(isinstance(error, SettingError) for error in self.errors)
@@ -309,7 +310,7 @@ class _Invocation:
             if printed is not None:
                 print(printed.getvalue(), end="")
         began = sweep is not None or printed is not None or "-m" not in _own(line)
-        if COMMANDS[command].sweeps and not began and not self.errors:
+        if configured(command).sweeps and not began and not self.errors:
             # What kept it from beginning is an error of its jobs, which a launcher runs in other processes.
             with self.reporting(command):
                 raise RunError("the sweep could not begin; the same without +launcher= says why")

@@ -21,7 +21,8 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
-from harness.commands.registry import COMMANDS, row_kinds
+from harness.commands.command import Command
+from harness.commands.registry import configured, row_kinds
 from harness.config.amounts import counted
 from harness.config.errors import RunError
 from harness.results.files import append_rows, as_csv, read_kind, rows_in
@@ -169,7 +170,8 @@ class SweepCallback(Callback):
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Called by Hydra before the first job."""
         directory = Path(config.hydra.sweep.dir)
-        kind = COMMANDS[config.command].row
+        command = configured(config.command)
+        kind = command.row if isinstance(command, Command) else None
         try:
             results_file = OmegaConf.select(config, "results.file")
         except OmegaConfBaseException:
@@ -223,7 +225,7 @@ def round_overrides(command: str, settings: Sequence[str]) -> list[str]:
     *_, repeats = [1, *(int(match[1]) for match in matches if match)]
     # A larger number is not made into a sweep: the settings refuse it.
     is_repeated = 1 < repeats <= 1000
-    if not COMMANDS[command].repeats or not is_repeated:
+    if not configured(command).repeats or not is_repeated:
         return []
     return [f"{_ROUND}={','.join(map(str, range(1, repeats + 1)))}"]
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from harness.commands.registry import COMMANDS
+from harness.commands.registry import measurement
 from harness.config.amounts import counted
 from harness.reporting.overview import failures_table
 from harness.reporting.page import in_full, in_short
@@ -28,7 +28,7 @@ Rows = Sequence[Any]
 
 def job_line(command: str, rows: Rows) -> str:
     """The result of a job, in a few words."""
-    record = COMMANDS[command]
+    record = measurement(command)
     failed = [row for row in rows if row.status != "ok"]
     if failed:
         return record.failure(failed[0])
@@ -57,7 +57,7 @@ def print_sweep(
             the rows of single runs.
         summary: the file that gets the answer with all tables, which are printed too with `details`.
     """
-    record = COMMANDS[command]
+    record = measurement(command)
     if len(pooled) == 1:
         # One job, repeated: printed like a single run.
         document = _document(command, [Run(list(pooled[0]))], [])
@@ -99,13 +99,13 @@ def sweep_document(command: str, rows: Rows) -> _Document:
     """The page of a sweep, with failures and their reasons, each measurement once."""
     runs = group(rows)
     failures: Sequence[Run] = []
-    if COMMANDS[command].measures:
+    if measurement(command).measures:
         runs, failures = merge(runs)
     return _document(command, runs, failures)
 
 
 def _document(command: str, runs: Sequence[Run], failures: Sequence[Run]) -> _Document:
-    page = COMMANDS[command].page(runs) if runs else None
+    page = measurement(command).page(runs) if runs else None
     failed: list[Table | Line] = [failures_table(failures)] if failures else []
     if page is None:
         only: Answer = failed or [Line("Nothing was measured.")]
@@ -122,7 +122,7 @@ def exit_code(command: str, rows: Rows) -> int:
         return 2
     measured = [row for row in rows if row.status == "ok"]
     jobs = grouped(measured, attrgetter("job")).values()
-    codes = {COMMANDS[command].exit_code(job) for job in jobs}
+    codes = {measurement(command).exit_code(job) for job in jobs}
     codes |= {CANNOT_TELL for row in rows if row.status == NO_VERDICT}
     return min(codes - {0}, default=0)
 

@@ -35,7 +35,7 @@ import psutil
 
 from harness.cli import signals
 from harness.cli.manifest import Manifest
-from harness.commands.registry import COMMANDS
+from harness.commands.registry import measurement
 from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.run import RunSettings
 from harness.engines.door.wing import SLOWEST_MODULE
@@ -80,7 +80,7 @@ class Job:
     @property
     def file(self) -> Path:
         """The run's own file of rows."""
-        return self.directory / f"{COMMANDS[self.command].stem}.csv"
+        return self.directory / f"{measurement(self.command).stem}.csv"
 
     def run(self, keeper: PairKeeper | None = None) -> Sequence[RunRow]:
         """Run it in this process, with the pair that the keeper holds.
@@ -91,7 +91,7 @@ class Job:
         Raises:
             HarnessError: the error that ended it; VerdictError for a run that succeeded with a bad answer.
         """
-        command = COMMANDS[self.command]
+        command = measurement(self.command)
         signals.load(command.module)
         if engine_of(self.settings).computes_here and command.uses_models(self.settings):
             # Now, with torch and transformers: an exception within their imports may abort the process.
@@ -140,9 +140,7 @@ class Job:
 
 def row_kind(command: str) -> type[RunRow]:
     """The kind of a command's rows."""
-    row = COMMANDS[command].row
-    assert row is not None
-    return row
+    return measurement(command).row
 
 
 @dataclass(frozen=True)

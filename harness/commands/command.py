@@ -1,7 +1,8 @@
-"""The record of a command, with its settings, its rows and how they are shown, and the interface of its measurement.
+"""The records of commands, with their settings, their rows and how they are shown, and the interface of a measurement.
 
-A command is a subclass of `Command` in `commands/<name>/record.py`, in an installed package (entry point group
-`harness.commands`), or in a file of the user's (`harness ./my_command.py:MyCommand`). What needs torch is
+A word after `harness` is of one of three kinds: a `PathCommand` reads files, a `Service` answers until it is ended, and
+a `Command` measures and writes rows. Its record is in `commands/<name>/record.py`, in an installed package (entry point
+group `harness.commands`), or in a file of the user's (`harness ./my_command.py:MyCommand`). What needs torch is
 imported inside functions: names, settings and help are known without it.
 """
 
@@ -10,19 +11,26 @@ from __future__ import annotations
 import importlib
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 from harness.config.registry import Record
-from harness.config.run import RunSettings
+from harness.config.run import RepeatedSettings, RunSettings
 
 if TYPE_CHECKING:
+    from harness.measuring.session import Session
+    from harness.reporting.changes import Compared, Sides
+    from harness.reporting.drawing import Plot
     from harness.reporting.page import Page
     from harness.reporting.table import Table
     from harness.results.row import Row
+    from harness.results.runs import Run
     from harness.results.schema import RunRow
 
+SomeSettings = TypeVar("SomeSettings", bound=RunSettings)
+SomeRow = TypeVar("SomeRow", bound="RunRow")
 
-class Command(Record):
+
+class CommandRecord(Record):
     """A word after `harness`.
 
     Attributes:
@@ -30,37 +38,93 @@ class Command(Record):
         summary: what it answers, for the list of commands and as the first line of `--help`.
         example: its arguments in the list of commands.
         examples: what `--help` shows: arguments, and what they are for.
-        notes: further sentences for `--help`.
-        question: what its runs answer, in `report`.
         help_order: where it stands in the list of commands, the smallest first.
-        settings: the dataclass of its settings; None for a command that takes paths, whose module has
-            `main(arguments)`.
-        experiment: the class of its measurement (see `Experiment` below), or the module whose
-            `EXPERIMENT` it is.
-        row: the kind of row that a run writes; None for a command that measures nothing, whose module has
-            `run(settings, leaving)`: `leaving()` is a context in which a signal ends the process at once.
-        further_rows: kinds of the other files that it writes.
-        measures: whether it measures: then its jobs in a sweep run in workers and reuse rows of an identical
-            measurement, and `report` shows them. Otherwise they run quietly in the sweep's own process.
-        sweeps: whether it may have several jobs.
-        repeats: whether `repeats=5` measures a job several times and pools its rows.
-        regresses: whether `regress` compares its runs, by `changes`.
-        forms: what `report format=` may be, for lines of Markdown about its runs, by `markdown`.
     """
 
     summary: ClassVar[str] = ""
     example: ClassVar[str] = ""
     examples: ClassVar[Sequence[tuple[str, str]]] = ()
-    notes: ClassVar[str] = ""
-    question: ClassVar[str] = ""
     help_order: ClassVar[int] = 100
-    settings: ClassVar[type[RunSettings] | None] = None
+
+
+class PathCommand(CommandRecord):
+    """A command that takes paths in place of settings, and measures nothing.
+
+    Attributes:
+        program: the module whose `main(arguments)` it is.
+    """
+
+    program: ClassVar[str]
+
+
+class ConfiguredCommand(CommandRecord, Generic[SomeSettings]):
+    """A command that takes settings, `name=value`: a `Service` or a `Command`.
+
+    Attributes:
+        notes: further sentences for `--help`.
+        settings: the dataclass of its settings.
+        measures: whether it measures: then its jobs in a sweep run in workers and reuse rows of an identical
+            measurement, and `report` shows them. Otherwise they run quietly in the sweep's own process.
+        sweeps: whether it may have several jobs.
+    """
+
+    notes: ClassVar[str] = ""
+    settings: ClassVar[type[RunSettings]]
+    measures: ClassVar[bool] = False
+    sweeps: ClassVar[bool] = False
+
+    @property
+    def repeats(self) -> bool:
+        """Whether `repeats=5` runs it several times and pools its rows."""
+        return issubclass(self.settings, RepeatedSettings)
+
+    @property
+    def stem(self) -> str:
+        """The stem of its files' names."""
+        return re.sub(r"\W+", "_", self.name)
+
+    def check_installed(self) -> None:
+        """Raise a SettingError if a package that it needs is not installed, without importing it."""
+
+    def needs_local(self, settings: SomeSettings) -> bool:
+        """Whether it needs models on this machine, whatever the engine."""
+        return False
+
+    def uses_models(self, settings: SomeSettings) -> bool:
+        """Whether it may load models, or look at their configurations."""
+        return self.measures or self.needs_local(settings)
+
+
+class Service(ConfiguredCommand[SomeSettings]):
+    """A command that answers others until it is ended, and writes no rows.
+
+    Attributes:
+        program: the module whose `run(settings, leaving)` it is: `leaving()` is a context in which a signal ends the
+            process at once.
+    """
+
+    program: ClassVar[str]
+
+
+class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
+    """A command that measures, or predicts, and writes rows.
+
+    Attributes:
+        question: what its runs answer, in `report`.
+        experiment: the class of its measurement (see `Experiment` below), or the module whose
+            `EXPERIMENT` it is.
+        row: the kind of row that a run writes.
+        further_rows: kinds of the other files that it writes.
+        regresses: whether `regress` compares its runs, by `changes`.
+        forms: what `report format=` may be, for lines of Markdown about its runs, by `markdown`.
+    """
+
+    question: ClassVar[str] = ""
     experiment: ClassVar[str | type]
-    row: ClassVar[type[RunRow] | None] = None
+    row: ClassVar[type[RunRow]]
     further_rows: ClassVar[Sequence[type[Row]]] = ()
-    measures: ClassVar[bool] = True
-    sweeps: ClassVar[bool] = True
-    repeats: ClassVar[bool] = False
+    measures = True
+    sweeps = True
     regresses: ClassVar[bool] = False
     forms: ClassVar[Sequence[str]] = ()
 
@@ -71,56 +135,45 @@ class Command(Record):
 
     @property
     def stem(self) -> str:
-        """The stem of its files' names."""
-        return re.sub(r"\W+", "_", self.name) if self.row is None else self.row.kind
+        return self.row.kind
 
-    def check_installed(self) -> None:
-        """Raise a SettingError if a package that it needs is not installed, without importing it."""
-
-    def begin(self, settings: Any) -> Any:
+    def begin(self, settings: SomeSettings) -> Experiment[SomeSettings, SomeRow]:
         """The measurement with these settings."""
-        if isinstance(self.experiment, str):
-            return importlib.import_module(self.experiment).EXPERIMENT(settings)
-        return self.experiment(settings)
+        made: type | Any = self.experiment
+        if isinstance(made, str):
+            made = importlib.import_module(made).EXPERIMENT
+        experiment: Experiment[SomeSettings, SomeRow] = made(settings)
+        return experiment
 
-    def needs_local(self, settings: Any) -> bool:
-        """Whether it needs models on this machine, whatever the engine."""
-        return False
-
-    def uses_models(self, settings: Any) -> bool:
-        """Whether it may load models, or look at their configurations."""
-        return self.measures or self.needs_local(settings)
-
-    def line(self, rows: Sequence[Any]) -> str:
+    def line(self, rows: Sequence[SomeRow]) -> str:
         """The result of a job that succeeded, in a few words."""
         return ""
 
-    def failure(self, row: Any) -> str:
+    def failure(self, row: SomeRow) -> str:
         """Why a job has no full result, for its line."""
         return f"{str(row.status).replace('_', ' ')}: {row.error}"
 
-    def exit_code(self, rows: Sequence[Any]) -> int:
+    def exit_code(self, rows: Sequence[SomeRow]) -> int:
         """The exit code of a job that succeeded: 0, 1 for a bad answer, 3 where it cannot tell."""
         return 0
 
-    def page(self, runs: Sequence[Any]) -> Page | None:
+    def page(self, runs: Sequence[Run[SomeRow]]) -> Page | None:
         """The page about runs, be it one, a sweep's or a report's; None where nothing was measured.
 
         By default a table of the figures.
-
-        Args:
-            runs: see `Run` in `results/runs.py`.
         """
         from harness.reporting.figures import figures_page
 
         return figures_page(self.name, [row for run in runs for row in run.rows])
 
-    def doubts(self, run: Any) -> Sequence[str]:
+    def doubts(self, run: Run[SomeRow]) -> Sequence[str]:
         """Sentences that weaken the result of one run, the most serious first."""
         page = self.page([run])
         return [] if page is None else page.doubts
 
-    def markdown(self, form: str, runs: Sequence[Any], *, all_of_them: bool) -> Sequence[str]:
+    def markdown(
+        self, form: str, runs: Sequence[Run[SomeRow]], *, all_of_them: bool
+    ) -> Sequence[str]:
         """Lines of Markdown that are pasted elsewhere.
 
         Args:
@@ -129,20 +182,16 @@ class Command(Record):
         """
         raise NotImplementedError
 
-    def picture(self, runs: Sequence[Any]) -> Any:
-        """A plot of runs for a slide, as `reporting.drawing.Plot`; None where there is none. Needs matplotlib."""
+    def picture(self, runs: Sequence[Run[SomeRow]]) -> Plot | None:
+        """A plot of runs for a slide; None where there is none. Needs matplotlib."""
         return None
 
-    def changes(self, sides: Any) -> Sequence[Any]:
-        """Each figure of a measurement before and after a change, for `regress`, each as `Compared`.
-
-        Args:
-            sides: runs before and after, as `Sides`; both are in `reporting/changes.py`.
-        """
+    def changes(self, sides: Sides[SomeRow]) -> Sequence[Compared]:
+        """Each figure of a measurement before and after a change, for `regress`."""
         return []
 
 
-class Experiment(Protocol):
+class Experiment(Protocol[SomeSettings, SomeRow]):
     """A command's measurement, the class that its record names, without torch, so that a command can be one file.
 
     Attributes:
@@ -150,18 +199,15 @@ class Experiment(Protocol):
         more: tables about what no row has, such as a profile, which end the page of the run.
     """
 
-    settings: Any
+    settings: SomeSettings
     more: Sequence[Table] = ()
 
-    def measure(self, session: Any) -> None:
-        """Measure, with the `Session` of `measuring/session.py`.
+    def measure(self, session: Session) -> None:
+        """Measure. If anything ends this early, earlier measurements are kept."""
 
-        If anything ends this early, earlier measurements are kept.
-        """
-
-    def rows(self, session: Any) -> Sequence[RunRow]:
+    def rows(self, session: Session) -> Sequence[SomeRow]:
         """The rows of all measurements so far; before the first, rows with settings alone (`session.row`)."""
 
-    def judge(self, rows: Sequence[Any]) -> None:
+    def judge(self, rows: Sequence[SomeRow]) -> None:
         """Raise a VerdictError for a run that succeeded and whose answer is not the good one; by default any is."""
         return

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from harness.commands.command import Command
+from harness.commands.command import Command, CommandRecord
 from harness.commands.registry import commands as menu_commands
 from harness.commands.registry import row_kinds
 from harness.config.amounts import counted
@@ -41,9 +41,9 @@ _FORGOTTEN_AFTER = timedelta(days=1)
 _MOST_FILES = 200_000
 
 
-def measuring(commands: Iterable[Command]) -> list[Command]:
+def measuring(commands: Iterable[CommandRecord]) -> list[Command[Any, Any]]:
     """Commands that measure, and so have runs to show; those that take typed prompts come last."""
-    known = [command for command in commands if command.measures and command.row is not None]
+    known = [command for command in commands if isinstance(command, Command) and command.measures]
     return sorted(known, key=lambda command: not command.sweeps)
 
 
@@ -63,13 +63,13 @@ class Findings:
     files: dict[Path, int] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def runs_of(self, row: type[AnyRunRow] | None) -> list[Run[AnyRunRow]]:
-        """The runs whose rows are of one kind; [] for None, the kind of a command without rows."""
+    def runs_of(self, row: type[AnyRunRow]) -> list[Run[AnyRunRow]]:
+        """The runs whose rows are of one kind."""
         return [run for run in self.runs if type(run.last) is row]
 
 
 def read(
-    paths: Sequence[Path], commands: Sequence[Command] | None = None, ids: Sequence[str] = ()
+    paths: Sequence[Path], commands: Sequence[CommandRecord] | None = None, ids: Sequence[str] = ()
 ) -> Findings:
     """The runs in files and directories, each measurement once.
 
@@ -178,7 +178,7 @@ class _Reader:
         unfinished: runs without a result, by the file of their configuration.
     """
 
-    def __init__(self, paths: Sequence[Path], commands: Iterable[Command]) -> None:
+    def __init__(self, paths: Sequence[Path], commands: Iterable[CommandRecord]) -> None:
         self.findings = Findings()
         self.unfinished: dict[Path, Run] = {}
         self._paths = paths

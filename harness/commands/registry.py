@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from harness.commands.command import Command
+from typing import Any
+
+from harness.commands.command import Command, CommandRecord, ConfiguredCommand
 from harness.config.acceptance_rules import RULES
 from harness.config.methods import METHODS
 from harness.config.registry import Registry
@@ -11,25 +13,38 @@ from harness.config.settings import require
 from harness.engines.registry import engine_of
 from harness.results.row import Row
 
-COMMANDS: Registry[Command] = Registry(
-    "command", Command, "harness.commands", "harness.commands", file="record"
+COMMANDS: Registry[CommandRecord] = Registry(
+    "command",
+    CommandRecord,
+    "harness.commands",
+    "harness.commands",
+    advice="; Command there is one that measures",
+    file="record",
 )
 
 
-def commands() -> list[Command]:
+def commands() -> list[CommandRecord]:
     """Every command that needs no file, in the order in which they are listed."""
     return sorted(COMMANDS.all().values(), key=lambda command: command.help_order)
 
 
 def with_settings() -> list[str]:
     """The names of the commands that take settings, and not paths."""
-    return [command.name for command in commands() if command.settings is not None]
+    return [command.name for command in commands() if isinstance(command, ConfiguredCommand)]
 
 
-def settings_of(command: Command) -> type[RunSettings]:
-    """The class of the settings of a command that has some."""
-    assert command.settings is not None
-    return command.settings
+def configured(name: str) -> ConfiguredCommand[Any]:
+    """The command of this name, which takes settings."""
+    command = COMMANDS[name]
+    assert isinstance(command, ConfiguredCommand)
+    return command
+
+
+def measurement(name: str) -> Command[Any, Any]:
+    """The command of this name, which writes rows."""
+    command = COMMANDS[name]
+    assert isinstance(command, Command)
+    return command
 
 
 def row_kinds() -> list[type[Row]]:
@@ -37,9 +52,8 @@ def row_kinds() -> list[type[Row]]:
     kinds: list[type[Row]] = []
     built_in = COMMANDS.built_in().values()
     for command in sorted(built_in, key=lambda command: command.help_order):
-        if command.row is not None:
-            kinds.append(command.row)
-        kinds += command.further_rows
+        if isinstance(command, Command):
+            kinds += [command.row, *command.further_rows]
     return kinds
 
 
@@ -71,7 +85,7 @@ def _check_trees(run: RunSettings, *, own_loop: bool) -> None:
     decoding = run.decoding
     if draft is None or not draft.most_nodes:
         return
-    tree = getattr(draft, "tree", "chain")
+    tree = draft.tree
     of_trees = f"with draft.tree={tree}"
     require(own_loop, "draft.tree", "must be chain unless engine=local", tree)
     rules = [name for name, one in RULES.all().items() if one.of_trees]

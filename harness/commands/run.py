@@ -12,8 +12,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
-from harness.commands.command import Experiment
-from harness.commands.registry import COMMANDS
+from harness.commands.registry import measurement
 from harness.config.errors import HarnessError, SettingError
 from harness.config.machine import command_line
 from harness.config.run import RunSettings
@@ -58,7 +57,7 @@ def run_command(
     """
     if settings.results.file:
         check_appendable(settings.results.file)
-    experiment: Experiment = COMMANDS[command].begin(settings)
+    experiment = measurement(command).begin(settings)
     session = Session(experiment, settings, directory, keeper, run_id, with_typed)
     log = logging.getLogger("harness")
     log.info(command_line())
@@ -79,7 +78,7 @@ def run_command(
                 if session.error is None:
                     raise
                 # Half a measurement may make no rows. Those of none say what ended it.
-                rows = COMMANDS[command].begin(settings).rows(session)
+                rows = measurement(command).begin(settings).rows(session)
             if is_mistake and not any(row.has_figures for row in rows):
                 rows = []
             written = None
@@ -89,7 +88,9 @@ def run_command(
                 written = session.write_rows(rows)
             except HarnessError as error:
                 unwritten.append(error)
-            page = COMMANDS[command].page([Run(list(rows), directory=directory)]) if rows else None
+            page = (
+                measurement(command).page([Run(list(rows), directory=directory)]) if rows else None
+            )
             full: Answer = []
             finding: list[str] = []
             doubts: Sequence[str] = ()
@@ -134,7 +135,7 @@ def record_failure(
     run_id: str | None = None,
 ) -> Sequence[RunRow]:
     """Write the rows of a run that wrote none before this error ended it."""
-    experiment: Experiment = COMMANDS[command].begin(settings)
+    experiment = measurement(command).begin(settings)
     session = Session(experiment, settings, directory, None, run_id)
     session.status = REFUSED if isinstance(error, SettingError) else "failed"
     session.error = str(error)

@@ -54,6 +54,31 @@ class EngineSettings:
         return False
 
     @property
+    def has_two(self) -> bool:
+        """Whether servers with and without speculation were named."""
+        return False
+
+    @property
+    def is_over_itself(self) -> bool:
+        """Whether both arms are one server, under one name."""
+        return False
+
+    @property
+    def fills_in_k(self) -> bool:
+        """Whether servers are started with the K of the run."""
+        return False
+
+    @property
+    def asks_chats(self) -> bool:
+        """Whether it is asked with messages, to which it applies its own chat template."""
+        return False
+
+    @property
+    def slo(self) -> Mapping[str, float] | None:
+        """The most milliseconds that a request may take, of an engine that takes requests; None for any."""
+        return None
+
+    @property
     def beyond_model(self) -> str | None:
         """The setting by which answers are not what the model's weights make of a prompt's tokens, as it is typed;
         None where they are.

@@ -95,6 +95,11 @@ class RunSettings:
             require(timeout > 0, "job_timeout_s", "must be positive", timeout)
 
     @property
+    def is_until_precise(self) -> bool:
+        """Whether it ends as soon as its interval is narrow enough."""
+        return False
+
+    @property
     def num_over_starts(self) -> int:
         """Prompts that may be divided among several starts of the servers, of a command that compares times."""
         return 0
@@ -149,6 +154,35 @@ class RunSettings:
         """The largest depth of the trees that are proposed; None for chains."""
         is_tree = self.draft is not None and self.draft.most_nodes
         return self.most_draft_tokens if is_tree else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepeatedSettings(RunSettings):
+    """Settings of the commands that are measured several times, each time in a new process.
+
+    Attributes:
+        repeats: how often the run is measured, each time in a new process.
+        repeat: the number of this one among them, from 1; `repeats` sets it.
+    """
+
+    repeats: int = 1
+    repeat: int = 1
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.repeats <= 1000, "repeats", "must be at most 1000", self.repeats)
+        require_at_least(self, repeats=1, repeat=1)
+
+    @property
+    def pair_identity(self) -> tuple[object, ...]:
+        """Each repetition has a process of its own."""
+        return *super().pair_identity, self.repeat
+
+    @property
+    def seed_of_run(self) -> int:
+        """The seed, and in later repetitions a later one where texts are sampled."""
+        sampled = self.decoding.temperature > 0
+        return self.seed + self.repeat - 1 if sampled else self.seed
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -163,6 +163,26 @@ class DraftSettings:
         """The most nodes of a tree; 0 where proposals are no trees."""
         return 0
 
+    @property
+    def tree(self) -> str:
+        """The form of a proposal."""
+        return "chain"
+
+    @property
+    def sampling(self) -> str | None:
+        """How draft tokens are chosen, `target` or `greedy`; None where the same are proposed in any case."""
+        return None
+
+    @property
+    def layers(self) -> tuple[int, ...] | None:
+        """The target's layers that it uses, where they were chosen."""
+        return None
+
+    @property
+    def shared(self) -> bool:
+        """Whether it searches earlier answers, too: a prompt that is asked again finds its own."""
+        return False
+
     def __post_init__(self) -> None:
         """Check nothing: the checks of all subclasses, which call each other with `super()`, end here."""
 

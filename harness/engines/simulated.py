@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from harness.config.engines import EngineSettings
 from harness.config.model_names import SERVED
+from harness.config.run import RepeatedSettings, RunSettings
 from harness.config.settings import ModelSettings, require
 from harness.engines.record import EngineRecord, Opening
 from harness.results.schema import SIMULATED
@@ -212,7 +213,8 @@ def _engine(opening: Opening) -> Engine:
     assert isinstance(asked, SimulatedSettings)
     settings: SimulatedSettings = asked
     # Runs with the same seed and the same texts are other runs.
-    repeat = getattr(opening.settings, "repeat", 1)
+    run = opening.settings
+    repeat = run.repeat if isinstance(run, RepeatedSettings) else 1
     clock = _Clock(noise=random.Random(f"noise {opening.settings.seed} {repeat}"))
 
     class SimulatedArm(Arm):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from harness.config.places import check_place
-from harness.config.run import RunSettings
+from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import require
 from harness.engines.registry import engine_of
 from harness.measuring.prompts.sets import load_prompts
@@ -20,8 +20,8 @@ def require_files(settings: RunSettings) -> None:
                 check_place(role, model.repository)
     for setting, path in settings.named_paths.items():
         require(Path(path).expanduser().exists(), setting, "no such file or directory", path)
-    prompts = getattr(settings, "prompts", None)
-    if prompts is None or prompts.repository is not None:
+    if not isinstance(settings, PromptedSettings) or settings.prompts.repository is not None:
         return
+    prompts = settings.prompts
     if not all(Path(file).expanduser().exists() for file in prompts.files):
         load_prompts(prompts)

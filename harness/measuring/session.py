@@ -14,7 +14,7 @@ from harness.config.demand import Demand
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.machine import device_names
 from harness.config.model_names import SERVED
-from harness.config.run import RunSettings
+from harness.config.run import PromptedSettings, RunSettings
 from harness.config.settings import DecodingSettings
 from harness.engines.chat import Chat
 from harness.engines.door.pairs import AnyPair, Pair, PlacedPair
@@ -45,7 +45,7 @@ WithTyped = Callable[[RunSettings, str, Collection[str]], RunSettings]
 class HasSettings(Protocol):
     """A command's experiment, which owns the settings in effect: those given, with the changes that it makes itself."""
 
-    settings: Any
+    settings: RunSettings
 
 
 class Session:
@@ -107,8 +107,7 @@ class Session:
     @property
     def settings(self) -> RunSettings:
         """Those in effect, which the experiment owns."""
-        settings: RunSettings = self._experiment.settings
-        return settings
+        return self._experiment.settings
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -209,7 +208,8 @@ class Session:
             new_tokens: that follow each prompt.
             answers: what they are; `decoding.max_new_tokens` by default.
         """
-        settings: Any = self.settings
+        settings = self.settings
+        assert isinstance(settings, PromptedSettings)
         about = origin(settings.prompts)
         if about is not None and not self._said_origin:
             say(about)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic
 
 from harness.reporting.names import Name, name_of
-from harness.results.runs import Run
+from harness.results.runs import AnyRunRow, Run
 from harness.results.schema import RunRow
 from harness.results.statistics.comparisons import Comparison, Direction, Noise, Verdict
 
@@ -33,7 +34,7 @@ class Figure:
 
 
 @dataclass(frozen=True)
-class Sides:
+class Sides(Generic[AnyRunRow]):
     """Two measurements with the same settings.
 
     Attributes:
@@ -42,13 +43,13 @@ class Sides:
         noise: runs of one program with the same settings on the same devices, whose differences are noise.
     """
 
-    before: Sequence[Run]
-    after: Sequence[Run]
+    before: Sequence[Run[AnyRunRow]]
+    after: Sequence[Run[AnyRunRow]]
     margin: float
-    noise: Sequence[Run]
+    noise: Sequence[Run[AnyRunRow]]
 
     @property
-    def runs(self) -> Sequence[Run]:
+    def runs(self) -> Sequence[Run[AnyRunRow]]:
         return [*self.before, *self.after]
 
     def compared(self, figure: Figure) -> Compared:

@@ -171,9 +171,8 @@ class ServerEngine(Engine):
             number = self.blocks.number * len(self._servers)
             minutes = number * self.setup_seconds / 60
             duration = f"about {minutes:.0f} min" if minutes >= 1 else "less than a minute"
-            is_precise = getattr(self.opening.settings, "precision", None) is not None
             # Such a run ends as soon as its interval is narrow enough.
-            up_to = "up to " if is_precise else ""
+            up_to = "up to " if self.opening.settings.is_until_precise else ""
             self.say(
                 f"engine.blocks={self.blocks.number}: the servers take turns on the same devices, each started {up_to}"
                 f"{counted(self.blocks.number, 'time')}; {number} starts take {duration}"

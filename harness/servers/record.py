@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from harness.config.engines import EngineSettings
 from harness.config.errors import SettingError
 from harness.config.model_names import SECOND_COMMAND, SERVED
-from harness.config.settings import check_limits, require, require_at_least
+from harness.config.settings import ModelSettings, check_limits, require, require_at_least
 from harness.config.synthetic import marginal_rates
 from harness.engines.record import EngineRecord, Opening
 from harness.servers.command import ServerCommand, read_command, removed_words
@@ -167,6 +167,15 @@ class ServerSettings(EngineSettings):
     @property
     def has_rate(self) -> bool:
         return self.rate is not None
+
+    @property
+    def asks_chats(self) -> bool:
+        return self.chat is True
+
+    @property
+    def is_over_itself(self) -> bool:
+        is_one_name = self.regular_model in (None, self.model)
+        return self.regular_url is not None and self.url == self.regular_url and is_one_name
 
     @property
     def beyond_model(self) -> str | None:
@@ -371,7 +380,7 @@ def _check_label(draft: DraftSettings, measured: ServerCommand) -> None:
     """Raise a SettingError for a typed draft that is not the one of the command."""
     if measured.dialect is None or not measured.draft:
         return
-    typed = {draft.name, str(getattr(draft, "repository", None))}
+    typed = {draft.name, draft.repository if isinstance(draft, ModelSettings) else ""}
     if typed.isdisjoint({measured.draft, measured.value(measured.startup.draft)}):
         rule = f"the command behind -- drafts with {measured.draft}: leave draft= out"
         raise SettingError("draft", rule, draft.name)
@@ -410,8 +419,7 @@ def _started(opening: Opening, settings: ServerSettings) -> Engine:
     note = commands[1].startup.note if dialect is not None else ""
     if note and has_gpus:
         opening.say(note)
-    is_precise = getattr(run, "precision", None) is not None
-    most = _MOST_BLOCKS if is_precise else _BLOCKS
+    most = _MOST_BLOCKS if run.is_until_precise else _BLOCKS
     if settings.blocks != "auto":
         return ServerEngine(opening, served, settings.blocks)
     # Servers share a GPU where flags bound the memory that each takes of it.

@@ -20,7 +20,7 @@ from documented import ROOT, typed_lines, words_of
 from harness.cli.manifest import Manifest, SweepCallback
 from harness.cli.menu import config_source, conversion, documentation, names, server_words, typed
 from harness.cli.menu.names import CONF
-from harness.commands.registry import COMMANDS, commands, settings_of, with_settings
+from harness.commands.registry import configured, with_settings
 from harness.config.errors import SettingError
 from harness.config.methods import METHODS
 from remembered_configs import remember
@@ -50,12 +50,12 @@ def composed(command: str, *overrides: str, methods: Sequence[str] = ()) -> Any:
     )
     assert plain.pop("command") == command
     plain["draft"] = METHODS.without_others(plain["draft"], methods)
-    return conversion.from_config(COMMANDS[command].settings, plain)
+    return conversion.from_config(configured(command).settings, plain)
 
 
 def overrides_of(command: str, words: list[str]) -> list[str]:
     """Overrides of a run; of a sweep those of its last job."""
-    known = conversion.setting_hints(settings_of(COMMANDS[command]))
+    known = conversion.setting_hints(configured(command).settings)
     words, servers = server_words.split_commands(words)
     _, settings, _ = typed.for_hydra(words, command, known)
     settings += server_words.server_settings(servers, settings, command)
@@ -185,9 +185,7 @@ def test_rounds_come_before_the_list_of_an_experiment(
     assert [manifest.names[0], manifest.names[-1]] == [" ".join(job[1:4]) for job in (first, last)]
 
 
-@pytest.mark.parametrize(
-    "command", [command.name for command in commands() if command.settings is not None]
-)
+@pytest.mark.parametrize("command", with_settings())
 def test_every_command_composes_with_its_defaults(command: str) -> None:
     chosen = composed(command)
     assert chosen.model.name == "tiny"

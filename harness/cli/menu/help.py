@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 from harness.cli import hydra_app
 from harness.cli.menu import documentation, names, typed
 from harness.cli.menu.documentation import Setting
-from harness.commands.command import Command
+from harness.commands.command import ConfiguredCommand
 from harness.config.errors import SettingError, as_typed
 from harness.config.machine import terminal_width
 from harness.config.methods import METHODS
@@ -45,7 +45,7 @@ _USED_MOST = (
 
 
 def command_help(
-    command: Command, overrides: Sequence[str], topic: str, presets: str | None
+    command: ConfiguredCommand[Any], overrides: Sequence[str], topic: str, presets: str | None
 ) -> str:
     """The help of a command. Hydra's own `--help` looks through all presets twice.
 
@@ -76,7 +76,7 @@ def command_help(
 
 
 def _sections(
-    command: Command, config: DictConfig, loader: ConfigLoader
+    command: ConfiguredCommand[Any], config: DictConfig, loader: ConfigLoader
 ) -> dict[str, list[Setting]]:
     """Everything that can be typed: presets, drafts, engines and settings, by the title of their section.
 
@@ -135,7 +135,9 @@ def _in_brackets(value: Any) -> str:
     return "[...]" if isinstance(value, dict) else f"[{as_typed(value)}]"
 
 
-def _page(command: Command, sections: dict[str, list[Setting]], overrides: Sequence[str]) -> str:
+def _page(
+    command: ConfiguredCommand[Any], sections: dict[str, list[Setting]], overrides: Sequence[str]
+) -> str:
     """The help that most users need, in about forty lines, with the settings of a draft or engine that was typed."""
     width = terminal_width()
     parts = [textwrap.fill(documentation.sentence(command.summary), width), _examples(command)]
@@ -180,7 +182,7 @@ def _page(command: Command, sections: dict[str, list[Setting]], overrides: Seque
     return "\n\n".join(filter(None, parts))
 
 
-def _examples(command: Command) -> str:
+def _examples(command: ConfiguredCommand[Any]) -> str:
     """Command lines, each with its meaning beside it, or below it where it is long."""
     width = terminal_width()
     lines = []

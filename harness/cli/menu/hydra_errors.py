@@ -14,7 +14,7 @@ from hydra import errors
 
 from harness.cli.menu import names
 from harness.cli.menu.conversion import alternatives, setting_hints
-from harness.commands.registry import COMMANDS, settings_of
+from harness.commands.registry import configured
 from harness.config.errors import SettingError, did_you_mean, nearest
 from harness.config.machine import command_line
 
@@ -59,7 +59,7 @@ def _several_values(setting: str, command: str) -> SettingError:
     name, _, values = setting.partition("=")
     typed = shlex.split(command_line())[2:]
     rule = f"several values are a sweep: harness {command} -m {shlex.join(typed)}"
-    hint = setting_hints(settings_of(COMMANDS[command])).get(name)
+    hint = setting_hints(configured(command).settings).get(name)
     if any(typing.get_origin(kind) is tuple for kind in alternatives(hint)):
         rule += f"; as one list: {shlex.quote(f'{name}=[{values}]')}"
     return SettingError(setting, rule)

@@ -34,6 +34,7 @@ from urllib.parse import quote, unquote
 from omegaconf import OmegaConf
 
 from harness.cli.menu.conversion import fixed_groups, value_types
+from harness.commands.command import ConfiguredCommand
 from harness.commands.registry import COMMANDS
 from harness.config.methods import METHODS
 from harness.config.model_names import SERVED, split_suffixes, without_suffixes
@@ -172,9 +173,9 @@ def primary(command: str) -> str:
 def _command(name: str) -> dict[str, Any] | None:
     """The configuration that a run of a command begins with; None without settings."""
     record = COMMANDS[name]
-    kind = record.settings
-    if kind is None:
+    if not isinstance(record, ConfiguredCommand):
         return None
+    kind = record.settings
     defaults: list[Any] = ["common", "_self_"]
     if issubclass(kind, PromptedSettings):
         # `config_source` registers this resolver: the set `tiny` for our tiny models, else `english`.

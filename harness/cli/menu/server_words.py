@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import psutil
 
 from harness.cli.menu.typed import in_quotes, literal
-from harness.commands.registry import COMMANDS
+from harness.commands.registry import configured
 from harness.config.engines import divided, variables_of_servers
 from harness.config.errors import SettingError
 
@@ -45,8 +45,7 @@ def server_settings(
     for name in typed:
         if name.startswith("engine.vary."):
             names[name] = name.removeprefix("engine.vary.")
-    kind = COMMANDS[command].settings
-    judges_draft = kind is not None and kind.JUDGES_DRAFT
+    judges_draft = configured(command).settings.JUDGES_DRAFT
     for setting, name in names.items():
         # A command that judges drafts drafts here too, with the weights that draft= names.
         is_used = judges_draft or any(f"{{{name}}}" in word for word in words)

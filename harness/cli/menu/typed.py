@@ -27,7 +27,7 @@ from hydra.errors import HydraException
 from harness.cli import hydra_app
 from harness.cli.menu import names
 from harness.cli.menu.conversion import alternatives, from_config, setting_hints
-from harness.commands.registry import COMMANDS, settings_of, with_settings
+from harness.commands.registry import configured, with_settings
 from harness.config import synonyms
 from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
 from harness.config.run import RunSettings
@@ -277,7 +277,7 @@ def no_command(word: str, others: Sequence[str], listed: Sequence[str]) -> Setti
         return SettingError(word, f"is the command of a server, which stands behind --: {line}")
     name = word.lstrip("-").partition("=")[0].replace("-", "_")
     for command in with_settings():
-        known = setting_hints(settings_of(COMMANDS[command]))
+        known = setting_hints(configured(command).settings)
         meant = _phrase(word, known) or setting_with(word, known)
         if meant:
             rule = f"is a value without its setting: {_line(f'harness {command}', *meant, *others)}"

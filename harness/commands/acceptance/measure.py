@@ -57,7 +57,7 @@ GIVEN = 256
 _OF_COSTS = ("devices", "dtype", "draft_dtype")
 
 
-class AcceptanceOfTexts(Experiment):
+class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
     """Texts, read by both models of a pair.
 
     Attributes:
@@ -167,8 +167,7 @@ class AcceptanceOfTexts(Experiment):
             # Most servers draft greedily, which changes what is accepted where the target draws.
             unknown = not engine_of(settings).computes_here and settings.decoding.temperature > 0
             is_broken = self.health["health"] == "broken"
-            # Not every draft has this setting.
-            draws = getattr(settings.draft, "sampling", "greedy") != "greedy"
+            draws = settings.draft is not None and settings.draft.sampling == "target"
             if is_broken and unknown and draws:
                 read = self._read(pair, readings, greedy_draft=True)
                 health = health_columns(read, requests, self.served_k)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from harness.commands.command import Command
 from harness.config.closed_form import require_closed_form
@@ -16,6 +16,7 @@ from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceRow, Ac
 if TYPE_CHECKING:
     from harness.reporting.drawing import Plot
     from harness.reporting.page import Page
+    from harness.results.runs import Run
 
 
 EXIT_CODES = {"broken": 1, "other texts": 1, "cannot tell": 3}
@@ -70,7 +71,7 @@ class AcceptanceSettings(PromptedSettings):
         require(self.draft.method != "server", "draft", rule, self.draft.name)
 
 
-class AcceptanceCommand(Command):
+class AcceptanceCommand(Command[AcceptanceSettings, AcceptanceRow]):
     """Computes what would be accepted from one pass of both models over texts."""
 
     name = "acceptance"
@@ -98,19 +99,19 @@ class AcceptanceCommand(Command):
     row = AcceptanceRow
     further_rows = (AcceptanceTextRow, AcceptancePartRow)
 
-    def needs_local(self, settings: Any) -> bool:
+    def needs_local(self, settings: AcceptanceSettings) -> bool:
         return True
 
-    def exit_code(self, rows: Sequence[Any]) -> int:
+    def exit_code(self, rows: Sequence[AcceptanceRow]) -> int:
         return max((EXIT_CODES.get(str(row.health), 0) for row in rows), default=0)
 
-    def line(self, rows: Sequence[Any]) -> str:
+    def line(self, rows: Sequence[AcceptanceRow]) -> str:
         """Tokens per iteration at the best K."""
         from harness.commands.acceptance.tables import in_short
 
         return in_short(rows)
 
-    def page(self, runs: Sequence[Any]) -> Page | None:
+    def page(self, runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
         from harness.commands.acceptance.tables import acceptance_page
 
         def plots() -> dict[str, list[Plot]]:

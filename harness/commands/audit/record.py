@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from harness.commands.command import Command
+from harness.commands.command import PathCommand
 
 
-class Audit(Command):
+class Audit(PathCommand):
     """Explains figures of a table, and checks them against each other. It runs nothing, and takes a path in place of
     settings.
     """
@@ -14,9 +14,7 @@ class Audit(Command):
     summary = "what an iteration costs by published figures, and whether they are possible: exit code 0 yes, 1 no"
     example = "README.md num_prompts=80"
     help_order = 10
-    experiment = "harness.commands.audit.command"
-    measures = False
-    sweeps = False
+    program = "harness.commands.audit.command"
 
 
 RECORD = Audit()

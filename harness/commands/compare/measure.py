@@ -61,7 +61,7 @@ Anything else is a prompt; put a space before one that begins with a colon.
 Ctrl-C stops a generation. Ctrl-D, or Ctrl-C on an empty line, ends."""
 
 
-class Compare(Experiment):
+class Compare(Experiment[CompareSettings, CompareRow]):
     """Both decoders on one prompt after the other; a row is written after each race.
 
     Prompts come from the setting, or from a terminal or a pipe. There, lines that begin with a
@@ -151,7 +151,7 @@ class Compare(Experiment):
         """Run one prompt through every arm, show the race, and write its row, however it ends."""
         typed = Prompt(prompt)
         [token_ids] = session.encode([typed], "prompt")
-        settings: Any = session.settings
+        settings = self.settings
         if not settings.json and not self._interactive:
             # A terminal shows what was typed; elsewhere the prompt stands before its answers.
             if self._num_races:
@@ -209,7 +209,7 @@ class Compare(Experiment):
         self, session: Session, engine: Engine, question: Question, view: View
     ) -> Iterator[Lap]:
         """Run each arm in turn and show its text while it grows; a race too short to watch shows nothing."""
-        settings: Any = session.settings
+        settings = self.settings
         if settings.json:
             for arm in engine.arms:
                 yield run_lap(engine, arm, question)
@@ -240,7 +240,7 @@ class Compare(Experiment):
 
     def _view(self, session: Session) -> View:
         """How the next race is shown."""
-        settings: Any = session.settings
+        settings = self.settings
         view: View = settings.view
         if view != "auto":
             return view

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from harness.commands.command import Command
 from harness.commands.compare.rows import CompareRow
@@ -14,6 +14,7 @@ from harness.config.settings import require
 
 if TYPE_CHECKING:
     from harness.reporting.page import Page
+    from harness.results.runs import Run
 
 View = Literal["auto", "text", "race", "log"]
 # Columns of a terminal in which `auto` shows a race.
@@ -47,7 +48,7 @@ class CompareSettings(PromptedSettings):
         require(is_text, "prompt", "must be UTF-8 text", repr(self.prompt))
 
 
-class Compare(Command):
+class Compare(Command[CompareSettings, CompareRow]):
     """Shows a race of both arms."""
 
     name = "compare"
@@ -67,10 +68,10 @@ class Compare(Command):
     row = CompareRow
     sweeps = False
 
-    def needs_local(self, settings: Any) -> bool:
+    def needs_local(self, settings: CompareSettings) -> bool:
         return True
 
-    def page(self, runs: Sequence[Any]) -> Page | None:
+    def page(self, runs: Sequence[Run[CompareRow]]) -> Page | None:
         from harness.commands.compare.tables import races_page
 
         return races_page(runs)

@@ -6,7 +6,7 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
 
-from harness.commands.eval.rows import read_answers
+from harness.commands.eval.rows import EvalRow, read_answers
 from harness.reporting.changes import Compared, Figure, Sides
 from harness.reporting.words import called, in_words
 from harness.results.runs import Run, grouped
@@ -27,7 +27,7 @@ _OF_REGULAR = (
 )
 
 
-def change_of_accuracy(sides: Sides) -> Compared:
+def change_of_accuracy(sides: Sides[EvalRow]) -> Compared:
     """The accuracy of `eval` over the questions that both sides were asked."""
     compared = sides.compared(_ACCURACY)
     correct_before = _correct(sides.before)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from harness.commands.command import Command
 from harness.commands.eval.rows import AnswerRow, EvalRow
@@ -14,7 +14,9 @@ from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
 
 if TYPE_CHECKING:
+    from harness.reporting.changes import Compared, Sides
     from harness.reporting.page import Page
+    from harness.results.runs import Run
 
 # The last one is lm-evaluation-harness's, under its own name.
 Task = Literal["multiplication", "addition", "gsm8k"]
@@ -68,7 +70,7 @@ class EvalSettings(RunSettings):
         require(rates is None, "decoding.synthetic_acceptance", rule, rates)
 
 
-class Eval(Command):
+class Eval(Command[EvalSettings, EvalRow]):
     """Counts correct answers."""
 
     name = "eval"
@@ -95,19 +97,19 @@ class Eval(Command):
     regresses = True
     further_rows = (AnswerRow,)
 
-    def line(self, rows: Sequence[Any]) -> str:
+    def line(self, rows: Sequence[EvalRow]) -> str:
         """The accuracy of each arm."""
         from harness.commands.eval.tables import merged_rows
 
         merged = [row for row in merged_rows(rows) if row.accuracy is not None]
         return ", ".join(f"{row.arm} {row.accuracy:.1%}" for row in merged)
 
-    def page(self, runs: Sequence[Any]) -> Page | None:
+    def page(self, runs: Sequence[Run[EvalRow]]) -> Page | None:
         from harness.commands.eval.tables import eval_page
 
         return eval_page(runs)
 
-    def changes(self, sides: Any) -> Sequence[Any]:
+    def changes(self, sides: Sides[EvalRow]) -> Sequence[Compared]:
         """Accuracy, question by question."""
         from harness.commands.eval.changes import change_of_accuracy
 

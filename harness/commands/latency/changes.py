@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from harness.config.amounts import counted
 from harness.measuring.prices import points_of
+from harness.measuring.rows import LatencyRow
 from harness.reporting.changes import ONE_RUN, Compared, Figure, Sides
 from harness.results.prompt_times import Unit, Wait, rows_by_unit, waits_by_unit, waits_of_both_arms
 from harness.results.rows.prompts import LatencyPromptRow
@@ -55,7 +56,7 @@ class FigureOfPrompts(Figure):
     by_unit: Callable[[Sequence[LatencyPromptRow]], Values] = field(kw_only=True)
 
 
-def changes_by_prompt(sides: Sides) -> list[Compared]:
+def changes_by_prompt(sides: Sides[LatencyRow]) -> list[Compared]:
     """The figures of `latency` that both sides have; without a verdict where they cannot be compared."""
     both = (("before", sides.before), ("after", sides.after))
     refused = [(side, run) for side, runs in both for run in runs if run.status == NO_VERDICT]
@@ -105,7 +106,9 @@ def _noise_by_figure(runs: Sequence[Run]) -> dict[str, Noise]:
     return noises
 
 
-def _compared_figure(figure: FigureOfPrompts, sides: Sides, noise: Noise | None) -> Compared | None:
+def _compared_figure(
+    figure: FigureOfPrompts, sides: Sides[LatencyRow], noise: Noise | None
+) -> Compared | None:
     """One figure of a measurement; None where a side does not have it."""
     runs_before = _by_run(sides.before, figure)
     runs_after = _by_run(sides.after, figure)
@@ -152,7 +155,7 @@ def _compared_figure(figure: FigureOfPrompts, sides: Sides, noise: Noise | None)
     )
 
 
-def _split(sides: Sides, noise: Noise | None) -> str:
+def _split(sides: Sides[LatencyRow], noise: Noise | None) -> str:
     """`all of it is acceptance: 3.19 → 2.66 tokens per iteration (0.80 to 0.87 of it); an iteration costs the same,
     0.99 (0.97 to 1.01)`, of the time per token after the first. Empty where one of them is unknown.
     """
@@ -212,7 +215,7 @@ def _own_figure(figure: FigureOfPrompts, runs: Sequence[Run]) -> float | None:
     return fmean(known) if known else None
 
 
-def _other_k(sides: Sides) -> str:
+def _other_k(sides: Sides[LatencyRow]) -> str:
     """Why tokens per iteration are no better or worse: a server proposed more or fewer, which its settings do not
     show. Empty where both sides proposed alike.
     """
@@ -225,7 +228,7 @@ def _other_k(sides: Sides) -> str:
     return f"{fmean(before):.3g} draft tokens per iteration before, {fmean(after):.3g} after"
 
 
-def _other_load(sides: Sides) -> str:
+def _other_load(sides: Sides[LatencyRow]) -> str:
     """Why times of both sides cannot be compared: other programs, or drift, disturbed one side more than the other.
     Empty where they did not.
 
@@ -259,7 +262,7 @@ def _by_run(runs: Iterable[Run], figure: FigureOfPrompts) -> list[Values]:
 
 
 def _by_common_seed(
-    sides: Sides, figure: FigureOfPrompts
+    sides: Sides[LatencyRow], figure: FigureOfPrompts
 ) -> tuple[list[Values], list[Values]] | None:
     """The figure in runs with the same seeds before and after, in the same order; else None."""
     before = {run.last.seed: figure.by_unit(run.prompt_rows) for run in sides.before}

@@ -56,7 +56,7 @@ TEST_PROMPTS = 2
 TEST_TOKENS = 16
 
 
-class Latency(Experiment):
+class Latency(Experiment[LatencySettings, LatencyRow]):
     """Both arms on the same prompts, in turns: batch by batch, or lap by lap where an engine keeps
     requests in flight (`Engine.queues`).
 
@@ -317,7 +317,7 @@ class Latency(Experiment):
         answers a draft would know.
         """
         again = asks_again(self.settings, self.prompt_set)
-        if again and getattr(self.settings.draft, "shared", False):
+        if again and self.settings.draft is not None and self.settings.draft.shared:
             rule = (
                 f"must be at most {len(self.prompt_set.prompts)}, the prompts of the set, with"
                 " draft.shared=true, which finds its own answer to a prompt that is asked again"

@@ -36,7 +36,7 @@ def latency_plots(runs: Sequence[Run[LatencyRow]]) -> dict[str, list[Plot]]:
     # A damaged file may hold any number.
     loaded = [pair for pair in complete if pair.load > 0]
     for unit, of_unit in grouped(loaded, attrgetter("unit_of_load")).items():
-        curves = {}
+        curves: dict[str, Sequence[Point]] = {}
         for curve in grouped(of_unit, attrgetter("curve")).values():
             by_number = grouped(curve, attrgetter("load"))
             if len(by_number) < 2 or len(curves) >= MOST_CURVES:

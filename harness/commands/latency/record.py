@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from harness.commands.command import Command
 from harness.config.amounts import SECONDS, quantity
 from harness.config.engines import Abilities
-from harness.config.run import PromptedSettings
+from harness.config.run import PromptedSettings, RepeatedSettings
 from harness.config.settings import require, require_at_least
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
 
 if TYPE_CHECKING:
+    from harness.reporting.changes import Compared, Sides
+    from harness.reporting.drawing import Plot
     from harness.reporting.page import Page
+    from harness.results.runs import Run
 
 # How many requests a lap has where they are sent at random times (`engine.rate`).
 OPEN_LOOP_LAP = 8
@@ -26,7 +29,7 @@ _MOST_PROMPTS = 1024
 
 
 @dataclass(frozen=True, kw_only=True)
-class LatencySettings(PromptedSettings):
+class LatencySettings(PromptedSettings, RepeatedSettings):
     """`latency`: regular against speculative decoding on the same prompts.
 
     Attributes:
@@ -37,8 +40,6 @@ class LatencySettings(PromptedSettings):
             the latest after `num_prompts`.
         budget: stop then in any case, `10min`; needs precision.
         num_warmup: batches that every arm decodes first and that are not counted.
-        repeats: how often the run is measured, each time in a new process.
-        repeat: the number of this one among them, from 1; `repeats` sets it.
         laps: of an engine that keeps requests in flight: how often its arms take turns; `auto` depends on
             prompts and batch size.
         test: two short prompts, to see that a pair works at all; marked in the row.
@@ -49,8 +50,6 @@ class LatencySettings(PromptedSettings):
     precision: float | str | None = None
     budget: float | str | None = None
     num_warmup: int = 1
-    repeats: int = 1
-    repeat: int = 1
     laps: int | Literal["auto"] = "auto"
     test: bool = False
     profile: bool = False
@@ -83,14 +82,17 @@ class LatencySettings(PromptedSettings):
                 "budget",
                 "needs precision=2% or the like: it ends a run that goes on until it is precise",
             ),
-            (self.repeats <= 1000, "repeats", "must be at most 1000"),
             (self.laps == "auto" or self.laps >= 1, "laps", "must be auto or at least 1"),
             # All of them are in memory at once.
             (self.num_asked <= 10**6, "num_prompts", "must be at most 10^6"),
             (self.num_asked >= 1, "num_prompts", "must be at least 1"),
         ):
             require(is_met, setting, rule, getattr(self, setting))
-        require_at_least(self, num_warmup=0, repeats=1, repeat=1)
+        require_at_least(self, num_warmup=0)
+
+    @property
+    def is_until_precise(self) -> bool:
+        return self.precision is not None
 
     @property
     def half_width(self) -> float | None:
@@ -121,30 +123,19 @@ class LatencySettings(PromptedSettings):
         """
         if self.num_prompts != "auto":
             return self.num_prompts
-        if getattr(self.draft, "shared", False):
+        if self.draft is not None and self.draft.shared:
             # Fewer than an interval may need. A larger number could exceed the set, and the draft would find its own
             # answer to a prompt that is asked again.
             return _PROMPTS
         together = self.batch_size
-        if getattr(self.engine, "rate", None) is not None:
+        if self.engine.has_rate:
             together = max(together, OPEN_LOOP_LAP)
         if together == 1:
             return _PROMPTS
         return max(_PROMPTS, min(FEWEST_FOR_INTERVAL * together, _MOST_PROMPTS))
 
-    @property
-    def pair_identity(self) -> tuple[object, ...]:
-        """Each repetition has a process of its own."""
-        return *super().pair_identity, self.repeat
 
-    @property
-    def seed_of_run(self) -> int:
-        """The seed, and in later repetitions a later one where texts are sampled."""
-        sampled = self.decoding.temperature > 0
-        return self.seed + self.repeat - 1 if sampled else self.seed
-
-
-class Latency(Command):
+class Latency(Command[LatencySettings, LatencyRow]):
     """Times both arms on a set of prompts."""
 
     name = "latency"
@@ -177,34 +168,35 @@ class Latency(Command):
     settings = LatencySettings
     experiment = "harness.commands.latency.measure"
     row = LatencyRow
-    repeats = True
     regresses = True
     forms = ("pr", "row")
     further_rows = (LatencyPromptRow,)
 
-    def line(self, rows: Sequence[Any]) -> str:
+    def line(self, rows: Sequence[LatencyRow]) -> str:
         """The speed-up; the speculative arm's row is the last."""
         from harness.commands.latency.tables.run import result_line
 
         return result_line(rows[-1])
 
-    def page(self, runs: Sequence[Any]) -> Page | None:
+    def page(self, runs: Sequence[Run[LatencyRow]]) -> Page | None:
         from harness.commands.latency.page import latency_page
 
         return latency_page(runs)
 
-    def doubts(self, run: Any) -> Sequence[str]:
+    def doubts(self, run: Run[LatencyRow]) -> Sequence[str]:
         """Without the rest of the page, which takes a hundred times as long."""
         from harness.commands.latency.tables.doubts import doubts
 
         return doubts(run.rows, run.prompt_rows)
 
-    def picture(self, runs: Sequence[Any]) -> Any:
+    def picture(self, runs: Sequence[Run[LatencyRow]]) -> Plot | None:
         from harness.commands.latency.plots import speedup_bars
 
         return speedup_bars(runs)
 
-    def markdown(self, form: str, runs: Sequence[Any], *, all_of_them: bool) -> Sequence[str]:
+    def markdown(
+        self, form: str, runs: Sequence[Run[LatencyRow]], *, all_of_them: bool
+    ) -> Sequence[str]:
         """Ten lines of each run for a pull request, or a table with a row for each."""
         if form == "row":
             from harness.commands.latency.tables.table_row import table_rows
@@ -214,7 +206,7 @@ class Latency(Command):
 
         return [*pull_request(runs if all_of_them else runs[-1:])]
 
-    def changes(self, sides: Any) -> Sequence[Any]:
+    def changes(self, sides: Sides[LatencyRow]) -> Sequence[Compared]:
         """Times and acceptance, prompt by prompt."""
         from harness.commands.latency.changes import changes_by_prompt
 

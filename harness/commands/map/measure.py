@@ -68,7 +68,7 @@ class MeasuredCell:
     refusal: str | None = None
 
 
-class Map(Experiment):
+class Map(Experiment[MapSettings, MapRow]):
     """Measures every cell of a grid.
 
     A cell has an index on each side of the grid. With batch_sizes=[1,4,16], one context and
@@ -92,7 +92,7 @@ class Map(Experiment):
         rule = "changes nothing: batch_sizes=[...] has those of the grid"
         require(size == MapSettings.batch_size, "batch_size", rule, size)
         self.draft_tokens: tuple[int | None, ...] = settings.draft_tokens or DRAFT_TOKENS
-        takes_k = getattr(settings.engine, "fills_in_k", False)
+        takes_k = settings.engine.fills_in_k
         if not engine_of(settings).computes_here and not takes_k:
             # A server takes no other K than its own, which it may report later.
             self.draft_tokens = (None,)
@@ -104,7 +104,7 @@ class Map(Experiment):
         most_asked = self._num_asked(batch_size)
         for prompt_set in self.prompt_sets:
             most = len(prompt_set.prompts)
-            if getattr(settings.draft, "shared", False) and most_asked > most:
+            if settings.draft is not None and settings.draft.shared and most_asked > most:
                 rule = (
                     f"must be at most {most // FEWEST_FOR_INTERVAL} for {FEWEST_FOR_INTERVAL} batches of"
                     f" the set's {counted(most, 'prompt')}: draft.shared=true finds its own answer to a"

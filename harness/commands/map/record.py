@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.commands.command import Command
 from harness.commands.map.rows import MapRow
@@ -15,6 +15,7 @@ from harness.config.settings import LARGEST_K, require, require_at_least
 if TYPE_CHECKING:
     from harness.reporting.drawing import Plot
     from harness.reporting.page import Page
+    from harness.results.runs import Run
 
 
 # The K of a grid whose settings name none, where the engine takes any.
@@ -68,20 +69,13 @@ class MapSettings(PromptedSettings):
         require(one_by_one, "batch_sizes", rule, self.batch_sizes)
         rule = f"must be null with engine={name}, unless a command behind -- has {{K}}: a server drafts with its own"
         numbers = self.draft_tokens
-        takes_k = engine.computes_here or getattr(self.engine, "fills_in_k", False)
+        takes_k = engine.computes_here or self.engine.fills_in_k
         require(takes_k or numbers is None, "draft_tokens", rule, numbers)
-        # Of engines, servers alone have a second address.
-        regular_url = getattr(self.engine, "regular_url", None)
-        one_name = getattr(self.engine, "regular_model", None) in (
-            None,
-            getattr(self.engine, "model", None),
-        )
         rule = "must be another server than engine.url: a server over itself has no map"
-        has_two = regular_url is None or self.engine.url != regular_url or not one_name
-        require(has_two, "engine.regular_url", rule, regular_url)
+        require(not self.engine.is_over_itself, "engine.regular_url", rule, self.engine.url)
 
 
-class Map(Command):
+class Map(Command[MapSettings, MapRow]):
     """Measures the cells of a grid, and says where speculation pays."""
 
     name = "map"
@@ -102,13 +96,13 @@ class Map(Command):
     experiment = "harness.commands.map.measure"
     row = MapRow
 
-    def line(self, rows: Sequence[Any]) -> str:
+    def line(self, rows: Sequence[MapRow]) -> str:
         """The highest speed-up that is certain."""
         from harness.commands.map.tables import best_of, finding
 
         return "" if best_of(rows) is None else finding(rows).more
 
-    def page(self, runs: Sequence[Any]) -> Page | None:
+    def page(self, runs: Sequence[Run[MapRow]]) -> Page | None:
         from harness.commands.map.tables import map_page
 
         def plots() -> dict[str, list[Plot]]:

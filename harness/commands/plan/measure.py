@@ -47,7 +47,7 @@ _UNUSED = (
 )
 
 
-class Plan(Experiment):
+class Plan(Experiment[PlanSettings, PlanRow]):
     """Plans a pair on a real or pretended machine; decodes nothing.
 
     Attributes:

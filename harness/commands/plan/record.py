@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.commands.command import Command
 from harness.commands.plan.rows import PlanRow
@@ -17,6 +17,7 @@ from harness.config.settings import check_limits, require, require_at_least
 
 if TYPE_CHECKING:
     from harness.reporting.page import Page
+    from harness.results.runs import Run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +86,7 @@ class PlanSettings(RunSettings):
         with_bytes = self.acceptance is not None and self.costs is None
         require(not (with_bytes and self.draft is None), "acceptance", rule, self.acceptance)
         has_trees = self.draft is not None and self.draft.most_nodes > 0
-        tree = getattr(self.draft, "tree", "chain")
+        tree = "chain" if self.draft is None else self.draft.tree
         rule = f"must be null with draft.tree={tree}: it is of chains, and a tree keeps more"
         require(not (with_bytes and has_trees), "acceptance", rule, self.acceptance)
         rule = "must be above 0 and at most 1, or a run of acceptance"
@@ -141,7 +142,7 @@ class PlanSettings(RunSettings):
         return round(float(number) * base ** {"m": 2, "g": 3, "t": 4}[unit.lower()])
 
 
-class Plan(Command):
+class Plan(Command[PlanSettings, PlanRow]):
     """Says whether a pair fits and how fast it can be at best, or predicts from costs that were measured."""
 
     name = "plan"
@@ -173,15 +174,15 @@ class Plan(Command):
     row = PlanRow
     measures = False
 
-    def needs_local(self, settings: Any) -> bool:
+    def needs_local(self, settings: PlanSettings) -> bool:
         return settings.costs is None
 
-    def line(self, rows: Sequence[Any]) -> str:
+    def line(self, rows: Sequence[PlanRow]) -> str:
         from harness.commands.plan.predictions import best_in_words
 
         return best_in_words(rows) if rows[0].cost_source else "fits"
 
-    def failure(self, row: Any) -> str:
+    def failure(self, row: PlanRow) -> str:
         """For a pair that does not fit, by how much."""
         if row.status != "does_not_fit":
             return super().failure(row)
@@ -191,7 +192,7 @@ class Plan(Command):
             return "does not fit"
         return f"does not fit: {gigabytes(row.needed_bytes)} GB in {free_in_words(row)} GB"
 
-    def page(self, runs: Sequence[Any]) -> Page | None:
+    def page(self, runs: Sequence[Run[PlanRow]]) -> Page | None:
         from harness.commands.plan.predictions import predictions_page
         from harness.commands.plan.tables import plan_page
 

@@ -112,8 +112,7 @@ def kinds(decoding: DecodingSettings, prompt: Sequence[int], chat: bool) -> list
 
 def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[KindCheck]:
     """Ask an arm each kind of request, and the regular one too."""
-    engine: Any = asking.settings.engine
-    every = kinds(asking.settings.decoding, asking.prompts[0], bool(engine.chat))
+    every = kinds(asking.settings.decoding, asking.prompts[0], asking.settings.engine.asks_chats)
     say(f"{len(every)} kinds of requests: which of them get drafts?")
     seen: list[Answers] = []
     refused: dict[str, str] = {}

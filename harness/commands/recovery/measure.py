@@ -31,7 +31,7 @@ from harness.measuring.references import References
 from harness.measuring.session import Session
 
 
-class Recovery(Experiment):
+class Recovery(Experiment[RecoverySettings, RecoveryRow]):
     """Asks the last arm, and checks its answers against the reference that there is."""
 
     def __init__(self, settings: RecoverySettings) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import typing
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from harness.commands.command import Command
 from harness.commands.recovery.rows import RecoveryRow
@@ -16,6 +16,7 @@ from harness.config.settings import require, require_at_least
 
 if TYPE_CHECKING:
     from harness.reporting.page import Page
+    from harness.results.runs import Run
 
 # Sampling settings of requests. `sampling.py` has their values.
 SamplingName = Literal[
@@ -138,7 +139,7 @@ class RecoverySettings(PromptedSettings):
         require(tests_any, "samplings", rule, self.samplings)
 
 
-class Recovery(Command):
+class Recovery(Command[RecoverySettings, RecoveryRow]):
     """Tests whether a pair is lossless."""
 
     name = "recovery"
@@ -168,19 +169,19 @@ class Recovery(Command):
     experiment = "harness.commands.recovery.measure"
     row = RecoveryRow
 
-    def needs_local(self, settings: Any) -> bool:
+    def needs_local(self, settings: RecoverySettings) -> bool:
         return bool(settings.reference == "weights")
 
-    def line(self, rows: Sequence[Any]) -> str:
+    def line(self, rows: Sequence[RecoveryRow]) -> str:
         """The verdict."""
         from harness.commands.recovery.tables import summarise
 
         return summarise(rows).verdict
 
-    def exit_code(self, rows: Sequence[Any]) -> int:
+    def exit_code(self, rows: Sequence[RecoveryRow]) -> int:
         return EXIT_CODES.get(self.line(rows), 0)
 
-    def page(self, runs: Sequence[Any]) -> Page | None:
+    def page(self, runs: Sequence[Run[RecoveryRow]]) -> Page | None:
         from harness.commands.recovery.tables import recovery_page
 
         return recovery_page(runs)

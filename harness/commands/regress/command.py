@@ -8,6 +8,7 @@ from dataclasses import replace
 from operator import attrgetter
 from pathlib import Path
 
+from harness.commands.command import Command
 from harness.commands.read_runs import every_run
 from harness.commands.registry import commands
 from harness.commands.regress.comparisons import (
@@ -243,7 +244,9 @@ def _runs(name: str, path: str) -> list[Run]:
     """The complete runs under a path of the commands that are compared."""
     if not path:
         raise SettingError(name, "must be set: harness regress BEFORE.csv AFTER.csv")
-    names = [command.name for command in commands() if command.regresses]
+    names = [
+        command.name for command in commands() if isinstance(command, Command) and command.regresses
+    ]
     every = every_run(Path(path)).runs
     runs = [run for run in every if run.command in names and run.status in ("ok", NO_VERDICT)]
     if not runs:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
-from harness.commands.registry import COMMANDS
+from harness.commands.registry import measurement
 from harness.reporting.changes import Compared, Sides
 from harness.reporting.names import STARTS_SERVERS, distinct_names
 from harness.results.runs import Run, grouped
@@ -117,7 +117,7 @@ def compared_runs(
             alike = [run for run in noise if settings_key(run) == key]
             here = [run for run in alike if {run.last.devices} == devices]
             sides = Sides(runs_before, runs_after, margin, here)
-            compared += COMMANDS[runs_before[0].command].changes(sides)
+            compared += measurement(runs_before[0].command).changes(sides)
     adjusted: list[Compared] = []
     for of_figure in grouped(compared, attrgetter("figure.name")).values():
         p_values = [one.comparison.p_value if one.comparison else float("nan") for one in of_figure]

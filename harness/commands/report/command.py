@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from harness.commands.command import Command
+from harness.commands.command import CommandRecord
 from harness.commands.read_runs import measuring, read
 from harness.commands.registry import COMMANDS, commands
 from harness.config.amounts import counted
@@ -65,7 +65,7 @@ _MANY_RUNS = 2_000
 
 
 def build(
-    paths: Sequence[str | Path], further: Sequence[Command] = (), ids: Sequence[str] = ()
+    paths: Sequence[str | Path], further: Sequence[CommandRecord] = (), ids: Sequence[str] = ()
 ) -> Report:
     """The report of files and directories.
 
@@ -174,7 +174,7 @@ def _lines(form: str, paths: Sequence[Path], ids: Sequence[str]) -> list[str]:
         SettingError: no run has such lines.
     """
     findings = read(paths, measuring(commands()), ids)
-    known = [command for command in commands() if form in command.forms]
+    known = [command for command in measuring(commands()) if form in command.forms]
     is_chosen = bool(ids) or all(
         path.is_file() or (path / "environment.json").exists() for path in paths
     )

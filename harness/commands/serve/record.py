@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from harness.commands.command import Command
+from harness.commands.command import Service
 from harness.config.engines import Abilities
 from harness.config.errors import SettingError
 from harness.config.faults import FAULTS, fault_names
@@ -69,12 +68,12 @@ class ServeSettings(RunSettings):
     def check_engine(self, engine: Abilities) -> None:
         rule = "must be local: serve runs our own loop"
         require(engine.own_loop, "engine", rule, self.engine.name)
-        has_trees = self.draft is not None and self.draft.most_nodes > 0
-        tree = getattr(self.draft, "tree", "chain")
-        require(not has_trees, "draft.tree", "must be chain with serve", tree)
+        if self.draft is not None:
+            has_trees = self.draft.most_nodes > 0
+            require(not has_trees, "draft.tree", "must be chain with serve", self.draft.tree)
 
 
-class Serve(Command):
+class Serve(Service[ServeSettings]):
     """Serves a pair until Ctrl-C."""
 
     name = "serve"
@@ -91,11 +90,9 @@ Ctrl-C ends it. A question to it:
     -d '{"prompt": "Once upon a time"}'"""
     help_order = 7
     settings = ServeSettings
-    experiment = "harness.commands.serve.command"
-    measures = False
-    sweeps = False
+    program = "harness.commands.serve.command"
 
-    def needs_local(self, settings: Any) -> bool:
+    def needs_local(self, settings: ServeSettings) -> bool:
         return True
 
     def check_installed(self) -> None:

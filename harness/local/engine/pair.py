@@ -305,7 +305,7 @@ class PlacedPair(PlannedPair):
         target = self.models[0]
         columns: dict[str, Any] = {
             # Only some ways to draft, such as early_exit, have the setting `draft.layers`.
-            "draft_layers": getattr(self.draft_settings, "layers", None),
+            "draft_layers": None if self.draft_settings is None else self.draft_settings.layers,
             "dtype": str(target.dtype).removeprefix("torch."),
             "weight_bytes": target.placement.bytes_per_device,
         }

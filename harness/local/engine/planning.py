@@ -126,7 +126,7 @@ def plan_on(
     return PairPlan(
         models=tuple(map(_model_plan, case.models, placements)),
         shared=case.shared,
-        draft_layers=getattr(pair.draft_settings, "layers", None),
+        draft_layers=None if pair.draft_settings is None else pair.draft_settings.layers,
         row_tokens=demand.row_tokens,
         reserve_bytes=case.reserve_bytes if machine.num_gpus else 0,
         misfit=misfit,

@@ -34,8 +34,9 @@ class Goodput(Group):
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
-        num_good = sum(_num_good(arm.generations, run.slo or {}))
-        if not run.slo or not arm.seconds or not arm.requests:
+        slo = run.settings.engine.slo
+        num_good = sum(_num_good(arm.generations, slo or {}))
+        if not slo or not arm.seconds or not arm.requests:
             return cls()
         pair = run.pair(arm)
         return cls(
@@ -79,11 +80,12 @@ def _ratio(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> 
 
     # A run that was stopped may have one generation more of one arm.
     size = min(len(regular.generations), len(speculative.generations))
+    slo = run.settings.engine.slo or {}
     rates: dict[str, tuple[Floats, Floats]] = {}
     for arm in (speculative, regular):
         generations = arm.generations[:size]
         laps = arm.units[:size]
-        good = totals_by_unit(_num_good(generations, run.slo or {}), laps)
+        good = totals_by_unit(_num_good(generations, slo), laps)
         seconds = totals_by_unit([generation.seconds for generation in generations], laps)
         rates[arm.name] = good, seconds
     return ratio_of_rates(rates[speculative.name], rates[regular.name], seed=run.settings.seed)

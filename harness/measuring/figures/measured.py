@@ -163,11 +163,6 @@ class MeasuredRun:
     stopped_by: StoppedBy | None = None
     confidence: float = CONFIDENCE
 
-    @property
-    def slo(self) -> Mapping[str, float] | None:
-        """The times that were asked for, of an engine that takes requests."""
-        return getattr(self.settings.engine, "slo", None)
-
     def pair(self, arm: MeasuredArm) -> tuple[MeasuredArm, MeasuredArm] | None:
         """The regular arm and this one, where this one is compared with it."""
         if arm.name != "speculative" or "regular" not in self.arms:

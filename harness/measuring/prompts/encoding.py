@@ -274,7 +274,7 @@ def last(token_ids: list[int], count: int, bos_token: int | None) -> list[int]:
 
 def asks_chats(settings: RunSettings) -> bool:
     """Whether the engine is asked with messages, to which it applies its own chat template."""
-    return getattr(settings.engine, "chat", False) is True
+    return settings.engine.asks_chats
 
 
 def template_here(settings: RunSettings, tokenizer: Tokenizer) -> ChatTemplate:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,14 +13,14 @@ from documented import ROOT, typed_lines
 from harness.cli.menu import documentation
 from harness.cli.menu.documentation import Setting
 from harness.cli.menu.names import written
-from harness.commands.command import Command
-from harness.commands.registry import COMMANDS, commands, settings_of, with_settings
+from harness.commands.command import ConfiguredCommand
+from harness.commands.registry import commands, configured, with_settings
 from harness.config.methods import METHODS
 from harness.config.run import RunSettings
 from harness.engines.registry import ENGINES
 from in_process import Harness
 
-WITH_SETTINGS = [command for command in commands() if command.settings is not None]
+WITH_SETTINGS = [command for command in commands() if isinstance(command, ConfiguredCommand)]
 
 
 def every_setting() -> list[Setting]:
@@ -27,7 +28,6 @@ def every_setting() -> list[Setting]:
     for group in documentation.GROUPS:
         found += documentation.of_group(group)
     for command in WITH_SETTINGS:
-        assert command.settings is not None
         found += documentation.described(command.settings)
     for method in METHODS.all().values():
         found += documentation.of_method(method.settings)
@@ -58,7 +58,7 @@ def test_commands_can_be_typed_in_bash_and_zsh() -> None:
 @pytest.mark.parametrize("file", ["common", *with_settings()])
 def test_no_default_is_written_twice(file: str) -> None:
     """The classes have the defaults; files of `conf/` hold what differs from them."""
-    kind = RunSettings if file == "common" else settings_of(COMMANDS[file])
+    kind = RunSettings if file == "common" else configured(file).settings
     config = written(file)
     groups = {group: config[group] for group in documentation.GROUPS if group in config}
     for group, values in [("", config), *groups.items()]:
@@ -70,10 +70,9 @@ def test_no_default_is_written_twice(file: str) -> None:
 
 @pytest.mark.parametrize("command", WITH_SETTINGS, ids=lambda command: command.name)
 def test_help_has_the_meaning_and_the_value_of_each_setting(
-    harness: Harness, command: Command
+    harness: Harness, command: ConfiguredCommand[Any]
 ) -> None:
     shown = harness(command.name, "temperature=0.7", "--help", "all").stdout
-    assert command.settings is not None
     for setting in documentation.described(command.settings):
         assert f"\n  {setting.name}" in shown
     assert "decoding.temperature      0 is greedy [0.7]" in shown

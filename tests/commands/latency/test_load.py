@@ -8,7 +8,7 @@ from pathlib import Path
 from harness.commands.latency.plots import latency_plots
 from harness.commands.latency.tables.compared import pairs_table
 from harness.commands.latency.tables.ranked import ranked_runs
-from harness.commands.registry import COMMANDS
+from harness.commands.registry import measurement
 from harness.commands.report.command import build
 from harness.results.runs import group
 from harness.results.statistics.interval import Interval
@@ -64,7 +64,7 @@ def test_tables_of_servers_have_no_empty_columns() -> None:
         changes = dict.fromkeys(untold) | told
         rows += [dataclasses.replace(regular, target_step_ms=None)]
         rows += [dataclasses.replace(speculative, **changes)]
-    tables = tables_of(COMMANDS["latency"].page(group(rows)))
+    tables = tables_of(measurement("latency").page(group(rows)))
     headings = {
         table.key: [" ".join(column.heading.split()) for column in table.shown()[0]]
         for table in tables

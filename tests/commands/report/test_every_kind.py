@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from harness.cli.tables import exit_code, job_line, print_sweep
+from harness.commands.command import Command
 from harness.commands.plan.rows import PlanRow
 from harness.commands.registry import commands
 from harness.commands.report.command import build, write
@@ -18,8 +19,9 @@ from harness.results.schema import RunRow
 VALUES: dict[type, Any] = {
     str: "text", int: 3, float: 0.5, bool: True, list: [1, 2], dict: {"cpu": 5},
 }  # fmt: skip
-RUN_KINDS = [command.row for command in commands() if command.row is not None]
-SWEPT = [command.row for command in commands() if command.row is not None and command.sweeps]
+WITH_ROWS = [command for command in commands() if isinstance(command, Command)]
+RUN_KINDS = [command.row for command in WITH_ROWS]
+SWEPT = [command.row for command in WITH_ROWS if command.sweeps]
 ARMS = ("regular", "speculative")
 
 

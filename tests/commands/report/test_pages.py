@@ -14,7 +14,7 @@ import pytest
 
 from browser import CHROMIUM, browser
 from harness.commands.map.rows import MapRow
-from harness.commands.registry import COMMANDS
+from harness.commands.registry import measurement
 from harness.commands.report.command import build
 from harness.measuring.rows import LatencyRow
 from harness.reporting.files import Report, escape, html_page, markdown
@@ -274,7 +274,7 @@ def test_a_map_is_drawn(tmp_path: Path) -> None:
 def test_a_damaged_map_is_drawn_as_far_as_it_goes(changes: dict[str, Any]) -> None:
     first, *others = map_rows()
     runs = group([MapRow.from_values(first.values() | changes), *others])
-    shown = COMMANDS["map"].page(runs)
+    shown = measurement("map").page(runs)
     assert shown is not None
     ((_, svg),) = as_svgs(shown.plots)["map"]
     assert "2.50×" in words_of(svg)

@@ -16,8 +16,7 @@ class Server(Method):
     def check(self, run: RunSettings) -> None:
         """Refuse every engine but a server that also has an address without drafting."""
         rule = "needs engine=server with engine.regular_url"
-        has_two = run.engine.name == "server" and getattr(run.engine, "has_two", False)
-        require(has_two, "draft", rule, "server")
+        require(run.engine.has_two, "draft", rule, "server")
 
 
 RECORD = Server()

@@ -47,10 +47,10 @@ class HuggingFace(EngineRecord):
         super().check(run)
         rule = "must be 1 with engine=huggingface: assisted generation takes one prompt at a time"
         require(run.batch_size == 1, "batch_size", rule, run.batch_size)
-        sampling = getattr(run.draft, "sampling", "target")
+        sampling = None if run.draft is None else run.draft.sampling
         is_drawn = run.decoding.temperature > 0
         rule = "must be target with engine=huggingface, unless decoding.temperature=0"
-        require(sampling == "target" or not is_drawn, "draft.sampling", rule, sampling)
+        require(sampling != "greedy" or not is_drawn, "draft.sampling", rule, sampling)
 
     def check_draft(
         self, method: MethodRecord, draft: DraftSettings, settings: HuggingFaceSettings
