@@ -1,14 +1,14 @@
-"""Do predictions hold? What an iteration costs on one prompt set, times what `acceptance` says that others yield, beside
-what is measured on those: three drafts × three prompt sets × loads of 1 to 4 in flight, behind `harness serve` or a
-llama-server.
+"""Do predictions hold? What an iteration costs on one prompt set, times what `acceptance` says that others yield,
+beside what is measured on those: three drafts × three prompt sets × loads of 1 to 4 in flight, behind `harness serve`
+or a llama-server.
 
     python benchmarks/prediction_coverage.py serve
     python benchmarks/prediction_coverage.py PROGRAM      # a llama-server; three drafts are the tiny one with noise
 
 Of each cell of the second and third set it prints the prediction with its interval, and the measured speed-up of
-decoding with its own. *Inside* counts measured speed-ups in predicted intervals, *alike* those whose difference from the
-prediction is within both intervals together, in logarithms: a measurement has noise of its own, which no prediction
-knows. A run on a machine that was not quiet is marked, and counted as any other. About 12 minutes for each engine.
+decoding with its own. *Inside* counts measured speed-ups in predicted intervals, *alike* those whose difference from
+the prediction is within both intervals together, in logarithms: a measurement has noise of its own, which no
+prediction knows. About 12 minutes for each engine.
 """
 
 from __future__ import annotations
@@ -121,7 +121,7 @@ def noisy_drafts(directory: Path) -> dict[str, Path]:
         with torch.no_grad():
             for parameter in model.parameters():
                 random_values = torch.randn(parameter.shape, generator=generator)
-                parameter += noise * parameter.std() * random_values
+                parameter.add_(noise * parameter.std() * random_values)
         model.save_pretrained(place)
         write(place, place.with_suffix(".gguf"))
         found[f"noise {noise:g}"] = place
@@ -135,7 +135,7 @@ def commands(engine: str, draft: Path, target: Path) -> list[list[str]]:
         words += ["port={port}", f"K={K}", f"batch_size={max(LOADS)}", "temperature=0"]
         return [words]
     plain = [engine, "-m", str(target), "-np", str(max(LOADS)), "-c", "1024", "-t", "1"]
-    plain += ["--port", "{port}"]
+    plain += ["--port", "{port}", "--metrics"]
     drafting = ["-md", str(draft.with_suffix(".gguf")), "--spec-type", "draft-simple"]
     return [plain, [*plain, *drafting, "--spec-draft-n-max", str(K)]]
 
@@ -179,7 +179,7 @@ def main() -> None:
                 compare(name, prompts, load, predicted.loc[load], measured[load, prompts], counts)
     cells = counts["cells"]
     print(f"{cells} cells: {counts['inside']} inside, {counts['alike']} alike")
-    print(f"{counts['near']} within 5 %; {counts['quiet']} measured on a quiet machine")
+    print(f"{counts['near']} within 5 %")
 
 
 def compare(
@@ -200,7 +200,6 @@ def compare(
     counts["inside"] += low <= speedup <= high
     counts["alike"] += abs(math.log(speedup / estimate)) <= half
     counts["near"] += abs(speedup / estimate - 1) <= 0.05
-    counts["quiet"] += not measured.was_not_quiet
     print(
         f"{name:10} {prompts:9} {load:4}  {estimate:.2f} ({low:.2f} to {high:.2f})"
         f"  {speedup:.2f} ({own_low:.2f} to {own_high:.2f})",

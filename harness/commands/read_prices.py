@@ -222,7 +222,15 @@ def _check_alike(setting: str, runs: Sequence[Run], names: Sequence[str], path: 
 
 
 def _draft(run: Run) -> str:
-    return str(run.last.draft)
+    """What the draft is called: `tiny_draft` of a directory and of the file `tiny_draft.gguf`; empty where a server does
+    not say what it drafts with.
+    """
+    draft = str(run.last.draft)
+    if draft == "server":
+        return ""
+    # Of a repository the owner belongs to the name.
+    is_path = draft.startswith(("/", "./", "../", "~"))
+    return (Path(draft).name if is_path else draft).removesuffix(".gguf")
 
 
 def _read_json(setting: str, file: Path) -> IterationCost | None:

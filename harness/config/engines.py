@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
-
-# Variables that say how a server runs and on which devices.
-_OF_SERVERS = re.compile(r"(LLAMA_|VLLM_|SGLANG_|CUDA_VISIBLE|HIP_VISIBLE|GGML_|HF_HOME)")
-
-
-def variables_of_servers(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables of an environment that say how a server runs, without keys."""
-    return {
-        name: value
-        for name, value in environment.items()
-        if _OF_SERVERS.match(name) and not name.endswith(("_KEY", "_TOKEN"))
-    }
 
 
 def divided(words: Sequence[str]) -> list[list[str]]:

@@ -196,6 +196,22 @@ class EngineRecord(RecordWithSettings, Abilities):
         """
         return []
 
+    def is_program(self, word: str) -> bool:
+        """Whether a word begins the command of a server that it starts."""
+        return False
+
+    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """The variables of an environment that say how servers run and on which devices, without keys."""
+        return {}
+
+    def how_to_report(self, server: str | None) -> str:
+        """How a server is told to report what it drafts; empty where that is not known.
+
+        Args:
+            server: its name in rows; None for one that is unknown.
+        """
+        return ""
+
     def typed_command(self, words: Sequence[str]) -> list[str]:
         """A command that it started, without the words that it added."""
         return list(words)

@@ -20,7 +20,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from harness.config.acceptance_rules import RULES
-from harness.config.engines import variables_of_servers
 from harness.config.machine import cpu_name, gpu_names, num_usable_cores, other_gpus
 from harness.config.methods import METHODS
 from harness.config.run import RunSettings
@@ -154,7 +153,8 @@ def _digest(
     # A job's own process sees the GPUs that it leased, the sweep's process sees all.
     gpus = gpu_names()[: settings.gpus_per_job]
     cpu = [*other_gpus(), cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")]
-    commands = engine_of(settings).commands(settings)
+    engine = engine_of(settings)
+    commands = engine.commands(settings)
     # Of a command in the user's own file.
     command = Path(sys.modules[type(settings).__module__].__file__ or "")
     everything: dict[str, Any] = {
@@ -164,7 +164,7 @@ def _digest(
         "weights": [_weights(model) for model in settings.models.values()],
         "servers": [server.about for server in servers],
         "commands": [_of_command(words) for words in commands],
-        "variables": variables_of_servers(os.environ) if commands else {},
+        "variables": engine.variables(os.environ) if commands else {},
         "machine": gpus or cpu,
         "versions": {name: package_version(name) for name in _PACKAGES},
         "source": _source(),

@@ -15,13 +15,11 @@ from pathlib import Path, PurePosixPath
 
 from harness.config.errors import SettingError, nearest
 from harness.config.secrets import secret_flag, secret_variable
-from harness.servers.dialects import Dialect
+from harness.servers.dialects import Dialect, known_programs
 from harness.servers.startup import Startup
 
 # `CUDA_VISIBLE_DEVICES=0` before a program.
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
-# Those that are known, as they are typed.
-_PROGRAMS = ("llama-server", "vllm serve", "sglang serve", "harness serve")
 # Programs whose servers listen in a network of their own.
 CONTAINERS = ("docker", "podman", "nerdctl")
 # Their flags before a variable.
@@ -263,8 +261,8 @@ class ServerCommand:
         if self.dialect is None:
             if has_port:
                 return self
-            meant = nearest(PurePosixPath(self.program).name, _PROGRAMS)
-            known = meant or f" ({', '.join(_PROGRAMS)})"
+            meant = nearest(PurePosixPath(self.program).name, known_programs())
+            known = meant or f" ({', '.join(known_programs())})"
             rule = f"{self.program} is no server that is known here{known}"
             other = "of any other program write {port} where its port goes"
             raise SettingError(SETTING, f"{rule}; {other}")

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.engines.counts import Counts, growth
-from harness.servers.dialects import known_counters
+from harness.servers.dialects import has_no_drafts, known_counters
 from harness.servers.identity import page_of, start_time
 
 _PAGES = ("/metrics", "/prometheus/metrics")
@@ -45,8 +45,7 @@ def read_counters(text: str) -> Counts:
         if counter == "cache_size":
             value *= math.prod(map(int, _SIZES.findall(labels)))
         totals[counter] = totals.get(counter, 0.0) + value
-    if "vllm:generation_tokens" in text and "proposed" not in totals:
-        # Without speculation vLLM registers no counters of drafts.
+    if "proposed" not in totals and has_no_drafts(text):
         totals |= {"drafts": 0.0, "proposed": 0.0}
     return Counts(accepted_at=accepted_at, **totals)
 

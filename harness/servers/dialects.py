@@ -44,6 +44,8 @@ class Dialect(Record):
         logprobs: whether it documents those of new tokens as `raw`, the model's own, or as
             `processed`, after temperature and truncation; None where this is not known.
         counters: fields of `engines.counts.Counts` by the names of its counters, without `_total`.
+        counts_in_any_case: the counter that it has in any case, where it has those of drafts only if it speculates.
+        reports_by: the flag with which it reports what it drafts for each request.
         startup: how its commands are read; None where the harness cannot change them.
     """
 
@@ -62,6 +64,8 @@ class Dialect(Record):
     scoring: Literal["prompt_logprobs", "next_token"] | None = None
     logprobs: Literal["raw", "processed"] | None = None
     counters: Mapping[str, str] = field(default_factory=dict)
+    counts_in_any_case: str = ""
+    reports_by: str = ""
 
     def __post_init__(self) -> None:
         for name, counted in self.counters.items():
@@ -99,6 +103,8 @@ _BUILT_IN = {
             stops_at_tokens=True,
             scoring="prompt_logprobs",
             logprobs="raw",
+            counts_in_any_case="vllm:generation_tokens",
+            reports_by="--per-request-spec-decode-metrics detailed",
             counters={  # vllm/v1/metrics and vllm/v1/spec_decode/metrics.py
                 "vllm:num_requests_running": "running",
                 "vllm:num_requests_waiting": "running",
@@ -222,6 +228,19 @@ def known_counters() -> dict[str, str]:
     return {
         name: counted for one in DIALECTS.all().values() for name, counted in one.counters.items()
     }
+
+
+def known_programs() -> list[str]:
+    """The programs that start servers of any kind, as they are typed: `vllm serve`."""
+    startups = [one.startup for one in DIALECTS.all().values() if one.startup is not None]
+    every = [program for startup in startups for program in startup.programs]
+    return [program for program in every if not program.startswith("-")]
+
+
+def has_no_drafts(text: str) -> bool:
+    """Whether a page of counters, which has none of drafts, is of a server that has those if it speculates."""
+    known = [one.counts_in_any_case for one in DIALECTS.all().values() if one.counts_in_any_case]
+    return any(counter in text for counter in known)
 
 
 def known_pages() -> dict[str, tuple[str, ...]]:

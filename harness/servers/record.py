@@ -9,6 +9,7 @@ import shlex
 import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from urllib.parse import urlsplit
 
@@ -18,8 +19,13 @@ from harness.config.model_names import SECOND_COMMAND, SERVED
 from harness.config.settings import ModelSettings, check_limits, require, require_at_least
 from harness.config.synthetic import marginal_rates
 from harness.engines.record import EngineRecord, Opening
-from harness.servers.command import ServerCommand, read_command, removed_words
-from harness.servers.dialects import DIALECTS
+from harness.servers.command import (
+    CONTAINERS,
+    ServerCommand,
+    read_command,
+    removed_words,
+)
+from harness.servers.dialects import DIALECTS, known_programs
 from harness.servers.identity import ServerReport, server_report
 
 if TYPE_CHECKING:
@@ -28,6 +34,8 @@ if TYPE_CHECKING:
     from harness.engines.counts import Counts
     from harness.engines.protocol import Engine
 
+# Variables that say on which devices a server runs, and where its models are.
+_OF_DEVICES = ("CUDA_VISIBLE", "HIP_VISIBLE", "HF_HOME")
 # `engine.blocks=auto` where one arm after the other has the devices.
 _BLOCKS = 4
 # How often both servers are started where they run side by side and start quickly, and the fewest prompts of a start.
@@ -276,6 +284,25 @@ class Server(EngineRecord):
                 return None
             reports.append(report)
         return reports
+
+    def is_program(self, word: str) -> bool:
+        known = {program.partition(" ")[0] for program in known_programs()}
+        return PurePosixPath(word).name in {*known, *CONTAINERS}
+
+    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
+        startups = [one.startup for one in DIALECTS.all().values() if one.startup is not None]
+        beginnings = (*_OF_DEVICES, *(name for one in startups for name in one.environment))
+        return {
+            name: value
+            for name, value in environment.items()
+            if name.startswith(beginnings) and not name.endswith(("_KEY", "_TOKEN"))
+        }
+
+    def how_to_report(self, server: str | None) -> str:
+        for one in DIALECTS.all().values():
+            if one.reports_by and (server is None or one.title in server):
+                return f"{one.title} reports it when started with {one.reports_by}"
+        return ""
 
     def counted(self, url: str) -> Counts | None:
         from harness.servers.counters import CounterPage

@@ -25,6 +25,7 @@ class Startup:
         drafts_always: whether it speculates unless one of `drafts_by` is `none`.
         prefixes: how flags of speculation begin. One that begins so and is in no table is refused.
         variables: how the variables begin that set the same from the environment.
+        environment: how the variables begin that say how it runs.
         replaced: flags that stand for others without speculation.
         refused: flags under which a server cannot be measured by its command, with the reason.
         argparse: whether flags are read as Python's argparse does: `--flag=value`, abbreviations, and `--config.key
@@ -61,6 +62,7 @@ class Startup:
     drafts_always: bool = False
     prefixes: tuple[str, ...] = ()
     variables: tuple[str, ...] = ()
+    environment: tuple[str, ...] = ()
     replaced: Mapping[str, str] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     argparse: bool = False
@@ -96,6 +98,7 @@ _CONFIG = "may set how the server speculates: type these settings as flags"
 
 LLAMA_CPP = Startup(
     programs=("llama-server",),
+    environment=("LLAMA_", "GGML_"),
     images=("llama.cpp:server", "llama.cpp:full"),
     speculation=tuple(
         """
@@ -196,6 +199,7 @@ LLAMA_CPP = Startup(
 
 VLLM = Startup(
     programs=("vllm serve", "-m vllm.entrypoints.openai.api_server"),
+    environment=("VLLM_",),
     images=("vllm/vllm-openai", "vllm-openai", "vllm/vllm"),
     speculation=(
         "--speculative-config",
@@ -237,6 +241,7 @@ VLLM = Startup(
 
 SGLANG = Startup(
     programs=("-m sglang.launch_server", "sglang serve"),
+    environment=("SGLANG_",),
     speculation=tuple(
         """
         --speculative-algorithm --speculative-draft-model-path --speculative-draft-model

@@ -8,8 +8,9 @@ import psutil
 
 from harness.cli.menu.typed import in_quotes, literal
 from harness.commands.registry import configured
-from harness.config.engines import divided, variables_of_servers
+from harness.config.engines import divided
 from harness.config.errors import SettingError
+from harness.engines.registry import ENGINES
 
 
 def split_commands(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -82,7 +83,9 @@ def _of_process(server: Sequence[str]) -> Sequence[str]:
     if not line:
         raise SettingError("-- pid", "the process has no command", server[1])
     # A server of ours on this machine needs no key.
-    variables = [f"{name}={value}" for name, value in variables_of_servers(environment).items()]
+    variables = [
+        f"{name}={value}" for name, value in ENGINES["server"].variables(environment).items()
+    ]
     return ["env", f"--chdir={directory}", *variables, *line]
 
 

@@ -47,8 +47,6 @@ _NAMES = ("model", "draft", "engine", "prompts", "pair")
 # Settings that take one path, with any commas in it, and those of Hydra that take a directory.
 _PATHS = ("results.file", "hydra.run.dir", "hydra.sweep.dir")
 _DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
-# Programs whose commands are typed behind `--`.
-_SERVERS = ("llama-server", "vllm", "sglang", "docker")
 # A word that may go on a list of values.
 _SIMPLE = re.compile(r"[^-=][^=]*")
 # Stands for a value that Hydra's grammar does not have.
@@ -194,6 +192,11 @@ def _setting_meant_by(name: str, known: Collection[str]) -> str | None:
     return settings[0] if settings else None
 
 
+def _is_of_server(word: str) -> bool:
+    """Whether a word begins the command of a server."""
+    return any(engine.is_program(word) for engine in ENGINES.built_in().values())
+
+
 def _no_setting(
     word: str, before: Sequence[str], remaining: Sequence[str], known: Mapping[str, Any]
 ) -> SettingError:
@@ -202,7 +205,7 @@ def _no_setting(
     Args:
         before, remaining: the line around the word, whose beginning is its first part.
     """
-    if Path(word).name in _SERVERS:
+    if _is_of_server(word):
         line = _line(*before, "--", word, *remaining)
         return SettingError(word, f"is the command of a server, which stands behind --: {line}")
     setting = _setting_meant_by(word, known)
@@ -272,7 +275,7 @@ def no_command(word: str, others: Sequence[str], listed: Sequence[str]) -> Setti
             settings = [one for one in settings if one.partition("=")[0] not in given]
             line = " ".join([program, command, shlex.join([*settings, *others])]).rstrip()
         return SettingError(word, f"no such command; type: {line}")
-    if Path(word).name in _SERVERS:
+    if _is_of_server(word):
         line = _line("harness latency --", word, *others)
         return SettingError(word, f"is the command of a server, which stands behind --: {line}")
     name = word.lstrip("-").partition("=")[0].replace("-", "_")

@@ -12,6 +12,7 @@ from harness.commands.latency.tables.costs import (
 )
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import amount
+from harness.engines.registry import ENGINES
 from harness.measuring.prices import costs_in_steps, is_exact
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import UNKNOWN, Table, in_brackets, interval
@@ -92,10 +93,9 @@ def _where_drafted(row: LatencyRow) -> str | None:
 def not_reported(row: LatencyRow) -> str:
     if row.drafted is False or row.is_simulated:
         return "nothing was drafted"
-    may_be_vllm = row.server is None or "vLLM" in row.server
-    flag = "--per-request-spec-decode-metrics detailed"
-    advice = f"; vLLM reports it when started with {flag}" if may_be_vllm else ""
-    return f"not reported by the server{advice}"
+    engine = ENGINES.loaded(str(row.engine))
+    advice = "" if engine is None else engine.how_to_report(row.server)
+    return "; ".join(filter(None, ["not reported by the server", advice]))
 
 
 def _by_position(rates: Sequence[float | None] | None, denominator: str) -> str | None:
