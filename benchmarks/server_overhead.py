@@ -29,7 +29,8 @@ from harness.engines.timing import (
     timed_answer,
     without_garbage_collection,
 )
-from harness.servers.record import RECORD, ServerSettings
+from harness.servers.record import RECORD
+from harness.servers.settings import ServerSettings
 
 ECHO_SERVER = Path(__file__).parents[1] / "tests" / "support" / "echo_server.py"
 

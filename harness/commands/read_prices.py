@@ -222,7 +222,7 @@ def _check_alike(setting: str, runs: Sequence[Run], names: Sequence[str], path: 
 
 
 def _draft(run: Run) -> str:
-    """What the draft is called: `tiny_draft` of a directory and of the file `tiny_draft.gguf`; empty where a server does
+    """What the draft is called, `tiny_draft` of a directory and of a file `tiny_draft.gguf`; empty where a server does
     not say what it drafts with.
     """
     draft = str(run.last.draft)

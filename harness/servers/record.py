@@ -5,194 +5,27 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import shlex
-import shutil
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import PurePosixPath
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from harness.config.engines import EngineSettings
-from harness.config.errors import SettingError
-from harness.config.model_names import SECOND_COMMAND, SERVED
-from harness.config.settings import ModelSettings, check_limits, require, require_at_least
+from harness.config.model_names import SERVED
+from harness.config.settings import require
 from harness.config.synthetic import marginal_rates
 from harness.engines.record import EngineRecord, Opening
-from harness.servers.command import (
-    CONTAINERS,
-    ServerCommand,
-    read_command,
-    removed_words,
-)
+from harness.servers.command import CONTAINERS
 from harness.servers.dialects import DIALECTS, known_programs
 from harness.servers.identity import ServerReport, server_report
+from harness.servers.settings import ServerSettings
+from harness.servers.started import commands_of, labelled, start
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
-    from harness.config.settings import DraftSettings
     from harness.engines.counts import Counts
     from harness.engines.protocol import Engine
 
 # Variables that say on which devices a server runs, and where its models are.
 _OF_DEVICES = ("CUDA_VISIBLE", "HIP_VISIBLE", "HF_HOME")
-# `engine.blocks=auto` where one arm after the other has the devices.
-_BLOCKS = 4
-# How often both servers are started where they run side by side and start quickly, and the fewest prompts of a start.
-_STARTS = 8
-_PROMPTS_PER_START = 2
-# Blocks at most, of a run that ends as soon as it is precise enough (`precision`).
-_MOST_BLOCKS = 24
-# Entries of a request's body that other settings decide.
-_SET_ELSEWHERE = {
-    "model": "engine.model",
-    "max_tokens": "decoding.max_new_tokens",
-    "max_completion_tokens": "decoding.max_new_tokens",
-    "temperature": "decoding.temperature",
-    "top_p": "decoding.top_p",
-    "top_k": "decoding.top_k",
-    "ignore_eos": "decoding.ignore_eos",
-    "seed": "seed",
-    **dict.fromkeys(("prompt", "messages"), "prompts"),
-}
-# Entries that the measurement needs as they are.
-_NEEDED = ("n", "stream", "stream_options", "stop", "stop_token_ids", "return_token_ids")
-# Entries by which OpenAI's API, vLLM, SGLang and llama.cpp hold an answer to a grammar.
-_GRAMMARS = (
-    "response_format",
-    "structured_outputs",
-    "guided_json",
-    "guided_regex",
-    "guided_choice",
-    "guided_grammar",
-    "json_schema",
-    "regex",
-    "ebnf",
-    "grammar",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class ServerSettings(EngineSettings):
-    """Settings of `engine=server`.
-
-    Attributes:
-        url: of the server's API, `http://host:8000/v1`. With `regular_url` it is the server that speculates.
-        regular_url: of a server with the same model that does not; None to measure `url` alone.
-        start_command: what is typed behind `--`, as a list of words: the command that starts the server that
-            speculates. The regular server is the same command without its flags of speculation. `{K}`, `{port}` and
-            the names under `vary` are filled in.
-        first_command: with two commands behind `--` the first one, which the second is compared with.
-        vary: values for names in braces in the commands, by name; a sweep varies them: `-m vary.ubatch=512,1024`.
-        model: the name under which the server that speculates serves the model, where that is not its
-            repository's or file's: an alias, an adapter. None looks for the model in the server's list.
-        regular_model: as `model`, of the server that does not speculate; None for the same name.
-        metrics_url: the page of the Prometheus counters of `url`, where it is not /metrics or
-            /prometheus/metrics on the server itself (Dynamo: on the port of a worker); of several
-            pages, such as those of several workers, the counters are added up.
-        rate: requests per second on average, at random (Poisson) times, however many are in flight;
-            None to keep `batch_size` requests in flight.
-        timeout_s: of a request, from its start to its last token.
-        chat: ask the chat endpoint with the messages of each prompt, so that the server applies its
-            own template and parsers; otherwise prompts are sent as token ids or text. `auto` asks for
-            chats where no model is named, whose tokenizer would be needed.
-        slo: the most milliseconds that a request may take, `{ttft_ms: 500, itl_ms: 50}`: to its
-            first token, and on average for each token after it; None for no goodput.
-        api_key_variable: name of the environment variable with the API key; None for servers
-            without one.
-        dialect: the kind of server, where it is not the one that its list of models names: `vllm`,
-            `llamacpp`, ..., or a `Dialect` in a file, `./my_server.py:MINE`.
-        extra: further entries of every request's body: `{priority: 2}`. With a grammar
-            (`{response_format: {type: json_object}}`) answers are compared with those of the
-            regular server, which has it too, and not with the model's own probabilities.
-        start_timeout_s: until a server that is started here must be ready.
-        blocks: how often each server is started, in turns on the same devices, where both at once
-            do not fit: a block is the unit of the interval. 0 starts both at once, and once; `auto` is 4
-            where they do not fit, with `precision` at most 24, and where they do `latency` starts both
-            up to 8 times, if that takes less than 20 seconds in all.
-    """
-
-    name: str = "server"
-    url: str | None = None
-    regular_url: str | None = None
-    start_command: tuple[str, ...] = ()
-    first_command: tuple[str, ...] = ()
-    vary: Mapping[str, Any] | None = None
-    model: str | None = None
-    regular_model: str | None = None
-    metrics_url: tuple[str, ...] = ()
-    rate: float | None = None
-    timeout_s: float = 600.0
-    chat: bool | Literal["auto"] = "auto"
-    slo: Mapping[str, float] | None = None
-    api_key_variable: str | None = None
-    dialect: str | None = None
-    extra: Mapping[str, Any] | None = None
-    start_timeout_s: float = 600.0
-    blocks: int | Literal["auto"] = "auto"
-
-    def __post_init__(self) -> None:
-        rule = "must be set, or a server's command typed last: harness latency -- llama-server ..."
-        require(self.url is not None or bool(self.start_command), "url", rule, self.url)
-        if self.start_command:
-            rule = "is for a server that runs already, and not beside a command"
-            for name in ("url", "regular_url", "metrics_url"):
-                value = getattr(self, name)
-                require(not value, name, rule, value)
-        else:
-            rule = "is for servers that the harness starts, by a command behind --"
-            require(not self.first_command, "first_command", rule, self.first_command)
-            require(not self.vary, "vary", rule, self.vary)
-            require(self.blocks == "auto", "blocks", rule, self.blocks)
-        for name in ("url", "regular_url"):
-            _check_url(name, getattr(self, name))
-        for page in self.metrics_url:
-            _check_url("metrics_url", page)
-        if self.blocks != "auto":
-            require_at_least(self, blocks=0)
-        rule = "must be positive"
-        require(self.start_timeout_s > 0, "start_timeout_s", rule, self.start_timeout_s)
-        require(self.timeout_s > 0, "timeout_s", rule, self.timeout_s)
-        rule = "must be positive, in requests per second"
-        require(self.rate is None or self.rate > 0, "rate", rule, self.rate)
-        for name, value in (self.extra or {}).items():
-            place = _SET_ELSEWHERE.get(name)
-            advice = f"must not hold {name}" + (f", which {place} sets" if place else "")
-            is_free = place is None and name not in _NEEDED
-            require(is_free, "extra", advice, f"{{{name}: {value}}}")
-        check_limits(self.slo)
-
-    @property
-    def has_two(self) -> bool:
-        """Whether there is a server for each arm."""
-        return self.regular_url is not None or bool(self.start_command)
-
-    @property
-    def fills_in_k(self) -> bool:
-        """Whether the servers are started with the K of the run."""
-        return any("{K}" in word for word in (*self.first_command, *self.start_command))
-
-    @property
-    def has_rate(self) -> bool:
-        return self.rate is not None
-
-    @property
-    def asks_chats(self) -> bool:
-        return self.chat is True
-
-    @property
-    def is_over_itself(self) -> bool:
-        is_one_name = self.regular_model in (None, self.model)
-        return self.regular_url is not None and self.url == self.regular_url and is_one_name
-
-    @property
-    def beyond_model(self) -> str | None:
-        if self.chat is True:
-            return "engine.chat=true"
-        for name, grammar in (self.extra or {}).items():
-            if name in _GRAMMARS:
-                return f"engine.extra={{{name}: {grammar}}}"
-        return None
 
 
 class Server(EngineRecord):
@@ -221,7 +54,7 @@ class Server(EngineRecord):
             chat = run.model.repository == SERVED
             run = dataclasses.replace(run, engine=dataclasses.replace(settings, chat=chat))
         if settings.start_command:
-            return _labelled(run, _commands(run))
+            return labelled(run, commands_of(run))
         if settings.has_two or run.draft is None or run.JUDGES_DRAFT:
             return run
         rule = (
@@ -248,7 +81,7 @@ class Server(EngineRecord):
         assert isinstance(settings, ServerSettings)
         if not settings.start_command or run.draft is None:
             return {}
-        measured = _commands(run)[-1]
+        measured = commands_of(run)[-1]
         if measured.dialect is None:
             return {}
         return {
@@ -270,7 +103,7 @@ class Server(EngineRecord):
     def commands(self, run: RunSettings) -> Sequence[Sequence[str]]:
         settings = run.engine
         assert isinstance(settings, ServerSettings)
-        return [command.words for command in _commands(run)] if settings.start_command else []
+        return [command.words for command in commands_of(run)] if settings.start_command else []
 
     def identities(self, settings: Any) -> Sequence[ServerReport] | None:
         key = os.environ.get(settings.api_key_variable or "")
@@ -325,7 +158,7 @@ class Server(EngineRecord):
         if rates is not None:
             opening.say(_synthetic_flags(rates, opening.decoding.most_draft_tokens))
         if settings.start_command:
-            return _started(opening, settings)
+            return start(opening, settings)
         model = settings.model
         served = []
         if settings.regular_url is not None:
@@ -359,126 +192,6 @@ def _synthetic_flags(rates: Sequence[float], k: int) -> str:
         f" llama-server --spec-synth-rates {of_llama_cpp},"
         f" or vLLM with {json.dumps(of_vllm)} in --speculative-config"
     )
-
-
-def _commands(run: RunSettings) -> list[ServerCommand]:
-    """The commands of a run as they are started, the regular one first; one without a draft.
-
-    Raises:
-        SettingError: the server cannot be started in this way, or not without speculation.
-    """
-    settings = run.engine
-    assert isinstance(settings, ServerSettings)
-    values = dict(settings.vary or {}) | {"K": run.decoding.num_draft_tokens}
-    chosen = settings.dialect
-    dialects = list(DIALECTS.all().values()) if chosen is None else [DIALECTS[chosen]]
-    typed = [words for words in (settings.first_command, settings.start_command) if words]
-    *first, measured = [read_command(words, values, dialects).prepared() for words in typed]
-    for command in (*first, measured):
-        if shutil.which(command.program) is None:
-            raise SettingError(command.program, "no such program, to start a server")
-    if run.draft is None:
-        return [measured]
-    if first:
-        return [*first, measured]
-    if run.JUDGES_DRAFT:
-        return [measured]
-    return [measured.regular(), measured]
-
-
-def _labelled(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSettings:
-    """The settings with the names of model and draft that the commands have."""
-    settings = run.engine
-    assert isinstance(settings, ServerSettings)
-    measured = commands[-1]
-    if run.model.repository == SERVED and measured.dialect is not None and measured.model:
-        run = dataclasses.replace(run, model=dataclasses.replace(run.model, name=measured.model))
-    draft = run.draft
-    if draft is not None and draft.name == Server.default_draft:
-        name = SECOND_COMMAND if settings.first_command else measured.draft
-        if name is not None:
-            return dataclasses.replace(run, draft=dataclasses.replace(draft, name=name))
-    elif draft is not None and draft.name != SECOND_COMMAND and not run.JUDGES_DRAFT:
-        _check_label(draft, measured)
-    return run
-
-
-def _check_label(draft: DraftSettings, measured: ServerCommand) -> None:
-    """Raise a SettingError for a typed draft that is not the one of the command."""
-    if measured.dialect is None or not measured.draft:
-        return
-    typed = {draft.name, draft.repository if isinstance(draft, ModelSettings) else ""}
-    if typed.isdisjoint({measured.draft, measured.value(measured.startup.draft)}):
-        rule = f"the command behind -- drafts with {measured.draft}: leave draft= out"
-        raise SettingError("draft", rule, draft.name)
-
-
-def _started(opening: Opening, settings: ServerSettings) -> Engine:
-    """Both servers, or the only one, by their commands."""
-    from harness.config.machine import gpu_names
-    from harness.servers.engine import ServerEngine
-    from harness.servers.launch import Launch, Served
-
-    run = opening.settings
-    # `map` opens an engine for each K.
-    commands = _commands(dataclasses.replace(run, decoding=opening.decoding))
-    has_gpus = bool(gpu_names())
-    if len(commands) > 1 and settings.blocks == "auto" and not has_gpus:
-        commands = [command.beside_another() for command in commands]
-    names = ["regular", "speculative"][-len(commands) :] if run.draft is not None else ["regular"]
-    # What the rows call the arms is not what two commands are called.
-    shown = ["first", "second"] if settings.first_command else names
-    served = []
-    for name, label, command in zip(names, shown, commands, strict=True):
-        log = opening.directory.resolve() / f"{name}_server.log"
-        launch = Launch(command.words, log, settings.start_timeout_s)
-        model = (settings.regular_model if name == "regular" else None) or settings.model
-        served.append(Served(name, f"the {label} command", model, launch=launch, label=label))
-        opening.say(f"{label}: {launch}")
-    if len(commands) < 2:
-        return ServerEngine(opening, served)
-    removed = list(removed_words(commands[1], commands[0]))
-    if not settings.first_command and removed:
-        opening.say(f"the regular server is started without {shlex.join(removed)}")
-    dialect = commands[1].dialect
-    if dialect is not None and commands[1].startup.is_untried:
-        opening.say(f"{dialect.title} is recognised by its flags, and was never tried by us")
-    note = commands[1].startup.note if dialect is not None else ""
-    if note and has_gpus:
-        opening.say(note)
-    most = _MOST_BLOCKS if run.is_until_precise else _BLOCKS
-    if settings.blocks != "auto":
-        return ServerEngine(opening, served, settings.blocks)
-    # Servers share a GPU where flags bound the memory that each takes of it.
-    share_gpus = all(
-        command.dialect is not None and command.value(command.startup.sized_by)
-        for command in commands
-    )
-    if has_gpus and not share_gpus:
-        return ServerEngine(opening, served, most)
-    most_starts = min(_STARTS, run.num_over_starts // (_PROMPTS_PER_START * run.batch_size))
-    return ServerEngine(opening, served, blocks_if_needed=most, most_starts=most_starts)
-
-
-_ADDRESS_RULE = "must be an address such as http://host:8000/v1"
-
-
-def _check_url(setting: str, url: str | None) -> None:
-    if url is None:
-        return
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise SettingError(setting, _ADDRESS_RULE, "***") from error
-    # Settings are written into rows, so the message must not repeat a password either.
-    rule = "must hold no user, password or query: use engine.api_key_variable"
-    require("@" not in parts.netloc and not parts.query, setting, rule, "***")
-    try:
-        is_possible = parts.port is None or parts.port > 0
-    except ValueError:  # no number, or one that is too large
-        is_possible = False
-    is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and is_possible
-    require(is_address, setting, _ADDRESS_RULE, url)
 
 
 RECORD = Server()

@@ -80,7 +80,7 @@ def test_every_documented_command_line_is_right(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     # Servers of others are not installed.
-    monkeypatch.setattr("harness.servers.record.shutil.which", lambda name: name)
+    monkeypatch.setattr("harness.servers.started.shutil.which", lambda name: name)
     # In a job of Slurm's.
     monkeypatch.setenv("SLURM_JOB_ID", "17")
     save_what_the_documentation_names(tmp_path)

@@ -30,7 +30,7 @@ from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows
 from harness.results.weights import weights_identity
 from harness.servers.identity import server_report
-from harness.servers.record import ServerSettings
+from harness.servers.settings import ServerSettings
 from some_settings import settings_of
 
 

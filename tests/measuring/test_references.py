@@ -10,7 +10,7 @@ import pytest
 from harness.config.engines import EngineSettings
 from harness.engines.protocol import Traits
 from harness.measuring.references import References
-from harness.servers.record import ServerSettings
+from harness.servers.settings import ServerSettings
 
 URL = "http://localhost:8000/v1"
 GRAMMAR = {"response_format": {"type": "json_object"}}

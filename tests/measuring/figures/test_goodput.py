@@ -11,7 +11,7 @@ import pytest
 from harness.engines.protocol import Answered
 from harness.engines.requests import RequestError, RequestRecord
 from harness.measuring.figures.goodput import Goodput, is_good
-from harness.servers.record import ServerSettings
+from harness.servers.settings import ServerSettings
 from measured_runs import figures
 
 SLO = {"ttft_ms": 100.0, "itl_ms": 20.0}

@@ -1,0 +1,184 @@
+"""The settings of `engine=server`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+from harness.config.engines import EngineSettings
+from harness.config.errors import SettingError
+from harness.config.settings import check_limits, require, require_at_least
+
+# Entries of a request's body that other settings decide.
+_SET_ELSEWHERE = {
+    "model": "engine.model",
+    "max_tokens": "decoding.max_new_tokens",
+    "max_completion_tokens": "decoding.max_new_tokens",
+    "temperature": "decoding.temperature",
+    "top_p": "decoding.top_p",
+    "top_k": "decoding.top_k",
+    "ignore_eos": "decoding.ignore_eos",
+    "seed": "seed",
+    **dict.fromkeys(("prompt", "messages"), "prompts"),
+}
+# Entries that the measurement needs as they are.
+_NEEDED = ("n", "stream", "stream_options", "stop", "stop_token_ids", "return_token_ids")
+# Entries by which OpenAI's API, vLLM, SGLang and llama.cpp hold an answer to a grammar.
+_GRAMMARS = (
+    "response_format",
+    "structured_outputs",
+    "guided_json",
+    "guided_regex",
+    "guided_choice",
+    "guided_grammar",
+    "json_schema",
+    "regex",
+    "ebnf",
+    "grammar",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerSettings(EngineSettings):
+    """Settings of `engine=server`.
+
+    Attributes:
+        url: of the server's API, `http://host:8000/v1`. With `regular_url` it is the server that speculates.
+        regular_url: of a server with the same model that does not; None to measure `url` alone.
+        start_command: what is typed behind `--`, as a list of words: the command that starts the server that
+            speculates. The regular server is the same command without its flags of speculation. `{K}`, `{port}` and
+            the names under `vary` are filled in.
+        first_command: with two commands behind `--` the first one, which the second is compared with.
+        vary: values for names in braces in the commands, by name; a sweep varies them: `-m vary.ubatch=512,1024`.
+        model: the name under which the server that speculates serves the model, where that is not its
+            repository's or file's: an alias, an adapter. None looks for the model in the server's list.
+        regular_model: as `model`, of the server that does not speculate; None for the same name.
+        metrics_url: the page of the Prometheus counters of `url`, where it is not /metrics or
+            /prometheus/metrics on the server itself (Dynamo: on the port of a worker); of several
+            pages, such as those of several workers, the counters are added up.
+        rate: requests per second on average, at random (Poisson) times, however many are in flight;
+            None to keep `batch_size` requests in flight.
+        timeout_s: of a request, from its start to its last token.
+        chat: ask the chat endpoint with the messages of each prompt, so that the server applies its
+            own template and parsers; otherwise prompts are sent as token ids or text. `auto` asks for
+            chats where no model is named, whose tokenizer would be needed.
+        slo: the most milliseconds that a request may take, `{ttft_ms: 500, itl_ms: 50}`: to its
+            first token, and on average for each token after it; None for no goodput.
+        api_key_variable: name of the environment variable with the API key; None for servers
+            without one.
+        dialect: the kind of server, where it is not the one that its list of models names: `vllm`,
+            `llamacpp`, ..., or a `Dialect` in a file, `./my_server.py:MINE`.
+        extra: further entries of every request's body: `{priority: 2}`. With a grammar
+            (`{response_format: {type: json_object}}`) answers are compared with those of the
+            regular server, which has it too, and not with the model's own probabilities.
+        start_timeout_s: until a server that is started here must be ready.
+        blocks: how often each server is started, in turns on the same devices, where both at once
+            do not fit: a block is the unit of the interval. 0 starts both at once, and once; `auto` is 4
+            where they do not fit, with `precision` at most 24, and where they do `latency` starts both
+            up to 8 times, if that takes less than 20 seconds in all.
+    """
+
+    name: str = "server"
+    url: str | None = None
+    regular_url: str | None = None
+    start_command: tuple[str, ...] = ()
+    first_command: tuple[str, ...] = ()
+    vary: Mapping[str, Any] | None = None
+    model: str | None = None
+    regular_model: str | None = None
+    metrics_url: tuple[str, ...] = ()
+    rate: float | None = None
+    timeout_s: float = 600.0
+    chat: bool | Literal["auto"] = "auto"
+    slo: Mapping[str, float] | None = None
+    api_key_variable: str | None = None
+    dialect: str | None = None
+    extra: Mapping[str, Any] | None = None
+    start_timeout_s: float = 600.0
+    blocks: int | Literal["auto"] = "auto"
+
+    def __post_init__(self) -> None:
+        rule = "must be set, or a server's command typed last: harness latency -- llama-server ..."
+        require(self.url is not None or bool(self.start_command), "url", rule, self.url)
+        if self.start_command:
+            rule = "is for a server that runs already, and not beside a command"
+            for name in ("url", "regular_url", "metrics_url"):
+                value = getattr(self, name)
+                require(not value, name, rule, value)
+        else:
+            rule = "is for servers that the harness starts, by a command behind --"
+            require(not self.first_command, "first_command", rule, self.first_command)
+            require(not self.vary, "vary", rule, self.vary)
+            require(self.blocks == "auto", "blocks", rule, self.blocks)
+        for name in ("url", "regular_url"):
+            _check_url(name, getattr(self, name))
+        for page in self.metrics_url:
+            _check_url("metrics_url", page)
+        if self.blocks != "auto":
+            require_at_least(self, blocks=0)
+        rule = "must be positive"
+        require(self.start_timeout_s > 0, "start_timeout_s", rule, self.start_timeout_s)
+        require(self.timeout_s > 0, "timeout_s", rule, self.timeout_s)
+        rule = "must be positive, in requests per second"
+        require(self.rate is None or self.rate > 0, "rate", rule, self.rate)
+        for name, value in (self.extra or {}).items():
+            place = _SET_ELSEWHERE.get(name)
+            advice = f"must not hold {name}" + (f", which {place} sets" if place else "")
+            is_free = place is None and name not in _NEEDED
+            require(is_free, "extra", advice, f"{{{name}: {value}}}")
+        check_limits(self.slo)
+
+    @property
+    def has_two(self) -> bool:
+        """Whether there is a server for each arm."""
+        return self.regular_url is not None or bool(self.start_command)
+
+    @property
+    def fills_in_k(self) -> bool:
+        """Whether the servers are started with the K of the run."""
+        return any("{K}" in word for word in (*self.first_command, *self.start_command))
+
+    @property
+    def has_rate(self) -> bool:
+        return self.rate is not None
+
+    @property
+    def asks_chats(self) -> bool:
+        return self.chat is True
+
+    @property
+    def is_over_itself(self) -> bool:
+        is_one_name = self.regular_model in (None, self.model)
+        return self.regular_url is not None and self.url == self.regular_url and is_one_name
+
+    @property
+    def beyond_model(self) -> str | None:
+        if self.chat is True:
+            return "engine.chat=true"
+        for name, grammar in (self.extra or {}).items():
+            if name in _GRAMMARS:
+                return f"engine.extra={{{name}: {grammar}}}"
+        return None
+
+
+_ADDRESS_RULE = "must be an address such as http://host:8000/v1"
+
+
+def _check_url(setting: str, url: str | None) -> None:
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise SettingError(setting, _ADDRESS_RULE, "***") from error
+    # Settings are written into rows, so the message must not repeat a password either.
+    rule = "must hold no user, password or query: use engine.api_key_variable"
+    require("@" not in parts.netloc and not parts.query, setting, rule, "***")
+    try:
+        is_possible = parts.port is None or parts.port > 0
+    except ValueError:  # no number, or one that is too large
+        is_possible = False
+    is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and is_possible
+    require(is_address, setting, _ADDRESS_RULE, url)

@@ -1,0 +1,131 @@
+"""Servers that are started by their commands: what a run is called by them, and how often they are started."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import shutil
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from harness.config.errors import SettingError
+from harness.config.model_names import SECOND_COMMAND, SERVED
+from harness.config.settings import ModelSettings
+from harness.engines.record import Opening
+from harness.servers.command import ServerCommand, read_command, removed_words
+from harness.servers.dialects import DIALECTS
+from harness.servers.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from harness.config.run import RunSettings
+    from harness.config.settings import DraftSettings
+    from harness.engines.protocol import Engine
+
+# The draft of a run that names none.
+_ITS_OWN = "server"
+# `engine.blocks=auto` where one arm after the other has the devices.
+_BLOCKS = 4
+# How often both servers are started where they run side by side and start quickly, and the fewest prompts of a start.
+_STARTS = 8
+_PROMPTS_PER_START = 2
+# Blocks at most, of a run that ends as soon as it is precise enough (`precision`).
+_MOST_BLOCKS = 24
+
+
+def commands_of(run: RunSettings) -> list[ServerCommand]:
+    """The commands of a run as they are started, the regular one first; one without a draft.
+
+    Raises:
+        SettingError: the server cannot be started in this way, or not without speculation.
+    """
+    settings = run.engine
+    assert isinstance(settings, ServerSettings)
+    values = dict(settings.vary or {}) | {"K": run.decoding.num_draft_tokens}
+    chosen = settings.dialect
+    dialects = list(DIALECTS.all().values()) if chosen is None else [DIALECTS[chosen]]
+    typed = [words for words in (settings.first_command, settings.start_command) if words]
+    *first, measured = [read_command(words, values, dialects).prepared() for words in typed]
+    for command in (*first, measured):
+        if shutil.which(command.program) is None:
+            raise SettingError(command.program, "no such program, to start a server")
+    if run.draft is None:
+        return [measured]
+    if first:
+        return [*first, measured]
+    if run.JUDGES_DRAFT:
+        return [measured]
+    return [measured.regular(), measured]
+
+
+def labelled(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSettings:
+    """The settings with the names of model and draft that the commands have."""
+    settings = run.engine
+    assert isinstance(settings, ServerSettings)
+    measured = commands[-1]
+    if run.model.repository == SERVED and measured.dialect is not None and measured.model:
+        run = dataclasses.replace(run, model=dataclasses.replace(run.model, name=measured.model))
+    draft = run.draft
+    if draft is not None and draft.name == _ITS_OWN:
+        name = SECOND_COMMAND if settings.first_command else measured.draft
+        if name is not None:
+            return dataclasses.replace(run, draft=dataclasses.replace(draft, name=name))
+    elif draft is not None and draft.name != SECOND_COMMAND and not run.JUDGES_DRAFT:
+        _check_label(draft, measured)
+    return run
+
+
+def _check_label(draft: DraftSettings, measured: ServerCommand) -> None:
+    """Raise a SettingError for a typed draft that is not the one of the command."""
+    if measured.dialect is None or not measured.draft:
+        return
+    typed = {draft.name, draft.repository if isinstance(draft, ModelSettings) else ""}
+    if typed.isdisjoint({measured.draft, measured.value(measured.startup.draft)}):
+        rule = f"the command behind -- drafts with {measured.draft}: leave draft= out"
+        raise SettingError("draft", rule, draft.name)
+
+
+def start(opening: Opening, settings: ServerSettings) -> Engine:
+    """Both servers, or the only one, by their commands."""
+    from harness.config.machine import gpu_names
+    from harness.servers.engine import ServerEngine
+    from harness.servers.launch import Launch, Served
+
+    run = opening.settings
+    # `map` opens an engine for each K.
+    commands = commands_of(dataclasses.replace(run, decoding=opening.decoding))
+    has_gpus = bool(gpu_names())
+    if len(commands) > 1 and settings.blocks == "auto" and not has_gpus:
+        commands = [command.beside_another() for command in commands]
+    names = ["regular", "speculative"][-len(commands) :] if run.draft is not None else ["regular"]
+    # What the rows call the arms is not what two commands are called.
+    shown = ["first", "second"] if settings.first_command else names
+    served = []
+    for name, label, command in zip(names, shown, commands, strict=True):
+        log = opening.directory.resolve() / f"{name}_server.log"
+        launch = Launch(command.words, log, settings.start_timeout_s)
+        model = (settings.regular_model if name == "regular" else None) or settings.model
+        served.append(Served(name, f"the {label} command", model, launch=launch, label=label))
+        opening.say(f"{label}: {launch}")
+    if len(commands) < 2:
+        return ServerEngine(opening, served)
+    removed = list(removed_words(commands[1], commands[0]))
+    if not settings.first_command and removed:
+        opening.say(f"the regular server is started without {shlex.join(removed)}")
+    dialect = commands[1].dialect
+    if dialect is not None and commands[1].startup.is_untried:
+        opening.say(f"{dialect.title} is recognised by its flags, and was never tried by us")
+    note = commands[1].startup.note if dialect is not None else ""
+    if note and has_gpus:
+        opening.say(note)
+    most = _MOST_BLOCKS if run.is_until_precise else _BLOCKS
+    if settings.blocks != "auto":
+        return ServerEngine(opening, served, settings.blocks)
+    # Servers share a GPU where flags bound the memory that each takes of it.
+    share_gpus = all(
+        command.dialect is not None and command.value(command.startup.sized_by)
+        for command in commands
+    )
+    if has_gpus and not share_gpus:
+        return ServerEngine(opening, served, most)
+    most_starts = min(_STARTS, run.num_over_starts // (_PROMPTS_PER_START * run.batch_size))
+    return ServerEngine(opening, served, blocks_if_needed=most, most_starts=most_starts)
