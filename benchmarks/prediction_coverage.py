@@ -156,11 +156,10 @@ def main() -> None:
     for name, draft in noisy_drafts(directory).items():
         yields = {}
         for prompts in sets:
-            yields[prompts] = directory / f"{name}_{prompts}.csv".replace(" ", "_")
+            yields[prompts] = directory / f"{draft.name}_{prompts}.csv"
             words = ["model=tiny", f"draft={draft}", f"prompts={sets[prompts]}", f"K={K}"]
             words += ["temperature=0", f"tokens={NUM_TOKENS}", f"num_prompts={NUM_PROMPTS}"]
             harness.run("acceptance", *words, f"results.file={yields[prompts]}")
-        costs = directory / f"{name}_costs.csv".replace(" ", "_")
         with ExitStack() as stack:
             urls = [
                 stack.enter_context(serving(words)) for words in commands(engine, draft, target)
@@ -170,13 +169,21 @@ def main() -> None:
             measured = {}
             # All sets of a load one after the other: the machine is shared.
             for load, prompts in itertools.product(LOADS, sets):
-                file = costs if prompts == "stories" else directory / "others.csv"
+                file = directory / f"{draft.name}_{prompts}_measured.csv"
                 measured[load, prompts] = measure(urls, sets[prompts], load, file)
+        costs = directory / f"{draft.name}_stories_measured.csv"
         for prompts in list(sets)[1:]:
-            predicted = harness.run("plan", f"costs={costs}", f"acceptance={yields[prompts]}")
+            file = directory / f"{draft.name}_{prompts}_measured.csv"
+            predicted, decoded = (
+                harness.run("plan", f"costs={costs}", f"acceptance={source}")
+                for source in (yields[prompts], file)
+            )
             predicted = predicted[predicted.num_draft_tokens == K].set_index("batch_size")
+            decoded = decoded[decoded.num_draft_tokens == K].set_index("batch_size")
             for load in LOADS:
-                compare(name, prompts, load, predicted.loc[load], measured[load, prompts], counts)
+                row = predicted.loc[load].copy()
+                row["measured_speedup"] = decoded.measured_speedup[load]
+                compare(name, prompts, load, row, measured[load, prompts], counts)
     cells = counts["cells"]
     print(f"{cells} cells: {counts['inside']} inside, {counts['alike']} alike")
     print(f"{counts['near']} within 5 %")
@@ -193,8 +200,10 @@ def compare(
     """Print one cell, and count what it shows."""
     low, high = predicted.predicted_speedup_low, predicted.predicted_speedup_high
     estimate = predicted.predicted_speedup
-    speedup = measured.decode_speedup
-    own_low, own_high = measured.decode_speedup_low, measured.decode_speedup_high
+    # Of decoding, as wide as the interval of the whole speed-up.
+    speedup = predicted.measured_speedup
+    own_low = speedup * measured.speedup_low / measured.speedup
+    own_high = speedup * measured.speedup_high / measured.speedup
     half = math.hypot(math.log(high / low) / 2, math.log(own_high / own_low) / 2)
     counts["cells"] += 1
     counts["inside"] += low <= speedup <= high
