@@ -45,6 +45,7 @@ def test_a_pattern_without_a_preset_is_a_wrong_setting(harness: Harness) -> None
                 "serve",
                 "report",
                 "regress",
+                "bisect",
                 "audit",
             ],
         ),

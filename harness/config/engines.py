@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
+
+# `{K}`, and neither `{{name}}` of a format nor `${NAME}` of a shell.
+_PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_]\w*)\}(?!\})")
+
+
+def placeholders(word: str) -> list[str]:
+    """The names in braces in a word of a command: `version` of `server:{version}`."""
+    return _PLACEHOLDER.findall(word)
 
 
 def divided(words: Sequence[str]) -> list[list[str]]:

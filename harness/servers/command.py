@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
+from harness.config.engines import placeholders
 from harness.config.errors import SettingError, nearest
 from harness.config.secrets import secret_flag, secret_variable
 from harness.servers.dialects import Dialect, known_programs
@@ -24,8 +25,6 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 CONTAINERS = ("docker", "podman", "nerdctl")
 # Their flags before a variable.
 _OF_CONTAINERS = ("-e", "--env")
-# `{K}`, and neither `{{name}}` of a format nor `${NAME}` of a shell.
-_PLACEHOLDER = re.compile(r"(?<![{$])\{[A-Za-z_]\w*\}(?!\})")
 _WRITTEN = "what is typed is written into files: set it in the environment"
 _BOTH = "harness latency -- COMMAND -- COMMAND compares any two commands"
 SETTING = "the command behind --"
@@ -369,10 +368,9 @@ def read_command(
     for word in words:
         for name, value in values.items():
             word = word.replace(f"{{{name}}}", str(value))
-        for left in _PLACEHOLDER.findall(word):
-            if left != "{port}":
-                name = left.strip("{}")
-                rule = f"{left} has no value: vary.{name}=VALUE sets one; {{port}} and {{K}} have theirs"
+        for name in placeholders(word):
+            if name != "port":
+                rule = f"{{{name}}} has no value: vary.{name}=VALUE sets one; {{port}} and {{K}} have theirs"
                 raise SettingError(SETTING, rule)
         filled.append(word)
     for word in filled:

@@ -16,7 +16,7 @@ import os
 import re
 import shlex
 import typing
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from numbers import Number
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -122,10 +122,13 @@ def literal(text: str) -> str:
     return re.sub(r"(\\*)\$\{", lambda match: 2 * match[1] + "\\${", text)
 
 
-def without_dashes(words: Iterable[str]) -> list[str]:
-    """`["output=paper"]` for `["--output", "paper"]`, of a command that takes paths; --help stays."""
+def without_dashes(words: Sequence[str]) -> list[str]:
+    """`["output=paper"]` for `["--output", "paper"]`, of a command that takes paths; --help stays, and the command of a
+    server behind `--`.
+    """
     plain: list[str] = []
-    for word in words:
+    end = words.index("--") if "--" in words else len(words)
+    for word in words[:end]:
         previous = plain[-1] if plain else ""
         if previous.startswith("--") and previous != "--help":
             plain[-1] = f"{previous.lstrip('-')}={word}"
@@ -133,7 +136,7 @@ def without_dashes(words: Iterable[str]) -> list[str]:
             plain.append(word.lstrip("-"))
         else:
             plain.append(word)
-    return plain
+    return [*plain, *words[end:]]
 
 
 def _from_option(

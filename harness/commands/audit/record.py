@@ -13,7 +13,7 @@ class Audit(PathCommand):
     name = "audit"
     summary = "what an iteration costs by published figures, and whether they are possible: exit code 0 yes, 1 no"
     example = "README.md num_prompts=80"
-    help_order = 10
+    help_order = 11
     program = "harness.commands.audit.command"
 
 

@@ -1,0 +1,149 @@
+"""How a version is measured: one start of `harness latency` with the version filled in, kept in a directory of its own.
+
+An interrupted search goes on where it was: a start whose directory has a whole run is not repeated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from harness.commands.read_runs import every_run
+from harness.commands.registry import measurement
+from harness.config.errors import RunError, SettingError
+from harness.measuring.progress import note, say, show
+from harness.results.runs import Run
+
+_BELOW = Path("outputs", "bisect")
+# What both streams of a start are written to.
+_PRINTED = "printed.txt"
+# Of a run that was interrupted.
+_INTERRUPTED = (130, -signal.SIGINT, -signal.SIGTERM)
+_ERROR = re.compile(r"^harness: (.*)$", re.MULTILINE)
+
+
+class Starts:
+    """Starts of `harness latency` with one version after the other.
+
+    Args:
+        name: that stands in braces in the words.
+        labels: how each version is shown.
+        words: of the harness, then `--` and the command of a server.
+        resumes: whether earlier starts of the same words count.
+
+    Attributes:
+        directory: of all these starts.
+    """
+
+    def __init__(
+        self, name: str, words: Sequence[str], labels: Mapping[str, str], *, resumes: bool
+    ) -> None:
+        self._name = name
+        self._labels = labels
+        self._words = words
+        self._resumes = resumes
+        digest = hashlib.sha256("\0".join(words).encode()).hexdigest()
+        self.directory = _BELOW / digest[:8]
+
+    def measure(self, version: str, number: int) -> Run | str:
+        """The run of a version's start with this number, from 1, or why there is none.
+
+        Raises:
+            SettingError: a setting of `latency` is wrong.
+        """
+        directory = self.directory / f"{_as_name(version)}-{number}"
+        shown = f"{self._name} {self._labels[version]}"
+        if self._resumes and (run := _whole_run(directory)) is not None:
+            say(f"{shown}: measured before ({directory}; resume=false measures again)")
+            return run
+        note(f"{shown}: start {number}; its output: {directory / _PRINTED}")
+        run, reason = self._start(version, directory)
+        show("")
+        if run is None:
+            return reason
+        # The arm that speculates, or the only one.
+        say(f"{shown}: {measurement('latency').line(run.rows)}")
+        return run
+
+    def _start(self, version: str, directory: Path) -> tuple[Run | None, str]:
+        filled = [word.replace(f"{{{self._name}}}", version) for word in self._words]
+        end = filled.index("--") if "--" in filled else len(filled)
+        place = [f"hydra.run.dir={directory}"]
+        command = [sys.executable, "-m", "harness", "latency", *filled[:end], *place, *filled[end:]]
+        directory.mkdir(parents=True, exist_ok=True)
+        printed = directory / _PRINTED
+        with printed.open("w", encoding="utf-8") as file:
+            # In a session of its own: Ctrl-C is to reach this process alone, which passes it on once.
+            process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+            try:
+                code = process.wait()
+            except BaseException:
+                # It writes its rows, and ends its server.
+                with suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGINT)
+                process.wait()
+                raise
+        if code in _INTERRUPTED:
+            raise KeyboardInterrupt
+        if (run := _whole_run(directory)) is not None:
+            return run, ""
+        errors = _ERROR.findall(printed.read_text(encoding="utf-8", errors="replace"))
+        reason = errors[-1] if errors else f"ended with exit code {code} ({printed})"
+        if code == SettingError.exit_code and not (directory / "latency.csv").exists():
+            shutil.rmtree(directory, ignore_errors=True)
+            setting, _, rule = reason.partition(": ")
+            raise SettingError(setting, rule)
+        return None, reason
+
+
+def _whole_run(directory: Path) -> Run | None:
+    """The run in a directory, if it succeeded."""
+    if not (directory / "latency.csv").is_file():
+        return None
+    runs = every_run(directory).runs
+    return next((run for run in runs if run.status == "ok"), None)
+
+
+def _as_name(version: str) -> str:
+    """A version as the name of a directory."""
+    name = re.sub(r"[^\w.-]", "_", version)
+    if name == version and len(name) < 100 and not name.startswith("."):
+        return name
+    return f"{name[:80].lstrip('.')}-{hashlib.sha256(version.encode()).hexdigest()[:6]}"
+
+
+def commits(repository: str, good: str, bad: str) -> dict[str, str]:
+    """The commits from a good one to a bad one along first parents, both included: their hashes, and how each is shown.
+
+    Raises:
+        SettingError: there is no such repository or commit, or the bad one does not follow the good one.
+    """
+    listed = {}
+    for revisions in (["-1", good], ["--reverse", "--first-parent", f"{good}..{bad}"]):
+        command = ["git", "-C", repository, "log", "--format=%H %h %s", *revisions, "--"]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True)
+        except OSError as error:
+            raise RunError(f"git cannot be run: {error.strerror}") from error
+        if done.returncode:
+            reason = done.stderr.strip().splitlines()[-1].removeprefix("fatal: ")
+            raise SettingError("good, bad", f"no commits of git={repository}: {reason}")
+        for line in done.stdout.splitlines():
+            commit, _, shown = line.partition(" ")
+            listed[commit] = shown
+    if len(listed) < 2:
+        raise SettingError("bad", f"must be a commit after good={good}", bad)
+    return listed

@@ -1,0 +1,186 @@
+"""`bisect`: the search on planted versions without servers, and once through real processes."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harness.commands.bisect.search import Outcome, Search
+from harness.commands.bisect.starts import commits
+from harness.config.errors import RunError, SettingError
+from harness.reporting.changes import Compared, Figure, Sides
+from harness.reporting.names import name_of
+from harness.results.runs import Run
+from harness.results.statistics.comparisons import compare
+from in_process import Harness
+from report_files import latency_run
+from wording import mentions
+
+SUPPORT = Path(__file__).parents[2] / "support"
+NUM_VERSIONS = 12
+NUM_PROMPTS = 15
+TIME = Figure("ms per token", "lower", ("faster", "slower"), timed=True)
+# Standard deviation of a prompt within a start, in logarithms; that of a start is planted.
+WITHIN = 0.02
+
+
+@dataclass
+class Planted:
+    """Versions whose times are planted: those from `first_worse` on are slower.
+
+    Attributes:
+        of_starts: standard deviation between starts of one version, in logarithms.
+        broken: versions that do not start.
+    """
+
+    rng: np.random.Generator
+    first_worse: int
+    slowdown: float
+    of_starts: float
+    broken: tuple[str, ...] = ()
+    times: dict[str, np.ndarray] = field(default_factory=dict)
+
+    def measure(self, version: str, number: int) -> Run | str:
+        if version in self.broken:
+            return "it does not start"
+        run = Run([latency_run()[-1]])
+        level = np.log1p(self.slowdown) if int(version) >= self.first_worse else 0.0
+        of_start = self.rng.normal(0, self.of_starts)
+        of_prompts = self.rng.normal(0, WITHIN, NUM_PROMPTS)
+        # Prompts differ by far more than anything else.
+        self.times[run.id] = np.exp(np.linspace(0, 3, NUM_PROMPTS) + level + of_start + of_prompts)
+        return run
+
+    def changes(self, sides: Sides) -> list[Compared]:
+        before, after = (
+            np.array([self.times[run.id] for run in runs]) for runs in (sides.before, sides.after)
+        )
+        comparison = compare(before, after, TIME.better, sides.margin)
+        row = sides.after[-1].last
+        return [Compared(row, row, TIME, name_of(row), comparison.verdict, comparison)]
+
+    def found(self, most_starts: int = 24) -> Outcome:
+        versions = [str(number) for number in range(NUM_VERSIONS)]
+        return Search(versions, TIME.name, 0.02, most_starts, self.measure, self.changes).find()
+
+
+def searches(number: int, slowdown: float, of_starts: float) -> list[tuple[str | None, str, int]]:
+    """What was found, what was planted, and how many starts that took."""
+    found = []
+    for seed in range(number):
+        rng = np.random.default_rng(seed)
+        first_worse = int(rng.integers(1, NUM_VERSIONS))
+        outcome = Planted(rng, first_worse, slowdown, of_starts).found()
+        found.append((outcome.first_worse, str(first_worse), outcome.num_starts))
+    return found
+
+
+@pytest.mark.slow
+def test_the_guilty_one_of_twelve_is_found_in_six_starts() -> None:
+    """In 19 of 20 searches, if versions differ by 12 % and starts of one version by 1 %.
+
+    Of 300 searches, each right with a chance of 95 %, 262 or fewer are with one of 1e-9.
+    """
+    found = searches(300, slowdown=0.12, of_starts=0.01)
+    in_six = sum(first == planted and starts <= 6 for first, planted, starts in found)
+    assert in_six > 262
+    assert all(first == planted for first, planted, _ in found)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slowdown", [0.0, 0.05])
+@pytest.mark.parametrize("knows_noise", [True, False])
+def test_where_noise_hides_the_change_nobody_is_accused(
+    slowdown: float, knows_noise: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Starts of one version differ by 4 %. Of 100 searches, in each of which a wrong version is named with a chance of
+    6 %, more than 24 name one with a chance of 1e-9; a rule that takes what is likelier names one in most.
+    """
+    if not knows_noise:
+        monkeypatch.setattr("harness.commands.bisect.search.SURE", 0.5)
+        monkeypatch.setattr("harness.commands.bisect.search._LEVEL", np.inf)
+    found = searches(100, slowdown, of_starts=0.04)
+    wrong = sum(
+        first is not None and not (slowdown and first == planted) for first, planted, _ in found
+    )
+    assert (wrong <= 24) == knows_noise
+
+
+def test_a_version_that_does_not_start_is_skipped() -> None:
+    planted = Planted(np.random.default_rng(0), 6, 0.5, 0.005, broken=("5", "6"))
+    outcome = planted.found()
+    # Whether it was 5, 6 or 7 is not known: git bisect says the same.
+    assert outcome.first_worse == "7"
+    assert outcome.possible == ["5", "6", "7"]
+    skipped = {one.version for one in outcome.versions if one.skipped}
+    assert skipped <= {"5", "6"}
+    assert skipped
+
+
+def test_an_end_must_start() -> None:
+    planted = Planted(np.random.default_rng(0), 6, 0.5, 0.005, broken=("11",))
+    with pytest.raises(RunError, match=r"11 is an end .* it does not start"):
+        planted.found()
+
+
+def test_ends_that_do_not_differ_are_not_searched() -> None:
+    outcome = Planted(np.random.default_rng(0), NUM_VERSIONS, 0.0, 0.002).found()
+    assert outcome.first_worse is None
+    assert not outcome.possible
+    assert outcome.changed.verdict == "no worse"
+    assert {one.version for one in outcome.versions if one.runs} == {"0", "11"}
+
+
+def test_with_too_few_starts_it_says_which_are_possible() -> None:
+    planted = Planted(np.random.default_rng(1), 8, 0.5, 0.005)
+    outcome = planted.found(most_starts=4)
+    assert outcome.first_worse is None
+    assert "8" in outcome.possible
+    assert 1 < len(outcome.possible) < NUM_VERSIONS - 1
+    assert outcome.num_starts == 4
+
+
+@pytest.mark.slow
+def test_a_slower_version_of_a_server_is_found_and_its_starts_are_kept(harness: Harness) -> None:
+    """Versions are the delays of a server's tokens, in seconds; one is no number, so that it does not start."""
+    delays = "0.0010,0.0011,broken,0.0300,0.0301"
+    server = f"{sys.executable} {SUPPORT / 'echo_server.py'} --port {{port}} --delay {{version}}"
+    line = ["bisect", f"versions={delays}", "model=tiny", "num_prompts=9", "tokens=8"]
+    line += ["decoding=greedy", "--", *shlex.split(server)]
+    first = harness(*line)
+    for expected in ("0.0300, or broken (skipped), is the first one slower", "over 99 % sure"):
+        assert mentions(first.stdout, expected)
+    assert "invalid float value: 'broken'" in first.stderr
+    rows = list(Path("outputs/bisect").rglob("latency_prompts.csv"))
+    assert len(rows) >= 4
+
+    # Typed again it measures nothing but what failed, and says the same.
+    again = harness(*line)
+    assert again.stdout == first.stdout
+    assert again.stderr.count("measured before") == len(rows)
+    assert list(Path("outputs/bisect").rglob("latency_prompts.csv")) == rows
+
+
+def test_commits_are_those_between_both_in_their_order(tmp_path: Path) -> None:
+    def git(*words: str) -> str:
+        command = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b", *words]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+    git("init", "-q")
+    hashes = []
+    for number in range(4):
+        git("commit", "-q", "--allow-empty", "-m", f"Change {number}")
+        hashes.append(git("rev-parse", "HEAD"))
+    found = commits(str(tmp_path), "HEAD~2", "HEAD")
+    assert list(found) == hashes[1:]
+    assert found[hashes[3]].endswith(" Change 3")
+    with pytest.raises(SettingError, match="must be a commit after good=HEAD"):
+        commits(str(tmp_path), "HEAD", "HEAD~1")
+    with pytest.raises(SettingError, match="no commits"):
+        commits(str(tmp_path), "no-such", "HEAD")
