@@ -48,7 +48,7 @@ for argument in "$@"; do
 done
 
 if ! command -v apt-get >/dev/null; then
-    say "machine-install.sh: this system has no apt-get; install git, Python 3.11 to 3.13 with venv and, for a GPU," \
+    say "machine-install.sh: this system has no apt-get; install git, Python 3.11 to 3.14 with venv and, for a GPU," \
         "the NVIDIA driver with its own package manager" >&2
     exit 1
 fi
@@ -84,12 +84,12 @@ offered() { LC_ALL=C apt-cache policy "$1" 2>/dev/null | sed -n 's/^  Candidate:
 
 # --- Python and git ---------------------------------------------------------------------------------------------------
 
-# Sets `python`. The same choice as in setup.sh: the code needs 3.11, and Hydra 1.3 does not start on 3.14.
+# Sets `python`. The same choice as in setup.sh: the code needs 3.11, and torch has no wheels for 3.15.
 find_python() {
-    for python in python3 python3.13 python3.12 python3.11; do
+    for python in python3 python3.14 python3.13 python3.12 python3.11; do
         if "$python" -c '
 import ensurepip, sys, venv
-sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then return 0; fi
+sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null; then return 0; fi
     done
     python=""
     return 1
@@ -99,12 +99,12 @@ sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null; then return 0;
 python_package() {
     local version
     case $(offered python3) in
-        3.11.* | 3.12.* | 3.13.*)
+        3.11.* | 3.12.* | 3.13.* | 3.14.*)
             echo python3
             return 0
             ;;
     esac
-    for version in 3.13 3.12 3.11; do
+    for version in 3.14 3.13 3.12 3.11; do
         if [ -n "$(offered "python$version-venv")" ]; then
             echo "python$version"
             return 0
@@ -120,14 +120,14 @@ check_python() {
     if find_python; then
         say "  $("$python" --version) with venv: there"
     else
-        say "  no Python 3.11 to 3.13 with venv"
+        say "  no Python 3.11 to 3.14 with venv"
         fetch_lists
         if package=$(python_package); then
             packages+=("$package" "$package-venv" "$package-dev")
         elif [ "$dry_run" = yes ]; then
-            say "  would look for Python 3.13, 3.12 and 3.11 once the package lists are there"
+            say "  would look for Python 3.14, 3.13, 3.12 and 3.11 once the package lists are there"
         else
-            problem "this release offers no Python 3.11 to 3.13 (its python3 is $(offered python3)); install one by other \
+            problem "this release offers no Python 3.11 to 3.14 (its python3 is $(offered python3)); install one by other \
 means and name it: HARNESS_PYTHON=/path/to/python . ./setup.sh"
         fi
     fi

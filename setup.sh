@@ -63,18 +63,18 @@ print(sys.version_info[:2], hashlib.sha256(b"".join(files)).hexdigest(), sys.arg
 # Whether the environment is whole and was made in this place: scripts inside it hold its path.
 usable() {
     grep -qsF "$venv" "$venv/bin/activate" &&
-        "$venv/bin/python" -c 'import sys, pip; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' 2>/dev/null
+        "$venv/bin/python" -c 'import sys, pip; sys.exit(not (3, 11) <= sys.version_info < (3, 15))' 2>/dev/null
 }
 
-# Sets `python` to the first interpreter that will do. The user's own python3 goes first; Hydra 1.3 does not
-# start on 3.14.
+# Sets `python` to the first interpreter that will do. The user's own python3 goes first. torch has no wheels for 3.15
+# yet: there, or where there is no Python at all, uv fetches one if it is installed.
 find_python() {
     local candidate version found="" without_venv=""
-    for candidate in ${HARNESS_PYTHON:+"$HARNESS_PYTHON"} python3 python3.13 python3.12 python3.11; do
+    for candidate in ${HARNESS_PYTHON:+"$HARNESS_PYTHON"} python3 python3.14 python3.13 python3.12 python3.11; do
         # A version manager's shim may be on PATH with nothing behind it, hence the trial run.
         version=$("$candidate" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null) || version=""
         case $version in
-            3.11 | 3.12 | 3.13)
+            3.11 | 3.12 | 3.13 | 3.14)
                 if "$candidate" -c 'import ensurepip, venv' 2>/dev/null; then
                     python=$candidate
                     return 0
@@ -85,14 +85,23 @@ find_python() {
         esac
         if [ -n "${HARNESS_PYTHON:-}" ]; then break; fi
     done
+    if [ -z "${HARNESS_PYTHON:-}" ] && command -v uv >/dev/null; then
+        say "fetching Python 3.13 with uv: ${found:-no python3} cannot be used"
+        if uv python install --quiet 3.13 && python=$(uv python find --managed-python 3.13); then return 0; fi
+    fi
     if [ -n "$without_venv" ]; then
         say "$without_venv: the venv module is missing"
     else
-        say "needs Python 3.11, 3.12 or 3.13; ${found:-no ${HARNESS_PYTHON:-python3} that runs} was found"
+        say "needs Python 3.11 to 3.14; ${found:-no ${HARNESS_PYTHON:-python3} that runs} was found"
     fi
-    say "on Ubuntu or Debian, ./machine-install.sh installs what is missing;" \
+    say "on Ubuntu or Debian, ./machine-install.sh installs what is missing; elsewhere uv (pip install uv) does;" \
         "HARNESS_PYTHON=/path/to/python names another interpreter"
     return 1
+}
+
+# Whether pip is told, by its files or variables, where to find packages.
+has_own_index() {
+    "$venv/bin/python" -m pip config list 2>/dev/null | grep -qE '(index-url|find-links|no-index)='
 }
 
 if ! [ -f "$stamp" ] || ! [ "$(fingerprint)" = "$(<"$stamp")" ]; then
@@ -110,9 +119,17 @@ if ! [ -f "$stamp" ] || ! [ "$(fingerprint)" = "$(<"$stamp")" ]; then
             "run PIP_EXTRA_INDEX_URL=$(sed -n 's/^torch_index=//p' machine-install.sh)/cu${driver_cuda%%.*}N . ./setup.sh" \
             "(./machine-install.sh says more)"
     fi
+    # Without a driver CUDA would be gigabytes for nothing. Whoever has told pip where to look has chosen.
+    indexes=()
+    if [ "$(uname)" = Linux ] && ! command -v nvidia-smi >/dev/null && ! has_own_index; then
+        cpu_index=$(sed -n 's/^torch_index=//p' machine-install.sh)/cpu
+        indexes=(--extra-index-url "$cpu_index")
+        say "no NVIDIA driver here: taking torch's CPU build; for another, remove .venv and run" \
+            "PIP_EXTRA_INDEX_URL=${cpu_index%/cpu}/cu${torch_cuda/./} . ./setup.sh"
+    fi
     say "installing the package and its dependencies into .venv; the first time takes minutes"
     if ! "$venv/bin/python" -m pip install --quiet --no-input --disable-pip-version-check \
-        --constraint constraints.txt --editable '.[dev]' >"$log" 2>&1; then
+        ${indexes[@]+"${indexes[@]}"} --constraint constraints.txt --editable '.[dev]' >"$log" 2>&1; then
         tail -n 20 "$log" >&2
         say "the installation failed; all that pip said is in .venv/install.log. Fix the cause and run it again"
         exit 1

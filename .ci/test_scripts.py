@@ -28,6 +28,10 @@ Source = Callable[..., subprocess.CompletedProcess[str]]
 PIP = """
 import os, pathlib, sys
 tree = pathlib.Path(sys.prefix).parent
+if sys.argv[1] == "config":
+    told = tree / "pip-config"
+    print(told.read_text() if told.exists() else "global.index-url='https://some'")
+    sys.exit()
 with open(tree / "pip-calls", "a") as calls:
     print(*sys.argv[1:], file=calls)
 if (tree / "pip-fails").exists():
@@ -195,7 +199,7 @@ def test_an_environment_that_was_moved_is_made_again(prepared: Path) -> None:
     [
         pytest.param(None, "no python3 that runs", id="none"),
         pytest.param("echo 3.9", "python3 is 3.9", id="too old"),
-        pytest.param("echo 3.14", "python3 is 3.14", id="too new"),
+        pytest.param("echo 3.15", "python3 is 3.15", id="too new"),
         pytest.param(
             'case "$2" in *ensurepip*) exit 1 ;; esac; echo 3.12',
             "the venv module is missing",
@@ -214,6 +218,46 @@ def test_without_a_python_it_says_what_is_missing(
     assert said in shown.stderr
     assert "machine-install.sh" in shown.stderr
     assert not (tree / ".venv").exists()
+
+
+def test_uv_fetches_a_python_where_there_is_none_that_will_do(tree: Path) -> None:
+    path = tools(tree.parent / "tools")
+    executable(path / "python3", f"#!{shutil.which('bash')}\necho 3.15\n")
+    uv = f"""#!{shutil.which("bash")}
+        echo "$*" >>"{tree}/uv-calls"
+        case "$2" in find) echo "{tree}/fetched" ;; esac
+    """
+    executable(path / "uv", uv)
+    # The interpreter that was fetched makes no environment here, which ends the script.
+    executable(tree / "fetched", f"#!{shutil.which('bash')}\necho Python 3.13.9\ntest $1 != -m\n")
+    shown = run("bash", tree / "setup.sh", env={"PATH": str(path)})
+    assert shown.returncode == 1
+    assert "fetching Python 3.13 with uv: python3 is 3.15 cannot be used" in shown.stderr
+    assert "making .venv with Python 3.13.9" in shown.stderr
+    calls = (tree / "uv-calls").read_text(encoding="utf-8").splitlines()
+    assert calls == ["python install --quiet 3.13", "python find --managed-python 3.13"]
+
+
+@pytest.mark.parametrize(
+    ("has_driver", "configured", "of_cpus"),
+    [(False, "", True), (True, "", False), (False, "global.find-links='/opt/wheels'", False)],
+)
+def test_without_a_driver_torch_is_taken_without_cuda(
+    prepared: Path, has_driver: bool, configured: str, of_cpus: bool
+) -> None:
+    path = tools(prepared.parent / "tools")
+    if has_driver:
+        executable(path / "nvidia-smi", f"#!{shutil.which('bash')}\necho 'CUDA Version: 13.0 '\n")
+    (prepared / "pip-config").write_text(configured, encoding="utf-8")
+    shown = run("bash", prepared / "setup.sh", env={"PATH": str(path)})
+    assert shown.returncode == 0, shown.stderr
+    *_, installing = (prepared / "pip-calls").read_text(encoding="utf-8").splitlines()
+    on_linux = sys.platform == "linux"
+    assert (
+        ("--extra-index-url" in installing)
+        == ("CPU build" in shown.stderr)
+        == (of_cpus and on_linux)
+    )
 
 
 # --- machine-install.sh -----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What harness takes from Hydra beyond its public interface: two private names, and what Hydra reads of the process.
+"""What harness takes from Hydra beyond its public interface: private names, and what Hydra reads of the process.
 
 Hydra has no public way to say which options it has, to compose presets of a further directory as its `-cd` does, or to
 run a command line other than `sys.argv`. tests/cli/test_hydra_app.py calls all of this; a release of Hydra in the range
@@ -38,9 +38,23 @@ def flags(typed: Sequence[str]) -> Namespace:
 
 
 def _parser() -> ArgumentParser:
+    """Hydra's parser of options, also on Python 3.14, whose argparse reads each help text as its option is added: one
+    text of Hydra 1.3 is an object that can only be shown.
+    """
     from hydra._internal.utils import get_args_parser
 
-    return get_args_parser()
+    def add_argument(parser: ArgumentParser, *names: str, **settings: Any) -> Action:
+        text = settings.pop("help", None)
+        action = super(ArgumentParser, parser).add_argument(*names, **settings)
+        action.help = text
+        return action
+
+    ArgumentParser.add_argument = add_argument  # type: ignore[method-assign]
+    try:
+        return get_args_parser()
+    finally:
+        # That of its base class is found again.
+        del ArgumentParser.add_argument
 
 
 @contextmanager
@@ -90,6 +104,10 @@ def calling(
     from hydra.core.utils import env_override
 
     GlobalHydra.instance().clear()  # In a notebook there may be one.
+    # The package's attribute of this name is the function.
+    module: Any = sys.modules["hydra.main"]
+    hydras_parser = module.get_args_parser
+    module.get_args_parser = _parser
     argv = sys.argv
     sys.argv = list(line)
     variables = {"HYDRA_FULL_ERROR": "1", _TRACEBACK: str(int(WANTS_TRACEBACK))}
@@ -97,4 +115,5 @@ def calling(
         with env_override(variables):
             yield hydra.main(str(directory), name, version_base=_VERSION_BASE)(task)
     finally:
+        module.get_args_parser = hydras_parser
         sys.argv = argv

@@ -6,6 +6,7 @@ PYTHONPATH=/tmp/hydra:. pytest --noconftest -o addopts= tests/cli/test_hydra_app
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tomllib
@@ -14,6 +15,7 @@ from typing import Any
 
 import hydra
 import pytest
+from hydra._internal.utils import get_args_parser
 
 from harness.cli import hydra_app
 
@@ -49,6 +51,23 @@ def test_the_releases_that_are_allowed_were_tried() -> None:
     dependencies = tomllib.loads(PYPROJECT.read_text())["project"]["dependencies"]
     assert "hydra-core>=1.3.2,<1.4" in dependencies
     assert hydra.__version__ in TRIED, "try it, and add it"
+
+
+def test_help_texts_are_not_read_as_options_are_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As Python 3.14 reads them, where Hydra's own parser fails."""
+    add_argument = argparse._ActionsContainer.add_argument
+
+    def checking(container: Any, *names: str, **settings: Any) -> argparse.Action:
+        action = add_argument(container, *names, **settings)
+        assert action.help is None or "%" not in action.help
+        return action
+
+    monkeypatch.setattr(argparse._ActionsContainer, "add_argument", checking)
+    with pytest.raises((TypeError, ValueError)):
+        get_args_parser()
+    assert hydra_app.flags(["-m", "K=2"]).multirun
+    assert "add_argument" not in vars(argparse.ArgumentParser)
+    assert "completion" in repr(hydra_app.options()["-sc"].help)
 
 
 def test_options_say_what_follows_them() -> None:
