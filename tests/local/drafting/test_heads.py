@@ -101,6 +101,12 @@ FORMATS: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         {"layers": (1, 4, 6), "from_anchor": False, "block_size": 5}
         | {"causal_windows": True, "windows_follow": False},
     ),
+    # Trained otherwise, stored alike.
+    "PARD-2": (
+        DFLASH | {"speculators_model_type": "pard2", "ce_alpha": 0.1, "kd_alpha": 1.0, "target_feat_dropout": 0.1},
+        "dflash",
+        {"layers": (1, 4, 6), "from_anchor": False, "block_size": 5},
+    ),
     "z-lab dflash": (
         QWEN3 | {"block_size": 16, "dflash_config": {"target_layer_ids": [1, 4], "mask_token_id": 319}}, "dflash",
         {"layers": (2, 5), "from_anchor": False, "own_output": False, "block_size": 16}

@@ -56,7 +56,9 @@ def stored_kind(raw: Mapping[str, Any]) -> str | None:
     settings the configuration has; None where it has none of a head that drafts blocks.
     """
     if is_speculators(raw):
-        return raw["speculators_model_type"]
+        kind = raw["speculators_model_type"]
+        # PARD-2 trains a DFlash head otherwise, and stores it alike (speculators' `models/pard2`).
+        return "dflash" if kind == "pard2" else kind
     if "dflash_config" in raw:
         nested = _nested(raw)
         if "selector_rank" in nested:
