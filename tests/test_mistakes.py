@@ -66,6 +66,14 @@ MISTAKES = {
     "bisect -- a {commit}": "good: must be a commit: harness bisect good=v1.2 bad=HEAD",
     "bisect -m versions=1,2 -- a {x}": "-m: bisect is no sweep",
     "bisect versions=1,2 -- a {x} -- b {x}": "--: is followed by one command",
+    "latency ../a/b /c/d": "../a/b: is a value without its setting: harness latency model=../a/b draft=/c/d",
+    "plot a.csv": "plot: no such command; type: harness report format=svg a.csv",
+    "eval model=tiny_16bit": "model=tiny_16bit: no such preset: 16 bits are a dtype: model=tiny dtype=bfloat16",
+    "regress HEAD~1 HEAD": "HEAD~1: no such file; measure both sides first, then: harness regress BEFORE.csv "
+    "AFTER.csv; of two commits: harness bisect good=HEAD~1 bad=HEAD",
+    "latency -- llama-server -m a.gguf -md b.gguf":
+        "the command behind --: nothing in it makes llama.cpp speculate, -md alone does not: "
+        "add --spec-type draft-simple",
     "race": "race: no such command; type: harness compare",
     "diff a.csv b.csv": "diff: no such command; type: harness regress a.csv b.csv",
     "vllm serve X": "vllm: is the command of a server, which stands behind --: harness latency -- vllm serve X",
@@ -259,7 +267,7 @@ MISTAKES = {
     "plan draft=tiny_eagle3 draft.tree=dynamic acceptance=0.7": "acceptance=0.7: must be null with draft.tree=dynamic",
     "latency draft=early_exit draft.layers=[3,4]": "draft.layers=[3,4]: must be one number: how many of the target's",
     "latency draft=mtp": "draft=mtp: needs multi-token-prediction layers, and model=tiny (llama)",
-    "latency draft=eagle3": "draft=eagle3: no such preset (did you mean tiny_eagle3?)",
+    "latency draft=eagle3": "draft=eagle3: no such preset (did you mean llama3.1_8B-eagle3 or",
     "latency weights=randm": "weights=randm: must be one of stored, random (did you mean random?)",
     "latency weights=random model=gpt2 draft=7B": "draft=7B: must have the vocabulary of model=gpt2",
     "eval weights=random": "weights=random: must be stored: random weights know no answers",

@@ -13,6 +13,8 @@ _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\
 # Characters of a foreign message that are kept, and that are read: one of megabytes costs nothing.
 _LONGEST_MESSAGE = 300
 _MOST_READ = 20 * _LONGEST_MESSAGE
+# Words that contain what was typed, and are suggested together.
+_MOST_MATCHES = 4
 
 
 class HarnessError(Exception):
@@ -81,17 +83,17 @@ def as_typed(value: object) -> str:
 
 
 def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """` (did you mean X?)` for what other tools call so, for up to three words that contain it, or for the closest.
+    """` (did you mean X?)` for what other tools call so, for a few words that contain it, or for the closest.
 
     Args:
         prefix: of the suggestion, but not of the words: `draft.`.
     """
     words = list(known)
     meant = synonyms.NAMES.get(word.lower())
-    matches = [longer for longer in words if len(word) > 3 and word in longer]
+    matches = [longer for longer in words if len(word) > 3 and word.lower() in longer.lower()]
     if meant in words:
         matches = [meant]
-    elif not 1 <= len(matches) <= 3:
+    elif not 1 <= len(matches) <= _MOST_MATCHES:
         matches = difflib.get_close_matches(word, words, 1, cutoff=0.5)
     return did_you_mean([f"{prefix}{match}" for match in matches])
 

@@ -59,7 +59,8 @@ COMMANDS: Mapping[str, str] = {
     **dict.fromkeys(("accuracy", "evaluate", "quality"), "harness eval"),
     **dict.fromkeys(("fit", "memory"), "harness plan"),
     **dict.fromkeys(("server", "api"), "harness serve"),
-    **dict.fromkeys(("results", "show", "plot", "html", "page"), "harness report"),
+    **dict.fromkeys(("results", "show", "html", "page"), "harness report"),
+    **dict.fromkeys(("plot", "picture", "chart", "slide"), "harness report format=svg"),
     "diff": "harness regress",
     **dict.fromkeys(("models", "presets", "drafts", "engines", "list"), "harness help presets"),
     "settings": "harness help all",
@@ -76,5 +77,5 @@ PHRASES: Mapping[str, str] = {
     r"greedy=true": "temperature=0",
     r"(gsm8k|lm_eval:.+)": r"task=\1",
     r"([^=]+\.(?:jsonl?|txt|parquet))": r"prompts=\1",
-    r"([^=]+\.gguf|[\w.-]+/[\w.-]+)": r"model=\1",
+    r"([^=]+\.gguf|[~\w.-]*(?:/[\w.-]+)+/?)": r"model=\1",
 }

@@ -218,7 +218,10 @@ class ServerCommand:
         repository = self._speculators_repository()
         if not self.drafts and repository is None:
             rule = f"nothing in it makes {self.dialect.title} speculate"
-            if startup.example:
+            if self.value(startup.draft) is not None and startup.drafted_by_model:
+                named = next(flag.name for flag in self.flags(startup.draft))
+                rule += f", {named} alone does not: add {startup.method[0]} {startup.drafted_by_model[0]}"
+            elif startup.example:
                 rule += f": add {startup.example}"
             raise SettingError(SETTING, f"{rule}; {_BOTH}; draft=none measures this server alone")
         self._check_draft()

@@ -15,7 +15,16 @@ from typing import Any, Literal
 from harness.config.errors import SettingError
 from harness.config.registry import Record, Registry
 from harness.engines.counts import COUNTED
-from harness.servers.startup import HARNESS, LLAMA_CPP, MLX_LM, SGLANG, VLLM, Startup
+from harness.servers.startup import (
+    HARNESS,
+    LLAMA_CPP,
+    MLX_LM,
+    MLX_VLM,
+    RAPID_MLX,
+    SGLANG,
+    VLLM,
+    Startup,
+)
 
 _LONGEST_VERSION = 60
 
@@ -188,6 +197,8 @@ _BUILT_IN = {
         ),
         # It names no owner of its models, and is asked as an unknown server.
         Dialect(name="mlx_lm", title="mlx_lm.server", startup=MLX_LM),
+        Dialect(name="mlx_vlm", title="mlx_vlm.server", startup=MLX_VLM),
+        Dialect(name="rapid-mlx", title="Rapid-MLX", startup=RAPID_MLX),
         Dialect(
             name="harness",
             title="harness",

@@ -1,8 +1,8 @@
 """How the commands of known servers are read: which of their flags make a server speculate, and what else a measurement
 must know of them. Values without code, one for each kind of server, `Dialect.startup`.
 
-The flags are those of llama.cpp b10434, vLLM 0.32 and SGLang 0.5.23; `command.py` applies them. Those of ik_llama.cpp
-and mlx_lm are from their sources: no such server was run by us.
+The flags are those of llama.cpp b10434, vLLM 0.32 and SGLang 0.5.23; `command.py` applies them. Those of ik_llama.cpp,
+mlx_lm, mlx_vlm and Rapid-MLX are from their sources and documentation: no such server was run by us.
 """
 
 from __future__ import annotations
@@ -307,6 +307,61 @@ MLX_LM = Startup(
     served_name=(),
     is_untried=True,
     example="--draft-model DRAFT",
+)
+
+MLX_VLM = Startup(
+    programs=("mlx_vlm.server", "-m mlx_vlm.server"),
+    speculation=("--draft-model", "--draft-kind", "--draft-block-size"),
+    drafts_by=("--draft-model", "MLX_VLM_DRAFT_MODEL"),
+    prefixes=("--draft",),
+    variables=("MLX_VLM_DRAFT_",),
+    refused={"--api-key": _KEY},
+    argparse=True,
+    method=("--draft-kind",),
+    draft=("--draft-model",),
+    served_name=(),
+    is_untried=True,
+    example="--draft-model DRAFT",
+)
+
+RAPID_MLX = Startup(
+    programs=("rapid-mlx serve",),
+    speculation=("--speculative-config",),
+    # The last four are older names of methods.
+    switches=tuple(
+        """
+        --force-spec-decode --no-spec-decode
+        --enable-mtp --enable-dflash --enable-ddtree --suffix-decoding
+        """.split()
+    ),
+    drafts_by=tuple(
+        """
+        --speculative-config --force-spec-decode
+        --enable-mtp --enable-dflash --enable-ddtree --suffix-decoding
+        """.split()
+    ),
+    prefixes=(
+        "--spec",
+        "--force-spec",
+        "--enable-mtp",
+        "--enable-d",
+        "--suffix",
+        "--mtp-",
+        "--dflash-",
+        "--ddtree-",
+    ),
+    refused={"--api-key": _KEY, "--listen-fd": "it would listen on no port of ours"},
+    argparse=True,
+    json_flags=("--speculative-config",),
+    # Some models speculate where nothing is said.
+    for_regular=("--no-spec-decode",),
+    num_draft_tokens={"": (("--speculative-config.num_speculative_tokens",), None)},
+    method=("--speculative-config.method",),
+    draft=("--speculative-config.model",),
+    pools=("suffix",),
+    model_follows=True,
+    is_untried=True,
+    example='--speculative-config \'{"method": "mtp", "num_speculative_tokens": 3}\'',
 )
 
 HARNESS = Startup(

@@ -7,6 +7,7 @@ Hydra reports `latency model=7C` over several lines. `explained` turns them into
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import typing
 
@@ -84,6 +85,10 @@ def _no_such_preset(
     listed = f"there are: {', '.join(known)}"
     if len(known) > 12:
         listed = f"harness help {command} presets lists them"
+    if group in ("model", "draft") and (match := re.fullmatch(r"(.+)_(?:16bit|fp16|bf16)", choice)):
+        setting = "dtype" if group == "model" else "draft.dtype"
+        rule = f"no such preset: 16 bits are a dtype: {group}={match[1]} {setting}=bfloat16"
+        return SettingError(group, rule, choice)
     # A directory is typed with a slash.
     is_there = choice and os.path.exists(choice)
     meant = did_you_mean([f"./{choice}"]) if is_there else nearest(choice, known)

@@ -233,6 +233,11 @@ def _settings(arguments: Sequence[str]) -> dict[str, str]:
             names = list(settings)
             if not equals:
                 rule = "no such file; measure both sides first, then: harness regress BEFORE.csv AFTER.csv"
+                typed = [part for word in arguments if "=" not in word for part in word.split("..")]
+                if len(typed) == 2:
+                    good, bad = (part.strip(".") for part in typed)
+                    both = f"harness bisect good={good} bad={bad} -- COMMAND, with {{commit}} in it"
+                    rule += f"; of two commits: {both}"
                 raise SettingError(name, rule)
             rule = f"no such argument{nearest(name, names)}; there are: {', '.join(names)} (--help)"
             raise SettingError(name, rule)

@@ -160,6 +160,17 @@ def test_a_model_that_is_not_served_is_refused(harness: Harness, serve: Serve) -
     assert set(results()["served_model"]) == {"tiny; other (/x/tiny_draft)"}
 
 
+def test_one_server_may_have_both_under_two_names(harness: Harness, serve: Serve) -> None:
+    """As Ollama has a model with `draft_num_predict` and one without."""
+    server = EchoServer(models={"tiny": None, "tiny-mtp": None})
+    (address,) = serve(server)
+    _, url = address.split("=")
+    addresses = [f"engine.url={url}", f"engine.regular_url={url}"]
+    harness("latency", *QUICK, *addresses, "engine.model=tiny-mtp", "engine.regular_model=tiny")
+    assert {body["model"] for body in server.bodies} == {"tiny", "tiny-mtp"}
+    assert set(results()["served_model"]) == {"tiny; tiny-mtp"}
+
+
 @pytest.mark.parametrize("dialect", ["vllm", "llama.cpp"])
 def test_a_context_that_is_too_short_is_refused(
     harness: Harness, serve: Serve, dialect: str
