@@ -49,7 +49,7 @@ def _parser() -> ArgumentParser:
         action.help = text
         return action
 
-    ArgumentParser.add_argument = add_argument  # type: ignore[method-assign]
+    ArgumentParser.add_argument = add_argument  # type: ignore[assignment, method-assign]
     try:
         return get_args_parser()
     finally:
