@@ -45,16 +45,16 @@ def commands_of(run: RunSettings) -> list[ServerCommand]:
     dialects = list(DIALECTS.all().values()) if chosen is None else [DIALECTS[chosen]]
     typed = [words for words in (settings.first_command, settings.start_command) if words]
     *first, measured = [read_command(words, values, dialects).prepared() for words in typed]
+    is_alone = run.draft is None or (run.JUDGES_DRAFT and not first)
+    if not is_alone and not first and measured.dialect is not None:
+        # What is wrong with the flags of a known program is said wherever that program is.
+        first = [measured.regular()]
     for command in (*first, measured):
         if shutil.which(command.program) is None:
             raise SettingError(command.program, "no such program, to start a server")
-    if run.draft is None:
+    if is_alone:
         return [measured]
-    if first:
-        return [*first, measured]
-    if run.JUDGES_DRAFT:
-        return [measured]
-    return [measured.regular(), measured]
+    return [*(first or [measured.regular()]), measured]
 
 
 def labelled(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSettings:

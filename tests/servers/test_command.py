@@ -110,7 +110,7 @@ def test_a_command_says_what_it_runs(
     ("typed", "said"),
     [
         ("vllm serve A", "nothing in it makes vLLM speculate: add --speculative-config"),
-        ("llama-server -m X -md Y", "nothing in it makes llama.cpp speculate: add --spec-type"),
+        ("llama-server -m X -md Y", "makes llama.cpp speculate, -md alone does not: add --spec-type"),
         ("llama-server -m X --spec-type none", "nothing in it makes llama.cpp speculate"),
         ("llama-server -m X --spec-type", "--spec-type needs a value behind it"),
         ("llama-server --spec-type ngram-mod --spec-new 3", "--spec-new is not known here"),
