@@ -433,44 +433,6 @@ def judged(
     return [replace(row, **changes) for row in rows]
 
 
-Health = Literal["as its weights say", "broken", "other texts", "cannot tell"]
-
-# Standard deviations of the number of iterations. Chance alone exceeds them, in either direction, twice in a million.
-_DEVIATIONS = 4.75
-# What rounding and ties may change, as a share of the tokens per iteration.
-_TOLERATED_ROUNDING = 0.03
-# Standard deviations by which the log-probability of a model's own texts may differ from the expected one, and the
-# share of tokens that it cannot draw.
-MOST_DEVIATIONS = 4.75
-MOST_IMPOSSIBLE = 0.005
-
-
-def drafter_health(
-    num_tokens: float, counted: float | None, expected: float, variance: float, *, own_texts: bool
-) -> tuple[Health, Interval]:
-    """Whether an engine accepts what the weights of its models do, on the texts that it wrote.
-
-    Args:
-        num_tokens: that iterations decided.
-        counted: iterations that the engine reported; None where it reports none.
-        expected, variance: of the number of iterations, by the weights (`statistics.iterations`).
-        own_texts: whether its texts are as likely under the target as the target's own.
-
-    Returns:
-        The verdict, and the tokens per iteration that the weights allow.
-    """
-    spread = _DEVIATIONS * math.sqrt(variance)
-    fewest = max(expected - spread, 1.0)
-    low = num_tokens / (expected + spread) * (1 - _TOLERATED_ROUNDING)
-    high = num_tokens / fewest * (1 + _TOLERATED_ROUNDING)
-    allowed = Interval(num_tokens / expected, low, high)
-    if not own_texts:
-        return "other texts", allowed
-    if counted is None:
-        return "cannot tell", allowed
-    return ("broken" if allowed.excludes(num_tokens / counted) else "as its weights say"), allowed
-
-
 def require_verdict(rows: Sequence[RunRow]) -> None:
     """Raise a VerdictError, exit code 3, if the arms of the run could not be compared."""
     for row in rows:

@@ -314,3 +314,21 @@ class PoisonedAfterAWhile(Fault):
 
     def runner(self, runner: Runner) -> Runner:
         return _PoisonedRunner(runner)
+
+
+class SamplesCompared(Fault):
+    """The target draws at each place, and the draft's token is kept where both are the same, as in mlx-lm: lossless."""
+
+    def verdict(self, rule: Callable[[Offer], Verdict], offer: Offer, warp: Warp) -> Verdict:
+        # Of a token that comes without probabilities just that is the rule.
+        return rule(dataclasses.replace(offer, draft_probabilities=None))
+
+
+class LikeliestVerified(Fault):
+    """The target's likeliest tokens are taken at any temperature, as in SGLang on ROCm."""
+
+    def verdict(self, rule: Callable[[Offer], Verdict], offer: Offer, warp: Warp) -> Verdict:
+        target = Warp(temperature=0)(offer.target_probabilities)
+        return rule(
+            dataclasses.replace(offer, target_probabilities=target, draft_probabilities=None)
+        )

@@ -5,12 +5,22 @@ accepted what the weights do.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
-from harness.results.verdict import MOST_DEVIATIONS, MOST_IMPOSSIBLE, drafter_health
+from harness.results.statistics.served_rules import (
+    MOST_IMPOSSIBLE,
+    RuleFit,
+    RuleName,
+    expected_by_rule,
+)
+
+Health = Literal["as its weights say", "another rule", "broken", "other texts", "cannot tell"]
+# Standard deviations by which the log-probability of a model's own texts may differ from the expected one. Of tokens
+# that it cannot draw `MOST_IMPOSSIBLE` may be there.
+MOST_DEVIATIONS = 4.75
 
 
 def likelihood_columns(texts: Sequence[ReadText]) -> dict[str, Any]:
@@ -35,35 +45,88 @@ def most_drafted(requests: Sequence[RequestRecord]) -> int | None:
 
 
 def health_columns(
-    texts: Sequence[ReadText], requests: Sequence[RequestRecord], num_draft_tokens: int
+    readings: Mapping[str, Sequence[ReadText]],
+    requests: Sequence[RequestRecord],
+    num_draft_tokens: int,
+    expected: RuleName,
 ) -> dict[str, Any]:
-    """Whether an engine accepted what the weights of its models do.
+    """Whether an engine accepted what the weights of its models do, and by which rule.
 
     Args:
-        texts: its answers, read by the weights.
+        readings: its answers, read by the weights, by the way in which the draft is taken to propose: `""` is as its
+            settings say, `greedy` its likeliest tokens. The first one gives the figures, but where another explains
+            what the engine does.
         requests: the same answers.
         num_draft_tokens: the K that it drafts with.
+        expected: the rule that it is said to have.
     """
-    reported = []
+    first = next(iter(readings.values()))
+    likelihood = likelihood_columns(first)
+    is_own = abs(likelihood["likelihood_z"] or 0.0) <= MOST_DEVIATIONS
+    own_texts = is_own and likelihood["impossible_share"] <= MOST_IMPOSSIBLE
+    fits = {
+        sampling: expected_by_rule(
+            [text.probabilities for text in texts], num_draft_tokens, own_texts=own_texts
+        )
+        for sampling, texts in readings.items()
+    }
+    num_tokens = sum(text.cut.num_tokens for text in first)
+    counted = _reported_iterations(first, requests)
+    served = num_tokens / counted if counted else _tokens_in_burst(requests)
+    explaining = [
+        (sampling, fit)
+        for sampling, of_reading in fits.items()
+        for fit in of_reading
+        if served is not None and fit.explains(served)
+    ]
+    # The rule that it is said to have first: others may do nearly the same.
+    explaining.sort(key=lambda found: found[1].rule != expected)
+    health: Health
+    if explaining and explaining[0][1].rule == expected:
+        health = "as its weights say"
+    elif not own_texts and not (counted and explaining):
+        health = "other texts"
+    elif counted is None:
+        health = "cannot tell"
+    else:
+        health = "another rule" if explaining else "broken"
+    sampling = explaining[0][0] if explaining else next(iter(readings))
+    allowed = next(fit for fit in fits[sampling] if fit.rule == expected)
+    columns = {
+        "health": health,
+        "served_tokens_per_iteration": served,
+        "weights_tokens_per_iteration": allowed.tokens_per_iteration,
+        "served_rule": " or ".join(_in_words(*found) for found in explaining) or None,
+        "rules": "; ".join(
+            f"{_in_words(sampling, fit)} {fit.tokens_per_iteration.estimate:.2f}"
+            for sampling, of_reading in fits.items()
+            for fit in of_reading
+        ),
+    }
+    return columns | ({"draft_sampling": sampling} if sampling else {})
+
+
+def _in_words(sampling: str, fit: RuleFit) -> str:
+    return f"{fit.rule}, {sampling} drafts" if sampling else fit.rule
+
+
+def _reported_iterations(
+    texts: Sequence[ReadText], requests: Sequence[RequestRecord]
+) -> float | None:
+    """How many iterations the engine reported; None where it reports none of an answer."""
+    counted = 0.0
     for request, text in zip(requests, texts, strict=True):
         if request.outcomes:
-            reported.append(len(request.outcomes))
+            counted += len(request.outcomes)
         elif request.num_accepted is not None:
-            reported.append(text.cut.num_tokens - request.num_accepted)
-    counted = sum(reported) if len(reported) == len(texts) else None
-    place = num_draft_tokens - 1
-    num_tokens = sum(text.cut.num_tokens for text in texts)
-    likelihood = likelihood_columns(texts)
-    health, allowed = drafter_health(
-        num_tokens,
-        counted,
-        expected=sum(text.cut.iterations[place] for text in texts),
-        variance=sum(text.cut.variance[place] for text in texts),
-        own_texts=abs(likelihood["likelihood_z"] or 0.0) <= MOST_DEVIATIONS
-        and likelihood["impossible_share"] <= MOST_IMPOSSIBLE,
-    )
-    return {
-        "health": health,
-        "served_tokens_per_iteration": num_tokens / counted if counted else None,
-        "weights_tokens_per_iteration": allowed,
-    }
+            counted += text.cut.num_tokens - request.num_accepted
+        else:
+            return None
+    return counted
+
+
+def _tokens_in_burst(requests: Sequence[RequestRecord]) -> float | None:
+    """Tokens that arrive together after the first ones; None where all come one by one, or at once."""
+    bursts = sum(len(request.bursts) - 1 for request in requests)
+    tokens = sum(request.num_tokens - 1 for request in requests)
+    return tokens / bursts if 0 < bursts < tokens else None

@@ -49,6 +49,7 @@ from harness.results.rows.acceptance import (
 )
 from harness.results.runs import Run
 from harness.results.statistics.iterations import expected_acceptance, tokens_per_iteration
+from harness.results.statistics.served_rules import RuleName
 
 # Texts that are taken where nothing is said: written now, or those that a file has.
 WRITTEN = 15
@@ -163,18 +164,17 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
 
         self.read = self._read(pair, readings)
         if self.served_k is not None:
-            self.health = health_columns(self.read, requests, self.served_k)
+            by_sampling = {"": self.read}
             # Most servers draft greedily, which changes what is accepted where the target draws.
             unknown = not engine_of(settings).computes_here and settings.decoding.temperature > 0
-            is_broken = self.health["health"] == "broken"
             draws = settings.draft is not None and settings.draft.sampling == "target"
-            if is_broken and unknown and draws:
-                read = self._read(pair, readings, greedy_draft=True)
-                health = health_columns(read, requests, self.served_k)
-                if health["health"] == "as its weights say":
-                    say("the server drafts greedily, as draft.sampling=greedy: so do the figures")
-                    self.read = read
-                    self.health = health | {"draft_sampling": "greedy"}
+            if unknown and draws:
+                by_sampling["greedy"] = self._read(pair, readings, greedy_draft=True)
+            rule: RuleName = "block" if settings.decoding.rule == "block" else "rejection"
+            self.health = health_columns(by_sampling, requests, self.served_k, rule)
+            if "draft_sampling" in self.health:
+                say("the server drafts greedily, as draft.sampling=greedy: so do the figures")
+                self.read = by_sampling["greedy"]
         answers = [(one, place) for one in readings for place in range(len(one.turns))]
         contexts = [one.transcript.answers[place].start for one, place in answers]
         self.mean_answer = sum(text.num_tokens for text in self.read) // len(self.read)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.results.runs import Run
 
 
-EXIT_CODES = {"broken": 1, "other texts": 1, "cannot tell": 3}
+EXIT_CODES = {"another rule": 1, "broken": 1, "other texts": 1, "cannot tell": 3}
 
 
 @dataclass(frozen=True, kw_only=True)

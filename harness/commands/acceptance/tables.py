@@ -14,6 +14,7 @@ from harness.commands.acceptance.figures import (
     part_rows_of,
     texts_of,
 )
+from harness.commands.acceptance.health import MOST_DEVIATIONS
 from harness.config.amounts import counted
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import Page, Step, heading, title_of_many
@@ -23,7 +24,7 @@ from harness.results.rows.acceptance import AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.multiplicity import ranking
-from harness.results.verdict import MOST_DEVIATIONS, MOST_IMPOSSIBLE
+from harness.results.statistics.served_rules import MOST_IMPOSSIBLE
 
 # The K of the printed table; the file has all.
 SHOWN = (1, 2, 3, 4, 6, 8, 16)
@@ -122,7 +123,13 @@ def health_in_words(row: AcceptanceRow) -> str:
     if row.health == "other texts":
         return f"the engine's texts are not {row.model}'s: {off_policy(row)}"
     served = f"{row.served_tokens_per_iteration or 0:.2f} tokens per iteration at K={row.num_draft_tokens}"
-    return f"{row.health}: the engine decides {served}, its weights {weights}"
+    if row.health == "another rule":
+        explained = f"the engine decides {served}, as by {row.served_rule}"
+        return f"another rule: {explained}; by its weights {weights} ({row.rules})"
+    # Several rules explain it: which one cannot be told.
+    rules = row.served_rule or ""
+    by = f", by {rules}" if " or " in rules else ""
+    return f"{row.health}: the engine decides {served}{by}, its weights {weights}"
 
 
 def off_policy(row: AcceptanceRow) -> str | None:

@@ -15,6 +15,7 @@ from harness.engines.door.reading import ReadText, Transcript, num_together
 from harness.engines.protocol import in_batches
 from harness.engines.record import Preparation
 from harness.local.decoding.protocols import NonFiniteError
+from harness.local.decoding.rules import typical_threshold
 from harness.local.drafting.methods.model import SampledDraftSettings
 from harness.local.drafting.teacher_forcing import (
     chosen,
@@ -28,6 +29,11 @@ from harness.local.engine.pair_runners import open_runners
 from harness.local.engine.reference import not_finite
 from harness.local.engine.rules import warp_of
 from harness.results.statistics.iterations import acceptance_chances, cut
+from harness.results.statistics.served_rules import TextProbabilities
+
+# Of each token of an answer: its probability, the mean and the variance of the log-probability if a token were drawn
+# in its place, and what typical acceptance and greedy verification look at.
+_FIGURES = ("target", "mean", "variance", "is_likeliest", "is_typical", "others_typical")
 
 
 class PairReader:
@@ -91,8 +97,7 @@ class PairReader:
             for transcript in transcripts
         ]
         hidden: list[list[Tensor]] = [[] for _ in transcripts]
-        # For each transcript [3, n] in parts: the probability of each token of an answer, and the mean and the
-        # variance of the log-probability, if a token were drawn in its place.
+        # Of each transcript the `_FIGURES` of the tokens of its answers, in parts.
         figures: list[list[Tensor]] = [[] for _ in transcripts]
         device = self._pair.target.input_device
         num_first = len(transcripts[0].prompt)
@@ -114,7 +119,18 @@ class PairReader:
                 means = (probabilities * logarithms).sum(-1)
                 squares = (probabilities * logarithms.square()).sum(-1)
                 variances = (squares - means.square()).clamp(min=0)
-                figures[row].append(torch.stack([chosen(probabilities, wanted), means, variances]))
+                of_text = chosen(probabilities, wanted)
+                thresholds = typical_threshold(-means)
+                is_typical = probabilities > thresholds.unsqueeze(-1)
+                found = {
+                    "target": of_text,
+                    "mean": means,
+                    "variance": variances,
+                    "is_likeliest": of_text >= probabilities.amax(-1),
+                    "is_typical": of_text > thresholds,
+                    "others_typical": is_typical.sum(-1) > (of_text > thresholds).int(),
+                }
+                figures[row].append(torch.stack([found[name].double() for name in _FIGURES]))
         for row, transcript in enumerate(transcripts):
             token_ids = transcript.token_ids
             features = torch.cat(hidden[row])[: len(token_ids) - 1] if hidden[row] else None
@@ -135,14 +151,23 @@ class PairReader:
             yield [self._read_text(*parts) for parts in by_answer]
 
     def _read_text(self, figures: Tensor, of_draft: Tensor) -> ReadText:
-        of_target, means, variances = figures
+        of_target, means, variances, *flags = figures
+        is_likeliest, is_typical, others_typical = (flag.bool().cpu().numpy() for flag in flags)
+        probabilities = TextProbabilities(
+            target=of_target.cpu().numpy(),
+            draft=of_draft.cpu().numpy(),
+            is_likeliest=is_likeliest,
+            is_typical=is_typical,
+            others_typical=others_typical,
+        )
         chances = acceptance_chances(
-            of_target.cpu().numpy(), of_draft.cpu().numpy(), block=self._is_block
+            probabilities.target, probabilities.draft, block=self._is_block
         )
         # Tokens that cannot be drawn have no log-probability: they count apart.
         possible = of_target > 0
         return ReadText(
             cut=cut(chances),
+            probabilities=probabilities,
             num_tokens=len(of_target),
             num_impossible=int((~possible).sum()),
             log_probability=float(of_target[possible].log().sum()),

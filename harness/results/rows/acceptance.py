@@ -57,12 +57,18 @@ class AcceptanceRow(PromptedRow):
     impossible_share: MaybeFloat = figure("share of the tokens that the target cannot draw")
 
     health: MaybeText = figure(
-        "of the K that another engine drafts with: `as its weights say`, `broken`, `other texts` where its texts are"
-        " not the model's, or `cannot tell`"
+        "of the K that another engine drafts with: `as its weights say`, `another rule` (`served_rule`), `broken`,"
+        " `other texts` where its texts are not the model's, or `cannot tell`"
     )
     served_tokens_per_iteration: MaybeFloat = figure(
-        "what the engine reported, to be compared with `weights_tokens_per_iteration`", "tokens"
+        "what the engine reported, or what arrived together, to be compared with `weights_tokens_per_iteration`",
+        "tokens",
     )
+    served_rule: MaybeText = figure(
+        "rules that explain what it served: `rejection`, `block`, `comparison` of two samples, `greedy` or `typical`;"
+        " several where they cannot be told apart"
+    )
+    rules: MaybeText = figure("tokens per iteration that each rule would give")
     weights_tokens_per_iteration: Interval | None = with_interval(
         None,
         "expected by the weights of the same texts",

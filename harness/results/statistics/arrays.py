@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 
 
 def positive_table(values: ArrayLike, shape: str) -> Floats:

@@ -10,14 +10,23 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 
 import echo_server
 from echo_server import EchoServer
 from echo_server import serving as echoing
+from harness.commands.acceptance.health import health_columns
+from harness.engines.door.reading import ReadText
+from harness.engines.requests import RequestRecord
 from harness.local.drafting.heads.unread import UnreadFeatures
+from harness.results.statistics.iterations import acceptance_chances, cut
+from harness.results.statistics.served_rules import TextProbabilities
 from in_process import Harness, results
+from planted_faults import planted
 from served import serving
 
 SHIPPED = Path(__file__).parents[3] / "harness" / "local" / "models" / "shipped"
@@ -84,20 +93,36 @@ def greedily(directory: Path) -> Planted:
     return ["draft=tiny_draft", "draft.sampling=greedy"], ["draft=tiny_draft"]
 
 
+def compared(directory: Path) -> Planted:
+    """A server that keeps a draft token where the target draws the same one."""
+    return ["draft=tiny_draft", f"fault={planted('SamplesCompared')}"], ["draft=tiny_draft"]
+
+
+def likeliest(directory: Path) -> Planted:
+    """A server that verifies greedily at any temperature."""
+    return ["draft=tiny_draft", f"fault={planted('LikeliestVerified')}"], ["draft=tiny_draft"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("plant", "health"),
+    ("plant", "health", "rule"),
     [
-        (honest, "as its weights say"),
-        (greedily, "as its weights say"),
-        (off_by_one, "broken"),
-        (without_its_window, "broken"),
-        (other_template, "other texts"),
+        (honest, "as its weights say", "rejection"),
+        (greedily, "as its weights say", "rejection, greedy drafts"),
+        (off_by_one, "broken", None),
+        (without_its_window, "broken", None),
+        (other_template, "other texts", None),
+        (compared, "another rule", "comparison"),
+        (likeliest, "another rule", "greedy"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_a_planted_fault_is_seen(
-    harness: Harness, tmp_path: Path, plant: Callable[[Path], Planted], health: str
+    harness: Harness,
+    tmp_path: Path,
+    plant: Callable[[Path], Planted],
+    health: str,
+    rule: str | None,
 ) -> None:
     of_server, of_client = plant(tmp_path / "planted")
     before = read_the_token_before if plant is off_by_one else None
@@ -108,7 +133,49 @@ def test_a_planted_fault_is_seen(
     rows = results("acceptance").set_index("num_draft_tokens")
     assert rows.health[4] == health, outcome
     assert rows.health[[1, 2, 3]].isna().all()
+    names = [] if pd.isna(rows.served_rule[4]) else rows.served_rule[4].split(" or ")
+    assert (rule in names) if rule else not names, rows.rules[4]
     assert (rows.draft_sampling == "greedy").all() == (plant is greedily)
+
+
+def read_text(is_own: bool) -> ReadText:
+    """Of 41 certain tokens, of whose drafts of one token the first of three is right."""
+    of_target = np.full(41, 1.0 if is_own else 0.1)
+    drafts = np.resize([1.0, 0.0, 0.0], (40, 1))
+    flags = np.full(41, is_own), np.full(41, is_own), np.full(41, False)
+    probabilities = TextProbabilities(of_target, drafts, *flags)
+    return ReadText(
+        cut=cut(acceptance_chances(of_target, drafts)),
+        probabilities=probabilities,
+        num_tokens=41,
+        num_impossible=0,
+        log_probability=0.0 if is_own else -90.0,
+        expected=0.0,
+        variance=1.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("is_own", "answer", "health"),
+    [
+        (True, {"num_accepted": 13}, "as its weights say"),
+        (True, {"outcomes": [(1, 1)] * 13 + [(1, 0)] * 14}, "as its weights say"),
+        (True, {"outcomes": [(1, 1)] * 5 + [(1, 0)] * 30}, "broken"),
+        (True, {}, "cannot tell"),
+        # A burst for each iteration.
+        (True, {"arrivals": [0.0, *np.arange(1.0, 28.0)]}, "as its weights say"),
+        # What arrives together is no report: it accuses nobody.
+        (True, {"arrivals": [0.0, *np.arange(1.0, 36.0)]}, "cannot tell"),
+        (False, {"num_accepted": 13}, "other texts"),
+        (False, {}, "other texts"),
+    ],
+)
+def test_a_drafter_is_judged_by_what_its_server_reports(
+    is_own: bool, answer: dict[str, Any], health: str
+) -> None:
+    request = RequestRecord(0, 3, token_ids=[5] * 41, num_tokens=41, **answer)
+    found = health_columns({"": [read_text(is_own)]}, [request], 1, "rejection")
+    assert found["health"] == health, found
 
 
 def test_a_server_that_reports_nothing_cannot_be_judged(harness: Harness) -> None:

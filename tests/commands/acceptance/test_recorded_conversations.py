@@ -21,6 +21,7 @@ from harness.results.iteration_cost import IterationCost
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceTextRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.iterations import cut
+from harness.results.statistics.served_rules import TextProbabilities
 from in_process import QUICKEST_PAIR, Harness, only, results
 
 ASKED = "Once upon a time there was a lazy puppy named Theo."
@@ -121,7 +122,8 @@ def test_a_turn_costs_what_an_iteration_does_at_its_context(
 def test_an_iteration_is_divided_among_the_tokens_that_it_decides() -> None:
     """Of five tokens, K=2, the draft is right about the arguments, and never about the text."""
     chances = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
-    text = ReadText(cut(chances), 5, 0, 0.0, 0.0, 0.0)
+    probabilities = TextProbabilities(np.ones(5), chances, *np.full((3, 5), True))
+    text = ReadText(cut(chances), probabilities, 5, 0, 0.0, 0.0, 0.0)
     # One token, one token, and two in the last iteration, after which nothing is left to draft.
     assert text.cut.shares.tolist() == [[1, 1, 0.5, 0.5]] * 2
     turn = Turn(1, ("text", "text", "text", "tool arguments", "tool arguments"))
