@@ -170,8 +170,8 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             draws = settings.draft is not None and settings.draft.sampling == "target"
             if unknown and draws:
                 by_sampling["greedy"] = self._read(pair, readings, greedy_draft=True)
-            rule: RuleName = "block" if settings.decoding.rule == "block" else "rejection"
-            self.health = health_columns(by_sampling, requests, self.served_k, rule)
+            expected: RuleName = "block" if settings.decoding.rule == "block" else "rejection"
+            self.health = health_columns(by_sampling, requests, self.served_k, expected)
             if "draft_sampling" in self.health:
                 say("the server drafts greedily, as draft.sampling=greedy: so do the figures")
                 self.read = by_sampling["greedy"]

@@ -118,6 +118,17 @@ class LogprobsCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
+class AnswersCheck:
+    """Which recorded answers are judged, and which are left out and why."""
+
+    finding: str
+    num_prompts: int
+
+    def columns(self) -> dict[str, Any]:
+        return {"check": "answers", "finding": self.finding, "num_prompts": self.num_prompts}
+
+
+@dataclass(frozen=True, kw_only=True)
 class InterruptedCheck:
     """What a check had found when the run was interrupted: a loss, or nothing that decides."""
 
@@ -208,6 +219,7 @@ Check = (
     | LogprobsCheck
     | KindCheck
     | RoundCheck
+    | AnswersCheck
     | InterruptedCheck
 )
 

@@ -8,10 +8,12 @@ scores its texts (`scored`): the model's weights, or a regular server's log-prob
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.commands.command import Experiment
+from harness.commands.recovery.answers import recorded_checks
 from harness.commands.recovery.asking import Asking
 from harness.commands.recovery.checks import Check, ReferenceCheck
 from harness.commands.recovery.compared import compared_checks
@@ -25,6 +27,7 @@ from harness.commands.recovery.tables import summarise
 from harness.commands.recovery.workload import FOLLOW_UP, taken_samplings
 from harness.config.errors import VerdictError
 from harness.engines.door.reference import TextReference
+from harness.engines.registry import engine_of
 from harness.measuring.progress import say
 from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.references import References
@@ -35,6 +38,9 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
     """Asks the last arm, and checks its answers against the reference that there is."""
 
     def __init__(self, settings: RecoverySettings) -> None:
+        if settings.answers is not None and engine_of(settings).own_loop:
+            # The target alone is needed.
+            settings = dataclasses.replace(settings, draft=None)
         self.settings = settings
         self.prompt_set = load_prompts(settings.prompts)
         self.prompts = self.prompt_set.take(settings.num_prompts)
@@ -69,6 +75,9 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
     def _checks(self, session: Session) -> Iterator[Check]:
         """Open the engine, look for a reference, and yield each check."""
         settings = self.settings
+        if settings.answers is not None:
+            yield from recorded_checks(session, settings)
+            return
         most = settings.decoding.max_new_tokens
         # A second turn reads a first answer, and has another.
         answers = f"two answers of decoding.max_new_tokens={most} and the question between them"

@@ -62,6 +62,9 @@ class RecoverySettings(PromptedSettings):
         top_logprobs: with the regular arm as the reference, the likeliest tokens that it is asked for
             at each place; -1 asks for all.
         by_kind: whether servers are first asked one kind of request after the other, for which of them they draft.
+        answers: a JSONL file of answered requests, which are judged in place of new ones: `prompt`, `prompt_token_ids`
+            or `messages`, the answer as `token_ids` or text, and `temperature`, `top_p`, `top_k`. Nothing is asked
+            again; weights or the server at `url=` score them.
         minutes: for so long the same questions are asked again, in rounds, and each round is tested by itself: what
             goes wrong only after a while is found, with the round in which it began; 0 for one round.
         batch_size: requests in flight, of mixed lengths, with prompts that begin alike, second turns,
@@ -78,6 +81,7 @@ class RecoverySettings(PromptedSettings):
     reference: Literal["auto", "weights", "regular"] = "auto"
     top_logprobs: int = 20
     by_kind: bool = True
+    answers: str | None = None
     minutes: float = 0.0
 
     def __post_init__(self) -> None:
@@ -103,6 +107,10 @@ class RecoverySettings(PromptedSettings):
         is_set = len(set(samplings)) == len(samplings)
         require(is_set, "samplings", "must not name one twice", samplings)
         self._check_fault()
+
+    @property
+    def named_paths(self) -> dict[str, str]:
+        return {} if self.answers is None else {"answers": self.answers}
 
     def _check_fault(self) -> None:
         """Refuse a fault that would change nothing: its run would seem to prove the tests blind."""
@@ -154,6 +162,7 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
         ("temperature=1 top_p=0.9", "with other settings"),
         ("decoding=greedy", "only the greedy comparison"),
         ("batch_size=1", "one request at a time, in place of eight"),
+        ("answers=./log.jsonl model=30B", "recorded answers: are they the target's?"),
         ("fault=rollback_off_by_one", "a control: the same tests must fail"),
         (
             "-m fault=residual_warped_twice,bonus_from_wrong_position,rollback_off_by_one",

@@ -29,7 +29,7 @@ class RecoveryRow(PromptedRow):
         "`greedy` texts; `sampled`: all drawn tokens together, of which those of each sampling `setting` are also"
         " tested alone; `compared`: the same with a regular server's draws; `reference`: both for a regular server as"
         " the reference, or that there is none; `logprobs`: log-probabilities that came with tokens; `kind`: whether a"
-        " kind of request gets drafts; `round`: the same questions again, after a while"
+        " kind of request gets drafts; `round`: the same questions again, after a while; `answers`: those of a file"
     )
     sampling: MaybeText = figure(
         "of `setting` and `compared`: the sampling setting; of `kind` the kind of request"
@@ -39,7 +39,8 @@ class RecoveryRow(PromptedRow):
         " `none accepted`, `no drafts`, `ignored`, `refused` or `unknown`"
     )
     finding: MaybeText = figure(
-        "of `logprobs`: what came; of `reference`: why there is none; of `kind`: by what it shows"
+        "of `logprobs`: what came; of `reference`: why there is none; of `kind`: by what it shows; of `answers`: how"
+        " many are judged, and why others are not"
     )
     num_wrong: MaybeInt = figure("of `logprobs`: tokens with a wrong one, or without any", "tokens")
     num_prompts: MaybeInt = figure("greedy texts compared")

@@ -23,12 +23,14 @@ from harness.commands.recovery.greedy import GreedyResult
 from harness.commands.recovery.place import choose_place
 from harness.commands.recovery.regular_reference import RegularReference
 from harness.commands.recovery.returned_logprobs import TOLERANCE, ReturnedLogprobs
+from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import Answer, most_drawn, tokens_at_place
 from harness.config.amounts import counted
 from harness.config.errors import RunError
 from harness.engines.door.reference import TextReference
 from harness.engines.protocol import Arm, in_batches
+from harness.engines.requests import RequestRecord
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.progress import say
 from harness.results.acceptance import Acceptance
@@ -166,37 +168,51 @@ class _Test:
 
     def _scored(self, scores: Scores, answers: Sequence[Answer]) -> _Scored:
         prompts = set(map(tuple, self._asking.prompts))
+        records = [answer.record for answer in answers]
+        parts: list[DrawnCheck] = []
+        overall = None
+        if self._asking.samplings:
+            parts, overall = drawn_checks(
+                scores, self._asking.samplings, self._token_test, records, self._needed()
+            )
         return _Scored(
             greedy=scores.greedy.result(),
-            parts=self._parts(scores),
-            overall=self._overall(scores, answers),
+            parts=parts,
+            overall=overall,
             returned=scores.returned,
             first=[answer for answer in answers if answer.request.prompt in prompts],
             num_requests=len(answers),
         )
 
-    def _parts(self, scores: Scores) -> list[DrawnCheck]:
-        rounding = scores.rounding()
-        parts = []
-        for sampling in self._asking.samplings:
-            texts = [text for text in scores.drawn if text.request.sampling == sampling]
-            result = self._token_test.check(texts, rounding)
-            parts.append(DrawnCheck(kind="setting", sampling=sampling.name, result=result))
-        return parts
 
-    def _overall(self, scores: Scores, answers: Sequence[Answer]) -> DrawnCheck | None:
-        if not self._asking.samplings:
-            return None
-        result = self._token_test.check(scores.drawn, scores.rounding())
-        records = [answer.record for answer in answers]
-        is_undecided = result.verdict == "undecided"
-        return DrawnCheck(
-            kind="sampled",
-            result=result,
-            acceptance=Acceptance.of(outcome for record in records for outcome in record.outcomes),
-            acceptance_rate=acceptance_columns(records)["acceptance_rate"],
-            num_draws_needed=self._needed() if is_undecided else None,
-        )
+def drawn_checks(
+    scores: Scores,
+    samplings: Sequence[Sampling],
+    token_test: TokenTest,
+    records: Sequence[RequestRecord] = (),
+    num_draws_needed: int | None = None,
+) -> tuple[list[DrawnCheck], DrawnCheck]:
+    """The checks of drawn texts: of each sampling setting, and of all together.
+
+    Args:
+        records: of all answers, for what was accepted.
+        num_draws_needed: a `num_draws` that is enough where these are not.
+    """
+    rounding = scores.rounding()
+    parts = []
+    for sampling in samplings:
+        texts = [text for text in scores.drawn if text.request.sampling == sampling]
+        result = token_test.check(texts, rounding)
+        parts.append(DrawnCheck(kind="setting", sampling=sampling.name, result=result))
+    result = token_test.check(scores.drawn, rounding)
+    overall = DrawnCheck(
+        kind="sampled",
+        result=result,
+        acceptance=Acceptance.of(outcome for record in records for outcome in record.outcomes),
+        acceptance_rate=acceptance_columns(records)["acceptance_rate"],
+        num_draws_needed=num_draws_needed if result.verdict == "undecided" else None,
+    )
+    return parts, overall
 
 
 def _drawn(answers: Sequence[Answer]) -> list[Answer]:

@@ -67,6 +67,7 @@ class Checks:
         lossy_parts: parts of the drawn tokens in which a loss shows.
         deciding: all but the parts: the verdict rests on them.
         tested: those of drawn tokens.
+        answers: of a file, which are judged.
         kinds: of requests, and whether they get drafts.
         rounds: of the same questions, after the first one.
     """
@@ -78,7 +79,8 @@ class Checks:
         parts = [row for row in rows if row.check in PARTS]
         self.lossy_parts = [row for row in parts if row.verdict == "lossy"]
         self.kinds = [row for row in rows if row.check == "kind"]
-        aside = {None, "kind", "round", *PARTS}
+        aside = {None, "kind", "round", "answers", *PARTS}
+        self.answers = of_kind.get("answers")
         self.rounds = [row for row in rows if row.check == "round"]
         self.deciding = [row for row in rows if row.check not in aside]
         self.tested = [row for row in rows if row.check == "sampled" or row.check in PARTS]
@@ -168,12 +170,14 @@ def summarise(rows: Sequence[RecoveryRow]) -> Summary:
         return Summary("lossy", findings, reason)
     undecided = [row for row in checks.deciding if row.verdict == "undecided"]
     if undecided:
-        reason = _undecided_because(undecided, max(row.num_draws_needed or 0 for row in rows))
+        reason = _undecided_because(rows, undecided, max(row.num_draws_needed or 0 for row in rows))
         return Summary("undecided", findings, reason)
     return Summary("lossless", findings)
 
 
-def _undecided_because(undecided: Sequence[RecoveryRow], num_draws_needed: int) -> str:
+def _undecided_because(
+    rows: Sequence[RecoveryRow], undecided: Sequence[RecoveryRow], num_draws_needed: int
+) -> str:
     """Why no verdict follows, and what to change."""
     cut_short = [row for row in undecided if row.num_cut_short]
     if cut_short:
@@ -190,6 +194,8 @@ def _undecided_because(undecided: Sequence[RecoveryRow], num_draws_needed: int) 
     shift = f"{draws} would see a shift of {weakest.shift:.0%} in a token's distribution"
     problem = f"{shift} with a chance of only {_share(weakest.power)}"
     advice = "raise num_draws or shift"
+    if Checks(rows).answers is not None:
+        advice = "judge more answers, or raise shift"
     if num_draws_needed:
         advice = f"num_draws={_rounded_up(num_draws_needed)} would be enough"
     return f"{problem}; {advice}"
@@ -213,9 +219,15 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
 
 def _page_of_one(rows: Sequence[RecoveryRow]) -> Page:
     row = rows[0]
+    answers = Checks(rows).answers
     in_flight = f"{counted(row.batch_size or 1, 'request')} in flight"
+    if answers is not None:
+        in_flight = f"{answers.num_prompts} recorded answers"
     # The first check is of greedy texts; the last one has the temperature that was asked for.
     asked = dataclasses.replace(rows[-1], num_prompts=None, batch_size=None)
+    if answers is not None:
+        # Each has its own.
+        asked = dataclasses.replace(asked, max_new_tokens=None, temperature=None)
     settings = f"{in_flight} · {settings_line([asked])}"
     checks = Checks(rows)
     # The arm that is tested before the one that it is tested by.
@@ -251,8 +263,12 @@ def _page_of_many(runs: Sequence[Run]) -> Page:
 def _notes(rows: Sequence[RecoveryRow]) -> Iterator[str]:
     """What was asked and refused, and how small a loss the tests can see."""
     row = rows[0]
-    in_flight = counted(row.batch_size or 1, "request")
-    yield f"{in_flight} in flight, of mixed lengths; some left midway.{_drawn(rows)}"
+    answers = Checks(rows).answers
+    if answers is None:
+        in_flight = counted(row.batch_size or 1, "request")
+        yield f"{in_flight} in flight, of mixed lengths; some left midway.{_drawn(rows)}"
+    else:
+        yield f"{answers.finding}.{_drawn(rows)}"
     if row.refused:
         yield f"Refused by the engine, so not tested: {row.refused}."
     summary = summarise(rows)
@@ -266,6 +282,10 @@ def _doubts(rows: Sequence[RecoveryRow]) -> list[str]:
     """What the verdict is not about, the most serious first."""
     row = rows[0]
     doubts = []
+    answers = Checks(rows).answers
+    about_answers = "" if answers is None else str(answers.finding)
+    if "left out" in about_answers or "as text" in about_answers:
+        doubts.append(f"{about_answers}.")
     if row.fault not in (None, "none"):
         found = "found" if summarise(rows).verdict == "lossy" else "must find"
         doubts.append(f"A control: fault={row.fault} was planted, and the checks {found} it.")
@@ -308,6 +328,8 @@ def _next_steps(rows: Sequence[RecoveryRow]) -> list[Step]:
     verdict = summarise(rows).verdict
     num_draws_needed = max(each.num_draws_needed or 0 for each in rows)
     target_runner = RunnerNames.parse(row.runner or "").target
+    if Checks(rows).answers is not None:
+        return []
     if verdict == "undecided" and num_draws_needed:
         return [Step("enough draws", f"num_draws={_rounded_up(num_draws_needed)}")]
     if verdict == "lossy" and row.lossy:

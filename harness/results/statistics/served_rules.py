@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, get_args
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.results.statistics.arrays import Flags, Floats
 from harness.results.statistics.interval import Interval
@@ -145,7 +146,7 @@ def _side_by_side(parts: Sequence[Floats]) -> Floats:
     return filled
 
 
-def _limits(offers: Floats, lengths: Sequence[int]) -> Flags:
+def _limits(offers: Floats, lengths: Sequence[int]) -> NDArray[np.int64]:
     """How many draft tokens are offered after each place [texts, places]: one fewer than there are tokens left."""
     offered = np.cumprod(~np.isnan(offers), axis=-1).sum(axis=-1)
     left = np.array(lengths)[:, np.newaxis] - np.arange(offers.shape[1])
