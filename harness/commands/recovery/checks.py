@@ -181,6 +181,7 @@ class RoundCheck:
     Attributes:
         number: of the round; the first one has the other checks.
         num_requests, elapsed_s: before it, since the run began to ask.
+        together: drawn tokens of all rounds so far.
         usual_rate: acceptance of the same greedy questions in the first round, where it has fallen since.
     """
 
@@ -189,6 +190,7 @@ class RoundCheck:
     elapsed_s: float
     greedy: GreedyResult
     drawn: TokenResult | None
+    together: TokenResult | None
     is_lossy: bool
     acceptance_rate: float | None
     usual_rate: float | None = None
@@ -203,6 +205,8 @@ class RoundCheck:
             "elapsed_s": self.elapsed_s,
             "verdict": "lossy" if self.is_lossy else "lossless",
         }
+        if self.together is not None:
+            columns["visible_shift"] = self.together.visible
         if self.acceptance_rate is not None:
             columns["acceptance_rate"] = self.acceptance_rate
         if self.usual_rate is not None:
@@ -248,5 +252,6 @@ def _drawn_columns(result: TokenResult) -> dict[str, Any]:
         "p_value": result.p_value if result.num_draws else None,
         "significance_level": result.significance_level,
         "power": result.power,
+        "visible_shift": result.visible,
         "rounding": result.rounding,
     }

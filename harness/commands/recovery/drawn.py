@@ -35,6 +35,7 @@ from harness.results.statistics.bets import (
     evidence,
     least_visible_shift,
     power_of_halves,
+    visible_shift,
 )
 
 # With less than this chance of seeing the stated shift, finding nothing proves nothing.
@@ -170,6 +171,7 @@ class TokenResult:
         log_evidence: the most that bets on them had won, as a logarithm; at least 0.
         num_until: tokens until that was enough; None where it never was.
         power: the chance to see the stated shift.
+        visible: the smallest shift that is seen with `REQUIRED_POWER`; None where it is not known, or none is.
         rounding: the mass that two routes to the same distributions move between halves of quantiles.
     """
 
@@ -178,6 +180,7 @@ class TokenResult:
     log_evidence: float
     num_until: int | None
     power: float
+    visible: float | None = None
     rounding: float = 0.0
 
     @property
@@ -255,8 +258,10 @@ class TokenTest:
         ]
         off = float(of_halves.sum(-1).mean())
         # The first token of a text is the target's own.
-        power = self.power(len(ranks) - len(texts), off)
-        return self._result(np.concatenate(bettors), power, off)
+        num_decided = len(ranks) - len(texts)
+        log_wanted = -math.log(self.level_share)
+        visible = visible_shift(num_decided, log_wanted, NUM_BETTORS, REQUIRED_POWER, off)
+        return self._result(np.concatenate(bettors), self.power(num_decided, off), off, visible)
 
     def power(self, num_draws: int, rounding: float = 0.0) -> float:
         """The chance to see the shift in so many tokens that speculation decides."""
@@ -317,7 +322,9 @@ class TokenTest:
                 num_found += self._result(_swaps(simulated), power=0.0).verdict == "lossy"
         return self._result(_swaps(pairs), num_found / _NUM_SIMULATED)
 
-    def _result(self, bettors: Floats, power: float, rounding: float = 0.0) -> TokenResult:
+    def _result(
+        self, bettors: Floats, power: float, rounding: float = 0.0, visible: float | None = None
+    ) -> TokenResult:
         """The result of bettors [b, n]."""
         won = np.maximum.accumulate(np.append(0.0, evidence(bettors)))
         num_until = int(np.searchsorted(won, -math.log(self.level_share)))
@@ -327,6 +334,7 @@ class TokenTest:
             log_evidence=float(won[-1]),
             num_until=num_until if num_until < len(won) else None,
             power=power,
+            visible=visible,
             rounding=rounding,
         )
 

@@ -67,6 +67,7 @@ class RecoverySettings(PromptedSettings):
             again; weights or the server at `url=` score them.
         minutes: for so long the same questions are asked again, in rounds, and each round is tested by itself: what
             goes wrong only after a while is found, with the round in which it began; 0 for one round.
+        until: with `minutes`, ends earlier: once all rounds together would have shown a shift this small.
         batch_size: requests in flight, of mixed lengths, with prompts that begin alike, second turns,
             different sampling settings beside each other, and some that are left midway; 1 asks them one
             at a time.
@@ -83,6 +84,7 @@ class RecoverySettings(PromptedSettings):
     by_kind: bool = True
     answers: str | None = None
     minutes: float = 0.0
+    until: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -100,6 +102,9 @@ class RecoverySettings(PromptedSettings):
             self.false_alarm_rate,
         )
         require(0 < self.shift <= 0.5, "shift", "must be in (0, 0.5]", self.shift)
+        if self.until is not None:
+            require(0 < self.until <= 0.5, "until", "must be in (0, 0.5]", self.until)
+            require(self.minutes > 0, "until", "needs minutes, within which it ends", self.until)
         samplings = self.samplings
         require(bool(samplings), "samplings", "must name at least one", samplings)
         fits = self.top_logprobs == -1 or self.top_logprobs >= 5

@@ -69,6 +69,9 @@ class RecoveryRow(PromptedRow):
     p_value: MaybeFloat = figure("chance that bets ever win so much by luck, at most")
     significance_level: MaybeFloat = figure("a p-value below this is called lossy")
     power: MaybeFloat = figure("chance that the test sees a change as large as `shift`")
+    visible_shift: MaybeFloat = figure(
+        "smallest shift that the test sees with a chance of 99 %; of `round` that of all rounds until then together"
+    )
     num_draws_needed: MaybeInt = figure("of an undecided check: a `num_draws` that would be enough")
     refused: MaybeText = figure("sampling settings that the engine refused, which were not tested")
     rounding: MaybeFloat = figure(

@@ -18,7 +18,7 @@ from harness.commands.recovery.checks import (
     ReferenceCheck,
     RoundCheck,
 )
-from harness.commands.recovery.drawn import TokenTest
+from harness.commands.recovery.drawn import DrawnText, Rounding, TokenTest
 from harness.commands.recovery.greedy import GreedyResult
 from harness.commands.recovery.place import choose_place
 from harness.commands.recovery.regular_reference import RegularReference
@@ -56,6 +56,7 @@ class _Scored:
         parts: of the drawn tokens of each sampling setting; `overall` has all of them, and is None where nothing was
             drawn.
         returned: log-probabilities that came with tokens.
+        texts, rounding: that were drawn, and by sampling setting how far two routes to them are apart.
         first: answers to the first turns.
         num_requests: that were asked.
     """
@@ -64,6 +65,8 @@ class _Scored:
     parts: Sequence[DrawnCheck]
     overall: DrawnCheck | None
     returned: ReturnedLogprobs
+    texts: Sequence[DrawnText]
+    rounding: dict[str, Rounding]
     first: Sequence[Answer]
     num_requests: int
 
@@ -94,8 +97,9 @@ class _Test:
         num_tests = len(asking.samplings) + 1
         rate = settings.false_alarm_rate
         if settings.minutes:
-            # Over all rounds, however many there are, the sum is the rate.
-            rate /= number * (number + 1)
+            # Over all rounds, however many there are, the sum is half of the rate. The other half is that of all
+            # of them together.
+            rate /= 2 * number * (number + 1)
         self._token_test = TokenTest(rate / num_tests, settings.shift)
         self._mean_length = (1 + most_drawn(decoding.max_new_tokens)) / 2
         self._tokens_at_place = tokens_at_place(decoding)
@@ -134,7 +138,7 @@ class _Test:
         num_mixed = math.ceil((1 - _SHARE_AT_PLACE) * self._num_tokens / self._mean_length / 2)
         num_at_place = math.ceil(_SHARE_AT_PLACE * self._num_tokens / self._tokens_at_place)
         num_together = min(num_in_flight, 8)
-        scores = Scores(reference, asking.end_tokens, num_together, [settings.seed, 1])
+        scores = Scores(reference, asking.end_tokens, num_together, [settings.seed, self.number])
         workload = asking.workload(self.number)
         first = asking.ask(arm, workload.first_turns(num_mixed), num_in_flight, "asking")
         scores.add(_drawn(first))
@@ -180,6 +184,8 @@ class _Test:
             parts=parts,
             overall=overall,
             returned=scores.returned,
+            texts=scores.drawn,
+            rounding=scores.rounding(),
             first=[answer for answer in answers if answer.request.prompt in prompts],
             num_requests=len(answers),
         )
@@ -274,29 +280,37 @@ def scored_checks(asking: Asking, arm: Arm, reference: TextReference) -> Iterato
 def _rounds(
     asking: Asking, arm: Arm, reference: TextReference, first: _Scored, began: float
 ) -> Iterator[RoundCheck]:
-    """Ask the same questions in rounds until the time is over, or until a round is lossy."""
-    until = began + 60 * asking.settings.minutes
+    """Ask the same questions in rounds until the time is over, a round is lossy, or enough is known."""
+    settings = asking.settings
+    ends = began + 60 * settings.minutes
+    test_of_all = TokenTest(settings.false_alarm_rate / 2, settings.until or settings.shift)
+    texts = [*first.texts]
     num_requests = first.num_requests
     usual = _drafts(first)
     for number in itertools.count(2):
         started = _now()
-        if started >= until:
+        if started >= ends:
             return
         scored = _Test(asking, reference, number).scored(arm)
         drafts = _drafts(scored)
         fell = has_fallen(usual, drafts, _DRIFT_LEVEL / (number * (number + 1)))
+        texts += scored.texts
+        together = test_of_all.check(texts, first.rounding) if texts else None
+        is_lossy = scored.is_lossy or (together is not None and together.verdict == "lossy")
         check = RoundCheck(
             number=number,
             num_requests=num_requests,
             elapsed_s=started - began,
             greedy=scored.greedy,
             drawn=None if scored.overall is None else scored.overall.result,
-            is_lossy=scored.is_lossy,
+            together=together,
+            is_lossy=is_lossy,
             acceptance_rate=_rate(drafts),
             usual_rate=_rate(usual) if fell else None,
         )
         yield check
-        if scored.is_lossy:
+        is_known = together is not None and together.verdict != "undecided"
+        if is_lossy or (settings.until is not None and is_known):
             return
         num_requests += scored.num_requests
 

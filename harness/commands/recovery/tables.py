@@ -116,7 +116,12 @@ class Checks:
         when = f"after {last.num_requests:,} requests ({(last.elapsed_s or 0) / 60:.0f} min)"
         if last.verdict == "lossy":
             return f"from the round {when} on, the same questions are answered wrongly"
-        return f"{counted(len(self.rounds), 'further round')} as the first, the last one {when}"
+        found = f"{counted(len(self.rounds), 'further round')} as the first, the last one {when}"
+        if last.visible_shift is not None:
+            found += (
+                f"; a shift of {last.visible_shift:.1%} would have shown in all of them together"
+            )
+        return found
 
     def _sampled_findings(self) -> str:
         draws = f"{self.num_draws or 0:,} drawn tokens"
@@ -142,10 +147,14 @@ class Checks:
             yield "At temperature 0 the output has one possible value; nothing was sampled."
             return
         row = self.tested[-1]
+        smallest = (
+            "" if row.visible_shift is None else f", one of {row.visible_shift:.1%} with 99 %"
+        )
         yield (
             f"The sampled tests call a lossless pair lossy in at most {row.false_alarm_rate:.0e} of such runs (each at"
             f" p < {row.significance_level:.1e}), however often one looks; a shift of {row.shift:.0%} towards likelier"
-            f" or less likely tokens is seen within {row.num_draws:,} tokens with a chance of {_share(self.power)}."
+            f" or less likely tokens is seen within {row.num_draws:,} tokens with a chance of {_share(self.power)}"
+            f"{smallest}."
         )
         rounding = max(row.rounding or 0 for row in self.tested)
         if rounding >= 0.001:

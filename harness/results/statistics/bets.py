@@ -195,6 +195,24 @@ def draws_needed(
     return None
 
 
+def visible_shift(
+    num_draws: int, log_wanted: float, num_bettors: int, power: float, tolerated: float = 0.0
+) -> float | None:
+    """The smallest shift, to a thousandth, for which `power_of_halves` is enough; None where none up to a half is."""
+    most = 500
+    if power_of_halves(num_draws, most / 1000, log_wanted, num_bettors, tolerated) < power:
+        return None
+    fewest = 1
+    while fewest < most:
+        middle = (fewest + most) // 2
+        shift = middle / 1000
+        if power_of_halves(num_draws, shift, log_wanted, num_bettors, tolerated) >= power:
+            most = middle
+        else:
+            fewest = middle + 1
+    return most / 1000
+
+
 def least_visible_shift(probabilities: Floats, total_variation: float) -> Floats:
     """The distribution at this total-variation distance that is least visible, nearly.
 

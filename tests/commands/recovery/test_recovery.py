@@ -181,6 +181,20 @@ def test_rounds_of_an_honest_pair_are_all_alike(
 
 
 @pytest.mark.slow
+def test_a_watch_ends_when_a_small_shift_would_have_shown(
+    harness: Harness, pair: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.commands.recovery.scored._FEWEST_TOKENS", 300)
+    asked = [*pair, *SMALL, "num_draws=300", "shift=0.5", "num_prompts=2"]
+    outcome = harness("recovery", *asked, "minutes=30", "until=0.1")
+    rounds = results("recovery").query("check == 'round'")
+    visible = rounds["visible_shift"].tolist()
+    assert visible == sorted(visible, reverse=True)
+    assert visible[-1] <= 0.1 < visible[-2]
+    assert mentions(outcome.stdout, f"a shift of {visible[-1]:.1%} would have shown")
+
+
+@pytest.mark.slow
 def test_our_service_is_tested_over_http(
     harness: Harness, directory: Path, pair: list[str]
 ) -> None:

@@ -20,6 +20,7 @@ from harness.results.statistics.bets import (
     evidence,
     least_visible_shift,
     power_of_halves,
+    visible_shift,
 )
 
 
@@ -132,6 +133,9 @@ def test_the_power_is_that_of_simulated_draws() -> None:
     assert power_of_halves(number, 0.1, wanted, 12) >= 0.99
     assert power_of_halves(int(0.9 * number), 0.1, wanted, 12) < 0.99
     assert draws_needed(1e-6, wanted, 12, 0.99) is None
+    # The other way round, to a thousandth.
+    assert visible_shift(number, wanted, 12, 0.99) == 0.1
+    assert visible_shift(5, wanted, 12, 0.99) is None
 
 
 def test_the_least_visible_shift_has_its_distance_and_is_hard_to_see() -> None:
