@@ -38,7 +38,6 @@ EXPECTED: dict[str, set[str]] = {
         *("temperature=1", "top_k=5", "top_p=0.8"),
         *("log-probabilities", "log-probabilities, no stream"),
     },
-    # Others may be beside one that has just ended: for the service it is still there.
     "SilentBeside": {"beside another"},
 }
 

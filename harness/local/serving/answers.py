@@ -34,6 +34,7 @@ class Answer:
             has read the prompt.
         cancelled: whether nobody waits for it any more. The client's side sets it, and the
             scheduler then drops the row.
+        has_ended: whether its last piece was handed on, or is about to be.
         token_ids: so far.
         outcomes: (num_proposed, num_accepted) of each iteration that drafted something.
         asked: when the request came, by `time.monotonic`.
@@ -49,6 +50,7 @@ class Answer:
     num_prompt_logprobs: int | None = None
     prompt_logprobs: Sequence[TokenLogprob] | None = None
     cancelled: bool = False
+    has_ended: bool = False
     token_ids: list[int] = field(default_factory=list)
     outcomes: list[tuple[int, int]] = field(default_factory=list)
     asked: float = field(default_factory=time.monotonic)
@@ -123,11 +125,14 @@ class Answer:
             finish_reason = "stop"
         held = 0 if finish_reason else max((_overlap(text, stop) for stop in self.stops), default=0)
         text, self._held = text[: len(text) - held], text[len(text) - held :]
+        # Before its client knows: the next request of that client runs beside nothing.
+        self.has_ended = finish_reason is not None
         self.put(Piece(self.choice, text, list(tokens), finish_reason, scored))
-        return finish_reason is not None
+        return self.has_ended
 
     def fail(self, reason: str) -> None:
         """End it with an error."""
+        self.has_ended = True
         self.put(Piece(self.choice, text=reason, token_ids=[], finish_reason="error"))
 
 

@@ -156,7 +156,7 @@ class Scheduler:
 
     @property
     def num_running(self) -> int:
-        return len(self._batch.rows)
+        return sum(not answer.has_ended for answer in list(self._batch.rows.values()))
 
     @property
     def num_waiting(self) -> int:

@@ -62,6 +62,16 @@ def test_a_stop_text_ends_the_answer_and_is_never_shown(
     assert [piece.finish_reason for piece in pieces] == [*[None] * len(before), "stop"]
 
 
+def test_an_answer_has_ended_before_its_client_knows() -> None:
+    """What the client asks next runs beside nothing."""
+    seen: list[tuple[str | None, bool]] = []
+    growing = answer([], most=4)
+    growing.put = lambda piece: seen.append((piece.finish_reason, growing.has_ended))
+    growing.take(ids("ab"), 0, 0)
+    growing.take(ids("cd"), 0, 0)
+    assert seen == [(None, False), ("length", True)]
+
+
 def test_what_only_began_like_a_stop_text_is_shown() -> None:
     pieces: list[Piece] = []
     growing = answer(pieces, most=6, stops=["END"])

@@ -83,6 +83,10 @@ class Taken:
         most = self.request.max_new_tokens - len(self.tokens)
         return replace(self.request, prompts=[prompt], max_new_tokens=most)
 
+    @property
+    def has_ended(self) -> bool:
+        return self.ended.is_set()
+
     def take(
         self, tokens: list[int], num_proposed: int, num_accepted: int, logprobs: list[Any]
     ) -> bool:
