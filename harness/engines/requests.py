@@ -122,6 +122,13 @@ class RequestRecord:
         return 1000 * (self.arrivals[-1] - self.arrivals[0]) / (self.num_tokens - 1)
 
     @property
+    def draft_tokens(self) -> tuple[int, int]:
+        """Proposed and accepted in all iterations, by totals or iterations; 0 where nothing is known."""
+        proposed = self.num_drafted or sum(each for each, _ in self.outcomes)
+        accepted = self.num_accepted or sum(each for _, each in self.outcomes)
+        return proposed, accepted
+
+    @property
     def bursts(self) -> list[float]:
         """The times of arrivals; of several that follow each other at once, the first one's."""
         nearest_s = _TOGETHER * (self.time_per_output_token_ms or 0.0) / 1000

@@ -16,13 +16,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.commands.recovery.checks import AnswersCheck, Check, GreedyCheck
 from harness.commands.recovery.drawn import TokenTest
+from harness.commands.recovery.greedy import Columns
 from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.regular_reference import RegularReference
 from harness.commands.recovery.returned_logprobs import ReturnedLogprobs
 from harness.commands.recovery.sampling import Sampling
-from harness.commands.recovery.scored import drawn_checks
+from harness.commands.recovery.scored import drawn_results
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import Answer, PlannedRequest
 from harness.config.amounts import counted
@@ -56,7 +56,7 @@ class _LeftOut(Exception):
     """Why a line cannot be used."""
 
 
-def recorded_checks(session: Session, settings: RecoverySettings) -> Iterator[Check]:
+def recorded_checks(session: Session, settings: RecoverySettings) -> Iterator[Columns]:
     """Score the answers of a file by the weights, or by a server that speculates with none of them.
 
     Raises:
@@ -105,19 +105,17 @@ def recorded_checks(session: Session, settings: RecoverySettings) -> Iterator[Ch
         found += f", {from_text} of them as text, of which other tokens may have been drawn"
     if why:
         found += f"; left out: {why}"
-    yield AnswersCheck(finding=found, num_prompts=len(answers))
+    yield {"check": "answers", "finding": found, "num_prompts": len(answers)}
     answers = _without_ends(answers, sorted(session.end_tokens()))
     scores = Scores(reference, session.end_tokens(), _TOGETHER, [settings.seed, 1])
     scores.add(answers)
     if scores.greedy.divergences:
-        yield GreedyCheck(result=scores.greedy.result())
+        yield scores.greedy.result().columns()
     drawn = [answer.request.sampling for answer in answers if not answer.request.is_greedy]
     samplings = list({sampling.name: sampling for sampling in drawn}.values())
     if samplings:
         token_test = TokenTest(settings.false_alarm_rate / (len(samplings) + 1), settings.shift)
-        parts, overall = drawn_checks(scores, samplings, token_test)
-        yield from parts
-        yield overall
+        yield from drawn_results(scores, samplings, token_test).columns(samplings)
 
 
 def _read(session: Session, line: str, number: int) -> Answer:

@@ -10,11 +10,9 @@ import itertools
 import math
 from collections.abc import Iterator, Sequence
 
-from harness.commands.recovery.asking import Asking
-from harness.commands.recovery.checks import Check, DrawnCheck, GreedyCheck
 from harness.commands.recovery.drawn import TokenTest
-from harness.commands.recovery.greedy import GreedyTexts
-from harness.commands.recovery.workload import Answer, PlannedRequest
+from harness.commands.recovery.greedy import Columns, GreedyTexts
+from harness.commands.recovery.workload import Answer, Asking, PlannedRequest
 from harness.engines.protocol import Arm
 from harness.engines.requests import RequestRecord
 from harness.measuring.progress import say
@@ -28,7 +26,7 @@ _NUM_TEXTS = 500
 
 def compared_checks(
     asking: Asking, arm: Arm, regular: Arm | None, references: References
-) -> Iterator[Check]:
+) -> Iterator[Columns]:
     """Ask an arm the requests of a run, and a regular one the same one at a time; compare the answers.
 
     Args:
@@ -59,7 +57,7 @@ def compared_checks(
     for planned, wanted in zip(greedy, expected, strict=True):
         answer = by_index[planned.index]
         texts.compare(references, planned.prompt, planned.num_tokens, answer, wanted)
-    yield GreedyCheck(result=texts.result())
+    yield texts.result().columns()
     if regular is None or not samplings:
         return
 
@@ -75,13 +73,10 @@ def compared_checks(
         tested_texts = [by_index[planned.index].token_ids for planned in asked]
         samples.append((expected_texts, tested_texts))
         result = token_test.compare(samples[-1:], _NUM_COMPARED)
-        yield DrawnCheck(kind="compared", sampling=sampling.name, result=result)
+        yield result.columns("compared", sampling.name)
     outcomes = [outcome for answer in answers for outcome in answer.record.outcomes]
-    yield DrawnCheck(
-        kind="sampled",
-        result=token_test.compare(samples, _NUM_COMPARED),
-        acceptance=Acceptance.of(outcomes),
-    )
+    result = token_test.compare(samples, _NUM_COMPARED)
+    yield result.columns("sampled", acceptance=Acceptance.of(outcomes))
 
 
 def _records(answers: Sequence[Answer]) -> list[RequestRecord]:

@@ -18,11 +18,12 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from harness.commands.recovery.greedy import Finding
+from harness.commands.recovery.greedy import Columns, Finding
+from harness.commands.recovery.rows import DrawnKind
 from harness.commands.recovery.workload import PlannedRequest
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.bets import (
@@ -193,6 +194,22 @@ class TokenResult:
         if self.num_until is not None:
             return "lossy"
         return "lossless" if self.power >= REQUIRED_POWER else "undecided"
+
+    def columns(self, check: DrawnKind, sampling: str | None = None, **further: Any) -> Columns:
+        """Those of its row. `further` are columns that may be None."""
+        return {
+            "check": check,
+            "sampling": sampling,
+            "verdict": self.verdict,
+            "num_draws": self.num_draws,
+            "evidence": self.log_evidence / math.log(10),
+            "num_draws_until": self.num_until,
+            "p_value": self.p_value if self.num_draws else None,
+            "significance_level": self.significance_level,
+            "power": self.power,
+            "visible_shift": self.visible,
+            "rounding": self.rounding,
+        } | further
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from harness.config.errors import RunError
 from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.requests import RequestRecord
 from harness.measuring.references import References
 
+# Of a check's row, by name, with `acceptance` as `Session.row` takes it.
+Columns = dict[str, Any]
 Finding = Literal["lossless", "lossy", "undecided"]
 
 
@@ -59,6 +61,22 @@ class GreedyResult:
     num_identical: int
     num_tokens: int
     num_cut_short: int
+
+    def columns(self) -> Columns:
+        columns: Columns = {
+            "check": "greedy",
+            "temperature": 0.0,
+            "verdict": self.verdict,
+            "num_prompts": self.num_prompts,
+            "num_tokens": self.num_tokens,
+            "num_cut_short": self.num_cut_short,
+            "identical_prompts": self.num_identical,
+        }
+        if self.worst is not None:
+            columns["divergence_position"] = self.worst.position
+            columns["logit_margin"] = self.worst.logit_margin
+            columns["logit_tolerance"] = self.worst.logit_tolerance
+        return columns
 
 
 @dataclass

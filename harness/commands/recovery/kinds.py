@@ -10,14 +10,13 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, get_args
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
 
-from harness.commands.recovery.asking import Asking
-from harness.commands.recovery.checks import KindCheck, KindVerdict
+from harness.commands.recovery.greedy import Columns
 from harness.commands.recovery.record import SamplingName
 from harness.commands.recovery.sampling import Sampling, samplings
-from harness.commands.recovery.workload import PlannedRequest, refusal
+from harness.commands.recovery.workload import Asking, PlannedRequest, refusal
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Arm
 from harness.engines.requests import RequestRecord
@@ -70,6 +69,44 @@ class Kind:
     wanted: str | None = None
 
 
+KindVerdict = Literal[
+    "drafts", "some drafts", "none accepted", "no drafts", "ignored", "refused", "unknown"
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class KindCheck:
+    """What a server did with one kind of request.
+
+    Attributes:
+        num_identical: texts equal to the regular arm's, of greedy requests; None without that arm.
+    """
+
+    kind: str
+    verdict: KindVerdict
+    finding: str
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    acceptance_rate: float | None = None
+    num_prompts: int | None = None
+    num_tokens: int | None = None
+    num_identical: int | None = None
+
+    def columns(self) -> Columns:
+        columns: Columns = {
+            "check": "kind",
+            "sampling": self.kind,
+            "verdict": self.verdict,
+            "finding": self.finding,
+            "acceptance": self.acceptance,
+            "num_prompts": self.num_prompts,
+            "num_tokens": self.num_tokens,
+            "identical_prompts": self.num_identical,
+        }
+        if self.acceptance_rate is not None:
+            columns["acceptance_rate"] = self.acceptance_rate
+        return columns
+
+
 def kinds(decoding: DecodingSettings, prompt: Sequence[int], chat: bool) -> list[Kind]:
     """The kinds that are asked, a plain one first."""
     greedy = dataclasses.replace(decoding, temperature=0.0, top_k=0, top_p=1.0)
@@ -110,7 +147,7 @@ def kinds(decoding: DecodingSettings, prompt: Sequence[int], chat: bool) -> list
     return found + [Kind(each) for each in samplings(plain, biased, names=names)]
 
 
-def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[KindCheck]:
+def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Columns]:
     """Ask an arm each kind of request, and the regular one too."""
     every = kinds(asking.settings.decoding, asking.prompts[0], asking.settings.engine.asks_chats)
     say(f"{len(every)} kinds of requests: which of them get drafts?")
@@ -135,9 +172,9 @@ def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[KindC
         name = kind.sampling.name
         why = refused.get(name)
         if why is None:
-            yield checks[name]
+            yield checks[name].columns()
         else:
-            yield KindCheck(kind=name, verdict="refused", finding=f"refused: {why}")
+            yield KindCheck(kind=name, verdict="refused", finding=f"refused: {why}").columns()
 
 
 def _planned(kind: Kind, asking: Asking, first: int) -> list[PlannedRequest]:
@@ -171,17 +208,11 @@ class Answers:
     @property
     def drafted(self) -> list[int]:
         """Draft tokens of each answer, as far as they are reported."""
-        return [
-            record.num_drafted or sum(proposed for proposed, _ in record.outcomes)
-            for record in self.records
-        ]
+        return [record.draft_tokens[0] for record in self.records]
 
     @property
     def num_accepted(self) -> int:
-        return sum(
-            record.num_accepted or sum(accepted for _, accepted in record.outcomes)
-            for record in self.records
-        )
+        return sum(record.draft_tokens[1] for record in self.records)
 
     @property
     def tokens_in_burst(self) -> float | None:

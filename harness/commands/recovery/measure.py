@@ -14,9 +14,8 @@ from typing import Any
 
 from harness.commands.command import Experiment
 from harness.commands.recovery.answers import recorded_checks
-from harness.commands.recovery.asking import Asking
-from harness.commands.recovery.checks import Check, ReferenceCheck
 from harness.commands.recovery.compared import compared_checks
+from harness.commands.recovery.greedy import Columns
 from harness.commands.recovery.kinds import kind_checks
 from harness.commands.recovery.record import EXIT_CODES, RecoverySettings
 from harness.commands.recovery.regular_reference import RegularReference, regular_reference
@@ -24,7 +23,7 @@ from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scored import scored_checks
 from harness.commands.recovery.tables import summarise
-from harness.commands.recovery.workload import FOLLOW_UP, taken_samplings
+from harness.commands.recovery.workload import FOLLOW_UP, Asking, taken_samplings
 from harness.config.errors import VerdictError
 from harness.engines.door.reference import TextReference
 from harness.engines.registry import engine_of
@@ -45,7 +44,7 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
         self.prompt_set = load_prompts(settings.prompts)
         self.prompts = self.prompt_set.take(settings.num_prompts)
         self.refused: Sequence[str] = ()
-        self.checks: list[Check] = []
+        self.checks: list[Columns] = []
 
     def measure(self, session: Session) -> None:
         # What was checked before an error has its rows.
@@ -64,7 +63,7 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
         }
         if not self.checks:
             return [session.row(RecoveryRow, **common)]
-        return [session.row(RecoveryRow, **common | check.columns()) for check in self.checks]
+        return [session.row(RecoveryRow, **common | check) for check in self.checks]
 
     def judge(self, rows: Sequence[RecoveryRow]) -> None:
         """Raises VerdictError if the pair is lossy (exit code 1), or if nothing can be told (3)."""
@@ -72,7 +71,7 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
         if summary.verdict != "lossless":
             raise VerdictError(summary.in_short, EXIT_CODES[summary.verdict])
 
-    def _checks(self, session: Session) -> Iterator[Check]:
+    def _checks(self, session: Session) -> Iterator[Columns]:
         """Open the engine, look for a reference, and yield each check."""
         settings = self.settings
         if settings.answers is not None:
@@ -112,7 +111,8 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
             yield from compared_checks(asking, arm, regular, references)
             if regular is not None or not samplings:
                 return
-        yield ReferenceCheck(verdict="undecided", finding=self._nothing_known(references))
+        why = self._nothing_known(references)
+        yield {"check": "reference", "verdict": "undecided", "finding": why}
 
     def _nothing_known(self, references: References) -> str:
         """Why nothing can be compared, and how to change that."""

@@ -8,24 +8,13 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.commands.recovery.asking import Asking
-from harness.commands.recovery.checks import (
-    Check,
-    DrawnCheck,
-    GreedyCheck,
-    InterruptedCheck,
-    LogprobsCheck,
-    ReferenceCheck,
-    RoundCheck,
-)
-from harness.commands.recovery.drawn import DrawnText, Rounding, TokenTest
-from harness.commands.recovery.greedy import GreedyResult
-from harness.commands.recovery.place import choose_place
+from harness.commands.recovery.drawn import DrawnText, Rounding, TokenResult, TokenTest
+from harness.commands.recovery.greedy import Columns, GreedyResult
 from harness.commands.recovery.regular_reference import RegularReference
 from harness.commands.recovery.returned_logprobs import TOLERANCE, ReturnedLogprobs
 from harness.commands.recovery.sampling import Sampling
-from harness.commands.recovery.scores import Scores
-from harness.commands.recovery.workload import Answer, most_drawn, tokens_at_place
+from harness.commands.recovery.scores import Scores, choose_place
+from harness.commands.recovery.workload import Answer, Asking, most_drawn, tokens_at_place
 from harness.config.amounts import counted
 from harness.config.errors import RunError
 from harness.engines.door.reference import TextReference
@@ -49,12 +38,44 @@ _NUM_LOOKS = 4
 
 
 @dataclass(frozen=True)
+class _Drawn:
+    """The results of drawn tokens.
+
+    Attributes:
+        parts: of each sampling setting; `overall` is that of all together.
+        acceptance: of the draft tokens behind the draws: without rejections, much of the algorithm never ran.
+        acceptance_rate: of servers that report it without iterations.
+        num_draws_needed: a `num_draws` that would be enough, where these are not.
+    """
+
+    parts: Sequence[TokenResult]
+    overall: TokenResult
+    acceptance: Acceptance
+    acceptance_rate: float | None
+    num_draws_needed: int | None
+
+    @property
+    def is_lossy(self) -> bool:
+        return any(result.verdict == "lossy" for result in (*self.parts, self.overall))
+
+    def columns(self, samplings: Sequence[Sampling]) -> list[Columns]:
+        of_all: Columns = {
+            "acceptance": self.acceptance,
+            "num_draws_needed": self.num_draws_needed,
+        }
+        if self.acceptance_rate is not None:
+            of_all["acceptance_rate"] = self.acceptance_rate
+        named = zip(samplings, self.parts, strict=True)
+        parts = [result.columns("setting", sampling.name) for sampling, result in named]
+        return [*parts, self.overall.columns("sampled", **of_all)]
+
+
+@dataclass(frozen=True)
 class _Scored:
     """The results of one arm.
 
     Attributes:
-        parts: of the drawn tokens of each sampling setting; `overall` has all of them, and is None where nothing was
-            drawn.
+        drawn: None where nothing was drawn.
         returned: log-probabilities that came with tokens.
         texts, rounding: that were drawn, and by sampling setting how far two routes to them are apart.
         first: answers to the first turns.
@@ -62,8 +83,7 @@ class _Scored:
     """
 
     greedy: GreedyResult
-    parts: Sequence[DrawnCheck]
-    overall: DrawnCheck | None
+    drawn: _Drawn | None
     returned: ReturnedLogprobs
     texts: Sequence[DrawnText]
     rounding: dict[str, Rounding]
@@ -72,10 +92,12 @@ class _Scored:
 
     @property
     def is_lossy(self) -> bool:
-        drawn = [*self.parts, *filter(None, [self.overall])]
-        return self.greedy.verdict == "lossy" or any(
-            check.result.verdict == "lossy" for check in drawn
-        )
+        is_drawn_lossy = self.drawn is not None and self.drawn.is_lossy
+        return self.greedy.verdict == "lossy" or is_drawn_lossy
+
+    def columns(self, samplings: Sequence[Sampling]) -> list[Columns]:
+        of_drawn = [] if self.drawn is None else self.drawn.columns(samplings)
+        return [self.greedy.columns(), *of_drawn]
 
 
 class _Test:
@@ -173,16 +195,14 @@ class _Test:
     def _scored(self, scores: Scores, answers: Sequence[Answer]) -> _Scored:
         prompts = set(map(tuple, self._asking.prompts))
         records = [answer.record for answer in answers]
-        parts: list[DrawnCheck] = []
-        overall = None
+        drawn = None
         if self._asking.samplings:
-            parts, overall = drawn_checks(
+            drawn = drawn_results(
                 scores, self._asking.samplings, self._token_test, records, self._needed()
             )
         return _Scored(
             greedy=scores.greedy.result(),
-            parts=parts,
-            overall=overall,
+            drawn=drawn,
             returned=scores.returned,
             texts=scores.drawn,
             rounding=scores.rounding(),
@@ -191,34 +211,32 @@ class _Test:
         )
 
 
-def drawn_checks(
+def drawn_results(
     scores: Scores,
     samplings: Sequence[Sampling],
     token_test: TokenTest,
     records: Sequence[RequestRecord] = (),
     num_draws_needed: int | None = None,
-) -> tuple[list[DrawnCheck], DrawnCheck]:
-    """The checks of drawn texts: of each sampling setting, and of all together.
+) -> _Drawn:
+    """The results of drawn texts: of each sampling setting, and of all together.
 
     Args:
         records: of all answers, for what was accepted.
         num_draws_needed: a `num_draws` that is enough where these are not.
     """
     rounding = scores.rounding()
-    parts = []
-    for sampling in samplings:
-        texts = [text for text in scores.drawn if text.request.sampling == sampling]
-        result = token_test.check(texts, rounding)
-        parts.append(DrawnCheck(kind="setting", sampling=sampling.name, result=result))
-    result = token_test.check(scores.drawn, rounding)
-    overall = DrawnCheck(
-        kind="sampled",
-        result=result,
+    by_sampling = [
+        [text for text in scores.drawn if text.request.sampling == sampling]
+        for sampling in samplings
+    ]
+    overall = token_test.check(scores.drawn, rounding)
+    return _Drawn(
+        parts=[token_test.check(texts, rounding) for texts in by_sampling],
+        overall=overall,
         acceptance=Acceptance.of(outcome for record in records for outcome in record.outcomes),
         acceptance_rate=acceptance_columns(records)["acceptance_rate"],
-        num_draws_needed=num_draws_needed if result.verdict == "undecided" else None,
+        num_draws_needed=num_draws_needed if overall.verdict == "undecided" else None,
     )
-    return parts, overall
 
 
 def _drawn(answers: Sequence[Answer]) -> list[Answer]:
@@ -237,7 +255,7 @@ def _texts(answers: Sequence[Answer]) -> list[tuple[Sequence[int], Sequence[int]
     return [(one.request.prompt, one.record.token_ids) for one in waited_for]
 
 
-def scored_checks(asking: Asking, arm: Arm, reference: TextReference) -> Iterator[Check]:
+def scored_checks(asking: Asking, arm: Arm, reference: TextReference) -> Iterator[Columns]:
     """Test an arm's answers by exact probabilities; before that the arm that is the reference.
 
     Raises:
@@ -246,7 +264,7 @@ def scored_checks(asking: Asking, arm: Arm, reference: TextReference) -> Iterato
     settings = asking.settings
     began = _now()
     test = _Test(asking, reference)
-    returned: list[LogprobsCheck] = []
+    returned: list[Columns] = []
     tolerance = TOLERANCE
     if isinstance(reference, RegularReference):
         regular = reference.arm
@@ -259,17 +277,14 @@ def scored_checks(asking: Asking, arm: Arm, reference: TextReference) -> Iterato
     try:
         scored = test.scored(arm)
     except KeyboardInterrupt:
-        yield from _interrupted(test.so_far)
+        yield from _interrupted(asking, test.so_far)
         raise
-    yield GreedyCheck(result=scored.greedy)
-    yield from scored.parts
-    if scored.overall is not None:
-        yield scored.overall
+    yield from scored.columns(asking.samplings)
     returned += _returned_check(arm, scored.returned, tolerance)
     yield from returned
     if settings.minutes and not scored.is_lossy:
         yield from _rounds(asking, arm, reference, scored, began)
-    wrong = [f"{check.arm}: {check.result.finding}" for check in returned if check.is_wrong]
+    wrong = [f"{one['arm']}: {one['finding']}" for one in returned if one["verdict"] == "wrong"]
     if wrong:
         about = f"log-probabilities that came with tokens are wrong: {'; '.join(wrong)}"
         if not scored.is_lossy:
@@ -279,7 +294,7 @@ def scored_checks(asking: Asking, arm: Arm, reference: TextReference) -> Iterato
 
 def _rounds(
     asking: Asking, arm: Arm, reference: TextReference, first: _Scored, began: float
-) -> Iterator[RoundCheck]:
+) -> Iterator[Columns]:
     """Ask the same questions in rounds until the time is over, a round is lossy, or enough is known."""
     settings = asking.settings
     ends = began + 60 * settings.minutes
@@ -297,18 +312,18 @@ def _rounds(
         texts += scored.texts
         together = test_of_all.check(texts, first.rounding) if texts else None
         is_lossy = scored.is_lossy or (together is not None and together.verdict == "lossy")
-        check = RoundCheck(
-            number=number,
-            num_requests=num_requests,
-            elapsed_s=started - began,
-            greedy=scored.greedy,
-            drawn=None if scored.overall is None else scored.overall.result,
-            together=together,
-            is_lossy=is_lossy,
-            acceptance_rate=_rate(drafts),
-            usual_rate=_rate(usual) if fell else None,
-        )
-        yield check
+        columns = scored.greedy.columns()
+        if scored.drawn is not None and together is not None:
+            columns |= scored.drawn.overall.columns("round", visible_shift=together.visible)
+        yield columns | {
+            "check": "round",
+            "round": number,
+            "num_requests": num_requests,
+            "elapsed_s": started - began,
+            "verdict": "lossy" if is_lossy else "lossless",
+            "acceptance_rate": _rate(drafts),
+            "finding": f"acceptance was {_rate(usual):.0%}" if fell else None,
+        }
         is_known = together is not None and together.verdict != "undecided"
         if is_lossy or (settings.until is not None and is_known):
             return
@@ -322,9 +337,7 @@ Drafts = dict[tuple[tuple[int, ...], int], tuple[int, int]]
 def _drafts(scored: _Scored) -> Drafts:
     found: Drafts = {}
     for answer in _greedy(scored.first):
-        record = answer.record
-        proposed = record.num_drafted or sum(each for each, _ in record.outcomes)
-        accepted = record.num_accepted or sum(each for _, each in record.outcomes)
+        proposed, accepted = answer.record.draft_tokens
         if proposed:
             found[answer.request.prompt, answer.request.num_tokens] = proposed, accepted
     return found
@@ -348,20 +361,24 @@ def has_fallen(usual: Drafts, drafts: Drafts, level: float) -> bool:
     return bool(stats.binom.sf(num_lower - 1, num_lower + num_higher, 0.5) < level)
 
 
-def _interrupted(so_far: _Scored | None) -> Iterator[InterruptedCheck]:
+def _interrupted(asking: Asking, so_far: _Scored | None) -> Iterator[Columns]:
+    """What had been found when the run was interrupted: a loss, or nothing that decides."""
     if so_far is None:
         say("no verdict: nothing was compared before the interruption")
         return
-    yield InterruptedCheck(check=GreedyCheck(result=so_far.greedy))
-    for part in so_far.parts:
-        yield InterruptedCheck(check=part)
-    if so_far.overall is not None:
-        yield InterruptedCheck(check=so_far.overall)
+    for columns in so_far.columns(asking.samplings):
+        is_lossy = columns["verdict"] == "lossy"
+        yield columns | {"verdict": "lossy" if is_lossy else "undecided"}
 
 
-def _reference_check(arm: Arm, own: _Scored) -> ReferenceCheck:
+def _reference_check(arm: Arm, own: _Scored) -> Columns:
     """Whether a regular arm's texts follow the log-probabilities that it reports of them."""
-    smallest = min((part.result.p_value for part in own.parts), default=None)
+    columns = own.greedy.columns()
+    del columns["temperature"]
+    smallest = None
+    if own.drawn is not None:
+        columns |= own.drawn.overall.columns("reference")
+        smallest = min(part.p_value for part in own.drawn.parts)
     finding = None
     if own.is_lossy:
         greedy = own.greedy
@@ -372,17 +389,16 @@ def _reference_check(arm: Arm, own: _Scored) -> ReferenceCheck:
             "the regular server is no reference: its own texts do not follow the log-probabilities"
             f" that it reports of them ({found})"
         )
-    return ReferenceCheck(
-        verdict="undecided" if own.is_lossy else "lossless",
-        arm=arm.name,
-        finding=finding,
-        greedy=own.greedy,
-        drawn=None if own.overall is None else own.overall.result,
-        p_value=smallest,
-    )
+    return columns | {
+        "check": "reference",
+        "arm": arm.name,
+        "verdict": "undecided" if own.is_lossy else "lossless",
+        "finding": finding,
+        "p_value": smallest,
+    }
 
 
-def _returned_check(arm: Arm, returned: ReturnedLogprobs, tolerance: float) -> list[LogprobsCheck]:
+def _returned_check(arm: Arm, returned: ReturnedLogprobs, tolerance: float) -> list[Columns]:
     """The check of log-probabilities that an arm returned, if it returned any."""
     if not returned.returned:
         return []
@@ -390,4 +406,4 @@ def _returned_check(arm: Arm, returned: ReturnedLogprobs, tolerance: float) -> l
     if result is None:
         say(f"{arm.name}: log-probabilities were asked for, and none came")
         return []
-    return [LogprobsCheck(arm=arm.name, result=result)]
+    return [{"check": "logprobs", "arm": arm.name, **vars(result)}]

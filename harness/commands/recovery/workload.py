@@ -18,10 +18,12 @@ from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.sampling import Sampling, samplings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
+from harness.engines.arrivals import Arrival
 from harness.engines.protocol import Arm, Request
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
-from harness.measuring.progress import say
+from harness.engines.timing import quick_garbage_collections
+from harness.measuring.progress import progress, say
 
 # Statuses of a server that does not have a parameter.
 _REFUSALS = (400, 404, 422, 501)
@@ -32,6 +34,8 @@ _NUM_BIASED = 4
 _MOST_DRAWN = 32
 # Tokens of another prompt that follow an answer as the next turn.
 FOLLOW_UP = 8
+# A round has fewer requests.
+_MOST_REQUESTS = 10**6
 # For each request that is left midway, this many are read to their end.
 _READ_FOR_ONE_LEFT = 7
 
@@ -264,3 +268,47 @@ class Workload:
 
     def _length(self, most: int) -> int:
         return int(self._generator.integers(1, most + 1))
+
+
+@dataclass(frozen=True)
+class Asking:
+    """What the arms of a run are asked.
+
+    Attributes:
+        prompts: token ids of each.
+        samplings: the sampling settings that are tested; the run's own one is the first.
+        end_tokens: those at which the target ends a text.
+    """
+
+    settings: RecoverySettings
+    prompts: Sequence[Sequence[int]]
+    samplings: Sequence[Sampling]
+    end_tokens: frozenset[int]
+
+    def workload(self, number: int = 1) -> Workload:
+        """The requests, from the first one on; those of another round have other random numbers."""
+        settings = self.settings
+        first = (number - 1) * _MOST_REQUESTS
+        return Workload(self.prompts, self.samplings, settings.decoding, settings.seed, first)
+
+    def ask(
+        self, arm: Arm, planned: Sequence[PlannedRequest], num_in_flight: int, doing: str
+    ) -> list[Answer]:
+        """The answers in the order of the requests. Raises RunError where one failed."""
+        requests = [each.request(self.settings.seed) for each in planned]
+        num_missing = [each.leave_after or each.num_tokens for each in planned]
+        with progress(doing, len(requests)) as advance, quick_garbage_collections():
+
+            def watch(arrivals: Sequence[Arrival]) -> None:
+                for arrival in arrivals:
+                    num_missing[arrival.row] -= len(arrival.tokens)
+                    if num_missing[arrival.row] <= 0:
+                        advance(None)
+
+            records = arm.answer(requests, num_in_flight, watch=watch).requests
+        failed = [record for record in records if record.error is not None]
+        if failed:
+            raise RunError(
+                f"{len(failed)} of {len(requests)} requests failed {doing}: {failed[0].error}"
+            )
+        return [Answer(*answered) for answered in zip(planned, records, strict=True)]

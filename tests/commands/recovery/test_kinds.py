@@ -11,8 +11,7 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer
-from harness.commands.recovery.checks import KindCheck
-from harness.commands.recovery.kinds import Answers, Usual, kinds
+from harness.commands.recovery.kinds import Answers, KindCheck, Usual, kinds
 from harness.config.settings import DecodingSettings
 from harness.engines.requests import RequestRecord
 from in_process import Harness, results

@@ -127,7 +127,7 @@ def test_an_interrupted_run_says_what_was_tested_so_far(
 ) -> None:
     """In the second of two rounds, or in the first one."""
     few = ["num_draws=1000", "num_prompts=2", "decoding.max_new_tokens=6", "batch_size=16"]
-    halt = halting("harness.commands.recovery.asking.Asking.ask", after=asked)
+    halt = halting("harness.commands.recovery.workload.Asking.ask", after=asked)
     running = start("recovery", *pair, *few, cwd=tmp_path, until=HALTED, before=halt)
     stdout, stderr = end(running, number, 130)
     printed = " ".join(stdout.split())

@@ -12,9 +12,8 @@ import pytest
 
 from echo_questions import TOKENIZER
 from harness.commands.recovery.drawn import DrawnText
-from harness.commands.recovery.place import choose_place
 from harness.commands.recovery.sampling import samplings
-from harness.commands.recovery.scores import rejected_places
+from harness.commands.recovery.scores import choose_place, rejected_places
 from harness.commands.recovery.workload import Answer, PlannedRequest, Workload, refusal
 from harness.config.errors import RunError
 from harness.config.settings import (
