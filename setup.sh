@@ -101,7 +101,10 @@ find_python() {
 
 # Whether pip is told, by its files or variables, where to find packages.
 has_own_index() {
-    "$venv/bin/python" -m pip config list 2>/dev/null | grep -qE '(index-url|find-links|no-index)='
+    local settings
+    # Read to its end before it is searched: with pipefail a reader that stops early makes a pipe fail.
+    settings=$("$venv/bin/python" -m pip config list 2>/dev/null)
+    grep -qE '(index-url|find-links|no-index)=' <<<"$settings"
 }
 
 if ! [ -f "$stamp" ] || ! [ "$(fingerprint)" = "$(<"$stamp")" ]; then

@@ -45,7 +45,7 @@ NUM_TOKENS = 48
 K = 4
 LOADS = (1, 2, 3, 4)
 # Of the weights of the draft, relative to their size: three drafts of one cost and three acceptances.
-NOISE = (0.0, 0.1, 0.2)
+NOISE = (0.0, 0.4, 0.8)
 
 
 def prompt_sets(directory: Path) -> dict[str, Path]:
@@ -114,7 +114,7 @@ def noisy_drafts(directory: Path) -> dict[str, Path]:
     """The tiny draft with more and more noise in its weights, as directories with a GGUF file beside each."""
     found = {}
     for noise in NOISE:
-        place = directory / f"draft_{noise:g}"
+        place = directory / f"draft_{100 * noise:.0f}"
         shutil.copytree(SHIPPED / "tiny_draft", place)
         model = AutoModelForCausalLM.from_pretrained(place)
         generator = torch.Generator().manual_seed(1)
