@@ -182,6 +182,34 @@ def test_the_report_fills_the_readme_with_peers_of_other_processes(
     assert begin in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def test_the_report_says_what_is_decided(suite: ModuleType, tmp_path: Path) -> None:
+    both = [1.0, 1.1] * 4
+    lines = [
+        arm("eager regular", 8.0, 14.0) | {"seconds": [4 * one for one in both]},
+        arm("graphs regular", 2.0, 3.3) | {"seconds": both},
+        arm("graphs speculative", 1.0, 1.7) | {"seconds": [one / 2 for one in both]},
+        arm("graphs speculative, not ahead", 1.0, 1.7) | {"seconds": [one * 0.6 for one in both]},
+    ]
+    save(tmp_path, PAIR, lines)
+    compiled = "generate, static compiled cache"
+    theirs = {"arm": compiled, "seconds": [1.04 * one for one in both], "ms_per_token": 7.8}
+    peer = f"{PAIR}-{compiled.replace(',', '').replace(' ', '-')}"
+    save(tmp_path, peer, [theirs])
+    tree = {"command": "latency draft.tree=dynamic", "exit_code": 0, "fallbacks": []}
+    tree |= {"seconds": 1.0, "end": ["tiny", "  2.50× faster     95 % interval"]}
+    save(tmp_path, "trees", [tree])
+    results = suite.gpu_report.read(tmp_path, [PAIR, peer, "trees"])
+    rows = [row.cells for row in suite.gpu_report.decisions(results).rows]
+    assert [row[1:] for row in rows[:1]] == [("1.04× (1.04 to 1.04)", "ours goes")]
+    assert rows[1][1].startswith("4.00×")
+    assert (rows[2][1][:5], rows[2][2]) == ("1.20×", "it stays")
+    assert rows[3][1:] == ("2.50× faster     95 % interval", "latency draft.tree=dynamic")
+    versions = dict.fromkeys(("torch_version", "transformers_version", "bitsandbytes_version"), "1")
+    for result in results.values():
+        result.about.update(versions, timestamp="2026-11-24T12:00:00", commit="abc")
+    assert "ours goes" in suite.gpu_report.report(results)
+
+
 def list_cases() -> None:
     suite = str(ROOT / "benchmarks/gpu_suite.py")
     sys.argv = [suite, "--list"]

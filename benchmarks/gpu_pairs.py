@@ -11,6 +11,7 @@ the first token, without the prompt.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import functools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -54,6 +55,7 @@ Lines = list[dict[str, Any]]
 # Takes all lines so far: one about the case, then the others.
 Save = Callable[[Lines], None]
 WITHOUT_CACHE = "speculative without a cache"
+WITHOUT_WORK_AHEAD = ", not ahead"
 PEERS = (
     "generate", "assisted, constant K", "assisted, its own K", WITHOUT_CACHE,
     "generate, static compiled cache",
@@ -217,6 +219,12 @@ def our_arms(case: Case, pair: Pair, decoding: DecodingSettings, on_gpu: bool) -
             name = f"{engine.runner} {arm.name}"
             arms.contenders[name] = functools.partial(ours, name, engine, arm)
             arms.watched[name] = engine, watched, Phases()
+        if engine.runners.works_ahead:
+            # What it is worth that a turn is queued before the host has read the one before it.
+            waiting = dataclasses.replace(engine.runners, works_ahead=False)
+            alone = dataclasses.replace(engine.arms[-1], runners=waiting)
+            name = f"{engine.runner} speculative{WITHOUT_WORK_AHEAD}"
+            arms.contenders[name] = functools.partial(ours, name, engine, alone)
     return arms
 
 

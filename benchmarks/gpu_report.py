@@ -43,11 +43,13 @@ TABLES: dict[str, Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], Tab
     "tests": _tests_table,
     "slow-tests": _tests_table,
     **dict.fromkeys(
-        ("profile", "no-cudnn", "pdl", "eagle3", "commands", "recovery"), _commands_table
+        ("profile", "no-cudnn", "pdl", "prices", "trees", "commands", "recovery"), _commands_table
     ),
 }
 # On a GPU, and without one.
 MAIN_PAIRS = ("7B+llama_68m-batch1-k4", "tiny+tiny_draft-batch1-k4")
+# Ours is worth its code where another way takes more than this many times as long.
+_WORTH = 1.05
 README_MARKS = "<!-- GPU results begin -->\n", "<!-- GPU results end -->\n"
 
 
@@ -114,7 +116,7 @@ def report(results: Mapping[str, Result]) -> str:
     )
     minutes = sum(result.about.get("seconds", 0) for result in results.values()) / 60
     said = f"python benchmarks/gpu_suite.py: {minutes:.0f} minutes, commit {(about['commit'] or '')[:10]}, {versions}."
-    tables = [targets(results)]
+    tables = [targets(results), decisions(results)]
     notes: list[str] = []
     for name, result in results.items():
         if "error" in result.about:
@@ -159,6 +161,57 @@ def targets(results: Mapping[str, Result]) -> Table:
     else:
         rows.append(("pytest -m gpu is green", "not run", ""))
     return common.table("targets", ["target", "found", ""], rows, texts=3)
+
+
+def decisions(results: Mapping[str, Result]) -> Table:
+    """What the measured cases decide: whether ours is worth its code."""
+    rows = []
+    name = next((one for one in MAIN_PAIRS if one in results), None)
+    if name is not None:
+        lines = {line["arm"]: line for line in with_peers(name, results).lines}
+        rows = [*_worth(lines)]
+    for case, question in (
+        ("trees", "dynamic trees against chains (EAGLE-3)"),
+        ("prices", "a pass by width and rows"),
+    ):
+        if case in results:
+            for line in results[case].lines:
+                rows.append((question, _headline(line), line["command"]))
+    return common.table("decisions", ["question", "found", "so"], rows, texts=3)
+
+
+def _worth(lines: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[str, str, str]]:
+    """Ratios of the main pair's times: how much longer the other way takes than ours."""
+    for question, ours, theirs, so in (
+        (
+            "our captured passes against torch.compile(mode=reduce-overhead), without a draft",
+            "graphs regular",
+            "generate, static compiled cache",
+            ("ours goes", "ours stays"),
+        ),
+        ("captured passes against eager", "graphs regular", "eager regular", ("", "")),
+        (
+            "work ahead of the host",
+            "graphs speculative",
+            "graphs speculative, not ahead",
+            ("it goes", "it stays"),
+        ),
+    ):
+        if ours not in lines or theirs not in lines:
+            continue
+        count = min(len(lines[ours]["seconds"]), len(lines[theirs]["seconds"]))
+        ratio = common.ratio(lines[theirs]["seconds"][:count], lines[ours]["seconds"][:count])
+        bounds = common.interval(ratio, 2)
+        found = f"{ratio.estimate:.2f}×{f' ({bounds})' if bounds else ''}"
+        is_worth = (ratio.low if ratio.has_bounds else ratio.estimate) > _WORTH
+        yield question, found, so[is_worth]
+
+
+def _headline(line: Mapping[str, Any]) -> str:
+    """The first line of a command's answer that states a figure."""
+    if line["exit_code"]:
+        return f"failed: {line['end'][-1] if line['end'] else ''}"
+    return next((said.strip() for said in line["end"] if "×" in said), "no figure")
 
 
 def _of_pair(name: str, result: Result) -> Iterable[tuple[str, str, str]]:

@@ -228,6 +228,13 @@ EAGLE = (
     f"latency model=llama3.1_8B-instruct draft=llama3.1_8B-eagle3 {RANDOM} profile=true"
     " num_prompts=4"
 )
+# A pass by its width and rows: is it a line, or has it steps? Captured, because each shape would compile anew.
+PRICES = tuple(
+    f"map model={model} draft=llama_68m {RANDOM} runner=graphs_only batch_sizes=[1,4,32]"
+    " draft_tokens=[1,2,4,8,15] num_prompts=8 tokens=32"
+    for model in ("7B", "7B_4bit")
+)
+TREES = tuple(f"{EAGLE} draft.tree={tree}" for tree in ("chain", "dynamic"))
 OTHER_COMMANDS = (
     "latency draft=tiny_eagle3 num_prompts=8",
     *(f"{MAIN} runner={runner} num_prompts=4" for runner in ("graphs_only", "static")),
@@ -242,9 +249,12 @@ GPU_JOBS: list[Job] = [
     # Compiled and tuned once more, with the next kernel's prologue before the end of the last one.
     Other("pdl", 2.5, partial(run_commands, [f"TORCHINDUCTOR_ENABLE_PDL=1 {PROFILE}"])),
     COMPILED_PEER,
+    Other("prices", 6, partial(run_commands, PRICES)),
+    Other("trees", 7, partial(run_commands, TREES)),
     Case("7B_4bit", "llama_68m", 3),
+    # About the pair of 1.5B and 0.5B for which 1.5× over `generate` was published.
+    Case("smollm2-1.7b", "smollm2-360m", 3),
     Case("30B", "7B", 6),
-    Other("eagle3", 5, partial(run_commands, [EAGLE])),
     Case("7B", "llama_68m", 4, batch_size=16),
     Case("llama3.1_8B", "llama3.2_1B", 4),
     Other("attention", 2, run_attention),
@@ -262,6 +272,7 @@ GPU_JOBS: list[Job] = [
     Other("slow-tests", 9, partial(run_tests, "gpu and slow")),
 ]
 CPU_JOBS: list[Job] = [
+    Other("prices", 1, partial(run_commands, ["map draft_tokens=[1,2] batch_sizes=[1,2]"])),
     Other("tests", 1, partial(run_tests, "gpu and not slow")),
     Other("commands", 1, partial(run_commands, ["latency draft=tiny_eagle3 test=true"])),
     Case("tiny", "tiny_draft", 2, linked=False),
