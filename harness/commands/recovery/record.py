@@ -166,7 +166,6 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
         ("model=30B draft=7B", "a pair of presets"),
         ("temperature=1 top_p=0.9", "with other settings"),
         ("decoding=greedy", "only the greedy comparison"),
-        ("batch_size=1", "one request at a time, in place of eight"),
         ("answers=./log.jsonl model=30B", "recorded answers: are they the target's?"),
         ("fault=rollback_off_by_one", "a control: the same tests must fail"),
         (
