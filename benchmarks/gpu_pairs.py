@@ -32,7 +32,7 @@ from harness.engines.record import Preparation
 from harness.engines.timing import timed_answer
 from harness.local.decoding.verify import Offer, verify
 from harness.local.decoding.warp import Warp
-from harness.local.engine.engine import LocalEngine
+from harness.local.engine.engine import LocalArm, LocalEngine
 from harness.local.engine.pair import Pair
 from harness.local.engine.profiling import profile_arms
 from harness.local.engine.roofline import roofs
@@ -222,7 +222,9 @@ def our_arms(case: Case, pair: Pair, decoding: DecodingSettings, on_gpu: bool) -
         if engine.runners.works_ahead:
             # What it is worth that a turn is queued before the host has read the one before it.
             waiting = dataclasses.replace(engine.runners, works_ahead=False)
-            alone = dataclasses.replace(engine.arms[-1], runners=waiting)
+            speculative = engine.arms[-1]
+            assert isinstance(speculative, LocalArm)
+            alone = dataclasses.replace(speculative, runners=waiting)
             name = f"{engine.runner} speculative{WITHOUT_WORK_AHEAD}"
             arms.contenders[name] = functools.partial(ours, name, engine, alone)
     return arms
