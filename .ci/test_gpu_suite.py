@@ -196,14 +196,14 @@ def test_the_report_says_what_is_decided(suite: ModuleType, tmp_path: Path) -> N
     peer = f"{PAIR}-{compiled.replace(',', '').replace(' ', '-')}"
     save(tmp_path, peer, [theirs])
     tree = {"command": "latency draft.tree=dynamic", "exit_code": 0, "fallbacks": []}
-    tree |= {"seconds": 1.0, "end": ["tiny", "  2.50× faster     95 % interval"]}
+    tree |= {"seconds": 1.0, "end": ["tiny", "  an iteration  5.20 ms = drafting 1.10"]}
     save(tmp_path, "trees", [tree])
     results = suite.gpu_report.read(tmp_path, [PAIR, peer, "trees"])
     rows = [row.cells for row in suite.gpu_report.decisions(results).rows]
     assert [row[1:] for row in rows[:1]] == [("1.04× (1.04 to 1.04)", "ours goes")]
     assert rows[1][1].startswith("4.00×")
     assert (rows[2][1][:5], rows[2][2]) == ("1.20×", "it stays")
-    assert rows[3][1:] == ("2.50× faster     95 % interval", "latency draft.tree=dynamic")
+    assert rows[3][1:] == ("an iteration  5.20 ms = drafting 1.10", "latency draft.tree=dynamic")
     versions = dict.fromkeys(("torch_version", "transformers_version", "bitsandbytes_version"), "1")
     for result in results.values():
         result.about.update(versions, timestamp="2026-11-24T12:00:00", commit="abc")

@@ -43,7 +43,8 @@ TABLES: dict[str, Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], Tab
     "tests": _tests_table,
     "slow-tests": _tests_table,
     **dict.fromkeys(
-        ("profile", "no-cudnn", "pdl", "prices", "trees", "commands", "recovery"), _commands_table
+        ("profile", "no-cudnn", "pdl", "eagle3", "prices", "trees", "commands", "recovery"),
+        _commands_table,
     ),
 }
 # On a GPU, and without one.
@@ -170,13 +171,13 @@ def decisions(results: Mapping[str, Result]) -> Table:
     if name is not None:
         lines = {line["arm"]: line for line in with_peers(name, results).lines}
         rows = [*_worth(lines)]
-    for case, question in (
-        ("trees", "dynamic trees against chains (EAGLE-3)"),
-        ("prices", "a pass by width and rows"),
+    for case, question, sign in (
+        ("trees", "an iteration with a chain, and with a dynamic tree (EAGLE-3)", "an iteration "),
+        ("prices", "a pass by width and rows", "×"),
     ):
         if case in results:
             for line in results[case].lines:
-                rows.append((question, _headline(line), line["command"]))
+                rows.append((question, _answer(line, sign), line["command"]))
     return common.table("decisions", ["question", "found", "so"], rows, texts=3)
 
 
@@ -207,11 +208,11 @@ def _worth(lines: Mapping[str, Mapping[str, Any]]) -> Iterable[tuple[str, str, s
         yield question, found, so[is_worth]
 
 
-def _headline(line: Mapping[str, Any]) -> str:
-    """The first line of a command's answer that states a figure."""
+def _answer(line: Mapping[str, Any], sign: str) -> str:
+    """The first line with a sign in what a command printed."""
     if line["exit_code"]:
         return f"failed: {line['end'][-1] if line['end'] else ''}"
-    return next((said.strip() for said in line["end"] if "×" in said), "no figure")
+    return next((said.strip() for said in line["end"] if sign in said), "no figure")
 
 
 def _of_pair(name: str, result: Result) -> Iterable[tuple[str, str, str]]:

@@ -234,7 +234,12 @@ PRICES = tuple(
     " draft_tokens=[1,2,4,8,15] num_prompts=8 tokens=32"
     for model in ("7B", "7B_4bit")
 )
-TREES = tuple(f"{EAGLE} draft.tree={tree}" for tree in ("chain", "dynamic"))
+# What an iteration of each takes: a tree has no synthetic acceptance, and random weights accept nothing.
+TREES = tuple(
+    "latency model=llama3.1_8B-instruct draft=llama3.1_8B-eagle3 weights=random dtype=bfloat16"
+    f" num_prompts=4 details=true draft.tree={tree}"
+    for tree in ("chain", "dynamic")
+)
 OTHER_COMMANDS = (
     "latency draft=tiny_eagle3 num_prompts=8",
     *(f"{MAIN} runner={runner} num_prompts=4" for runner in ("graphs_only", "static")),
@@ -250,7 +255,8 @@ GPU_JOBS: list[Job] = [
     Other("pdl", 2.5, partial(run_commands, [f"TORCHINDUCTOR_ENABLE_PDL=1 {PROFILE}"])),
     COMPILED_PEER,
     Other("prices", 6, partial(run_commands, PRICES)),
-    Other("trees", 7, partial(run_commands, TREES)),
+    Other("eagle3", 5, partial(run_commands, [EAGLE])),
+    Other("trees", 5, partial(run_commands, TREES)),
     Case("7B_4bit", "llama_68m", 3),
     # About the pair of 1.5B and 0.5B for which 1.5× over `generate` was published.
     Case("smollm2-1.7b", "smollm2-360m", 3),
