@@ -41,7 +41,7 @@ from recipes.tiny_gguf import SHIPPED, write
 
 SETS = Path(harness.__file__).parent / "measuring" / "prompts" / "prompt_sets"
 NUM_PROMPTS = 16
-NUM_TOKENS = 96
+NUM_TOKENS = 48
 K = 4
 LOADS = (1, 2, 3, 4)
 # Of the weights of the draft, relative to their size: three drafts of one cost and three acceptances.
@@ -98,7 +98,7 @@ def measure(urls: Sequence[str], prompts: Path, load: int, file: Path) -> pd.Ser
         f"engine.regular_url={urls[0]}",
         f"engine.url={urls[1]}",
         f"prompts={prompts}",
-        f"num_prompts={NUM_PROMPTS}",
+        f"num_prompts={2 * NUM_PROMPTS}",
         f"K={K}",
         f"batch_size={load}",
         f"tokens={NUM_TOKENS}",
