@@ -32,7 +32,7 @@ AnyRow = TypeVar("AnyRow", bound=ComparedRow)
 
 Conclusion = Literal["faster", "slower", "cannot tell"]
 
-# Exit code of a run whose arms could not be compared.
+# Exit code where a question was asked well and cannot be answered: of arms that could not be compared, for example.
 CANNOT_TELL = 3
 # Share of an arm's requests that may fail.
 MOST_FAILURES = 0.01

@@ -18,8 +18,8 @@ from harness.reporting.page import Page, Step, heading, in_full, in_short
 from harness.reporting.table import Column, Line, Table
 from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.results.runs import Run
+from harness.results.verdict import CANNOT_TELL
 
-CANNOT_TELL = 3
 # The figures of `latency` by which versions are searched, and the words for what became worse.
 _FIGURES = {
     "time": ("ms per token", "slower"),
@@ -291,7 +291,7 @@ def _table(outcome: Outcome, shown: Mapping[str, str]) -> Table:
             lambda one: mean(one, "tokens_per_iteration"),
             optional=True,
         ),
-        Column("speed-up", "{:.3g}".format, _speedup, optional=True),
+        Column("speed-up", "{:.3g}".format, lambda one: mean(one, "speedup"), optional=True),
         Column("change", lambda ratio: f"{ratio - 1:+.1%}", "ratio", optional=True),
         Column(
             "chance", "{:.0%}".format, lambda one: one.chance if one.runs else None, optional=True
@@ -302,12 +302,6 @@ def _table(outcome: Outcome, shown: Mapping[str, str]) -> Table:
     return Table.of(
         "bisect", "", touched, columns, strong=lambda one: one.version == outcome.first_worse
     )
-
-
-def _speedup(one: Measured) -> float | None:
-    known = [run.last.values().get("speedup") for run in one.runs]
-    values = [value for value in known if value is not None]
-    return fmean(values) if values else None
 
 
 def _judge(outcome: Outcome) -> None:

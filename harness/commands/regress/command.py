@@ -26,12 +26,12 @@ from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import short_commit
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
+from harness.results.verdict import CANNOT_TELL
 
 # Settings that are named where no runs have the same ones, and characters of a value.
 _MOST_NAMED = 3
 _LONGEST_VALUE = 40
 WORSE = 1
-CANNOT_TELL = 3
 
 _HELP = """\
 usage: harness regress before=PATH after=PATH [margin=0.02] [noise=PATH] [details=true]

@@ -105,7 +105,7 @@ def encode(planned: AnyPair, settings: RunSettings, prompts: Sequence[Prompt]) -
             rule = f"needs the model's tokenizer to cut texts by tokens: {INSTALL_LOCAL}"
             raise SettingError("prompts.lengths", rule)
     chats = [prompt.chat() for prompt in prompts]
-    if not asks_chats(settings):
+    if not settings.engine.asks_chats:
         require_tools(planned.tokenizer, chats, template, arguments)
     token_ids = []
     for prompt, ids in zip(
@@ -193,7 +193,7 @@ def encode_set(
         note(described)
     num_chats = sum(len(prompt.chat().messages) > 1 for prompt in encoded.prompts)
     is_text = template_here(settings, planned.tokenizer) == "never"
-    if is_text and num_chats and not asks_chats(settings):
+    if is_text and num_chats and not settings.engine.asks_chats:
         say(
             f"chat_template=never: {counted(num_chats, 'chat')} read as text, every message with its role"
         )
@@ -237,7 +237,7 @@ def _fitted(
         whole = [whole[place] for place in kept]
     elif too_long == "truncate" and long and room is not None and room > 1:
         cut = [place for place in long if len(token_ids[place]) > room]
-        if cut and asks_chats(settings) and any(chat.has_tools for chat in encoded.chats):
+        if cut and settings.engine.asks_chats and any(chat.has_tools for chat in encoded.chats):
             rule = f"{problem}, and chats with tools are sent whole; skip leaves them out"
             raise SettingError("prompts.too_long", rule, too_long)
         if cut:
@@ -272,14 +272,9 @@ def last(token_ids: list[int], count: int, bos_token: int | None) -> list[int]:
     return token_ids[-count:]
 
 
-def asks_chats(settings: RunSettings) -> bool:
-    """Whether the engine is asked with messages, to which it applies its own chat template."""
-    return settings.engine.asks_chats
-
-
 def template_here(settings: RunSettings, tokenizer: Tokenizer) -> ChatTemplate:
     """The use of a chat template by which prompts are encoded here."""
-    if asks_chats(settings) and not tokenizer.chat_template:
+    if settings.engine.asks_chats and not tokenizer.chat_template:
         # The messages are sent; token ids only say about how long they are.
         return "never"
     return settings.chat_template
@@ -291,7 +286,7 @@ def decide_ignore_eos(settings: AnySettings, tokenizer: Tokenizer) -> AnySetting
     """
     if settings.decoding.ignore_eos != "auto":
         return settings
-    is_chat = asks_chats(settings) or uses_template(tokenizer, settings.chat_template)
+    is_chat = settings.engine.asks_chats or uses_template(tokenizer, settings.chat_template)
     decoding = dataclasses.replace(settings.decoding, ignore_eos=not is_chat)
     return dataclasses.replace(settings, decoding=decoding)
 
