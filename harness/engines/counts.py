@@ -45,7 +45,7 @@ class Counts:
 
 # A dialect names its counters by these; `accepted_at` stands for a counter with a position.
 COUNTED = tuple(one.name for one in fields(Counts) if one.name != "restarts")
-_GROWING = tuple(name for name in COUNTED if name not in ("accepted_at", "running", "cache_size"))
+GROWING = tuple(name for name in COUNTED if name not in ("accepted_at", "running", "cache_size"))
 
 
 def added(counts: Counts, other: Counts, sign: Literal[1, -1] = 1) -> Counts:
@@ -54,7 +54,7 @@ def added(counts: Counts, other: Counts, sign: Literal[1, -1] = 1) -> Counts:
     A counter that one of them lacks is 0 there: servers show some of them only after the first event.
     """
     sums: dict[str, float] = {"restarts": counts.restarts + sign * other.restarts}
-    for name in _GROWING:
+    for name in GROWING:
         first, second = getattr(counts, name), getattr(other, name)
         if first is not None or second is not None:
             sums[name] = (first or 0.0) + sign * (second or 0.0)
@@ -67,6 +67,6 @@ def added(counts: Counts, other: Counts, sign: Literal[1, -1] = 1) -> Counts:
 def growth(now: Counts, before: Counts) -> Counts:
     """How much counters grew; all unknown where one fell, or the server was restarted."""
     grown = added(now, before, -1)
-    numbers = [getattr(grown, name) or 0.0 for name in _GROWING]
+    numbers = [getattr(grown, name) or 0.0 for name in GROWING]
     has_fallen = min([*numbers, *grown.accepted_at.values()]) < 0
     return Counts(restarts=grown.restarts) if grown.restarts or has_fallen else grown

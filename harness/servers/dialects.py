@@ -8,13 +8,14 @@ some (entry point group `harness.dialects`).
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from harness.config.errors import SettingError
 from harness.config.registry import Record, Registry
-from harness.engines.counts import COUNTED
+from harness.engines.counts import COUNTED, GROWING
 from harness.servers.startup import (
     HARNESS,
     LLAMA_CPP,
@@ -54,6 +55,8 @@ class Dialect(Record):
             `processed`, after temperature and truncation; None where this is not known.
         counters: fields of `engines.counts.Counts` by the names of its counters, without `_total`.
         counts_in_any_case: the counter that it has in any case, where it has those of drafts only if it speculates.
+        logs: the line of its log about the drafts of a request, as a pattern whose groups are named as fields of
+            `engines.counts.Counts`. It is read where a server that was started here counts no drafts elsewhere.
         reports_by: the flag with which it reports what it drafts for each request.
         startup: how its commands are read; None where the harness cannot change them.
     """
@@ -74,7 +77,9 @@ class Dialect(Record):
     logprobs: Literal["raw", "processed"] | None = None
     counters: Mapping[str, str] = field(default_factory=dict)
     counts_in_any_case: str = ""
+    logs: str = ""
     reports_by: str = ""
+    startup: Startup | None = None
 
     def __post_init__(self) -> None:
         for name, counted in self.counters.items():
@@ -82,8 +87,9 @@ class Dialect(Record):
                 raise SettingError(
                     f"counters[{name!r}]", f"must be one of {', '.join(COUNTED)}", counted
                 )
-
-    startup: Startup | None = None
+        for counted in re.compile(self.logs).groupindex:
+            if counted not in GROWING:
+                raise SettingError("logs", f"its groups must be of {', '.join(GROWING)}", counted)
 
     def named(self, about: Mapping[str, Any]) -> str:
         """`vLLM 0.32.0`, or the title alone where the version is not known.
@@ -149,6 +155,8 @@ _BUILT_IN = {
             penalised_tokens="repeat_last_n",
             scoring="next_token",
             logprobs="raw",
+            # Builds before June 2026, and ik_llama.cpp, write `rate` behind it.
+            logs=r"draft acceptance(?: rate)? = \S+ \( *(?P<accepted>\d+) accepted / *(?P<proposed>\d+) generated\)",
             counters={  # ggml-org/llama.cpp, pull request 26389
                 "llamacpp:requests_processing": "running",
                 "llamacpp:requests_deferred": "running",

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import re
 import threading
 import time
 from collections.abc import Coroutine, Iterator, Sequence
@@ -348,7 +349,7 @@ class ServerArm(Arm):
         After such a wait in vain a server is not waited for again.
         """
         until = time.monotonic() + _MOST_DRAINING_S
-        while (counts := self._page.read()) and counts.running and not self._may_be_busy:
+        while (counts := self._counters()) and counts.running and not self._may_be_busy:
             if time.monotonic() > until:
                 self._may_be_busy = True
                 number = round(counts.running)
@@ -357,6 +358,18 @@ class ServerArm(Arm):
                 )
             time.sleep(_DRAIN_LOOK_S)
         return counts
+
+    def _counters(self) -> Counts | None:
+        """What its page counts; of drafts what its log says, where the page counts none and it was started here."""
+        counts = self._page.read()
+        if self._started is None or not self.dialect.logs:
+            return counts
+        if counts is not None and counts.proposed is not None:
+            return counts
+        logged = self._started.logged(re.compile(self.dialect.logs))
+        if not logged:
+            return counts
+        return dataclasses.replace(counts or Counts(), **logged)
 
     @property
     def given_up(self) -> str | None:
@@ -414,7 +427,7 @@ class ServerArm(Arm):
             if sent.request.error is None and not sent.request.num_tokens and not may_be_empty:
                 sent.request.error = RequestError(0, "AnswerError", "the answer has no token")
         counted = None
-        now = self._page.read()
+        now = self._counters()
         if now is not None and before is not None:
             self._num_restarts = now.restarts
             counted = growth(now, before)
@@ -563,7 +576,7 @@ class ServerArm(Arm):
                     penalises_prompts=self.dialect.penalised_tokens is not None,
                     logprobs=self.dialect.logprobs,
                 )
-                counts = self._page.read() or Counts()
+                counts = self._counters() or Counts()
                 numbers = (request.num_drafted, counts.drafts, counts.proposed)
                 self.drafts = any(numbers)
                 return
