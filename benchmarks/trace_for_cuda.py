@@ -2,11 +2,13 @@
 compiler's input does to the kernels of a layer before anybody pays for a GPU.
 
     python benchmarks/trace_for_cuda.py --model 7B --width 5 --code folder
+    python benchmarks/trace_for_cuda.py --head gemma4 --width 4
 
-Prints a JSON object for each part of a pass (before a layer, a layer, after it): kernels of Triton with their names,
-calls of libraries, and the shapes that the code allocates. tests/local/runners/test_cuda_code.py tests those of the
-smallest model. Needs torch's CUDA build with triton. With --traced it ends before the code, and a build without CUDA
-traces for the CPU, which still shows whether everything that it takes from `regions` is there.
+Prints a JSON object for each part of a pass (before a layer, a layer, after it), or of a head's whole proposal of K
+tokens (`--head`, K is the width; small heads with random weights): kernels of Triton with their names, calls of
+libraries, and the shapes that the code allocates. tests/local/runners/test_cuda_code.py tests those of the smallest
+model and of the heads. Needs torch's CUDA build with triton. With --traced it ends before the code, and a build
+without CUDA traces for the CPU, which still shows whether everything that it takes from `regions` is there.
 
 It changes torch for the whole process, which therefore does nothing else. Set TORCHINDUCTOR_COMPILE_THREADS=1: a pool
 of compilers, for which there is nothing to do, may take minutes to end.
@@ -16,9 +18,11 @@ from __future__ import annotations
 
 import argparse
 import functools
+import importlib
 import json
 import re
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,16 +31,21 @@ import torch
 import torch._dynamo.device_interface as device_interface
 import torch._inductor.compile_fx as inductor
 import torch._inductor.fx_passes.joint_graph as joint_graph
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 from torch._inductor.graph import GraphLowering
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
-from transformers import AutoModelForCausalLM, LlamaConfig
+from transformers import AutoModelForCausalLM, DynamicCache, LlamaConfig
 
-# The code of this tree, also where another one is installed.
+# The code of this tree, also where another one is installed, and the small heads of its tests.
 sys.path.insert(0, str(Path(__file__).parents[1]))
+sys.path.insert(1, str(Path(__file__).parents[1] / "tests/support"))
 
+from harness.local.decoding.protocols import Cached
+from harness.local.decoding.warp import Warp
+from harness.local.drafting.heads.prepared import PreparedHead
 from harness.local.runners import attention, regions
+from harness.local.runners.graphs import Call
 from harness.local.runners.slots import SlotForward, Slots
 
 # Llamas of two or three layers: all between the first and the last are the same.
@@ -209,6 +218,108 @@ def parts_of(
         starts = torch.zeros(batch_size, dtype=torch.long)
         real = torch.zeros((), dtype=torch.long)
     call = functools.partial(SlotForward(model, {}), Slots(cache), tokens, starts, real)
+    return _parts(call, model, mode)
+
+
+def parts_of_head(
+    kind: str, batch_size: int, num_drafted: int, num_slots: int, dtype: torch.dtype
+) -> list[fx.GraphModule]:
+    """Return the parts of a head's proposal of `num_drafted` tokens for each row."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    device = "cuda" if torch.version.cuda else "cpu"
+    target, head = HEADS[kind]()
+    # A head may read the keys and values of its target, whose layers may differ in shape.
+    shapes = _shapes_of_cache(target) if head.config.cached_layers else []
+    made: dict[int, Tensor] = {}
+    with mode, torch.inference_mode():
+        for module in (*target.modules(), *head.modules()):
+            for tensors in (module._parameters, module._buffers):
+                _become_fake(tensors, device, dtype, made)
+        with torch.device(device):
+            drafter = head.drafter(target, Warp(0.8))
+            keys_and_values = [
+                tuple(
+                    torch.zeros(batch_size, heads, num_slots, size, dtype=dtype) for _ in range(2)
+                )
+                for heads, size in shapes
+            ]
+            drafter.target_runner = SimpleNamespace(
+                cached=lambda layers: Cached(
+                    [keys_and_values[layer] for layer in layers], is_fixed=True
+                )
+            )
+            vocabulary_size = target.config.get_text_config().vocab_size
+            proposals = PreparedHead(
+                drafter, target, vocabulary_size, compiled=False, captured=False
+            )
+            proposals.prepare(batch_size, num_slots, (num_drafted,))
+            example = proposals._example(batch_size, num_drafted)
+    return _parts(functools.partial(proposals._eager(num_drafted), *example), head, mode)
+
+
+def _shapes_of_cache(target: Any) -> list[tuple[int, int]]:
+    """The heads of each layer's keys and values, and their size."""
+    cache = DynamicCache()
+    with torch.inference_mode():
+        target(input_ids=torch.ones(1, 1, dtype=torch.long), past_key_values=cache)
+    return [(layer.keys.shape[1], layer.keys.shape[3]) for layer in cache.layers]
+
+
+def _become_fake(
+    tensors: dict[str, Any], device: str, dtype: torch.dtype, made: dict[int, Tensor]
+) -> None:
+    """Replace the tensors of a module by fake ones on the device; shared ones stay shared by `made`."""
+    for name, tensor in tensors.items():
+        if tensor is None:
+            continue
+        if id(tensor) not in made:
+            is_weight = isinstance(tensor, nn.Parameter)
+            fake = torch.empty_like(tensor, device=device, dtype=dtype if is_weight else None)
+            made[id(tensor)] = nn.Parameter(fake, requires_grad=False) if is_weight else fake
+        tensors[name] = made[id(tensor)]
+
+
+def _of_tests(module: str, kind: str) -> Any:
+    return getattr(importlib.import_module(module), kind)
+
+
+def _gemma4_pair() -> tuple[Any, Any]:
+    target = _of_tests("gemma4_models", "target_of")("gemma4", 3)
+    config = _of_tests("gemma4_models", "assistant_config")("gemma4", True)
+    assistant = _of_tests("gemma4_models", "assistant_of")(config)
+    return target, _of_tests("gemma4_models", "head_of")(target, assistant)
+
+
+def _mtp_pair(family: str) -> tuple[Any, Any]:
+    target, layers = _of_tests("mtp_models", "mtp_target")(family)
+    return target, _of_tests("small_heads", "mtp_head")(layers)
+
+
+def _small_head(kind: str, *arguments: Any) -> tuple[Any, Any]:
+    """A head over a small Llama."""
+    target = _of_tests("small_heads", "target_model")()
+    return target, _of_tests("small_heads", kind)(*arguments)
+
+
+def _eagle3_pair() -> tuple[Any, Any]:
+    layer = _of_tests("small_heads", "layer_config")("llama")
+    return _small_head("eagle_head", layer)
+
+
+# A target and its head, by the kind of the head: Gemma 4's assistant with centroids, layers for multi-token
+# prediction in Qwen's layout, Domino with its recurrent part, and the two that most others resemble.
+HEADS: dict[str, Callable[[], tuple[Any, Any]]] = {
+    "eagle3": _eagle3_pair,
+    "dflash": functools.partial(_small_head, "block_head"),
+    "domino": functools.partial(_small_head, "domino_head"),
+    "mtp": functools.partial(_mtp_pair, "qwen3_5_text"),
+    "mtp_moe": functools.partial(_mtp_pair, "qwen3_5_moe_text"),
+    "gemma4": _gemma4_pair,
+}
+
+
+def _parts(call: Call, model: nn.Module, mode: FakeTensorMode) -> list[fx.GraphModule]:
+    """Return the parts of a call of a model, each once."""
     with torch.inference_mode(), regions._layers_marked(model), regions._PlainTensors(), mode:
         traced = make_fx(call, tracing_mode="real")()
     _tensors_to_inputs(traced)
@@ -267,8 +378,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", choices=MODELS, default="smallest")
+    parser.add_argument("--head", choices=HEADS, help="in place of a model")
     parser.add_argument("--batch-size", type=int, default=1)
-    parser.add_argument("--width", type=int, default=1, help="tokens of each row")
+    parser.add_argument("--width", type=int, default=1, help="tokens of each row; of a head, K")
     parser.add_argument("--slots", type=int, default=512)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--attention", choices=("cudnn", "efficient"), default="cudnn")
@@ -280,12 +392,11 @@ def main() -> None:
         choose_attention(options.attention)
     if not options.traced:
         pretend_compiler()
-    parts = parts_of(
-        MODELS[options.model],
-        options.batch_size,
-        options.width,
-        options.slots,
-        getattr(torch, options.dtype),
+    sizes = (options.batch_size, options.width, options.slots, getattr(torch, options.dtype))
+    parts = (
+        parts_of_head(options.head, *sizes)
+        if options.head
+        else parts_of(MODELS[options.model], *sizes)
     )
     for number, part in enumerate(parts):
         if options.traced:

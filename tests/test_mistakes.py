@@ -99,6 +99,7 @@ MISTAKES = {
     "latency float16": "float16: is a value without its setting: harness latency dtype=float16",
     "latency hf": "hf: is a value without its setting: harness latency engine=huggingface",
     "latency draft=./echo.py": "draft=./echo.py: must name a class of the file too: ./echo.py:Echo",
+    "latency K=best": "K=best: cannot be read; type: harness latency -m K=2,4,8",
     "latency K=2,4": "decoding.num_draft_tokens=2,4: several values are a sweep: harness latency -m K=2,4",
     "latency draft=tiny_draft,lookup K=2":
         "draft=tiny_draft,lookup: several values are a sweep: harness latency -m draft=tiny_draft,lookup K=2",

@@ -75,6 +75,7 @@ PHRASES: Mapping[str, str] = {
     r"port=(\d+)": r"url=http://127.0.0.1:\1/v1",
     r"(https?://.+)": r"url=\1",
     r"greedy=true": "temperature=0",
+    r"K=(?:best|optimal|sweep)": "-m K=2,4,8",
     r"(gsm8k|lm_eval:.+)": r"task=\1",
     r"([^=]+\.(?:jsonl?|txt|parquet))": r"prompts=\1",
     r"([^=]+\.gguf|[~\w.-]*(?:/[\w.-]+)+/?)": r"model=\1",

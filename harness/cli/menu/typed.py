@@ -311,7 +311,8 @@ def _phrase(word: str, known: Collection[str]) -> list[str]:
         if match is None:
             continue
         meant = match.expand(replacement).split()
-        if all(len(settings_meant_by(part.partition("=")[0], known)) == 1 for part in meant):
+        names = [part.partition("=")[0] for part in meant if not part.startswith("-")]
+        if all(len(settings_meant_by(name, known)) == 1 for name in names):
             return meant
     return []
 
@@ -320,7 +321,7 @@ def _meant_by_pair(word: str, known: Collection[str]) -> list[str]:
     """The settings that `base_url=X` or `gpus=2x80GB` stands for; [] for what can be taken as it is."""
     name = word.partition("=")[0]
     meant = _phrase(word, known)
-    is_taken = bool(settings_meant_by(name, known)) and f"{name}=" not in " ".join(meant)
+    is_taken = bool(settings_meant_by(name, known)) and f"{name}=".lower() not in " ".join(meant).lower()
     return [] if is_taken else meant
 
 

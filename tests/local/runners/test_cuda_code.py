@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -19,11 +20,12 @@ SCRIPT = ROOT / "benchmarks/trace_for_cuda.py"
 CACHE_SIZE = 2 * 512 * 8
 
 
+HAS_CUDA = torch.version.cuda is not None and importlib.util.find_spec("triton") is not None
+needs_cuda = pytest.mark.skipif(not HAS_CUDA, reason="needs torch's CUDA build with triton")
+
+
 @pytest.mark.slow
-@pytest.mark.skipif(
-    torch.version.cuda is None or importlib.util.find_spec("triton") is None,
-    reason="needs torch's CUDA build with triton",
-)
+@needs_cuda
 @pytest.mark.parametrize(
     ("width", "most_kernels", "num_products"),
     # A product of one row is a kernel of Triton, fused with what surrounds it.
@@ -32,17 +34,7 @@ CACHE_SIZE = 2 * 512 * 8
 def test_a_layer_is_few_kernels_and_copies_no_cache(
     width: int, most_kernels: int, num_products: int
 ) -> None:
-    shown = subprocess.run(
-        [sys.executable, str(SCRIPT), "--width", str(width)],
-        cwd=ROOT,
-        # Nothing is compiled that a pool of processes would be needed for, and one may take minutes to end.
-        env=os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert shown.returncode == 0, shown.stderr
-    before, layer, after = map(json.loads, shown.stdout.splitlines())
+    before, layer, after = parts("--width", str(width))
     # The angles of rotary embeddings are a product with torch 2.11.
     assert before["libraries"] in ([], ["mm"])
     assert layer["triton"] <= most_kernels
@@ -51,3 +43,38 @@ def test_a_layer_is_few_kernels_and_copies_no_cache(
     assert len(layer["libraries"]) - 1 == num_products
     for part in (before, layer, after):
         assert all(math.prod(shape) < CACHE_SIZE for shape in part["allocated"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "least_parts"),
+    # A part for each token that is drafted, and more where its layers are many; equal ones once.
+    [("eagle3", 2), ("domino", 3), ("mtp", 3), ("mtp_moe", 3), ("gemma4", 3)],
+)
+def test_proposals_of_heads_are_compiled_to_their_end(kind: str, least_parts: int) -> None:
+    """Assistants with centroids, layers in Qwen's layout with and without experts: to their code with torch's CUDA
+    build, to what is compiled without it.
+    """
+    words = ["--head", kind, "--width", "3", "--slots", "64"]
+    if not HAS_CUDA:
+        assert sum(part["operations"] for part in parts(*words, "--traced")) > 100
+        return
+    generated = parts(*words)
+    assert len(generated) >= least_parts
+    for part in generated:
+        assert part["triton"] + len(part["libraries"]) > 0
+
+
+def parts(*words: str) -> list[dict[str, Any]]:
+    """What the script prints of each part."""
+    shown = subprocess.run(
+        [sys.executable, str(SCRIPT), *words],
+        cwd=ROOT,
+        # Nothing is compiled that a pool of processes would be needed for, and one may take minutes to end.
+        env=os.environ | {"TORCHINDUCTOR_COMPILE_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert shown.returncode == 0, shown.stderr
+    return [json.loads(line) for line in shown.stdout.splitlines()]
