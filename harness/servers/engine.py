@@ -366,10 +366,8 @@ class ServerArm(Arm):
             return counts
         if counts is not None and counts.proposed is not None:
             return counts
-        logged = self._started.logged(re.compile(self.dialect.logs))
-        if not logged:
-            return counts
-        return dataclasses.replace(counts or Counts(), **logged)
+        logged: dict[str, Any] = {**self._started.logged(re.compile(self.dialect.logs))}
+        return dataclasses.replace(counts or Counts(), **logged) if logged else counts
 
     @property
     def given_up(self) -> str | None:

@@ -317,7 +317,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         answers a draft would know.
         """
         again = asks_again(self.settings, self.prompt_set)
-        if again and self.settings.draft is not None and self.settings.draft.shared:
+        if again and self.settings.finds_own_answers:
             rule = (
                 f"must be at most {len(self.prompt_set.prompts)}, the prompts of the set, with"
                 " draft.shared=true, which finds its own answer to a prompt that is asked again"

@@ -28,7 +28,7 @@ def why_not_exact(session: Session, settings: LatencySettings) -> str | None:
         return "another engine decoded them"
     if not session.planned.shorter_proposals_follow:
         return "a shorter proposal of this draft is not the beginning of a longer one"
-    if settings.draft is not None and settings.draft.shared:
+    if settings.finds_own_answers:
         return "what is proposed depends on earlier answers"
     try:
         require_closed_form(settings)

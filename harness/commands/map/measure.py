@@ -104,7 +104,7 @@ class Map(Experiment[MapSettings, MapRow]):
         most_asked = self._num_asked(batch_size)
         for prompt_set in self.prompt_sets:
             most = len(prompt_set.prompts)
-            if settings.draft is not None and settings.draft.shared and most_asked > most:
+            if settings.finds_own_answers and most_asked > most:
                 rule = (
                     f"must be at most {most // FEWEST_FOR_INTERVAL} for {FEWEST_FOR_INTERVAL} batches of"
                     f" the set's {counted(most, 'prompt')}: draft.shared=true finds its own answer to a"
