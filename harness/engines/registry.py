@@ -18,7 +18,7 @@ _BUILT_IN = {
     "huggingface": "harness.local.engine.records.huggingface",
     "local": "harness.local.engine.records.local",
     "server": "harness.servers.record",
-    "simulated": "harness.engines.simulated",
+    "simulated": "harness.engines.simulated.record",
 }
 ENGINES = Engines("engine", EngineRecord, _BUILT_IN, "harness.engines")
 

@@ -13,7 +13,8 @@ import pytest
 
 from harness.engines.protocol import Arm, Blocks, Engine
 from harness.engines.record import Opening
-from harness.engines.simulated import SimulatedSettings, _engine
+from harness.engines.simulated.engine import SimulatedEngine
+from harness.engines.simulated.settings import SimulatedSettings
 from harness.results.files import append_rows
 from in_process import Harness, only, results
 from report_files import latency_run
@@ -260,7 +261,7 @@ def test_prompts_that_are_asked_again_need_no_more_starts(
     begun: list[str] = []
 
     def opened(opening: Opening) -> Engine:
-        engine = _engine(opening)
+        engine = SimulatedEngine(opening)
         assert engine.blocks is not None
         start = engine.blocks.begin
 
@@ -271,7 +272,7 @@ def test_prompts_that_are_asked_again_need_no_more_starts(
         engine.blocks = Blocks(engine.blocks.number, begin)
         return engine
 
-    monkeypatch.setattr("harness.engines.simulated._engine", opened)
+    monkeypatch.setattr("harness.engines.simulated.engine.SimulatedEngine", opened)
     file = Path("prompts.txt")
     file.write_text(
         "\n".join(f"number {number}" for number in range(num_different)), encoding="utf-8"

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from harness.config.errors import SettingError
-from harness.engines.simulated import SimulatedSettings
+from harness.engines.simulated.settings import SimulatedSettings
 from harness.results.cost_tables import read_table
 from harness.results.iteration_cost import IterationCost, Shape, mean_time
 from harness.results.statistics.interval import Coverage, Interval

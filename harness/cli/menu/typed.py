@@ -321,7 +321,8 @@ def _meant_by_pair(word: str, known: Collection[str]) -> list[str]:
     """The settings that `base_url=X` or `gpus=2x80GB` stands for; [] for what can be taken as it is."""
     name = word.partition("=")[0]
     meant = _phrase(word, known)
-    is_taken = bool(settings_meant_by(name, known)) and f"{name}=".lower() not in " ".join(meant).lower()
+    is_meant = f"{name}=".lower() in " ".join(meant).lower()
+    is_taken = bool(settings_meant_by(name, known)) and not is_meant
     return [] if is_taken else meant
 
 

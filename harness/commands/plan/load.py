@@ -24,7 +24,8 @@ from harness.config.synthetic import conditional_rates
 from harness.engines.protocol import Question
 from harness.engines.record import Opening
 from harness.engines.requests import RequestRecord
-from harness.engines.simulated import NAME, Simulated, SimulatedSettings
+from harness.engines.simulated.record import Simulated
+from harness.engines.simulated.settings import NAME, SimulatedSettings
 from harness.measuring.figures.goodput import is_good
 from harness.results.cost_tables import Served
 from harness.results.iteration_cost import Answers, IterationCost

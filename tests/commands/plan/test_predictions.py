@@ -16,7 +16,7 @@ import pytest
 
 import harness as package
 from harness.config.errors import SettingError
-from harness.engines.simulated import SimulatedSettings
+from harness.engines.simulated.settings import SimulatedSettings
 from harness.results.iteration_cost import Answers, IterationCost, Point, write_costs
 from harness.results.statistics.interval import Interval
 from in_process import Harness, only

@@ -1,0 +1,328 @@
+"""How `engine=simulated` answers: a continuous batch on the engine's own clock.
+
+Requests in flight share the engine: a pass of the target verifies the tokens of all rows, a row that has ended makes
+room for one that waits, and a prompt is read in a pass of its own, during which all others wait.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from harness.config.run import RepeatedSettings
+from harness.engines.arrivals import Arrival, Origin, Watch
+from harness.engines.protocol import Answered, Arm, Blocks, Engine, Request, Traits
+from harness.engines.rates import arrival_times, has_built_up
+from harness.engines.record import Opening
+from harness.engines.requests import Load, RequestRecord
+from harness.engines.simulated.settings import NAME, SimulatedSettings
+
+
+@dataclass
+class _Clock:
+    """Seconds that have passed on an engine, of all arms."""
+
+    now_s: float = 0.0
+    noise: random.Random = field(default_factory=random.Random)
+    num_iterations: int = 0
+
+
+class SimulatedEngine(Engine):
+    """Both arms, or the regular one, on one clock."""
+
+    def __init__(self, opening: Opening) -> None:
+        run = opening.settings
+        settings = run.engine
+        assert isinstance(settings, SimulatedSettings)
+        # Runs with the same seed and the same texts are other runs.
+        repeat = run.repeat if isinstance(run, RepeatedSettings) else 1
+        clock = _Clock(noise=random.Random(f"noise {run.seed} {repeat}"))
+        self.arms = [SimulatedArm(name, settings, clock) for name in run.arms]
+        if settings.blocks:
+            self.blocks = Blocks(settings.blocks, _start_again)
+        self.runner = NAME
+
+
+def _start_again(arm: Arm) -> None:
+    assert isinstance(arm, SimulatedArm)
+    arm.start()
+
+
+class SimulatedArm(Arm):
+    """One arm.
+
+    Attributes:
+        factor: of all its times, since its last start.
+    """
+
+    def __init__(self, name: str, settings: SimulatedSettings, clock: _Clock) -> None:
+        self.name = name
+        self.traits = Traits()
+        self.settings = settings
+        self.clock = clock
+        self.start()
+
+    def start(self) -> None:
+        self.factor = math.exp(self.clock.noise.gauss(0, self.settings.start_noise))
+
+    def answer(
+        self,
+        requests: Sequence[Request],
+        in_flight: int,
+        extra: Sequence[Request] = (),
+        watch: Watch | None = None,
+    ) -> Answered:
+        clock, rate = self.clock, self.settings.rate
+        batch = _Batch(self, requests[0], extra)
+        if rate is not None and extra:
+            batch.build_up(rate)
+        began_s = clock.now_s
+        times = [0.0] * len(requests)
+        if rate is not None:
+            times = arrival_times(requests, rate)
+            # Nor does the load drain behind the last request that counts.
+            batch.comes_again(began_s + times[-1])
+        else:
+            batch.free.extend([began_s] * in_flight)
+        own = [
+            _Row.of(self.settings, request, began_s + times[place], place)
+            for place, request in enumerate(requests)
+        ]
+        batch.answer(own)
+        seconds = clock.now_s - began_s
+        load = Load(
+            seconds,
+            request_seconds=batch.in_flight_s(began_s),
+            share=batch.num_own / batch.num_of_all,
+            extra=[row.record for row in batch.rows if row.is_extra],
+            offered_s=times[-1] if rate is not None else 0.0,
+        )
+        if watch is not None:
+            watch(batch.arrivals)
+        records = [row.record for row in own]
+        return Answered(requests=records, seconds=seconds * load.share, load=load)
+
+
+@dataclass
+class _Row:
+    """A request in flight.
+
+    Attributes:
+        log_odds: added to the log-odds of acceptance, of its prompt.
+        coins: of its draft tokens.
+        sent_s: on the engine's clock.
+        place: of the request among those that are answered; -1 of one that only keeps up the load.
+    """
+
+    asked: Request
+    record: RequestRecord
+    length: int
+    log_odds: float
+    coins: random.Random
+    sent_s: float
+    place: int = -1
+
+    @classmethod
+    def of(
+        cls, settings: SimulatedSettings, request: Request, sent_s: float, place: int = -1
+    ) -> _Row:
+        """What it yields follows from its prompt, in any order and any company."""
+        decoding = request.decoding
+        length = decoding.max_new_tokens
+        if settings.lengths and not decoding.ignore_eos:
+            length = min(length, settings.lengths[request.index % len(settings.lengths)])
+        of_prompt = random.Random(f"{request.seed} prompt {request.index}")
+        return cls(
+            request,
+            request.record(),
+            length,
+            log_odds=of_prompt.gauss(0, settings.prompts_differ),
+            coins=of_prompt,
+            sent_s=sent_s,
+            place=place,
+        )
+
+    @property
+    def is_extra(self) -> bool:
+        """Whether it only keeps up the load."""
+        return self.place < 0
+
+    @property
+    def num_left(self) -> int:
+        """Tokens until its end."""
+        return self.length - self.record.num_tokens
+
+    def tokens(self, number: int) -> list[int]:
+        """The next tokens of the answer: those of its prompt again and again, the same in both arms."""
+        prompt = self.asked.prompt
+        first = self.record.index + self.record.num_tokens
+        return [prompt[(first + step) % len(prompt)] for step in range(number)]
+
+
+class _Batch:
+    """The requests of a lap, and those that only keep up its load.
+
+    Attributes:
+        waiting, running, ended: rows by how far they are.
+        free: since when each slot has been free; none at a rate.
+        arrivals: tokens of the requests that count.
+        num_own, num_of_all: arrivals of these requests, and of all, since they were sent.
+    """
+
+    def __init__(self, arm: SimulatedArm, first: Request, extra: Sequence[Request]) -> None:
+        self._arm = arm
+        self._settings = arm.settings
+        self._clock = arm.clock
+        self._extra = extra
+        number = first.decoding.num_draft_tokens
+        is_drafting = arm.name == "speculative" and isinstance(number, int)
+        self._num_draft_tokens = number if is_drafting and isinstance(number, int) else 0
+        self.waiting: deque[_Row] = deque()
+        self.running: list[_Row] = []
+        self.ended: list[_Row] = []
+        self.free: deque[float] = deque()
+        self.arrivals: list[Arrival] = []
+        self.num_own = self.num_of_all = 0
+        # When requests that only keep up the load come, at a rate.
+        self._gaps = random.Random(f"extra {first.seed} {first.index}")
+        self._next_extra_s = math.inf
+        self._num_extra = 0
+
+    @property
+    def rows(self) -> list[_Row]:
+        return [*self.ended, *self.running, *self.waiting]
+
+    def build_up(self, rate: float) -> None:
+        """Answer requests that only keep up the load until it has built up, as it has with a server before the first
+        request that counts.
+        """
+        self._next_extra_s = self._clock.now_s
+        most_in_flight = 0
+        while not has_built_up(len(self.ended), most_in_flight):
+            self._read_prompts()
+            most_in_flight = max(most_in_flight, len(self.running) + len(self.waiting))
+            if self.running:
+                self._iterate()
+            elif not self.waiting:
+                self._clock.now_s = max(self._clock.now_s, self._next_extra_s)
+
+    def comes_again(self, after_s: float) -> None:
+        """The next request that only keeps up the load comes behind this time."""
+        if self._next_extra_s < math.inf:
+            assert self._settings.rate is not None
+            self._next_extra_s = after_s + self._gaps.expovariate(self._settings.rate)
+
+    def answer(self, own: Sequence[_Row]) -> None:
+        """Answer the requests that count."""
+        self.waiting.extend(own)
+        self.num_own = self.num_of_all = 0
+        while any(row.num_left > 0 for row in own):
+            self._read_prompts()
+            if self.running:
+                self._iterate()
+            elif self.free:
+                self._clock.now_s = max(self._clock.now_s, self.free[0])
+            elif self.waiting:
+                self._clock.now_s = max(self._clock.now_s, self.waiting[0].sent_s)
+
+    def in_flight_s(self, began_s: float) -> float:
+        """Seconds of all requests since a time, also of those that have not ended."""
+        now_s = self._clock.now_s
+        seconds = 0.0
+        for row in self.ended:
+            ended_s = row.sent_s + row.record.seconds
+            if ended_s > began_s:
+                seconds += min(ended_s, now_s) - max(row.sent_s, began_s)
+        for row in (*self.running, *self.waiting):
+            seconds += max(0.0, now_s - max(row.sent_s, began_s))
+        return seconds
+
+    def _read_prompts(self) -> None:
+        """Read the prompts that have come, as far as there is room."""
+        settings, clock = self._settings, self._clock
+        rate = settings.rate
+        together: list[_Row] = []
+        while rate is not None or (self.free and self.free[0] <= clock.now_s):
+            while self._next_extra_s <= clock.now_s:
+                assert rate is not None
+                self.waiting.append(self._extra_row(self._next_extra_s))
+                self._next_extra_s += self._gaps.expovariate(rate)
+            if self.waiting and self.waiting[0].sent_s <= clock.now_s:
+                row = self.waiting.popleft()
+            elif self._extra and not self.waiting and rate is None:
+                row = self._extra_row(clock.now_s)
+            else:
+                break
+            if rate is None:
+                # Sent when there was room, and read behind others for which there was.
+                row.sent_s = self.free.popleft()
+            self._pass(settings.first_ms + settings.prompt_ms * row.record.num_prompt_tokens)
+            if settings.reads_together:
+                together.append(row)
+                continue
+            self._give(row, 1)
+            # However many come that do not count: others go on.
+            if row.is_extra:
+                break
+        for row in together:
+            self._give(row, 1)
+
+    def _iterate(self) -> None:
+        """Draft tokens of all rows and verify them."""
+        settings, clock = self._settings, self._clock
+        # The last token of an answer is never drafted.
+        proposals = [min(self._num_draft_tokens, row.num_left - 1) for row in self.running]
+        self._pass(settings.iteration_ms(max(proposals), len(self.running)))
+        clock.num_iterations += 1
+        if settings.stall_every and clock.num_iterations % settings.stall_every == 0:
+            clock.now_s += settings.stall_ms / 1000
+        rows = self.running
+        self.running = []
+        for row, num_proposed in zip(rows, proposals, strict=True):
+            num_accepted = _num_accepted(settings, row, num_proposed)
+            if self._arm.name == "speculative":
+                row.record.outcomes.append((num_proposed, num_accepted))
+            self._give(row, num_accepted + 1)
+
+    def _pass(self, ms: float) -> None:
+        """Let a pass take its time."""
+        drift = 1 + self._settings.drift * self._clock.now_s / 60
+        noise = math.exp(self._clock.noise.gauss(0, self._settings.noise))
+        self._clock.now_s += ms / 1000 * self._arm.factor * drift * noise
+
+    def _give(self, row: _Row, num_tokens: int) -> None:
+        """The next tokens of a request, after which it goes on or ends."""
+        tokens = row.tokens(num_tokens)
+        seconds = self._clock.now_s - row.sent_s
+        row.record.add(tokens, seconds)
+        if not row.is_extra:
+            self.num_own += 1
+            origins = [Origin.TARGET] * num_tokens
+            self.arrivals.append(Arrival(row.place, seconds, tokens, origins))
+        self.num_of_all += 1
+        if row.num_left > 0:
+            self.running.append(row)
+            return
+        self.ended.append(row)
+        if self._settings.rate is None:
+            self.free.append(self._clock.now_s + self._settings.gap_ms / 1000)
+
+    def _extra_row(self, sent_s: float) -> _Row:
+        asked = self._extra[self._num_extra % len(self._extra)]
+        self._num_extra += 1
+        return _Row.of(self._settings, asked, sent_s)
+
+
+def _num_accepted(settings: SimulatedSettings, row: _Row, num_proposed: int) -> int:
+    """How many of the draft tokens of an iteration are accepted."""
+    for place in range(num_proposed):
+        rate = settings.rates[min(place, len(settings.rates) - 1)]
+        if 0 < rate < 1:
+            odds = rate / (1 - rate) * math.exp(row.log_odds)
+            rate = odds / (1 + odds)
+        if row.coins.random() >= rate:
+            return place
+    return num_proposed

@@ -1,0 +1,112 @@
+"""Planted costs and acceptance of `engine=simulated`, and what disturbs them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from harness.config.engines import EngineSettings
+from harness.config.settings import require
+from harness.results.schema import SIMULATED
+
+# What rows call engine, model, draft and method.
+NAME = SIMULATED
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedSettings(EngineSettings):
+    """Settings of `engine=simulated`: what an iteration costs and yields, and what disturbs it.
+
+    Attributes:
+        step_ms: a regular step, one pass of the target over one token of one row.
+        width_ms: added to a pass for each further token of a row that it verifies, K in all.
+        row_ms: added to a pass for each further row in flight.
+        jumps: milliseconds that a pass takes more from a width on: `{9: 8.0}` of nine tokens of a row and more.
+        draft_ms: drafting one token, of all rows together.
+        prompt_ms: reading one token of a prompt.
+        first_ms: added to each prompt, such as what a request takes on its way.
+        reads_together: whether prompts that wait are read in one pass, behind which all have their first token, as in
+            llama-server; else one after the other.
+        gap_ms: from the end of an answer until the next request comes, where some are kept in flight: others go on.
+        acceptance: the chance that a draft token is accepted if those before it were: one number, or one for each
+            position.
+        prompts_differ: how far prompts differ in that, as a standard deviation of its log-odds.
+        lengths: tokens of answers where they may end by themselves (`decoding.ignore_eos=false`), one after the other.
+        noise: standard deviation of the logarithm of each iteration's time.
+        start_noise: the same from start to start, of each arm.
+        stall_every: one in so many iterations stalls; 0 for none.
+        stall_ms: how long a stall lasts.
+        drift: how much slower everything is after a minute of the engine's clock, as a share.
+        blocks: how often each arm is started; 0 for once.
+        rate: requests per second on average, at random (Poisson) times; None to keep `batch_size` in flight.
+        slo: as of `engine=server`.
+    """
+
+    name: str = NAME
+    step_ms: float = 20.0
+    width_ms: float = 0.5
+    row_ms: float = 0.5
+    jumps: Mapping[int, float] | None = None
+    draft_ms: float = 2.0
+    prompt_ms: float = 0.1
+    first_ms: float = 5.0
+    reads_together: bool = False
+    gap_ms: float = 0.0
+    acceptance: float | tuple[float, ...] = 0.8
+    prompts_differ: float = 0.3
+    lengths: tuple[int, ...] = ()
+    noise: float = 0.02
+    start_noise: float = 0.0
+    stall_every: int = 0
+    stall_ms: float = 0.0
+    drift: float = 0.0
+    blocks: int = 0
+    rate: float | None = None
+    slo: Mapping[str, float] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("step_ms", "rate"):
+            value = getattr(self, name)
+            require(value is None or value > 0, name, "must be positive", value)
+        for name in (
+            *(
+                "width_ms",
+                "row_ms",
+                "draft_ms",
+                "prompt_ms",
+                "first_ms",
+                "gap_ms",
+                "prompts_differ",
+            ),
+            *("noise", "start_noise", "stall_every", "stall_ms", "drift", "blocks"),
+        ):
+            value = getattr(self, name)
+            require(value >= 0, name, "must not be negative", value)
+        for rate in self.rates:
+            require(0 <= rate <= 1, "acceptance", "must be from 0 to 1", rate)
+        for length in self.lengths:
+            require(length >= 1, "lengths", "must be at least 1", length)
+
+    @property
+    def rates(self) -> Sequence[float]:
+        """Chances of acceptance by position; the last one is that of all further ones."""
+        return (self.acceptance,) if isinstance(self.acceptance, int | float) else self.acceptance
+
+    @property
+    def has_rate(self) -> bool:
+        return self.rate is not None
+
+    @property
+    def fills_in_k(self) -> bool:
+        """Like a server that is started with the K of the run."""
+        return True
+
+    def pass_ms(self, width: int, num_rows: int = 1) -> float:
+        """A pass of the target that verifies so many tokens of each row."""
+        jumps = sum(ms for first, ms in (self.jumps or {}).items() if width >= int(first))
+        of_widths = num_rows * (width - 1) * self.width_ms
+        return self.step_ms + (num_rows - 1) * self.row_ms + of_widths + jumps
+
+    def iteration_ms(self, num_draft_tokens: int, num_rows: int = 1) -> float:
+        """An iteration that drafts so many tokens of each row and verifies them: the planted truth."""
+        return num_draft_tokens * self.draft_ms + self.pass_ms(num_draft_tokens + 1, num_rows)
