@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import signal
-from collections.abc import Callable
 from pathlib import Path
 from subprocess import CompletedProcess
 
@@ -12,81 +11,72 @@ import pandas as pd
 import psutil
 import pytest
 
-import forked
 from harness.cli import main
 from harness.cli.manifest import SweepCallback
 from harness.config.machine import num_usable_cores
-from in_process import QUICKEST_PAIR, Harness
+from in_process import Harness
 from processes import run, start
-from sweep_pairs import FATAL_WIDTH, save_wicked
 from wording import mentions
 
-FATAL = FATAL_WIDTH - 1
 NUM_CORES = num_usable_cores()
+FATAL = 7
+# An engine that ends its process at one K, and whose runner says how many cores it has. It needs no torch.
+DEADLY = f"""
+import os, signal
+from harness.engines.simulated import Simulated
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    directory = tmp_path_factory.mktemp("pair")
-    for name in ("none", "kill"):
-        save_wicked(directory / name, name)
-    (directory / "prompts.txt").write_text("one\ntwo words\n")
-    return [
-        *(f"model={directory}/none", f"draft={directory}/none", f"prompts={directory}/prompts.txt"),
-        *("model.trust_remote_code=true", "draft.trust_remote_code=true"),
-        *("num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=12"),
-    ]
+class Deadly(Simulated):
+    name = "deadly"
+
+    def open(self, opening):
+        if opening.settings.decoding.num_draft_tokens == {FATAL}:
+            os.kill(os.getpid(), signal.SIGKILL)
+        engine = super().open(opening)
+        engine.runner = os.environ["OMP_NUM_THREADS"]
+        return engine
+"""
 
 
-def sweep(
-    directory: Path, *arguments: str, run: Callable[..., CompletedProcess[str]] = run
-) -> tuple[CompletedProcess[str], pd.DataFrame]:
-    result = run(
-        "latency", "-m", *arguments, cwd=directory, code=None, HF_HOME=str(directory / "hub")
-    )
-    files = list((directory / "multirun" / "latency").glob("*/*/latency.csv"))
-    assert len(files) == 1, result.stderr
-    return result, pd.read_csv(files[0])
+def sweep(directory: Path, *arguments: str) -> tuple[CompletedProcess[str], pd.DataFrame]:
+    (directory / "deadly.py").write_text(DEADLY)
+    deadly = [f"engine={directory}/deadly.py:Deadly", "num_prompts=2", "num_warmup=0"]
+    result = run("latency", "-m", *deadly, *arguments, cwd=directory, code=None)
+    newest = max((directory / "multirun" / "latency").glob("*/*/latency.csv"))
+    return result, pd.read_csv(newest)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("plugin", "preset", "run"),
+    ("plugin", "preset"),
     [
-        # Those of joblib and Ray go on behind a fork, which ends without cleaning up.
-        ("hydra_joblib_launcher", ["+launcher=joblib", "hydra.launcher.n_jobs=2"], run),
-        ("hydra_submitit_launcher", ["+launcher=submitit_local"], forked.run),
-        ("hydra_ray_launcher", ["+launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"], run),
+        ("hydra_joblib_launcher", ["+launcher=joblib", "hydra.launcher.n_jobs=2"]),
+        ("hydra_submitit_launcher", ["+launcher=submitit_local"]),
+        ("hydra_ray_launcher", ["+launcher=ray", "+hydra.launcher.ray.init.num_cpus=2"]),
     ],
     ids=["joblib", "submitit", "ray"],
 )
 def test_a_killed_job_is_a_row_and_the_others_run(
-    pair: list[str],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    plugin: str,
-    preset: list[str],
-    run: Callable[..., CompletedProcess[str]],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plugin: str, preset: list[str]
 ) -> None:
     pytest.importorskip(f"hydra_plugins.{plugin}")
     for variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
         monkeypatch.delenv(variable)
-    pair = [pair[0].replace("/none", "/kill"), *pair[1:]]
-    result, rows = sweep(tmp_path, *preset, *pair, f"decoding.num_draft_tokens=2,{FATAL}", run=run)
+    file = f"results.file={tmp_path}/results/latency.csv"
+    result, rows = sweep(tmp_path, *preset, file, f"K=2,{FATAL}")
     assert result.returncode == 1, result.stderr
     speculative = rows[rows["arm"] == "speculative"].set_index("num_draft_tokens")
     assert dict(speculative["status"]) == {2: "ok", FATAL: "failed"}
     assert "its process was killed by SIGKILL" in speculative["error"][FATAL]
     assert "2 of 2 jobs" in result.stderr
-    assert "ray" in plugin or set(rows["num_threads"].dropna()) == {max(1, NUM_CORES // 2)}, (
+    assert "ray" in plugin or set(rows["runner"].dropna()) == {max(1, NUM_CORES // 2)}, (
         "they share the cores"
     )
     if "joblib" in plugin:
         # The number of threads determines the figures; it is known before a job runs, and here none does.
-        (tmp_path / "again").mkdir()
-        one = ["decoding.num_draft_tokens=2", f"results.file={tmp_path}/results/latency.csv"]
-        _, again = sweep(tmp_path / "again", *preset, *pair, *one, run=forked.run)
-        assert set(again["run"]) == set(rows["run"][rows["status"] == "ok"])
+        again, rows_again = sweep(tmp_path, *preset, file, "K=2")
+        assert again.stderr.count("measured before") == 1, again.stderr
+        assert set(rows_again["run"]) == set(rows["run"][rows["status"] == "ok"])
 
 
 @pytest.mark.slow
@@ -96,7 +86,8 @@ def test_a_job_that_reaches_its_time_limit_keeps_its_rows(tmp_path: Path) -> Non
     preset = ["+launcher=submitit_local", "hydra.launcher.timeout_min=5"]
     # As Slurm's preset has it: a job that was timed out is not put back into the queue.
     preset += ["+hydra.launcher.max_num_timeout=0"]
-    endless = [*QUICKEST_PAIR, "num_prompts=15", "num_warmup=100000"]
+    long = ["num_prompts=15", "num_warmup=100000", "decoding.max_new_tokens=2000"]
+    endless = ["engine=simulated", *long]
     sweep = start("latency", "-m", *preset, *endless, cwd=tmp_path, until="**/0/environment.json")
     descendants = psutil.Process(sweep.pid).children(recursive=True)
     jobs = [one for one in descendants if "submitit.core._submit" in one.cmdline()]
@@ -114,7 +105,7 @@ def test_jobs_without_a_row_are_a_failure(tmp_path: Path) -> None:
     """A variable that only their cluster would set."""
     pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
     file = "results.file=results/${oc.env:NEVER_SET}.csv"
-    arguments = ["+launcher=submitit_local", *QUICKEST_PAIR, file, "seed=1,2"]
+    arguments = ["+launcher=submitit_local", "engine=simulated", file, "seed=1,2"]
     result = run("latency", "-m", *arguments, cwd=tmp_path, code=1)
     assert mentions(result.stderr, "2 jobs wrote no row", ".submitit")
     assert "UserWarning" not in result.stderr

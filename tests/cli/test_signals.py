@@ -194,9 +194,13 @@ def test_a_handler_that_is_not_pythons_is_left_alone(monkeypatch: pytest.MonkeyP
     assert known(signal.SIGHUP) is before
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 @pytest.mark.parametrize(
-    ("command", "library"), [("latency", "scipy"), ("latency", "torch"), ("report", "numpy")]
+    ("command", "library", "number"),
+    [
+        ("latency", "scipy", signal.SIGTERM),
+        ("latency", "torch", signal.SIGINT),
+        ("report", "numpy", signal.SIGINT),
+    ],
 )
 def test_a_command_that_still_imports_ends_at_once(
     tmp_path: Path, command: str, library: str, number: int
@@ -315,11 +319,7 @@ ENDLESS = ["latency", *QUICKEST_PAIR, "num_prompts=15", "num_warmup=100000"]
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("number", "reason"),
-    [
-        (signal.SIGTERM, "stopped by SIGTERM"),
-        (signal.SIGHUP, "stopped by SIGHUP"),
-        (signal.SIGUSR2, "time limit: stopped by SIGUSR2"),
-    ],
+    [(signal.SIGHUP, "stopped by SIGHUP"), (signal.SIGUSR2, "time limit: stopped by SIGUSR2")],
 )
 def test_a_run_that_is_ended_leaves_a_row(tmp_path: Path, number: int, reason: str) -> None:
     run = forked.start(*ENDLESS, cwd=tmp_path, until="**/environment.json")

@@ -220,7 +220,7 @@ def test_a_job_whose_rows_cannot_be_collected_fails_and_keeps_them(tmp_path: Pat
     collected = tmp_path / "latency.csv"
     append_rows(collected, [LatencyRow(error="x" * 40_000)])
     sweep = [
-        *("latency", "-m", "decoding.num_draft_tokens=2,3", "num_prompts=1", "num_warmup=0"),
+        *("latency", "-m", "engine=simulated", "K=2,3", "num_prompts=1", "num_warmup=0"),
         *("decoding.max_new_tokens=4", f"results.file={collected}"),
     ]
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (40_960, 40_960))

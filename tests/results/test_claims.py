@@ -68,6 +68,9 @@ def test_what_is_behind_a_number_is_its_interval() -> None:
     spread = Printed.read("speedup", "2.26 ± 0.10")
     assert spread is not None
     assert spread.interval == pytest.approx((2.15, 2.37), abs=0.01)
+    between = Printed.read("speedup", "2.1 to 2.3 ± 0.10")
+    assert between is not None
+    assert between.interval == pytest.approx((1.945, 2.455))
 
 
 @pytest.mark.parametrize("text", ["", "n/a", "–", "-", "None", "nan", " N/A "])
@@ -79,6 +82,68 @@ def test_an_empty_cell_states_nothing(text: str) -> None:
 def test_anything_else_is_no_number(text: str) -> None:
     with pytest.raises(ValueError, match=r".*"):
         Printed.read("speedup", text)
+
+
+def test_a_rate_below_zero_is_read_and_impossible() -> None:
+    read = Printed.read("acceptance_rate", "-5 %")
+    assert read is not None
+    assert (read.low, read.high) == pytest.approx((-0.055, -0.045))
+    assert only(row(acceptance_rate="-5 %")).verdict == "impossible"
+
+
+# Limits worked out by hand from the definitions in `IDENTITIES`: the last cell within each and the first beyond.
+LIMITS: list[tuple[str, dict[str, object], dict[str, str]]] = [
+    (
+        "speedup",
+        {"num_draft_tokens": 4},
+        {"5.0×": "consistent", "5.2×": "unlikely", "5.4×": "impossible"},
+    ),
+    ("speedup", {"num_draft_tokens": 4, "draft": "lookup"}, {"5.4×": "not stated"}),
+    # An answer of 32 tokens loses 1.5 · 20 ÷ 63 of 4 draft tokens, and up to twice that as more are accepted.
+    (
+        "acceptance_rate",
+        {"tokens_per_iteration": "1.30", "num_draft_tokens": 4},
+        {"7.5 %": "consistent", "8.7 %": "consistent", "9.4 %": "unlikely"},
+    ),
+    ("mean_num_draft_tokens", {"num_draft_tokens": 4}, {"4.00": "consistent", "4.10": "unlikely"}),
+    ("mean_num_draft_tokens", {"num_draft_tokens": 4}, {"3.05": "consistent", "3.00": "unlikely"}),
+    # 3 · 31 ÷ 32 tokens per iteration without the first one.
+    (
+        "acceptance_rate",
+        {"tokens_per_iteration": "3.00", "num_draft_tokens": 4},
+        {"48.0 %": "consistent", "46.5 %": "unlikely"},
+    ),
+    (
+        "acceptance_rate",
+        {"num_accepted": 60, "num_drafted": 100},
+        {"60.0 %": "consistent", "61.0 %": "unlikely"},
+    ),
+    # 80 % of 0.5 accepted of 10.
+    (
+        "acceptance_rate",
+        {"tokens_per_iteration": "1.50", "num_draft_tokens": 10, "draft": "suffix"},
+        {"4.0 %": "consistent", "3.8 %": "unlikely"},
+    ),
+    # 2 accepted of 3 tested, or of 2.5 where half of the iterations accept all; ÷ 4 proposed.
+    (
+        "conditional_acceptance_rate",
+        {"tokens_per_iteration": "3.00", "num_draft_tokens": 4, "max_new_tokens": 1000},
+        {
+            **{"66.7 %": "consistent", "80.0 %": "consistent", "50.0 %": "consistent"},
+            **{"66.0 %": "unlikely", "81.0 %": "unlikely", "52.0 %": "unlikely"},
+        },
+    ),
+    (
+        "user_tokens_per_second",
+        {"ms_per_token": "10.00"},
+        {"86.0": "consistent", "84.0": "unlikely", "114.0": "consistent", "116.0": "unlikely"},
+    ),
+]
+
+
+@pytest.mark.parametrize(("figure", "stated", "cells"), LIMITS)
+def test_limits_of_a_figure(figure: str, stated: dict[str, object], cells: dict[str, str]) -> None:
+    assert {cell: verdicts(row(**stated, **{figure: cell}))[figure] for cell in cells} == cells
 
 
 def test_counts_are_exact_and_at_least_one() -> None:

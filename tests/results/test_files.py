@@ -91,7 +91,7 @@ def append_forever(path: Path, first: int, acknowledged: Connection) -> None:
 def test_eight_processes_lose_nothing(tmp_path: Path, processes: ForkServerContext) -> None:
     path = tmp_path / "latency.csv"
     workers = [
-        processes.Process(target=append_many, args=(path, number, 25)) for number in range(8)
+        processes.Process(target=append_many, args=(path, number, 10)) for number in range(8)
     ]
     for worker in workers:
         worker.start()
@@ -100,10 +100,10 @@ def test_eight_processes_lose_nothing(tmp_path: Path, processes: ForkServerConte
     assert [worker.exitcode for worker in workers] == [0] * 8
     rows = read(path)
     found = [(int(row["process"]), int(row["number"])) for row in rows]
-    assert sorted(found) == [(process, number) for process in range(8) for number in range(25)]
+    assert sorted(found) == [(process, number) for process in range(8) for number in range(10)]
     assert all(row["text"] == TEXT for row in rows)
     # Each process's own rows stay in its order.
-    assert [number for process, number in found if process == 3] == list(range(25))
+    assert [number for process, number in found if process == 3] == list(range(10))
     assert sorted(entry.name for entry in tmp_path.iterdir()) == [".locks", "latency.csv"]
 
 
@@ -113,10 +113,10 @@ def test_killed_at_any_moment_a_row_is_there_whole_or_not_at_all(
     path = tmp_path / "latency.csv"
     moments = random.Random(0)
     # Something to copy, so that the write is a good part of each round and some kills fall into it.
-    filler = [{"number": 0, "text": TEXT}] * 3000
+    filler = [{"number": 0, "text": TEXT}] * 1500
     append_rows(path, filler)
     last = 0
-    for _ in range(12):
+    for _ in range(8):
         receiving, sending = processes.Pipe(duplex=False)
         worker = processes.Process(target=append_forever, args=(path, last + 1, sending))
         worker.start()

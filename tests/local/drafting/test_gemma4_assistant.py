@@ -42,6 +42,7 @@ from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.static import StaticRunner
 from head_references import PROMPTS, Checked
 from known_heads import read_head
+from traced import run_as_traced
 
 pytestmark = pytest.mark.skipif(
     "gemma4_unified_assistant" not in CONFIG_MAPPING, reason="an older transformers"
@@ -228,18 +229,16 @@ def test_a_row_s_distribution_does_not_depend_on_its_batch() -> None:
 @pytest.mark.parametrize(
     ("kind", "compiled"),
     # Of the two kinds, that with centroids has all that the other one has.
-    [
-        ("plain", False),
-        ("centroids", False),
-        pytest.param("centroids", True, marks=pytest.mark.slow),
-    ],
+    [("plain", False), ("centroids", False), ("centroids", True)],
 )
 def test_prepared_proposals_are_the_eager_ones(
     kind: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for fewer rows, again with the same slots, and eagerly where a text or a batch outgrows them. The target is
-    only captured: compiled targets have tests of their own.
+    only captured: compiled targets have tests of their own. Compiled parts run as they were traced.
     """
+    if compiled:
+        run_as_traced(monkeypatch)
     target, assistant = pair_of(kind)
     head = head_of(target, assistant)
     warp = Warp(0.8)

@@ -25,6 +25,7 @@ from harness.local.engine.runner_choice import resolve
 from harness.local.runners.compiled import PreparedRunner
 from harness.local.runners.eager import EagerRunner
 from tiny_checkpoints import as_draft
+from traced import run_as_traced
 
 DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=3)
 PROMPTS = [[40, 50, 60], [70, 80, 90, 100, 110]]
@@ -133,11 +134,8 @@ def test_arms_under_stopwatches_know_no_answer_of_the_arms_that_were_timed(
 def test_4_bit_weights_are_traced_as_well(
     save_model: Callable[..., ModelSettings], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their parts run as they were traced: bitsandbytes' operations are the same for inductor as any others."""
-    monkeypatch.setattr(
-        "torch._inductor.compile_fx.compile_fx", lambda part, *_, **__: part.forward
-    )
-    monkeypatch.setattr("harness.local.runners.regions._compiled", {})
+    """Bitsandbytes' operations are the same for inductor as any others."""
+    run_as_traced(monkeypatch)
     model = dataclasses.replace(save_model(num_hidden_layers=1), quantization="4bit")
     pair = load(model, None)
     assert getattr(pair.target.model, "is_loaded_in_4bit", False)
@@ -167,12 +165,9 @@ def test_what_cannot_be_compiled_is_still_captured(
 ) -> None:
     """On a CPU nothing is captured; the fixed shapes that would be are there.
 
-    It fails where a call is traced. The parts of the other model run as they were traced.
+    It fails where a call is traced.
     """
-    monkeypatch.setattr(
-        "torch._inductor.compile_fx.compile_fx", lambda part, *_, **__: part.forward
-    )
-    monkeypatch.setattr("harness.local.runners.regions._compiled", {})
+    run_as_traced(monkeypatch)
     # A configuration that no other test compiles: the code of one serves all models of the same configuration.
     draft = save_model("gpt2", n_layer=1, vocab_size=320, layer_norm_epsilon=1e-3)
     pair = load(save_model(num_hidden_layers=1), draft)

@@ -30,6 +30,7 @@ from harness.local.runners.graphs import FixedCall
 from harness.local.runners.static import StaticRunner
 from planted_faults import planted
 from tiny_checkpoints import as_draft
+from traced import run_as_traced
 
 DECODING = DecodingSettings(max_new_tokens=8, num_draft_tokens=3)
 COIN = dataclasses.replace(DECODING, synthetic_acceptance=0.5)
@@ -158,10 +159,7 @@ def test_controls_run_captured(pair: Pair, gpus: Any) -> None:
 def test_controls_run_compiled(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a CPU passes are prepared, and the decisions that follow them are not.
 
-    Their parts run as they were traced: to compile them takes half a minute.
+    Their parts run as they were traced.
     """
-    monkeypatch.setattr(
-        "torch._inductor.compile_fx.compile_fx", lambda part, *_, **__: part.forward
-    )
-    monkeypatch.setattr("harness.local.runners.regions._compiled", {})
+    run_as_traced(monkeypatch)
     require_prepared(pair, "compiled", CONTROLS_OF_PASSES, {1, 2, 3, 4})

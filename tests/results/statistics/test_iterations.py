@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections import defaultdict
@@ -32,6 +33,7 @@ class Models:
         self.seed = seed
         self.sharpness = sharpness
 
+    @functools.cache  # noqa: B019, as few live as there are seeds
     def _drawn(self, *key: int) -> Distribution:
         weights = np.random.default_rng([self.seed, *key]).exponential(size=3) ** self.sharpness
         return [float(weight) for weight in weights / weights.sum()]

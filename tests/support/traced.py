@@ -1,0 +1,27 @@
+"""Compiled parts that run as they were traced: to compile each takes seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from torch import Tensor
+from torch._subclasses import FakeTensor
+from torch.fx import GraphModule
+
+
+def run_as_traced(monkeypatch: pytest.MonkeyPatch) -> list[GraphModule]:
+    """Replace inductor, and forget what it has compiled; the parts that it would compile from now on."""
+    parts: list[GraphModule] = []
+
+    def compile_fx(part: GraphModule, examples: list[Tensor], **_: object) -> Callable[..., Any]:
+        assert all(isinstance(example, FakeTensor) for example in examples), (
+            "weights would be kept with the code"
+        )
+        parts.append(part)
+        return part.forward
+
+    monkeypatch.setattr("torch._inductor.compile_fx.compile_fx", compile_fx)
+    monkeypatch.setattr("harness.local.runners.regions._compiled", {})
+    return parts
