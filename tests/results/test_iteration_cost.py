@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from scipy.stats import binomtest
 
 from harness.config.errors import SettingError
 from harness.engines.simulated.settings import SimulatedSettings
@@ -85,6 +86,32 @@ def test_nothing_is_extrapolated(k: int, rows: int, complaint: str) -> None:
     with pytest.raises(SettingError, match="costs") as refused:
         cost.speedup(2.0, k, rows)
     assert complaint in str(refused.value)
+
+
+def test_a_load_between_two_is_on_the_lines_between_them() -> None:
+    """A quarter of the way: 21 and 35 ms, and a quarter of the steps between 1.5 and 50 ÷ 24."""
+    points = [(1, 2, 20.0), (5, 2, 30.0), (9, 2, 60.0), (1, 6, 24.0), (5, 6, 50.0)]
+    cost = IterationCost.of_points(points, refused={10: "queued"})
+    between = cost.between(3)
+    assert between.ks(3) == [4]
+    assert between.at(4, 3).ms.estimate == pytest.approx(35)
+    assert between.break_even(4, 3).estimate == pytest.approx(1.5 + (50 / 24 - 1.5) / 4)
+    assert cost.between(2) is cost.between(1) is cost.between(12) is cost
+    crowded = IterationCost.of_points([*points, (5, 10, 30.0)], refused={10: "queued"})
+    assert crowded.between(8).refused == {8: "queued", 10: "queued"}
+
+
+def test_passes_in_rounds_have_the_median_of_their_ratios() -> None:
+    """Of 11 rounds, one of which stalls. The bounds are the 2nd and the 10th in order: the sign test's at 95 %."""
+    ratios = [1.0 + place / 10 for place in range(11)]
+    rounds = [{1: 10.0, 3: 10.0 * ratio, 5: 50.0} for ratio in ratios]
+    cost = IterationCost.of_passes([*rounds[:-1], {1: 10.0, 3: 900.0, 5: 50.0}], "passes")
+    steps = cost.at(2).steps
+    assert (steps.low, steps.estimate, steps.high) == pytest.approx((1.1, 1.5, 1.9))
+    assert cost.at(2).ms.estimate == pytest.approx(15.0)
+    assert cost.at(4).steps.estimate == pytest.approx(5.0)
+    low, high = binomtest(2 - 1, 11).pvalue, binomtest(2, 11).pvalue
+    assert low < 0.05 < high
 
 
 def test_without_a_regular_step_nothing_is_predicted() -> None:
@@ -203,6 +230,7 @@ def test_two_points_are_a_line_that_nobody_tested() -> None:
     assert shape.is_line
     assert not shape.tested
     assert IterationCost.of_points([(1, 1, 20.0), (5, 1, 30.0)]).shape() is None
+    assert planted(SimulatedSettings(), 0, ks=(2, 5, 8)).tested
 
 
 TABLE = """k,in_flight,text,ms_per_token,acceptance_length

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from typing import Any
 
 import pytest
@@ -93,6 +92,15 @@ def texts(reading: Reading, tokenizer: Any) -> list[str]:
         tokenizer.decode(reading.transcript.token_ids[answer.start : answer.stop])
         for answer in reading.transcript.answers
     ]
+
+
+def decoded_by_kind(reading: Reading, tokenizer: Any) -> dict[str, str]:
+    """The text of all tokens of each kind."""
+    found: dict[str, list[int]] = {}
+    for answer, turn in zip(reading.transcript.answers, reading.turns, strict=True):
+        for place, kind in zip(answer, turn.kinds, strict=True):
+            found.setdefault(kind, []).append(reading.transcript.token_ids[place])
+    return {kind: tokenizer.decode(token_ids) for kind, token_ids in found.items()}
 
 
 def test_answers_of_a_conversation_are_in_one_text() -> None:
@@ -189,12 +197,7 @@ def test_every_token_has_its_kind() -> None:
         ASKED, thinking({**CALLED, "content": "I look."}, "Is it there?"), FOUND, SAID
     )
     [reading] = read(prompt, tokenizer)
-    told: dict[str, str] = Counter()  # type: ignore[assignment]
-    for answer, turn in zip(reading.transcript.answers, reading.turns, strict=True):
-        for place, kind in zip(answer, turn.kinds, strict=True):
-            told[kind] = (told[kind] or "") + tokenizer.decode(
-                [reading.transcript.token_ids[place]]
-            )
+    told = decoded_by_kind(reading, tokenizer)
     assert told["thinking"] == "Is it there?"
     assert told["text"] == "I look.Here:\n\nDone."
     assert told["code"] == "```\ncd b\n```"
@@ -202,6 +205,15 @@ def test_every_token_has_its_kind() -> None:
     assert told["tool arguments"] == 'path": "a", "most": 3'
     assert "<call>" in told["markup"]
     assert "<|end|>" in told["markup"]
+
+
+def test_what_a_template_rewrites_is_markup() -> None:
+    """Its characters are not those of the message: nothing says where its parts are."""
+    tokenizer = make_tokenizer(chat_template=QWEN.replace("m.content", "m.content | upper"))
+    [reading] = read(conversation(ASKED, thinking(SAID, "So.")), tokenizer)
+    told = decoded_by_kind(reading, tokenizer)
+    assert set(told) == {"thinking", "markup"}
+    assert told["thinking"] == "So."
 
 
 def test_arguments_of_several_lines_have_their_kind_as_json_and_as_they_are() -> None:
@@ -212,13 +224,7 @@ def test_arguments_of_several_lines_have_their_kind_as_json_and_as_they_are() ->
     for template, last in ((QWEN, 'x\\ny \\"z\\"'), (as_xml, 'x\ny "z"')):
         tokenizer = make_tokenizer(chat_template=template)
         [reading] = read(conversation(ASKED, wrote), tokenizer)
-        [answer], [turn] = reading.transcript.answers, reading.turns
-        of_arguments = [
-            reading.transcript.token_ids[place]
-            for place, kind in zip(answer, turn.kinds, strict=True)
-            if kind == "tool arguments"
-        ]
-        assert tokenizer.decode(of_arguments).endswith(last)
+        assert decoded_by_kind(reading, tokenizer)["tool arguments"].endswith(last)
 
 
 def test_a_conversation_without_a_template_is_text() -> None:
