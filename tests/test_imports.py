@@ -31,15 +31,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "measuring": {"config", "results", "reporting", "engines"},
     "commands": {"config", "results", "reporting", "engines", "measuring"},
     "cli": {"config", "results", "reporting", "engines", "measuring", "commands"},
-    "local": {
-        "config",
-        "results",
-        "engines",
-        "local.engine",
-        "local.serving",
-        "local.models",
-        "local.runners",
-    },
+    "local": {"config", "results", "engines", "local.engine", "local.serving", "local.models", "local.runners"},
     "local.decoding": {"engines.arrivals"},
     "local.runners": {"config", "local.decoding"},
     "local.models": {"config"},
@@ -54,7 +46,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "local.drafting",
     },
     "local.serving": {"config", "results", "engines", "local.decoding", "local.engine"},
-}
+}  # fmt: skip
 # Only the wing with the models imports these, in functions and for types too.
 HEAVY = {"torch", "transformers", "accelerate", "bitsandbytes", "safetensors"}
 # The base installation lacks these, too.
@@ -220,9 +212,7 @@ def test_no_files_import_each_other() -> None:
 @pytest.mark.parametrize(
     "sources",
     [
-        pytest.param(
-            {"a.py": "from harness.b import f", "b.py": "from harness.a import g"}, id="two"
-        ),
+        pytest.param({"a.py": "from harness.b import f", "b.py": "from harness.a import g"}, id="two"),
         pytest.param(
             {
                 "room/a.py": "from harness.room import b",
@@ -232,12 +222,9 @@ def test_no_files_import_each_other() -> None:
             },
             id="three, in a function and for types",
         ),
-        pytest.param(
-            {"__init__.py": "from harness.a import f", "a.py": "from harness import version"},
-            id="package",
-        ),
+        pytest.param({"__init__.py": "from harness.a import f", "a.py": "from harness import version"}, id="package"),
     ],
-)
+)  # fmt: skip
 def test_planted_circle_is_found(tmp_path: Path, sources: dict[str, str]) -> None:
     for name, source in sources.items():
         file = tmp_path / PACKAGE / name
@@ -273,45 +260,25 @@ FORBIDDEN = [
     pytest.param(LOCAL_LOOPS, "from harness.local.models.load import load", id="absolute"),
     pytest.param(LOCAL_LOOPS, "import harness.local.models.load as load", id="as"),
     pytest.param(LOCAL_LOOPS, "from harness.local import models", id="room by name"),
-    pytest.param(
-        LOCAL_LOOPS, "from harness.engines.requests import Load", id="another file of the room"
-    ),
+    pytest.param(LOCAL_LOOPS, "from harness.engines.requests import Load", id="another file of the room"),
     pytest.param(EAGER, "from ..models import load", id="relative"),
-    pytest.param(
-        "local/runners/deep/eager.py", "from ...models import load", id="relative, deeper"
-    ),
+    pytest.param("local/runners/deep/eager.py", "from ...models import load", id="relative, deeper"),
     pytest.param(EAGER, "from .. import models", id="relative, room by name"),
-    pytest.param(
-        "local/models/load.py",
-        "def f():\n    from harness.commands import latency",
-        id="in a function",
-    ),
-    pytest.param(
-        "results/rows.py",
-        "if TYPE_CHECKING:\n    from harness.local.models import load",
-        id="for types",
-    ),
+    pytest.param("local/models/load.py", "def f():\n    from harness.commands import latency", id="in a function"),
+    pytest.param("results/rows.py", "if TYPE_CHECKING:\n    from harness.local.models import load", id="for types"),
     pytest.param("measuring/session.py", "import harness.cli", id="cli"),
     pytest.param("results/rows.py", "def f():\n    import torch", id="torch in results"),
     pytest.param("cli/main.py", "if TYPE_CHECKING:\n    import torch", id="torch for types"),
-    pytest.param(
-        "results/rows.py", "from harness.reporting import table", id="reporting in results"
-    ),
+    pytest.param("results/rows.py", "from harness.reporting import table", id="reporting in results"),
     pytest.param("engines/registry.py", "from harness.servers import record", id="servers"),
     pytest.param(
         "commands/latency/measure.py",
         "from harness.local.runners.eager import EagerRunner",
         id="the other wing",
     ),
-    pytest.param(
-        "config/settings.py", "from transformers import AutoConfig", id="transformers in config"
-    ),
-    pytest.param(
-        "cli/main.py",
-        "try:\n    import torch.cuda\nexcept ImportError:\n    pass",
-        id="torch in cli",
-    ),
-]
+    pytest.param("config/settings.py", "from transformers import AutoConfig", id="transformers in config"),
+    pytest.param("cli/main.py", "try:\n    import torch.cuda\nexcept ImportError:\n    pass", id="torch in cli"),
+]  # fmt: skip
 ALLOWED = [
     pytest.param(LOCAL_LOOPS, "import torch\nfrom harness.local.decoding import warp", id="own"),
     pytest.param(LOCAL_LOOPS, "from . import verify", id="own, relative"),

@@ -17,7 +17,7 @@ from harness.results.locked_files import LockedFile
 from in_process import QUICKEST_PAIR, Harness
 from processes import run
 
-QUICK = ["latency", *QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4"]
+QUICK = ["latency", "engine=simulated", "num_prompts=2", "decoding.max_new_tokens=4"]
 
 
 def shell(command: str, directory: Path, **variables: str) -> subprocess.CompletedProcess[str]:
@@ -179,8 +179,7 @@ def test_a_disk_that_is_full_at_the_end_does_not_hide_the_answer(
 
 
 def test_nothing_is_collected_where_no_file_is_named(harness: Harness, tmp_path: Path) -> None:
-    quick = [*QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4", "results.file=null"]
-    harness("latency", *quick)
+    harness(*QUICK, "results.file=null")
     harness("eval", *QUICKEST_PAIR, "num_prompts=2", "results.file=null")
-    harness("latency", "-m", *quick, "seed=1")
+    harness(*QUICK, "results.file=null", "-m", "seed=1")
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["multirun", "outputs"]

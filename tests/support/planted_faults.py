@@ -34,17 +34,6 @@ OF_LOGPROBS = (
     "LogprobsOfPreviousPosition",
     "LogprobsZero",
 )
-# Kinds of requests that `serve` answers without drafts.
-SILENT = (
-    "SilentBeside",
-    "SilentWhenDrawn",
-    "SilentWhenGreedy",
-    "SilentWithLogprobs",
-    "SilentWithLongPrompts",
-    "SilentWithStops",
-    "SilentWithTopK",
-    "SilentWithTopP",
-)
 
 
 def planted(name: str) -> str:

@@ -394,20 +394,12 @@ def put(name: str, tensor: Tensor) -> Callable[[dict[str, Tensor]], object]:
         ),
         ("P-EAGLE", drop("mask_hidden"), "missing (the first: mask_hidden)"),
         ("SafeAILab", drop("d2t"), "missing (the first: d2t)"),
-        (
-            "speculators eagle3",
-            drop("lm_head.weight"),
-            "holds no lm_head.weight, and the target's does not fit",
-        ),
-        (
-            "speculators dflash",
-            put("layers.0.self_attn.g_proj.weight", torch.ones(2)),
-            "g_proj.weight)",
-        ),
+        ("speculators eagle3", drop("lm_head.weight"), "holds no lm_head.weight, and the target's does not fit"),
+        ("speculators dflash", put("layers.0.self_attn.g_proj.weight", torch.ones(2)), "g_proj.weight)"),
         ("z-lab dflash", put("norm.weight", torch.ones(3)), "norm.weight has shape [3]"),
         ("Medusa", drop("3.0.linear.bias"), "missing (the first: 3.0.linear.bias)"),
     ],
-)
+)  # fmt: skip
 def test_other_tensors_are_one_line(
     name: str, edit: Callable[[dict[str, Tensor]], object], message: str, tmp_path: Path
 ) -> None:
@@ -420,54 +412,18 @@ def test_other_tensors_are_one_line(
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        (
-            "speculators eagle3",
-            {"target_hidden_size": 64},
-            "model of hidden size 64; model=13B has 128",
-        ),
+        ("speculators eagle3", {"target_hidden_size": 64}, "model of hidden size 64; model=13B has 128"),
         ("SafeAILab", {"hidden_size": 64}, "model of hidden size 64; model=13B has 128"),
         ("SafeAILab", {"vocab_size": 333}, "model of vocabulary size 333; model=13B has 320"),
-        (
-            "z-lab dflash",
-            {"num_target_layers": 36},
-            "model of number of layers 36; model=13B has 8",
-        ),
-        (
-            "speculators eagle3",
-            {"eagle_aux_hidden_state_layer_ids": [1, 9]},
-            "reads layer 9; model=13B has 8",
-        ),
-        (
-            "speculators eagle3",
-            {"speculators_model_type": "mlp"},
-            "type mlp, which is not supported",
-        ),
-        (
-            "SafeAILab",
-            {"model_type": "gemma4"},
-            "layers of type gemma4; supported are llama, qwen3",
-        ),
-        (
-            "speculators dspark",
-            {"markov_head_type": "rnn"},
-            "Markov head of type rnn; vanilla is supported",
-        ),
-        (
-            "speculators dflash",
-            {"mask_token_id": None},
-            "names no mask_token_id in the vocabulary (None)",
-        ),
+        ("z-lab dflash", {"num_target_layers": 36}, "model of number of layers 36; model=13B has 8"),
+        ("speculators eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 9]}, "reads layer 9; model=13B has 8"),
+        ("speculators eagle3", {"speculators_model_type": "mlp"}, "type mlp, which is not supported"),
+        ("SafeAILab", {"model_type": "gemma4"}, "layers of type gemma4; supported are llama, qwen3"),
+        ("speculators dspark", {"markov_head_type": "rnn"}, "Markov head of type rnn; vanilla is supported"),
+        ("speculators dflash", {"mask_token_id": None}, "names no mask_token_id in the vocabulary (None)"),
         ("DeepSpec dflash", {"block_size": 1}, "names no block_size above 1 (1)"),
-        (
-            "DeepSpec dflash",
-            WINDOWS,
-            "has sliding windows, which heads of DeepSpec's format do not",
-        ),
-        (
-            "z-lab dflash",
-            {"attention_sink_bias": True},
-            "has attention sinks (attention_sink_bias)",
-        ),
+        ("DeepSpec dflash", WINDOWS, "has sliding windows, which heads of DeepSpec's format do not"),
+        ("z-lab dflash", {"attention_sink_bias": True}, "has attention sinks (attention_sink_bias)"),
         (
             "z-lab dflash",
             {"dflash_config": {"target_layer_ids": [1], "mask_token_id": 319, "use_swa": True}},
@@ -488,18 +444,14 @@ def test_other_tensors_are_one_line(
             {"final_logit_softcapping": 30.0},
             "has final_logit_softcapping=30.0, which is not supported",
         ),
-        (
-            "z-lab dflash2",
-            {"final_logit_softcapping": 1},
-            "has final_logit_softcapping=1, which is not supported",
-        ),
+        ("z-lab dflash2", {"final_logit_softcapping": 1}, "has final_logit_softcapping=1, which is not supported"),
         (
             "z-lab dflash2",
             {"dflash_config": SELECTOR | {"conv_group_size": 7}},
             "has conv_group_size=7, which does not divide its width, 128",
         ),
     ],
-)
+)  # fmt: skip
 def test_another_target_or_format_is_one_line(
     name: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
@@ -540,14 +492,10 @@ def test_another_target_or_format_is_one_line(
         ("DeepSpec dflash", {"target_layer_ids": "1, 2"}, "which must be a list of layers"),
         ("DeepSpec dflash", {"target_layer_ids": [0.5]}, "which must be a list of layers"),
         ("DeepSpec dspark", {"markov_rank": -1}, "markov_rank=-1, which must be an integer"),
-        (
-            "speculators dflash2",
-            {"selector_top_k": 0},
-            "selector_top_k=0, which must be an integer",
-        ),
+        ("speculators dflash2", {"selector_top_k": 0}, "selector_top_k=0, which must be an integer"),
         ("speculators eagle3", {"speculators_model_type": [1]}, "of type [1], which is not"),
     ],
-)
+)  # fmt: skip
 def test_values_of_other_types_and_beyond_all_bounds_are_one_line(
     name: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
