@@ -216,6 +216,15 @@ def test_what_a_template_rewrites_is_markup() -> None:
     assert told["thinking"] == "So."
 
 
+def test_a_name_that_begins_an_answer_has_its_kind() -> None:
+    begins = '\n<call>\n{"name": "{{ call.function.name }}", '
+    tokenizer = make_tokenizer(chat_template=QWEN.replace(begins, "{{ call.function.name }} "))
+    [reading] = read(conversation(ASKED, CALLED), tokenizer)
+    [text] = texts(reading, tokenizer)
+    assert text.startswith("find ")
+    assert decoded_by_kind(reading, tokenizer)["tool name"] == "find"
+
+
 def test_arguments_of_several_lines_have_their_kind_as_json_and_as_they_are() -> None:
     written = {"path": "a", "lines": 'x\ny "z"'}
     wrote = {"role": "assistant", "content": "", "tool_calls": [call("write", written)]}
@@ -236,6 +245,18 @@ def test_a_conversation_without_a_template_is_text() -> None:
     assert texts(reading, tokenizer) == [f" {SAID['content']}"] * 2
     [before] = encode_prompts(tokenizer, [Chat((ASKED, SAID, MORE))], "never")
     assert list(reading.transcript.token_ids[: reading.transcript.answers[1].start]) == before
+
+
+def test_an_answer_without_text_is_none() -> None:
+    tokenizer = make_tokenizer()
+    empty = {"role": "assistant", "content": ""}
+    [reading] = readings_of(
+        Prompt("", messages=(ASKED, empty, MORE, SAID)),
+        tokenizer,
+        lambda chat, asks: as_text(chat, asks=asks),
+        adds_special_tokens=True,
+    )
+    assert [turn.number for turn in reading.turns] == [2]
 
 
 def test_a_transcript_ends_where_the_context_does() -> None:
