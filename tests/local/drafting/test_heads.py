@@ -32,7 +32,6 @@ from harness.local.drafting.methods.model import ModelDraftSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import PlannedPair, plan_pair
 from harness.local.models.checkpoints import Checkpoint
-from harness.local.models.sketch import Sketch
 from known_heads import read_head
 from tiny_checkpoints import ARCHITECTURES, SMALL_DEMAND, as_checkpoint, make_config
 
@@ -172,6 +171,11 @@ def usual_head(name: str, tmp_path: Path) -> HeadCheckpoint:
     raw, _, understood = FORMATS[name]
     if name == "Medusa":
         raw = raw | {"medusa_num_heads": understood["num_heads"]}
+    return planned_head(raw, tmp_path)
+
+
+def planned_head(raw: Mapping[str, Any], tmp_path: Path) -> HeadCheckpoint:
+    """The head of a configuration without weights."""
     (tmp_path / "config.json").write_text(json.dumps(raw))
     head = read_head(settings(tmp_path), target(), weights=False)
     assert head is not None
@@ -268,9 +272,7 @@ def test_a_head_of_z_lab_is_causal_in_windows_unless_it_says_otherwise(
 ) -> None:
     raw = FORMATS[name][0]
     changed = raw | outside | {"dflash_config": raw["dflash_config"] | inside}
-    (tmp_path / "config.json").write_text(json.dumps(changed))
-    head = read_head(settings(tmp_path), target(), weights=False)
-    assert head is not None
+    head = planned_head(changed, tmp_path)
     assert (head.config.causal, head.config.causal_windows) == (causal, causal_windows)
 
 
@@ -278,10 +280,7 @@ def test_the_window_of_a_head_of_mimo_is_read(tmp_path: Path) -> None:
     """transformers forgets that of Qwen3, and the head's own settings say it again."""
     raw = FORMATS["z-lab dflash"][0] | WINDOWS
     raw |= {"dflash_config": raw["dflash_config"] | {"use_swa": True, "swa_window_size": 12}}
-    (tmp_path / "config.json").write_text(json.dumps(raw))
-    head = read_head(settings(tmp_path), target(), weights=False)
-    assert head is not None
-    assert head.config.transformer.sliding_window == 12
+    assert planned_head(raw, tmp_path).config.transformer.sliding_window == 12
 
 
 def test_layer_ids_can_be_overridden(tmp_path: Path) -> None:
@@ -455,9 +454,8 @@ def test_other_tensors_are_one_line(
 def test_another_target_or_format_is_one_line(
     name: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(FORMATS[name][0] | changes))
     with pytest.raises(SettingError) as caught:
-        read_head(settings(tmp_path), target(), weights=False)
+        planned_head(FORMATS[name][0] | changes, tmp_path)
     check_line(caught.value, message)
 
 
@@ -499,9 +497,8 @@ def test_another_target_or_format_is_one_line(
 def test_values_of_other_types_and_beyond_all_bounds_are_one_line(
     name: str, changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(FORMATS[name][0] | changes))
     with pytest.raises(SettingError) as caught:
-        sketch_of_head(tmp_path)
+        planned_head(FORMATS[name][0] | changes, tmp_path).sketch(torch.float32)
     check_line(caught.value, message)
 
 
@@ -518,17 +515,8 @@ def test_null_is_read_like_an_absent_setting(name: str, key: str, tmp_path: Path
     raw.pop(key, None)
     found = []
     for stored in (raw, raw | {key: None}):
-        (tmp_path / "config.json").write_text(json.dumps(stored))
-        head = read_head(settings(tmp_path), target(), weights=False)
-        assert head is not None
-        found.append(vars(head.config) | {"transformer": None})
+        found.append(vars(planned_head(stored, tmp_path).config) | {"transformer": None})
     assert found[0] == found[1]
-
-
-def sketch_of_head(directory: Path) -> Sketch:
-    head = read_head(settings(directory), target(), weights=False)
-    assert head is not None
-    return head.sketch(torch.float32)
 
 
 def test_integers_in_place_of_weights_are_one_line(tmp_path: Path) -> None:
