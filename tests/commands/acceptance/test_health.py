@@ -35,6 +35,9 @@ ASKED = [
     *["decoding.max_new_tokens=64", "up_to=4"],
 ]
 
+# Where any pair will do: the target `tiny` has 24 layers.
+OF_TWO_LAYERS = ["model=tiny_draft", "draft=early_exit_1"]
+
 # Settings of the server and of the client.
 Planted = tuple[list[str], list[str]]
 
@@ -67,21 +70,21 @@ def without_its_window(directory: Path) -> Planted:
     """A draft with a sliding window, which the server reads as full attention."""
     window = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 2}
     changed(copied("tiny_draft", directory), **window)
-    return ["draft=tiny_draft"], [f"draft={directory}"]
+    return ["model=tiny_draft", "draft=tiny_draft"], ["model=tiny_draft", f"draft={directory}"]
 
 
 def other_template(directory: Path) -> Planted:
     """A server that puts prompts into another chat template than the model's."""
     for name, template in (("server", " 7 * 8 ="), ("client", "")):
-        model = copied("tiny", directory / name)
+        model = copied("tiny_draft", directory / name)
         config = json.loads((model / "tokenizer_config.json").read_text())
         written = f"{{{{ messages[-1]['content'] }}}}{template}"
         (model / "tokenizer_config.json").write_text(
             json.dumps(config | {"chat_template": written})
         )
-    server = [f"model={directory}/server", "draft=tiny_draft"]
-    client = [f"model={directory}/client", f"engine.model={directory}/server", "draft=tiny_draft"]
-    return server, [*client, "engine.chat=true", "prompts=tiny"]
+    draft = "draft=early_exit_1"
+    client = [f"model={directory}/client", f"engine.model={directory}/server", draft]
+    return [f"model={directory}/server", draft], [*client, "engine.chat=true", "prompts=tiny"]
 
 
 def honest(directory: Path) -> Planted:
@@ -90,17 +93,19 @@ def honest(directory: Path) -> Planted:
 
 def greedily(directory: Path) -> Planted:
     """A server that drafts greedily, as most do; the client does not know."""
-    return ["draft=tiny_draft", "draft.sampling=greedy"], ["draft=tiny_draft"]
+    return [*OF_TWO_LAYERS, "draft.sampling=greedy"], OF_TWO_LAYERS
 
 
 def compared(directory: Path) -> Planted:
     """A server that keeps a draft token where the target draws the same one."""
-    return ["draft=tiny_draft", f"fault={planted('SamplesCompared')}"], ["draft=tiny_draft"]
+    server = [*OF_TWO_LAYERS, f"fault={planted('SamplesCompared')}"]
+    # The warmer, the more of what rejection accepts is lost.
+    return server, [*OF_TWO_LAYERS, "T=1"]
 
 
 def likeliest(directory: Path) -> Planted:
     """A server that verifies greedily at any temperature."""
-    return ["draft=tiny_draft", f"fault={planted('LikeliestVerified')}"], ["draft=tiny_draft"]
+    return [*OF_TWO_LAYERS, f"fault={planted('LikeliestVerified')}"], OF_TWO_LAYERS
 
 
 @pytest.mark.slow
