@@ -126,7 +126,7 @@ LLAMA_CPP = Startup(
         --spec-ngram-size-n --spec-ngram-size-m --spec-ngram-min-hits
         -lcs --lookup-cache-static -lcd --lookup-cache-dynamic
         --draft --draft-n --draft-max --draft-min --draft-n-min
-        --spec-stage -draft
+        --spec-stage -draft --spec-synth-len --spec-synth-rates
         """.split()
     ),
     switches=tuple(
