@@ -63,8 +63,8 @@ ALL_DRAFT = ((4, 2), (4, 4), (4, 0))
 FEW_DRAFT = ((4, 4), *[(0, 0)] * 9)
 UNEQUAL = (3, 30)
 IN_FLIGHT = ["batch_size=4", "num_prompts=15"]
+# A server's behaviour, and settings of the run.
 CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
-    "iterations are reported": ({"reports": "iterations", "drafts": ALL_DRAFT}, []),
     "a histogram of one K": ({"reports": "histogram", "drafts": ((4, 2), (4, 4), (4, 1))}, []),
     "a histogram of several K": (
         {"reports": "histogram", "drafts": ((7, 2), (2, 2), (3, 1)), "lengths": (20, 30)},
@@ -74,20 +74,17 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"reports": "histogram", "drafts": ((8, 2), (2, 2), (2, 0)), "lengths": (15, 20)},
         [],
     ),
-    "totals": ({"reports": "totals", "drafts": ALL_DRAFT}, []),
     "totals, some answers without a draft": (
         {"reports": "totals", "drafts": ((4, 2), (4, 4)), "lengths": (2, 30)},
         [],
     ),
     "totals, few iterations draft": ({"reports": "totals", "drafts": FEW_DRAFT}, []),
-    "counters": ({"drafts": ALL_DRAFT}, []),
     "counters, few iterations draft": ({"drafts": FEW_DRAFT}, []),
     "counters, unequal answers": ({"drafts": ALL_DRAFT, "lengths": UNEQUAL, "first_s": 0.05}, []),
     "iterations, unequal answers": (
         {"reports": "iterations", "drafts": ALL_DRAFT, "lengths": UNEQUAL, "first_s": 0.1},
         [],
     ),
-    "several in flight": ({"drafts": ALL_DRAFT, "slots": 4}, IN_FLIGHT),
     "several in flight, few iterations draft": ({"drafts": FEW_DRAFT, "slots": 4}, IN_FLIGHT),
     "at a rate": ({"drafts": ALL_DRAFT, "slots": 2}, ["engine.rate=30", "num_prompts=15"]),
 }

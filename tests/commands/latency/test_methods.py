@@ -99,7 +99,7 @@ def test_compare_and_eval_and_plan(harness: Harness, chatty: list[str], typed: l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["lookup", "block", "typical", "auto"])
+@pytest.mark.parametrize("method", ["block", "typical", "auto"])
 def test_recovery_finds_the_lossy_rule_and_no_other(
     harness: Harness, chatty: list[str], method: str
 ) -> None:
