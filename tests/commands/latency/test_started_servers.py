@@ -108,15 +108,15 @@ def test_any_two_commands_are_compared(harness: Harness) -> None:
 
 def test_three_commands_are_a_sweep_against_the_first(harness: Harness) -> None:
     """Ranked on one page by the words in which they differ."""
-    commands = [f"{ECHO} --delay 0.02", f"{ECHO} --delay 0.004", f"{ECHO} --delay 0.01"]
+    commands = [f"{ECHO} --delay 0.01", f"{ECHO} --delay 0.001", f"{ECHO} --delay 0.005"]
     outcome = harness("latency", *QUICK, *behind(*commands), code=None)
     rows = results().query("arm == 'speculative'")
     assert len(rows) == 2
-    assert all("--delay 0.02" in command.split("; ")[0] for command in rows["server_command"])
+    assert all("--delay 0.01" in command.split("; ")[0] for command in rows["server_command"])
     table = [line for line in outcome.stdout.splitlines() if "--delay" in line and "×" in line]
     assert [line.split()[1] for line in table if line.lstrip().startswith("--delay")] == [
-        "0.004",
-        "0.01",
+        "0.001",
+        "0.005",
     ]
     assert "[1/2] -- " in outcome.stderr
 
@@ -271,13 +271,16 @@ def test_servers_that_do_not_fit_beside_each_other_take_turns(
     """The second finds the memory taken while the first runs; alone it starts."""
     alone = tmp_path / "alone.py"
     alone.write_text(
-        "import fcntl, runpy, sys, time\n"
-        "if '-k' in sys.argv: time.sleep(1)\n"
+        "import fcntl, pathlib, runpy, sys, time\n"
+        f"taken = pathlib.Path({str(tmp_path / 'taken')!r})\n"
+        # The first one is there before it.
+        "while '-k' in sys.argv and not taken.exists(): time.sleep(0.01)\n"
         f"memory = open({str(tmp_path / 'memory')!r}, 'w')\n"
         "try:\n"
         "    fcntl.flock(memory, fcntl.LOCK_EX | fcntl.LOCK_NB)\n"
         "except OSError:\n"
         "    sys.exit('out of memory')\n"
+        "taken.touch()\n"
         f"runpy.run_path({str(SUPPORT / 'echo_server.py')!r}, run_name='__main__')\n"
     )
     command = f"{sys.executable} {alone} --port {{port}}"
@@ -435,15 +438,15 @@ def test_a_variable_of_the_server_is_part_of_what_is_measured(
 
 
 def test_our_own_server_is_started(harness: Harness) -> None:
-    few = [*QUICK, "num_prompts=4"]
-    serve = f"{sys.executable} -m harness serve draft=tiny_draft K={{K}}"
+    few = [*QUICK, "num_prompts=2", "model=tiny_draft"]
+    serve = f"{sys.executable} -m harness serve model=tiny_draft draft=early_exit_1 K={{K}}"
     harness("latency", *few, "K=3", *behind(serve))
     regular, speculative = results().to_dict("records")
     of_regular, of_speculative = speculative["server_command"].split("; ")
     assert "draft=none" in of_regular
-    assert "draft=tiny_draft K=3" in of_speculative
+    assert "draft=early_exit_1 K=3" in of_speculative
     assert (regular["drafted"], speculative["drafted"]) == (False, True)
-    assert speculative["identical_prompts"] == 4
+    assert speculative["identical_prompts"] == 2
 
 
 def test_a_server_that_runs_gives_its_command(harness: Harness) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -76,6 +77,39 @@ def prompt_rows(
         )
         for index, time in enumerate(times)
     ]  # fmt: skip
+
+
+def write_run(
+    into: Path,
+    times: Sequence[float],
+    change: Callable[[LatencyPromptRow], LatencyPromptRow] = lambda row: row,
+    of_prompts: Path | None = None,
+    **settings: Any,
+) -> None:
+    """One run whose arms have these times, and what is changed of its prompts' rows."""
+    rows = latency_run(**settings)
+    prompts = [
+        change(row)
+        for arm in ("regular", "speculative")
+        for row in prompt_rows(str(rows[0].run), arm, times)
+    ]
+    append_rows(into / "latency.csv", rows)
+    append_rows((of_prompts or into) / "latency_prompts.csv", prompts)
+
+
+def write_sides(
+    tmp_path: Path,
+    before: Mapping[str, Any] = MappingProxyType({}),
+    after: Mapping[str, Any] = MappingProxyType({}),
+    **shared: Any,
+) -> list[str]:
+    """Arguments for runs before and after, with settings of `write_runs` for either side and for both."""
+    rng = np.random.default_rng(0)
+    sides = []
+    for name, of_side in (("before", before), ("after", after)):
+        write_runs(tmp_path / name, rng, np.ones(15), **shared, **of_side)
+        sides.append(f"{name}={tmp_path / name}")
+    return sides
 
 
 def simulated(
@@ -153,23 +187,15 @@ def test_a_slow_down_has_exit_code_1(harness: Harness, sides: list[str], tmp_pat
     assert "faster" in harness("regress", "details=true", *swapped).stdout
 
 
-def test_the_directory_of_each_run_has_its_prompts(
-    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("a", "b"):
+def test_the_directory_of_each_run_has_its_prompts(harness: Harness) -> None:
+    for name in ("before", "after"):
         for number in range(2):
-            rng = np.random.default_rng(number)
+            times = np.random.default_rng(number).lognormal(0, 0.1, 8)
             directory = Path("outputs", f"{name}{number}")
-            (tmp_path / directory).mkdir(parents=True)
-            rows = latency_run(directory=str(directory), seed=number)
-            append_rows(Path(f"{name}.csv"), rows)
-            times = rng.lognormal(0, 0.1, 8)
-            for arm in ("regular", "speculative"):
-                append_rows(
-                    directory / "latency_prompts.csv", prompt_rows(str(rows[0].run), arm, times)
-                )
-    outcome = harness("regress", "details=true", "before=a.csv", "after=b.csv", "margin=0.05")
+            directory.mkdir(parents=True)
+            own = {"directory": str(directory), "seed": number}
+            write_run(Path(name), times, of_prompts=directory, **own)
+    outcome = harness("regress", "details=true", "before=before", "after=after", "margin=0.05")
     # Of each figure in both tables, and the finding.
     assert outcome.stdout.count("no worse") == 4
     assert "8 prompts and 2 + 2 runs" in outcome.stdout
@@ -203,17 +229,12 @@ def test_tokens_per_iteration_are_compared_seed_by_seed(tmp_path: Path) -> None:
     """What differs between seeds is the same on both sides, and no noise."""
     lengths = np.random.default_rng(0).uniform(1.5, 4.5, (3, 10))
     for name, factor in (("before", 1.0), ("same", 1.0), ("less", 0.95)):
-        for seed, of_prompts in enumerate(lengths):
-            rows = latency_run(seed=seed, repeat=seed + 1)
-            append_rows(tmp_path / name / "latency.csv", rows)
-            for arm in ("regular", "speculative"):
-                prompts = [
-                    dataclasses.replace(row, tokens_per_iteration=factor * length)
-                    for row, length in zip(
-                        prompt_rows(str(rows[0].run), arm, np.ones(10)), of_prompts, strict=True
-                    )
-                ]
-                append_rows(tmp_path / name / "latency_prompts.csv", prompts)
+        for seed, of_prompts in enumerate(factor * lengths):
+
+            def drafted(row: LatencyPromptRow, of_prompts: Floats = of_prompts) -> LatencyPromptRow:
+                return dataclasses.replace(row, tokens_per_iteration=of_prompts[row.prompt_index])
+
+            write_run(tmp_path / name, np.ones(10), drafted, seed=seed, repeat=seed + 1)
     before, same, less = (every_run(tmp_path / name).runs for name in ("before", "same", "less"))
     verdicts = [compared_runs(before, after, margin=0.02)[-1].verdict for after in (same, less)]
     assert verdicts == ["no worse", "worse"]
@@ -229,25 +250,23 @@ def test_a_draft_that_proposes_less_often_yields_fewer_tokens(
         "after": {"tokens_per_iteration": 1.1 if length else 1.0, "mean_acceptance_length": length},
     }
     for name, acceptance in told.items():
-        rows = latency_run()
-        append_rows(tmp_path / name / "latency.csv", rows)
-        for arm in ("regular", "speculative"):
-            prompts = prompt_rows(str(rows[0].run), arm, np.ones(10), **acceptance)
-            append_rows(tmp_path / name / "latency_prompts.csv", prompts)
+
+        def drafted(row: LatencyPromptRow, told: Any = acceptance) -> LatencyPromptRow:
+            return dataclasses.replace(row, **told) if row.arm == "speculative" else row
+
+        write_run(tmp_path / name, np.ones(10), drafted)
     sides = [f"{name}={tmp_path / name}" for name in told]
     assert "tokens per iteration -" in harness("regress", "details=true", *sides, code=1).complaint
 
 
 def test_prompts_for_which_nothing_is_drafted_any_more_count(tmp_path: Path) -> None:
     """A server that reports totals leaves out zeros: such answers were left out, and half of the loss with them."""
-    for name, num_without in (("before", 0), ("after", 5)):
-        rows = latency_run()
-        append_rows(tmp_path / name / "latency.csv", rows)
-        for arm in ("regular", "speculative"):
-            prompts = prompt_rows(str(rows[0].run), arm, np.ones(10))
-            for place in range(num_without):
-                prompts[place] = dataclasses.replace(prompts[place], tokens_per_iteration=None)
-            append_rows(tmp_path / name / "latency_prompts.csv", prompts)
+
+    def undrafted(row: LatencyPromptRow) -> LatencyPromptRow:
+        return dataclasses.replace(row, tokens_per_iteration=None) if row.prompt_index < 5 else row
+
+    write_run(tmp_path / "before", np.ones(10))
+    write_run(tmp_path / "after", np.ones(10), undrafted)
     before, after = (every_run(tmp_path / name).runs for name in ("before", "after"))
     found = compared_runs(before, after, margin=0.02)[-1]
     assert found.figure.name == "tokens per iteration"
@@ -276,11 +295,6 @@ def test_answers_that_are_gone_are_not_sought_here(harness: Harness, tmp_path: P
     append_rows("eval_prompts.csv", [answer("another", index, True) for index in range(100)])
     outcome = harness("regress", f"before={tmp_path}/before", f"after={tmp_path}/after", code=3)
     assert "no question was answered on both sides" in outcome.stdout
-
-
-@pytest.mark.parametrize("value", ["yes", "1", ""])
-def test_details_are_asked_for_in_one_way(harness: Harness, value: str) -> None:
-    assert "must be true or false" in harness.refused("regress", f"details={value}")
 
 
 def test_greedy_copies_of_a_question_count_once(harness: Harness, tmp_path: Path) -> None:
@@ -314,6 +328,8 @@ def test_wrong_arguments(harness: Harness, sides: list[str], tmp_path: Path) -> 
     assert "before: must be set" in harness.refused("regress")
     assert "margin=-1" in harness.refused("regress", *sides, "margin=-1")
     assert "did you mean after?" in harness.refused("regress", "aftr=x")
+    for value in ("yes", ""):
+        assert "must be true or false" in harness.refused("regress", f"details={value}")
     assert "differ in top_k (0, 7). " in harness.refused("regress", sides[0], f"after={other}")
     assert "no such file" in harness.refused("regress", sides[0], "after=absent.csv")
     assert "no complete run" in harness.refused("regress", sides[0], f"after={tmp_path}/failed.csv")
@@ -334,49 +350,65 @@ def test_measurements_of_one_pair_are_told_apart(harness: Harness, tmp_path: Pat
             assert name in text
 
 
-def test_older_rows_of_a_draft_without_weights_are_compared(
-    harness: Harness, tmp_path: Path
+_LOOKUP = {"draft": "lookup", "draft_method": "lookup"}
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "code", "expected"),
+    [
+        # Older rows have no quantization of a draft without weights.
+        (
+            _LOOKUP | {"draft_quantization": "none"},
+            _LOOKUP | {"draft_quantization": None},
+            0,
+            "3 + 3 runs",
+        ),
+        ({}, {"processor_share": 0.2}, 3, "after: 3 of 3 runs drifted, or shared the processor"),
+        (
+            {"url": "http://a/v1", "mean_proposed": 4.0},
+            {"url": "http://a/v1", "mean_proposed": 2.0},
+            3,
+            "4 draft tokens per iteration before, 2 after",
+        ),
+    ],
+    ids=["older-rows", "disturbed", "another-k"],
+)
+def test_what_differs_between_the_sides_is_said(
+    harness: Harness,
+    tmp_path: Path,
+    before: dict[str, Any],
+    after: dict[str, Any],
+    code: int,
+    expected: str,
 ) -> None:
-    rng = np.random.default_rng(0)
-    lookup = {"draft": "lookup", "draft_method": "lookup", "num_runs": 5}
-    sides = []
-    for name, quantization in (("before", "none"), ("after", None)):
-        draft = lookup | {"draft_quantization": quantization}
-        write_runs(tmp_path / name, rng, np.ones(15), **draft)
-        sides.append(f"{name}={tmp_path / name}")
-    assert "5 + 5 runs" in harness("regress", "details=true", "margin=0.5", *sides).stdout
+    sides = write_sides(tmp_path, before, after)
+    shown = harness("regress", "details=true", *sides, "margin=0.5", code=code).stdout
+    assert expected in shown
+    assert "before: 3" not in shown
 
 
-def test_sides_that_did_other_work_are_not_compared(harness: Harness, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    sides = []
-    for name, num_tokens in (("before", 960), ("after", 320)):
-        write_runs(tmp_path / name, rng, np.ones(15), num_tokens=num_tokens)
-        sides.append(f"{name}={tmp_path / name}")
+@pytest.mark.parametrize(
+    ("before", "after", "reason"),
+    [
+        ({"num_tokens": 960}, {"num_tokens": 320}, "before generated 960 tokens, after 320"),
+        (
+            {},
+            {"status": "no_verdict", "error": "one drafts", "ms_per_token": 50.0, "slowdown": 0.3},
+            "after: no verdict: one drafts",
+        ),
+    ],
+    ids=["other-work", "no-verdict"],
+)
+def test_sides_that_cannot_be_compared_have_no_figures(
+    harness: Harness, tmp_path: Path, before: dict[str, Any], after: dict[str, Any], reason: str
+) -> None:
+    sides = write_sides(tmp_path, before, after)
     outcome = harness("regress", "details=true", *sides, code=3)
-    assert "before generated 960 tokens, after 320" in outcome.stdout
-    assert "slower" not in outcome.stdout
-    # Neither figures of what is refused, nor a step that cannot help.
-    assert not {"nan", "2", "Next"} & set(outcome.stdout.split())
-    assert "%" not in harness("regress", *sides, code=3).stdout.replace("margin 2.0%", "")
-
-
-def test_a_side_without_a_verdict_is_not_compared(harness: Harness, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    write_runs(tmp_path / "before", rng, np.ones(15))
-    write_runs(
-        tmp_path / "after",
-        rng,
-        np.ones(15),
-        0.3,
-        status="no_verdict",
-        error="one drafts",
-        ms_per_token=50.0,
-    )
-    sides = [f"before={tmp_path}/before", f"after={tmp_path}/after"]
-    outcome = harness("regress", "details=true", *sides, code=3)
-    assert "after: no verdict: one drafts" in outcome.stdout
+    assert reason in outcome.stdout
     assert "worse" not in outcome.complaint.replace("whether this is worse", "")
+    # Neither figures of what is refused, nor a step that cannot help.
+    assert not {"slower", "nan", "2", "Next"} & set(outcome.stdout.split())
+    assert "%" not in harness("regress", *sides, code=3).stdout.replace("margin 2.0%", "")
 
 
 def test_the_nearest_runs_are_named_where_none_has_the_same_settings(
@@ -448,22 +480,6 @@ def test_runs_on_both_sides_count_before_alone(harness: Harness, tmp_path: Path)
     assert "left out of after: 5 runs" in outcome.stdout
 
 
-def test_disturbed_runs_are_named(harness: Harness, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    write_runs(tmp_path / "before", rng, np.ones(15))
-    write_runs(tmp_path / "after", rng, np.ones(15), processor_share=0.2)
-    outcome = harness(
-        "regress",
-        "details=true",
-        f"before={tmp_path}/before",
-        f"after={tmp_path}/after",
-        "margin=0.5",
-        code=3,
-    )
-    assert "after: 3 of 3 runs drifted, or shared the processor" in outcome.stdout
-    assert "before: 3" not in outcome.stdout
-
-
 _BUSY = {"processor_share": 0.66}
 _QUIET = {"processor_share": 0.99}
 _SERVED = {"url": "http://127.0.0.1:8000/v1", "server_command": "llama-server -m x"}
@@ -483,12 +499,11 @@ def test_a_load_on_one_side_is_no_change(
     harness: Harness, tmp_path: Path, before: dict[str, Any], after: dict[str, Any], reason: str
 ) -> None:
     """What was measured in turns is judged."""
-    rng = np.random.default_rng(0)
-    load = [0.66 / settings.get("processor_share", 0.99) for settings in (before, after)]
-    for name, settings, busy in (("a", before, load[0]), ("b", after, load[1])):
-        write_runs(tmp_path / name, rng, np.ones(15), load=1.5 * busy, **settings)
-    sides = [f"before={tmp_path}/a", f"after={tmp_path}/b", "margin=0.05"]
-    outcome = harness("regress", *sides, code=3)
+    loaded = [
+        settings | {"load": 1.5 * 0.66 / settings.get("processor_share", 0.99)}
+        for settings in (before, after)
+    ]
+    outcome = harness("regress", *write_sides(tmp_path, *loaded), "margin=0.05", code=3)
     assert mentions(outcome.stdout, "cannot tell whether it is worse", "the load differed", reason)
     assert "ms per token" in outcome.complaint
     assert "speed-up" not in outcome.complaint
@@ -498,10 +513,8 @@ def test_a_load_on_one_side_is_no_change(
 def test_arms_that_took_no_turns_are_not_compared_under_another_load(
     harness: Harness, tmp_path: Path
 ) -> None:
-    rng = np.random.default_rng(0)
-    write_runs(tmp_path / "a", rng, np.ones(15), **_QUIET)
-    write_runs(tmp_path / "b", rng, np.ones(15), 0.5, interleaved=False, **_BUSY)
-    outcome = harness("regress", f"before={tmp_path}/a", f"after={tmp_path}/b", code=3)
+    sides = write_sides(tmp_path, _QUIET, _BUSY | {"slowdown": 0.5, "interleaved": False})
+    outcome = harness("regress", *sides, code=3)
     assert mentions(outcome.complaint, "ms per token", "speed-up")
 
 
@@ -509,61 +522,28 @@ def test_arms_that_took_no_turns_are_not_compared_under_another_load(
 def test_a_slow_down_is_found_under_equal_loads(
     harness: Harness, tmp_path: Path, settings: dict[str, float]
 ) -> None:
-    rng = np.random.default_rng(0)
-    for name, slowdown in (("a", 0.0), ("b", 0.1)):
-        write_runs(tmp_path / name, rng, np.ones(15), slowdown, num_runs=5, **settings)
-    sides = [f"before={tmp_path}/a", f"after={tmp_path}/b"]
+    sides = write_sides(tmp_path, after={"slowdown": 0.1}, num_runs=5, **settings)
     assert "worse: ms per token +" in harness("regress", *sides, code=1).complaint
 
 
 def test_before_and_after_are_the_runs_own_figures(harness: Harness, tmp_path: Path) -> None:
     """2.34 as a mean over laps is not the 1.78 that the run's own page shows."""
-    rng = np.random.default_rng(0)
-    for name in ("before", "after"):
-        write_runs(tmp_path / name, rng, np.ones(15), speedup=1.777, tokens_per_iteration=3.97)
-    outcome = harness(
-        "regress",
-        "details=true",
-        f"before={tmp_path}/before",
-        f"after={tmp_path}/after",
-        "margin=0.5",
-    )
+    sides = write_sides(tmp_path, speedup=1.777, tokens_per_iteration=3.97)
+    shown = harness("regress", "details=true", *sides, "margin=0.5").stdout
     # Before and after, in the answer and in the details.
-    assert outcome.stdout.count("1.777") == 2
-    assert outcome.stdout.count("3.97") == 2
-
-
-def test_another_k_of_a_server_is_no_worse_draft(harness: Harness, tmp_path: Path) -> None:
-    rng = np.random.default_rng(0)
-    for name, k in (("before", 4.0), ("after", 2.0)):
-        write_runs(tmp_path / name, rng, np.ones(15), url="http://a/v1", mean_proposed=k)
-    outcome = harness(
-        "regress",
-        "details=true",
-        f"before={tmp_path}/before",
-        f"after={tmp_path}/after",
-        "margin=0.5",
-        code=3,
-    )
-    assert "4 draft tokens per iteration before, 2 after" in outcome.stdout
+    assert shown.count("1.777") == shown.count("3.97") == 2
 
 
 @pytest.mark.parametrize("time_ms", [-5.0, 1e308, math.inf])
 def test_impossible_times_name_their_file(harness: Harness, tmp_path: Path, time_ms: float) -> None:
-    for name in ("before", "after"):
-        rows = latency_run()
-        append_rows(tmp_path / name / "latency.csv", rows)
-        for arm in ("regular", "speculative"):
-            prompts = prompt_rows(str(rows[0].run), arm, np.ones(10))
-            if name == "after":
-                prompts = [dataclasses.replace(row, time_ms=time_ms) for row in prompts]
-            append_rows(tmp_path / name / "latency_prompts.csv", prompts)
-    outcome = harness(
-        "regress", "details=true", f"before={tmp_path}/before", f"after={tmp_path}/after", code=3
+    write_run(tmp_path / "before", np.ones(10))
+    write_run(
+        tmp_path / "after", np.ones(10), lambda row: dataclasses.replace(row, time_ms=time_ms)
     )
-    said = " ".join(outcome.stdout.split())
-    assert "the times in the prompts' files cannot be read" in said
-    assert "after" in said
+    sides = [f"before={tmp_path / 'before'}", f"after={tmp_path / 'after'}"]
+    shown = " ".join(harness("regress", "details=true", *sides, code=3).stdout.split())
+    assert "the times in the prompts' files cannot be read" in shown
+    assert "after" in shown
 
 
 def test_a_whole_file_system_is_no_directory_of_results(
