@@ -332,10 +332,3 @@ def test_doubts_come_from_their_causes(harness: Harness, cause: list[str], sente
 )
 def test_wrong_settings(harness: Harness, setting: str, rule: str) -> None:
     assert rule in harness("latency", "engine=simulated", setting, code=2).complaint
-
-
-def test_a_sweep_of_more_jobs_than_a_page_has_room_for(harness: Harness) -> None:
-    """The column of a name that all jobs share is left out of the first rows, too."""
-    seeds = ",".join(map(str, range(22)))
-    outcome = harness("latency", "-m", *QUIET, "num_prompts=8", "tokens=4", f"seed={seeds}")
-    assert "2 more" in outcome.stdout

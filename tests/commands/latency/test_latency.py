@@ -39,6 +39,8 @@ QUICK = [
     "decoding.num_draft_tokens=3",
     "prompts=prompts.txt",
 ]
+# For what is around the engine.
+PLANTED = ["engine=simulated"]
 
 SaveModel = Callable[..., ModelSettings]
 
@@ -184,14 +186,14 @@ def test_the_same_model_as_draft_shares_weights_and_is_never_rejected(
     assert "100.0% of the draft tokens" in outcome.summary
 
 
-def test_without_a_draft_the_regular_arm_stands_alone(harness: Harness, pair: list[str]) -> None:
-    assert "speculative" not in harness("latency", pair[0], *QUICK).stdout.lower()
+def test_without_a_draft_the_regular_arm_stands_alone(harness: Harness) -> None:
+    assert "speculative" not in harness("latency", *PLANTED, "draft=none", *QUICK).stdout.lower()
     assert list(results()["arm"]) == ["regular"]
     assert results()["draft"].isna().all()
 
 
-def test_a_test_run_is_short_and_says_so(harness: Harness, pair: list[str]) -> None:
-    outcome = harness("latency", *pair, "prompts=prompts.txt", "num_prompts=4", "test=true")
+def test_a_test_run_is_short_and_says_so(harness: Harness) -> None:
+    outcome = harness("latency", *PLANTED, "prompts=prompts.txt", "num_prompts=4", "test=true")
     assert "test=true" in outcome.summary
     said = "test=true: num_prompts=2 in place of 4 and decoding.max_new_tokens=16 in place of 64"
     assert said in outcome.stderr
@@ -311,19 +313,15 @@ def test_a_batch_is_never_larger_than_its_label(harness: Harness, pair: list[str
     assert list(results()["smallest_batch"]) == [1, 1]
 
 
-def test_a_report_of_a_target_alone_says_what_was_measured(
-    harness: Harness, pair: list[str]
-) -> None:
-    harness("latency", pair[0], *QUICK)
+def test_a_report_of_a_target_alone_says_what_was_measured(harness: Harness) -> None:
+    harness("latency", *PLANTED, "draft=none", *QUICK)
     report = harness("report").stdout
     assert "Nothing has been measured" not in report
     assert "ms/token" in report
 
 
-def test_a_report_of_nothing_but_prompts_is_refused(
-    harness: Harness, pair: list[str], tmp_path: Path
-) -> None:
-    harness("latency", *pair, *QUICK)
+def test_a_report_of_nothing_but_prompts_is_refused(harness: Harness, tmp_path: Path) -> None:
+    harness("latency", *PLANTED, *QUICK)
     (file,) = tmp_path.glob("outputs/*/*/*/latency_prompts.csv")
     (tmp_path / "report.md").write_text("the old one")
     outcome = harness("report", str(file), code=2)
@@ -381,24 +379,20 @@ def test_shipped_prompts_that_are_too_long_are_left_out_unless_they_are_to_be_re
     assert set(results()["num_skipped"]) == {int(found[1])}
 
 
-def test_what_becomes_of_long_prompts_is_another_measurement(
-    harness: Harness, pair: list[str]
-) -> None:
+def test_what_becomes_of_long_prompts_is_another_measurement(harness: Harness) -> None:
     for too_long in ("skip", "truncate"):
-        harness("latency", *pair, *QUICK, f"prompts.too_long={too_long}")
+        harness("latency", *PLANTED, *QUICK, f"prompts.too_long={too_long}")
     assert results()["measurement"].nunique() == 2
 
 
-def test_prompts_come_from_all_categories(
-    harness: Harness, pair: list[str], tmp_path: Path
-) -> None:
+def test_prompts_come_from_all_categories(harness: Harness, tmp_path: Path) -> None:
     lines = [
         {"turns": [f"{kind} {i}", "later"], "category": kind}
         for kind in ("story", "sum")
         for i in range(4)
     ]
     (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    outcome = harness("latency", *pair, *QUICK[:3], "prompts=questions.jsonl", "decoding=greedy")
+    outcome = harness("latency", *PLANTED, *QUICK[:3], "prompts=questions.jsonl", "decoding=greedy")
     assert "tokens/iteration" in outcome.summary
     assert mentions(outcome.stderr, "4 of 8 prompts (questions)", "2 story, 2 sum")
     prompts = pd.read_csv(only("latency_prompts.csv"))
@@ -505,7 +499,7 @@ def test_a_token_that_the_model_lacks_is_one_line(harness: Harness, save_model: 
 
 def test_rows_beside_foreign_columns_say_why(harness: Harness, tmp_path: Path) -> None:
     (tmp_path / "mine.csv").write_text("a,b\n1,2\n")
-    outcome = harness("latency", "results.file=mine.csv", *QUICK)
+    outcome = harness("latency", *PLANTED, "results.file=mine.csv", *QUICK)
     words = " ".join(outcome.stderr.split())
     assert words.endswith("/ and mine-2.csv (mine.csv has other columns)")
 
@@ -538,7 +532,7 @@ def test_a_broken_tokenizer_and_pickled_code_say_what_is_wrong(
 
 @pytest.mark.parametrize("sweep", [[], ["-m", "seed=1"]])
 def test_the_environment_holds_a_command_line_that_runs_again(
-    harness: Harness, pair: list[str], tmp_path: Path, sweep: list[str]
+    harness: Harness, tmp_path: Path, sweep: list[str]
 ) -> None:
     quick = [
         "num_prompts=1",
@@ -546,10 +540,10 @@ def test_the_environment_holds_a_command_line_that_runs_again(
         "prompts=my prompts.txt",
     ]
     (tmp_path / "my prompts.txt").write_text("one\n")
-    harness("latency", *pair, *quick, *sweep)
+    harness("latency", *PLANTED, *quick, *sweep)
     noted = json.loads(only("environment.json").read_text())
     words = shlex.split(noted["command_line"])
-    assert words == ["harness", "latency", *pair, *quick, *sweep]
+    assert words == ["harness", "latency", *PLANTED, *quick, *sweep]
     assert noted["num_threads"] >= 1
     assert "cpu_quota" in noted
     if not sweep:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from harness.commands.report.command import build, write
 from harness.config.errors import SettingError
 from harness.results.files import write_rows
 from harness.results.schema import RunRow
+from report_files import latency_run
 
 VALUES: dict[type, Any] = {
     str: "text", int: 3, float: 0.5, bool: True, list: [1, 2], dict: {"cpu": 5},
@@ -59,6 +61,17 @@ def test_a_sweep_has_tables(
     printed = capsys.readouterr().out
     assert "text" in printed
     assert "killed" in printed
+
+
+def test_a_sweep_of_more_jobs_than_a_page_has_room_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The column of a name that all jobs share is left out of the first rows, too."""
+    rows = [row for seed in range(22) for row in latency_run(seed=seed, job=str(seed))]
+    print_sweep("latency", rows, tmp_path / "latency.csv", 22)
+    printed = capsys.readouterr().out
+    assert "2 more" in printed
+    assert re.search(r"^ +seed +K ", printed, re.MULTILINE)
 
 
 @pytest.mark.parametrize("kind", RUN_KINDS)
