@@ -20,7 +20,7 @@ PROMPTS = [
     "One cold evening, a kind mouse named Paul went to the meadow. More than anything, he",
     "Jörg's  cat",
 ]
-NEW_TOKENS = 40
+NEW_TOKENS = 24
 
 
 @pytest.mark.parametrize("name", PAIR)

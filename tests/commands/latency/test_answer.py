@@ -276,11 +276,15 @@ def test_of_a_server_alone_the_next_step_is_one_to_compare_with(
     assert mentions(text, "is it faster", f"harness latency engine=server regular_url={other}")
 
 
-def test_a_target_alone_has_its_times_and_no_verdict() -> None:
-    (regular,) = latency_run(draft=None, num_draft_tokens=None)
+def test_a_target_alone_has_its_times_and_its_roof_and_no_verdict() -> None:
+    (regular,) = latency_run(draft=None, num_draft_tokens=None, step_bytes=10**9, floor_ms=50.0)
     text = short(page_of_run([regular]), 80)
     assert "ms/token" in text
     assert "×" not in text
+    details = full(page_of_run([regular]))
+    assert "1.00 GB per step" in details
+    assert not mentions(details, "Speculative")
+    assert "K=" not in details
     assert page_of_run(latency_run(status="failed", error="killed")) is None
 
 
@@ -300,7 +304,7 @@ def test_details_are_in_the_summary_and_printed_when_asked_for(harness: Harness)
 
 
 def test_settings_of_the_output_make_no_other_measurement(harness: Harness) -> None:
-    quick = ["latency", *QUICKEST_PAIR, "num_prompts=2", "decoding.max_new_tokens=4"]
+    quick = ["latency", "engine=simulated", "num_prompts=2", "decoding.max_new_tokens=4"]
     harness(*quick)
     again = harness(*quick, "-m", "seed=0", "details=true")
     assert "measured before" in again.stderr

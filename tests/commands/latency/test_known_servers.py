@@ -201,8 +201,8 @@ def test_where_the_mean_over_answers_says_otherwise_the_page_names_it(harness: H
     """Of short answers the wait for the first token is nearly all, which no draft shortens."""
     lengths = (3, 30)
     servers = (
-        KnownServer(first_s=0.1, step_s=0.01, lengths=lengths),
-        KnownServer(first_s=0.1, step_s=0.01, lengths=lengths, drafts=((9, 9),)),
+        KnownServer(first_s=0.05, step_s=0.005, lengths=lengths),
+        KnownServer(first_s=0.05, step_s=0.005, lengths=lengths, drafts=((9, 9),)),
     )
     asked = ["engine=server", "num_prompts=10", "decoding.max_new_tokens=30", "decoding=greedy"]
     with ExitStack() as stack:

@@ -438,7 +438,7 @@ def test_an_open_loop_sends_requests_at_a_rate(harness: Harness, serve: Serve) -
 
 def test_at_a_rate_a_server_may_gain_more_than_its_drafts(harness: Harness, serve: Serve) -> None:
     """Where the regular one has a queue, which is in its times."""
-    slow, fast = EchoServer(delay_s=0.02), EchoServer(num_draft_tokens=2, delay_s=0.001)
+    slow, fast = EchoServer(delay_s=0.01), EchoServer(num_draft_tokens=2, delay_s=0.0005)
     laps = ["engine.rate=200", "num_warmup=0", "laps=8"]
     shown = harness("latency", *QUICK, *serve(slow, fast), *laps).summary
     row = results().iloc[-1]
