@@ -195,6 +195,9 @@ def test_no_more_prompts_are_asked_for_than_anybody_would_measure() -> None:
         num_prompts=15, repeat="all", **unsure | {"speedup_covers": "15 prompts and 5 runs"}
     )
     assert mentions(runs, "a narrower interval", "repeats=10")
+    # 62 laps of 2 prompts each.
+    laps = answer(num_prompts=30, **unsure | {"speedup_covers": "15 laps"})
+    assert mentions(laps, "to see a difference of 2%", "num_prompts=124")
     # As many units, of 16 prompts each.
     laps = answer(num_prompts=240, **unsure | {"speedup_covers": "15 laps"})
     assert "enough prompts" not in laps
@@ -257,6 +260,13 @@ def test_what_is_typed_next_replaces_a_setting_however_it_was_typed(
     typed: str, expected: str
 ) -> None:
     assert f" {expected}\n" in f"{answer(arguments=typed)}\n"
+
+
+def test_a_run_of_servers_is_shown_by_the_beginning_of_its_id() -> None:
+    served: dict[str, Any] = {"engine": "server", "server_command": "serve; serve -k 3"}
+    served["tokens_per_iteration_by_num_draft_tokens"] = None
+    text = answer(run="20261120T100000.000001-abcdef", **served)
+    assert "harness report 20261120T100000 format=row" in " ".join(text.split())
 
 
 @pytest.mark.parametrize(
