@@ -111,7 +111,6 @@ def as_texts(exact: Floats, tokens: list[int], generator: np.random.Generator) -
             DrawnText(
                 request=PlannedRequest((first,), sampling, TEXT, first),
                 tokens=tuple(tokens[own]),
-                lowest=lowest[own],
                 widths=widths[own],
                 quantiles=quantiles[own],
                 entropies=widths[own],

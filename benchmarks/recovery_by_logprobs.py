@@ -16,7 +16,7 @@ import sys
 import numpy as np
 
 from harness.commands.recovery.drawn import TokenTest
-from harness.commands.recovery.regular_reference import RegularReference
+from harness.commands.recovery.reported import RegularReference
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import Answer, PlannedRequest

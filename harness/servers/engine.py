@@ -573,6 +573,7 @@ class ServerArm(Arm):
                     salts=self.form.salts,
                     penalises_prompts=self.dialect.penalised_tokens is not None,
                     logprobs=self.dialect.logprobs,
+                    ended_by=self.dialect.ended_by,
                 )
                 counts = self._counters() or Counts()
                 numbers = (request.num_drafted, counts.drafts, counts.proposed)

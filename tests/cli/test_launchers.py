@@ -23,7 +23,7 @@ FATAL = 7
 # An engine that ends its process at one K, and whose runner says how many cores it has. It needs no torch.
 DEADLY = f"""
 import os, signal
-from harness.engines.simulated import Simulated
+from harness.engines.simulated.record import Simulated
 
 
 class Deadly(Simulated):

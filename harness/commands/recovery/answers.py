@@ -19,14 +19,14 @@ from typing import Any
 from harness.commands.recovery.drawn import TokenTest
 from harness.commands.recovery.greedy import Columns
 from harness.commands.recovery.record import RecoverySettings
-from harness.commands.recovery.regular_reference import RegularReference
-from harness.commands.recovery.returned_logprobs import ReturnedLogprobs
+from harness.commands.recovery.reported import RegularReference, ReturnedLogprobs
 from harness.commands.recovery.sampling import Sampling
-from harness.commands.recovery.scored import drawn_results
+from harness.commands.recovery.scored import check_drawn
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import Answer, PlannedRequest
 from harness.config.amounts import counted
 from harness.config.errors import SettingError
+from harness.config.settings import DecodingSettings
 from harness.engines.door.reference import TextReference
 from harness.engines.requests import RequestRecord
 from harness.measuring.prompts.encoding import completion_ids, encode
@@ -71,7 +71,7 @@ def recorded_checks(session: Session, settings: RecoverySettings) -> Iterator[Co
         raise SettingError("answers", f"cannot be read: {error}", str(path)) from error
     for number, line in enumerate(filter(str.strip, lines)):
         try:
-            answers.append(_read(session, line, number))
+            answers.append(_read(session, settings, line, number))
         except _LeftOut as left_out:
             reasons[str(left_out)] += 1
     why = ", ".join(f"{reason}: {number}" for reason, number in reasons.most_common())
@@ -110,15 +110,18 @@ def recorded_checks(session: Session, settings: RecoverySettings) -> Iterator[Co
     scores = Scores(reference, session.end_tokens(), _TOGETHER, [settings.seed, 1])
     scores.add(answers)
     if scores.greedy.divergences:
-        yield scores.greedy.result().columns()
+        yield scores.greedy.columns()
     drawn = [answer.request.sampling for answer in answers if not answer.request.is_greedy]
     samplings = list({sampling.name: sampling for sampling in drawn}.values())
     if samplings:
         token_test = TokenTest(settings.false_alarm_rate / (len(samplings) + 1), settings.shift)
-        yield from drawn_results(scores, samplings, token_test).columns(samplings)
+        *parts, overall = check_drawn(scores, samplings, token_test)
+        for sampling, part in zip(samplings, parts, strict=True):
+            yield part.columns("setting", sampling.name)
+        yield overall.columns("sampled")
 
 
-def _read(session: Session, line: str, number: int) -> Answer:
+def _read(session: Session, settings: RecoverySettings, line: str, number: int) -> Answer:
     """The answer of a line. Raises _LeftOut."""
     try:
         row = json.loads(line)
@@ -132,7 +135,6 @@ def _read(session: Session, line: str, number: int) -> Answer:
     if len(choices) > 1:
         raise _LeftOut("several answers")
     prompt = _prompt(asked, {**answered, **choices[0]})
-    settings: Any = session.settings
     given = asked.get("prompt_token_ids") or choices[0].get("prompt_token_ids")
     if isinstance(asked.get("prompt"), list):
         given = asked["prompt"]
@@ -146,7 +148,7 @@ def _read(session: Session, line: str, number: int) -> Answer:
         raise _LeftOut("no prompt" if not token_ids else "no answer")
     if session.planned.excess([token_ids], len(tokens)) is not None:
         raise _LeftOut("longer than the context")
-    sampling = _sampling(session, asked)
+    sampling = _sampling(settings.decoding, asked)
     request = PlannedRequest(tuple(token_ids), sampling, len(tokens), number)
     record = RequestRecord(
         number, len(token_ids), token_ids=tokens, num_tokens=len(tokens), from_text=from_text
@@ -182,7 +184,7 @@ def _prompt(asked: Mapping[str, Any], answered: Mapping[str, Any]) -> Prompt:
     return Prompt(text if isinstance(text, str) else "", completion=completion)
 
 
-def _sampling(session: Session, asked: Mapping[str, Any]) -> Sampling:
+def _sampling(own: DecodingSettings, asked: Mapping[str, Any]) -> Sampling:
     if not isinstance(asked.get("temperature"), int | float):
         raise _LeftOut("no temperature")
     others = [name for name in _OTHERS if asked.get(name)]
@@ -192,7 +194,7 @@ def _sampling(session: Session, asked: Mapping[str, Any]) -> Sampling:
     # Some APIs say -1 for all.
     given["top_k"] = max(0, given.get("top_k", 0))
     given = {"top_p": 1.0} | given
-    decoding = dataclasses.replace(session.settings.decoding, **given)
+    decoding = dataclasses.replace(own, **given)
     parameters = {
         name: asked[name]
         for name, idle in _PARAMETERS.items()

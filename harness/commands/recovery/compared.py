@@ -57,7 +57,7 @@ def compared_checks(
     for planned, wanted in zip(greedy, expected, strict=True):
         answer = by_index[planned.index]
         texts.compare(references, planned.prompt, planned.num_tokens, answer, wanted)
-    yield texts.result().columns()
+    yield texts.columns()
     if regular is None or not samplings:
         return
 

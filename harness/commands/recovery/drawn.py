@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -106,7 +106,6 @@ class DrawnText:
 
     Attributes:
         request: that it answers.
-        lowest: [n], where the mass of each token begins: the mass of the likelier ones.
         widths: [n], the masses of the tokens; of equally likely ones together.
         quantiles: [n], of the tokens.
         entropies: [n], of the distributions that the tokens were drawn from, in nats.
@@ -118,7 +117,6 @@ class DrawnText:
 
     request: PlannedRequest
     tokens: tuple[int, ...]
-    lowest: Floats
     widths: Floats
     quantiles: Floats
     entropies: Floats
@@ -127,20 +125,14 @@ class DrawnText:
     rejected: Sequence[int] | None = None
 
 
-class QuantileRanges(NamedTuple):
-    """Where the quantiles of n tokens begin, how wide their ranges are, and how many tokens are likelier: [n] each."""
-
-    lowest: Floats
-    widths: Floats
-    ranks: Sequence[int]
-
-
-def quantile_ranges(exact: Floats, tokens: Sequence[int]) -> QuantileRanges:
-    """The ranges of the quantiles of tokens [n] in their distributions [n, V]."""
+def quantile_ranges(exact: Floats, tokens: Sequence[int]) -> tuple[Floats, Floats, list[int]]:
+    """Where the quantiles of tokens [n] in their distributions [n, V] begin, how wide their ranges are, and how many
+    tokens are likelier: [n] each.
+    """
     own = exact[range(len(tokens)), tokens][:, np.newaxis]
     # Equally likely tokens have their quantiles at random in all of their mass.
     widths = (exact * (exact == own)).sum(-1)
-    return QuantileRanges((exact * (exact > own)).sum(-1), widths, (exact > own).sum(-1).tolist())
+    return (exact * (exact > own)).sum(-1), widths, (exact > own).sum(-1).tolist()
 
 
 def tilted(exact: Floats, exponent: float) -> Floats:

@@ -45,40 +45,6 @@ def judge_greedy(divergences: Sequence[Divergence | None]) -> Judgement:
     return Judgement("lossless", worst)
 
 
-@dataclass(frozen=True, kw_only=True)
-class GreedyResult:
-    """The comparison of all greedy texts of a run.
-
-    Attributes:
-        worst: the difference that decides the verdict.
-        num_prompts: texts compared; `num_identical` of them do not differ.
-        num_tokens, num_cut_short: as `GreedyTexts` has them.
-    """
-
-    verdict: Finding
-    worst: Divergence | None
-    num_prompts: int
-    num_identical: int
-    num_tokens: int
-    num_cut_short: int
-
-    def columns(self) -> Columns:
-        columns: Columns = {
-            "check": "greedy",
-            "temperature": 0.0,
-            "verdict": self.verdict,
-            "num_prompts": self.num_prompts,
-            "num_tokens": self.num_tokens,
-            "num_cut_short": self.num_cut_short,
-            "identical_prompts": self.num_identical,
-        }
-        if self.worst is not None:
-            columns["divergence_position"] = self.worst.position
-            columns["logit_margin"] = self.worst.logit_margin
-            columns["logit_tolerance"] = self.worst.logit_tolerance
-        return columns
-
-
 @dataclass
 class GreedyTexts:
     """The greedy texts of a run that were compared.
@@ -142,18 +108,28 @@ class GreedyTexts:
         else:
             self.add(divergence, num_asked, expected, answer)
 
-    def result(self) -> GreedyResult:
+    def judged(self) -> Judgement:
         verdict, worst = judge_greedy(self.divergences)
         if verdict == "lossless" and self.num_cut_short:
             verdict = "undecided"
-        return GreedyResult(
-            verdict=verdict,
-            worst=worst,
-            num_prompts=len(self.divergences),
-            num_identical=self.divergences.count(None),
-            num_tokens=self.num_tokens,
-            num_cut_short=self.num_cut_short,
-        )
+        return Judgement(verdict, worst)
+
+    def columns(self) -> Columns:
+        verdict, worst = self.judged()
+        columns: Columns = {
+            "check": "greedy",
+            "temperature": 0.0,
+            "verdict": verdict,
+            "num_prompts": len(self.divergences),
+            "num_tokens": self.num_tokens,
+            "num_cut_short": self.num_cut_short,
+            "identical_prompts": self.divergences.count(None),
+        }
+        if worst is not None:
+            columns["divergence_position"] = worst.position
+            columns["logit_margin"] = worst.logit_margin
+            columns["logit_tolerance"] = worst.logit_tolerance
+        return columns
 
 
 def require_token_ids(requests: Sequence[RequestRecord]) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from harness.commands.recovery.greedy import Columns
@@ -72,39 +72,6 @@ class Kind:
 KindVerdict = Literal[
     "drafts", "some drafts", "none accepted", "no drafts", "ignored", "refused", "unknown"
 ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class KindCheck:
-    """What a server did with one kind of request.
-
-    Attributes:
-        num_identical: texts equal to the regular arm's, of greedy requests; None without that arm.
-    """
-
-    kind: str
-    verdict: KindVerdict
-    finding: str
-    acceptance: Acceptance = field(default_factory=Acceptance)
-    acceptance_rate: float | None = None
-    num_prompts: int | None = None
-    num_tokens: int | None = None
-    num_identical: int | None = None
-
-    def columns(self) -> Columns:
-        columns: Columns = {
-            "check": "kind",
-            "sampling": self.kind,
-            "verdict": self.verdict,
-            "finding": self.finding,
-            "acceptance": self.acceptance,
-            "num_prompts": self.num_prompts,
-            "num_tokens": self.num_tokens,
-            "identical_prompts": self.num_identical,
-        }
-        if self.acceptance_rate is not None:
-            columns["acceptance_rate"] = self.acceptance_rate
-        return columns
 
 
 def kinds(decoding: DecodingSettings, prompt: Sequence[int], chat: bool) -> list[Kind]:
@@ -172,9 +139,9 @@ def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Colum
         name = kind.sampling.name
         why = refused.get(name)
         if why is None:
-            yield checks[name].columns()
+            yield checks[name]
         else:
-            yield KindCheck(kind=name, verdict="refused", finding=f"refused: {why}").columns()
+            yield _row(name, "refused", f"refused: {why}")
 
 
 def _planned(kind: Kind, asking: Asking, first: int) -> list[PlannedRequest]:
@@ -233,7 +200,7 @@ class Answers:
             if own.seconds > 0
         ]
 
-    def check(self, usual: Usual) -> KindCheck:
+    def check(self, usual: Usual) -> Columns:
         """What became of it, beside the other kinds."""
         verdict, finding = self._judged(usual)
         wanted = self.kind.wanted
@@ -247,16 +214,15 @@ class Answers:
         if self.regular is not None and is_greedy and is_one_text:
             pairs = zip(self.records, self.regular, strict=True)
             identical = sum(_same(own, other) for own, other in pairs)
-        return KindCheck(
-            kind=self.kind.sampling.name,
-            verdict=verdict,
-            finding=finding,
-            acceptance=Acceptance.of(each for one in self.records for each in one.outcomes),
-            acceptance_rate=self.num_accepted / num_drafted if num_drafted else None,
-            num_prompts=len(self.records),
-            num_tokens=sum(record.num_tokens for record in self.records),
-            num_identical=identical,
-        )
+        columns = _row(self.kind.sampling.name, verdict, finding) | {
+            "acceptance": Acceptance.of(each for one in self.records for each in one.outcomes),
+            "num_prompts": len(self.records),
+            "num_tokens": sum(record.num_tokens for record in self.records),
+            "identical_prompts": identical,
+        }
+        if num_drafted:
+            columns["acceptance_rate"] = self.num_accepted / num_drafted
+        return columns
 
     def _judged(self, usual: Usual) -> tuple[KindVerdict, str]:
         num_drafted = sum(self.drafted)
@@ -308,6 +274,10 @@ class Usual:
             max((each.tokens_in_burst or 0.0 for each in seen), default=0.0),
             max((min(each.speedups) for each in seen if each.speedups), default=0.0),
         )
+
+
+def _row(kind: str, verdict: KindVerdict, finding: str) -> Columns:
+    return {"check": "kind", "sampling": kind, "verdict": verdict, "finding": finding}
 
 
 def _by(drafts: bool, finding: str) -> tuple[KindVerdict, str]:

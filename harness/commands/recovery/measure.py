@@ -2,7 +2,7 @@
 
 The arm under test answers requests of many kinds, `batch_size` of them at a time (`asking`, `workload`). A reference
 scores its texts (`scored`): the model's weights, or a regular server's log-probabilities of them
-(`regular_reference`). Greedy texts must be its likeliest tokens (`greedy`), drawn ones must follow its distribution
+(`reported`). Greedy texts must be its likeliest tokens (`greedy`), drawn ones must follow its distribution
 (`drawn`). A regular server without log-probabilities answers the same requests (`compared`). Each check becomes a row.
 """
 
@@ -18,7 +18,7 @@ from harness.commands.recovery.compared import compared_checks
 from harness.commands.recovery.greedy import Columns
 from harness.commands.recovery.kinds import kind_checks
 from harness.commands.recovery.record import EXIT_CODES, RecoverySettings
-from harness.commands.recovery.regular_reference import RegularReference, regular_reference
+from harness.commands.recovery.reported import RegularReference, regular_reference
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scored import scored_checks
@@ -61,9 +61,7 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
             "prompts_digest": self.prompt_set.digest,
             "refused": ", ".join(self.refused) or None,
         }
-        if not self.checks:
-            return [session.row(RecoveryRow, **common)]
-        return [session.row(RecoveryRow, **common | check) for check in self.checks]
+        return [session.row(RecoveryRow, **common | check) for check in self.checks or [{}]]
 
     def judge(self, rows: Sequence[RecoveryRow]) -> None:
         """Raises VerdictError if the pair is lossy (exit code 1), or if nothing can be told (3)."""
@@ -90,16 +88,14 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
         session.place(settings.batch_size, longest)
         engine = session.open(settings.batch_size, longest, fault=settings.fault)
         arm = engine.arms[-1]
-        servers = engine.servers
-        is_vllm = servers is not None and any("vLLM" in name for name in servers.names)
-        samplings, self.refused = taken_samplings(arm, settings, prompts[0], is_vllm)
+        samplings, self.refused = taken_samplings(arm, settings, prompts[0])
         references = References(session)
         reference = self._reference(session, references, prompts)
         if isinstance(reference, RegularReference):
             samplings = self._known(reference, samplings)
         asking = Asking(settings, prompts, samplings, session.end_tokens())
         regular = engine.arms[0] if len(engine.arms) > 1 else None
-        if servers is not None and settings.by_kind:
+        if engine.servers is not None and settings.by_kind:
             yield from kind_checks(asking, arm, regular)
         if reference is not None:
             yield from scored_checks(asking, arm, reference)

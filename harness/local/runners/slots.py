@@ -88,13 +88,11 @@ class Slots:
         for buffer in self.buffers:
             buffer.zero_()
 
-    def select(self, rows: Tensor, num_used: int) -> None:
-        """Move these rows [B or fewer] to the front, in this order, the first `num_used` slots of
-        each.
-        """
+    def select(self, rows: Tensor, num_used: int, first_row: int = 0) -> None:
+        """Copy these rows [n] to the rows from `first_row` on, in this order, the first `num_used` slots of each."""
         for buffer in self.buffers:
             used = buffer[:, :, :num_used]
-            used[: len(rows)] = used[rows.to(buffer.device)]
+            used[first_row : first_row + len(rows)] = used[rows.to(buffer.device)]
 
     def move(self, sources: Tensor, places: Tensor) -> None:
         """Copy the slots sources [B, n] of the first B rows to the slots places [B, n]."""

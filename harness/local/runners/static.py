@@ -194,9 +194,15 @@ class StaticRunner(CacheRunner):
         self._slots.move(starts + kept, starts + places)
 
     def _select(self, rows: Sequence[int]) -> None:
-        are_in_place = list(rows) == list(range(len(rows)))
-        if not are_in_place:
-            self._slots.select(to_device(rows, self._device), max(self._lengths))
+        if len(rows) > self._slots.num_rows:
+            old = self._slots
+            self._slots = Slots.like(old.buffers, len(rows), old.num_slots)
+            self._slots.first_rows(old.num_rows).write(old.buffers)
+        moved = [place for place, row in enumerate(rows) if place != row]
+        if moved:
+            first = moved[0]
+            index = to_device(rows[first:], self._device)
+            self._slots.select(index, max(self._lengths), first)
 
     def _has_room(self, slots: Slots, prompts: Sequence[Sequence[int]]) -> bool:
         return len(prompts) <= slots.num_rows and max(map(len, prompts)) < slots.num_slots

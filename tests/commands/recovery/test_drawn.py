@@ -68,7 +68,6 @@ def texts_of(
             DrawnText(
                 after(first if prompt is None else prompt),
                 tuple(tokens[own]),
-                lowest[own],
                 widths[own],
                 quantiles[own],
                 widths[own],

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 
 from echo_server import EchoServer
-from harness.commands.recovery.kinds import Answers, KindCheck, Usual, kinds
+from harness.commands.recovery.kinds import Answers, Usual, kinds
 from harness.config.settings import DecodingSettings
 from harness.engines.requests import RequestRecord
 from in_process import Harness, results
@@ -113,12 +113,12 @@ def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part()
     silent = Answers(kind, [record()] * 4, None)
     usual = Usual.of([good, rejected, partly, silent])
     found = [each.check(usual) for each in (good, rejected, partly, silent)]
-    assert [each.verdict for each in found] == [
+    assert [each["verdict"] for each in found] == [
         "drafts", "none accepted", "some drafts", "no drafts",
     ]  # fmt: skip
-    assert "none in 2 of 4" in found[2].finding
+    assert "none in 2 of 4" in found[2]["finding"]
     # Where no kind always drafts, as with n-grams, a part is nothing special.
-    assert partly.check(Usual.of([partly, silent])).verdict == "drafts"
+    assert partly.check(Usual.of([partly, silent]))["verdict"] == "drafts"
 
 
 def test_kinds_may_be_left_out(harness: Harness) -> None:
@@ -143,12 +143,12 @@ def answers(seconds: float, regular_s: float) -> Answers:
 def test_where_tokens_come_one_by_one_speed_tells(seconds: float, verdict: str) -> None:
     fast, other = answers(0.5, 1.0), answers(seconds, 1.0)
     usual = Usual.of([fast, other])
-    assert fast.check(usual).verdict == "drafts"
-    found: KindCheck = other.check(usual)
-    assert found.verdict == verdict
-    assert "the regular arm's speed" in found.finding
+    assert fast.check(usual)["verdict"] == "drafts"
+    found = other.check(usual)
+    assert found["verdict"] == verdict
+    assert "the regular arm's speed" in found["finding"]
     slow = answers(1.0, 1.0)
-    assert slow.check(Usual.of([slow])).verdict == "unknown"
+    assert slow.check(Usual.of([slow]))["verdict"] == "unknown"
 
 
 def test_tools_are_asked_of_chats_alone() -> None:

@@ -20,8 +20,7 @@ from transformers.generation import utils as generation
 import processes
 from echo_server import EchoServer
 from harness.commands.recovery.drawn import TokenTest
-from harness.commands.recovery.regular_reference import RegularReference
-from harness.commands.recovery.returned_logprobs import ReturnedLogprobs
+from harness.commands.recovery.reported import RegularReference, ReturnedLogprobs
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import Answer, PlannedRequest

@@ -154,7 +154,6 @@ def drawn_text(
     return DrawnText(
         request,
         tokens,
-        zeros,
         np.array(widths),
         zeros,
         np.array(entropies),

@@ -98,6 +98,20 @@ def test_equal_prompts_read_once_go_on_apart(kind: Kind) -> None:
         assert close(logits[row, 0], expected)
 
 
+@pytest.mark.parametrize("kind", [EagerRunner, StaticRunner])
+def test_a_row_that_is_selected_several_times_goes_on_apart(kind: Kind) -> None:
+    """Also for more rows than there were."""
+    model = random_model("llama")
+    runner = kind(model)
+    runner.start(PROMPTS[:2])
+    order = [0, 1, 1, 0, 1]
+    runner.select(order)
+    following = runner.extend(torch.arange(20, 25).unsqueeze(1)).logits
+    for row, source in enumerate(order):
+        expected = logits_without_cache(model, [*PROMPTS[source], 20 + row])[-1]
+        assert close(following[row, 0], expected)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_logits_are_cut_to_the_vocabulary(kind: Kind) -> None:
     runner = kind(random_model("opt"), vocabulary_size=90)
