@@ -70,7 +70,8 @@ class Scores:
         self._reference = reference
         self._num_together = min(num_together, _MOST_TOGETHER)
         self._generator = np.random.default_rng(seed)
-        self._roundings: dict[str, list[Rounding]] = defaultdict(list)
+        # By sampling setting and prompt: of one text of each prompt, because rounding differs by prompt.
+        self._roundings: dict[str, dict[tuple[int, ...], Rounding]] = defaultdict(dict)
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Score answers. Raises RunError where one came without token ids, or with unknown ones."""
@@ -114,10 +115,14 @@ class Scores:
         self.drawn[num_before:] = added
 
     def rounding(self) -> dict[str, Rounding]:
-        """By sampling setting, how far the distributions along its first texts are apart by the reference's two routes:
-        many texts in one pass, and a text again (`logits_again`).
+        """By sampling setting, how far the distributions along a text of each of some prompts are apart by the
+        reference's two routes: many texts in one pass, and a text again (`logits_again`).
         """
-        return {name: Rounding.mean(each) for name, each in self._roundings.items() if each}
+        return {
+            name: Rounding.mean([*by_prompt.values()])
+            for name, by_prompt in self._roundings.items()
+            if by_prompt
+        }
 
     def _add_drawn(self, alike: Sequence[Answer], logits: Floats) -> None:
         """Add answers with one text, by the reference's logits [n, V] before each of its tokens."""
@@ -127,11 +132,11 @@ class Scores:
         along = request.sampling.probabilities_along
         exact = along(logits, request.prompt, tokens)
         of_setting = self._roundings[request.sampling.name]
-        if len(of_setting) < _NUM_ROUNDED:
+        if len(of_setting) < _NUM_ROUNDED and request.prompt not in of_setting:
             again = self._reference.logits_again(request.prompt, tokens)
             if again is not None:
                 other = along(again, request.prompt, tokens)
-                of_setting.append(Rounding.between(exact, other))
+                of_setting[request.prompt] = Rounding.between(exact, other)
         lowest, widths, ranks = quantile_ranges(exact, tokens)
         tilts = tilts_of(exact, tokens)
         entropies = -(exact * np.log(exact, out=np.zeros_like(exact), where=exact > 0)).sum(-1)
