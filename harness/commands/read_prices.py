@@ -42,20 +42,22 @@ _ORIGIN = ("model", "engine", "devices")
 _OF_YIELDS = ("model", "prompts", "prompts_digest", "temperature", "rule")
 
 
-def read_prices(setting: str, path: str, context: int = 128) -> Table:
+def read_prices(setting: str, path: str, context: int = 128, key: str | None = None) -> Table:
     """The costs and yields in a directory, a CSV file of results, a `costs.json`, a table (`FILE`, `FILE@WORD`), or by
     a server at an address.
 
     Args:
         context: tokens before those that a server is timed with.
+        key: of a server's API; None without one.
 
     Raises:
         SettingError: it has none, or those of different machines, models or texts.
     """
     if path.startswith(("http://", "https://")):
         if setting == "acceptance":
-            return Table(yields={"": _counted(path)})
-        cost = IterationCost.of_passes(ENGINES["server"].pass_times(path, context), path)
+            return Table(yields={"": _counted(path, key)})
+        rounds = ENGINES["server"].pass_times(path, context, key)
+        cost = IterationCost.of_passes(rounds, path)
         return Table({"": cost}, notes=[_ALONE])
     place = Path(path).expanduser()
     if place.suffix == ".json":
@@ -147,9 +149,9 @@ def _yields(
     return Table(yields=yields, measured=measured, served=served)
 
 
-def _counted(url: str) -> dict[int, Interval]:
+def _counted(url: str, key: str | None) -> dict[int, Interval]:
     """Tokens per iteration at each K by a server's counters since its start."""
-    counts = ENGINES["server"].counted(url)
+    counts = ENGINES["server"].counted(url, key)
     if counts is None or not counts.drafts:
         why = "shows no counters (/metrics)" if counts is None else "has counted no drafts yet"
         raise SettingError("acceptance", why, url)

@@ -71,7 +71,7 @@ def checked(settings: RunSettings) -> RunSettings:
     if settings.draft is not None:
         method = METHODS[settings.draft.method]
         method.check(settings)
-        engine.check_draft(method, settings.draft, settings.engine)
+        engine.check_draft(method, settings.draft, settings)
     return settings
 
 

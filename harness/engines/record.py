@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
 from harness.config.engines import Abilities, EngineSettings
 from harness.config.packages import require_local
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from harness.engines.door.pairs import AnyPair, Pair
     from harness.engines.protocol import Engine
 
+
+OwnSettings = TypeVar("OwnSettings", bound=EngineSettings)
 
 # The numbers of draft tokens that `auto` chooses from where each takes time to prepare.
 _AUTO_PREPARED = (1, 2, 4, 8)
@@ -108,8 +110,8 @@ class ServerIdentity:
     started: str | None
 
 
-class EngineRecord(RecordWithSettings, Abilities):
-    """One engine.
+class EngineRecord(RecordWithSettings, Abilities, Generic[OwnSettings]):
+    """One engine, with the class of its settings.
 
     Attributes:
         name: what `engine=` calls it.
@@ -119,6 +121,11 @@ class EngineRecord(RecordWithSettings, Abilities):
 
     summary: ClassVar[str]
     settings: ClassVar[type[EngineSettings]] = EngineSettings
+
+    def settings_of(self, run: RunSettings) -> OwnSettings:
+        """What is set under `engine.` in a run with this engine."""
+        assert isinstance(run.engine, self.settings)
+        return cast("OwnSettings", run.engine)
 
     def adapted(self, run: RunSettings) -> RunSettings:
         """The settings of a run with what this engine implies."""
@@ -147,12 +154,9 @@ class EngineRecord(RecordWithSettings, Abilities):
         advice = "huggingface has its own way: engine.schedule=adaptive"
         require(number != "auto", "decoding.num_draft_tokens", f"{rule} ({advice})", number)
 
-    def check_draft(self, method: MethodRecord, draft: DraftSettings, settings: Any) -> None:
+    def check_draft(self, method: MethodRecord, draft: DraftSettings, run: RunSettings) -> None:
         """Raise a SettingError for a way to draft that this engine does not have, as far as the
         settings tell.
-
-        Args:
-            settings: the engine's, of the class `settings`.
         """
 
     def check_pair(self, pair: Any, run: RunSettings) -> None:
@@ -169,27 +173,32 @@ class EngineRecord(RecordWithSettings, Abilities):
             instead = "; servers need none of them: harness latency -- llama-server ..."
             require_local("engine", self.name, instead)
 
-    def identities(self, settings: Any) -> Sequence[ServerIdentity] | None:
+    def identities(self, run: RunSettings) -> Sequence[ServerIdentity] | None:
         """The servers that run already as they describe themselves now; None where one does not answer.
 
         Who they are is part of what is measured.
-
-        Args:
-            settings: of the class `settings`.
         """
         return []
 
-    def counted(self, url: str) -> Counts | None:
+    def counted(self, url: str, key: str | None) -> Counts | None:
         """What the server at an address has counted since it started; None where it does not answer, or counts nothing,
         and of an engine that is no server.
+
+        Args:
+            key: of its API; None without one.
         """
         return None
 
-    def pass_times(self, url: str, prefix_length: int) -> Sequence[Mapping[int, float]]:
+    def pass_times(
+        self, url: str, prefix_length: int, key: str | None
+    ) -> Sequence[Mapping[int, float]]:
         """Milliseconds of a pass of the server at an address by the tokens that it reads behind a prefix, in each of
         several rounds.
 
         [] of an engine that is no server.
+
+        Args:
+            key: of its API; None without one.
 
         Raises:
             SettingError: it cannot be measured.

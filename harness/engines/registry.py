@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from harness.config.errors import SettingError
 from harness.config.registry import SettingsRegistry
 from harness.config.run import RunSettings
 from harness.engines.record import EngineRecord
 
 
-class Engines(SettingsRegistry[EngineRecord]):
+class Engines(SettingsRegistry[EngineRecord[Any]]):
     key = "name"
     default = "local"
 
@@ -23,7 +25,7 @@ _BUILT_IN = {
 ENGINES = Engines("engine", EngineRecord, _BUILT_IN, "harness.engines")
 
 
-def engine_of(settings: RunSettings) -> EngineRecord:
+def engine_of(settings: RunSettings) -> EngineRecord[Any]:
     """The engine of a run."""
     return ENGINES[settings.engine.name]
 

@@ -121,7 +121,7 @@ def identify(settings: RunSettings, leaving_out: Collection[str] = ()) -> Measur
     Args:
         leaving_out: names of further settings that do not matter.
     """
-    servers = engine_of(settings).identities(settings.engine)
+    servers = engine_of(settings).identities(settings)
     digest = _digest(settings, leaving_out, servers or [])
     if servers is None:
         return Measurement(digest, reusable=False)

@@ -54,6 +54,7 @@ from harness.servers.launch import Served, StartedServer
 from harness.servers.logprobs import text_logprobs
 from harness.servers.request_form import RequestForm
 from harness.servers.sending import Outgoing, Sender, send_all
+from harness.servers.settings import ServerSettings
 
 if TYPE_CHECKING:
     import httpx2
@@ -110,7 +111,8 @@ class ServerEngine(Engine):
         if opening.settings.JUDGES_DRAFT:
             served = [one for one in served if one.name == "speculative"] or served
         self.opening = opening
-        settings: Any = opening.settings.engine
+        settings = opening.settings.engine
+        assert isinstance(settings, ServerSettings)
         self.settings = settings
         self.key = api_key("engine.api_key_variable", settings.api_key_variable)
         self.tokenizer: Tokenizer = opening.planned.tokenizer

@@ -28,12 +28,13 @@ _TIMEOUT_S = 120.0
 
 
 def pass_times(
-    url: str, prefix_length: int, num_rounds: int = _NUM_ROUNDS
+    url: str, prefix_length: int, key: str | None = None, num_rounds: int = _NUM_ROUNDS
 ) -> Sequence[Mapping[int, float]]:
     """Milliseconds of a pass by the tokens that it reads, in each of several rounds; of one token, a regular step.
 
     Args:
         prefix_length: tokens before them, rounded up to whole blocks of a cache.
+        key: of the API; None without one.
 
     Raises:
         SettingError: the server does not answer, takes no token ids, or keeps no prefixes.
@@ -66,7 +67,9 @@ def pass_times(
         return milliseconds
 
     try:
-        with httpx2.Client(base_url=f"{url.rstrip('/')}/", timeout=_TIMEOUT_S) as client:
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        base_url = f"{url.rstrip('/')}/"
+        with httpx2.Client(base_url=base_url, headers=headers, timeout=_TIMEOUT_S) as client:
             model = client.get("models").raise_for_status().json()["data"][0]["id"]
             client.post(
                 "completions", json={"model": model, "prompt": prefix, "max_tokens": 1}
@@ -77,6 +80,12 @@ def pass_times(
                 step_ms = (asked(1, _NUM_DECODED) - waits[1]) / (_NUM_DECODED - 1)
                 passes = {width: step_ms + wait - waits[1] for width, wait in waits.items()}
                 rounds.append(dict(sorted(passes.items())))
+    except httpx2.HTTPStatusError as error:
+        code = error.response.status_code
+        rule = f"refused a request with token ids: HTTP {code}"
+        if code in (401, 403):
+            rule += "; api_key_variable=NAME names the variable with its key"
+        raise SettingError("costs", rule, url) from error
     except (httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
         rule = f"is no server that takes token ids ({type(error).__name__}: {error})"
         raise SettingError("costs", rule, url) from error

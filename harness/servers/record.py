@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 _OF_DEVICES = ("CUDA_VISIBLE", "HIP_VISIBLE", "HF_HOME")
 
 
-class Server(EngineRecord):
+class Server(EngineRecord[ServerSettings]):
     """Two servers with the same model, of which one speculates, or any one server."""
 
     name = "server"
@@ -48,8 +48,7 @@ class Server(EngineRecord):
 
         Whether that server speculates, and with what, is not known here.
         """
-        settings = run.engine
-        assert isinstance(settings, ServerSettings)
+        settings = self.settings_of(run)
         if settings.chat == "auto":
             chat = run.model.repository == SERVED
             run = dataclasses.replace(run, engine=dataclasses.replace(settings, chat=chat))
@@ -66,8 +65,7 @@ class Server(EngineRecord):
 
     def check(self, run: RunSettings) -> None:
         super().check(run)
-        settings = run.engine
-        assert isinstance(settings, ServerSettings)
+        settings = self.settings_of(run)
         has_two = settings.has_two
         rule = (
             "must not be none: engine.url speculates, and draft names with what in tables "
@@ -77,8 +75,7 @@ class Server(EngineRecord):
         require(not has_two or has_draft, "draft", rule, "none")
 
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
-        settings = run.engine
-        assert isinstance(settings, ServerSettings)
+        settings = self.settings_of(run)
         if not settings.start_command or run.draft is None:
             return {}
         measured = commands_of(run)[-1]
@@ -101,11 +98,11 @@ class Server(EngineRecord):
         return words
 
     def commands(self, run: RunSettings) -> Sequence[Sequence[str]]:
-        settings = run.engine
-        assert isinstance(settings, ServerSettings)
+        settings = self.settings_of(run)
         return [command.words for command in commands_of(run)] if settings.start_command else []
 
-    def identities(self, settings: Any) -> Sequence[ServerReport] | None:
+    def identities(self, run: RunSettings) -> Sequence[ServerReport] | None:
+        settings = self.settings_of(run)
         key = os.environ.get(settings.api_key_variable or "")
         reports = []
         # The regular one first; both may be the same.
@@ -137,23 +134,24 @@ class Server(EngineRecord):
                 return f"{one.title} reports it when started with {one.reports_by}"
         return ""
 
-    def counted(self, url: str) -> Counts | None:
+    def counted(self, url: str, key: str | None) -> Counts | None:
         from harness.servers.counters import CounterPage
 
-        return CounterPage(url, None).read()
+        return CounterPage(url, key).read()
 
-    def pass_times(self, url: str, prefix_length: int) -> Sequence[Mapping[int, float]]:
+    def pass_times(
+        self, url: str, prefix_length: int, key: str | None
+    ) -> Sequence[Mapping[int, float]]:
         from harness.servers.passes import pass_times
 
-        return pass_times(url, prefix_length)
+        return pass_times(url, prefix_length, key)
 
     def open(self, opening: Opening) -> Engine:
         """Start the servers, or only connect them."""
         from harness.servers.engine import ServerEngine
         from harness.servers.launch import Served
 
-        settings = opening.settings.engine
-        assert isinstance(settings, ServerSettings)
+        settings = self.settings_of(opening.settings)
         rates = opening.decoding.synthetic_rates
         if rates is not None:
             opening.say(_synthetic_flags(rates, opening.decoding.most_draft_tokens))

@@ -33,6 +33,8 @@ from harness.servers.events import (
 if TYPE_CHECKING:
     import httpx2
 
+    from harness.servers.settings import ServerSettings
+
 # Requests without an answer in a row, beyond those that are in flight together, after which no more
 # are sent: each may take `engine.timeout_s`.
 _MOST_UNANSWERED = 4
@@ -74,7 +76,7 @@ class Sender:
         client: httpx2.AsyncClient,
         key: str | None,
         tokenizer: Tokenizer,
-        settings: Any,
+        settings: ServerSettings,
     ) -> None:
         self._client = client
         self._key = key

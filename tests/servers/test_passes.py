@@ -35,11 +35,16 @@ class PlainServer(BaseHTTPRequestHandler):
     now_ms = 0.0
     cached: Sequence[int] = ()
     keeps = True
+    key: str | None = None
 
     def do_GET(self) -> None:
+        if self._is_refused():
+            return
         self._send({"data": [{"id": "m"}]})
 
     def do_POST(self) -> None:
+        if self._is_refused():
+            return
         server = type(self)
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         prompt, number = body["prompt"], body["max_tokens"]
@@ -49,6 +54,12 @@ class PlainServer(BaseHTTPRequestHandler):
         server.cached = prompt
         server.now_ms += ON_ITS_WAY_MS + planted_ms(num_read) + (number - 1) * STEP_MS
         self._send({"timings": {"prompt_n": num_read}, "usage": {"completion_tokens": number}})
+
+    def _is_refused(self) -> bool:
+        is_refused = self.key not in (None, self.headers["Authorization"])
+        if is_refused:
+            self.send_error(401)
+        return is_refused
 
     def _send(self, content: Any) -> None:
         self.send_response(200)
@@ -62,7 +73,7 @@ class PlainServer(BaseHTTPRequestHandler):
 @pytest.fixture
 def plain(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(passes.time, "perf_counter", lambda: PlainServer.now_ms / 1000)
-    PlainServer.cached, PlainServer.keeps = (), True
+    PlainServer.cached, PlainServer.keeps, PlainServer.key = (), True, None
     with HTTPServer(("127.0.0.1", 0), PlainServer) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}/v1"
@@ -88,6 +99,16 @@ def test_what_a_plain_server_predicts(harness: Harness, plain: str) -> None:
     # Once is enough for other predictions.
     again = harness("plan", f"costs={only('costs.json')}", "acceptance=2@1")
     assert f"{2 / (planted_ms(2) / STEP_MS):.2f}× predicted at K=1" in again.stdout
+
+
+def test_a_server_with_a_key(harness: Harness, plain: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    PlainServer.key = "Bearer secret"
+    asked = f"costs={plain}", "acceptance=3@4"
+    assert "HTTP 401; api_key_variable=NAME" in harness.refused("plan", *asked)
+    monkeypatch.setenv("A_KEY", "secret")
+    outcome = harness("plan", *asked, "api_key_variable=A_KEY")
+    assert "predicted at K=4" in outcome.stdout
+    assert "secret" not in only("costs.json").read_text(encoding="utf-8")
 
 
 def test_a_server_that_keeps_no_prefix_is_refused(plain: str) -> None:

@@ -23,7 +23,7 @@ from harness.commands.read_prices import read_prices
 from harness.commands.read_runs import runs_of_pair
 from harness.config.errors import VerdictError
 from harness.config.model_names import SERVED
-from harness.config.settings import LARGEST_K, ModelSettings
+from harness.config.settings import LARGEST_K, ModelSettings, api_key
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
 from harness.engines.door.wing import local
 from harness.measuring.session import Session
@@ -73,13 +73,14 @@ class Plan(Experiment[PlanSettings, PlanRow]):
 
     def _predict(self, path: str) -> None:
         """Predict from costs that were measured, of whatever pair that was."""
-        costs = read_prices("costs", path, self.settings.prompt_length)
+        key = api_key("api_key_variable", self.settings.api_key_variable)
+        costs = read_prices("costs", path, self.settings.prompt_length, key)
         if "://" in path:
             self.timed = costs.costs[""]
         accepted = Table(yields={"": self.accepted})
         typed = self.settings.acceptance_path
         if typed is not None:
-            accepted = read_prices("acceptance", typed)
+            accepted = read_prices("acceptance", typed, key=key)
         settings = self.settings
         load = None
         if settings.batch_size > 1 or settings.rate is not None:

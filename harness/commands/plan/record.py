@@ -38,6 +38,7 @@ class PlanSettings(RunSettings):
             file or `result.json`) or a table; with `costs` also the address of a server, for its counters, or a JSON
             file with a histogram by vLLM or AIPerf; or a guess, the chance that a draft token is accepted if those
             before it were: `0.7`, or for each position `[0.8,0.7,0.6]`; or tokens per iteration at one K: `3.2@4`.
+        api_key_variable: name of the environment variable with the API key of servers in `costs` and `acceptance`.
         rate: with `costs`, requests per second at random (Poisson) times; else `batch_size` of them are in flight.
         slo: with these, the most milliseconds of a good request, such as `{ttft_ms: 500, itl_ms: 50}`.
     """
@@ -48,6 +49,7 @@ class PlanSettings(RunSettings):
     prompt_length: int = 128
     costs: str | None = None
     acceptance: str | tuple[float, ...] | None = None
+    api_key_variable: str | None = None
     rate: float | None = None
     slo: Mapping[str, float] | None = None
 

@@ -81,22 +81,44 @@ class Pair(LoadedPair):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
+class Part:
+    """The target, or what drafts with weights or a cache of its own.
+
+    Attributes:
+        checkpoint: of a model; None for a head, and for a draft that is layers of the target.
+    """
+
+    sketch: Sketch
+    checkpoint: Checkpoint | None = None
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class PlacedPart(Part):
+    """A part with its devices."""
+
+    placement: Placement
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class SketchedPair:
     """A pair whose configurations are known, and so its sizes.
 
     Attributes:
-        checkpoints: of the target, and of the draft if it is a model with its own weights.
-        sketches: of the target, and of a draft with weights or a cache of its own, such as a head.
+        parts: the target, then what drafts if it has weights or a cache of its own.
         placement: the run's.
         draft_plan: what drafts; None without a draft.
         translation: between the tokenizers, of a draft with another one.
     """
 
-    checkpoints: list[Checkpoint]
-    sketches: list[Sketch]
+    parts: Sequence[Part]
     placement: PlacementSettings
     draft_plan: DraftPlan | None = None
     translation: Translation | None = None
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """Of the target, and of the draft if it is a model with its own weights."""
+        return [part.checkpoint for part in self.parts if part.checkpoint is not None]
 
     @property
     def draft_settings(self) -> DraftSettings | None:
@@ -118,13 +140,14 @@ class SketchedPair:
         """Whether a shorter proposal is the beginning of a longer one; False without a draft."""
         if self.draft_plan is None:
             return False
-        return not any(sketch.drafts_in_one_pass for sketch in self.sketches[1:])
+        return not any(part.sketch.drafts_in_one_pass for part in self.parts[1:])
 
     def case(self, free: Memory, demand: Demand) -> Case:
         """Return the case of placing this pair on devices with these free bytes."""
         from harness.local.models.case import Case
 
-        return Case(tuple(self.sketches), self.placement, free, demand, self.shared)
+        sketches = tuple(part.sketch for part in self.parts)
+        return Case(sketches, self.placement, free, demand, self.shared)
 
     def room(self, new_tokens: int) -> int | None:
         """The most tokens that a prompt may have before `new_tokens` more; None for any number."""
@@ -213,7 +236,15 @@ class PlannedPair(SketchedPair):
 
         free = free_memory(self.gpus)
         placements = fit_or_explain(self.case(free, demand), force=force)
-        return PlacedPair(**vars(self), placements=placements, free=free)
+        return self.placed(placements, free)
+
+    def placed(self, placements: Sequence[Placement], free: Memory) -> PlacedPair:
+        """Return the pair with a placement for each part, in their order."""
+        parts = [
+            PlacedPart(**vars(part), placement=placement)
+            for part, placement in zip(self.parts, placements, strict=True)
+        ]
+        return PlacedPair(**vars(self) | {"parts": parts}, free=free)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -221,11 +252,10 @@ class PlacedPair(PlannedPair):
     """A pair that is ready to load.
 
     Attributes:
-        placements: of the sketches, in their order.
-        free: the memory by which they were chosen.
+        free: the memory by which their devices were chosen.
     """
 
-    placements: list[Placement]
+    parts: Sequence[PlacedPart]
     free: Memory
 
     def suits(self, demand: Demand, *, force: bool = False) -> bool:
@@ -237,16 +267,23 @@ class PlacedPair(PlannedPair):
         except RunError:
             return False
         maps = [placement.device_map for placement in placements]
-        return maps == [placement.device_map for placement in self.placements]
+        return maps == [part.placement.device_map for part in self.parts]
 
     @property
     def models(self) -> list[PlacedModel]:
         """The target, then the draft if it is a model with its own weights."""
         from harness.local.models.loading import PlacedModel
 
-        # A head has a sketch without a checkpoint.
-        parts = zip(self.checkpoints, self.sketches, self.placements, strict=False)
-        return [PlacedModel(*part) for part in parts]
+        return [
+            PlacedModel(part.checkpoint, part.sketch, part.placement)
+            for part in self.parts
+            if part.checkpoint is not None
+        ]
+
+    @property
+    def placed_head(self) -> PlacedPart | None:
+        """A head with its sizes and its device; None without one."""
+        return None if self.head is None else self.parts[1]
 
     @property
     def draft_model(self) -> PlacedModel | None:
@@ -261,8 +298,8 @@ class PlacedPair(PlannedPair):
         devices: list[torch.device] = []
         for model in self.models:
             devices += model.placement.devices
-        if self.head is not None:
-            devices += self.placements[1].devices
+        if self.placed_head is not None:
+            devices += self.placed_head.placement.devices
         return list(dict.fromkeys(devices))
 
     def check_runner(self, runner: RunnerName) -> None:
@@ -290,10 +327,11 @@ class PlacedPair(PlannedPair):
             )
         elif draft_settings is not None and len(self.models) == 1:
             how = method_of(draft_settings).describe(draft_settings)
-            if self.head is not None:
-                how = f"{self.head.kind.name} head, {amount(self.sketches[1].weight_bytes)}"
+            if self.head is not None and self.placed_head is not None:
+                size = amount(self.placed_head.sketch.weight_bytes)
+                how = f"{self.head.kind.name} head, {size}"
             lines.append(f"draft {draft_settings.name}: {how}")
-        lines += [sketch.about_cache for sketch in self.sketches]
+        lines += [part.sketch.about_cache for part in self.parts]
         if any(checkpoint.random for checkpoint in self.checkpoints):
             lines.append(
                 "random weights: text is read byte by byte, about 4 times the tokens of a trained tokenizer"
@@ -310,10 +348,10 @@ class PlacedPair(PlannedPair):
             "weight_bytes": target.placement.bytes_per_device,
         }
         draft = self.draft_model
-        if self.head is not None:
+        if self.placed_head is not None:
             # A head is in the target's format.
             columns["draft_dtype"] = columns["dtype"]
-            columns["draft_weight_bytes"] = self.placements[1].bytes_per_device
+            columns["draft_weight_bytes"] = self.placed_head.placement.bytes_per_device
         elif draft is not None:
             columns["draft_dtype"] = str(draft.dtype).removeprefix("torch.")
             columns["draft_weight_bytes"] = draft.placement.bytes_per_device
@@ -326,8 +364,9 @@ class PlacedPair(PlannedPair):
         if self.shared and isinstance(self.draft_settings, ModelSettings):
             draft = dataclasses.replace(target, settings=self.draft_settings)
         head = None
-        if self.head is not None:
-            head = self.head.load(self.placements[1].devices[0], target.dtype, target.model)
+        if self.head is not None and self.placed_head is not None:
+            device = self.placed_head.placement.devices[0]
+            head = self.head.load(device, target.dtype, target.model)
         return Pair(target, draft, self.tokenizer, head, self.draft_settings, self.translation)
 
 
@@ -414,13 +453,14 @@ def sketch_pair(
         read: ReadCheckpoint = random_checkpoint
     else:
         read = partial(read_checkpoint, weights=weights is not None)
-    checkpoints = [read("model", target)]
+    target_checkpoint = read("model", target)
+    checkpoints = [target_checkpoint]
     plan: DraftPlan | None = None
     if draft is not None:
-        plan = method_of(draft).plan(draft, checkpoints[0], read, weights == "stored")
+        plan = method_of(draft).plan(draft, target_checkpoint, read, weights == "stored")
         if plan.checkpoint is not None:
             checkpoints.append(plan.checkpoint)
-    sketches = []
+    parts = []
     for checkpoint in checkpoints:
         refuse_second_quantization(checkpoint)
         own = checkpoint.settings
@@ -429,11 +469,10 @@ def sketch_pair(
         sketch = sketch_model(checkpoint, model_dtype)
         if plan is not None and plan.mask_token is not None and checkpoint is plan.checkpoint:
             sketch = dataclasses.replace(sketch, drafts_in_one_pass=True)
-        sketches.append(sketch)
+        parts.append(Part(sketch=sketch, checkpoint=checkpoint))
     if plan is not None:
-        method = method_of(plan.settings)
-        own_sketch = method.sketch(plan, checkpoints[0], sketches[0].dtype)
-        sketches += [] if own_sketch is None else [own_sketch]
-    return SketchedPair(
-        checkpoints=checkpoints, sketches=sketches, placement=placement, draft_plan=plan
-    )
+        dtype_of_target = parts[0].sketch.dtype
+        own_sketch = method_of(plan.settings).sketch(plan, target_checkpoint, dtype_of_target)
+        if own_sketch is not None:
+            parts.append(Part(sketch=own_sketch))
+    return SketchedPair(parts=parts, placement=placement, draft_plan=plan)

@@ -11,7 +11,7 @@ import torch
 from harness.config.demand import Demand
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.config.sizes import PACKAGE
-from harness.local.engine.pair import PlacedPair, plan_pair
+from harness.local.engine.pair import plan_pair
 from harness.local.models.fit import fit
 from tiny_checkpoints import as_draft
 
@@ -26,10 +26,12 @@ def test_a_head_on_a_gpu_that_its_target_is_not_on(gpus: Any) -> None:
     # Neither GPU has room for both.
     free = {0: 33_000_000, 1: 33_000_000, "cpu": 10**9}
     placements = fit(planned.case(free, demand))
-    placed = PlacedPair(**vars(planned), placements=placements, free=free)
+    placed = planned.placed(placements, free)
     assert [placement.device_map for placement in placements] == [{"": 0}, {"": 1}]
     assert placed.devices == [torch.device("cuda", 0), torch.device("cuda", 1)]
-    assert placed.columns()["draft_weight_bytes"] == {"cuda:1": planned.sketches[1].weight_bytes}
+    assert placed.columns()["draft_weight_bytes"] == {
+        "cuda:1": planned.parts[1].sketch.weight_bytes
+    }
     loaded = planned.place(demand).load()
     assert loaded.devices == [torch.device("cpu")]
     moved = copy.deepcopy(loaded.head).to("cuda:1")

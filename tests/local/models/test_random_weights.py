@@ -219,7 +219,10 @@ def test_what_is_planned_says_so() -> None:
     assert second.startswith("draft 7B: random weights, 4bit, float32 on cpu")
     assert "byte by byte" in third
     if not torch.cuda.is_available():
-        (model, _), asked = ready.models, dataclasses.replace(ready.sketches[0].settings, gpus=4)
+        (model, _), asked = (
+            ready.models,
+            dataclasses.replace(ready.parts[0].sketch.settings, gpus=4),
+        )
         model = dataclasses.replace(model, sketch=dataclasses.replace(model.sketch, settings=asked))
         assert model.describe().endswith(", because no GPU is visible (asked for: 4)")
     assert json.loads(json.dumps(ready.models[0].placement.device_map)) == {"": "cpu"}

@@ -33,7 +33,7 @@ class HuggingFaceSettings(EngineSettings):
     schedule: Schedule = "constant"
 
 
-class HuggingFace(EngineRecord):
+class HuggingFace(EngineRecord[HuggingFaceSettings]):
     """One prompt at a time, because assisted generation takes no more."""
 
     name = "huggingface"
@@ -52,28 +52,24 @@ class HuggingFace(EngineRecord):
         rule = "must be target with engine=huggingface, unless decoding.temperature=0"
         require(sampling != "greedy" or not is_drawn, "draft.sampling", rule, sampling)
 
-    def check_draft(
-        self, method: MethodRecord, draft: DraftSettings, settings: HuggingFaceSettings
-    ) -> None:
-        method.check_huggingface(draft, settings.schedule)
+    def check_draft(self, method: MethodRecord, draft: DraftSettings, run: RunSettings) -> None:
+        method.check_huggingface(draft, self.settings_of(run).schedule)
 
     def check_pair(self, pair: SketchedPair, run: RunSettings) -> None:
         from harness.local.engine.huggingface import check_pair
 
-        assert isinstance(run.engine, HuggingFaceSettings)
-        check_pair(pair, run.decoding, run.engine.schedule)
+        check_pair(pair, run.decoding, self.settings_of(run).schedule)
 
     def open(self, opening: Opening) -> Engine:
         from harness.local.engine.huggingface import HuggingFaceEngine, check_pair
         from harness.local.engine.pair import Pair, PlannedPair
 
-        settings = opening.settings.engine
-        assert isinstance(settings, HuggingFaceSettings)
+        schedule = self.settings_of(opening.settings).schedule
         assert isinstance(opening.planned, PlannedPair)
-        check_pair(opening.planned, opening.decoding, settings.schedule)
+        check_pair(opening.planned, opening.decoding, schedule)
         pair = opening.load()
         assert isinstance(pair, Pair)
-        return HuggingFaceEngine(pair, opening, settings.schedule)
+        return HuggingFaceEngine(pair, opening, schedule)
 
 
 RECORD = HuggingFace()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from harness.config.engines import EngineSettings
 from harness.engines.record import EngineRecord, Opening
 
 if TYPE_CHECKING:
     from harness.engines.protocol import Engine
 
 
-class Local(EngineRecord):
+class Local(EngineRecord[EngineSettings]):
     """The only engine with every runner, rule of acceptance and planted fault."""
 
     name = "local"
