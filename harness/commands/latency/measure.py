@@ -77,19 +77,9 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
     """
 
     def __init__(self, settings: LatencySettings) -> None:
-        self.settings = settings
-        self.overridden = ""
-        if settings.test:
-            self.settings, self.overridden = _shortened(settings)
         self.prompt_set = load_prompts(settings.prompts)
         available = len(self.prompt_set.prompts)
-        if self.settings.precision is not None and self.settings.num_prompts == "auto":
-            self.settings = dataclasses.replace(self.settings, num_prompts=available)
-        remembers = engine_of(settings).columns(settings).get("draft_remembers")
-        if remembers and self.settings.num_prompts == "auto":
-            # A prompt that is asked again finds its own answer in the server's pool.
-            asked_once = min(self.settings.num_asked, available)
-            self.settings = dataclasses.replace(self.settings, num_prompts=asked_once)
+        self.settings, self.overridden = _settled(settings, available)
         self.prompts = self.prompt_set.take(min(self.settings.num_asked, available))
         self._check_batch()
         # A run that fails before it measures has rows too, without figures.
@@ -427,20 +417,34 @@ def _acceptance_of_prompt(request: RequestRecord, num_levels: int | None) -> dic
     return known | {"num_iterations": num_iterations}
 
 
-def _shortened(settings: LatencySettings) -> tuple[LatencySettings, str]:
-    """Settings of a short trial, and a message about the changes; "" for none."""
-    prompts = settings.num_asked
-    tokens = settings.decoding.max_new_tokens
-    fewer = min(max(TEST_PROMPTS, settings.batch_size), prompts)
-    shorter = min(TEST_TOKENS, tokens)
-    changes = []
-    if fewer != prompts:
-        changes.append(f"num_prompts={fewer} in place of {prompts}")
-    if shorter != tokens:
-        changes.append(f"decoding.max_new_tokens={shorter} in place of {tokens}")
-    decoding = dataclasses.replace(settings.decoding, max_new_tokens=shorter)
-    shortened = dataclasses.replace(settings, num_prompts=fewer, decoding=decoding)
-    return shortened, f"test=true: {' and '.join(changes)}" if changes else ""
+def _settled(settings: LatencySettings, available: int) -> tuple[LatencySettings, str]:
+    """Settings with what follows from the number of prompts of the set, and a message about what `test=true` makes
+    shorter; "" for nothing.
+    """
+    remembers = engine_of(settings).columns(settings).get("draft_remembers")
+    message = ""
+    if settings.test:
+        prompts = settings.num_asked
+        tokens = settings.decoding.max_new_tokens
+        fewer = min(max(TEST_PROMPTS, settings.batch_size), prompts)
+        shorter = min(TEST_TOKENS, tokens)
+        changes = []
+        if fewer != prompts:
+            changes.append(f"num_prompts={fewer} in place of {prompts}")
+        if shorter != tokens:
+            changes.append(f"decoding.max_new_tokens={shorter} in place of {tokens}")
+        if changes:
+            message = f"test=true: {' and '.join(changes)}"
+        decoding = dataclasses.replace(settings.decoding, max_new_tokens=shorter)
+        settings = dataclasses.replace(settings, num_prompts=fewer, decoding=decoding)
+    if settings.num_prompts == "auto":
+        if settings.precision is not None:
+            settings = dataclasses.replace(settings, num_prompts=available)
+        elif remembers:
+            # A prompt that is asked again finds its own answer in the server's pool.
+            asked_once = min(settings.num_asked, available)
+            settings = dataclasses.replace(settings, num_prompts=asked_once)
+    return settings, message
 
 
 EXPERIMENT = Latency
