@@ -23,7 +23,7 @@ import numpy
 import pandas as pd
 
 from harness.commands.audit.tables import read_tables
-from harness.results.claims import judge
+from harness.results.claims.judge import judge
 
 COLUMNS = (
     "draft", "K", "temperature", "num prompts", "tokens", "batch size", "regular ms/token", "ms/token", "regular tok/s",

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.results.claims import Printed, Stated, arms_differ, has_varying_k
+from harness.results.claims.stated import Printed, Stated
 
 # Speeds of both arms, the more of them stand for one request the better.
 _SPEEDS = (
@@ -72,7 +72,7 @@ def explained(row: Stated) -> Explained | None:
     """The cost of an iteration by a row; None where its figures leave it open."""
     speedup = speedup_of(row)
     tokens = tokens_of(row)
-    if row.is_regular or speedup is None or tokens is None or arms_differ(row):
+    if row.is_regular or speedup is None or tokens is None or row.differing_arms:
         return None
     span, by = tokens
     rate = row.numbers.get("acceptance_rate")
@@ -106,7 +106,7 @@ def tokens_of(row: Stated) -> tuple[Span, str] | None:
     share = Span(rate.low, min(rate.high, 1)) if rate and 0 <= rate.low <= 1 else None
     if share is not None and drafted is not None:
         by_rate = Span(1 + drafted.low * share.low, 1 + drafted.high * share.high), "drafted"
-    elif row.k >= 1 and not has_varying_k(row):
+    elif row.k >= 1 and not row.has_varying_k:
         if share is not None:
             by_rate = Span(1 + row.k * share.low, 1 + row.k * share.high), "K"
         elif of_tested is not None and 0 <= of_tested.low <= 1:
@@ -130,7 +130,7 @@ def fitting_k(row: Stated) -> tuple[str, int] | None:
     """
     tokens = row.numbers.get("tokens_per_iteration")
     rate = row.numbers.get("acceptance_rate")
-    if tokens is None or rate is None or math.isnan(row.k) or has_varying_k(row):
+    if tokens is None or rate is None or math.isnan(row.k) or row.has_varying_k:
         return None
     at_k = int(row.k)
     for k in sorted(range(max(1, at_k - 3), at_k + 4), key=lambda k: abs(k - at_k)):

@@ -10,7 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 
 from harness.config.model_names import canonical_name
-from harness.results.claims import Judged, Printed, Stated, judge
+from harness.results.claims.judge import Judged, judge
+from harness.results.claims.stated import Printed, Stated
 from harness.results.schema import PromptedRow
 
 

@@ -8,7 +8,8 @@ from collections.abc import Mapping
 import pytest
 
 from harness.results.acceptance import Acceptance
-from harness.results.claims import NUMBERS, Judged, Printed, Stated, judge
+from harness.results.claims.judge import Judged, judge
+from harness.results.claims.stated import NUMBERS, Printed, Stated
 
 
 def row(place: str = "row 1", **cells: object) -> Stated:

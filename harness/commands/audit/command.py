@@ -18,17 +18,9 @@ from harness.config.sizes import CONF
 from harness.reporting.page import Page, Step, in_full, in_short
 from harness.reporting.table import Column, Line, Table, TableRow
 from harness.reporting.terminal import WIDE, plain_console, print_document
-from harness.results.claims import (
-    CLAIMS,
-    NAMES,
-    NUMBERS,
-    OF_SPECULATION,
-    SETTINGS,
-    VERDICTS,
-    Judged,
-    Stated,
-    judge,
-)
+from harness.results.claims.identities import VERDICTS
+from harness.results.claims.judge import Judged, judge
+from harness.results.claims.stated import CLAIMS, NAMES, NUMBERS, OF_SPECULATION, SETTINGS, Stated
 from harness.results.explained import contradicting
 from harness.results.runs import grouped
 

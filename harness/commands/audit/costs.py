@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from harness.config.amounts import counted
 from harness.reporting.table import Column, Line, Table
-from harness.results.claims import Stated
+from harness.results.claims.stated import Stated
 from harness.results.explained import (
     Explained,
     Span,

@@ -19,7 +19,7 @@ from markdown_it import MarkdownIt
 
 from harness.commands.audit.passages import rows_of_log, rows_of_sentences
 from harness.config.errors import SettingError, nearest
-from harness.results.claims import (
+from harness.results.claims.stated import (
     CLAIMS,
     NAMES,
     OF_ARMS,

@@ -11,7 +11,7 @@ import pytest
 from harness.commands.audit.command import main
 from harness.commands.audit.tables import read_tables
 from harness.config.errors import SettingError, VerdictError
-from harness.results.claims import judge
+from harness.results.claims.judge import judge
 
 ROOT = Path(__file__).parents[3]
 PUBLISHED = ROOT / "benchmarks" / "published"

@@ -14,7 +14,7 @@ import pytest
 from harness.commands.audit.command import main
 from harness.commands.audit.tables import Cells, read_tables
 from harness.config.errors import VerdictError
-from harness.results.claims import judge
+from harness.results.claims.judge import judge
 from harness.results.explained import Explained, explained
 
 THREADS = sorted((Path(__file__).parents[3] / "benchmarks" / "published" / "threads").glob("*.md"))

@@ -11,7 +11,7 @@ import pytest
 from harness.commands.audit.costs import lines_of_costs
 from harness.commands.audit.tables import Reading, read_text
 from harness.config.errors import SettingError
-from harness.results.claims import Judged, judge
+from harness.results.claims.judge import Judged, judge
 
 
 def read(text: str, suffix: str = "", **everywhere: str) -> Reading:
