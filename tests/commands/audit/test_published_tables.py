@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from harness.commands.audit.command import main
-from harness.commands.audit.tables import Cells, read_tables
+from harness.commands.audit.headings import Cells
+from harness.commands.audit.tables import read_tables
 from harness.config.errors import VerdictError
 from harness.results.claims.judge import judge
 from harness.results.explained import Explained, explained
