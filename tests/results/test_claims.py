@@ -167,7 +167,8 @@ def test_an_iteration_yields_one_to_k_plus_one_tokens() -> None:
     # Lengths without the target's own token may be.
     assert only(row(tokens_per_iteration="0.98", num_draft_tokens=4)).verdict == "not stated"
     # Without K there is nothing to hold against it.
-    assert only(row(tokens_per_iteration="9.1")).verdict == "not stated"
+    without = only(row(tokens_per_iteration="9.1"))
+    assert (without.verdict, without.reason) == ("not stated", "cannot be checked without K")
 
 
 def test_both_definitions_of_the_rate_are_tried() -> None:
@@ -326,6 +327,8 @@ def test_a_curve_does_not_fall_and_its_steps_do_not_grow() -> None:
     assert "0.15 below 3.16 at K=6" in falling.reason
     growing = only(*curve(1.84, 2.52, 2.93, 3.41, 3.59, 3.57, 3.85, 4.06, **stated))
     assert "0.17 below the line from K=5 to K=8" in growing.reason
+    # At K=0 there is one token.
+    assert "0.49 below the line from K=0 to K=2" in only(*curve(1.20, 2.40, **stated)).reason
     # Heads that draft blocks may, and few prompts may.
     blocks = curve(1.84, 2.51, 3.01, 3.36, 3.61, 3.77, 3.73, 3.47, draft="dspark", **stated)
     judged = {one.row.place: one for one in judge(blocks)}
@@ -376,16 +379,21 @@ def test_arms_that_differ_in_more_than_the_draft() -> None:
 def test_a_larger_k_adds_no_more_proposals_than_a_smaller() -> None:
     """Of a draft that often has few tokens: 0.84, 1.64 and 2.43 at K = 2, 4 and 6, the second also called K = 3."""
 
-    def proposals(*ks: int) -> list[Stated]:
+    def proposals(*ks: int, middle: str = "1.64", draft: str = "lookup") -> list[Stated]:
         return [
-            row(f"row {k}", draft="lookup", num_draft_tokens=k, mean_num_draft_tokens=text)
-            for k, text in zip(ks, ("0.84", "1.64", "2.43"), strict=True)
+            row(f"row {k}", draft=draft, num_draft_tokens=k, mean_num_draft_tokens=text)
+            for k, text in zip(ks, ("0.84", middle, "2.43"), strict=True)
         ]
 
     assert {one.verdict for one in judge(proposals(2, 4, 6))} == {"not stated"}
     found = [one for one in judge(proposals(2, 3, 6)) if one.verdict == "unlikely"]
     assert [one.row.place for one in found] == ["row 2"]
     assert "the line from K=0 to K=3" in found[0].reason
+    below = [one for one in judge(proposals(2, 4, 6, middle="0.90")) if one.verdict == "unlikely"]
+    assert "is below 1.64, the line from K=2 to K=6" in below[0].reason
+    # Of a tree K is a depth, and two rows of one K differ in something that is not read.
+    for honest in (proposals(2, 4, 6, middle="0.90", draft="tree"), proposals(2, 2, 6)):
+        assert "unlikely" not in {one.verdict for one in judge(honest)}
 
 
 def test_a_ratio_is_exact_in_the_same_way_in_every_row() -> None:

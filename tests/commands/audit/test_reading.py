@@ -138,6 +138,9 @@ def test_headings_that_look_like_others() -> None:
     several = "Method,K,L,tau\nSpecDec,1,4,3.2\nSpecTr,8,4,3.6\n"
     assert set(verdicts(several, ".csv").values()) == {"consistent"}
     assert "impossible" in verdicts("Method,K,L,tau\nSpecTr,8,4,5.6\n", ".csv").values()
+    (rows,) = read("K,baseline accept rate,baseline model,AL\n4,2.00,7B,2.0\n", ".csv").tables
+    assert rows[0].numbers.keys() == {"num_draft_tokens", "tokens_per_iteration"}
+    assert rows[0].settings["model"] == "7B"
 
 
 def test_narrow_intervals_of_long_answers_are_not_accused() -> None:
