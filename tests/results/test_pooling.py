@@ -71,6 +71,12 @@ def test_an_interval_over_prompts_and_runs(tmp_path: Path) -> None:
     assert regular.speedup is None
 
 
+def test_runs_of_one_arm_have_no_speedup(tmp_path: Path) -> None:
+    runs = [measured(tmp_path, number, 1.0)[:1] for number in (1, 2, 3)]
+    (only,) = pooled_rows(runs)
+    assert (only.arm, only.repeats, only.speedup) == ("regular", 3, None)
+
+
 def test_runs_in_blocks_have_an_interval_together(tmp_path: Path) -> None:
     """Of four blocks, as one of them has: *Next* recommends to repeat it."""
     runs = []

@@ -47,6 +47,21 @@ def rows(**columns: Any) -> list[LatencyRow]:
     return [regular, replace(regular, arm="speculative", **figures | columns)]
 
 
+def test_the_scarcest_unit_decides_how_much_wider_intervals_of_several_pairs_are() -> None:
+    """15 prompts and 3 runs leave Student's t two degrees of freedom; without a unit the prompts count."""
+
+    def width(coverage: Coverage | None) -> float:
+        interval = Interval(2.0, 1.9, 2.1, coverage)
+        (_, row) = rows(speedup=interval, num_prompts=15)
+        speedup = verdict_of(row, num_compared=6).speedup
+        return speedup.high - speedup.low
+
+    of_prompts = width(Coverage(15, "prompt"))
+    of_runs = width(Coverage(15, "prompt", num_runs=3))
+    assert 0.2 < of_prompts < 0.6 * of_runs
+    assert width(None) == pytest.approx(of_prompts)
+
+
 @pytest.mark.parametrize(
     ("speedup", "conclusion"),
     [
