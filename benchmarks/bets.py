@@ -16,17 +16,10 @@ import common
 import numpy as np
 from scipy import stats
 
-from harness.commands.recovery.drawn import (
-    DrawnText,
-    Rounding,
-    TokenTest,
-    quantile_ranges,
-    tilts_of,
-)
-from harness.commands.recovery.sampling import Sampling, exact_probabilities
-from harness.commands.recovery.workload import PlannedRequest
+from harness.commands.recovery.sampling import exact_probabilities
 from harness.config.settings import DecodingSettings
 from harness.results.statistics.arrays import Floats
+from harness.results.statistics.drawn_tokens import DrawnText, Rounding, TokenTest
 
 NUM_TOKENS = 50
 TEXT = 10
@@ -100,25 +93,16 @@ def distributions(
 
 def as_texts(exact: Floats, tokens: list[int], generator: np.random.Generator) -> list[DrawnText]:
     """Texts of ten tokens, scored by distributions [n, V]."""
-    lowest, widths, ranks = quantile_ranges(exact, tokens)
-    quantiles = np.minimum(lowest + widths * generator.random(len(tokens)), np.nextafter(1.0, 0.0))
-    tilts = tilts_of(exact, tokens)
-    sampling = Sampling("any", T1)
-    texts = []
-    for first in range(0, len(tokens), TEXT):
-        own = slice(first, first + TEXT)
-        texts.append(
-            DrawnText(
-                request=PlannedRequest((first,), sampling, TEXT, first),
-                tokens=tuple(tokens[own]),
-                widths=widths[own],
-                quantiles=quantiles[own],
-                entropies=widths[own],
-                ranks=ranks[own],
-                tilts=tilts[own],
-            )
+    return [
+        DrawnText.of(
+            exact[first : first + TEXT],
+            tokens[first : first + TEXT],
+            generator,
+            prompt=(first,),
+            setting="any",
         )
-    return texts
+        for first in range(0, len(tokens), TEXT)
+    ]
 
 
 def chi_square(texts: list[DrawnText]) -> float:
@@ -142,7 +126,7 @@ def power_rows(options: object) -> list[tuple[object, ...]]:
                 result = test.check(part)
                 by_bets[number] += result.verdict == "lossy"
                 by_chi[number] += chi_square(part) < level / 100
-            until.append(result.num_until or np.inf)
+            until.append(result.num_draws_until or np.inf)
         rows.append((fault, *by_bets, *by_chi, f"{np.median(until):,.0f}"))
     return rows
 

@@ -15,14 +15,14 @@ import sys
 
 import numpy as np
 
-from harness.commands.recovery.drawn import TokenTest
-from harness.commands.recovery.reported import RegularReference
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import Answer, PlannedRequest
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Traits
 from harness.engines.requests import RequestRecord
+from harness.measuring.reported import ReportedReference
+from harness.results.statistics.drawn_tokens import TokenTest
 
 VOCABULARY = 200
 NUM_PLACES = 100
@@ -72,7 +72,7 @@ def main() -> None:
         shifted /= shifted.sum(-1, keepdims=True)
         for num_top in (5, 20, VOCABULARY):
             arm = Showing(np.log(rows), num_top)
-            reference = RegularReference(arm, [1], VOCABULARY, num_top, 1)  # type: ignore[arg-type]
+            reference = ReportedReference(arm, [1], VOCABULARY, num_top, 1)  # type: ignore[arg-type]
             num_found = {"honest": 0, "shifted": 0}
             for run in range(num_runs):
                 for name, source in (("honest", sums), ("shifted", shifted.cumsum(-1))):
@@ -83,14 +83,14 @@ def main() -> None:
                         planned = PlannedRequest((each,), sampling, NUM_PLACES, each)
                         record = RequestRecord(each, 1, token_ids=text)
                         answered.append(Answer(planned, record))
-                    scores = Scores(reference, frozenset(), NUM_EACH, [run])
+                    scores = Scores(reference, [sampling], test, frozenset(), NUM_EACH, [run])
                     scores.add(answered)
-                    check = test.check(scores.drawn, scores.rounding())
-                    num_found[name] += check.verdict == "lossy"
+                    check = scores.check(test, scores.texts_of(sampling))
+                    num_found[name] += check["verdict"] == "lossy"
             shown = math.fsum(np.sort(exact, axis=-1)[:, -num_top:].sum(-1)) / NUM_PLACES
             print(
                 f"| {temperature:g} | {num_top} | {shown:.1%} | {num_found['honest']} of {num_runs}"
-                f" | {num_found['shifted']} of {num_runs} | {check.power:.0%} |",
+                f" | {num_found['shifted']} of {num_runs} | {check['power']:.0%} |",
                 flush=True,
             )
 

@@ -21,7 +21,7 @@ import common
 
 import harness
 from harness.commands.recovery.rows import RecoveryRow
-from harness.commands.recovery.tables import summarise
+from harness.commands.recovery.tables import Checks
 from harness.config.faults import FAULTS
 from harness.results.files import read_rows
 
@@ -74,7 +74,7 @@ def _tried(fault: str, num_runs: int, settings: Sequence[str]) -> tuple[object, 
     runs: dict[str, list[RecoveryRow]] = {}
     for row in read_rows(file, RecoveryRow):
         runs.setdefault(str(row.run), []).append(row)
-    verdicts = [summarise(run).verdict for run in runs.values()]
+    verdicts = [Checks(run).verdict for run in runs.values()]
     smallest = [min(row.p_value for row in run if row.p_value is not None) for run in runs.values()]
     differing = [
         (row.num_prompts or 0) - (row.identical_prompts or 0)

@@ -21,7 +21,7 @@ import common
 
 import harness
 from harness.commands.recovery.rows import RecoveryRow
-from harness.commands.recovery.tables import Checks, summarise
+from harness.commands.recovery.tables import Checks
 from harness.results.files import read_rows
 
 FAULTS = (
@@ -104,8 +104,8 @@ def tried(num_runs: int, settings: list[str]) -> tuple[object, ...]:
     runs: dict[str, list[RecoveryRow]] = {}
     for row in read_rows(file, RecoveryRow):
         runs.setdefault(str(row.run), []).append(row)
-    verdicts = [summarise(run).verdict for run in runs.values()]
     checks = [Checks(run) for run in runs.values()]
+    verdicts = [run.verdict for run in checks]
     greedy = [run.greedy for run in checks if run.greedy is not None]
     differ = sum((one.num_prompts or 0) - (one.identical_prompts or 0) for one in greedy)
     p_values = [run.smallest_p_value for run in checks if run.smallest_p_value is not None]

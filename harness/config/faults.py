@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from harness.config.registry import Record, Registry
+from harness.config.settings import require
 
 if TYPE_CHECKING:
-    from harness.config.settings import DecodingSettings
+    from harness.config.settings import DecodingSettings, DraftSettings
 
 
 class FaultRecord(Record):
@@ -47,3 +48,27 @@ FAULTS: Registry[FaultRecord] = Registry(
 def fault_names() -> list[str]:
     """The values of `fault=`."""
     return ["none", *FAULTS.names()]
+
+
+def require_effect(
+    name: str, decoding: DecodingSettings, draft: DraftSettings | None, batch_size: int
+) -> None:
+    """Refuse a fault that would change nothing: its run would seem to prove tests blind.
+
+    Raises:
+        SettingError: for it.
+    """
+    if name == "none":
+        return
+    fault = FAULTS[name]
+    rule = "must be none where decoding.synthetic_acceptance replaces the acceptance rule"
+    require(decoding.synthetic_acceptance is None, "fault", rule, name)
+    idle = fault.why_idle(decoding)
+    require(idle is None, "fault", f"changes nothing {idle}", name)
+    if draft is not None and draft.most_nodes:
+        of_trees = [name for name, one in FAULTS.all().items() if one.in_trees]
+        rule = f"must be one of none, {', '.join(of_trees)} with draft.tree"
+        require(fault.in_trees, "fault", rule, name)
+    rule = f"changes nothing with fewer than {fault.fewest_rows} rows at once (batch_size)"
+    require(batch_size >= fault.fewest_rows, "fault", rule, name)
+    require(draft is not None, "fault", "changes nothing with draft=none", name)

@@ -13,7 +13,7 @@ from harness.commands.latency.tables.ranked import ranked_runs
 from harness.commands.latency.tables.ranking import latency_answers
 from harness.commands.plan.rows import PlanRow
 from harness.commands.recovery.rows import RecoveryRow
-from harness.commands.recovery.tables import summarise
+from harness.commands.recovery.tables import Checks
 from harness.config.machine import note_command_line
 from harness.measuring.rows import LatencyRow
 from harness.results.runs import Run
@@ -39,7 +39,7 @@ def of_job(number: int, run: list[LatencyRow]) -> list[LatencyRow]:
 def test_a_job_has_the_verdict_that_its_run_had(together: str, one: str, expected: int) -> None:
     """A part alone need not decide anything, as in a run that is no job of a sweep."""
     rows = [check("0", "setting", one), check("0", "sampled", together)]
-    verdict = summarise(rows).verdict
+    verdict = Checks(rows).verdict
     assert job_line("recovery", rows) == verdict
     assert (
         exit_code("recovery", rows)

@@ -11,7 +11,7 @@ import pytest
 
 from echo_questions import TOKENIZER, Open, arm_of, ask, engine_of, texts, time_is_up_when
 from echo_server import NEVER_DRAWN, EchoServer, serving
-from harness.commands.recovery.greedy import require_token_ids
+from harness.commands.recovery.scores import require_token_ids
 from harness.config.errors import RunError, SettingError
 from harness.engines.arrivals import Arrival
 from harness.engines.chat import Chat

@@ -16,14 +16,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.commands.recovery.drawn import TokenTest
-from harness.commands.recovery.greedy import Columns
 from harness.commands.recovery.record import RecoverySettings
-from harness.commands.recovery.reported import RegularReference, ReturnedLogprobs
 from harness.commands.recovery.sampling import Sampling
-from harness.commands.recovery.scored import check_drawn
+from harness.commands.recovery.scored import TOGETHER
 from harness.commands.recovery.scores import Scores
-from harness.commands.recovery.workload import Answer, PlannedRequest
+from harness.commands.recovery.workload import Answer, Columns, PlannedRequest
 from harness.config.amounts import counted
 from harness.config.errors import SettingError
 from harness.config.settings import DecodingSettings
@@ -32,10 +29,10 @@ from harness.engines.requests import RequestRecord
 from harness.measuring.prompts.encoding import completion_ids, encode
 from harness.measuring.prompts.sets import Prompt
 from harness.measuring.references import References
+from harness.measuring.reported import ReportedReference
 from harness.measuring.session import Session
+from harness.results.statistics.drawn_tokens import TokenTest
 
-# Texts that are scored together.
-_TOGETHER = 8
 _DECODING = ("temperature", "top_p", "top_k")
 # Of requests: the value that changes nothing.
 _PARAMETERS = {
@@ -79,26 +76,26 @@ def recorded_checks(session: Session, settings: RecoverySettings) -> Iterator[Co
         raise SettingError("answers", f"has no line that can be used ({why})", str(path))
     longest_prompt = max(len(answer.request.prompt) for answer in answers)
     longest = max(len(answer.record.token_ids) for answer in answers)
-    session.place(_TOGETHER, longest_prompt, longest)
-    engine = session.open(_TOGETHER, longest_prompt)
+    session.place(TOGETHER, longest_prompt, longest)
+    engine = session.open(TOGETHER, longest_prompt)
     reference: TextReference | None = None
     if settings.reference != "regular":
         reference = References(session).for_texts()
-    texts = [(answer.request.prompt, answer.record.token_ids) for answer in answers]
-    scoring = [arm for arm in engine.arms if arm.scores is not None]
     if reference is None:
+        scoring = [arm for arm in engine.arms if arm.scores is not None]
         if not scoring:
             rule = "needs a model= whose weights load here, or the url= of a server with log-probabilities of texts"
             raise SettingError("answers", rule, str(path))
-        regular = RegularReference(
-            scoring[0], texts[0][0], len(session.tokenizer), settings.top_logprobs, _TOGETHER
+        texts = [(answer.request.prompt, answer.record.token_ids) for answer in answers]
+        num_top = settings.top_logprobs
+        reference = ReportedReference(
+            scoring[0], texts[0][0], len(session.tokenizer), num_top, TOGETHER
         )
-        regular.learn_rounding(texts, ReturnedLogprobs())
-        known = [answer for answer in answers if regular.knows(answer.request.sampling)]
+        reference.learn_rounding(texts)
+        known = [answer for answer in answers if answer.request.sampling.is_known_by(num_top)]
         if len(known) < len(answers):
             why += f"{', ' if why else ''}top_logprobs is not enough: {len(answers) - len(known)}"
         answers = known
-        reference = regular
     from_text = sum(answer.record.from_text for answer in answers)
     found = f"{counted(len(answers), 'answer')} of {path.name}"
     if from_text:
@@ -107,18 +104,16 @@ def recorded_checks(session: Session, settings: RecoverySettings) -> Iterator[Co
         found += f"; left out: {why}"
     yield {"check": "answers", "finding": found, "num_prompts": len(answers)}
     answers = _without_ends(answers, sorted(session.end_tokens()))
-    scores = Scores(reference, session.end_tokens(), _TOGETHER, [settings.seed, 1])
-    scores.add(answers)
-    if scores.greedy.divergences:
-        yield scores.greedy.columns()
     drawn = [answer.request.sampling for answer in answers if not answer.request.is_greedy]
     samplings = list({sampling.name: sampling for sampling in drawn}.values())
-    if samplings:
-        token_test = TokenTest(settings.false_alarm_rate / (len(samplings) + 1), settings.shift)
-        *parts, overall = check_drawn(scores, samplings, token_test)
-        for sampling, part in zip(samplings, parts, strict=True):
-            yield part.columns("setting", sampling.name)
-        yield overall.columns("sampled")
+    token_test = TokenTest(settings.false_alarm_rate / (len(samplings) + 1), settings.shift)
+    ends = session.end_tokens()
+    scores = Scores(reference, samplings, token_test, ends, TOGETHER, [settings.seed, 1])
+    scores.add(answers)
+    greedy, *of_draws = scores.checks()
+    if scores.greedy.divergences:
+        yield greedy
+    yield from of_draws
 
 
 def _read(session: Session, settings: RecoverySettings, line: str, number: int) -> Answer:
@@ -126,26 +121,36 @@ def _read(session: Session, settings: RecoverySettings, line: str, number: int) 
     try:
         row = json.loads(line)
     except ValueError:
-        raise _LeftOut("no JSON") from None
+        row = None
     if not isinstance(row, dict):
         raise _LeftOut("no JSON")
     asked = {**row, **_inner(row, "request")}
     answered = {**row, **_inner(row, "response")}
-    choices = answered.get("choices") or [answered]
-    if len(choices) > 1:
+    choice, *others = answered.get("choices") or [answered]
+    if others:
         raise _LeftOut("several answers")
-    prompt = _prompt(asked, {**answered, **choices[0]})
-    given = asked.get("prompt_token_ids") or choices[0].get("prompt_token_ids")
-    if isinstance(asked.get("prompt"), list):
-        given = asked["prompt"]
-    token_ids = list(given) if given else encode(session.planned, settings, [prompt])[0]
+    answered |= choice
+    completion = _completion(answered)
+    messages = asked.get("messages")
+    text = asked.get("prompt") or ""
+    token_ids = asked.get("prompt_token_ids") or answered.get("prompt_token_ids")
+    if isinstance(text, list):
+        token_ids = text
+        text = ""
+    if not (messages or text or token_ids):
+        raise _LeftOut("no prompt")
+    prompt = Prompt(text, completion=completion)
+    if messages:
+        prompt = Prompt("", messages=tuple(messages), completion=completion)
+    if not token_ids:
+        [token_ids] = encode(session.planned, settings, [prompt])
     tokens = completion_ids(session.tokenizer, prompt)
-    from_text = isinstance(prompt.completion, str)
+    from_text = isinstance(completion, str)
     if from_text:
         # The last token of a text may be a part of one.
         tokens = tokens[:-1]
-    if not token_ids or not tokens:
-        raise _LeftOut("no prompt" if not token_ids else "no answer")
+    if not tokens:
+        raise _LeftOut("no answer")
     if session.planned.excess([token_ids], len(tokens)) is not None:
         raise _LeftOut("longer than the context")
     sampling = _sampling(settings.decoding, asked)
@@ -163,7 +168,8 @@ def _inner(row: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     return body if isinstance(body, dict) else {}
 
 
-def _prompt(asked: Mapping[str, Any], answered: Mapping[str, Any]) -> Prompt:
+def _completion(answered: Mapping[str, Any]) -> str | tuple[int, ...]:
+    """The answer of a line, as text or as token ids."""
     message = answered.get("message") or {}
     if message.get("tool_calls") or message.get("reasoning_content"):
         raise _LeftOut("no plain text")
@@ -172,16 +178,10 @@ def _prompt(asked: Mapping[str, Any], answered: Mapping[str, Any]) -> Prompt:
         completion = completion or answered.get(name)
     completion = completion or message.get("content")
     if isinstance(completion, list):
-        completion = tuple(completion)
-    if not isinstance(completion, str | tuple):
+        return tuple(completion)
+    if not isinstance(completion, str):
         raise _LeftOut("no answer")
-    messages = asked.get("messages")
-    if messages:
-        return Prompt("", messages=tuple(messages), completion=completion)
-    text = asked.get("prompt")
-    if not text and not (asked.get("prompt_token_ids") or answered.get("prompt_token_ids")):
-        raise _LeftOut("no prompt")
-    return Prompt(text if isinstance(text, str) else "", completion=completion)
+    return completion
 
 
 def _sampling(own: DecodingSettings, asked: Mapping[str, Any]) -> Sampling:

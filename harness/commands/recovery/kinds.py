@@ -13,15 +13,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from harness.commands.recovery.greedy import Columns
 from harness.commands.recovery.record import SamplingName
 from harness.commands.recovery.sampling import Sampling, samplings
-from harness.commands.recovery.workload import Asking, PlannedRequest, refusal
+from harness.commands.recovery.workload import (
+    Asking,
+    Columns,
+    PlannedRequest,
+    acceptance_of,
+    refusal,
+)
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Arm
 from harness.engines.requests import RequestRecord
 from harness.measuring.progress import say
-from harness.results.acceptance import Acceptance
 
 # With so many draft tokens one should be accepted.
 _FEWEST_DRAFTED = 20
@@ -119,29 +123,24 @@ def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Colum
     every = kinds(asking.settings.decoding, asking.prompts[0], asking.settings.engine.asks_chats)
     say(f"{len(every)} kinds of requests: which of them get drafts?")
     seen: list[Answers] = []
-    refused: dict[str, str] = {}
+    refused: list[Columns] = []
     for number, kind in enumerate(every):
         planned = _planned(kind, asking, 1000 * number)
         why = refusal(arm, planned[0], asking.settings.seed)
         if why is not None:
-            refused[kind.sampling.name] = why
+            refused.append(_row(kind.sampling.name, "refused", f"refused: {why}"))
             continue
         if kind.is_long:
             asking.ask(arm, planned, 1, "asking once, for its cache")
-        records = _records(asking, arm, planned, kind)
+        doing = f"asking, {kind.sampling.name}"
+        records = asking.records(arm, planned, kind.num_in_flight, doing)
         expected = None
         if regular is not None and refusal(regular, planned[0], asking.settings.seed) is None:
-            expected = _records(asking, regular, planned, kind)
+            expected = asking.records(regular, planned, kind.num_in_flight, doing)
         seen.append(Answers(kind, records, expected))
     usual = Usual.of(seen)
-    checks = {each.kind.sampling.name: each.check(usual) for each in seen}
-    for kind in every:
-        name = kind.sampling.name
-        why = refused.get(name)
-        if why is None:
-            yield checks[name]
-        else:
-            yield _row(name, "refused", f"refused: {why}")
+    yield from (each.check(usual) for each in seen)
+    yield from refused
 
 
 def _planned(kind: Kind, asking: Asking, first: int) -> list[PlannedRequest]:
@@ -157,13 +156,6 @@ def _planned(kind: Kind, asking: Asking, first: int) -> list[PlannedRequest]:
     ]
 
 
-def _records(
-    asking: Asking, arm: Arm, planned: Sequence[PlannedRequest], kind: Kind
-) -> list[RequestRecord]:
-    answers = asking.ask(arm, planned, kind.num_in_flight, f"asking, {kind.sampling.name}")
-    return [answer.record for answer in answers]
-
-
 @dataclass(frozen=True)
 class Answers:
     """Answers to one kind of request."""
@@ -176,10 +168,6 @@ class Answers:
     def drafted(self) -> list[int]:
         """Draft tokens of each answer, as far as they are reported."""
         return [record.draft_tokens[0] for record in self.records]
-
-    @property
-    def num_accepted(self) -> int:
-        return sum(record.draft_tokens[1] for record in self.records)
 
     @property
     def tokens_in_burst(self) -> float | None:
@@ -206,7 +194,6 @@ class Answers:
         wanted = self.kind.wanted
         if wanted is not None and not all(re.match(wanted, one.text) for one in self.records):
             verdict, finding = "ignored", f"taken and ignored; {finding}"
-        num_drafted = sum(self.drafted)
         identical = None
         # Two answers to a request come mixed.
         is_one_text = "n" not in self.kind.sampling.parameters
@@ -214,24 +201,24 @@ class Answers:
         if self.regular is not None and is_greedy and is_one_text:
             pairs = zip(self.records, self.regular, strict=True)
             identical = sum(_same(own, other) for own, other in pairs)
-        columns = _row(self.kind.sampling.name, verdict, finding) | {
-            "acceptance": Acceptance.of(each for one in self.records for each in one.outcomes),
+        figures = {
             "num_prompts": len(self.records),
             "num_tokens": sum(record.num_tokens for record in self.records),
             "identical_prompts": identical,
         }
-        if num_drafted:
-            columns["acceptance_rate"] = self.num_accepted / num_drafted
-        return columns
+        return (
+            _row(self.kind.sampling.name, verdict, finding) | figures | acceptance_of(self.records)
+        )
 
     def _judged(self, usual: Usual) -> tuple[KindVerdict, str]:
         num_drafted = sum(self.drafted)
         if num_drafted:
-            finding = f"{num_drafted} drafted, {self.num_accepted} accepted"
+            num_accepted = sum(record.draft_tokens[1] for record in self.records)
+            finding = f"{num_drafted} drafted, {num_accepted} accepted"
             num_without = self.drafted.count(0)
             if num_without and usual.all_draft:
                 return "some drafts", f"none in {num_without} of {len(self.records)}; {finding}"
-            if num_drafted >= _FEWEST_DRAFTED and not self.num_accepted:
+            if num_drafted >= _FEWEST_DRAFTED and not num_accepted:
                 return "none accepted", finding
             return "drafts", finding
         if usual.reports_drafts:

@@ -1,36 +1,52 @@
 """`recovery`: is this pair, with these settings, on this machine, lossless?
 
-The arm under test answers requests of many kinds, `batch_size` of them at a time (`asking`, `workload`). A reference
-scores its texts (`scored`): the model's weights, or a regular server's log-probabilities of them
-(`reported`). Greedy texts must be its likeliest tokens (`greedy`), drawn ones must follow its distribution
-(`drawn`). A regular server without log-probabilities answers the same requests (`compared`). Each check becomes a row.
+The arm under test answers requests of many kinds, `batch_size` of them at a time (`workload`). A reference
+scores its texts (`scored`, `scores`): the model's weights, or a regular server's log-probabilities of them
+(`measuring.reported`). Greedy texts must be its likeliest tokens (`GreedyTexts`), drawn ones must follow its
+distribution (`results.statistics.drawn_tokens`). A regular server without log-probabilities answers the same requests
+(`compared_checks`). Each check becomes a row.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.commands.command import Experiment
 from harness.commands.recovery.answers import recorded_checks
-from harness.commands.recovery.compared import compared_checks
-from harness.commands.recovery.greedy import Columns
 from harness.commands.recovery.kinds import kind_checks
 from harness.commands.recovery.record import EXIT_CODES, RecoverySettings
-from harness.commands.recovery.reported import RegularReference, regular_reference
 from harness.commands.recovery.rows import RecoveryRow
-from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scored import scored_checks
-from harness.commands.recovery.tables import summarise
-from harness.commands.recovery.workload import FOLLOW_UP, Asking, taken_samplings
-from harness.config.errors import VerdictError
+from harness.commands.recovery.scores import GreedyTexts
+from harness.commands.recovery.tables import Checks
+from harness.commands.recovery.workload import (
+    FOLLOW_UP,
+    Asking,
+    Columns,
+    PlannedRequest,
+    acceptance_of,
+    taken_samplings,
+)
+from harness.config.errors import RunError, VerdictError
+from harness.config.settings import require
+from harness.engines.divergence import first_divergence
 from harness.engines.door.reference import TextReference
+from harness.engines.protocol import Arm
 from harness.engines.registry import engine_of
 from harness.measuring.progress import say
 from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.references import References
+from harness.measuring.reported import ReportedReference
 from harness.measuring.session import Session
+from harness.results.statistics.drawn_tokens import TokenTest
+
+# Of each text that is compared with a regular server's, the tokens, and texts of each sampling setting.
+_NUM_COMPARED = 3
+_NUM_TEXTS = 500
 
 
 class Recovery(Experiment[RecoverySettings, RecoveryRow]):
@@ -65,9 +81,9 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
 
     def judge(self, rows: Sequence[RecoveryRow]) -> None:
         """Raises VerdictError if the pair is lossy (exit code 1), or if nothing can be told (3)."""
-        summary = summarise(rows)
-        if summary.verdict != "lossless":
-            raise VerdictError(summary.in_short, EXIT_CODES[summary.verdict])
+        checks = Checks(rows)
+        if checks.verdict != "lossless":
+            raise VerdictError(checks.in_short, EXIT_CODES[checks.verdict])
 
     def _checks(self, session: Session) -> Iterator[Columns]:
         """Open the engine, look for a reference, and yield each check."""
@@ -91,8 +107,13 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
         samplings, self.refused = taken_samplings(arm, settings, prompts[0])
         references = References(session)
         reference = self._reference(session, references, prompts)
-        if isinstance(reference, RegularReference):
-            samplings = self._known(reference, samplings)
+        if isinstance(reference, ReportedReference):
+            unknown = [one for one in samplings if not one.is_known_by(settings.top_logprobs)]
+            if unknown:
+                names = ", ".join(sampling.name for sampling in unknown)
+                shown = f"top_logprobs={settings.top_logprobs}"
+                say(f"not tested, because {shown} is not enough: {names}")
+            samplings = [sampling for sampling in samplings if sampling not in unknown]
         asking = Asking(settings, prompts, samplings, session.end_tokens())
         regular = engine.arms[0] if len(engine.arms) > 1 else None
         if engine.servers is not None and settings.by_kind:
@@ -127,22 +148,105 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
     def _reference(
         self, session: Session, references: References, prompts: Sequence[Sequence[int]]
     ) -> TextReference | None:
-        """The weights, or the regular arm's log-probabilities; None where neither can be had."""
-        asked_for = self.settings.reference
-        if asked_for != "regular":
-            weights = references.for_tokens()
-            if weights is not None or asked_for == "weights":
-                return weights
-        return regular_reference(session, self.settings, prompts[0])
+        """The weights, or the regular arm's log-probabilities; None where neither can be had.
 
-    def _known(self, reference: RegularReference, samplings: Sequence[Sampling]) -> list[Sampling]:
-        """The sampling settings that the log-probabilities shown determine; the others are named."""
-        unknown = [sampling for sampling in samplings if not reference.knows(sampling)]
-        if unknown:
-            names = ", ".join(sampling.name for sampling in unknown)
-            shown = f"top_logprobs={self.settings.top_logprobs}"
-            say(f"not tested, because {shown} is not enough: {names}")
-        return [sampling for sampling in samplings if sampling not in unknown]
+        Raises:
+            SettingError: the run asks for a regular arm, and there is none.
+            RunError: that arm does not give the log-probabilities of a text.
+        """
+        settings = self.settings
+        if settings.reference != "regular":
+            weights = references.for_tokens()
+            if weights is not None or settings.reference == "weights":
+                return weights
+        engine = session.engine
+        assert engine is not None
+        regular, *others = engine.arms
+        reports_ids = all(arm.traits.reports_token_ids for arm in engine.arms)
+        reads_ids = reports_ids and settings.engine.beyond_model is None
+        is_asked_for = settings.reference == "regular"
+        if not (others and reads_ids and regular.scores):
+            rule = (
+                "needs a second arm (engine.regular_url, or a draft) that sends token ids and"
+                " log-probabilities of texts"
+            )
+            require(not is_asked_for, "reference", rule, settings.reference)
+            return None
+        num_tokens = len(session.tokenizer)
+        try:
+            return ReportedReference(
+                regular, prompts[0], num_tokens, settings.top_logprobs, settings.batch_size
+            )
+        except RunError as error:
+            if is_asked_for:
+                raise
+            say(f"the regular arm is no reference: {error}")
+            return None
+
+
+def compared_checks(
+    asking: Asking, arm: Arm, regular: Arm | None, references: References
+) -> Iterator[Columns]:
+    """Ask an arm the requests of a run, and a regular one the same one at a time; compare the answers.
+
+    So it is where no log-probabilities of texts are known: of some servers, of chats, and with a grammar. Drawn tokens
+    of both that follow the same text are compared: twice the draws of the exact test see the same shift.
+
+    Args:
+        regular: None to compare greedy texts alone, with those that the weights write.
+    """
+    settings = asking.settings
+    workload = asking.workload()
+    samplings = [] if regular is None else asking.samplings
+    # `shuffled` adds requests that are left midway.
+    greedy = [
+        planned for planned in workload.first_turns(0) if planned.is_greedy and planned.is_compared
+    ]
+    num_each = _NUM_TEXTS
+    if settings.num_draws != "auto":
+        num_each = math.ceil(settings.num_draws / max(1, len(samplings)))
+    drawn: dict[str, list[PlannedRequest]] = {}
+    for sampling, prompt in zip(samplings, itertools.cycle(asking.prompts), strict=False):
+        drawn[sampling.name] = workload.repeated(prompt, sampling, num_each, _NUM_COMPARED)
+    requests = workload.shuffled([*greedy, *itertools.chain(*drawn.values())])
+    say(f"testing the {arm.name} arm: {len(requests):,} requests, {settings.batch_size} in flight")
+    records = asking.records(arm, requests, settings.batch_size, "asking")
+    by_index = {record.index: record for record in records}
+
+    texts = GreedyTexts(asking.end_tokens)
+    if references.for_texts() is not None:
+        for planned in greedy:
+            answer = by_index[planned.index]
+            num_tokens = planned.num_tokens
+            parting = references.text_divergence(planned.prompt, answer.text, num_tokens)
+            # A text that the model would go on with parts from it at its end.
+            texts.add(parting, 0, answer)
+    elif regular is not None:
+        expected = asking.records(regular, greedy, 1, f"asking the {regular.name} arm")
+        for planned, wanted in zip(greedy, expected, strict=True):
+            answer = by_index[planned.index]
+            # Nothing here knows the margin of their tokens.
+            parting = first_divergence(None, planned.prompt, wanted.token_ids, answer.token_ids)
+            texts.add(parting, planned.num_tokens, wanted, answer)
+    yield texts.columns()
+    if regular is None or not samplings:
+        return
+
+    token_test = TokenTest(settings.false_alarm_rate / (len(samplings) + 1), settings.shift)
+    samples = []
+    for sampling in samplings:
+        asked = drawn[sampling.name]
+        # With new indices, and so with other random numbers.
+        again = workload.repeated(asked[0].prompt, sampling, num_each, _NUM_COMPARED)
+        doing = f"asking the {regular.name} arm, {sampling.name}"
+        of_regular = asking.records(regular, again, 1, doing)
+        expected_texts = [record.token_ids for record in of_regular]
+        tested_texts = [by_index[planned.index].token_ids for planned in asked]
+        samples.append((expected_texts, tested_texts))
+        part = vars(token_test.compare(samples[-1:], _NUM_COMPARED))
+        yield part | {"check": "compared", "sampling": sampling.name}
+    overall = vars(token_test.compare(samples, _NUM_COMPARED))
+    yield overall | {"check": "sampled"} | acceptance_of(records)
 
 
 EXPERIMENT = Recovery

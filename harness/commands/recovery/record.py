@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal
 from harness.commands.command import Command
 from harness.commands.recovery.rows import RecoveryRow
 from harness.config.engines import Abilities
-from harness.config.faults import FAULTS, fault_names
+from harness.config.faults import fault_names, require_effect
 from harness.config.run import PromptedSettings
 from harness.config.settings import require, require_at_least
 
@@ -111,31 +111,11 @@ class RecoverySettings(PromptedSettings):
         require(fits, "top_logprobs", "must be -1 or at least 5", self.top_logprobs)
         is_set = len(set(samplings)) == len(samplings)
         require(is_set, "samplings", "must not name one twice", samplings)
-        self._check_fault()
+        require_effect(self.fault, self.decoding, self.draft, self.batch_size)
 
     @property
     def named_paths(self) -> dict[str, str]:
         return {} if self.answers is None else {"answers": self.answers}
-
-    def _check_fault(self) -> None:
-        """Refuse a fault that would change nothing: its run would seem to prove the tests blind."""
-        if self.fault == "none":
-            return
-        fault = FAULTS[self.fault]
-        rule = "must be none where decoding.synthetic_acceptance replaces the acceptance rule"
-        by_rule = self.decoding.synthetic_acceptance is None
-        require(by_rule, "fault", rule, self.fault)
-        idle = fault.why_idle(self.decoding)
-        require(idle is None, "fault", f"changes nothing {idle}", self.fault)
-        if self.draft is not None and self.draft.most_nodes:
-            of_trees = [name for name, one in FAULTS.all().items() if one.in_trees]
-            rule = f"must be one of none, {', '.join(of_trees)} with draft.tree"
-            require(fault.in_trees, "fault", rule, self.fault)
-        fewest = fault.fewest_rows
-        rule = f"changes nothing with fewer than {fewest} rows at once (batch_size)"
-        require(self.batch_size >= fewest, "fault", rule, self.fault)
-        rule = "changes nothing with draft=none"
-        require(self.draft is not None, "fault", rule, self.fault)
 
     def check_engine(self, engine: Abilities) -> None:
         """Refuse faults, references and sampling settings that the engine cannot have."""
@@ -187,9 +167,9 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
 
     def line(self, rows: Sequence[RecoveryRow]) -> str:
         """The verdict."""
-        from harness.commands.recovery.tables import summarise
+        from harness.commands.recovery.tables import Checks
 
-        return summarise(rows).verdict
+        return Checks(rows).verdict
 
     def exit_code(self, rows: Sequence[RecoveryRow]) -> int:
         return EXIT_CODES.get(self.line(rows), 0)

@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 from harness.results.row import figure, setting
 from harness.results.schema import MaybeFloat, MaybeInt, MaybeText, PromptedRow
-
-# Checks of drawn tokens: all together, a part of them, those of a reference, and those of a round.
-DrawnKind = Literal["sampled", "setting", "compared", "reference", "round"]
 
 # Parts of the drawn tokens: `sampled` has them together, and decides.
 PARTS: frozenset[str] = frozenset({"setting", "compared"})

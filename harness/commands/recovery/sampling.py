@@ -63,6 +63,19 @@ class Sampling:
         total = np.maximum(probabilities.sum(-1, keepdims=True), np.finfo(float).tiny)
         return np.asarray(probabilities / total)
 
+    def is_known_by(self, num_top: int) -> bool:
+        """Whether the log-probabilities of this many likeliest tokens determine the distribution; -1 for all.
+
+        A repetition penalty depends on the sign of logits. What others do to tokens that are not
+        shown is unknown.
+        """
+        if "repetition_penalty" in self.parameters:
+            return False
+        if num_top < 0:
+            return True
+        changed = {"presence_penalty", "frequency_penalty", "logit_bias"}
+        return changed.isdisjoint(self.parameters) and self.decoding.top_k <= num_top
+
     def _penalised(self, logits: Floats, prompt: Sequence[int], text: Sequence[int]) -> Floats:
         """Logits [n, V] with the penalties for tokens that came before.
 

@@ -1,4 +1,4 @@
-"""Answers to the requests of a run against exact probabilities: the test of `recovery`."""
+"""Answers to the requests of a run against exact probabilities, once or in rounds: the test of `recovery`."""
 
 from __future__ import annotations
 
@@ -6,70 +6,47 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 
-from harness.commands.recovery.drawn import TokenResult, TokenTest
-from harness.commands.recovery.greedy import Columns
-from harness.commands.recovery.reported import TOLERANCE, RegularReference, ReturnedLogprobs
-from harness.commands.recovery.sampling import Sampling
-from harness.commands.recovery.scores import Scores, choose_place
-from harness.commands.recovery.workload import Answer, Asking, most_drawn, tokens_at_place
+from harness.commands.recovery.scores import Scores, choose_place, is_lossy
+from harness.commands.recovery.workload import Answer, Asking, Columns, most_drawn, tokens_at_place
 from harness.config.amounts import counted
 from harness.config.errors import RunError
 from harness.engines.door.reference import TextReference
 from harness.engines.protocol import Arm, in_batches
-from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.progress import say
-from harness.results.acceptance import Acceptance
+from harness.measuring.reported import ReportedReference, ReturnedLogprobs
+from harness.results.statistics.drawn_tokens import TokenTest
 
 # The share of drawn tokens that follow the one place.
 _SHARE_AT_PLACE = 0.5
-# Returned log-probabilities may differ by this at least from those of a regular server.
+# Returned log-probabilities may differ by this from the weights', and by this at least from a regular server's.
+_TOLERANCE = 0.1
 _LEAST_TOLERANCE = 0.01
-# Drawn tokens of `num_draws=auto` at least.
+# Drawn tokens of `num_draws=auto` at least, and of each round after the first one at most.
 _FEWEST_TOKENS = 2000
 _now = time.monotonic
 # A fall of acceptance is no loss: the chance that a run names one that is none.
 _DRIFT_LEVEL = 1e-3
-# After so many parts of the second round it is asked whether the arm is known to be lossy.
+# After so many parts of the second turns it is asked whether the arm is known to be lossy.
 _NUM_LOOKS = 4
+# Texts that are scored together.
+TOGETHER = 8
 
 
-@dataclass(frozen=True)
-class _Scored:
-    """The results of one arm.
-
-    Attributes:
-        answers: to all requests.
-        overall: of all drawn tokens; None where nothing was drawn.
-        checks: of greedy texts, of the tokens of each sampling setting, and of all of these.
-    """
-
-    scores: Scores
-    answers: Sequence[Answer]
-    overall: TokenResult | None
-    checks: Sequence[Columns]
-
-    @property
-    def is_lossy(self) -> bool:
-        return any(check["verdict"] == "lossy" for check in self.checks)
-
-
-class _Test:
-    """Asks arms and scores their answers, in one round of the same questions.
+class _Round:
+    """Asks arms the questions of a round, and scores their answers.
 
     Attributes:
-        number: of the round, from 1.
-        so_far: the results until the last look; None before the first round has ended.
+        number: from 1.
+        so_far: the checks at the last look; none before the first turns are scored.
     """
 
     def __init__(self, asking: Asking, reference: TextReference, number: int = 1) -> None:
         self.number = number
-        self.so_far: _Scored | None = None
+        self.so_far: Sequence[Columns] = []
         self._asking = asking
         self._reference = reference
         settings = asking.settings
-        decoding = settings.decoding
         # Of each setting, and of all together.
         num_tests = len(asking.samplings) + 1
         rate = settings.false_alarm_rate
@@ -78,8 +55,8 @@ class _Test:
             # of them together.
             rate /= 2 * number * (number + 1)
         self._token_test = TokenTest(rate / num_tests, settings.shift)
-        self._mean_length = (1 + most_drawn(decoding.max_new_tokens)) / 2
-        self._tokens_at_place = tokens_at_place(decoding)
+        self._mean_length = (1 + most_drawn(settings.decoding.max_new_tokens)) / 2
+        self._tokens_at_place = tokens_at_place(settings.decoding)
         self._num_tokens = 0
         self._num_needed: int | None = None
         if asking.samplings:
@@ -96,14 +73,13 @@ class _Test:
         number = self._token_test.needed()
         if number is None:
             return None
-        lengths = self._mean_length, self._tokens_at_place
-        shares = 1 - _SHARE_AT_PLACE, _SHARE_AT_PLACE
-        num_texts = sum(share / length for share, length in zip(shares, lengths, strict=True))
+        num_texts = (1 - _SHARE_AT_PLACE) / self._mean_length
+        num_texts += _SHARE_AT_PLACE / self._tokens_at_place
         # The lengths of texts are random.
         return math.ceil(1.05 * number / max(1 - num_texts, 0.01))
 
-    def scored(self, arm: Arm) -> _Scored:
-        """Ask an arm two rounds, the second one after answers of the first, and score its answers."""
+    def scored(self, arm: Arm) -> Scores:
+        """Ask an arm twice, the second time after answers of the first, and score its answers."""
         asking = self._asking
         settings = asking.settings
         reference = self._reference
@@ -116,86 +92,42 @@ class _Test:
             say(f"testing the {arm.name} arm with {tested}, {num_in_flight} in flight")
         num_mixed = math.ceil((1 - _SHARE_AT_PLACE) * self._num_tokens / self._mean_length / 2)
         num_at_place = math.ceil(_SHARE_AT_PLACE * self._num_tokens / self._tokens_at_place)
-        num_together = min(num_in_flight, 8)
-        scores = Scores(reference, asking.end_tokens, num_together, [settings.seed, self.number])
+        num_together = min(num_in_flight, TOGETHER)
+        scores = Scores(
+            reference,
+            asking.samplings,
+            self._token_test,
+            asking.end_tokens,
+            num_together,
+            [settings.seed, self.number],
+        )
         workload = asking.workload(self.number)
         first = asking.ask(arm, workload.first_turns(num_mixed), num_in_flight, "asking")
-        scores.add(_drawn(first))
+        scores.add([answer for answer in first if not answer.request.is_greedy])
+        if isinstance(reference, ReportedReference) and arm is reference.arm:
+            waited_for = [one for one in first if one.request.is_compared and one.record.token_ids]
+            texts = [(one.request.prompt, one.record.token_ids) for one in waited_for]
+            reference.learn_rounding(texts, 3 * scores.returned.rounding(_TOLERANCE))
+        # By the rounding that is known now.
+        scores.add([answer for answer in first if answer.request.is_greedy])
+        self.so_far = scores.checks()
         at_place = []
         # Of the run's own sampling setting.
-        own = [text for text in scores.drawn if text.request.sampling in asking.samplings[:1]]
+        own = [one for one in scores.drawn if one.answer.request.sampling in asking.samplings[:1]]
         if own:
             place = choose_place(own, reference, num_together)
             at_place = workload.at_place(place, num_at_place)
-        learns_rounding = isinstance(reference, RegularReference) and arm is reference.arm
-        if not learns_rounding:
-            scores.add(_greedy(first))
-            # Where the run is interrupted, nothing more can be asked of the reference.
-            self.so_far = self._scored(scores, first)
-        further = workload.second_turns(first, num_mixed, at_place)
-        answers = [*first]
+        further = workload.second_turns(first, num_mixed, at_place, num_in_flight)
         for requests in in_batches(further, max(1, math.ceil(len(further) / _NUM_LOOKS))):
-            second = asking.ask(arm, requests, num_in_flight, "asking, second turns")
-            answers += second
-            scores.add(_drawn(second))
-            if not learns_rounding:
-                scores.add(_greedy(second))
-                self.so_far = self._scored(scores, answers)
-                # Bets are valid at any time: what is known needs no more.
-                if self.so_far.is_lossy:
-                    return self.so_far
-        if isinstance(reference, RegularReference) and learns_rounding:
-            reference.learn_rounding(_texts(answers), scores.returned)
-            scores.add(_greedy(answers))
-        return self._scored(scores, answers)
-
-    def _scored(self, scores: Scores, answers: Sequence[Answer]) -> _Scored:
-        checks = [scores.greedy.columns()]
-        if not self._asking.samplings:
-            return _Scored(scores, answers, None, checks)
-        *parts, overall = check_drawn(scores, self._asking.samplings, self._token_test)
-        records = [answer.record for answer in answers]
-        # Without rejections much of the algorithm never ran.
-        outcomes = (outcome for record in records for outcome in record.outcomes)
-        of_all: Columns = {"acceptance": Acceptance.of(outcomes)}
-        # Of servers that report it without iterations.
-        acceptance_rate = acceptance_columns(records)["acceptance_rate"]
-        if acceptance_rate is not None:
-            of_all["acceptance_rate"] = acceptance_rate
-        if overall.verdict == "undecided":
-            of_all["num_draws_needed"] = self._num_needed
-        named = zip(self._asking.samplings, parts, strict=True)
-        checks += [part.columns("setting", sampling.name) for sampling, part in named]
-        checks.append(overall.columns("sampled", **of_all))
-        return _Scored(scores, answers, overall, checks)
-
-
-def check_drawn(
-    scores: Scores, samplings: Sequence[Sampling], token_test: TokenTest
-) -> list[TokenResult]:
-    """The results of the drawn texts of each sampling setting, and last of all together."""
-    rounding = scores.rounding()
-    parts = [
-        [text for text in scores.drawn if text.request.sampling == sampling]
-        for sampling in samplings
-    ]
-    return [token_test.check(texts, rounding) for texts in (*parts, scores.drawn)]
-
-
-def _drawn(answers: Sequence[Answer]) -> list[Answer]:
-    """Those to drawn requests that somebody waited for."""
-    return [one for one in answers if one.request.is_compared and not one.request.is_greedy]
-
-
-def _greedy(answers: Sequence[Answer]) -> list[Answer]:
-    """Those to greedy requests; a text that nobody waited for is not compared."""
-    return [one for one in answers if one.request.is_greedy and one.request.is_compared]
-
-
-def _texts(answers: Sequence[Answer]) -> list[tuple[Sequence[int], Sequence[int]]]:
-    """Prompts and texts, as `Arm.scores` takes them, of those that somebody waited for."""
-    waited_for = [one for one in answers if one.request.is_compared and one.record.token_ids]
-    return [(one.request.prompt, one.record.token_ids) for one in waited_for]
+            scores.add(asking.ask(arm, requests, num_in_flight, "asking, second turns"))
+            self.so_far = scores.checks()
+            # Bets are valid at any time: what is known needs no more.
+            if is_lossy(self.so_far):
+                break
+        last = self.so_far[-1]
+        if last["verdict"] == "undecided" and last["check"] == "sampled":
+            last["num_draws_needed"] = self._num_needed
+        return scores
 
 
 def scored_checks(asking: Asking, arm: Arm, reference: TextReference) -> Iterator[Columns]:
@@ -206,84 +138,96 @@ def scored_checks(asking: Asking, arm: Arm, reference: TextReference) -> Iterato
     """
     settings = asking.settings
     began = _now()
-    test = _Test(asking, reference)
+    test = _Round(asking, reference)
     returned: list[Columns] = []
-    tolerance = TOLERANCE
-    if isinstance(reference, RegularReference):
+    tolerance = _TOLERANCE
+    if isinstance(reference, ReportedReference):
         regular = reference.arm
         own = test.scored(regular)
-        yield _reference_check(regular, own)
-        if own.is_lossy:
+        yield _reference_check(regular, test.so_far)
+        if is_lossy(test.so_far):
             return
-        returned += _returned_check(regular, own.scores.returned, tolerance)
+        returned = _returned_check(regular, own.returned, tolerance)
         tolerance = max(_LEAST_TOLERANCE, reference.rounding)
+        test.so_far = []
     try:
-        scored = test.scored(arm)
+        first = test.scored(arm)
     except KeyboardInterrupt:
-        yield from _interrupted(test.so_far)
+        # What had been found by then: a loss, or nothing that decides.
+        if not test.so_far:
+            say("no verdict: nothing was compared before the interruption")
+        for check in test.so_far:
+            verdict = "lossy" if check["verdict"] == "lossy" else "undecided"
+            yield check | {"verdict": verdict}
         raise
-    yield from scored.checks
-    returned += _returned_check(arm, scored.scores.returned, tolerance)
+    yield from test.so_far
+    # The arm that is tested before the one that it is tested by.
+    returned = [*_returned_check(arm, first.returned, tolerance), *returned]
     yield from returned
-    if settings.minutes and not scored.is_lossy:
-        yield from _rounds(asking, arm, reference, scored, began)
+    if settings.minutes and not is_lossy(test.so_far):
+        yield from _further_rounds(asking, arm, reference, first, began)
     wrong = [f"{one['arm']}: {one['finding']}" for one in returned if one["verdict"] == "wrong"]
     if wrong:
         about = f"log-probabilities that came with tokens are wrong: {'; '.join(wrong)}"
-        if not scored.is_lossy:
+        if not is_lossy(test.so_far):
             raise RunError(about)
         say(about)
 
 
-def _rounds(
-    asking: Asking, arm: Arm, reference: TextReference, first: _Scored, began: float
+def _further_rounds(
+    asking: Asking, arm: Arm, reference: TextReference, first: Scores, began: float
 ) -> Iterator[Columns]:
     """Ask the same questions in rounds until the time is over, a round is lossy, or enough is known."""
     settings = asking.settings
     ends = began + 60 * settings.minutes
     test_of_all = TokenTest(settings.false_alarm_rate / 2, settings.until or settings.shift)
-    texts = [*first.scores.drawn]
+    texts = [one.text for one in first.drawn]
     num_requests = len(first.answers)
-    usual = _drafts(asking, first)
+    usual = _drafts(asking, first.answers)
     for number in itertools.count(2):
         started = _now()
         if started >= ends:
             return
-        scored = _Test(asking, reference, number).scored(arm)
-        drafts = _drafts(asking, scored)
+        test = _Round(asking, reference, number)
+        scores = test.scored(arm)
+        drafts = _drafts(asking, scores.answers)
         fell = has_fallen(usual, drafts, _DRIFT_LEVEL / (number * (number + 1)))
-        texts += scored.scores.drawn
-        together = test_of_all.check(texts, first.scores.rounding()) if texts else None
-        is_lossy = scored.is_lossy or (together is not None and together.verdict == "lossy")
-        [columns, *_] = scored.checks
-        if scored.overall is not None and together is not None:
-            columns |= scored.overall.columns("round", visible_shift=together.visible)
+        columns = test.so_far[0] | test.so_far[-1]
+        # That of the same greedy questions follows.
+        columns.pop("acceptance", None)
+        lossy = is_lossy(test.so_far)
+        is_known = False
+        texts += [one.text for one in scores.drawn]
+        if texts:
+            together = first.check(test_of_all, texts)
+            columns["visible_shift"] = together["visible_shift"]
+            lossy = lossy or together["verdict"] == "lossy"
+            is_known = together["verdict"] != "undecided"
         yield columns | {
             "check": "round",
             "round": number,
             "num_requests": num_requests,
             "elapsed_s": started - began,
-            "verdict": "lossy" if is_lossy else "lossless",
+            "verdict": "lossy" if lossy else "lossless",
             "acceptance_rate": _rate(drafts),
             "finding": f"acceptance was {_rate(usual):.0%}" if fell else None,
         }
-        is_known = together is not None and together.verdict != "undecided"
-        if is_lossy or (settings.until is not None and is_known):
+        if lossy or (settings.until is not None and is_known):
             return
-        num_requests += len(scored.answers)
+        num_requests += len(scores.answers)
 
 
 # (num_proposed, num_accepted) by prompt and length, of greedy texts.
 Drafts = dict[tuple[tuple[int, ...], int], tuple[int, int]]
 
 
-def _drafts(asking: Asking, scored: _Scored) -> Drafts:
+def _drafts(asking: Asking, answers: Sequence[Answer]) -> Drafts:
     prompts = set(map(tuple, asking.prompts))
     found: Drafts = {}
-    for answer in _greedy(scored.answers):
-        proposed, accepted = answer.record.draft_tokens
-        if proposed and answer.request.prompt in prompts:
-            found[answer.request.prompt, answer.request.num_tokens] = proposed, accepted
+    for request, record in answers:
+        is_of_run = request.is_greedy and request.is_compared and request.prompt in prompts
+        if is_of_run and record.draft_tokens[0]:
+            found[request.prompt, request.num_tokens] = record.draft_tokens
     return found
 
 
@@ -305,43 +249,27 @@ def has_fallen(usual: Drafts, drafts: Drafts, level: float) -> bool:
     return bool(stats.binom.sf(num_lower - 1, num_lower + num_higher, 0.5) < level)
 
 
-def _interrupted(so_far: _Scored | None) -> Iterator[Columns]:
-    """What had been found when the run was interrupted: a loss, or nothing that decides."""
-    if so_far is None:
-        say("no verdict: nothing was compared before the interruption")
-        return
-    for columns in so_far.checks:
-        is_lossy = columns["verdict"] == "lossy"
-        yield columns | {"verdict": "lossy" if is_lossy else "undecided"}
-
-
-def _reference_check(arm: Arm, own: _Scored) -> Columns:
+def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
     """Whether a regular arm's texts follow the log-probabilities that it reports of them."""
-    columns = {**own.checks[0]}
+    greedy, *drawn = checks
+    columns = greedy | (drawn[-1] if drawn else {})
+    # It is of both kinds of texts.
     del columns["temperature"]
-    smallest = None
-    if own.overall is not None:
-        columns |= own.overall.columns("reference")
-        smallest = min(
-            check["p_value"] or 1.0 for check in own.checks if check["check"] == "setting"
-        )
-    finding = None
-    if own.is_lossy:
-        found = (
-            f"greedy texts: {columns['identical_prompts']} of {columns['num_prompts']} identical"
-        )
-        if smallest is not None:
-            found += f"; of drawn tokens the smallest p-value is {smallest:.2g}"
-        finding = (
-            "the regular server is no reference: its own texts do not follow the log-probabilities"
-            f" that it reports of them ({found})"
-        )
+    found = f"greedy texts: {greedy['identical_prompts']} of {greedy['num_prompts']} identical"
+    if drawn:
+        smallest = min(check["p_value"] or 1.0 for check in drawn)
+        columns["p_value"] = smallest
+        found += f"; of drawn tokens the smallest p-value is {smallest:.2g}"
+    lossy = is_lossy(checks)
+    finding = (
+        "the regular server is no reference: its own texts do not follow the log-probabilities"
+        f" that it reports of them ({found})"
+    )
     return columns | {
         "check": "reference",
         "arm": arm.name,
-        "verdict": "undecided" if own.is_lossy else "lossless",
-        "finding": finding,
-        "p_value": smallest,
+        "verdict": "undecided" if lossy else "lossless",
+        "finding": finding if lossy else None,
     }
 
 

@@ -7,51 +7,140 @@ it are in the second one, so that the choice does not change the false-alarm rat
 
 from __future__ import annotations
 
+import operator
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import numpy as np
 
-from harness.commands.recovery.drawn import DrawnText, Rounding, quantile_ranges, tilts_of
-from harness.commands.recovery.greedy import GreedyTexts, require_token_ids
-from harness.commands.recovery.reported import ReturnedLogprobs
-from harness.commands.recovery.workload import Answer
-from harness.engines.divergence import check_known, first_divergence
+from harness.commands.recovery.sampling import Sampling
+from harness.commands.recovery.workload import Answer, Columns, acceptance_of
+from harness.config.errors import RunError
+from harness.engines.divergence import Divergence, check_known, first_divergence
 from harness.engines.door.reference import TextReference
 from harness.engines.protocol import in_batches
 from harness.engines.requests import RequestRecord
 from harness.measuring.progress import progress
+from harness.measuring.reported import ReturnedLogprobs
 from harness.results.statistics.arrays import Floats
+from harness.results.statistics.drawn_tokens import DrawnText, Finding, Rounding, TokenTest
 
-# Texts, and logits, that are computed together at most.
-_MOST_TOGETHER = 64
+# Logits that are computed together at most.
 _MOST_LOGITS = 2**25
 # Texts of each sampling setting from which its rounding is estimated.
 _NUM_ROUNDED = 8
 # Places whose proposals are looked at.
 _MOST_LOOKED_AT = 256
-# A quantile is below 1.
-_LARGEST_QUANTILE = np.nextafter(1.0, 0.0)
 
 
-class _Text(NamedTuple):
-    """What a score depends on: equal texts are scored once."""
+@dataclass
+class GreedyTexts:
+    """The greedy texts of a run that were compared.
+
+    Attributes:
+        end_tokens: those at which the target ends a text.
+        divergences: one per prompt, None where nothing differs.
+        num_tokens: compared: those behind the first difference of a text are not.
+        num_cut_short: prompts with a text that is cut short, so that its end was not compared.
+    """
+
+    end_tokens: frozenset[int]
+    divergences: list[Divergence | None] = field(default_factory=list)
+    num_tokens: int = 0
+    num_cut_short: int = 0
+
+    def add(self, divergence: Divergence | None, num_asked: int, *texts: RequestRecord) -> None:
+        """Add the comparison of two texts, or of one with the model's own.
+
+        Args:
+            num_asked: tokens that each was to have.
+        """
+        shortest = min(text.num_tokens for text in texts)
+        self.divergences.append(divergence)
+        self.num_tokens += shortest if divergence is None else min(shortest, divergence.position)
+        for text in texts:
+            has_ended = bool(text.token_ids) and text.token_ids[-1] in self.end_tokens
+            if text.num_tokens < num_asked and not has_ended:
+                self.num_cut_short += 1
+                break
+
+    def judged(self) -> tuple[Finding, Divergence | None]:
+        """Whether the texts are those that were expected, and the difference that decides it.
+
+        `lossy` if a difference is known to be beyond rounding (an `excess` above 1): the largest one
+        decides. Else `undecided` if the margin of one is unknown (there is no reference, or a text
+        ended earlier), or if a text is cut short. Else `lossless`.
+        """
+        found = [divergence for divergence in self.divergences if divergence is not None]
+        known = [divergence for divergence in found if divergence.logit_margin is not None]
+        unknown = [divergence for divergence in found if divergence.logit_margin is None]
+        worst = max(known, key=operator.attrgetter("excess"), default=None)
+        if worst is not None and worst.excess > 1:
+            return "lossy", worst
+        if unknown:
+            return "undecided", unknown[0]
+        return "undecided" if self.num_cut_short else "lossless", worst
+
+    def columns(self) -> Columns:
+        verdict, worst = self.judged()
+        columns: Columns = {
+            "check": "greedy",
+            "temperature": 0.0,
+            "verdict": verdict,
+            "num_prompts": len(self.divergences),
+            "num_tokens": self.num_tokens,
+            "num_cut_short": self.num_cut_short,
+            "identical_prompts": self.divergences.count(None),
+        }
+        if worst is not None:
+            columns["divergence_position"] = worst.position
+            columns["logit_margin"] = worst.logit_margin
+            columns["logit_tolerance"] = worst.logit_tolerance
+        return columns
+
+
+def require_token_ids(requests: Sequence[RequestRecord]) -> None:
+    """Raise a RunError if token ids of an answer were made from its text: other tokens with the
+    same text may have been drawn.
+    """
+    num_incomplete = sum(request.from_text for request in requests)
+    if num_incomplete:
+        raise RunError(
+            f"{num_incomplete} of {len(requests)} answers came without the ids of all their tokens,"
+            " so that these cannot be compared\n"
+            "(llama.cpp tells none of a token that ends within a character)"
+        )
+
+
+class _Context(NamedTuple):
+    """What the distributions of a text's tokens depend on: texts that differ in their last token are scored once."""
 
     prompt: tuple[int, ...]
     sampling: str
-    tokens: tuple[int, ...]
+    all_but_last: tuple[int, ...]
+
+
+class ScoredText(NamedTuple):
+    """A drawn answer, and the entropies [n] of the distributions that its tokens were drawn from, in nats."""
+
+    answer: Answer
+    text: DrawnText
+    entropies: Floats
 
 
 class Scores:
-    """The scores of all answers that were added.
+    """The scores of the answers that were added, and the checks that follow from them.
 
     Args:
+        samplings: that are tested.
         end_tokens: those that end a greedy text.
         num_together: the most texts that the reference has room for at once.
         seed: of the random parts of quantiles.
 
     Attributes:
+        answers: all of them.
         greedy: each greedy text against the likeliest tokens.
         drawn: the other texts.
         returned: the log-probabilities of drawn requests that asked for them.
@@ -60,112 +149,149 @@ class Scores:
     def __init__(
         self,
         reference: TextReference,
+        samplings: Sequence[Sampling],
+        token_test: TokenTest,
         end_tokens: frozenset[int],
         num_together: int,
         seed: Sequence[int],
     ) -> None:
+        self.answers: list[Answer] = []
         self.greedy = GreedyTexts(end_tokens)
-        self.drawn: list[DrawnText] = []
+        self.drawn: list[ScoredText] = []
         self.returned = ReturnedLogprobs()
         self._reference = reference
-        self._num_together = min(num_together, _MOST_TOGETHER)
+        self._samplings = samplings
+        self._token_test = token_test
+        self._num_together = num_together
         self._generator = np.random.default_rng(seed)
         # By sampling setting and prompt: of one text of each prompt, because rounding differs by prompt.
         self._roundings: dict[str, dict[tuple[int, ...], Rounding]] = defaultdict(dict)
 
     def add(self, answers: Sequence[Answer]) -> None:
-        """Score answers. Raises RunError where one came without token ids, or with unknown ones."""
-        require_token_ids([answer.record for answer in answers if answer.record.token_ids])
-        by_text: dict[_Text, list[Answer]] = defaultdict(list)
-        for answer in answers:
+        """Score the answers that somebody waited for.
+
+        Raises:
+            RunError: one came without token ids, or with unknown ones.
+        """
+        self.answers += answers
+        waited_for = [answer for answer in answers if answer.request.is_compared]
+        require_token_ids([answer.record for answer in waited_for if answer.record.token_ids])
+        by_context: dict[_Context, list[Answer]] = defaultdict(list)
+        for answer in waited_for:
             request = answer.request
             tokens = tuple(answer.record.token_ids)
             if tokens:
                 check_known([*request.prompt, *tokens], self._reference.vocabulary_size)
-                text = _Text(request.prompt, request.sampling.name, tokens)
-                by_text[text].append(answer)
+                context = _Context(request.prompt, request.sampling.name, tokens[:-1])
+                by_context[context].append(answer)
             elif request.is_greedy:
                 self.greedy.add(None, request.num_tokens, answer.record)
         # A prompt is read once for all texts of a batch. Longer texts come first: they say most about rounding.
-        distinct = sorted(by_text, key=lambda text: (text.prompt, len(text.tokens)), reverse=True)
-        longest = max((len(text.tokens) for text in distinct), default=1)
+        distinct = sorted(
+            by_context.items(),
+            key=lambda item: (item[0].prompt, len(item[0].all_but_last)),
+            reverse=True,
+        )
+        longest = max((1 + len(context.all_but_last) for context in by_context), default=1)
         room = _MOST_LOGITS // (longest * self._reference.vocabulary_size)
         num_before = len(self.drawn)
         with progress("comparing", len(distinct)) as advance:
             for batch in in_batches(distinct, max(1, min(self._num_together, room))):
-                logits = self._reference.logits_along(
-                    [text.prompt for text in batch], [text.tokens for text in batch]
-                )
-                for row, text in enumerate(batch):
-                    alike = by_text[text]
-                    own_logits = logits[row, : len(text.tokens)]
+                texts = [alike[0].record.token_ids for _, alike in batch]
+                prompts = [context.prompt for context, _ in batch]
+                logits = self._reference.logits_along(prompts, texts)
+                for of_text, text, (context, alike) in zip(logits, texts, batch, strict=True):
+                    own_logits = of_text[: len(text)]
                     if alike[0].request.is_greedy:
                         likeliest = own_logits.argmax(-1).tolist()
-                        parting = first_divergence(
-                            self._reference, text.prompt, likeliest, text.tokens
-                        )
-                        for answer in alike:
-                            self.greedy.add(parting, answer.request.num_tokens, answer.record)
+                        for request, record in alike:
+                            parting = first_divergence(
+                                self._reference, context.prompt, likeliest, record.token_ids
+                            )
+                            self.greedy.add(parting, request.num_tokens, record)
                     else:
                         self._add_drawn(alike, own_logits)
                     advance(None)
         # Bets go on from one text to the next: their order must not depend on what was drawn.
         asked = {answer.request.index: number for number, answer in enumerate(answers)}
-        added = sorted(self.drawn[num_before:], key=lambda text: asked[text.request.index])
+        added = sorted(self.drawn[num_before:], key=lambda one: asked[one.answer.request.index])
         self.drawn[num_before:] = added
 
-    def rounding(self) -> dict[str, Rounding]:
-        """By sampling setting, how far the distributions along a text of each of some prompts are apart by the
-        reference's two routes: many texts in one pass, and a text again (`logits_again`).
+    def _add_drawn(self, alike: Sequence[Answer], logits: Floats) -> None:
+        """Add texts of one context, by the reference's logits [n, V] before each of their tokens."""
+        request = alike[0].request
+        sampling = request.sampling
+        tokens = alike[0].record.token_ids
+        exact = sampling.probabilities_along(logits, request.prompt, tokens)
+        of_setting = self._roundings[sampling.name]
+        if len(of_setting) < _NUM_ROUNDED and request.prompt not in of_setting:
+            again = self._reference.logits_again(request.prompt, tokens)
+            if again is not None:
+                other = sampling.probabilities_along(again, request.prompt, tokens)
+                of_setting[request.prompt] = Rounding.between(exact, other)
+        entropies = -(exact * np.log(exact, out=np.zeros_like(exact), where=exact > 0)).sum(-1)
+        for answer in alike:
+            text = DrawnText.of(
+                exact,
+                answer.record.token_ids,
+                self._generator,
+                prompt=request.prompt,
+                setting=sampling.name,
+                is_at_place=answer.request.is_at_place,
+            )
+            self.drawn.append(ScoredText(answer, text, entropies))
+            if "logprobs" in sampling.parameters:
+                self._add_returned(answer.record, logits.astype(np.float64), exact)
+
+    def _add_returned(self, record: RequestRecord, logits: Floats, exact: Floats) -> None:
+        """Add the log-probabilities that came with tokens, beside the reference's logits and probabilities [n, V]."""
+        tokens = record.token_ids
+        rows = range(len(tokens))
+        own_logits = logits[rows, tokens]
+        # A regular arm shows its likeliest tokens, and all others have one logit: those are not known.
+        is_known = (logits == own_logits[:, np.newaxis]).sum(-1) == 1
+        with np.errstate(divide="ignore"):
+            raw = np.where(is_known, own_logits - np.logaddexp.reduce(logits, axis=-1), np.nan)
+            processed = np.where(is_known, np.log(exact[rows, tokens]), np.nan)
+        # An answer without any has no entries.
+        returned = record.logprobs or [None] * len(tokens)
+        self.returned.add(returned[: len(tokens)], raw, processed)
+
+    def texts_of(self, *samplings: Sampling) -> list[DrawnText]:
+        """The drawn texts of these sampling settings."""
+        return [one.text for one in self.drawn if one.answer.request.sampling in samplings]
+
+    def check(self, test: TokenTest, texts: Sequence[DrawnText]) -> Columns:
+        """What a test finds in texts, as columns.
+
+        Rounding is how far the distributions along a text of each of some prompts are apart by the reference's two
+        routes: many texts in one pass, and a text again (`logits_again`).
         """
-        return {
+        roundings = {
             name: Rounding.mean([*by_prompt.values()])
             for name, by_prompt in self._roundings.items()
             if by_prompt
         }
+        return dict(vars(test.check(texts, roundings)))
 
-    def _add_drawn(self, alike: Sequence[Answer], logits: Floats) -> None:
-        """Add answers with one text, by the reference's logits [n, V] before each of its tokens."""
-        request = alike[0].request
-        tokens = tuple(alike[0].record.token_ids)
-        rows = range(len(tokens))
-        along = request.sampling.probabilities_along
-        exact = along(logits, request.prompt, tokens)
-        of_setting = self._roundings[request.sampling.name]
-        if len(of_setting) < _NUM_ROUNDED and request.prompt not in of_setting:
-            again = self._reference.logits_again(request.prompt, tokens)
-            if again is not None:
-                other = along(again, request.prompt, tokens)
-                of_setting[request.prompt] = Rounding.between(exact, other)
-        lowest, widths, ranks = quantile_ranges(exact, tokens)
-        tilts = tilts_of(exact, tokens)
-        entropies = -(exact * np.log(exact, out=np.zeros_like(exact), where=exact > 0)).sum(-1)
-        for answer in alike:
-            random_parts = self._generator.random(len(tokens)) * widths
-            self.drawn.append(
-                DrawnText(
-                    request=answer.request,
-                    tokens=tokens,
-                    widths=widths,
-                    quantiles=np.minimum(lowest + random_parts, _LARGEST_QUANTILE),
-                    entropies=entropies,
-                    ranks=ranks,
-                    tilts=tilts,
-                    rejected=rejected_places(answer.record),
-                )
+    def checks(self) -> list[Columns]:
+        """Of greedy texts, of the tokens of each sampling setting, and last of all of these together."""
+        found = [self.greedy.columns()]
+        for sampling in self._samplings:
+            part = self.check(self._token_test, self.texts_of(sampling))
+            found.append(part | {"check": "setting", "sampling": sampling.name})
+        if self._samplings:
+            overall = self.check(self._token_test, [one.text for one in self.drawn])
+            found.append(
+                overall
+                | {"check": "sampled"}
+                | acceptance_of([answer.record for answer in self.answers])
             )
-        if "logprobs" in request.sampling.parameters:
-            values = logits.astype(np.float64)
-            own_logits = values[rows, tokens]
-            # A regular arm shows its likeliest tokens, and all others have one logit: those are not known.
-            is_known = (values == own_logits[:, np.newaxis]).sum(-1) == 1
-            with np.errstate(divide="ignore"):
-                raw = np.where(is_known, own_logits - np.logaddexp.reduce(values, axis=-1), np.nan)
-                processed = np.where(is_known, np.log(exact[rows, tokens]), np.nan)
-            for answer in alike:
-                # An answer without any has no entries.
-                returned = answer.record.logprobs or [None] * len(tokens)
-                self.returned.add(returned[: len(tokens)], raw, processed)
+        return found
+
+
+def is_lossy(checks: Sequence[Columns]) -> bool:
+    return any(check["verdict"] == "lossy" for check in checks)
 
 
 def rejected_places(record: RequestRecord) -> list[int] | None:
@@ -184,19 +310,16 @@ def rejected_places(record: RequestRecord) -> list[int] | None:
 
 
 class _Place(NamedTuple):
-    """The place before a text's token `end - 1`, and how open the token behind that is."""
+    """The tokens before a place, the one that follows, its chance, and how open the token behind that is."""
 
-    text: DrawnText
-    end: int
+    token_ids: tuple[int, ...]
+    first_token: int
+    chance: float
     openness: float
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        return (*self.text.request.prompt, *self.text.tokens[: self.end - 1])
 
 
 def choose_place(
-    texts: Sequence[DrawnText], reference: TextReference, num_together: int
+    texts: Sequence[ScoredText], reference: TextReference, num_together: int
 ) -> tuple[int, ...]:
     """The tokens after which a recovered token decides most.
 
@@ -211,39 +334,39 @@ def choose_place(
         num_together: the most texts that the reference has room for at once.
     """
     by_tokens: dict[tuple[int, ...], _Place] = {}
-    for text in texts:
-        ends = range(1, len(text.tokens)) if text.rejected is None else text.rejected
-        for end in ends:
-            openness = float(text.widths[end - 1] * text.entropies[end])
-            place = _Place(text, end, openness)
-            by_tokens.setdefault((*place.token_ids, text.tokens[end - 1]), place)
+    for answer, text, entropies in texts:
+        ends = rejected_places(answer.record)
+        for end in range(1, len(text.tokens)) if ends is None else ends:
+            before = (*text.prompt, *text.tokens[: end - 1])
+            chance = float(text.widths[end - 1])
+            token = text.tokens[end - 1]
+            place = _Place(before, token, chance, chance * float(entropies[end]))
+            by_tokens.setdefault((*before, token), place)
     if not by_tokens:
-        return texts[0].request.prompt
+        return texts[0].text.prompt
     places = sorted(by_tokens.values(), key=lambda place: place.openness, reverse=True)
+    sampling = texts[0].answer.request.sampling
     decided: list[float] = []
     for batch in in_batches(places[:_MOST_LOOKED_AT], num_together):
-        decided += _decided(batch, reference)
+        decided += _decided(batch, sampling, reference)
     return places[int(np.argmax(decided))].token_ids
 
 
-def _decided(places: Sequence[_Place], reference: TextReference) -> list[float]:
+def _decided(places: Sequence[_Place], sampling: Sampling, reference: TextReference) -> list[float]:
     """How much the recovered token behind each place decides, in nats."""
     prompts = [place.token_ids for place in places]
-    first_tokens = [place.text.tokens[place.end - 1] for place in places]
-    sampling = places[0].text.request.sampling
-    drafted = reference.draft_probabilities(prompts, first_tokens, sampling.decoding)
-    if drafted is None:
+    first_tokens = [place.first_token for place in places]
+    proposals = reference.first_proposals(prompts, first_tokens, sampling.decoding)
+    if proposals is None:
         return [place.openness for place in places]
-    # Before the first token, and behind it, before any other.
-    logits = reference.logits_along(prompts, [[token, token] for token in first_tokens])
     decided = []
-    for place, token, own_logits, drafts in zip(places, first_tokens, logits, drafted, strict=True):
-        target: Floats = sampling.probabilities_along(own_logits, place.token_ids, [token, token])[
-            1
-        ]
+    for place, logits, drafts in zip(places, *proposals, strict=True):
+        # Before the first token, which is not asked for, and behind it.
+        text = [place.first_token] * 2
+        _, target = sampling.probabilities_along(np.stack([logits] * 2), place.token_ids, text)
         residual = np.clip(target - drafts, 0, None)
         rejected = float(residual.sum())
         known = residual[residual > 0] / rejected if rejected else residual[:0]
         entropy = float(-(known * np.log(known)).sum())
-        decided.append(float(place.text.widths[place.end - 1]) * rejected * entropy)
+        decided.append(place.chance * rejected * entropy)
     return decided

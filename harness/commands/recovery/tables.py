@@ -7,14 +7,13 @@ are shown where they are lossy.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from harness.commands.recovery.rows import PARTS, RecoveryRow
 from harness.config.amounts import counted
-from harness.reporting.names import named_runs
+from harness.reporting.names import Name, named_runs
 from harness.reporting.page import Page, Step, heading, lossless_again, title_of_many
 from harness.reporting.table import Column, Line, Style, Table
 from harness.reporting.words import (
@@ -40,38 +39,25 @@ _HEADLINES = {
 }
 
 
-class Summary(NamedTuple):
-    """The result of a run.
+class Checks:
+    """The checks of a run, by kind, and the verdict that follows.
 
     Attributes:
         verdict: `lossless`, `lossy`, `undecided` or the status of an unfinished run.
         findings: the figures of the checks, in words; "" without any.
         reason: of a verdict that does not follow from these alone; "" where it does.
-    """
-
-    verdict: str
-    findings: str
-    reason: str = ""
-
-    @property
-    def in_short(self) -> str:
-        """The same in one line for an error."""
-        because = self.reason or (self.findings if self.verdict == "lossy" else "")
-        return f"{self.verdict}: {because}" if because else self.verdict
-
-
-class Checks:
-    """The checks of a run, by kind, and the verdict that follows.
-
-    Attributes:
         row: the first one, for what all have.
         greedy, sampled: the one of its kind; None without one.
         lossy_parts: parts of the drawn tokens in which a loss shows.
         deciding: all but the parts: the verdict rests on them.
         tested: those of drawn tokens.
+        num_draws: over all sampling settings and the place.
+        smallest_p_value: of these tests.
+        power: the least of the checks that the verdict rests on.
         answers: of a file, which are judged.
         kinds: of requests, and whether they get drafts.
         rounds: of the same questions, after the first one.
+        is_control: whether a fault was planted, so that the checks must fail.
         num_draws_needed: a `num_draws` that would be enough where these are not; 0 for none.
     """
 
@@ -79,6 +65,7 @@ class Checks:
         self.rows = rows
         self.row = rows[0]
         self.num_draws_needed = max(row.num_draws_needed or 0 for row in rows)
+        self.is_control = self.row.fault not in (None, "none")
         of_kind = {row.check: row for row in rows}
         self.greedy = of_kind.get("greedy")
         self.sampled = of_kind.get("sampled")
@@ -90,31 +77,25 @@ class Checks:
         self.rounds = [row for row in rows if row.check == "round"]
         self.deciding = [row for row in rows if row.check not in aside]
         self.tested = [row for row in rows if row.check == "sampled" or row.check in PARTS]
+        self.num_draws = None if self.sampled is None else self.sampled.num_draws
+        self.smallest_p_value = _least(row.p_value for row in self.tested)
+        self.power = _least(row.power for row in self.deciding)
+        self.findings = "; ".join(self._findings())
+        self.verdict, self.reason = self._judged()
 
     @property
-    def num_draws(self) -> int | None:
-        """Over all sampling settings and the place."""
-        return None if self.sampled is None else self.sampled.num_draws
+    def in_short(self) -> str:
+        """The verdict in one line, for an error."""
+        because = self.reason or (self.findings if self.verdict == "lossy" else "")
+        return f"{self.verdict}: {because}" if because else self.verdict
 
-    @property
-    def smallest_p_value(self) -> float | None:
-        return _least(row.p_value for row in self.tested)
-
-    @property
-    def power(self) -> float | None:
-        """The least power of the tests that the verdict rests on."""
-        return _least(row.power for row in self.deciding)
-
-    def findings(self) -> str:
-        """The figures of the checks, in words."""
-        findings = []
+    def _findings(self) -> Iterator[str]:
         if self.greedy is not None:
-            findings.append(_greedy_findings(self.greedy))
+            yield _greedy_findings(self.greedy)
         if self.tested:
-            findings.append(self._sampled_findings())
+            yield self._sampled_findings()
         if self.rounds:
-            findings.append(self._rounds_findings())
-        return "; ".join(findings)
+            yield self._rounds_findings()
 
     def _rounds_findings(self) -> str:
         """In which round a loss began, or that there was none."""
@@ -166,26 +147,23 @@ class Checks:
         if rounding >= 0.001:
             yield f"The tests attribute shifts of up to {rounding:.2g} to {_rounding(row)}."
 
-    @functools.cached_property
-    def summary(self) -> Summary:
-        """The verdict: of any lossy check, of a lossy rule or a coin, else of the checks that decide."""
+    def _judged(self) -> tuple[str, str]:
+        """The verdict of any lossy check, of a lossy rule or a coin, else of the checks that decide; and its reason."""
         row = self.row
         status = self.rows[-1].status or "ok"
-        findings = self.findings()
         if status != "ok":
-            return Summary(status, findings)
+            return status, ""
         if any(row.verdict == "lossy" for row in self.rows):
-            return Summary("lossy", findings)
+            return "lossy", ""
         if row.lossy:
             cause = lossy_rule(row)
             if row.synthetic_acceptance is not None:
                 cause = f"acceptance by a coin ({synthetic_in_words(row)})"
-            reason = f"{cause} is lossy by definition, although these checks do not show it"
-            return Summary("lossy", findings, reason)
+            return "lossy", f"{cause} is lossy by definition, although these checks do not show it"
         undecided = [row for row in self.deciding if row.verdict == "undecided"]
         if undecided:
-            return Summary("undecided", findings, self._undecided_because(undecided))
-        return Summary("lossless", findings)
+            return "undecided", self._undecided_because(undecided)
+        return "lossless", ""
 
     def _undecided_because(self, undecided: Sequence[RecoveryRow]) -> str:
         """Why no verdict follows, and what to change."""
@@ -210,11 +188,6 @@ class Checks:
             f"{weakest.num_draws or 0:,} drawn tokens would see a shift of {weakest.shift:.0%} in a token's"
             f" distribution with a chance of only {_share(weakest.power)}; {advice}"
         )
-
-
-def summarise(rows: Sequence[RecoveryRow]) -> Summary:
-    """The verdict of a run."""
-    return Checks(rows).summary
 
 
 def _rounded_up(number: int) -> int:
@@ -242,14 +215,9 @@ def _page_of_one(rows: Sequence[RecoveryRow]) -> Page:
         about = f"{checks.answers.num_prompts} recorded answers"
         # Each has its own.
         asked = dataclasses.replace(asked, max_new_tokens=None, temperature=None)
-    # The arm that is tested before the one that it is tested by.
-    deciding = sorted(
-        checks.deciding, key=lambda check: check.check == "logprobs" and check.arm == "regular"
-    )
-    short = _checks([*deciding, *checks.lossy_parts][:_MOST_CHECKS]).in_short()
-    every = dataclasses.replace(
-        _checks([*checks.deciding, *checks.lossy_parts]), title=_TITLE, notes=(*_notes(checks),)
-    )
+    shown = [*checks.deciding, *checks.lossy_parts]
+    short = _checks(shown[:_MOST_CHECKS]).in_short()
+    every = dataclasses.replace(_checks(shown), title=_TITLE, notes=(*_notes(checks),))
     tables = [short, every]
     if checks.kinds:
         tables.append(_kinds(checks))
@@ -261,14 +229,11 @@ def _page_of_one(rows: Sequence[RecoveryRow]) -> Page:
 
 def _page_of_many(runs: Sequence[Run]) -> Page:
     """The pairs by verdict, and a row for each."""
-
-    def need(checks: Checks) -> tuple[bool, int]:
-        return checks.summary.verdict == "lossy", checks.num_draws_needed
-
-    findings = losses(runs) or [Line("nothing was compared")]
-    steps = _next_steps(max((Checks(run.rows) for run in runs), key=need))
+    every = [Checks(run.rows) for run in runs]
+    findings = losses(every) or [Line("nothing was compared")]
+    neediest = max(every, key=lambda checks: (checks.verdict == "lossy", checks.num_draws_needed))
     title = title_of_many([run.last for run in runs])
-    return Page(title, findings, tables=[pairs_table(runs)], next=steps)
+    return Page(title, findings, tables=[pairs_table(runs)], next=_next_steps(neediest))
 
 
 def _notes(checks: Checks) -> Iterator[str]:
@@ -284,10 +249,9 @@ def _notes(checks: Checks) -> Iterator[str]:
         yield f"{checks.answers.finding}.{drawn}"
     if row.refused:
         yield f"Refused by the engine, so not tested: {row.refused}."
-    summary = checks.summary
-    if summary.reason and summary.findings:
-        yield f"{summary.findings}."
-    if summary.verdict in _STYLES:
+    if checks.reason and checks.findings:
+        yield f"{checks.findings}."
+    if checks.verdict in _STYLES:
         yield from checks.fine_print()
 
 
@@ -299,8 +263,8 @@ def _doubts(checks: Checks) -> list[str]:
     about_answers = "" if answers is None else str(answers.finding)
     if "left out" in about_answers or "as text" in about_answers:
         doubts.append(f"{about_answers}.")
-    if row.fault not in (None, "none"):
-        found = "found" if checks.summary.verdict == "lossy" else "must find"
+    if checks.is_control:
+        found = "found" if checks.verdict == "lossy" else "must find"
         doubts.append(f"A control: fault={row.fault} was planted, and the checks {found} it.")
     if row_labels := labels(row):
         doubts.append(f"With {' and '.join(row_labels)}: this says nothing about the pair itself.")
@@ -326,19 +290,17 @@ def _doubts(checks: Checks) -> list[str]:
 
 def _finding(checks: Checks) -> Line:
     """`lossless`, and what it rests on in one line."""
-    summary = checks.summary
-    if summary.verdict not in _STYLES:
-        so_far = f"so far {summary.findings}; only a whole run decides" if summary.findings else ""
-        return Line(f"no verdict: {summary.verdict}", "warning", so_far)
-    if summary.verdict == "undecided":
-        return Line("cannot tell", "warning", summary.reason)
-    because = summary.reason or summary.findings
-    return Line(summary.verdict, _STYLES[summary.verdict], because)
+    if checks.verdict not in _STYLES:
+        so_far = f"so far {checks.findings}; only a whole run decides" if checks.findings else ""
+        return Line(f"no verdict: {checks.verdict}", "warning", so_far)
+    if checks.verdict == "undecided":
+        return Line("cannot tell", "warning", checks.reason)
+    return Line(checks.verdict, _STYLES[checks.verdict], checks.reason or checks.findings)
 
 
 def _next_steps(checks: Checks) -> list[Step]:
     row = checks.row
-    verdict = checks.summary.verdict
+    verdict = checks.verdict
     target_runner = RunnerNames.parse(row.runner or "").target
     if checks.answers is not None:
         return []
@@ -346,67 +308,63 @@ def _next_steps(checks: Checks) -> list[Step]:
         return [Step("enough draws", f"num_draws={_rounded_up(checks.num_draws_needed)}")]
     if verdict == "lossy" and row.lossy:
         return [*filter(None, [lossless_again(row)])]
-    if verdict == "lossy" and row.fault in (None, "none") and target_runner not in ("", "eager"):
+    if verdict == "lossy" and not checks.is_control and target_runner not in ("", "eager"):
         return [Step("is the runner the cause?", "runner=eager")]
     return []
 
 
+class _Pair(NamedTuple):
+    """A row of the table of several runs."""
+
+    name: Name
+    checks: Checks
+
+
 def pairs_table(runs: Sequence[Run]) -> Table:
+    pairs = [_Pair(named.name, Checks(named.run.rows)) for named in named_runs(runs)]
     columns = (
         Column("pair", text=True, of="name.cell"),
         Column("K", of="name.num_draft_tokens", identifies_row=True),
-        Column("verdict", text=True, of=lambda named: _verdict(named.run)),
-        Column("greedy texts identical", of=lambda named: _identical_texts(named.run)),
-        Column("draws", "{:,}".format, lambda named: Checks(named.run.rows).num_draws),
-        Column("smallest p-value", _p_value, lambda named: Checks(named.run.rows).smallest_p_value),
-        Column("power", _share, lambda named: Checks(named.run.rows).power),
+        Column("verdict", text=True, of=lambda pair: _verdict(pair.checks)),
+        Column("greedy texts identical", of=lambda pair: _identical(pair.checks.greedy)),
+        Column("draws", "{:,}".format, "checks.num_draws"),
+        Column("smallest p-value", _p_value, "checks.smallest_p_value"),
+        Column("power", _share, "checks.power"),
     )
     shifts = {row.shift for run in runs for row in run.rows} - {None}
     note = "power: chance of seeing a shift of {:.0%} in a token's distribution."
     return Table.of(
         "recovery",
         _TITLE,
-        named_runs(runs),
+        pairs,
         columns,
-        strong=lambda named: summarise(named.run.rows).verdict == "lossy",
-        faint=lambda named: named.run.status != "ok",
+        strong=lambda pair: pair.checks.verdict == "lossy",
+        faint=lambda pair: pair.checks.verdict not in _STYLES,
         about="Greedy texts token by token, and bets on sampled ones against the target's exact distribution.",
         notes=(note.format(shifts.pop()),) if len(shifts) == 1 else (),
     )
 
 
-def losses(runs: Sequence[Run]) -> list[Line]:
+def losses(every: Sequence[Checks]) -> list[Line]:
     """`Lossless in every check: 13B with 7B, 30B with 7B.`, a sentence for each verdict.
 
     Controls, in which a fault was planted, are left out: they are no verdict on a pair.
     """
-    pairs: dict[str, list[str]] = {verdict: [] for verdict in _HEADLINES}
-    for run in runs:
-        if run.status == "ok" and not _is_control(run):
-            pairs[summarise(run.rows).verdict].append(pair_name(run.last))
-    return [
-        Line(f"{_HEADLINES[verdict]}: {', '.join(dict.fromkeys(names))}.", "strong")
-        for verdict, names in pairs.items()
-        if names
-    ]
+    lines = []
+    for verdict, headline in _HEADLINES.items():
+        of_verdict = [each for each in every if each.verdict == verdict and not each.is_control]
+        names = dict.fromkeys(pair_name(checks.rows[-1]) for checks in of_verdict)
+        if names:
+            lines.append(Line(f"{headline}: {', '.join(names)}.", "strong"))
+    return lines
 
 
-def _is_control(run: Run) -> bool:
-    """Whether a fault was planted, so that the checks must fail."""
-    return run.last.fault not in (None, "none")
-
-
-def _verdict(run: Run) -> str:
+def _verdict(checks: Checks) -> str:
     """`lossless`; of a control also whether the fault was found."""
-    verdict = summarise(run.rows).verdict
-    if not _is_control(run) or run.status != "ok":
-        return verdict
-    return f"{verdict} (a planted fault{'' if verdict == 'lossy' else ' that was missed'})"
-
-
-def _identical_texts(run: Run) -> str | None:
-    greedy = Checks(run.rows).greedy
-    return None if greedy is None else _identical(greedy)
+    if not checks.is_control or checks.verdict not in _STYLES:
+        return checks.verdict
+    missed = "" if checks.verdict == "lossy" else " that was missed"
+    return f"{checks.verdict} (a planted fault{missed})"
 
 
 def _checks(shown: Sequence[RecoveryRow]) -> Table:
@@ -420,7 +378,7 @@ def _checks(shown: Sequence[RecoveryRow]) -> Table:
         Column("p-value", _p_value, "p_value", optional=True),
         Column("power", _share, "power", optional=True),
         Column("accepted", "{:.0%}".format, "acceptance_rate", optional=True),
-        Column("tokens", "{:,}".format, _num_tokens, optional=True),
+        Column("tokens", "{:,}".format, "num_tokens", optional=True),
     )
     return Table.of("recovery", "", shown, columns)
 
@@ -432,7 +390,7 @@ def _kinds(checks: Checks) -> Table:
         Column("kind of request", text=True, of="sampling"),
         Column("drafts", of="verdict"),
         Column("accepted", "{:.0%}".format, "acceptance_rate", optional=True),
-        Column("greedy texts identical", of=_kind_identical, optional=True),
+        Column("greedy texts identical", of=_identical, optional=True),
         Column("draws", of=lambda row: drawn.get(row.sampling), optional=True),
         Column("shown by", text=True, of="finding"),
     )
@@ -454,10 +412,6 @@ def _rounds(checks: Checks) -> Table:
     return Table.of("rounds", "After a while", checks.rounds, columns)
 
 
-def _kind_identical(row: RecoveryRow) -> str | None:
-    return None if row.identical_prompts is None else _identical(row)
-
-
 def _check(row: RecoveryRow) -> str:
     names = {
         "sampled": "all draws",
@@ -466,10 +420,6 @@ def _check(row: RecoveryRow) -> str:
         "logprobs": f"log-probabilities, {row.arm}",
     }
     return names.get(row.check or "", row.check or "")
-
-
-def _num_tokens(row: RecoveryRow) -> int | None:
-    return row.num_tokens if row.check == "greedy" else None
 
 
 def _outcome(row: RecoveryRow) -> str:
@@ -482,7 +432,9 @@ def _outcome(row: RecoveryRow) -> str:
     return "as it should be" if row.verdict == "lossless" else "nothing found"
 
 
-def _identical(row: RecoveryRow) -> str:
+def _identical(row: RecoveryRow | None) -> str | None:
+    if row is None or row.identical_prompts is None:
+        return None
     return f"{row.identical_prompts} of {row.num_prompts}"
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -19,11 +20,16 @@ from harness.commands.recovery.sampling import Sampling, samplings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import DecodingSettings
 from harness.engines.arrivals import Arrival
-from harness.engines.protocol import Arm, Request
+from harness.engines.protocol import Arm, Request, in_batches
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import quick_garbage_collections
+from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.progress import progress, say
+from harness.results.acceptance import Acceptance
+
+# Of a check's row, by name, with `acceptance` as `Session.row` takes it.
+Columns = dict[str, Any]
 
 # Statuses of a server that does not have a parameter.
 _REFUSALS = (400, 404, 422, 501)
@@ -97,12 +103,22 @@ class PlannedRequest:
         )
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(NamedTuple):
     """What an arm answered to a request."""
 
     request: PlannedRequest
     record: RequestRecord
+
+
+def acceptance_of(records: Sequence[RequestRecord]) -> Columns:
+    """Columns about acceptance: without rejections much of the algorithm never ran."""
+    outcomes = (outcome for record in records for outcome in record.outcomes)
+    columns: Columns = {"acceptance": Acceptance.of(outcomes)}
+    # Of servers that report it without iterations.
+    acceptance_rate = acceptance_columns(records)["acceptance_rate"]
+    if acceptance_rate is not None:
+        columns["acceptance_rate"] = acceptance_rate
+    return columns
 
 
 def taken_samplings(
@@ -205,12 +221,19 @@ class Workload:
         return self.shuffled(self._mixed(texts, num_drawn))
 
     def second_turns(
-        self, answers: Sequence[Answer], num_drawn: int, at_place: Sequence[PlannedRequest] = ()
+        self,
+        answers: Sequence[Answer],
+        num_drawn: int,
+        at_place: Sequence[PlannedRequest] = (),
+        num_in_flight: int = 1,
     ) -> list[PlannedRequest]:
         """Requests that go on after greedy answers to the prompts of the run, and those at the one place.
 
+        These come in groups among the others, so that several begin at once, and their prompt is read once for them.
+
         Args:
             answers: to the first turns.
+            num_in_flight: the size of a group.
         """
         texts = []
         for answer in answers:
@@ -221,7 +244,10 @@ class Workload:
                 next_turn = self._prompts[request.index % len(self._prompts)]
                 text = answer.record.token_ids
                 texts.append((*request.prompt, *text, *next_turn[-FOLLOW_UP:]))
-        return self.shuffled([*self._mixed(texts, num_drawn), *at_place])
+        others = self.shuffled(self._mixed(texts, num_drawn))
+        groups = [[request] for request in others] + in_batches(at_place, num_in_flight)
+        order = self._generator.permutation(len(groups))
+        return [request for number in order for request in groups[number]]
 
     def at_place(self, place: tuple[int, ...], num: int) -> list[PlannedRequest]:
         """Requests that continue one place with the first sampling setting."""
@@ -296,6 +322,13 @@ class Asking:
         self, arm: Arm, planned: Sequence[PlannedRequest], num_in_flight: int, doing: str
     ) -> list[Answer]:
         """The answers in the order of the requests. Raises RunError where one failed."""
+        records = self.records(arm, planned, num_in_flight, doing)
+        return [Answer(*answered) for answered in zip(planned, records, strict=True)]
+
+    def records(
+        self, arm: Arm, planned: Sequence[PlannedRequest], num_in_flight: int, doing: str
+    ) -> Sequence[RequestRecord]:
+        """The records alone."""
         requests = [each.request(self.settings.seed) for each in planned]
         num_missing = [each.leave_after or each.num_tokens for each in planned]
         with progress(doing, len(requests)) as advance, quick_garbage_collections():
@@ -312,4 +345,4 @@ class Asking:
             raise RunError(
                 f"{len(failed)} of {len(requests)} requests failed {doing}: {failed[0].error}"
             )
-        return [Answer(*answered) for answered in zip(planned, records, strict=True)]
+        return records

@@ -41,14 +41,14 @@ class TextReference(Protocol):
         reference cannot know: rounding. None where there is no such route.
         """
 
-    def draft_probabilities(
+    def first_proposals(
         self,
         prompts: Sequence[Sequence[int]],
         first_tokens: Sequence[int],
         decoding: DecodingSettings,
-    ) -> Floats | None:
-        """The distribution [B, V] of the first draft token behind each prompt and its first token; None where it is
-        not known, and for a drafter that has none.
+    ) -> tuple[Floats, Floats] | None:
+        """Behind each prompt and its first token, the target's logits [B, V] and the distribution [B, V] of the first
+        draft token; None where that is not known, and for a drafter that has none.
         """
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:

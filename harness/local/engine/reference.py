@@ -120,12 +120,12 @@ class ModelReference:
         *shorter, last = prompt
         return self.logits_along([shorter], [[last, *text]])[0, 1:] if shorter else None
 
-    def draft_probabilities(
+    def first_proposals(
         self,
         prompts: Sequence[Sequence[int]],
         first_tokens: Sequence[int],
         decoding: DecodingSettings,
-    ) -> Floats | None:
+    ) -> tuple[Floats, Floats] | None:
         make = self._runners.make_drafter
         if make is None:
             return None
@@ -134,7 +134,11 @@ class ModelReference:
             drafter.start(prompts, first_tokens, self._runners.target.start(prompts))
             uniforms = torch.zeros(len(prompts), 1, device=self._pair.target.input_device)
             probabilities = drafter.propose(1, uniforms).probabilities
-        return None if probabilities is None else probabilities[:, 0].float().cpu().numpy()
+            if probabilities is None:
+                return None
+            tokens = torch.tensor(first_tokens, device=uniforms.device).unsqueeze(1)
+            logits = self._allowed(self._runners.target.extend(tokens).logits[:, -1])
+        return logits.cpu().numpy(), probabilities[:, 0].float().cpu().numpy()
 
     def close(self) -> None:
         """Give back the memory of the runners."""

@@ -94,7 +94,14 @@ class CacheRunner(TreeRunner):
         require_tokens(prompts)
         before = self._cache
         self._cache = DynamicCache()
-        outputs = self._read(prompts)
+        # As in `start`: a prompt that several rows begin with at once is read once.
+        distinct = list(dict.fromkeys(map(tuple, prompts)))
+        outputs = self._read(distinct)
+        if len(distinct) < len(prompts):
+            rows = to_device([distinct.index(tuple(prompt)) for prompt in prompts], self._device)
+            outputs = tuple(output[rows] for output in outputs)
+            for layer in self._cache.layers:
+                layer.batch_select_indices(rows.to(layer.keys.device))
         num_before = len(self._lengths)
         self._lengths = [*self._lengths, *map(len, prompts)]
         self._append(before, num_before)

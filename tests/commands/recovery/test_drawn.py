@@ -18,21 +18,18 @@ from transformers import (
     TopKLogitsWarper,
 )
 
-from harness.commands.recovery.drawn import (
+from harness.commands.recovery.sampling import Sampling, exact_probabilities, samplings
+from harness.config.settings import DecodingSettings
+from harness.local.decoding.warp import Warp
+from harness.results.statistics.arrays import Floats
+from harness.results.statistics.drawn_tokens import (
     DrawnText,
     Rounding,
     TokenResult,
     TokenTest,
     cell_masses,
-    quantile_ranges,
     tilted,
-    tilts_of,
 )
-from harness.commands.recovery.sampling import Sampling, exact_probabilities, samplings
-from harness.commands.recovery.workload import PlannedRequest
-from harness.config.settings import DecodingSettings
-from harness.local.decoding.warp import Warp
-from harness.results.statistics.arrays import Floats
 
 VOCABULARY_SIZE = 12
 PLAIN = DecodingSettings(temperature=0.7)
@@ -48,34 +45,21 @@ def drawn(probabilities: Floats, seed: int = 1) -> list[int]:
     return [int(generator.choice(VOCABULARY_SIZE, p=row)) for row in probabilities]
 
 
-def after(prompt: int) -> PlannedRequest:
-    """A request with a prompt of one token."""
-    return PlannedRequest((prompt,), Sampling("any", PLAIN), num_tokens=2, index=0)
-
-
 def texts_of(
     exact: Floats, tokens: Sequence[int], length: int, seed: int = 2, prompt: int | None = None
 ) -> list[DrawnText]:
     """Tokens [n] of distributions [n, V] as texts of this length, after the same prompt or one each."""
-    lowest, widths, ranks = quantile_ranges(exact, tokens)
-    random_parts = widths * np.random.default_rng(seed).random(len(tokens))
-    quantiles = np.minimum(lowest + random_parts, np.nextafter(1.0, 0.0))
-    tilts = tilts_of(exact, tokens)
-    texts = []
-    for first in range(0, len(tokens), length):
-        own = slice(first, first + length)
-        texts.append(
-            DrawnText(
-                after(first if prompt is None else prompt),
-                tuple(tokens[own]),
-                widths[own],
-                quantiles[own],
-                widths[own],
-                ranks[own],
-                tilts[own],
-            )
+    generator = np.random.default_rng(seed)
+    return [
+        DrawnText.of(
+            exact[first : first + length],
+            tokens[first : first + length],
+            generator,
+            prompt=(first if prompt is None else prompt,),
+            setting="any",
         )
-    return texts
+        for first in range(0, len(tokens), length)
+    ]
 
 
 def checked(exact: Floats, tokens: Sequence[int]) -> TokenResult:
@@ -182,7 +166,7 @@ def test_changes_that_cancel_out_over_texts_show_after_each() -> None:
     assert TEST.check(continuations([exact] * 3)).verdict == "lossless"
     moved = continuations([[0.6, 0.2, 0.2], [0.4, 0.4, 0.2], exact])
     assert TEST.check(moved).verdict == "lossy"
-    apart = [dataclasses.replace(text, request=after(at)) for at, text in enumerate(moved)]
+    apart = [dataclasses.replace(text, prompt=(at,)) for at, text in enumerate(moved)]
     assert TEST.check(apart).verdict == "lossless"
 
 
@@ -234,7 +218,7 @@ def test_nothing_is_decided_by_too_few_tokens_or_none() -> None:
     few = checked(EVEN[:100], drawn(EVEN[:100]))
     assert (few.verdict, few.power < 0.5) == ("undecided", True)
     none = TEST.check([])
-    assert (none.num_draws, none.p_value, none.verdict) == (0, 1.0, "undecided")
+    assert (none.num_draws, none.p_value, none.verdict) == (0, None, "undecided")
     assert TEST.compare([], 3).verdict == "undecided"
     number = TEST.needed()
     assert number is not None

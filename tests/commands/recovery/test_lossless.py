@@ -13,10 +13,8 @@ import pytest
 import torch
 
 from architectures import random_model
-from harness.commands.recovery.drawn import TokenResult, TokenTest
-from harness.commands.recovery.greedy import judge_greedy
 from harness.commands.recovery.sampling import Sampling
-from harness.commands.recovery.scores import Scores
+from harness.commands.recovery.scores import GreedyTexts, Scores
 from harness.commands.recovery.workload import Answer, PlannedRequest
 from harness.config.faults import FAULTS as PLANTED
 from harness.config.settings import DecodingSettings, ModelSettings
@@ -28,6 +26,7 @@ from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair
 from harness.local.engine.reference import ModelReference, open_reference
 from harness.local.models.loading import LoadedModel
+from harness.results.statistics.drawn_tokens import Finding, TokenResult, TokenTest
 from planted_faults import planted
 from tiny_checkpoints import as_draft
 
@@ -95,10 +94,17 @@ def sample(
         for answer in timed_answer(faulty, tested, question).requests:
             request = PlannedRequest(tuple(PROMPT), sampling, num_tokens, len(answered))
             answered.append(Answer(request, answer))
-    scores = Scores(engine(dtype=dtype).weights.reference, frozenset(), 64, [0])
-    scores.add(answered)
     test = TokenTest(level_share=1e-9, shift=0.15)
-    return test.check(scores.drawn, scores.rounding())
+    reference = engine(dtype=dtype).weights.reference
+    scores = Scores(reference, [sampling], test, frozenset(), 64, [0])
+    scores.add(answered)
+    return TokenResult(**scores.check(test, scores.texts_of(sampling)))
+
+
+def judge_greedy(
+    divergences: list[Divergence | None],
+) -> tuple[Finding, Divergence | None]:
+    return GreedyTexts(frozenset(), divergences).judged()
 
 
 def compare(
@@ -158,8 +164,8 @@ def test_few_draws_decide_nothing() -> None:
 
 def test_a_large_fault_is_known_long_before_the_last_draw() -> None:
     found = sample("bonus_from_wrong_position")
-    assert found.num_until is not None
-    assert found.num_until < found.num_draws / 10
+    assert found.num_draws_until is not None
+    assert found.num_draws_until < found.num_draws / 10
 
 
 def test_half_precision_is_no_loss() -> None:

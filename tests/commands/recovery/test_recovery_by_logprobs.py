@@ -19,8 +19,6 @@ from transformers.generation import utils as generation
 
 import processes
 from echo_server import EchoServer
-from harness.commands.recovery.drawn import TokenTest
-from harness.commands.recovery.reported import RegularReference, ReturnedLogprobs
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import Answer, PlannedRequest
@@ -28,6 +26,8 @@ from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Traits
 from harness.engines.requests import RequestRecord
+from harness.measuring.reported import ReportedReference, ReturnedLogprobs
+from harness.results.statistics.drawn_tokens import TokenTest
 from in_process import Harness, results
 from pair_server import addresses
 from planted_faults import planted
@@ -84,7 +84,7 @@ def test_wrong_log_probabilities_are_found_in_streams_and_not(
     assert mentions(outcome.complaint, *about, FAULTS_OF_LOGPROBS[fault])
     rows = results("recovery")
     assert set(rows["status"]) == {"failed"}
-    assert list(rows["verdict"][rows["check"] == "logprobs"]) == ["right", "wrong"]
+    assert list(rows["verdict"][rows["check"] == "logprobs"]) == ["wrong", "right"]
 
 
 @pytest.mark.slow
@@ -241,7 +241,7 @@ def test_quantiles_in_the_likeliest_tokens_raise_no_false_alarm(
     generator = np.random.default_rng(3)
     rows = generator.dirichlet(np.full(60, 0.15), size=16)
     arm = Showing(rows, num_top if num_top > 0 else 60)
-    reference = RegularReference(arm, [1], 60, num_top, 1)  # type: ignore[arg-type]
+    reference = ReportedReference(arm, [1], 60, num_top, 1)  # type: ignore[arg-type]
     sampling = Sampling("any", DecodingSettings(temperature=temperature, top_p=top_p))
     exact = sampling.probabilities_along(np.log(rows), [1], [0] * 16)
     test = TokenTest(0.01, 0.1)
@@ -253,18 +253,19 @@ def test_quantiles_in_the_likeliest_tokens_raise_no_false_alarm(
             text = [int(generator.choice(60, p=row / row.sum())) for row in drawn_from]
             planned = PlannedRequest((number % 60, number // 60), sampling, len(text), number)
             answered.append(Answer(planned, RequestRecord(number, 1, token_ids=text)))
-        scores = Scores(reference, frozenset(), 8, [0])
+        scores = Scores(reference, [sampling], test, frozenset(), 8, [0])
         scores.add(answered)
-        checks[name] = test.check(scores.drawn, scores.rounding())
-        checks[f"{name} but for rounding"] = test.check(scores.drawn)
-    assert checks["honest"].verdict != "lossy"
+        texts = scores.texts_of(sampling)
+        checks[name] = scores.check(test, texts)["verdict"]
+        checks[f"{name} but for rounding"] = test.check(texts).verdict
+    assert checks["honest"] != "lossy"
     penalised = Sampling("penalised", sampling.decoding, {"presence_penalty": 1.0})
-    assert reference.knows(penalised) == (num_top < 0)
+    assert penalised.is_known_by(num_top) == (num_top < 0)
     if temperature == 1.0 or num_top < 0:
-        assert checks["shifted"].verdict == "lossy"
+        assert checks["shifted"] == "lossy"
         if top_p == 1.0 or num_top < 0:
             # Nothing is unknown there; which unknown token is the last within top-p is.
-            assert checks["honest but for rounding"].verdict == "lossless"
+            assert checks["honest but for rounding"] == "lossless"
 
 
 def test_a_token_that_is_shown_and_cannot_be_drawn_leaves_the_others_as_they_are() -> None:
@@ -272,7 +273,7 @@ def test_a_token_that_is_shown_and_cannot_be_drawn_leaves_the_others_as_they_are
     probabilities[0, :2] = 0.5, 0.4
     arm = Showing(probabilities, 3)
     arm._logprobs[0, 2:] = -9999.0
-    reference = RegularReference(arm, [1], 60, 3, 1)  # type: ignore[arg-type]
+    reference = ReportedReference(arm, [1], 60, 3, 1)  # type: ignore[arg-type]
     [logits] = reference.logits_again([1], [2])
     assert logits[2] == -9999
     assert np.exp(logits).sum() == pytest.approx(1)

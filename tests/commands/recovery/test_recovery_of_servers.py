@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.commands.recovery.greedy import GreedyTexts
+from harness.commands.recovery.scores import GreedyTexts
 from harness.config.errors import RunError
 from harness.engines.requests import RequestRecord
 from harness.local.engine.pair import Pair

@@ -11,10 +11,10 @@ from harness.commands.eval.rows import EvalRow
 from harness.commands.eval.tables import losses as accuracy_losses
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import (
+    Checks,
     losses,
     pairs_table,
     recovery_page,
-    summarise,
 )
 from harness.config.machine import note_command_line
 from harness.results.runs import Run
@@ -56,7 +56,7 @@ def printed(of: list[RecoveryRow], capsys: pytest.CaptureFixture[str]) -> str:
 
 
 def test_lossless_needs_every_check() -> None:
-    summary = summarise(rows())
+    summary = Checks(rows())
     assert summary.verdict == "lossless"
     assert "15 of 15 greedy texts identical" in summary.findings
     assert "25,000 drawn tokens follow the target's distribution" in summary.findings
@@ -66,15 +66,15 @@ def test_lossless_needs_every_check() -> None:
 def test_one_loss_is_a_loss(number: int) -> None:
     changes: list[dict[str, Any]] = [{}, {"verdict": "undecided"}, {"verdict": "undecided"}]
     changes[number] = LOSSY
-    assert summarise(rows(*changes)).verdict == "lossy"
+    assert Checks(rows(*changes)).verdict == "lossy"
 
 
 def test_undecided_says_what_is_missing() -> None:
     weak = {"verdict": "undecided", "power": 0.43}
     assert (
-        summarise(rows({}, weak)).verdict == "lossless"
+        Checks(rows({}, weak)).verdict == "lossless"
     )  # what one part cannot tell, all together can
-    summary = summarise(rows({}, weak, weak))
+    summary = Checks(rows({}, weak, weak))
     assert summary.verdict == "undecided"
     assert "raise num_draws" in summary.in_short
     assert "43.0 %" in summary.in_short
@@ -82,21 +82,21 @@ def test_undecided_says_what_is_missing() -> None:
 
 def test_what_was_not_tested_is_not_called_exact() -> None:
     untested = {"verdict": "undecided", "power": 0.0, "p_value": None, "num_draws": 0}
-    summary = summarise(rows({}, untested, untested))
+    summary = Checks(rows({}, untested, untested))
     assert summary.verdict == "undecided"
     assert "nothing was tested by 0 drawn tokens" in summary.findings
     assert "follow" not in summary.findings
 
 
 def test_lenience_is_lossy_even_if_no_check_shows_it() -> None:
-    summary = summarise(rows(lossy=True, lenience=0.9))
+    summary = Checks(rows(lossy=True, lenience=0.9))
     assert summary.verdict == "lossy"
     assert "lenience 0.9 is lossy by definition" in summary.reason
 
 
 def test_a_server_tells_no_number_format() -> None:
     parted = {"divergence_position": 7, "logit_margin": -0.1, "logit_tolerance": 0.3}
-    sentence = summarise(rows(parted | {"dtype": None})).findings
+    sentence = Checks(rows(parted | {"dtype": None})).findings
     assert "within rounding, 0.3" in sentence
     assert "None" not in sentence
 
@@ -208,11 +208,11 @@ def test_several_runs_are_one_row_each() -> None:
 
 
 def test_losses_are_said_of_real_checks_alone() -> None:
-    control = Run(rows({}, LOSSY, fault="lenience"))
+    control = Checks(rows({}, LOSSY, fault="lenience"))
     assert losses([control]) == []
-    (lossless,) = losses([control, Run(rows())])
+    (lossless,) = losses([control, Checks(rows())])
     assert lossless.text == "Lossless in every check: tiny with tiny_draft."
-    (lossy,) = losses([Run(rows({"verdict": "lossy"}))])
+    (lossy,) = losses([Checks(rows({"verdict": "lossy"}))])
     assert lossy.text == "Lossy: tiny with tiny_draft."
     evaluated = EvalRow(
         model="13B", draft="7B", arm="speculative", seed="all", status="ok", accuracy=0.4

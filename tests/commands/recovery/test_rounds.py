@@ -8,7 +8,7 @@ import pytest
 
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.scored import Drafts, has_fallen
-from harness.commands.recovery.tables import recovery_page, summarise
+from harness.commands.recovery.tables import Checks, recovery_page
 from harness.results.runs import Run
 from pages import full, short
 from wording import mentions
@@ -50,16 +50,16 @@ def test_the_round_in_which_a_loss_began_is_named() -> None:
         row(check="round", round=2, num_requests=400, elapsed_s=60.0),
         row(check="round", round=3, num_requests=800, elapsed_s=120.0, verdict="lossy"),
     ]
-    summary = summarise(rows)
+    summary = Checks(rows)
     assert summary.verdict == "lossy"
     assert mentions(summary.in_short, "after 800 requests", "2 min", "answered wrongly")
     assert mentions(full(recovery_page([Run(rows)])), "2.0", "800", "15 of 15", "lossy")
-    assert "1 further round as the first" in summarise(rows[:2]).findings
+    assert "1 further round as the first" in Checks(rows[:2]).findings
 
 
 def test_a_fall_of_acceptance_is_a_doubt_and_no_loss() -> None:
     fallen = {"acceptance_rate": 0.02, "finding": "acceptance was 62%"}
     rows = [row(check="greedy"), row(check="round", num_requests=400, elapsed_s=60.0, **fallen)]
-    assert summarise(rows).verdict == "lossless"
+    assert Checks(rows).verdict == "lossless"
     shown = short(recovery_page([Run(rows)]))
     assert mentions(shown, "Acceptance of the same questions fell", "400 requests", "2%", "62%")

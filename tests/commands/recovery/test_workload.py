@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
+import itertools
+import operator
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,8 @@ import numpy as np
 import pytest
 
 from echo_questions import TOKENIZER
-from harness.commands.recovery.drawn import DrawnText
 from harness.commands.recovery.sampling import samplings
-from harness.commands.recovery.scores import choose_place, rejected_places
+from harness.commands.recovery.scores import ScoredText, choose_place, rejected_places
 from harness.commands.recovery.workload import Answer, PlannedRequest, Workload, refusal
 from harness.config.errors import RunError
 from harness.config.settings import (
@@ -28,6 +28,7 @@ from harness.engines.timing import quick_garbage_collections
 from harness.local.drafting.methods.model import ModelDraftSettings
 from harness.local.engine.engine import LocalArm, LocalEngine
 from harness.local.engine.pair import Pair
+from harness.results.statistics.drawn_tokens import DrawnText
 from planted_faults import IN_BATCHES, planted
 from tiny_checkpoints import load_pair, save_talkative_pair
 
@@ -138,29 +139,42 @@ def test_many_requests_go_on_at_one_place() -> None:
     # The target's own token, two that are proposed, and the bonus token.
     assert {one.num_tokens for one in at_place} == {4}
     assert {one.sampling.name for one in at_place} == {"as asked"}
-    asked = made.second_turns([], 0, at_place)
+    first = made.first_turns(0)
+    answers = [Answer(one, RequestRecord(0, 1, token_ids=[9] * one.num_tokens)) for one in first]
+    asked = made.second_turns(answers, 40, at_place, num_in_flight=6)
     assert sum(one.is_at_place and one.is_compared for one in asked) == 30
+    # They come in groups of six among the others.
+    lengths = [
+        len(list(group))
+        for at_place, group in itertools.groupby(asked, operator.attrgetter("is_at_place"))
+        if at_place
+    ]
+    assert len(lengths) > 2
+    assert all(length % 6 == 0 for length in lengths)
 
 
 def drawn_text(
     prompt: tuple[int, ...],
     widths: list[float],
     entropies: list[float],
-    rejected: Sequence[int] | None,
-) -> DrawnText:
+    outcomes: Sequence[tuple[int, int]] = (),
+) -> ScoredText:
+    """A text with the outcomes of its iterations, where they are known."""
     request = PlannedRequest(prompt, samplings(DECODING, [])[0], len(widths), 0)
+    record = RequestRecord(0, 1, num_tokens=len(widths), outcomes=list(outcomes))
     zeros = np.zeros(len(widths))
     tokens = tuple(range(len(widths)))
-    return DrawnText(
-        request,
-        tokens,
-        np.array(widths),
-        zeros,
-        np.array(entropies),
+    text = DrawnText(
+        prompt=prompt,
+        setting="any",
+        is_at_place=False,
+        tokens=tokens,
+        widths=np.array(widths),
+        quantiles=zeros,
         ranks=[0] * len(widths),
         tilts=zeros,
-        rejected=rejected,
     )
+    return ScoredText(Answer(request, record), text, np.array(entropies))
 
 
 class KnownDrafts:
@@ -171,32 +185,32 @@ class KnownDrafts:
     def __init__(self, drafts: dict[int, list[float]] | None) -> None:
         self._drafts = drafts
 
-    def logits_along(self, prompts: Any, texts: Any) -> Any:
-        return np.zeros((len(prompts), len(texts[0]), 3))
-
-    def draft_probabilities(self, prompts: Any, first_tokens: Any, decoding: Any) -> Any:
+    def first_proposals(self, prompts: Any, first_tokens: Any, decoding: Any) -> Any:
         if self._drafts is None:
             return None
-        return np.array([self._drafts[token] for token in first_tokens])
+        logits = np.zeros((len(prompts), 3))
+        return logits, np.array([self._drafts[token] for token in first_tokens])
 
 
-def place_in(*texts: DrawnText, drafts: dict[int, list[float]] | None = None) -> tuple[int, ...]:
+def place_in(*texts: ScoredText, drafts: dict[int, list[float]] | None = None) -> tuple[int, ...]:
     reference: Any = KnownDrafts(drafts)
     return choose_place(texts, reference, 2)
 
 
 def test_the_place_is_where_a_proposal_was_rejected_and_the_second_token_is_most_open() -> None:
-    certain = drawn_text((7,), [1.0, 0.9, 1.0, 0.5], [0.0, 0.3, 2.0, 1.0], [1, 3])
+    widths, entropies = [1.0, 0.9, 1.0, 0.5], [0.0, 0.3, 2.0, 1.0]
+    # Token 1 in place of the first of two proposed, and token 3 of the second.
+    certain = drawn_text((7,), widths, entropies, [(2, 0), (2, 1)])
     assert place_in(certain) == (7, 0, 1)
     # Without knowing where, it may be any.
-    assert place_in(dataclasses.replace(certain, rejected=None)) == (7, 0)
-    other = drawn_text((8,), [1.0, 1.0], [0.0, 9.0], [1])
+    assert place_in(drawn_text((7,), widths, entropies)) == (7, 0)
+    other = drawn_text((8,), [1.0, 1.0], [0.0, 9.0], [(2, 0)])
     assert place_in(certain, other, certain) == (8,)
-    assert place_in(dataclasses.replace(certain, rejected=[])) == (7,)
+    assert place_in(drawn_text((7,), widths, entropies, [(3, 3)])) == (7,)
 
 
 def test_the_place_is_where_the_recovered_token_decides_most() -> None:
-    text = drawn_text((7,), [1.0, 1.0, 1.0], [0.0, 9.0, 1.0], [1, 2])
+    text = drawn_text((7,), [1.0, 1.0, 1.0], [0.0, 9.0, 1.0], [(2, 0), (2, 0)])
     # Behind token 0 the draft proposes what the target would draw: nothing is rejected there. Behind token 1 it
     # always proposes token 2, and either of the others may be recovered.
     third = 1 / 3

@@ -338,6 +338,33 @@ def test_a_shared_prefix_is_read_once() -> None:
     assert close(shared.start(prompts).logits, EagerRunner(model).start(prompts).logits)
 
 
+@pytest.mark.parametrize("kind", [StaticRunner, EagerRunner])
+def test_of_equal_prompts_that_join_at_once_one_is_read(
+    kind: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = random_model("llama")
+    runner, alone = kind(model), kind(model)
+    runner.start([[3, 4]])
+    read: list[int] = []
+    whole = runner._read
+
+    def counted(prompts: Any) -> Any:
+        read.append(len(prompts))
+        return whole(prompts)
+
+    monkeypatch.setattr(runner, "_read", counted)
+    prompts = [[5, 6, 7], [8], [5, 6, 7]]
+    logits = runner.add(prompts).logits
+    assert read == [2]
+    assert close(logits, alone.start(prompts).logits)
+    fed = torch.tensor([[9], [10], [11], [12]])
+    assert close(runner.extend(fed).logits[1:], alone.extend(fed[1:]).logits)
+    # What follows is of each row alone, and nothing is kept for later ones.
+    runner.keep([1] * 4)
+    runner.add(prompts[:1])
+    assert read == [2, 1]
+
+
 @pytest.mark.parametrize("name", ["llama", "gemma2", "falcon"])
 def test_random_batches_in_the_same_slots(name: str) -> None:
     """Batches of any size after each other, whose rows end, join and keep what they like: as with the eager runner."""
@@ -367,5 +394,7 @@ def test_random_batches_in_the_same_slots(name: str) -> None:
                 runner.keep(counts)
                 runner.select(rows)
             more = prompts(2) if chance.random() < 0.3 else []
+            # Of equal prompts one is read.
+            more = [*more, *more[:1]]
             assert not more or close(*(runner.add(more).logits for runner in runners))
             num_rows = len(rows) + len(more)

@@ -1,4 +1,4 @@
-"""Do drawn tokens follow the target's distribution? Bets on them (`results.statistics.bets`), valid at any time.
+"""Do drawn tokens follow the distribution that they should? Bets on them (`bets`), valid at any time.
 
 The tokens after a text are sorted from the likeliest down. A token's quantile is the mass of the tokens above it, plus
 a random part of its own mass. With masses 0.5, 0.3 and 0.2 the second token's quantile is drawn from 0.5 to 0.8. If
@@ -6,9 +6,9 @@ each token is drawn from the exact distribution after the text before it, quanti
 [0, 1), in any text and with any sampling setting (Rosenblatt 1952; with the random part, Brockwell 2007).
 
 Bettors share a capital of 1. Some bet on the cell of a quantile: which half, which tenth for its sampling setting,
-which fifth after that of the token before. Some bet on the token itself where many requests go on after the same text
-(`choose_place`). Some bet that all tokens are drawn colder or hotter than they should be, which shows in the rarest.
-Wrong temperatures, residuals and caches move tokens in one of these ways.
+which fifth after that of the token before. Some bet on the token itself where many texts go on after the same one.
+Some bet that all tokens are drawn colder or hotter than they should be, which shows in the rarest. Wrong temperatures,
+residuals and caches move tokens in one of these ways.
 
 Without the exact distribution, tokens of two arms that follow the same text are compared.
 """
@@ -16,15 +16,12 @@ Without the exact distribution, tokens of two arms that follow the same text are
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Literal, Self
 
 import numpy as np
 
-from harness.commands.recovery.greedy import Columns, Finding
-from harness.commands.recovery.rows import DrawnKind
-from harness.commands.recovery.workload import PlannedRequest
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.bets import (
     LEARNERS,
@@ -39,22 +36,25 @@ from harness.results.statistics.bets import (
     visible_shift,
 )
 
+Finding = Literal["lossless", "lossy", "undecided"]
+
 # With less than this chance of seeing the stated shift, finding nothing proves nothing.
 REQUIRED_POWER = 0.99
 # The exact distribution may be twice as far from the arm's as two ways of computing it are apart: the loop's forward
 # passes have shapes that differ from both. In float32 this is nothing.
 _ROUNDING_ALLOWANCE = 2.0
 # Bets that a share of all tokens is drawn from other probabilities, these to a power and normalised: evenly at 0,
-# hotter than they should be below 1, colder above. Exponents and shares.
-_TILTS = (
-    *((0.0, 0.02), (0.0, 0.3), (0.5, 0.1), (0.5, 1.0)),
-    *((0.85, 1.0), (1.2, 1.0), (2.5, 0.1), (2.5, 1.0)),
-)
+# hotter than they should be below 1, colder above. The shares, by exponent.
+_TILTS = {0.0: (0.02, 0.3), 0.5: (0.1, 1.0), 0.85: (1.0,), 1.2: (1.0,), 2.5: (0.1, 1.0)}
+_NUM_TILTS = sum(map(len, _TILTS.values()))
 # Halves; tenths by setting, fifths after fifths, and texts; tilts.
-NUM_BETTORS = len(OF_HALVES) + 3 * len(LEARNERS) + len(_TILTS)
+NUM_BETTORS = len(OF_HALVES) + 3 * len(LEARNERS) + _NUM_TILTS
+# A bettor keeps a little: without any capital he could not go on.
 _LEAST_LEFT = -30.0
 _NUM_CELLS = 10
 _NUM_FIFTHS = 5
+# A quantile is below 1.
+_LARGEST_QUANTILE = np.nextafter(1.0, 0.0)
 # Simulated comparisons of two arms, for their power.
 _NUM_SIMULATED = 40
 
@@ -74,30 +74,29 @@ class Rounding:
     total: float
 
     @classmethod
-    def between(cls, exact: Floats, again: Floats) -> Rounding:
+    def between(cls, exact: Floats, again: Floats) -> Self:
         """Between distributions [n, V] by two routes."""
         edges = np.linspace(0, 1, _NUM_CELLS + 1)
         cells = np.abs(cell_masses(exact, again, edges) / len(exact) - 1 / _NUM_CELLS)
-        won = [share * np.exp(tilted(exact, exponent)) for exponent, share in _TILTS]
-        tilts = [abs(float(((again - exact) * each).sum(-1).mean())) for each in won]
-        total = float(np.abs(again - exact).sum(-1).mean()) / 2
+        moved = again - exact
+        tilts = []
+        for exponent, shares in _TILTS.items():
+            won = np.exp(tilted(exact, exponent))
+            mean = abs(float((moved * won).sum(-1).mean()))
+            tilts += [share * mean for share in shares]
+        total = float(np.abs(moved).sum(-1).mean()) / 2
         return cls(cells=cells, tilts=np.array(tilts), total=total)
 
     @classmethod
-    def mean(cls, several: Sequence[Rounding]) -> Rounding:
+    def mean(cls, several: Sequence[Rounding]) -> Self:
         return cls(
             cells=np.mean([one.cells for one in several], axis=0),
             tilts=np.mean([one.tilts for one in several], axis=0),
             total=float(np.mean([one.total for one in several])),
         )
 
-    def times(self, factor: float) -> Rounding:
-        return Rounding(
-            cells=factor * self.cells, tilts=factor * self.tilts, total=factor * self.total
-        )
 
-
-NO_ROUNDING = Rounding(cells=np.zeros(_NUM_CELLS), tilts=np.zeros(len(_TILTS)), total=0.0)
+NO_ROUNDING = Rounding(cells=np.zeros(_NUM_CELLS), tilts=np.zeros(_NUM_TILTS), total=0.0)
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,53 +104,68 @@ class DrawnText:
     """A text of n tokens that was drawn.
 
     Attributes:
-        request: that it answers.
+        prompt: the tokens before it.
+        setting: the name of its sampling setting.
+        is_at_place: whether it is one of many after the same prompt, which bettors tell from the others.
         widths: [n], the masses of the tokens; of equally likely ones together.
         quantiles: [n], of the tokens.
-        entropies: [n], of the distributions that the tokens were drawn from, in nats.
         ranks: [n], how many tokens are likelier.
-        tilts: [n, t], what bettors on tilted distributions win with each token (`tilts_of`).
-        rejected: places in the text, but the first one, where a proposal was rejected; None where
-            that is not known.
+        tilts: [n, t], the logarithms of what bettors on tilted distributions win with each token.
     """
 
-    request: PlannedRequest
+    prompt: tuple[int, ...]
+    setting: str
+    is_at_place: bool
     tokens: tuple[int, ...]
     widths: Floats
     quantiles: Floats
-    entropies: Floats
     ranks: Sequence[int]
     tilts: Floats
-    rejected: Sequence[int] | None = None
 
+    @classmethod
+    def of(
+        cls,
+        exact: Floats,
+        tokens: Sequence[int],
+        generator: np.random.Generator,
+        *,
+        prompt: tuple[int, ...],
+        setting: str,
+        is_at_place: bool = False,
+    ) -> Self:
+        """A text by the exact distributions [n, V] before its tokens.
 
-def quantile_ranges(exact: Floats, tokens: Sequence[int]) -> tuple[Floats, Floats, list[int]]:
-    """Where the quantiles of tokens [n] in their distributions [n, V] begin, how wide their ranges are, and how many
-    tokens are likelier: [n] each.
-    """
-    own = exact[range(len(tokens)), tokens][:, np.newaxis]
-    # Equally likely tokens have their quantiles at random in all of their mass.
-    widths = (exact * (exact == own)).sum(-1)
-    return (exact * (exact > own)).sum(-1), widths, (exact > own).sum(-1).tolist()
+        Args:
+            generator: of the random parts of quantiles.
+        """
+        rows = range(len(tokens))
+        own = exact[rows, tokens][:, np.newaxis]
+        # Equally likely tokens have their quantiles at random in all of their mass.
+        widths = (exact * (exact == own)).sum(-1)
+        is_likelier = exact > own
+        quantiles = (exact * is_likelier).sum(-1) + generator.random(len(tokens)) * widths
+        tilts = []
+        for exponent, shares in _TILTS.items():
+            won = np.expm1(tilted(exact, exponent)[rows, tokens])
+            tilts += [np.log1p(share * won) for share in shares]
+        return cls(
+            prompt=prompt,
+            setting=setting,
+            is_at_place=is_at_place,
+            tokens=tuple(tokens),
+            widths=widths,
+            quantiles=np.minimum(quantiles, _LARGEST_QUANTILE),
+            ranks=is_likelier.sum(-1).tolist(),
+            tilts=np.stack(tilts, axis=-1),
+        )
 
 
 def tilted(exact: Floats, exponent: float) -> Floats:
     """Logarithms [n, V] of p to this power, normalised, by p itself; 0 where p is 0."""
     logs = np.log(exact, out=np.zeros_like(exact), where=exact > 0)
     sums = (np.exp(exponent * logs) * (exact > 0)).sum(-1, keepdims=True)
-    # A bettor keeps a little: without any capital he could not go on.
     won = np.maximum((exponent - 1) * logs - np.log(sums), _LEAST_LEFT)
     return np.asarray(np.where(exact > 0, won, 0.0))
-
-
-def tilts_of(exact: Floats, tokens: Sequence[int]) -> Floats:
-    """What the bettors on tilted distributions win with tokens [n] of distributions [n, V]: [n, t] logarithms."""
-    rows = range(len(tokens))
-    won = [
-        np.log1p(share * np.expm1(tilted(exact, exponent)[rows, tokens]))
-        for exponent, share in _TILTS
-    ]
-    return np.stack(won, axis=-1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,49 +173,25 @@ class TokenResult:
     """Whether drawn tokens follow the exact distribution.
 
     Attributes:
-        significance_level: evidence of more than 1 in this calls the arm lossy.
         num_draws: tokens.
-        log_evidence: the most that bets on them had won, as a logarithm; at least 0.
-        num_until: tokens until that was enough; None where it never was.
+        evidence: the most that bets on them had won, as a power of 10; at least 0.
+        num_draws_until: tokens until that was enough; None where it never was.
+        p_value: the chance that so much is ever won by luck, at most; None without a token.
+        significance_level: a smaller p-value calls the arm lossy.
         power: the chance to see the stated shift.
-        visible: the smallest shift that is seen with `REQUIRED_POWER`; None where it is not known, or none is.
+        visible_shift: the smallest shift that is seen with `REQUIRED_POWER`; None where it is not known, or none is.
         rounding: the mass that two routes to the same distributions move between halves of quantiles.
     """
 
-    significance_level: float
+    verdict: Finding
     num_draws: int
-    log_evidence: float
-    num_until: int | None
+    evidence: float
+    num_draws_until: int | None
+    p_value: float | None
+    significance_level: float
     power: float
-    visible: float | None = None
-    rounding: float = 0.0
-
-    @property
-    def p_value(self) -> float:
-        """The chance that so much is ever won by luck, at most."""
-        return math.exp(-self.log_evidence)
-
-    @property
-    def verdict(self) -> Finding:
-        if self.num_until is not None:
-            return "lossy"
-        return "lossless" if self.power >= REQUIRED_POWER else "undecided"
-
-    def columns(self, check: DrawnKind, sampling: str | None = None, **further: Any) -> Columns:
-        """Those of its row. `further` are columns that may be None."""
-        return {
-            "check": check,
-            "sampling": sampling,
-            "verdict": self.verdict,
-            "num_draws": self.num_draws,
-            "evidence": self.log_evidence / math.log(10),
-            "num_draws_until": self.num_until,
-            "p_value": self.p_value if self.num_draws else None,
-            "significance_level": self.significance_level,
-            "power": self.power,
-            "visible_shift": self.visible,
-            "rounding": self.rounding,
-        } | further
+    visible_shift: float | None
+    rounding: float
 
 
 @dataclass(frozen=True)
@@ -217,7 +207,7 @@ class TokenTest:
     shift: float
 
     def check(
-        self, texts: Sequence[DrawnText], rounding: dict[str, Rounding] | None = None
+        self, texts: Sequence[DrawnText], rounding: Mapping[str, Rounding] | None = None
     ) -> TokenResult:
         """Test texts, in the order in which they were answered.
 
@@ -227,13 +217,12 @@ class TokenTest:
         if not texts:
             return self._result(np.zeros((1, 0)), power=0.0)
         lengths = [len(text.tokens) for text in texts]
-        allowed = [
-            (rounding or {}).get(text.request.sampling.name, NO_ROUNDING).times(_ROUNDING_ALLOWANCE)
-            for text in texts
-        ]
-        moved = np.repeat([each.cells for each in allowed], lengths, axis=0)
-        moved_tilts = np.repeat([each.tilts for each in allowed], lengths, axis=0)
-        total = np.repeat([each.total for each in allowed], lengths)
+        allowed = [(rounding or {}).get(text.setting, NO_ROUNDING) for text in texts]
+
+        def tolerated(of_texts: Sequence[Floats | float]) -> Floats:
+            return _ROUNDING_ALLOWANCE * np.repeat(np.array(of_texts), lengths, axis=0)
+
+        moved = tolerated([each.cells for each in allowed])
         quantiles = np.concatenate([text.quantiles for text in texts])
         widths = np.concatenate([text.widths for text in texts])
         tilts = np.concatenate([text.tilts for text in texts])
@@ -242,12 +231,10 @@ class TokenTest:
         settings: list[Hashable] = []
         fifths_before: list[int | None] = []
         for text in texts:
-            request = text.request
-            name = request.sampling.name
             ranks += text.ranks
             for place in range(len(text.tokens)):
-                contexts.append((request.prompt, name, text.tokens[:place]))
-                settings.append((name, request.is_at_place, place == 0))
+                contexts.append((text.prompt, text.setting, text.tokens[:place]))
+                settings.append((text.setting, text.is_at_place, place == 0))
                 # Each token is in one pair.
                 is_second = place % 2 == 1
                 before = int(_NUM_FIFTHS * text.quantiles[place - 1]) if is_second else None
@@ -258,12 +245,13 @@ class TokenTest:
         in_pairs = bets_on_cells(
             _NUM_FIFTHS * quantiles, _NUM_FIFTHS, fifths_before, LEARNERS, of_fifths
         )
+        total = tolerated([each.total for each in allowed])
         bettors = [
             bets_on_cells(2 * quantiles, 2, [None] * len(ranks), OF_HALVES, of_halves),
             bets_on_cells(_NUM_CELLS * quantiles, _NUM_CELLS, settings, LEARNERS, moved),
             np.where(is_second_of_pair, in_pairs, 0.0),
             bets_on_outcomes(ranks, widths, contexts, LEARNERS, total),
-            (tilts - np.log1p(moved_tilts)).T,
+            (tilts - np.log1p(tolerated([each.tilts for each in allowed]))).T,
         ]
         off = float(of_halves.sum(-1).mean())
         # The first token of a text is the target's own.
@@ -335,15 +323,20 @@ class TokenTest:
         self, bettors: Floats, power: float, rounding: float = 0.0, visible: float | None = None
     ) -> TokenResult:
         """The result of bettors [b, n]."""
+        num_draws = bettors.shape[-1]
         won = np.maximum.accumulate(np.append(0.0, evidence(bettors)))
         num_until = int(np.searchsorted(won, -math.log(self.level_share)))
+        is_found = num_until < len(won)
+        verdict: Finding = "lossless" if power >= REQUIRED_POWER else "undecided"
         return TokenResult(
+            verdict="lossy" if is_found else verdict,
+            num_draws=num_draws,
+            evidence=float(won[-1]) / math.log(10),
+            num_draws_until=num_until if is_found else None,
+            p_value=math.exp(-won[-1]) if num_draws else None,
             significance_level=self.level_share,
-            num_draws=bettors.shape[-1],
-            log_evidence=float(won[-1]),
-            num_until=num_until if num_until < len(won) else None,
             power=power,
-            visible=visible,
+            visible_shift=visible,
             rounding=rounding,
         )
 

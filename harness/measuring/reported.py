@@ -1,0 +1,236 @@
+"""Log-probabilities that servers report: of given texts, in place of the weights, and of new tokens, to be checked.
+
+Servers show the n likeliest tokens at each place. What they leave out is treated as tokens that are
+equally likely, so that a token among them has a quantile at random in all of their mass: quantiles
+are then uniform as before, and shifts within the rest are invisible. That is exact at temperature 1.
+At another one the mass of the rest also depends on how it is spread: least if it is even and
+temperatures are below 1. `logits_again` has the other extreme, tokens that are as likely as the n-th,
+and the difference counts as rounding.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from harness.config.settings import DecodingSettings
+from harness.engines.divergence import check_known
+from harness.engines.door.reference import Margin
+from harness.engines.protocol import Arm, Likeliest
+from harness.results.statistics.arrays import Floats
+
+# The share of returned log-probabilities that may be further away than the tolerance.
+_MOST_OUTSIDE = 0.01
+# A reading explains wrong ones if it is within the tolerance of this share of them.
+_EXPLAINED = 0.9
+_READINGS = {
+    "raw": "the model's own",
+    "processed": "those after temperature and truncation",
+    "before": "those of the tokens before",
+    "after": "those of the tokens after",
+    "zero": "0",
+}
+# Rounding explains this much of a difference of log-probabilities in any case.
+_LEAST_ROUNDING = 0.001
+# Texts that are scored twice, to see rounding.
+_NUM_TWICE = 16
+
+
+class ReportedReference:
+    """A regular arm's log-probabilities of texts, as the logits of a `TextReference`.
+
+    Args:
+        arm: the regular one, which scores texts.
+        prompt: any, to see whether it does, and how many tokens it knows.
+        num_tokens: those of the tokenizer.
+        num_top: how many of the likeliest are asked for at each place; -1 for all.
+
+    Attributes:
+        rounding: the largest difference of two log-probabilities' errors that rounding explains.
+
+    Raises (each method):
+        RunError: the arm does not give log-probabilities of texts.
+    """
+
+    def __init__(
+        self,
+        arm: Arm,
+        prompt: Sequence[int],
+        num_tokens: int,
+        num_top: int,
+        num_in_flight: int,
+    ) -> None:
+        assert arm.scores is not None
+        self.arm = arm
+        self._scores = arm.scores
+        [[likeliest]] = self._scores([(prompt, prompt[:1])], num_top, 1)
+        # Some models know more tokens than their tokenizer.
+        self.vocabulary_size = max(num_tokens, 1 + max(likeliest))
+        self.rounding = _LEAST_ROUNDING
+        self._num_top = num_top
+        self._num_in_flight = num_in_flight
+
+    def learn_rounding(
+        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], as_drawn: float = 0.0
+    ) -> None:
+        """See what the arm's rounding is: the same texts scored alone and beside others.
+
+        Args:
+            texts: prompts, and texts of the arm after them.
+            as_drawn: how far its scores are from the log-probabilities of tokens that it drew.
+        """
+        twice = texts[:_NUM_TWICE]
+        together = self._scores(twice, self._num_top, self._num_in_flight)
+        differences = [as_drawn]
+        for text, first in zip(twice, together, strict=True):
+            [second] = self._scores([text], self._num_top, 1)
+            for one, other in zip(first, second, strict=True):
+                likeliest = max(one, key=lambda token: one[token])
+                differences.append(abs(one[likeliest] - other.get(likeliest, -math.inf)))
+        self.rounding = max(_LEAST_ROUNDING, 2 * max(differences))
+
+    def first_proposals(
+        self,
+        prompts: Sequence[Sequence[int]],
+        first_tokens: Sequence[int],
+        decoding: DecodingSettings,
+    ) -> None:
+        """Servers do not say them."""
+
+    def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
+        pairs = [(token_ids, [wanted]), (token_ids, [other])]
+        scored = self._scores(pairs, self._num_top, 1)
+        either = {**scored[0][0], **scored[1][0]}
+        # Of a token that is not shown no more is known than that it is less likely than those.
+        least = min(either.values())
+        return Margin(either.get(wanted, least) - either.get(other, least), self.rounding)
+
+    def logits_along(
+        self, prompts: Sequence[Sequence[int]], texts: Sequence[Sequence[int]]
+    ) -> Floats:
+        pairs = list(zip(prompts, texts, strict=True))
+        scored = self._scores(pairs, self._num_top, self._num_in_flight)
+        logits = np.zeros((len(texts), max(map(len, texts)), self.vocabulary_size))
+        for row, of_text in enumerate(scored):
+            logits[row, : len(of_text)] = self._logits(of_text, is_even=True)
+        return logits
+
+    def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
+        """The same by another request, with the tokens that are not shown as unevenly likely as can be."""
+        [scored] = self._scores([(prompt, text)], self._num_top, 1)
+        return self._logits(scored, is_even=False)
+
+    def _logits(self, scored: Sequence[Likeliest], is_even: bool) -> Floats:
+        """Logits [n, V] from the log-probabilities that are shown."""
+        logits = np.full((len(scored), self.vocabulary_size), -math.inf)
+        for row, likeliest in zip(logits, scored, strict=True):
+            shown = sorted(likeliest.items(), key=operator.itemgetter(1), reverse=True)
+            if self._num_top > 0:
+                # An arm may add the token of the text. Whether it is shown must not depend on it.
+                shown = shown[: self._num_top]
+            tokens, logprobs = map(list, zip(*shown, strict=True))
+            check_known(tokens, self.vocabulary_size)
+            row[tokens] = logprobs
+            mass_left = 1 - sum(map(math.exp, logprobs))
+            left = np.flatnonzero(np.isinf(row))
+            if len(left) and mass_left > 0:
+                num_alike = len(left)
+                # Servers also show tokens that cannot be drawn, at -9999.
+                least = math.exp(logprobs[-1])
+                if not is_even and least > 0:
+                    num_alike = max(1, min(num_alike, round(mass_left / least)))
+                row[left[:num_alike]] = math.log(mass_left / num_alike)
+        logits[:, sorted(self.arm.traits.never_drawn)] = -math.inf
+        return logits
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReturnedResult:
+    """Whether returned log-probabilities are right.
+
+    Attributes:
+        num_wrong: tokens with a wrong one, or without any.
+        finding: what they are, in words.
+    """
+
+    verdict: Literal["right", "wrong"]
+    num_tokens: int
+    num_wrong: int
+    finding: str
+
+
+@dataclass
+class ReturnedLogprobs:
+    """Log-probabilities that came with tokens, and what they could be.
+
+    Attributes:
+        returned: NaN of a token without one.
+        readings: what each would be by the reference; NaN where that is not known.
+    """
+
+    returned: list[float] = field(default_factory=list)
+    readings: dict[str, list[float]] = field(default_factory=dict)
+
+    def add(self, returned: Sequence[float | None], raw: Floats, processed: Floats) -> None:
+        """Add those of one text, with the reference's."""
+        self.returned += [math.nan if one is None else one for one in returned]
+        readings = {
+            "raw": raw,
+            "processed": processed,
+            "before": np.concatenate([[math.nan], raw[:-1]]),
+            "after": np.concatenate([raw[1:], [math.nan]]),
+            "zero": np.zeros(len(raw)),
+        }
+        for name, values in readings.items():
+            self.readings.setdefault(name, []).extend(values.tolist())
+
+    def result(self, documented: str | None, tolerance: float) -> ReturnedResult | None:
+        """Whether they are right; None where no log-probability came at all.
+
+        Args:
+            documented: `Dialect.logprobs`; either is right where this is None.
+            tolerance: a larger difference is no rounding.
+        """
+        returned = np.array(self.returned)
+        num_missing = int(np.isnan(returned).sum())
+        if num_missing == len(returned):
+            return None
+        differences = {
+            name: np.abs(returned - np.array(values)) for name, values in self.readings.items()
+        }
+        allowed = ("raw", "processed") if documented is None else (documented,)
+        reading = min(allowed, key=lambda name: (differences[name] > tolerance).sum())
+        is_wrong = differences[reading] > tolerance
+        num_wrong = int(is_wrong.sum())
+        num_compared = int((~np.isnan(differences[reading])).sum())
+        findings = []
+        if num_missing:
+            findings.append(f"{num_missing:,} are missing")
+        if num_wrong > _MOST_OUTSIDE * num_compared:
+            median = np.median(differences[reading][is_wrong])
+            finding = f"{num_wrong:,} are wrong, by {median:.2g} in the median"
+            for name, of_reading in differences.items():
+                known = of_reading[is_wrong & ~np.isnan(of_reading)]
+                if len(known) and (known <= tolerance).mean() >= _EXPLAINED:
+                    finding = f"{num_wrong:,} are {_READINGS[name]}"
+                    break
+            findings.append(finding)
+        return ReturnedResult(
+            verdict="wrong" if findings else "right",
+            num_tokens=len(returned),
+            num_wrong=num_wrong + num_missing,
+            finding="; ".join(findings) or f"all are {_READINGS[reading]}",
+        )
+
+    def rounding(self, tolerance: float) -> float:
+        """How far those of the model itself are from the reference's, but for a few; 0 where others came, or none."""
+        result = self.result("raw", tolerance)
+        if result is None or result.verdict == "wrong":
+            return 0.0
+        differences = np.abs(np.array(self.returned) - self.readings["raw"])
+        return float(np.nanquantile(differences, 1 - _MOST_OUTSIDE))
