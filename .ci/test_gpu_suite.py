@@ -156,6 +156,44 @@ def test_each_measurement_is_saved_and_a_failed_case_keeps_them(
     assert (about["done"], about["error"]) == (True, "RuntimeError: no memory")
 
 
+def test_an_attempt_that_is_cut_off_at_once_leaves_what_there_was(
+    suite: ModuleType, tmp_path: Path
+) -> None:
+    """Its lines and what the table of them needs, of which the next attempt begins anew."""
+    line = {"test": "test_one", "outcome": "passed", "seconds": 1.0}
+    save(tmp_path, "tests", [line], done=False, summary="1 passed")
+    file = tmp_path / "tests.jsonl"
+
+    def measure(save: Any, done: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        suite.run(
+            suite.Other("tests", 1, measure), suite.argparse.Namespace(again=False), file
+        )
+    result = suite.gpu_report.read_file(file)
+    assert result.lines == [line]
+    assert (result.about["attempts"], result.about["done"]) == (2, False)
+    assert "1 passed" in suite.gpu_report.report({"tests": result})
+
+
+def test_there_is_a_report_where_little_was_found(suite: ModuleType, tmp_path: Path) -> None:
+    """Nothing that decides anything, and a profiler that may not see kernels."""
+    versions = dict.fromkeys(("torch_version", "transformers_version", "bitsandbytes_version"), "1")
+    about = {**versions, "timestamp": "2026-11-24T12:00:00", "commit": "abc"}
+    failed = "OutOfMemoryError: CUDA out of memory"
+    save(tmp_path, PAIR, [], error=failed, profile={"regular": []}, **about)
+    report = suite.gpu_report.report(suite.gpu_report.read(tmp_path, [PAIR]))
+    for found in (f"failed: {failed}", "not measured", "no kernels", "regular"):
+        assert found in report
+
+
+def test_a_case_that_hangs_leaves_time_for_others(suite: ModuleType) -> None:
+    minutes = [suite.most_minutes(job) for job in suite.GPU_JOBS]
+    assert all(most >= 2 * job.minutes for most, job in zip(minutes, suite.GPU_JOBS, strict=True))
+    assert minutes[0] < 20
+
+
 def test_the_report_fills_the_readme_with_peers_of_other_processes(
     suite: ModuleType, tmp_path: Path
 ) -> None:

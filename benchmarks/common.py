@@ -219,7 +219,7 @@ def table(
 ) -> Table:
     """A table; of the first `texts` columns those of text are aligned left. Empty notes are left out."""
     columns = tuple(
-        Column(heading, text=index < texts and isinstance(rows[0][index], str))
+        Column(heading, text=index < texts and all(isinstance(row[index], str) for row in rows[:1]))
         for index, heading in enumerate(headings)
     )
     return Table(

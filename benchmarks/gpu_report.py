@@ -129,6 +129,9 @@ def report(results: Mapping[str, Result]) -> str:
         if result.lines:
             tables.append(TABLES.get(name, pair_table)(result.about, result.lines))
         for arm, kernels in result.about.get("profile", {}).items():
+            if not kernels:
+                notes.append(f"the profiler saw no kernels of {name}, {arm}")
+                continue
             headings = ["kernel", "calls", "ms", "share"]
             rows = [(key, calls, f"{ms:.2f}", f"{share:.1%}") for key, calls, ms, share in kernels]
             tables.append(common.table(f"where the time of {name} goes: {arm}", headings, rows))

@@ -57,6 +57,8 @@ from harness.results.locked_files import replace_file
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_ATTEMPTS = 2
+# A case is stopped after so many times its guess, but not before so many minutes.
+_PATIENCE, _LEAST_PATIENCE = 3, 10
 
 
 class Job(Protocol):
@@ -309,8 +311,10 @@ def run(job: Job, options: argparse.Namespace, file: Path | None) -> str | None:
         save_lines(file, [about, *lines[1:]])
 
     print(f"{job.name}: about {job.minutes:g} min", flush=True)
-    done = before.lines if before else []
-    save([{}, *done])
+    # What an attempt that was cut off has saved stays as it is, its first line too, until this one saves something.
+    done, earlier = (before.lines, before.about) if before else ([], {})
+    own = common_columns.keys() | {"seconds", "error"}
+    save([{name: value for name, value in earlier.items() if name not in own}, *done])
     try:
         job.measure(options, save, done)
         save(latest, done=True)
@@ -337,11 +341,16 @@ def run_for(minutes: float, jobs: Sequence[Job], options: argparse.Namespace) ->
         for job in jobs:
             left = deadline - time.monotonic()
             if job is jobs[0] or left >= 60 * job.minutes:
-                run_alone(job, left, options)
+                run_alone(job, min(left, 60 * most_minutes(job)), options)
     finally:
         for directory in (options.out, inductor_cache(options.out)):
             directory.mkdir(parents=True, exist_ok=True)
             print(f"to take home: {shutil.make_archive(str(directory), 'gztar', directory)}")
+
+
+def most_minutes(job: Job) -> float:
+    """The minutes after which a case is taken for one that hangs, so that the others have their turn."""
+    return max(_LEAST_PATIENCE, _PATIENCE * job.minutes)
 
 
 def inductor_cache(out: Path) -> Path:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -243,11 +244,17 @@ def _members(gpus: PretendedGpus) -> dict[str, Any]:
     """The members of `torch.cuda` that are replaced, by name."""
 
     class Event:
+        def __init__(self, enable_timing: bool = False) -> None: ...
+
         def record(self, stream: Any = None) -> None:
             self.awaited = list(gpus.arriving)
+            self.recorded_s = time.perf_counter()
 
         def synchronize(self) -> None:
             gpus.arrive(self.awaited)
+
+        def elapsed_time(self, end: Event) -> float:
+            return 1000 * (end.recorded_s - self.recorded_s)
 
     @contextmanager
     def graph(captured: _Graph, **options: Any) -> Iterator[None]:
