@@ -220,6 +220,41 @@ def test_the_report_fills_the_readme_with_peers_of_other_processes(
     assert begin in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+def run_suite(*arguments: str) -> None:
+    """Run the suite on a pretended GPU, in processes of its own."""
+    variables = {"PRETENDED_GPUS": "1", "OMP_NUM_THREADS": "1"}
+    variables["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests/support")))
+    program = [sys.executable, str(ROOT / "benchmarks/gpu_suite.py"), *arguments]
+    shown = subprocess.run(
+        program, env=os.environ | variables, capture_output=True, text=True, check=False
+    )
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+
+
+def test_on_a_pretended_gpu_cases_run_to_their_end_in_their_own_processes(
+    suite: ModuleType, tmp_path: Path
+) -> None:
+    """A pair and a command; all others, by the command in CONTRIBUTING.md, take half an hour."""
+    wanted = {PAIR, "no-cudnn"}
+    out = tmp_path / "results"
+    for job in suite.GPU_JOBS:
+        if job.name not in wanted:
+            save(out, job.name, [])
+    run_suite("--minutes", "60", "--prompts", "1", "--tokens", "4", "--out", str(out))
+    results = suite.gpu_report.read(out, wanted)
+    assert {name: result.about.get("error") for name, result in results.items()} == dict.fromkeys(
+        wanted
+    )
+    arms = {line["arm"] for line in results[PAIR].lines}
+    assert arms >= {"eager regular", "graphs regular", "graphs speculative"}
+    assert [line["exit_code"] for line in results["no-cudnn"].lines] == [0]
+    report = suite.gpu_report.report(results)
+    for found in ("pretended GPU", "captured passes against eager", "graphs speculative"):
+        assert found in report
+    assert len(list(tmp_path.glob("*.tar.gz"))) == 2
+    assert (out / "results/latency.csv").exists()
+
+
 def test_the_report_says_what_is_decided(suite: ModuleType, tmp_path: Path) -> None:
     both = [1.0, 1.1] * 4
     lines = [

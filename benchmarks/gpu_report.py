@@ -87,7 +87,7 @@ def with_peers(name: str, results: Mapping[str, Result]) -> Result:
         for line in peer.lines:
             count = min(len(line["seconds"]), len(eager["seconds"]))
             ratio = common.ratio(eager["seconds"][:count], line["seconds"][:count])
-            lines.append(line | {"faster_by": vars(ratio)})
+            lines.append(line | {"faster_by": common.bounds(ratio)})
     return Result(result.about, lines)
 
 

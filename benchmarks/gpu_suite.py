@@ -16,8 +16,8 @@ both home from DIR.tar.gz and DIR.inductor.tar.gz. Where a call has ten minutes,
     python -m pip install --no-index --no-deps WHEELS/*.whl
     python benchmarks/gpu_suite.py --minutes 8.5 --out results
 
-Each case runs in its own process. DIR/NAME.jsonl has its results, saved after every measurement, and DIR/NAME.log all
-that it printed. A case that was cut off begins
+Each case runs in its own process. DIR/NAME.jsonl has its results, saved after every measurement, DIR/NAME.log all
+that it printed, and DIR/outputs and DIR/results what its commands save. A case that was cut off begins
 again in the next call (tests and commands go on where they stopped); after two attempts it counts as done with what it
 has, and so does one that failed. --case NAME runs a case (--again: from the beginning), no option runs the next one.
 
@@ -156,8 +156,7 @@ def _run_command(command: str) -> dict[str, Any]:
     began = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "harness", *words[len(variables) :]],
-        cwd=ROOT,
-        env=os.environ | dict(variable.split("=", 1) for variable in variables),
+        env=with_project() | dict(variable.split("=", 1) for variable in variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -173,6 +172,14 @@ def _run_command(command: str) -> dict[str, Any]:
         "seconds": time.perf_counter() - began,
         "fallbacks": [line for line in said if "it runs with runner=" in line],
         "end": said[-120:],
+    }
+
+
+def with_project() -> dict[str, str]:
+    """The environment in which another process finds harness, installed or not."""
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
     }
 
 
@@ -370,9 +377,9 @@ def run_alone(job: Job, seconds: float, options: argparse.Namespace) -> None:
             start_new_session=True,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={"TORCHINDUCTOR_CACHE_DIR": str(inductor_cache(options.out))}
-            | os.environ
-            | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+            # What commands save goes home with the results.
+            cwd=options.out,
+            env={"TORCHINDUCTOR_CACHE_DIR": str(inductor_cache(options.out))} | with_project(),
         )
         try:
             code = process.wait(seconds)

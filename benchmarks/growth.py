@@ -272,7 +272,7 @@ def measure_axis(
             line = {"axis": axis, **dataclasses.asdict(point), "runner": runner, "bare_ms": bare_ms}
             lines.append(
                 line
-                | {"ratios": {part: dataclasses.asdict(ratio) for part, ratio in by_part.items()}}
+                | {"ratios": {part: common.bounds(ratio) for part, ratio in by_part.items()}}
             )
     return lines
 

@@ -305,7 +305,7 @@ def _load_a_model() -> None:
         "num_attention_heads": 1,
     }
     with tempfile.TemporaryDirectory() as directory:
-        LlamaForCausalLM(LlamaConfig(vocab_size=2, **sizes)).save_pretrained(directory)
+        LlamaForCausalLM(LlamaConfig(vocab_size=3, **sizes)).save_pretrained(directory)
         LlamaForCausalLM.from_pretrained(directory)
 
 
