@@ -168,9 +168,7 @@ def test_an_attempt_that_is_cut_off_at_once_leaves_what_there_was(
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        suite.run(
-            suite.Other("tests", 1, measure), suite.argparse.Namespace(again=False), file
-        )
+        suite.run(suite.Other("tests", 1, measure), suite.argparse.Namespace(again=False), file)
     result = suite.gpu_report.read_file(file)
     assert result.lines == [line]
     assert (result.about["attempts"], result.about["done"]) == (2, False)

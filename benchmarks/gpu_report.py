@@ -41,7 +41,6 @@ TABLES: dict[str, Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], Tab
         lines,
     ),
     "tests": _tests_table,
-    "slow-tests": _tests_table,
     **dict.fromkeys(
         ("profile", "no-cudnn", "pdl", "eagle3", "prices", "trees", "commands", "recovery"),
         _commands_table,
@@ -177,6 +176,10 @@ def decisions(results: Mapping[str, Result]) -> Table:
     for case, question, sign in (
         ("trees", "an iteration with a chain, and with a dynamic tree (EAGLE-3)", "an iteration "),
         ("prices", "a pass by width and rows", "×"),
+        ("profile", "the main pair by the command line", "ms/token"),
+        ("no-cudnn", "the same without cuDNN's attention", "ms/token"),
+        ("pdl", "the same with a kernel's prologue before the end of the last one", "ms/token"),
+        ("eagle3", "an EAGLE-3 head", "ms/token"),
     ):
         if case in results:
             for line in results[case].lines:

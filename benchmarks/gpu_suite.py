@@ -284,7 +284,6 @@ GPU_JOBS: list[Job] = [
     Case("7B", "llama_68m", 3, num_draft_tokens=2),
     Case("7B", "llama_68m", 8, every_runner=True),
     Case("llama3.1_70B_4bit", "llama3.1_8B_4bit", 9),
-    Other("slow-tests", 9, partial(run_tests, "gpu and slow")),
 ]
 CPU_JOBS: list[Job] = [
     Other("prices", 1, partial(run_commands, ["map draft_tokens=[1,2] batch_sizes=[1,2]"])),

@@ -6,14 +6,16 @@ So programs that start processes of their own run as they would on a GPU, `bench
     PYTHONPATH=tests/support PRETENDED_GPUS=1 python benchmarks/gpu_suite.py --minutes 60 --out DIR
 
 They know nothing of it. Presets have the architectures of their names in small sizes, and the sizes of attention and
-growth are small too, because the numbers are a CPU's. What a pretended GPU cannot do, which stays to be seen on a real one:
+growth are small too, because the numbers are a CPU's. What stays to be seen on a real GPU:
 
 - nothing is compiled, neither by us nor by `torch.compile`: what is to be compiled runs as it is, captured where it
   would be (`tests/local/runners/test_cuda_code.py` has the code for a GPU);
 - flex_attention fails, an operation of a higher order which no dispatch mode sees;
+- 4-bit weights do not load: bitsandbytes' parameter is a kind of tensor itself, and so is one on a pretended GPU;
+- models are not split over GPU and main memory, whose hooks (accelerate's) make such parameters, too;
 - the profiler finds no kernels;
 - attention has one kernel, whatever cuDNN is told;
-- memory is without end, and peaks are the process's.
+- memory is without end, nothing is subtracted from it, and peaks are the process's.
 """
 
 from __future__ import annotations
@@ -25,7 +27,6 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -70,7 +71,9 @@ def enter() -> None:
     patch.setattr(torch, "compile", _uncompiled)
     patch.setattr(prepared_calls, "compile_call", lambda call, model: call)
     # Without CUDA's library torch would ask each operation for an event.
-    patch.setattr(profiling, "profile", lambda activities: torch.profiler.profile(activities=activities[:1]))
+    patch.setattr(
+        profiling, "profile", lambda activities: torch.profiler.profile(activities=activities[:1])
+    )
     load = PreTrainedModel.from_pretrained.__func__
     patch.setattr(PreTrainedModel, "from_pretrained", classmethod(partial(_load_by_names, load)))
     check = ModelSettings.__post_init__
@@ -81,7 +84,9 @@ def enter() -> None:
             object.__setattr__(settings, "architecture", small(settings.architecture))
 
     patch.setattr(ModelSettings, "__post_init__", check_and_shrink)
-    sys.meta_path.insert(0, _AfterImport({"attention": _shrink_attention, "growth": _shrink_growth}))
+    sys.meta_path.insert(
+        0, _AfterImport({"attention": _shrink_attention, "growth": _shrink_growth})
+    )
 
 
 def small(architecture: Mapping[str, Any]) -> dict[str, Any]:
@@ -160,7 +165,8 @@ def _shrink_growth(growth: Any) -> None:
     pair, measure = growth.Pair, growth.measure
 
     def small_pair(options: Any, vocabulary: int) -> Any:
-        options.layers, options.hidden_size = 4, 64
+        # Without a number torch would ask CUDA for the current one.
+        options.layers, options.hidden_size, options.device = 4, 64, "cuda:0"
         return pair(options, vocabulary // 64)
 
     def measure_small(pair: Any, point: Any, repeats: int) -> Any:

@@ -215,8 +215,9 @@ class PretendedGpus(TorchDispatchMode):
 
     def arrive(self, copies: list[tuple[Tensor, Tensor]]) -> None:
         """These reach main memory."""
-        for destination, numbers in copies:
-            destination.copy_(numbers)
+        with torch.inference_mode():  # outside of it tensors that were made within stay as they are
+            for destination, numbers in copies:
+                destination.copy_(numbers)
         self.arriving = [one for one in self.arriving if all(one is not other for other in copies)]
 
 
