@@ -136,7 +136,7 @@ def test_what_one_wants_to_know_first_is_measured_first(suite: ModuleType) -> No
 
 
 def test_each_measurement_is_saved_and_a_failed_case_keeps_them(
-    suite: ModuleType, tmp_path: Path
+    suite: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[list[str]] = []
     file = tmp_path / "other.jsonl"
@@ -151,6 +151,7 @@ def test_each_measurement_is_saved_and_a_failed_case_keeps_them(
         "other: RuntimeError: no memory"
     )
     assert [json.loads(line) for line in seen[0]][1:] == [{"size": 1}]
+    assert 'raise RuntimeError("no memory")' in capsys.readouterr().err
     about, line = map(json.loads, file.read_text(encoding="utf-8").splitlines())
     assert line == {"size": 1}
     assert (about["done"], about["error"]) == (True, "RuntimeError: no memory")
@@ -232,7 +233,7 @@ def run_suite(*arguments: str) -> None:
 def test_on_a_pretended_gpu_cases_run_to_their_end_in_their_own_processes(
     suite: ModuleType, tmp_path: Path
 ) -> None:
-    """A pair and a command; all others, by the command in CONTRIBUTING.md, take half an hour."""
+    """A pair and a command; all others, by the command in CONTRIBUTING.md, take an hour."""
     wanted = {PAIR, "no-cudnn"}
     out = tmp_path / "results"
     for job in suite.GPU_JOBS:

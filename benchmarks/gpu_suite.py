@@ -36,6 +36,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -328,6 +329,8 @@ def run(job: Job, options: argparse.Namespace, file: Path | None) -> str | None:
         make_table = gpu_report.TABLES.get(job.name, gpu_report.pair_table)
         common.print_tables(make_table(about, latest[1:]))
     except Exception as exception:  # the next call goes on with the next case
+        # Nobody can ask the machine again.
+        traceback.print_exc()
         error = f"{type(exception).__name__}: {exception}".splitlines()[0]
         save(latest, done=True, error=error)
         return f"{job.name}: {error}"

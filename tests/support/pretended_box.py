@@ -34,11 +34,11 @@ import pytest
 
 NAME = "pretended GPU"
 _MEMORY = 80 * 2**30
-# The largest values of an architecture. The heads' width is that of a group of heads with one key, twice.
+# The largest values of an architecture, which has two heads of keys; any number of heads divides the hidden size.
 _LARGEST = {
     "num_hidden_layers": 4,
-    "hidden_size": 64,
-    "intermediate_size": 128,
+    "hidden_size": 96,
+    "intermediate_size": 192,
     "vocab_size": 512,
     "draft_vocab_size": 384,
 }
