@@ -7,12 +7,15 @@ import json
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -294,6 +297,35 @@ def test_the_plan_is_printed_wherever_it_is_called_from(tmp_path: Path) -> None:
     stdout, stderr = process.communicate()
     assert process.returncode == 0, stderr
     assert "commands" in stdout
+
+
+def run_a_case_that_hangs() -> None:
+    program = Path("case")
+    program.write_text(
+        "#!/bin/sh\necho $$ > started.part\nmv started.part started\nexec sleep 600\n"
+    )
+    program.chmod(0o755)
+    suite = str(ROOT / "benchmarks/gpu_suite.py")
+    sys.executable = str(program.resolve())
+    sys.argv = [suite, "--minutes", "5", "--out", "results"]
+    sys.path.insert(0, str(Path(suite).parent))
+    runpy.run_path(suite, run_name="__main__")
+
+
+def test_a_suite_that_is_ended_ends_its_case_and_archives_its_results(tmp_path: Path) -> None:
+    """`timeout` ends it so, and a case that went on would have the GPU."""
+    process = begin_program(run_a_case_that_hangs, tmp_path)
+    # The case runs in the directory of the results.
+    started = tmp_path / "results/started"
+    while not started.exists() and process.poll() is None:
+        time.sleep(0.01)
+    case = psutil.Process(int(started.read_text(encoding="utf-8")))
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM, stderr
+    assert not case.is_running()
+    assert (tmp_path / "results.tar.gz").exists()
+    assert "to take home" in stdout
 
 
 def test_a_capture_that_fails_ends_the_comparison_of_attention_kernels(

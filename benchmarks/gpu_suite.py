@@ -424,6 +424,8 @@ def options_from(jobs: Mapping[str, Job]) -> argparse.Namespace:
 
 
 def main() -> None:
+    # What has a limit of time, `timeout` or a job's, sends it: the case that runs is ended, too, and all is archived.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     jobs = {job.name: job for job in (GPU_JOBS if torch.cuda.is_available() else CPU_JOBS)}
     options = options_from(jobs)
     names = [job.name for job in (*GPU_JOBS, *CPU_JOBS)]
