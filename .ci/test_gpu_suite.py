@@ -7,12 +7,15 @@ import json
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
@@ -136,7 +139,7 @@ def test_what_one_wants_to_know_first_is_measured_first(suite: ModuleType) -> No
 
 
 def test_each_measurement_is_saved_and_a_failed_case_keeps_them(
-    suite: ModuleType, tmp_path: Path
+    suite: ModuleType, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[list[str]] = []
     file = tmp_path / "other.jsonl"
@@ -151,9 +154,46 @@ def test_each_measurement_is_saved_and_a_failed_case_keeps_them(
         "other: RuntimeError: no memory"
     )
     assert [json.loads(line) for line in seen[0]][1:] == [{"size": 1}]
+    assert 'raise RuntimeError("no memory")' in capsys.readouterr().err
     about, line = map(json.loads, file.read_text(encoding="utf-8").splitlines())
     assert line == {"size": 1}
     assert (about["done"], about["error"]) == (True, "RuntimeError: no memory")
+
+
+def test_an_attempt_that_is_cut_off_at_once_leaves_what_there_was(
+    suite: ModuleType, tmp_path: Path
+) -> None:
+    """Its lines and what the table of them needs, of which the next attempt begins anew."""
+    line = {"test": "test_one", "outcome": "passed", "seconds": 1.0}
+    save(tmp_path, "tests", [line], done=False, summary="1 passed")
+    file = tmp_path / "tests.jsonl"
+
+    def measure(save: Any, done: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        suite.run(suite.Other("tests", 1, measure), suite.argparse.Namespace(again=False), file)
+    result = suite.gpu_report.read_file(file)
+    assert result.lines == [line]
+    assert (result.about["attempts"], result.about["done"]) == (2, False)
+    assert "1 passed" in suite.gpu_report.report({"tests": result})
+
+
+def test_there_is_a_report_where_little_was_found(suite: ModuleType, tmp_path: Path) -> None:
+    """Nothing that decides anything, and a profiler that may not see kernels."""
+    versions = dict.fromkeys(("torch_version", "transformers_version", "bitsandbytes_version"), "1")
+    about = {**versions, "timestamp": "2026-11-24T12:00:00", "commit": "abc"}
+    failed = "OutOfMemoryError: CUDA out of memory"
+    save(tmp_path, PAIR, [], error=failed, profile={"regular": []}, **about)
+    report = suite.gpu_report.report(suite.gpu_report.read(tmp_path, [PAIR]))
+    for found in (f"failed: {failed}", "not measured", "no kernels", "regular"):
+        assert found in report
+
+
+def test_a_case_that_hangs_leaves_time_for_others(suite: ModuleType) -> None:
+    minutes = [suite.most_minutes(job) for job in suite.GPU_JOBS]
+    assert all(most >= 2 * job.minutes for most, job in zip(minutes, suite.GPU_JOBS, strict=True))
+    assert minutes[0] < 20
 
 
 def test_the_report_fills_the_readme_with_peers_of_other_processes(
@@ -180,6 +220,41 @@ def test_the_report_fills_the_readme_with_peers_of_other_processes(
     for found in ("1.10×", "4.00×", "98% of 2.00×", "assisted, constant K", "reached"):
         assert found in text
     assert begin in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def run_suite(*arguments: str) -> None:
+    """Run the suite on a pretended GPU, in processes of its own."""
+    variables = {"PRETENDED_GPUS": "1", "OMP_NUM_THREADS": "1"}
+    variables["PYTHONPATH"] = os.pathsep.join((str(ROOT), str(ROOT / "tests/support")))
+    program = [sys.executable, str(ROOT / "benchmarks/gpu_suite.py"), *arguments]
+    shown = subprocess.run(
+        program, env=os.environ | variables, capture_output=True, text=True, check=False
+    )
+    assert shown.returncode == 0, shown.stdout + shown.stderr
+
+
+def test_on_a_pretended_gpu_cases_run_to_their_end_in_their_own_processes(
+    suite: ModuleType, tmp_path: Path
+) -> None:
+    """A pair and a command; all others, by the command in CONTRIBUTING.md, take an hour."""
+    wanted = {PAIR, "no-cudnn"}
+    out = tmp_path / "results"
+    for job in suite.GPU_JOBS:
+        if job.name not in wanted:
+            save(out, job.name, [])
+    run_suite("--minutes", "60", "--prompts", "1", "--tokens", "4", "--out", str(out))
+    results = suite.gpu_report.read(out, wanted)
+    assert {name: result.about.get("error") for name, result in results.items()} == dict.fromkeys(
+        wanted
+    )
+    arms = {line["arm"] for line in results[PAIR].lines}
+    assert arms >= {"eager regular", "graphs regular", "graphs speculative"}
+    assert [line["exit_code"] for line in results["no-cudnn"].lines] == [0]
+    report = suite.gpu_report.report(results)
+    for found in ("pretended GPU", "captured passes against eager", "graphs speculative"):
+        assert found in report
+    assert len(list(tmp_path.glob("*.tar.gz"))) == 2
+    assert (out / "results/latency.csv").exists()
 
 
 def test_the_report_says_what_is_decided(suite: ModuleType, tmp_path: Path) -> None:
@@ -222,6 +297,35 @@ def test_the_plan_is_printed_wherever_it_is_called_from(tmp_path: Path) -> None:
     stdout, stderr = process.communicate()
     assert process.returncode == 0, stderr
     assert "commands" in stdout
+
+
+def run_a_case_that_hangs() -> None:
+    program = Path("case")
+    program.write_text(
+        "#!/bin/sh\necho $$ > started.part\nmv started.part started\nexec sleep 600\n"
+    )
+    program.chmod(0o755)
+    suite = str(ROOT / "benchmarks/gpu_suite.py")
+    sys.executable = str(program.resolve())
+    sys.argv = [suite, "--minutes", "5", "--out", "results"]
+    sys.path.insert(0, str(Path(suite).parent))
+    runpy.run_path(suite, run_name="__main__")
+
+
+def test_a_suite_that_is_ended_ends_its_case_and_archives_its_results(tmp_path: Path) -> None:
+    """`timeout` ends it so, and a case that went on would have the GPU."""
+    process = begin_program(run_a_case_that_hangs, tmp_path)
+    # The case runs in the directory of the results.
+    started = tmp_path / "results/started"
+    while not started.exists() and process.poll() is None:
+        time.sleep(0.01)
+    case = psutil.Process(int(started.read_text(encoding="utf-8")))
+    process.send_signal(signal.SIGTERM)
+    stdout, stderr = process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM, stderr
+    assert not case.is_running()
+    assert (tmp_path / "results.tar.gz").exists()
+    assert "to take home" in stdout
 
 
 def test_a_capture_that_fails_ends_the_comparison_of_attention_kernels(

@@ -205,6 +205,11 @@ def ratio(numerators: Sequence[float], denominators: Sequence[float]) -> Interva
     return ratio_of_totals(numerators, denominators, 10_000, 0)
 
 
+def bounds(ratio: Interval) -> dict[str, float]:
+    """The three numbers of an interval, for a line of JSON; `Interval(**bounds)` is the reverse."""
+    return {"estimate": ratio.estimate, "low": ratio.low, "high": ratio.high}
+
+
 def interval(ratio: Interval, digits: int = 3) -> str:
     """`2.150 to 2.458`; empty where too few were measured for one."""
     return "" if math.isnan(ratio.low) else f"{ratio.low:.{digits}f} to {ratio.high:.{digits}f}"
@@ -219,7 +224,7 @@ def table(
 ) -> Table:
     """A table; of the first `texts` columns those of text are aligned left. Empty notes are left out."""
     columns = tuple(
-        Column(heading, text=index < texts and isinstance(rows[0][index], str))
+        Column(heading, text=index < texts and all(isinstance(row[index], str) for row in rows[:1]))
         for index, heading in enumerate(headings)
     )
     return Table(

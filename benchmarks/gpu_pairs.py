@@ -300,7 +300,7 @@ def lines_of(
             "ms_per_token": 1000 * sum(own) / (len(own) * num_tokens),
         }
         if "eager regular" in seconds:
-            line["faster_by"] = vars(common.ratio(seconds["eager regular"], own))
+            line["faster_by"] = common.bounds(common.ratio(seconds["eager regular"], own))
         if name in arms.watched:
             line |= _decoding_columns(arms, name, num_tokens)
             line |= _step_columns(case, arms, name)

@@ -41,7 +41,6 @@ TABLES: dict[str, Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], Tab
         lines,
     ),
     "tests": _tests_table,
-    "slow-tests": _tests_table,
     **dict.fromkeys(
         ("profile", "no-cudnn", "pdl", "eagle3", "prices", "trees", "commands", "recovery"),
         _commands_table,
@@ -87,7 +86,7 @@ def with_peers(name: str, results: Mapping[str, Result]) -> Result:
         for line in peer.lines:
             count = min(len(line["seconds"]), len(eager["seconds"]))
             ratio = common.ratio(eager["seconds"][:count], line["seconds"][:count])
-            lines.append(line | {"faster_by": vars(ratio)})
+            lines.append(line | {"faster_by": common.bounds(ratio)})
     return Result(result.about, lines)
 
 
@@ -129,6 +128,9 @@ def report(results: Mapping[str, Result]) -> str:
         if result.lines:
             tables.append(TABLES.get(name, pair_table)(result.about, result.lines))
         for arm, kernels in result.about.get("profile", {}).items():
+            if not kernels:
+                notes.append(f"the profiler saw no kernels of {name}, {arm}")
+                continue
             headings = ["kernel", "calls", "ms", "share"]
             rows = [(key, calls, f"{ms:.2f}", f"{share:.1%}") for key, calls, ms, share in kernels]
             tables.append(common.table(f"where the time of {name} goes: {arm}", headings, rows))
@@ -174,6 +176,10 @@ def decisions(results: Mapping[str, Result]) -> Table:
     for case, question, sign in (
         ("trees", "an iteration with a chain, and with a dynamic tree (EAGLE-3)", "an iteration "),
         ("prices", "a pass by width and rows", "×"),
+        ("profile", "the main pair by the command line", "ms/token"),
+        ("no-cudnn", "the same without cuDNN's attention", "ms/token"),
+        ("pdl", "the same with a kernel's prologue before the end of the last one", "ms/token"),
+        ("eagle3", "an EAGLE-3 head", "ms/token"),
     ):
         if case in results:
             for line in results[case].lines:

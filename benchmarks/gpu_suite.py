@@ -16,8 +16,8 @@ both home from DIR.tar.gz and DIR.inductor.tar.gz. Where a call has ten minutes,
     python -m pip install --no-index --no-deps WHEELS/*.whl
     python benchmarks/gpu_suite.py --minutes 8.5 --out results
 
-Each case runs in its own process. DIR/NAME.jsonl has its results, saved after every measurement, and DIR/NAME.log all
-that it printed. A case that was cut off begins
+Each case runs in its own process. DIR/NAME.jsonl has its results, saved after every measurement, DIR/NAME.log all
+that it printed, and DIR/outputs and DIR/results what its commands save. A case that was cut off begins
 again in the next call (tests and commands go on where they stopped); after two attempts it counts as done with what it
 has, and so does one that failed. --case NAME runs a case (--again: from the beginning), no option runs the next one.
 
@@ -36,6 +36,7 @@ import signal
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -57,6 +58,8 @@ from harness.results.locked_files import replace_file
 
 ROOT = Path(__file__).resolve().parents[1]
 MOST_ATTEMPTS = 2
+# A case is stopped after so many times its guess, but not before so many minutes.
+_PATIENCE, _LEAST_PATIENCE = 3, 10
 
 
 class Job(Protocol):
@@ -154,8 +157,7 @@ def _run_command(command: str) -> dict[str, Any]:
     began = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, "-u", "-m", "harness", *words[len(variables) :]],
-        cwd=ROOT,
-        env=os.environ | dict(variable.split("=", 1) for variable in variables),
+        env=with_project() | dict(variable.split("=", 1) for variable in variables),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -171,6 +173,14 @@ def _run_command(command: str) -> dict[str, Any]:
         "seconds": time.perf_counter() - began,
         "fallbacks": [line for line in said if "it runs with runner=" in line],
         "end": said[-120:],
+    }
+
+
+def with_project() -> dict[str, str]:
+    """The environment in which another process finds harness, installed or not."""
+    return {
+        **os.environ,
+        "PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}",
     }
 
 
@@ -275,7 +285,6 @@ GPU_JOBS: list[Job] = [
     Case("7B", "llama_68m", 3, num_draft_tokens=2),
     Case("7B", "llama_68m", 8, every_runner=True),
     Case("llama3.1_70B_4bit", "llama3.1_8B_4bit", 9),
-    Other("slow-tests", 9, partial(run_tests, "gpu and slow")),
 ]
 CPU_JOBS: list[Job] = [
     Other("prices", 1, partial(run_commands, ["map draft_tokens=[1,2] batch_sizes=[1,2]"])),
@@ -309,8 +318,10 @@ def run(job: Job, options: argparse.Namespace, file: Path | None) -> str | None:
         save_lines(file, [about, *lines[1:]])
 
     print(f"{job.name}: about {job.minutes:g} min", flush=True)
-    done = before.lines if before else []
-    save([{}, *done])
+    # What an attempt that was cut off has saved stays as it is, its first line too, until this one saves something.
+    done, earlier = (before.lines, before.about) if before else ([], {})
+    own = common_columns.keys() | {"seconds", "error"}
+    save([{name: value for name, value in earlier.items() if name not in own}, *done])
     try:
         job.measure(options, save, done)
         save(latest, done=True)
@@ -318,6 +329,8 @@ def run(job: Job, options: argparse.Namespace, file: Path | None) -> str | None:
         make_table = gpu_report.TABLES.get(job.name, gpu_report.pair_table)
         common.print_tables(make_table(about, latest[1:]))
     except Exception as exception:  # the next call goes on with the next case
+        # Nobody can ask the machine again.
+        traceback.print_exc()
         error = f"{type(exception).__name__}: {exception}".splitlines()[0]
         save(latest, done=True, error=error)
         return f"{job.name}: {error}"
@@ -337,11 +350,16 @@ def run_for(minutes: float, jobs: Sequence[Job], options: argparse.Namespace) ->
         for job in jobs:
             left = deadline - time.monotonic()
             if job is jobs[0] or left >= 60 * job.minutes:
-                run_alone(job, left, options)
+                run_alone(job, min(left, 60 * most_minutes(job)), options)
     finally:
         for directory in (options.out, inductor_cache(options.out)):
             directory.mkdir(parents=True, exist_ok=True)
             print(f"to take home: {shutil.make_archive(str(directory), 'gztar', directory)}")
+
+
+def most_minutes(job: Job) -> float:
+    """The minutes after which a case is taken for one that hangs, so that the others have their turn."""
+    return max(_LEAST_PATIENCE, _PATIENCE * job.minutes)
 
 
 def inductor_cache(out: Path) -> Path:
@@ -361,9 +379,9 @@ def run_alone(job: Job, seconds: float, options: argparse.Namespace) -> None:
             start_new_session=True,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={"TORCHINDUCTOR_CACHE_DIR": str(inductor_cache(options.out))}
-            | os.environ
-            | {"PYTHONPATH": f"{ROOT}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+            # What commands save goes home with the results.
+            cwd=options.out,
+            env={"TORCHINDUCTOR_CACHE_DIR": str(inductor_cache(options.out))} | with_project(),
         )
         try:
             code = process.wait(seconds)
@@ -406,6 +424,8 @@ def options_from(jobs: Mapping[str, Job]) -> argparse.Namespace:
 
 
 def main() -> None:
+    # What has a limit of time, `timeout` or a job's, sends it: the case that runs is ended, too, and all is archived.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     jobs = {job.name: job for job in (GPU_JOBS if torch.cuda.is_available() else CPU_JOBS)}
     options = options_from(jobs)
     names = [job.name for job in (*GPU_JOBS, *CPU_JOBS)]

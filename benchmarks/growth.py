@@ -271,8 +271,7 @@ def measure_axis(
         for runner, by_part in ratios.items():
             line = {"axis": axis, **dataclasses.asdict(point), "runner": runner, "bare_ms": bare_ms}
             lines.append(
-                line
-                | {"ratios": {part: dataclasses.asdict(ratio) for part, ratio in by_part.items()}}
+                line | {"ratios": {part: common.bounds(ratio) for part, ratio in by_part.items()}}
             )
     return lines
 

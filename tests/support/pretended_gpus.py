@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -214,8 +215,9 @@ class PretendedGpus(TorchDispatchMode):
 
     def arrive(self, copies: list[tuple[Tensor, Tensor]]) -> None:
         """These reach main memory."""
-        for destination, numbers in copies:
-            destination.copy_(numbers)
+        with torch.inference_mode():  # outside of it tensors that were made within stay as they are
+            for destination, numbers in copies:
+                destination.copy_(numbers)
         self.arriving = [one for one in self.arriving if all(one is not other for other in copies)]
 
 
@@ -243,11 +245,17 @@ def _members(gpus: PretendedGpus) -> dict[str, Any]:
     """The members of `torch.cuda` that are replaced, by name."""
 
     class Event:
+        def __init__(self, enable_timing: bool = False) -> None: ...
+
         def record(self, stream: Any = None) -> None:
             self.awaited = list(gpus.arriving)
+            self.recorded_s = time.perf_counter()
 
         def synchronize(self) -> None:
             gpus.arrive(self.awaited)
+
+        def elapsed_time(self, end: Event) -> float:
+            return 1000 * (end.recorded_s - self.recorded_s)
 
     @contextmanager
     def graph(captured: _Graph, **options: Any) -> Iterator[None]:
@@ -298,7 +306,7 @@ def _load_a_model() -> None:
         "num_attention_heads": 1,
     }
     with tempfile.TemporaryDirectory() as directory:
-        LlamaForCausalLM(LlamaConfig(vocab_size=2, **sizes)).save_pretrained(directory)
+        LlamaForCausalLM(LlamaConfig(vocab_size=3, **sizes)).save_pretrained(directory)
         LlamaForCausalLM.from_pretrained(directory)
 
 
