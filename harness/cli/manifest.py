@@ -210,8 +210,8 @@ class SweepCallback(Callback):
         SweepCallback.is_on_slurm = launcher.endswith(".SlurmLauncher")
         print(f"{counted(manifest.num_jobs, 'job')} in {directory}", file=sys.stderr)
         if launcher.endswith((".SlurmLauncher", ".RayLauncher")):
-            # This process only waits now, until its jobs have ended elsewhere: a signal ends that with the sweep's table.
-            # Raised with joblib, it would kill the jobs before their rows are written.
+            # From now on this process only waits for jobs that run elsewhere: a signal ends that with the sweep's
+            # table. Raised in joblib, it would kill the jobs before their rows are written.
             signals.raise_postponed()
 
 

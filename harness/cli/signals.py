@@ -172,7 +172,9 @@ def ending_with_starter() -> Iterator[None]:
     def receive(number: int, _: object) -> None:
         # Rows are written after the first one.
         if not reasons:
-            reasons.append("" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}")
+            reasons.append(
+                "" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
+            )
             raise KeyboardInterrupt(*filter(None, reasons))
 
     def watch() -> None:
@@ -183,7 +185,9 @@ def ending_with_starter() -> Iterator[None]:
 
     # A handler of the launcher's own stays.
     own = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    replaced = {number: before for number, before in own.items() if signal.getsignal(number) is before}
+    replaced = {
+        number: before for number, before in own.items() if signal.getsignal(number) is before
+    }
     for number in replaced:
         signal.signal(number, receive)
     if signal.SIGINT in replaced:
