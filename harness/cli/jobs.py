@@ -182,11 +182,14 @@ def _measured_before(job: Job) -> Sequence[RunRow]:
     return rows
 
 
-def finish(command: str, directory: Path, is_refused: bool) -> tuple[Sequence[RunRow], int]:
+def finish(
+    command: str, directory: Path, *, is_refused: bool, is_interrupted: bool
+) -> tuple[Sequence[RunRow], int]:
     """End this process's sweep: print its table, and return its rows and exit code.
 
     Args:
         is_refused: whether jobs have no rows because of a wrong setting.
+        is_interrupted: whether jobs may have no rows because they were not waited for.
     """
     global _crew
     _crew.dismiss()
@@ -214,7 +217,7 @@ def finish(command: str, directory: Path, is_refused: bool) -> tuple[Sequence[Ru
     )
     num_missing = manifest.num_jobs - len({row.job for row in rows})
     messages = directory / ".submitit"
-    if num_missing and messages.is_dir():
+    if num_missing and messages.is_dir() and not is_interrupted:
         missing = counted(num_missing, "job")
         print(f"harness: {missing} wrote no row; see the messages in {messages}", file=sys.stderr)
     without_rows = 0 if not num_missing else 2 if is_refused else 1

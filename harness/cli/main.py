@@ -292,10 +292,12 @@ class _Invocation:
                 print(text)
                 return
         called = hydra_app.calling(self.run_job, line, names.CONF, names.primary(command))
+        is_interrupted = False
         try:
             with self.reporting(command), redirect_stdout(printed or sys.stdout), called as call:
                 _call_hydra(call)
         except KeyboardInterrupt:
+            is_interrupted = True
             _name_slurm_jobs()
             raise
         finally:
@@ -305,7 +307,9 @@ class _Invocation:
                 from harness.cli import jobs
 
                 is_refused = any(isinstance(error, SettingError) for error in self.errors)
-                self.rows, exit_code = jobs.finish(command, sweep, is_refused)
+                self.rows, exit_code = jobs.finish(
+                    command, sweep, is_refused=is_refused, is_interrupted=is_interrupted
+                )
                 self.exit_codes.append(exit_code)
             if printed is not None:
                 print(printed.getvalue(), end="")
@@ -326,7 +330,8 @@ class _Invocation:
         """
         from harness.cli import composed
 
-        with self.reporting(str(config.get("command"))), signals.within_time_limit():
+        reporting = self.reporting(str(config.get("command")))
+        with reporting, signals.within_time_limit(), signals.ending_with_starter():
             self.rows = composed.run(config)
 
     @contextmanager

@@ -21,6 +21,7 @@ from hydra.experimental.callback import Callback
 from omegaconf import DictConfig, OmegaConf, read_write
 from omegaconf.errors import OmegaConfBaseException
 
+from harness.cli import signals
 from harness.commands.command import Command
 from harness.commands.registry import configured, row_kinds
 from harness.config.amounts import counted
@@ -208,6 +209,10 @@ class SweepCallback(Callback):
         launcher = OmegaConf.select(config, "hydra.launcher._target_") or ""
         SweepCallback.is_on_slurm = launcher.endswith(".SlurmLauncher")
         print(f"{counted(manifest.num_jobs, 'job')} in {directory}", file=sys.stderr)
+        if launcher.endswith((".SlurmLauncher", ".RayLauncher")):
+            # From now on this process only waits for jobs that run elsewhere: a signal ends that with the sweep's
+            # table. Raised in joblib, it would kill the jobs before their rows are written.
+            signals.raise_postponed()
 
 
 def collects_in(directory: Path, kind: type[RunRow], collecting_file: object) -> bool:

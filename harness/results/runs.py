@@ -10,6 +10,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from harness.config.amounts import counted
 from harness.results.row import Row
 from harness.results.rows.prompts import LatencyPromptRow, read_prompts
 from harness.results.schema import RunRow
@@ -89,7 +90,7 @@ class Run(Generic[AnyRunRow]):
         reason = self.last.error or unknown
         num_prompts = getattr(self.last, "num_prompts", None)
         if self.has_figures and num_prompts and not is_incomplete:
-            reason += f" (the figures cover {num_prompts} prompts)"
+            reason += f" (the figures cover {counted(int(num_prompts), 'prompt')})"
         return f"{reason} ({self.times} times)" if self.times > 1 else reason
 
     def row(self, arm: str) -> AnyRunRow | None:

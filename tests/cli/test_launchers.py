@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import signal
 from pathlib import Path
 from subprocess import CompletedProcess
@@ -15,11 +16,13 @@ from harness.cli import main
 from harness.cli.manifest import SweepCallback
 from harness.config.machine import num_usable_cores
 from in_process import Harness
-from processes import run, start
+from processes import run, start, wait_for
 from wording import mentions
 
 NUM_CORES = num_usable_cores()
 FATAL = 7
+# Of the simulated engine: a run that does not end while a test lasts.
+LONG = ["num_prompts=15", "num_warmup=100000", "decoding.max_new_tokens=2000"]
 # An engine that ends its process at one K, and whose runner says how many cores it has. It needs no torch.
 DEADLY = f"""
 import os, signal
@@ -86,8 +89,7 @@ def test_a_job_that_reaches_its_time_limit_keeps_its_rows(tmp_path: Path) -> Non
     preset = ["+launcher=submitit_local", "hydra.launcher.timeout_min=5"]
     # As Slurm's preset has it: a job that was timed out is not put back into the queue.
     preset += ["+hydra.launcher.max_num_timeout=0"]
-    long = ["num_prompts=15", "num_warmup=100000", "decoding.max_new_tokens=2000"]
-    endless = ["engine=simulated", *long]
+    endless = ["engine=simulated", *LONG]
     sweep = start("latency", "-m", *preset, *endless, cwd=tmp_path, until="**/0/environment.json")
     descendants = psutil.Process(sweep.pid).children(recursive=True)
     jobs = [one for one in descendants if "submitit.core._submit" in one.cmdline()]
@@ -141,6 +143,71 @@ def test_ctrl_c_names_the_jobs_that_slurm_goes_on_with(
     monkeypatch.setattr(SweepCallback, "is_on_slurm", True)
     main._name_slurm_jobs()
     assert "scancel 17 23" in capsys.readouterr().err
+
+
+def test_ctrl_c_while_slurm_has_the_jobs_prints_how_to_end_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Submitit waits for a job that a `sbatch` of this test accepts and never runs."""
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    programs = {"sbatch": "echo Submitted batch job 17", "srun": "", "sacct": "sleep 0.01"}
+    for name, line in programs.items():
+        program = tmp_path / "bin" / name
+        program.parent.mkdir(exist_ok=True)
+        program.write_text(f"#!/bin/sh\n{line}\n")
+        program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    sweep = start(
+        "latency", "-m", "+launcher=slurm", "engine=simulated", "seed=1,2",
+        cwd=tmp_path, until="multirun/latency/*/*/.submitit/17_1/*_submitted.pkl",
+    )  # fmt: skip
+    sweep.send_signal(signal.SIGINT)
+    _, printed = sweep.communicate()
+    assert sweep.returncode == 130
+    assert "scancel 17" in printed
+    assert mentions(printed, "0 of 2 jobs")
+    assert "wrote no row" not in printed, "they go on"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_jobs_side_by_side_end_with_their_sweep_and_keep_their_rows(
+    tmp_path: Path, number: int
+) -> None:
+    """Of four jobs two are running, and no other one begins. The signal comes to the user's process alone."""
+    pytest.importorskip("hydra_plugins.hydra_joblib_launcher")
+    preset = ["+launcher=joblib", "hydra.launcher.n_jobs=2"]
+    sweep = start(
+        "latency", "-m", *preset, "engine=simulated", *LONG, "seed=1,2,3,4",
+        cwd=tmp_path, until="**/environment.json",
+    )  # fmt: skip
+    (directory,) = tmp_path.glob("multirun/latency/*/*")
+    wait_for(sweep, directory, "0/environment.json")
+    wait_for(sweep, directory, "1/environment.json")
+    jobs = []
+    for process in psutil.Process(sweep.pid).children(recursive=True):
+        is_running = process.status() != psutil.STATUS_ZOMBIE
+        if is_running and "resource_tracker" not in " ".join(process.cmdline()):
+            jobs.append(process)
+    sweep.send_signal(number)
+    # Not its output: processes that go on would keep that open.
+    sweep.wait()
+    _, alive = psutil.wait_procs(jobs, timeout=60)
+    for process in alive:
+        process.kill()
+    assert not alive
+    sweep.communicate()
+    rows = pd.read_csv(directory / "latency.csv")
+    assert {*rows["job"]} == {0, 1}
+    assert {*rows["status"]} == {"interrupted"}
+
+
+def test_a_mistyped_field_of_a_launcher_is_named_with_the_nearest_one(harness: Harness) -> None:
+    pytest.importorskip("hydra_plugins.hydra_submitit_launcher")
+    mistyped = "hydra.launcher.acount=me"
+    complaint = harness.refused("latency", "-m", "+launcher=slurm", mistyped, "seed=1,2")
+    assert mentions(complaint, "hydra.launcher.acount", "did you mean account?")
+    assert "+hydra" not in complaint
 
 
 @pytest.mark.skipif(importlib.util.find_spec("ray") is not None, reason="Ray is installed")

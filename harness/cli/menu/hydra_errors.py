@@ -6,12 +6,14 @@ Hydra reports `latency model=7C` over several lines. `explained` turns them into
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import shlex
 import typing
 
 from hydra import errors
+from omegaconf.errors import OmegaConfBaseException
 
 from harness.cli.menu import names
 from harness.cli.menu.conversion import alternatives, setting_hints
@@ -48,6 +50,14 @@ def explained(error: Exception, command: str) -> SettingError | None:
     # "Ambiguous value for argument 'model=7B,13B'"
     if "Ambiguous value for argument" in text:
         return _several_values(text.split("'")[1], command)
+    # "Could not override 'hydra.launcher.acount'": Hydra's advice to append it would be refused as well.
+    cause = error.__cause__
+    fields = getattr(cause, "object_type", None)
+    refused = re.match(r"Could not override '([\w.]+)'", text)
+    if refused and isinstance(cause, OmegaConfBaseException) and dataclasses.is_dataclass(fields):
+        known = [field.name for field in dataclasses.fields(fields)]
+        wrong = str(cause.key)
+        return SettingError(refused[1], f"no such field{nearest(wrong, known)}")
     is_hydras = type(error).__module__.startswith("hydra")
     if is_hydras and isinstance(error, errors.HydraException | ValueError):
         said = [text.split("\n\n")[0], *str(error.__cause__ or "").splitlines()[:1]]
