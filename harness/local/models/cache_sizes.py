@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from transformers import DynamicCache, PreTrainedConfig, PreTrainedModel
 
+from harness.local.models.cache_names import cache_of
 from harness.local.models.checkpoints import recurrent_kind
 from harness.local.models.sketch import LayerCache
 
@@ -52,7 +53,7 @@ def _caches_after_one_token(model: PreTrainedModel) -> list[LayerCache]:
             model.set_experts_implementation("batched_mm")
             token = torch.zeros(1, 1, dtype=torch.long, device="meta")
             output: Any = model(input_ids=token, use_cache=True)
-        layers = (getattr(output, "past_key_values", None) or output.cache_params).layers
+        layers = cache_of(output).layers
     except Exception:
         return []
     caches = [_layer_cache(layer) for layer in layers]

@@ -22,6 +22,7 @@ from harness.config.errors import RunError, SettingError
 from harness.config.failures import explain_configuration, first_line
 from harness.config.places import as_typed, check_place
 from harness.config.settings import ModelSettings
+from harness.local.models.cache_names import CACHE
 
 # Layers that keep keys and values by position, or keep nothing: forgetting the last tokens means
 # cutting the cache. Any other kind of layer folds tokens into a state that they cannot leave again.
@@ -127,7 +128,8 @@ def check_decoder(role: str, settings: ModelSettings, config: PreTrainedConfig) 
     else:
         model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
         inputs = inspect.signature(model_class.forward).parameters
-        if "past_key_values" in inputs:
+        # XLM has a dictionary of its own by this name.
+        if CACHE in inputs and "dict[" not in str(inputs[CACHE].annotation):
             return
         reason = "keeps no KV cache; choose a newer transformer"
         if "shared_kv_states" in inputs:

@@ -18,6 +18,7 @@ from transformers.cache_utils import DynamicLayer
 from harness.local.decoding.protocols import Step, TreeRunner
 from harness.local.decoding.transfer import to_device
 from harness.local.decoding.trees import TreeShape
+from harness.local.models.cache_names import cache_name
 
 
 class RollbackError(RuntimeError):
@@ -210,7 +211,7 @@ def run_model(
     with _logits_after(model, last_places):
         output = model(
             input_ids=tokens,
-            past_key_values=cache,
+            **{cache_name(model): cache},
             use_cache=True,
             **arguments,
             **capturing(options),

@@ -36,7 +36,7 @@ from harness.local.runners.recurrent_state import RecurrentState
 from harness.local.runners.slots import UnsupportedModelError
 
 # Names in transformers of what a model hands on from one call to the next.
-_STATES = ("past_key_values", "cache_params", "state")
+_STATES = ("cache", "past_key_values", "cache_params", "state")
 
 # Kept tokens that are read again in every pass. When all rows have more, these get a separate pass.
 _MOST_UNREAD = 16
@@ -285,8 +285,8 @@ class SnapshotRunner(Runner):
             output = self._model(input_ids=tokens, use_cache=True, **arguments)
         values: dict[str, Any] = {}
         for name in _STATES:
-            value = getattr(output, name, None)
-            if name in self._parameters and value is not None:
+            value = getattr(output, name, None) if name in self._parameters else None
+            if value is not None:
                 values[name] = value
         return RecurrentState(values, len(slots)), captured(self._options, output)
 

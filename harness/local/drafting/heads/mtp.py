@@ -28,6 +28,7 @@ from harness.local.drafting.heads.drafter import Draft, stacked
 from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.drafting.heads.unread import Unread
 from harness.local.drafting.kinds.eagle3 import EagleConfig, EagleDrafter, EagleHead
+from harness.local.models.cache_names import CACHE
 
 
 class MtpHead(EagleHead):
@@ -88,7 +89,7 @@ class MtpHead(EagleHead):
             position_embeddings=rotary,
             attention_mask=mask,
             position_ids=cache.positions,
-            past_key_values=cache,
+            **{CACHE: cache},
         )
         return self.shared_norm(states)
 

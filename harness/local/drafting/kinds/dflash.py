@@ -47,6 +47,7 @@ from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.drafting.heads.unread import Unread
 from harness.local.drafting.trees.growth import Predictor
 from harness.local.drafting.trees.head_predictors import MarginalPredictor, TokenPredictor
+from harness.local.models.cache_names import CACHE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,7 +212,7 @@ class BlockHead(LayeredHead):
             how = {
                 "attention_mask": cache.range_mask(first, last),
                 "position_embeddings": rotary,
-                "past_key_values": cache,
+                CACHE: cache,
             }
             states = self.pass_layer(layer, states, how)
         return self.norm(states)

@@ -28,6 +28,7 @@ from harness.local.drafting.heads.formats import Shapes, StoredHead
 from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.drafting.heads.unread import Unread
 from harness.local.drafting.trees.growth import Predictor, most_expanded
+from harness.local.models.cache_names import CACHE
 from harness.local.runners.regions import end_part
 
 
@@ -197,7 +198,7 @@ class EagleHead(LayeredHead):
             how = {
                 "attention_mask": cache.causal_mask(window),
                 "position_embeddings": rotary,
-                "past_key_values": cache,
+                CACHE: cache,
             }
             if index > 0:
                 states = layer(states, **how)
