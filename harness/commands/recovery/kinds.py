@@ -21,7 +21,9 @@ from harness.commands.recovery.workload import (
     PlannedRequest,
     acceptance_of,
     refusal,
+    unasked,
 )
+from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Arm
 from harness.engines.requests import RequestRecord
@@ -74,7 +76,15 @@ class Kind:
 
 
 KindVerdict = Literal[
-    "drafts", "some drafts", "none accepted", "no drafts", "ignored", "refused", "unknown"
+    "drafts",
+    "some drafts",
+    "none accepted",
+    "no drafts",
+    "ignored",
+    "refused",
+    "not asked",
+    "no answer",
+    "unknown",
 ]
 
 
@@ -119,28 +129,47 @@ def kinds(decoding: DecodingSettings, prompt: Sequence[int], chat: bool) -> list
 
 
 def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Columns]:
-    """Ask an arm each kind of request, and the regular one too."""
+    """Ask an arm each kind of request, and the regular one too.
+
+    Raises:
+        RunError: a server answers no more; what was asked before has its rows.
+    """
     every = kinds(asking.settings.decoding, asking.prompts[0], asking.settings.engine.asks_chats)
     say(f"{len(every)} kinds of requests: which of them get drafts?")
     seen: list[Answers] = []
     refused: list[Columns] = []
+    failure: RunError | None = None
+    dangerous = unasked(arm, asking.settings)
     for number, kind in enumerate(every):
-        planned = _planned(kind, asking, 1000 * number)
-        why = refusal(arm, planned[0], asking.settings.seed)
-        if why is not None:
-            refused.append(_row(kind.sampling.name, "refused", f"refused: {why}"))
+        name = kind.sampling.name
+        parameter = name.partition("=")[0]
+        if parameter in dangerous:
+            finding = f"it may end this server, as it ends {dangerous[parameter]}"
+            refused.append(_row(name, "not asked", finding))
             continue
-        if kind.is_long:
-            asking.ask(arm, planned, 1, "asking once, for its cache")
-        doing = f"asking, {kind.sampling.name}"
-        records = asking.records(arm, planned, kind.num_in_flight, doing)
-        expected = None
-        if regular is not None and refusal(regular, planned[0], asking.settings.seed) is None:
-            expected = asking.records(regular, planned, kind.num_in_flight, doing)
+        planned = _planned(kind, asking, 1000 * number)
+        try:
+            why = refusal(arm, planned[0], asking.settings.seed)
+            if why is not None:
+                refused.append(_row(name, "refused", f"refused: {why}"))
+                continue
+            if kind.is_long:
+                asking.ask(arm, planned, 1, "asking once, for its cache")
+            doing = f"asking, {name}"
+            records = asking.records(arm, planned, kind.num_in_flight, doing)
+            expected = None
+            if regular is not None and refusal(regular, planned[0], asking.settings.seed) is None:
+                expected = asking.records(regular, planned, kind.num_in_flight, doing)
+        except RunError as error:
+            failure = error
+            refused.append(_row(name, "no answer", str(error)))
+            break
         seen.append(Answers(kind, records, expected))
     usual = Usual.of(seen)
     yield from (each.check(usual) for each in seen)
     yield from refused
+    if failure is not None:
+        raise failure
 
 
 def _planned(kind: Kind, asking: Asking, first: int) -> list[PlannedRequest]:

@@ -55,7 +55,7 @@ class RecoverySettings(PromptedSettings):
         fault: a mistake planted on purpose, which the same tests must catch.
         samplings: the sampling settings of drawn requests; `as_asked` is the run's own.
             `logprobs` is the run's own with log-probabilities asked for, `logprobs_whole` without a
-            stream. Leave out one that ends the engine.
+            stream. One that is known to end an engine is left out unless it is named.
         reference: what answers are checked against: the model's `weights`, loaded here, or the
             `regular` arm's log-probabilities of them; `auto` takes the weights where they can be
             loaded, and elsewhere those of the regular server if it has any.

@@ -32,7 +32,7 @@ class RecoveryRow(PromptedRow):
     )
     verdict: MaybeText = figure(
         "`lossless`, `lossy` or `undecided`; of `logprobs` `right` or `wrong`; of `kind` `drafts`, `some drafts`,"
-        " `none accepted`, `no drafts`, `ignored`, `refused` or `unknown`"
+        " `none accepted`, `no drafts`, `ignored`, `refused`, `not asked`, `no answer` or `unknown`"
     )
     finding: MaybeText = figure(
         "of `logprobs`: what came; of `reference`: why there is none; of `kind`: by what it shows; of `answers`: how"
@@ -69,7 +69,9 @@ class RecoveryRow(PromptedRow):
         "smallest shift that the test sees with a chance of 99 %; of `round` that of all rounds until then together"
     )
     num_draws_needed: MaybeInt = figure("of an undecided check: a `num_draws` that would be enough")
-    refused: MaybeText = figure("sampling settings that the engine refused, which were not tested")
+    refused: MaybeText = figure(
+        "sampling settings that the engine refused, or that may end it, which were not tested"
+    )
     rounding: MaybeFloat = figure(
         "mass that rounding may move between likelier and less likely tokens"
     )

@@ -248,7 +248,7 @@ def _notes(checks: Checks) -> Iterator[str]:
     else:
         yield f"{checks.answers.finding}.{drawn}"
     if row.refused:
-        yield f"Refused by the engine, so not tested: {row.refused}."
+        yield f"Refused by the engine, or not asked for, so not tested: {row.refused}."
     if checks.reason and checks.findings:
         yield f"{checks.findings}."
     if checks.verdict in _STYLES:

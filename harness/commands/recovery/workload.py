@@ -9,7 +9,7 @@ some are left midway. Many go on at one place, where a wrong recovered token wou
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -124,7 +124,7 @@ def acceptance_of(records: Sequence[RequestRecord]) -> Columns:
 def taken_samplings(
     arm: Arm, settings: RecoverySettings, prompt: Sequence[int]
 ) -> tuple[list[Sampling], list[str]]:
-    """The sampling settings that the engine takes, and the names of those that it refuses.
+    """The sampling settings that the engine takes, and the names of those that it refuses, or that may end it.
 
     Raises:
         RunError: it does not answer at all, or takes none.
@@ -137,16 +137,18 @@ def taken_samplings(
     if engine_of(settings).own_loop:
         # Our loop has temperature, top-k and top-p alone; nobody expects penalties of it.
         return [sampling for sampling in tried if not sampling.parameters], []
-    for dangerous, ended in arm.traits.ended_by.items():
-        if dangerous in settings.samplings:
-            others = ",".join(name for name in settings.samplings if name != dangerous)
-            say(
-                f"a request with {dangerous} may end this server, as it ends {ended}:"
-                f" 'samplings=[{others}]' asks for none"
-            )
     taken: list[Sampling] = []
     refused: list[str] = []
+    dangerous = unasked(arm, settings)
     for sampling in tried:
+        parameter = sampling.name.partition("=")[0]
+        if parameter in dangerous:
+            refused.append(sampling.name)
+            say(
+                f"{sampling.name} is not asked for: it may end this server, as it ends {dangerous[parameter]};"
+                f" 'samplings=[as_asked,{parameter}]' asks for it"
+            )
+            continue
         planned = PlannedRequest(tuple(prompt), sampling, num_tokens=1, index=0)
         if refusal(arm, planned, settings.seed) is None:
             taken.append(sampling)
@@ -158,8 +160,17 @@ def taken_samplings(
             " sampling settings; decoding=greedy tests greedy texts alone"
         )
     if refused:
-        say(f"refused by the engine, and not tested: {', '.join(refused)}")
+        say(f"refused by the engine, or not asked for, and not tested: {', '.join(refused)}")
     return taken, refused
+
+
+def unasked(arm: Arm, settings: RecoverySettings) -> Mapping[str, str]:
+    """Sampling parameters that may end a server for all its users, each with the program that it ended, but for those
+    that the user has named.
+    """
+    is_default = settings.samplings == type(settings).samplings
+    named = () if is_default else settings.samplings
+    return {name: ended for name, ended in arm.traits.ended_by.items() if name not in named}
 
 
 def refusal(arm: Arm, planned: PlannedRequest, seed: int) -> str | None:

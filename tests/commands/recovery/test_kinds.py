@@ -37,8 +37,9 @@ def by_kind(harness: Harness, speculative: EchoServer, *settings: str) -> pd.Dat
     """The rows about kinds, by their name."""
     with ExitStack() as opened:
         servers = addresses(opened, EchoServer(version="0.32.0"), speculative)
-        # Its texts are no model's.
-        harness(*ASKED, *servers, *settings, code=None)
+        # Its texts are no model's. By its name this server is one that top_k may end.
+        named = "samplings=[as_asked,top_k]"
+        harness(*ASKED, *servers, named, *settings, code=None)
     return results("recovery").query("check == 'kind'").set_index("sampling")
 
 
@@ -156,3 +157,15 @@ def test_tools_are_asked_of_chats_alone() -> None:
         names = [kind.sampling.name for kind in kinds(DecodingSettings(), [1, 2], chat)]
         assert ("tools" in names) == chat
         assert {"plain", "JSON schema", "grammar", "n=2", "logit_bias"} < set(names)
+
+
+def test_kinds_before_one_that_ends_the_server_have_their_rows(harness: Harness) -> None:
+    """Three kinds of four requests and one that finds out whether it is taken, after the question who it is."""
+    server = EchoServer(version="0.32.0", num_draft_tokens=4, die_after=18)
+    with ExitStack() as opened:
+        servers = addresses(opened, EchoServer(version="0.32.0"), server)
+        harness(*ASKED, *servers, code=1)
+    found = results("recovery").query("check == 'kind'").verdict.tolist()
+    assert found[-1] == "no answer"
+    assert set(found[:-1]) == {"drafts"}
+    assert 1 <= len(found) - 1 <= 3

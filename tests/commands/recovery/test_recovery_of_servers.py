@@ -242,7 +242,7 @@ def test_without_token_ids_one_server_has_its_greedy_texts_compared(
     assert list(rows["verdict"]) == ["lossless", "undecided"]
 
 
-def test_samplings_can_be_left_out_and_the_one_that_ends_a_vllm_is_named_before(
+def test_samplings_can_be_named_and_the_one_that_ends_a_vllm_is_not_asked_for_by_itself(
     harness: Harness, stack: ExitStack
 ) -> None:
     regular, server = EchoServer(version="0.32.0"), EchoServer(version="0.32.0")
@@ -252,13 +252,19 @@ def test_samplings_can_be_left_out_and_the_one_that_ends_a_vllm_is_named_before(
     assert any(body.get("top_k", 0) > 0 for body in server.bodies)
     assert not any(body.get("top_p", 1) < 1 for body in server.bodies)
     server.bodies.clear()
-    without = harness(*asked, "samplings=[as_asked,top_p]", code=None)
-    assert not any(body.get("top_k", 0) > 0 for body in server.bodies)
-    assert mentions(outcome.stderr, "top_k may end this server", "known-faults.md")
-    assert "samplings=[as_asked]" in outcome.stderr, "the command without it"
-    assert "may end this server" not in without.stderr
     tested = results("recovery")["sampling"].dropna()[:2]
     assert list(tested) == ["as asked", "top_k=5"]
+    assert "may end this server" not in outcome.stderr
+    own = [one for one in asked if not one.startswith("samplings=")]
+    by_itself = harness(*own, "by_kind=true", code=None)
+    assert any(body.get("top_p", 1) < 1 for body in server.bodies)
+    assert not any(body.get("top_k", 0) > 0 for body in server.bodies)
+    assert mentions(by_itself.stderr, "may end this server", "known-faults.md")
+    assert "'samplings=[as_asked,top_k]'" in by_itself.stderr, "the command that asks for it"
+    rows = results("recovery")
+    [kind] = rows.verdict[(rows.check == "kind") & (rows.sampling == "top_k=5")]
+    assert kind == "not asked"
+    assert "top_k=5" in rows.refused.iloc[-1]
 
 
 def test_a_server_that_draws_nothing_is_not_called_lossless(
