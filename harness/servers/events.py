@@ -13,6 +13,7 @@ from pydantic import AliasChoices, AliasPath, BaseModel, ConfigDict, Field, Vali
 
 from harness.config.errors import RunError
 from harness.engines.requests import RequestRecord
+from harness.servers.connection import RequestFailed
 
 # The most draft tokens of one iteration, those of a tree included, and iterations of one answer.
 # They bound the memory that a hostile server could make us take.
@@ -139,7 +140,8 @@ def read_event(content: Any) -> Event:
 
     Raises:
         AnswerError: it has a wrong shape.
-        RunError: it reports a failure, or that the answer was cut off.
+        RequestFailed: it reports a failure with a status.
+        RunError: it reports another one, or that the answer was cut off.
     """
     try:
         event = Event.model_validate(content)
@@ -150,8 +152,13 @@ def read_event(content: Any) -> Event:
         shown = value if len(value) <= 40 else f"{value[:40]}…"
         raise AnswerError(f"{place} is {shown}: {error['msg']}") from invalid
     if event.error:
-        message = event.error.get("message") if isinstance(event.error, dict) else None
-        raise RunError(str(message or event.error))
+        about = event.error if isinstance(event.error, dict) else {}
+        message = str(about.get("message") or event.error)
+        code = about.get("code")
+        # vLLM refuses a parameter within a stream that has begun with status 200.
+        if isinstance(code, int) and code >= 400:
+            raise RequestFailed(message, code)
+        raise RunError(message)
     for choice in event.choices or ():
         if choice.finish_reason in _CUT_OFF:
             raise RunError(f"the server ended the answer early: {choice.finish_reason}")

@@ -67,6 +67,14 @@ def test_a_reported_failure_is_one() -> None:
             read_event({"error": error})
 
 
+@pytest.mark.parametrize(("code", "known"), [(400, 400), (None, 0), ("bad", 0), (True, 0)])
+def test_a_refusal_within_a_stream_has_its_status(code: object, known: int) -> None:
+    """As vLLM refuses `min_p` beside speculation."""
+    with pytest.raises(RunError, match=r"^not yet supported$") as failure:
+        read_event({"error": {"message": "not yet supported", "code": code}})
+    assert getattr(failure.value, "code", 0) == known
+
+
 @pytest.mark.parametrize("reason", ["abort", "error", "cancelled", "timeout", "canceled"])
 def test_an_answer_that_the_server_cut_off_is_no_whole_one(reason: str) -> None:
     choice = {"index": 0, "text": "", "logprobs": None, "finish_reason": reason}
