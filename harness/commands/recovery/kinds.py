@@ -20,8 +20,8 @@ from harness.commands.recovery.workload import (
     Columns,
     PlannedRequest,
     acceptance_of,
+    danger,
     refusal,
-    unasked,
 )
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
@@ -139,13 +139,10 @@ def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Colum
     seen: list[Answers] = []
     refused: list[Columns] = []
     failure: RunError | None = None
-    dangerous = unasked(arm, asking.settings)
     for number, kind in enumerate(every):
         name = kind.sampling.name
-        parameter = name.partition("=")[0]
-        if parameter in dangerous:
-            finding = f"it may end this server, as it ends {dangerous[parameter]}"
-            refused.append(_row(name, "not asked", finding))
+        if why := danger(arm, asking.settings, kind.sampling):
+            refused.append(_row(name, "not asked", why))
             continue
         planned = _planned(kind, asking, 1000 * number)
         try:

@@ -9,7 +9,7 @@ some are left midway. Many go on at one place, where a wrong recovered token wou
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -139,15 +139,10 @@ def taken_samplings(
         return [sampling for sampling in tried if not sampling.parameters], []
     taken: list[Sampling] = []
     refused: list[str] = []
-    dangerous = unasked(arm, settings)
     for sampling in tried:
-        parameter = sampling.name.partition("=")[0]
-        if parameter in dangerous:
+        if why := danger(arm, settings, sampling):
             refused.append(sampling.name)
-            say(
-                f"{sampling.name} is not asked for: it may end this server, as it ends {dangerous[parameter]};"
-                f" 'samplings=[as_asked,{parameter}]' asks for it"
-            )
+            say(f"{sampling.name} is not asked for: {why}")
             continue
         planned = PlannedRequest(tuple(prompt), sampling, num_tokens=1, index=0)
         if refusal(arm, planned, settings.seed) is None:
@@ -164,13 +159,14 @@ def taken_samplings(
     return taken, refused
 
 
-def unasked(arm: Arm, settings: RecoverySettings) -> Mapping[str, str]:
-    """Sampling parameters that may end a server for all its users, each with the program that it ended, but for those
-    that the user has named.
-    """
-    is_default = settings.samplings == type(settings).samplings
-    named = () if is_default else settings.samplings
-    return {name: ended for name, ended in arm.traits.ended_by.items() if name not in named}
+def danger(arm: Arm, settings: RecoverySettings, sampling: Sampling) -> str | None:
+    """Why an arm is not asked for a sampling setting that the user has not named: it may end the server for all."""
+    parameter = sampling.name.partition("=")[0]
+    is_named = settings.samplings != type(settings).samplings and parameter in settings.samplings
+    program = arm.traits.ended_by.get(parameter)
+    if program is None or is_named:
+        return None
+    return f"it may end this server, as it ends {program}; 'samplings=[as_asked,{parameter}]' asks for it"
 
 
 def refusal(arm: Arm, planned: PlannedRequest, seed: int) -> str | None:
