@@ -100,10 +100,10 @@ class Checks:
     def _rounds_findings(self) -> str:
         """In which round a loss began, or that there was none."""
         last = self.rounds[-1]
-        when = f"after {last.num_requests:,} requests ({(last.elapsed_s or 0) / 60:.0f} min)"
         if last.verdict == "lossy":
-            return f"from the round {when} on, the same questions are answered wrongly"
-        found = f"{counted(len(self.rounds), 'further round')} as the first, the last one {when}"
+            return f"from the round {_when(last)} on, the same questions are answered wrongly"
+        number = counted(len(self.rounds), "further round")
+        found = f"{number} as the first, the last one {_when(last)}"
         if last.visible_shift is not None:
             found += (
                 f"; a shift of {last.visible_shift:.1%} would have shown in all of them together"
@@ -280,8 +280,8 @@ def _doubts(checks: Checks) -> list[str]:
     if fallen:
         first = fallen[0]
         doubts.append(
-            f"Acceptance of the same questions fell after {first.num_requests:,} requests"
-            f" ({(first.elapsed_s or 0) / 60:.0f} min): {first.acceptance_rate or 0:.0%}, {first.finding}."
+            f"Acceptance of the same questions fell {_when(first)}: {first.acceptance_rate or 0:.0%},"
+            f" {first.finding}."
         )
     if prompts := too_long(row):
         doubts.append(f"{prompts} {TOO_LONG}.")
@@ -451,6 +451,11 @@ def _greedy_findings(row: RecoveryRow) -> str:
 
 def _least(values: Iterable[float | None]) -> float | None:
     return min((value for value in values if value is not None), default=None)
+
+
+def _when(row: RecoveryRow) -> str:
+    """When a round began."""
+    return f"after {row.num_requests:,} requests ({(row.elapsed_s or 0) / 60:.0f} min)"
 
 
 def _rounding(row: RecoveryRow) -> str:
