@@ -163,7 +163,7 @@ def test_each_measurement_is_saved_and_a_failed_case_keeps_them(
 def test_an_attempt_that_is_cut_off_at_once_leaves_what_there_was(
     suite: ModuleType, tmp_path: Path
 ) -> None:
-    """Its lines and what the table of them needs, of which the next attempt begins anew."""
+    """Both its lines and its first line, which the report's table needs."""
     line = {"test": "test_one", "outcome": "passed", "seconds": 1.0}
     save(tmp_path, "tests", [line], done=False, summary="1 passed")
     file = tmp_path / "tests.jsonl"

@@ -123,7 +123,7 @@ class EngineRecord(RecordWithSettings, Abilities, Generic[OwnSettings]):
     settings: ClassVar[type[EngineSettings]] = EngineSettings
 
     def settings_of(self, run: RunSettings) -> OwnSettings:
-        """What is set under `engine.` in a run with this engine."""
+        """The settings under `engine.` of a run that has this engine."""
         assert isinstance(run.engine, self.settings)
         return cast("OwnSettings", run.engine)
 

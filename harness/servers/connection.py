@@ -37,13 +37,18 @@ def _certificates() -> ssl.SSLContext:
     return httpx2.create_ssl_context()
 
 
+def authorization(key: str | None) -> dict[str, str]:
+    """The headers by which a server knows the key of its API; none without a key."""
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
 def new_client(url: str, key: str | None, timeout_s: float) -> httpx2.AsyncClient:
     """A client of one server, with as many connections as there are requests."""
     import httpx2
 
     return httpx2.AsyncClient(
         base_url=url,
-        headers={"Authorization": f"Bearer {key}"} if key else {},
+        headers=authorization(key),
         timeout=timeout_s,
         verify=_certificates(),
         # Without an expiry: a new connection would be in the times of the arm whose turns are further apart.

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from harness.config.errors import SettingError
+from harness.servers.connection import authorization
 
 WIDTHS = range(1, 17)
 _NUM_ROUNDS = 24
@@ -67,7 +68,7 @@ def pass_times(
         return milliseconds
 
     try:
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        headers = authorization(key)
         base_url = f"{url.rstrip('/')}/"
         with httpx2.Client(base_url=base_url, headers=headers, timeout=_TIMEOUT_S) as client:
             model = client.get("models").raise_for_status().json()["data"][0]["id"]

@@ -421,7 +421,6 @@ def _settled(settings: LatencySettings, available: int) -> tuple[LatencySettings
     """Settings with what follows from the number of prompts of the set, and a message about what `test=true` makes
     shorter; "" for nothing.
     """
-    remembers = engine_of(settings).columns(settings).get("draft_remembers")
     message = ""
     if settings.test:
         prompts = settings.num_asked
@@ -440,7 +439,7 @@ def _settled(settings: LatencySettings, available: int) -> tuple[LatencySettings
     if settings.num_prompts == "auto":
         if settings.precision is not None:
             settings = dataclasses.replace(settings, num_prompts=available)
-        elif remembers:
+        elif engine_of(settings).columns(settings).get("draft_remembers"):
             # A prompt that is asked again finds its own answer in the server's pool.
             asked_once = min(settings.num_asked, available)
             settings = dataclasses.replace(settings, num_prompts=asked_once)

@@ -115,7 +115,7 @@ def require_token_ids(requests: Sequence[RequestRecord]) -> None:
 
 
 class _Context(NamedTuple):
-    """What the distributions of a text's tokens depend on: texts that differ in their last token are scored once."""
+    """Decides the distributions of a text's tokens, so that texts that differ in their last token are scored once."""
 
     prompt: tuple[int, ...]
     sampling: str
@@ -244,7 +244,7 @@ class Scores:
                 self._add_returned(answer.record, logits.astype(np.float64), exact)
 
     def _add_returned(self, record: RequestRecord, logits: Floats, exact: Floats) -> None:
-        """Add the log-probabilities that came with tokens, beside the reference's logits and probabilities [n, V]."""
+        """Add the log-probabilities that came with an answer, and what the reference's logits [n, V] say they are."""
         tokens = record.token_ids
         rows = range(len(tokens))
         own_logits = logits[rows, tokens]
@@ -262,7 +262,7 @@ class Scores:
         return [one.text for one in self.drawn if one.answer.request.sampling in samplings]
 
     def check(self, test: TokenTest, texts: Sequence[DrawnText]) -> Columns:
-        """What a test finds in texts, as columns.
+        """The columns of a test of these texts.
 
         Rounding is how far the distributions along a text of each of some prompts are apart by the reference's two
         routes: many texts in one pass, and a text again (`logits_again`).
@@ -275,7 +275,7 @@ class Scores:
         return dict(vars(test.check(texts, roundings)))
 
     def checks(self) -> list[Columns]:
-        """Of greedy texts, of the tokens of each sampling setting, and last of all of these together."""
+        """The check of greedy texts, then that of drawn tokens for each sampling setting, then that of all of them."""
         found = [self.greedy.columns()]
         for sampling in self._samplings:
             part = self.check(self._token_test, self.texts_of(sampling))

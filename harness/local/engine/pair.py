@@ -281,9 +281,9 @@ class PlacedPair(PlannedPair):
         ]
 
     @property
-    def placed_head(self) -> PlacedPart | None:
-        """A head with its sizes and its device; None without one."""
-        return None if self.head is None else self.parts[1]
+    def head_part(self) -> PlacedPart:
+        """The sizes and the device of a head, of a pair that has one."""
+        return self.parts[1]
 
     @property
     def draft_model(self) -> PlacedModel | None:
@@ -298,8 +298,8 @@ class PlacedPair(PlannedPair):
         devices: list[torch.device] = []
         for model in self.models:
             devices += model.placement.devices
-        if self.placed_head is not None:
-            devices += self.placed_head.placement.devices
+        if self.head is not None:
+            devices += self.head_part.placement.devices
         return list(dict.fromkeys(devices))
 
     def check_runner(self, runner: RunnerName) -> None:
@@ -327,8 +327,8 @@ class PlacedPair(PlannedPair):
             )
         elif draft_settings is not None and len(self.models) == 1:
             how = method_of(draft_settings).describe(draft_settings)
-            if self.head is not None and self.placed_head is not None:
-                size = amount(self.placed_head.sketch.weight_bytes)
+            if self.head is not None:
+                size = amount(self.head_part.sketch.weight_bytes)
                 how = f"{self.head.kind.name} head, {size}"
             lines.append(f"draft {draft_settings.name}: {how}")
         lines += [part.sketch.about_cache for part in self.parts]
@@ -348,10 +348,10 @@ class PlacedPair(PlannedPair):
             "weight_bytes": target.placement.bytes_per_device,
         }
         draft = self.draft_model
-        if self.placed_head is not None:
+        if self.head is not None:
             # A head is in the target's format.
             columns["draft_dtype"] = columns["dtype"]
-            columns["draft_weight_bytes"] = self.placed_head.placement.bytes_per_device
+            columns["draft_weight_bytes"] = self.head_part.placement.bytes_per_device
         elif draft is not None:
             columns["draft_dtype"] = str(draft.dtype).removeprefix("torch.")
             columns["draft_weight_bytes"] = draft.placement.bytes_per_device
@@ -364,8 +364,8 @@ class PlacedPair(PlannedPair):
         if self.shared and isinstance(self.draft_settings, ModelSettings):
             draft = dataclasses.replace(target, settings=self.draft_settings)
         head = None
-        if self.head is not None and self.placed_head is not None:
-            device = self.placed_head.placement.devices[0]
+        if self.head is not None:
+            device = self.head_part.placement.devices[0]
             head = self.head.load(device, target.dtype, target.model)
         return Pair(target, draft, self.tokenizer, head, self.draft_settings, self.translation)
 

@@ -49,8 +49,8 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
         }
         floor_ms = sum(1000 * size / (rates[place] or math.nan) for place, size in read.items())
         roofs.append(Roof(read.total(), None if math.isnan(floor_ms) else floor_ms))
-    if placed.placed_head is not None:
-        head = placed.placed_head.sketch
+    if placed.head is not None:
+        head = placed.head_part.sketch
         read_bytes = head.read_bytes(batch_size) + head.read_cache_bytes(
             batch_size * num_tokens, batch_size
         )

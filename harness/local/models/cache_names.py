@@ -11,6 +11,8 @@ from torch import nn
 _IS_RENAMED = Version(transformers.__version__) >= Version("5.24")
 # Of the library's own modules, such as a layer.
 CACHE = "cache" if _IS_RENAMED else "past_key_values"
+# Of models with keys and values, and of those with recurrent states, in any version.
+CACHES = ("cache", "past_key_values", "cache_params")
 
 
 def cache_name(model: nn.Module) -> str:
@@ -21,8 +23,5 @@ def cache_name(model: nn.Module) -> str:
 
 def cache_of(output: Any) -> Any:
     """The cache that a forward pass returns, of keys and values or of recurrent states."""
-    for name in (CACHE, "past_key_values", "cache_params"):
-        cache = getattr(output, name, None)
-        if cache is not None:
-            return cache
-    return None
+    found = (getattr(output, name, None) for name in CACHES)
+    return next((cache for cache in found if cache is not None), None)

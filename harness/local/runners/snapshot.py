@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.trees import TreeShape
+from harness.local.models.cache_names import CACHES
 from harness.local.runners.attention import without_cudnn
 from harness.local.runners.base import (
     Options,
@@ -36,7 +37,7 @@ from harness.local.runners.recurrent_state import RecurrentState
 from harness.local.runners.slots import UnsupportedModelError
 
 # Names in transformers of what a model hands on from one call to the next.
-_STATES = ("cache", "past_key_values", "cache_params", "state")
+_STATES = (*CACHES, "state")
 
 # Kept tokens that are read again in every pass. When all rows have more, these get a separate pass.
 _MOST_UNREAD = 16

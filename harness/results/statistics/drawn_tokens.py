@@ -206,6 +206,11 @@ class TokenTest:
     level_share: float
     shift: float
 
+    @property
+    def _log_wanted(self) -> float:
+        """The logarithm of what bettors must win for an arm to be called lossy."""
+        return -math.log(self.level_share)
+
     def check(
         self, texts: Sequence[DrawnText], rounding: Mapping[str, Rounding] | None = None
     ) -> TokenResult:
@@ -256,19 +261,16 @@ class TokenTest:
         off = float(of_halves.sum(-1).mean())
         # The first token of a text is the target's own.
         num_decided = len(ranks) - len(texts)
-        log_wanted = -math.log(self.level_share)
-        visible = visible_shift(num_decided, log_wanted, NUM_BETTORS, REQUIRED_POWER, off)
+        visible = visible_shift(num_decided, self._log_wanted, NUM_BETTORS, REQUIRED_POWER, off)
         return self._result(np.concatenate(bettors), self.power(num_decided, off), off, visible)
 
     def power(self, num_draws: int, rounding: float = 0.0) -> float:
         """The chance to see the shift in so many tokens that speculation decides."""
-        log_wanted = -math.log(self.level_share)
-        return power_of_halves(num_draws, self.shift, log_wanted, NUM_BETTORS, rounding)
+        return power_of_halves(num_draws, self.shift, self._log_wanted, NUM_BETTORS, rounding)
 
     def needed(self) -> int | None:
         """The fewest tokens that speculation decides, nearly, which are enough; None where no number is."""
-        log_wanted = -math.log(self.level_share)
-        return draws_needed(self.shift, log_wanted, NUM_BETTORS, REQUIRED_POWER)
+        return draws_needed(self.shift, self._log_wanted, NUM_BETTORS, REQUIRED_POWER)
 
     def compare(
         self,
@@ -325,7 +327,7 @@ class TokenTest:
         """The result of bettors [b, n]."""
         num_draws = bettors.shape[-1]
         won = np.maximum.accumulate(np.append(0.0, evidence(bettors)))
-        num_until = int(np.searchsorted(won, -math.log(self.level_share)))
+        num_until = int(np.searchsorted(won, self._log_wanted))
         is_found = num_until < len(won)
         verdict: Finding = "lossless" if power >= REQUIRED_POWER else "undecided"
         return TokenResult(
