@@ -18,14 +18,15 @@ import pytest
 
 import garbage
 import time_limit
+from harness.config.machine import num_usable_cores
 from harness.config.settings import ModelSettings
 
 if TYPE_CHECKING:
     from in_process import Harness
 
 
-# One thread for each process, because pytest runs one process per core. Before torch is imported, here and in what the
-# tests start. The order of floating-point sums is then the same everywhere, too.
+# One thread for each process, because pytest runs more processes than there are cores. Before torch is imported, here
+# and in what the tests start. The order of floating-point sums is then the same everywhere, too.
 os.environ.update(OMP_NUM_THREADS="1", MKL_NUM_THREADS="1")
 # Nor does its compiler start processes, each of which would import torch first.
 os.environ["TORCHINDUCTOR_COMPILE_THREADS"] = "1"
@@ -56,6 +57,12 @@ os.fsync = lambda descriptor: None
 # from there: tests send both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers() -> int:
+    """One process more than there are cores: a quarter of the time of tests is a wait for what they have started."""
+    return num_usable_cores() + 1
 
 
 def pytest_collectstart() -> None:
