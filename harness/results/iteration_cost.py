@@ -417,14 +417,17 @@ def _steps(
 ) -> Sequence[Step]:
     """The fewest jumps between neighbours that, on top of a line, explain the times; () where none do.
 
-    At each turn the jump is added that explains most. With fewer points than a line, a jump and one to test them with
-    nothing can be said.
+    At each turn the jump is added that explains most. With fewer widths than a line, a jump and one to test them with
+    nothing can be said. Runs of one width differ by more than noise, but not by a jump.
     """
+    places = [
+        place for place in range(1, len(points)) if points[place].width > points[place - 1].width
+    ]
     design = line
     found: list[int] = []
-    while len(ms) - design.shape[1] > 1 and not _fits(design, ms, errors, freedom):
+    while len(places) - design.shape[1] > 0 and not _fits(design, ms, errors, freedom):
         left = {}
-        for place in range(1, len(ms)):
+        for place in places:
             if place not in found:
                 jump = (np.arange(len(ms)) >= place).astype(float)
                 larger = np.column_stack([design, jump])
