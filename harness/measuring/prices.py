@@ -69,23 +69,32 @@ def iteration_cost(
                 measured.setdefault((load, point.width), []).append(point)
     for point in by_phases:
         measured.setdefault((point.rows, point.width), [point])
-    points = []
-    for _, several in sorted(measured.items()):
-        steps = [point.steps for point in several if point.steps.is_known]
-        drafted = [point.drafted for point in several]
-        answers = [point.answers for point in several if point.answers]
-        first = several[0]
-        points.append(
-            Point(
-                first.width,
-                first.rows,
-                mean_time([point.ms for point in several]),
-                mean_time(steps) if steps else Interval(),
-                float(np.mean(drafted)),
-                Answers(*np.mean(answers, axis=0).tolist()) if answers else None,
-            )
-        )
-    return IterationCost(tuple(points), source, refused)
+    return IterationCost(
+        [_mean(several) for _, several in sorted(measured.items())], source, refused
+    )
+
+
+def measured_over_k(runs: Sequence[Run[LatencyRow]]) -> IterationCost:
+    """The iterations of runs of one pair that differ in K, as they were measured: nothing follows from phases."""
+    measured: dict[tuple[int, int], list[Point]] = {}
+    for run in runs:
+        for point in points_of(run):
+            measured.setdefault((point.rows, point.width), []).append(point)
+    return IterationCost([_mean(several) for _, several in sorted(measured.items())])
+
+
+def _mean(several: Sequence[Point]) -> Point:
+    """What several runs measured of one width and load, as one point."""
+    steps = [point.steps for point in several if point.steps.is_known]
+    answers = [point.answers for point in several if point.answers]
+    return Point(
+        several[0].width,
+        several[0].rows,
+        mean_time([point.ms for point in several]),
+        mean_time(steps) if steps else Interval(),
+        float(np.mean([point.drafted for point in several])),
+        Answers(*np.mean(answers, axis=0).tolist()) if answers else None,
+    )
 
 
 def points_of(run: Run[LatencyRow]) -> list[Point]:

@@ -402,9 +402,10 @@ def _residuals(design: Floats, ms: Floats, errors: Floats) -> Floats:
 
 def _coefficients(design: Floats, ms: Floats, errors: Floats, freedom: float) -> Sequence[Interval]:
     """Weighted least squares, each with its interval."""
-    weighted = design / errors[:, None]
-    covariance = np.linalg.inv(weighted.T @ weighted)
-    found = covariance @ weighted.T @ (ms / errors)
+    # Not by `weighted.T @ weighted`, which overflows where a file holds a number that no machine takes.
+    inverse = np.linalg.pinv(design / errors[:, None])
+    covariance = inverse @ inverse.T
+    found = inverse @ (ms / errors)
     widths = t_quantile((1 - CONFIDENCE) / 2, freedom) * np.sqrt(np.diag(covariance))
     return [
         Interval(float(value), float(value - width), float(value + width))
@@ -417,17 +418,14 @@ def _steps(
 ) -> Sequence[Step]:
     """The fewest jumps between neighbours that, on top of a line, explain the times; () where none do.
 
-    At each turn the jump is added that explains most. With fewer widths than a line, a jump and one to test them with
-    nothing can be said. Runs of one width differ by more than noise, but not by a jump.
+    At each turn the jump is added that explains most. With fewer points than a line, a jump and one to test them with
+    nothing can be said.
     """
-    places = [
-        place for place in range(1, len(points)) if points[place].width > points[place - 1].width
-    ]
     design = line
     found: list[int] = []
-    while len(places) - design.shape[1] > 0 and not _fits(design, ms, errors, freedom):
+    while len(ms) - design.shape[1] > 1 and not _fits(design, ms, errors, freedom):
         left = {}
-        for place in places:
+        for place in range(1, len(ms)):
             if place not in found:
                 jump = (np.arange(len(ms)) >= place).astype(float)
                 larger = np.column_stack([design, jump])

@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 from harness.config.errors import SettingError
 from harness.engines.simulated.settings import SimulatedSettings
 from harness.results.cost_tables import read_table
-from harness.results.iteration_cost import IterationCost, Point, Shape, mean_time
+from harness.results.iteration_cost import IterationCost, Shape, mean_time
 from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.ratios import ratio_of_products
 
@@ -288,23 +288,3 @@ def test_a_word_selects_rows_of_a_table(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(TABLE)
     (cost,) = read_table("costs", f"{tmp_path}/t.csv@chat").costs.values()
     assert cost.break_even(4).estimate == pytest.approx(11 * 2.5 / 22)
-
-
-@pytest.mark.parametrize("jump_ms", [0.0, 12.0])
-def test_runs_of_one_k_that_differ_are_no_step(jump_ms: float) -> None:
-    """A report has several runs of each K, on days on which the machine was 4 % faster or slower."""
-    settings = SimulatedSettings(jumps={9: jump_ms} if jump_ms else {})
-    rng = np.random.default_rng(0)
-    num_iterations = np.full(15, 20.0)
-    points = []
-    for k in (2, 4, 6, 8, 10):
-        for _ in range(4):
-            prompts = 1 + 0.01 * rng.standard_normal(15)
-            ms = settings.iteration_ms(k) * np.exp(0.04 * rng.standard_normal()) * prompts
-            iteration = ratio_of_products([ms * num_iterations], [num_iterations])
-            points.append(Point(k + 1, 1, iteration))
-    shape = IterationCost(points).shape()
-    assert shape is not None
-    assert not shape.is_line
-    assert all(step.before < step.after for step in shape.steps)
-    assert ("from 7 to 9" in " ".join(map(str, shape.steps))) == (jump_ms > 0)

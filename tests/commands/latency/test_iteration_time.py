@@ -111,6 +111,28 @@ def test_a_draft_token_never_takes_less_than_no_time() -> None:
     assert "-0" not in line
 
 
+def test_runs_of_one_k_are_one_point_of_the_line() -> None:
+    """A report has several runs of each K, of days on which the machine was a few per cent faster or slower: that is no
+    step of an iteration from one width to the same.
+    """
+    days = (0.94, 0.97, 1.02, 1.07)
+    runs = [run_of(k, 21.4 * day, 3.1 * day, noise=0.01) for k in (2, 4, 6, 8) for day in days]
+    line = iteration_line(runs) or ""
+    assert "12 prompts and 4 runs" in line
+    assert "no line" not in line
+    bounds = re.findall(r"([\d.]+) ms \(([\d.]+) to ([\d.]+)\)", line)
+    for (_, low, high), planted in zip(bounds, (21.4, 3.1), strict=True):
+        assert float(low) < planted < float(high)
+    stairs = [
+        run_of(k, 21.4 * day, 3.1 * day, noise=0.01, jump=20.0)
+        for k in (2, 4, 6, 8, 10)
+        for day in days
+    ]
+    line = iteration_line(stairs) or ""
+    assert line.count("at K=6") == 1
+    assert mentions(line, "from 7 to 9 tokens")
+
+
 def test_a_staircase_is_shown_as_points_with_its_step() -> None:
     line = sweep(21.4, 3.1, ks=(2, 4, 6, 8, 10), jump=12.0, noise=0.01)
     found = re.fullmatch(

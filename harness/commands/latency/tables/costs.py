@@ -12,6 +12,7 @@ from harness.measuring.prices import (
     StepCosts,
     costs_in_steps,
     lengths_by_k,
+    measured_over_k,
     points_of,
     steps_by_k,
 )
@@ -108,11 +109,6 @@ def share_of_iteration(rows: Sequence[LatencyRow]) -> float | None:
     run.prompt_rows = []
     known = [point for point in points_of(run) if point.width > 1 and point.steps.is_known]
     return 1 / known[0].steps.estimate if known else None
-
-
-def measured_over_k(runs: Sequence[Run[LatencyRow]]) -> IterationCost:
-    """The iterations of runs of one pair that differ in K, as they were measured: nothing follows from phases."""
-    return IterationCost([point for run in runs for point in points_of(run)])
 
 
 def iteration_line(runs: Sequence[Run[LatencyRow]]) -> str | None:
