@@ -138,6 +138,36 @@ def test_the_power_is_that_of_simulated_draws() -> None:
     assert visible_shift(5, wanted, 12, 0.99) is None
 
 
+@pytest.mark.parametrize("num_draws", range(290, 300))
+def test_the_power_is_the_mass_of_all_counts_with_enough_evidence(num_draws: int) -> None:
+    """By scipy's likelihoods of each count; three of twelve bettors bet on halves, and each draw has its price."""
+    wanted, tolerated = math.log(1000), 0.05
+    counts = np.arange(num_draws // 2, num_draws + 1)
+    fair = stats.binom.logpmf(counts, num_draws, 0.5)
+    won = [
+        stats.betabinom.logpmf(counts, num_draws, each / 2, each / 2) - fair
+        for each, _ in OF_HALVES
+    ]
+    capital = np.logaddexp.reduce(won) - math.log(12)
+    for shift in (0.05, 0.1, 0.15):
+        # What is bet on a draw is 1 + 2 shift to 1 - 2 shift.
+        enough = capital - num_draws * math.log1p(2 * shift * tolerated) >= wanted
+        expected = stats.binom.pmf(counts[enough], num_draws, 0.5 + shift).sum()
+        found = power_of_halves(num_draws, shift, wanted, 12, tolerated)
+        assert found == pytest.approx(expected)
+
+
+def test_what_is_won_on_swaps_is_by_the_counts_before() -> None:
+    """Third: b in the first sample and c in the second, after b twice and once, and c never and once."""
+    won = bets_on_swaps("bbb", "bcc", [Learner(10.0), Learner(10.0, 0.5)])
+    # Both together have b with 3.5 of 5 and c with 1.5 of 5, which count ten times.
+    as_seen = (2 + 7) * (1 + 3)
+    swapped = (0 + 3) * (1 + 7)
+    lead = (as_seen - swapped) / (as_seen + swapped)
+    assert won[:, -1] == pytest.approx([math.log1p(lead), math.log1p(0.5 * lead)])
+    assert won[:, 0] == pytest.approx([0.0, 0.0])
+
+
 def test_the_least_visible_shift_has_its_distance_and_is_hard_to_see() -> None:
     probabilities = np.random.default_rng(6).dirichlet(np.ones(40))
     shifted = least_visible_shift(probabilities, 0.05)
