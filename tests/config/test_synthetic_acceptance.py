@@ -67,6 +67,6 @@ def test_the_deviation_is_that_of_all_iterations(asked: Any) -> None:
 
 
 def test_a_length_is_at_most_one_more_than_k() -> None:
-    assert rates(5.0) == (1.0,)
+    assert rates(5.0) == rates(2.0, 1) == (1.0,)
     with pytest.raises(SettingError, match=r"at most K \+ 1 = 5"):
         rates(5.01)

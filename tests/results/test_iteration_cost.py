@@ -152,6 +152,18 @@ def test_a_published_curve_that_falls_at_eight_tokens_has_its_best_k_behind_it(
     assert "from 7 to 8 tokens −14 %" in map(str, shape.steps)
 
 
+@pytest.mark.parametrize("regular", ["0,20", ",20"])
+def test_a_table_by_k_has_the_price_of_one_draft_token(tmp_path: Path, regular: str) -> None:
+    file = tmp_path / "by_k.csv"
+    file.write_text("\n".join(["K,ms", regular, "1,25", "3,30"]))
+    (cost,) = read_table("costs", str(file)).costs.values()
+    assert list(cost.ks()) == [1, 3]
+    assert cost.at(1).steps.estimate == pytest.approx(1.25)
+    file.write_text("\n".join(["K,ms", regular, "1,25"]))
+    (cost,) = read_table("costs", str(file)).costs.values()
+    assert list(cost.ks()) == [1]
+
+
 def test_the_published_sweep_is_predicted_from_its_other_data_set() -> None:
     """Of Qwen3.8-27B on a B200: the cost from HumanEval, the tokens of math_reasoning, all cells below saturation."""
     file = str(PUBLISHED / "qwen3.8_27b_b200_2026-10-06.csv")

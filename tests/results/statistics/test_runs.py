@@ -11,7 +11,7 @@ from scipy import stats
 from simulated_runs import Floats, Simulated, two_level_percentile_interval
 
 from harness.results.statistics.ratios import ratio_over_blocks
-from harness.results.statistics.runs import ratio_over_runs
+from harness.results.statistics.runs import MeanSquares, ratio_over_runs
 
 NUMBER = 1000
 # A quiet machine whose prompts differ, runs that vary as seen, and runs that vary most.
@@ -141,6 +141,24 @@ def test_few_units_have_no_interval() -> None:
     assert math.isnan(interval.low)
     assert math.isnan(interval.high)
     assert not interval.excludes(1)
+
+
+def test_the_visible_difference_is_seen_in_four_of_five_cases() -> None:
+    tops = 2 * np.exp(np.random.default_rng(0).normal(0, 0.05, 15))
+    estimate = ratio_over_runs([tops], [np.ones(15)])
+    assert estimate.visible_difference is not None
+    assert estimate.chance_to_see(1 + estimate.visible_difference) == pytest.approx(0.8, abs=0.01)
+    assert estimate.chance_to_see(1.0) == pytest.approx(0.05)
+    exact = ratio_over_runs(np.full((1, 15), 3.0), np.full((1, 15), 2.0))
+    assert [exact.chance_to_see(1.0), exact.chance_to_see(1.1)] == [0.0, 1.0]
+
+
+def test_variances_are_split_by_runs_and_units() -> None:
+    runs, units = np.array([[1.0], [2.0], [6.0]]), np.array([[0.5, 1.5, 1.0, 5.0]])
+    squares = MeanSquares.of(100 + runs + units)
+    assert squares.of_runs == pytest.approx(4 * runs.var(ddof=1))
+    assert squares.of_units == pytest.approx(3 * units.var(ddof=1))
+    assert squares.residual == pytest.approx(0.0)
 
 
 @pytest.mark.parametrize(
