@@ -97,6 +97,16 @@ def test_iterations_that_drafted_different_numbers_are_not_made_equal() -> None:
     assert (request.num_drafted, request.num_accepted, request.outcomes) == (8, 4, [])
 
 
+def test_a_histogram_of_equal_drafts_has_the_outcome_of_each_iteration() -> None:
+    request = RequestRecord(0, 1)
+    counts = vllm(num_draft_tokens=12, acceptance_histogram=[1, 0, 2])
+    note_event(request, read_event(counts | {"usage": {"prompt_tokens": 5}}), 0.1)
+    # A later event without these counts changes nothing.
+    note_event(request, read_event({"choices": [{"text": "a"}]}), 0.2)
+    assert request.outcomes == [(4, 0), (4, 2), (4, 2)]
+    assert request.num_read == 5
+
+
 def test_openais_words_for_draft_tokens_count_where_a_gateway_fills_them() -> None:
     details = {
         "reasoning_tokens": 0,

@@ -254,6 +254,8 @@ def test_a_small_drift_does_not_matter() -> None:
     found = drift(step, np.ones(100))
     assert found.change.excludes(1)
     assert found.change.estimate == pytest.approx(1.01, abs=1e-3)
+    # As far below as above, as logarithms.
+    assert found.change.low * found.change.high == pytest.approx(found.change.estimate**2)
     assert not found.matters
 
 
