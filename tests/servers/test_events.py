@@ -107,6 +107,21 @@ def test_a_histogram_of_equal_drafts_has_the_outcome_of_each_iteration() -> None
     assert request.num_read == 5
 
 
+def test_every_draft_token_may_be_accepted_in_each_iteration_and_in_all() -> None:
+    request = RequestRecord(0, 1)
+    counts = {
+        "num_accepted_draft_tokens": 8,
+        "per_step_drafted": [4, 4],
+        "per_step_accepted": [4, 4],
+    }
+    note_event(request, read_event(vllm(**counts)), 0.1)
+    assert request.outcomes == [(4, 4), (4, 4)]
+    assert request.outcomes_in_order
+    # Half of the counts are none.
+    note_event(request, read_event(vllm(per_step_drafted=[4, 4])), 0.2)
+    assert not request.outcomes_in_order
+
+
 def test_openais_words_for_draft_tokens_count_where_a_gateway_fills_them() -> None:
     details = {
         "reasoning_tokens": 0,
@@ -117,6 +132,9 @@ def test_openais_words_for_draft_tokens_count_where_a_gateway_fills_them() -> No
     request = RequestRecord(0, 1)
     note_event(request, read_event({"usage": usage | {"completion_tokens_details": details}}), 0.1)
     assert (request.num_drafted, request.num_accepted) == (129, 10)
+    rejected = {"completion_tokens_details": {"rejected_prediction_tokens": 7}}
+    note_event(request, read_event({"usage": rejected}), 0.2)
+    assert (request.num_drafted, request.num_accepted) == (7, 0)
 
 
 def test_openais_zeros_are_no_count_of_draft_tokens() -> None:
