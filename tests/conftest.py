@@ -61,7 +61,7 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores: a quarter of the time of tests is a wait for what they have started."""
+    """One process more than there are cores: tests wait for what they have started, and all take a tenth less."""
     return num_usable_cores() + 1
 
 
