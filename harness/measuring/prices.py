@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from operator import attrgetter
 from typing import NamedTuple
 
 import numpy as np
@@ -36,6 +37,8 @@ from harness.results.statistics.ratios import ratio_of_products, skewed_ratio_of
 _LEAST_DRAFTED = 0.75
 # Of a pass over one token. Noise below it moves a prediction by less.
 _TOLERATED_NOISE = 0.2
+# By which the points of several runs are one.
+_PLACE = attrgetter("rows", "width")
 # Milliseconds after the first token, and iterations; of the regular arm each token is one.
 _Spent = tuple[float, float]
 
@@ -51,7 +54,7 @@ def iteration_cost(
     Args:
         in_one_pass: whether a pass of the draft proposes all tokens; None where nobody knows.
     """
-    measured: dict[tuple[int, int], list[Point]] = {}
+    measured: list[Point] = []
     by_phases: list[Point] = []
     refused: dict[int, str] = {}
     for run in runs:
@@ -64,37 +67,36 @@ def iteration_cost(
         waits = _waits(run)
         if load > 1 and waits >= QUEUED:
             refused[load] = why_queued(load, waits)
-        for point in of_run:
-            if point.width == 1 or not _drafts_less(row):
-                measured.setdefault((load, point.width), []).append(point)
+        measured += [point for point in of_run if point.width == 1 or not _drafts_less(row)]
+    by_place = grouped(measured, _PLACE)
     for point in by_phases:
-        measured.setdefault((point.rows, point.width), [point])
-    return IterationCost(
-        [_mean(several) for _, several in sorted(measured.items())], source, refused
-    )
+        by_place.setdefault(_PLACE(point), [point])
+    return IterationCost(_means(by_place), source, refused)
 
 
 def measured_over_k(runs: Sequence[Run[LatencyRow]]) -> IterationCost:
     """The iterations of runs of one pair that differ in K, as they were measured: nothing follows from phases."""
-    measured: dict[tuple[int, int], list[Point]] = {}
-    for run in runs:
-        for point in points_of(run):
-            measured.setdefault((point.rows, point.width), []).append(point)
-    return IterationCost([_mean(several) for _, several in sorted(measured.items())])
+    points = [point for run in runs for point in points_of(run)]
+    return IterationCost(_means(grouped(points, _PLACE)))
 
 
-def _mean(several: Sequence[Point]) -> Point:
-    """What several runs measured of one width and load, as one point."""
-    steps = [point.steps for point in several if point.steps.is_known]
-    answers = [point.answers for point in several if point.answers]
-    return Point(
-        several[0].width,
-        several[0].rows,
-        mean_time([point.ms for point in several]),
-        mean_time(steps) if steps else Interval(),
-        float(np.mean([point.drafted for point in several])),
-        Answers(*np.mean(answers, axis=0).tolist()) if answers else None,
-    )
+def _means(by_place: Mapping[tuple[int, int], Sequence[Point]]) -> list[Point]:
+    """One point for each load and width, the mean over the runs that measured it."""
+    means = []
+    for (rows, width), several in sorted(by_place.items()):
+        steps = [point.steps for point in several if point.steps.is_known]
+        answers = [point.answers for point in several if point.answers]
+        means.append(
+            Point(
+                width,
+                rows,
+                mean_time([point.ms for point in several]),
+                mean_time(steps) if steps else Interval(),
+                float(np.mean([point.drafted for point in several])),
+                Answers(*np.mean(answers, axis=0).tolist()) if answers else None,
+            )
+        )
+    return means
 
 
 def points_of(run: Run[LatencyRow]) -> list[Point]:

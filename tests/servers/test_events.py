@@ -69,7 +69,7 @@ def test_a_reported_failure_is_one() -> None:
 
 @pytest.mark.parametrize(("code", "known"), [(400, 400), (None, 0), ("bad", 0), (True, 0)])
 def test_a_refusal_within_a_stream_has_its_status(code: object, known: int) -> None:
-    """As vLLM refuses `min_p` beside speculation."""
+    """vLLM sends one when it refuses `min_p` beside speculation."""
     with pytest.raises(RunError, match=r"^not yet supported$") as failure:
         read_event({"error": {"message": "not yet supported", "code": code}})
     assert getattr(failure.value, "code", 0) == known
@@ -117,7 +117,7 @@ def test_every_draft_token_may_be_accepted_in_each_iteration_and_in_all() -> Non
     note_event(request, read_event(vllm(**counts)), 0.1)
     assert request.outcomes == [(4, 4), (4, 4)]
     assert request.outcomes_in_order
-    # Half of the counts are none.
+    # Drafted tokens of each iteration are no use without the accepted ones.
     note_event(request, read_event(vllm(per_step_drafted=[4, 4])), 0.2)
     assert not request.outcomes_in_order
 

@@ -112,9 +112,7 @@ def test_a_draft_token_never_takes_less_than_no_time() -> None:
 
 
 def test_runs_of_one_k_are_one_point_of_the_line() -> None:
-    """A report has several runs of each K, of days on which the machine was a few per cent faster or slower: that is no
-    step of an iteration from one width to the same.
-    """
+    """A report may have runs of each K from several days, on which the machine was a few per cent faster or slower."""
     days = (0.94, 0.97, 1.02, 1.07)
     runs = [run_of(k, 21.4 * day, 3.1 * day, noise=0.01) for k in (2, 4, 6, 8) for day in days]
     line = iteration_line(runs) or ""
