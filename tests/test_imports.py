@@ -4,6 +4,7 @@ answer is due."""
 from __future__ import annotations
 
 import ast
+import functools
 import graphlib
 import re
 import subprocess
@@ -81,6 +82,7 @@ def room_named(module: str) -> str | None:
     return rest[0] if rest[0] in MAY_IMPORT else None
 
 
+@functools.cache
 def imports(file: Path, tree: Path) -> list[Import]:
     """Every import statement of the file, relative ones resolved."""
     package = file.relative_to(tree).parent.parts

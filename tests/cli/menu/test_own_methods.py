@@ -11,7 +11,6 @@ import pytest
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from harness.commands.report.command import main as report
 from harness.config.methods import METHODS
 from harness.config.sizes import PACKAGE
 from harness.local.decoding.protocols import Drafter
@@ -61,7 +60,6 @@ def test_a_sweep_compares_it_with_the_others_and_measures_other_code_again(
     rows = results()
     assert set(rows["status"]) == {"ok"}
     assert set(rows["draft_method"]) == {"lookup", CORPUS[0].removeprefix("draft=")}
-    report(["results"])
     file = Path("corpus_ngrams.py")
     file.write_text(file.read_text(encoding="utf-8") + "\n# changed\n", encoding="utf-8")
     assert harness(*sweep).stderr.count("measured before") == 1
