@@ -192,6 +192,17 @@ def test_the_page_of_a_sweep_has_the_line() -> None:
     assert "An iteration" not in short(page_of_runs(runs[:1]), 200)
 
 
+def test_every_series_of_a_pair_has_its_line() -> None:
+    runs = [
+        run_of(k, fixed, 3.1, temperature=temperature)
+        for temperature, fixed in ((0.0, 21.4), (1.0, 30.2))
+        for k in (2, 4, 8)
+    ]
+    text = short(page_of_runs(runs), 200)
+    assert mentions(text, "(as labelled), greedy: An iteration takes 21.4 ms")
+    assert mentions(text, "(as labelled), temperature 1: An iteration takes 30.2 ms")
+
+
 def test_the_plot_shows_the_points_and_the_line_where_there_is_one() -> None:
     def labels(jump: float) -> tuple[list[str], list[float]]:
         runs = [run_of(k, 21.4, 3.1, jump=jump, noise=0.01) for k in (2, 4, 6, 8, 10)]

@@ -217,7 +217,7 @@ def luck_notes(pairs: Sequence[RankedRun]) -> list[str]:
 
 
 def iteration_lines(pairs: Sequence[RankedRun]) -> list[str]:
-    """What an iteration costs, of each pair that was measured with several K."""
+    """What an iteration costs, of each pair that was measured with several K under the same settings."""
     known = [
         pair
         for pair in pairs
@@ -230,10 +230,10 @@ def iteration_lines(pairs: Sequence[RankedRun]) -> list[str]:
     for series in grouped(known, attrgetter("series")).values():
         line = iteration_line([pair.run for pair in series])
         if line is not None:
-            lines[series[0].name.pair] = line
+            lines[", ".join(series[0].name.group)] = line
     if len(lines) == 1:
         return [*lines.values()]
-    return [f"{pair}: {line}" for pair, line in lines.items()]
+    return [f"{name}: {line}" for name, line in lines.items()]
 
 
 def _common_times(pairs: Sequence[RankedRun]) -> tuple[Floats, Floats] | None:
