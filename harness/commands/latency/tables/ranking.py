@@ -217,7 +217,9 @@ def luck_notes(pairs: Sequence[RankedRun]) -> list[str]:
 
 
 def iteration_lines(pairs: Sequence[RankedRun]) -> list[str]:
-    """What an iteration costs, of each pair that was measured with several K under the same settings."""
+    """What an iteration costs, of each pair that was measured with several K: with the settings that made it the
+    fastest.
+    """
     known = [
         pair
         for pair in pairs
@@ -226,14 +228,17 @@ def iteration_lines(pairs: Sequence[RankedRun]) -> list[str]:
         and not pair.why_not
         and not pair.row.was_starved
     ]
-    lines = {}
-    for series in grouped(known, attrgetter("series")).values():
-        line = iteration_line([pair.run for pair in series])
-        if line is not None:
-            lines[", ".join(series[0].name.group)] = line
-    if len(lines) == 1:
-        return [*lines.values()]
-    return [f"{name}: {line}" for name, line in lines.items()]
+    has_several = len({pair.series for pair in known}) > 1
+    lines = []
+    for of_pair in grouped(known, attrgetter("name.pair")).values():
+        fastest_first = sorted(of_pair, key=attrgetter("speedup"), reverse=True)
+        for series in grouped(fastest_first, attrgetter("series")).values():
+            line = iteration_line([pair.run for pair in series])
+            if line is not None:
+                name = ", ".join(series[0].name.group)
+                lines.append(f"{name}: {line}" if has_several else line)
+                break
+    return lines
 
 
 def _common_times(pairs: Sequence[RankedRun]) -> tuple[Floats, Floats] | None:
