@@ -1,0 +1,60 @@
+"""What an iteration costs, from rows whose times are known."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from harness.measuring.prices import iteration_cost
+from harness.measuring.rows import LatencyRow
+from harness.results.runs import Run
+from report_files import latency_run
+
+STEP_MS = 20.0
+LENGTH = 65
+
+
+def answering(ms_per_token: float, first_ms: float = 300.0) -> dict[str, Any]:
+    """Figures of an arm by the time to its first token, and by that of each further one."""
+    return {
+        "ms_per_token": (first_ms + (LENGTH - 1) * ms_per_token) / LENGTH,
+        "time_to_first_token_ms": first_ms,
+        "target_step_ms": STEP_MS,
+        "num_tokens": 10 * LENGTH,
+        "num_prompts": 10,
+    }
+
+
+def run_of(speculative: dict[str, Any], **both: Any) -> Run[LatencyRow]:
+    rows = latency_run(4)
+    of_arms = zip(rows, (answering(STEP_MS), speculative), strict=True)
+    return Run([dataclasses.replace(row, **changes, **both) for row, changes in of_arms])
+
+
+@pytest.mark.parametrize(
+    ("in_one_pass", "expected"),
+    [(False, [20.0, 28.0, 32.0, 36.0, 40.0]), (True, [20.0, 34.0, 36.0, 38.0, 40.0])],
+)
+def test_a_smaller_k_drafts_and_verifies_less_and_the_rest_stays(
+    in_one_pass: bool, expected: list[float]
+) -> None:
+    """An iteration of 40 ms: 8 ms to draft 4 tokens, a pass of 20 ms, 2 ms more for each of them, 4 ms of verdict."""
+    phases = {"draft_ms": 8.0, "verify_ms": 28.0, "tokens_per_iteration": 2.5}
+    run = run_of(answering(40.0 / 2.5) | phases)
+    cost = iteration_cost([run], in_one_pass=in_one_pass)
+    assert [point.width for point in cost.points] == [1, 2, 3, 4, 5]
+    assert [point.ms.estimate for point in cost.points] == pytest.approx(expected)
+    steps = [point.steps.estimate for point in cost.points]
+    assert steps == pytest.approx([ms / STEP_MS for ms in expected])
+
+
+@pytest.mark.parametrize(("first_ms", "is_refused"), [(700.0, False), (1300.0, True)])
+def test_a_load_at_which_answers_wait_has_no_price(first_ms: float, is_refused: bool) -> None:
+    """Regular ones take 1580 ms and decode 1300. Of 2324 ms with speculation 1040 are decoding: 1.84 times as much."""
+    served = {"batch_size": 4, "requests_per_second": 1.0}
+    cost = iteration_cost([run_of(answering(16.0, first_ms), **served)])
+    assert [*cost.refused] == ([4] if is_refused else [])
+    if is_refused:
+        assert "answers take 1.8 times as long" in cost.refused[4]
