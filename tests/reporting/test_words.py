@@ -180,6 +180,7 @@ def test_a_setting_with_a_column_of_its_name_is_said_once() -> None:
         ('--speculative-config {{"method": "eagle3", "num_speculative_tokens": {K}}}', ["", "", ""]),
         ("K={K} -np {other}", ["-np 1", "-np 3", "-np 7"]),
         ("--top {other} -k {K}", ["--top 1", "--top 3", "--top 7"]),
+        ("--m{other} {other}", ["--m1 1", "--m3 3", "--m7 7"]),
     ],
 )  # fmt: skip
 def test_commands_that_differ_in_k_alone_have_one_name(flags: str, names: list[str]) -> None:

@@ -237,6 +237,34 @@ def test_the_intervals_of_a_line_cover_what_was_planted() -> None:
     assert min(covered) >= 176, covered
 
 
+def test_a_step_is_sought_by_what_was_measured_well() -> None:
+    """A jump of 8 ms at 9 tokens; of one width the mean of three prompts is far off, as its interval says."""
+    points = []
+    for k in (2, 3, 4, 5, 6, 7, 8, 10, 12):
+        ms = 20.0 + 2.0 * k + (8.0 if k >= 8 else 0.0)
+        half = 0.05
+        if k == 4:
+            ms, half = ms + 9.0, 12.0
+        points.append((k + 1, 1, Interval(ms, ms - half, ms + half, Coverage(15, "prompt"))))
+    shape = IterationCost.of_points(points).shape()
+    assert shape is not None
+    (step,) = shape.steps
+    assert step[:2] == (8, 9)
+    assert step.change == pytest.approx(44 / 34 - 1)
+
+
+@pytest.mark.parametrize(("off", "is_line"), [(0.25, True), (1.2, False)])
+def test_times_without_decimals_are_known_to_their_rounding(off: float, is_line: bool) -> None:
+    """Bounds that cover no units are those of rounding: half a millisecond is a deviation of 0.29 ms."""
+    points = []
+    for k in (2, 4, 6, 8, 10, 12):
+        ms = 3.0 + k + (off if k % 4 else -off)
+        points.append((k + 1, 1, Interval(ms, ms - 0.5, ms + 0.5)))
+    shape = IterationCost.of_points(points).shape()
+    assert shape is not None
+    assert shape.is_line == is_line
+
+
 def test_two_points_are_a_line_that_nobody_tested() -> None:
     shape = planted(SimulatedSettings(jumps={9: 8.0}), 0, ks=(2, 8))
     assert shape.is_line
