@@ -7,7 +7,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 
 from echo_server import EchoServer
@@ -33,34 +32,25 @@ ASKED = [
 Body = Mapping[str, Any]
 
 
-def by_kind(harness: Harness, speculative: EchoServer, *settings: str) -> pd.DataFrame:
-    """The rows about kinds, by their name."""
-    with ExitStack() as opened:
-        servers = addresses(opened, EchoServer(version="0.32.0"), speculative)
-        # Its texts are no model's. By its name this server is one that top_k may end.
-        named = "samplings=[as_asked,top_k]"
-        harness(*ASKED, *servers, named, *settings, code=None)
-    return results("recovery").query("check == 'kind'").set_index("sampling")
-
-
-@pytest.mark.parametrize("reports", [True, False])
 @pytest.mark.parametrize(
-    ("silent", "named"),
+    ("silent", "named", "reports"),
     [
-        (lambda body: False, set()),
-        (lambda body: body.get("top_k", -1) > 0, {"top_k=5"}),
-        (lambda body: "stop" in body, {"stop texts"}),
-        (lambda body: len(body["prompt"]) > 100, {"long cached prompt"}),
+        (lambda body: body.get("top_k", -1) > 0, "top_k=5", True),
+        (lambda body: len(body["prompt"]) > 100, "long cached prompt", False),
     ],
-    ids=["none", "top_k", "stops", "long"],
+    ids=["top_k", "long"],
 )
 def test_a_kind_without_drafts_is_named_whether_the_server_reports_them_or_not(
-    harness: Harness, silent: Callable[[Body], bool], named: set[str], reports: bool
+    harness: Harness, silent: Callable[[Body], bool], named: str, reports: bool
 ) -> None:
     """Without reports by what arrives together."""
     server = EchoServer(version="0.32.0", num_draft_tokens=4, silent=silent, metrics=not reports)
-    found = by_kind(harness, server)
-    assert set(found.index[found.verdict == "no drafts"]) == named
+    with ExitStack() as opened:
+        servers = addresses(opened, EchoServer(version="0.32.0"), server)
+        # Its texts are no model's. By its name this server is one that top_k may end.
+        harness(*ASKED, *servers, "samplings=[as_asked,top_k]", code=None)
+    found = results("recovery").query("check == 'kind'").set_index("sampling")
+    assert found.index[found.verdict == "no drafts"].tolist() == [named]
     assert set(found.verdict) <= {"drafts", "no drafts", "ignored"}
     if reports:
         assert found.acceptance_rate["plain"] == pytest.approx(1 / 3)
@@ -120,11 +110,6 @@ def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part()
     assert "none in 2 of 4" in found[2]["finding"]
     # Where no kind always drafts, as with n-grams, a part is nothing special.
     assert partly.check(Usual.of([partly, silent]))["verdict"] == "drafts"
-
-
-def test_kinds_may_be_left_out(harness: Harness) -> None:
-    server = EchoServer(version="0.32.0", num_draft_tokens=4)
-    assert by_kind(harness, server, "by_kind=false").empty
 
 
 def answers(seconds: float, regular_s: float) -> Answers:
