@@ -55,33 +55,6 @@ def test_the_report() -> None:
     assert mentions(text, "1.67 tokens per iteration", "3.00×", "K=4")
 
 
-@pytest.mark.parametrize("width", [60, 80, 200])
-@pytest.mark.parametrize("num_gpus", [0, 2, 8])
-def test_the_answer_is_short(num_gpus: int, width: int) -> None:
-    on_each = {"free": 40 * GB, "model": 30 * GB, "draft": 0, "cache": GB}
-    devices = {f"cuda:{gpu}": on_each for gpu in range(num_gpus)}
-    changes = {
-        "num_gpus": num_gpus,
-        "devices_bytes": devices or {"cpu": on_each},
-        "placement": "auto",
-    }
-    note = {"note": "the draft waits; another draft is faster"}
-    for row in (ROW | changes, ROW | changes | note, TOO_LARGE | {"num_gpus": num_gpus}):
-        text = short(plan_page([PlanRow(**row)]), width)
-        assert max(map(len, text.splitlines())) <= width
-        # `Saved` is the twelfth.
-        assert len(text.splitlines()) <= 11 or width < 80
-        prose = " ".join(text.split())
-        assert ("does not fit" in prose) == (row["status"] != "ok")
-        assert "68.0 GB" in prose
-        assert mentions(prose, "40.0 ms/token at least", "13.3 with all drafts accepted", "3.00×")
-        assert ("The draft waits. (1 more note: details=true)" in prose) == bool(
-            row["note"] and num_gpus
-        )
-        equal = {2: "GPUs 0 to 1 each", 8: "GPUs 0 to 7 each"}
-        assert row["status"] != "ok" or not num_gpus or equal[num_gpus] in prose
-
-
 def test_the_fullest_gpus_are_shown_where_they_differ() -> None:
     def on(size: int) -> dict[str, int]:
         return {"free": 40 * GB, "model": size * GB, "draft": 0, "cache": 0}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,10 +13,7 @@ from harness.commands.recovery.kinds import Answers, Usual, kinds
 from harness.config.settings import DecodingSettings
 from harness.engines.requests import RequestRecord
 from in_process import Harness, results
-from own_service import own_service
 from pair_server import addresses
-from planted_faults import planted
-from tiny_checkpoints import save_talkative_pair
 from wording import mentions
 
 ASKED = [
@@ -55,20 +51,6 @@ def test_a_kind_without_drafts_is_named_whether_the_server_reports_them_or_not(
     if reports:
         assert found.acceptance_rate["plain"] == pytest.approx(1 / 3)
     assert found.identical_prompts["plain"] == 4
-
-
-@pytest.mark.slow
-def test_silences_of_our_own_service_are_found(harness: Harness, tmp_path: Path) -> None:
-    pair = save_talkative_pair(tmp_path, 8)
-    with own_service(tmp_path, fault=planted("SilentWithStops")) as url:
-        regular = url.replace("/v1", "/regular/v1")
-        servers = [f"engine.url={url}", f"engine.regular_url={regular}"]
-        small = ["num_prompts=2", "decoding.max_new_tokens=12"]
-        harness("recovery", pair[0], pair[2], *ASKED[3:4], "engine=server", *small, *servers)
-    found = results("recovery").query("check == 'kind'").set_index("sampling")
-    assert found.index[found.verdict == "no drafts"].tolist() == ["stop texts"]
-    assert {"JSON schema", "n=2", "logit_bias"} <= set(found.index[found.verdict == "refused"])
-    assert found.verdict["plain"] == "drafts"
 
 
 def test_kinds_that_are_refused_or_ignored_are_named_and_silence_is_a_doubt(

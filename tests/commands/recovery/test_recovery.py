@@ -96,7 +96,7 @@ def test_too_few_draws_say_how_many_are_enough(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fault", map(planted, IN_BATCHES))
+@pytest.mark.parametrize("fault", [planted(name) for name in IN_BATCHES])
 def test_faults_are_found(harness: Harness, pair: list[str], fault: str) -> None:
     asked = [*pair, *SMALL, "num_draws=1200", "batch_size=12"]
     outcome = harness("recovery", *asked, f"fault={fault}", code=1)
@@ -192,16 +192,21 @@ def test_a_watch_ends_when_a_small_shift_would_have_shown(
 
 
 @pytest.mark.slow
-def test_our_service_is_tested_over_http(
+def test_our_service_is_tested_over_http_and_its_silences_are_found(
     harness: Harness, directory: Path, pair: list[str]
 ) -> None:
-    with own_service(directory) as url:
-        asked = [pair[0], pair[2], "by_kind=false", "engine=server", f"engine.url={url}"]
-        outcome = harness("recovery", *SMALL, *asked)
+    with own_service(directory, fault=planted("SilentWithStops")) as url:
+        regular = url.replace("/v1", "/regular/v1")
+        servers = ["engine=server", f"engine.url={url}", f"engine.regular_url={regular}"]
+        few = ["num_draws=400", "samplings=[as_asked,min_p,logit_bias]"]
+        outcome = harness("recovery", *SMALL, pair[0], pair[2], *servers, *few)
     rows = results("recovery")
-    assert rows["refused"].unique().tolist() == [
-        "min_p=0.1, presence_penalty=1, frequency_penalty=0.5, repetition_penalty=1.3, logit_bias"
-    ]
+    kinds = rows.query("check == 'kind'").set_index("sampling").verdict
+    assert kinds.index[kinds == "no drafts"].tolist() == ["stop texts"]
+    assert {"JSON schema", "n=2", "logit_bias"} <= set(kinds.index[kinds == "refused"])
+    assert kinds["plain"] == "drafts"
+    assert "lossy" not in set(rows["verdict"])
+    assert rows["refused"].unique().tolist() == ["min_p=0.1, logit_bias"]
     assert mentions(outcome.summary, "Refused by the engine", "min_p=0.1")
 
 

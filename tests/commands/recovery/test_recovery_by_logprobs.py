@@ -14,7 +14,6 @@ import pytest
 import torch
 import transformers
 from packaging.version import Version
-from transformers.generation import GenerationMixin
 from transformers.generation import utils as generation
 
 import processes
@@ -145,23 +144,6 @@ def test_generate_is_a_reference_and_its_log_probabilities_are_tested(harness: H
     assert {"reference", "greedy", "sampled", "logprobs"} < set(rows["check"])
     assert rows["verdict"][0] == "lossless"
     assert list(rows["verdict"][rows["check"] == "logprobs"]) == ["right", "right"]
-
-
-@pytest.mark.slow
-def test_log_probabilities_of_the_position_before_are_found(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw = GenerationMixin._assisted_decoding
-
-    def logits_of_the_position_before(*args: Any, **kwargs: Any) -> Any:
-        output = draw(*args, **kwargs)
-        if kwargs["generation_config"].output_logits:
-            output.logits = (output.logits[0], *output.logits[:-1])
-        return output
-
-    monkeypatch.setattr(GenerationMixin, "_assisted_decoding", logits_of_the_position_before)
-    outcome = harness("recovery", *GENERATE, "reference=weights", code=1)
-    assert mentions(outcome.complaint, "log-probabilities that came with tokens are wrong")
 
 
 @pytest.mark.slow
