@@ -38,10 +38,3 @@ def test_checkpoints_of_one_name_are_told_apart_and_k_is_said_once() -> None:
     assert page is not None
     for line in page.finding:
         assert line.text.count("K=") == 1
-
-
-def test_given_texts_were_not_written_in_batches() -> None:
-    given = [checkpoint("1B", 1.5, 2.5), checkpoint("2B", 1.5, 2.4)]
-    written = [checkpoint(draft, 1.5, text_source="written") for draft in ("1B", "2B")]
-    assert "64" not in short(acceptance_page(given), 120).splitlines()[0]
-    assert "batches of 64" in short(acceptance_page(written), 120).splitlines()[0]

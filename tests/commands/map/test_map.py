@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import re
 import sys
 from collections import Counter
 from contextlib import ExitStack
@@ -413,17 +412,3 @@ def test_vllm_gets_the_ranges_and_the_largest_k() -> None:
         "num_speculative_tokens": 5,
         "num_speculative_tokens_per_batch_size": [[1, 3, 0], [4, 16, 5]],
     }
-
-
-def test_a_sweep_of_maps(harness: Harness) -> None:
-    asked = ["engine=simulated", "batch_sizes=[1]", "draft_tokens=[2]"]
-    outcome = harness("map", "-m", *asked, "temperature=0,1")
-    assert list(results("map")["temperature"]) == [0, 1]
-    words = " ".join(outcome.stdout.split())
-    for name in ("greedy", "temperature 1"):
-        assert re.search(rf"· {name}: [a-z ]+ with 1 request in flight; best \d", words)
-    assert "│" not in words, "tables are in summary.txt"
-    of_sweep = min(Path().rglob("summary.txt"), key=lambda file: len(file.parts))
-    table = of_sweep.read_text().partition("Speed-up with 95 % intervals")[2]
-    assert "greedy" in table
-    assert "temperature 1" in table

@@ -194,11 +194,6 @@ def test_what_cannot_be_decoded_is_refused(
     assert planned.row["cache_bytes"] == 2 * 64 * (4 + 8) * 4
 
 
-def test_pretended_gpus_need_a_memory(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torch.cuda.device_count", lambda: 0)
-    assert mentions(plan("gpus=4", code=2).stderr, "gpu_memory:")
-
-
 def test_early_exit_holds_a_cache_and_reads_its_share_of_the_target(plan: Plan) -> None:
     row = plan(
         "model=7B",

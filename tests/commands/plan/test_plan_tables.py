@@ -5,8 +5,6 @@ from __future__ import annotations
 import re
 from typing import Any
 
-import pytest
-
 from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import plan_page
 from harness.config.machine import note_command_line
@@ -114,13 +112,3 @@ def test_plans_of_one_pair_are_told_apart() -> None:
     words = " ".join(" ".join(printed(ROW, smaller, FAILED)).split())
     assert "30B 7B 4 yes 68.0" in words
     assert "30B 7B 2 draft.gpus 1 yes 68.0" in words
-
-
-def test_plans_of_the_one_pair_in_the_heading_leave_room_for_the_speedup(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    lines = printed(ROW, ROW | {"batch_size": 8})
-    assert lines[0].startswith("30B with 7B")
-    assert any(mentions(line, "batches of 1", "yes", "3.00×") for line in lines)
-    assert any(mentions(line, "batches of 8", "yes", "3.00×") for line in lines)
