@@ -59,7 +59,7 @@ def test_greedy_iterations_are_those_of_decoding(harness: Harness, pair: list[st
 
 
 def test_a_run_says_the_answer(harness: Harness) -> None:
-    outcome = harness("acceptance", *EARLY_EXIT, "num_prompts=5", "up_to=6", *SHORT)
+    outcome = harness("acceptance", *EARLY_EXIT, "num_prompts=9", "up_to=6", *SHORT)
     rows = results("acceptance")
     assert rows.num_draft_tokens.tolist() == [1, 2, 3, 4, 5, 6]
     assert rows.tokens_per_iteration.is_monotonic_increasing
@@ -68,7 +68,7 @@ def test_a_run_says_the_answer(harness: Harness) -> None:
     expected = rows.expected_speedup * rows.iteration_cost
     assert expected.tolist() == pytest.approx(rows.tokens_per_iteration.tolist())
     # At a temperature above 0 four texts of each prompt, each with other random numbers.
-    assert (rows.num_texts == 20).all()
+    assert (rows.num_texts == 36).all()
     of_prompts = texts().groupby("prompt_index")
     assert (of_prompts.size() == 4).all()
     assert (of_prompts.token_ids.nunique() > 1).any()
@@ -81,9 +81,9 @@ def test_a_run_says_the_answer(harness: Harness) -> None:
         f"{best.tokens_per_iteration:.2f} tokens per iteration at K={best.num_draft_tokens}"
         in lines[2]
     )
-    assert ", 5 prompts" in lines[2]
+    assert ", 9 prompts" in lines[2]
     # The same prompts and lengths, without the settings that `latency` lacks.
-    asked = " ".join([*EARLY_EXIT, "num_prompts=5", *SHORT])
+    asked = " ".join([*EARLY_EXIT, "num_prompts=9", *SHORT])
     command = f"harness latency {asked} K={best.num_draft_tokens}"
     assert " ".join(outcome.stdout.split()).endswith(command)
     assert len([line for line in lines if line.strip()]) <= 12
