@@ -90,18 +90,6 @@ def test_a_run_says_the_answer(harness: Harness) -> None:
     assert only("acceptance.svg").read_text().startswith("<svg")
 
 
-def test_block_verification_accepts_more(harness: Harness) -> None:
-    asked = [*EARLY_EXIT, "num_prompts=4", "up_to=4", "decoding.temperature=1", *SHORT]
-    harness("acceptance", *asked)
-    harness("acceptance", *asked, "decoding.rule=block")
-    plain, block = (
-        group.set_index("num_draft_tokens")
-        for _, group in results("acceptance").groupby("run", sort=False)
-    )
-    assert plain.tokens_per_iteration[1] == pytest.approx(block.tokens_per_iteration[1])
-    assert plain.tokens_per_iteration[4] < block.tokens_per_iteration[4]
-
-
 def test_texts_of_logs_and_of_earlier_runs(harness: Harness, tmp_path: Path) -> None:
     harness("acceptance", *QUICKEST_PAIR, "num_prompts=4", "up_to=4", *SHORT)
     own = texts()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any
 
 import pytest
 
@@ -25,31 +23,20 @@ ASKED = [
     "num_prompts=4",
     "batch_size=2",
 ]
-Body = Mapping[str, Any]
 
 
-@pytest.mark.parametrize(
-    ("silent", "named", "reports"),
-    [
-        (lambda body: body.get("top_k", -1) > 0, "top_k=5", True),
-        (lambda body: len(body["prompt"]) > 100, "long cached prompt", False),
-    ],
-    ids=["top_k", "long"],
-)
-def test_a_kind_without_drafts_is_named_whether_the_server_reports_them_or_not(
-    harness: Harness, silent: Callable[[Body], bool], named: str, reports: bool
-) -> None:
-    """Without reports by what arrives together."""
-    server = EchoServer(version="0.32.0", num_draft_tokens=4, silent=silent, metrics=not reports)
+def test_a_kind_without_drafts_is_named_as_the_server_reports(harness: Harness) -> None:
+    server = EchoServer(
+        version="0.32.0", num_draft_tokens=4, silent=lambda body: len(body["prompt"]) > 100
+    )
     with ExitStack() as opened:
         servers = addresses(opened, EchoServer(version="0.32.0"), server)
         # Its texts are no model's. By its name this server is one that top_k may end.
         harness(*ASKED, *servers, "samplings=[as_asked,top_k]", code=None)
     found = results("recovery").query("check == 'kind'").set_index("sampling")
-    assert found.index[found.verdict == "no drafts"].tolist() == [named]
+    assert found.index[found.verdict == "no drafts"].tolist() == ["long cached prompt"]
     assert set(found.verdict) <= {"drafts", "no drafts", "ignored"}
-    if reports:
-        assert found.acceptance_rate["plain"] == pytest.approx(1 / 3)
+    assert found.acceptance_rate["plain"] == pytest.approx(1 / 3)
     assert found.identical_prompts["plain"] == 4
 
 
@@ -94,11 +81,11 @@ def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part()
     assert partly.check(Usual.of([partly, silent]))["verdict"] == "drafts"
 
 
-def answers(seconds: float, regular_s: float) -> Answers:
-    """Of one request whose tokens come one by one, at this speed."""
+def answers(seconds: float, regular_s: float, num_together: int = 1) -> Answers:
+    """Of one request whose tokens come one by one, or several at once, at this speed."""
 
     def record(total: float) -> RequestRecord:
-        arrivals = [total * (1 + place) / 10 for place in range(10)]
+        arrivals = [total * (1 + place // num_together) / 10 for place in range(10)]
         return RequestRecord(0, 3, arrivals, total, token_ids=[5] * 10, num_tokens=10)
 
     [kind, *_] = kinds(DecodingSettings(), [1, 2], chat=False)
@@ -117,6 +104,14 @@ def test_where_tokens_come_one_by_one_speed_tells(seconds: float, verdict: str) 
     assert "the regular arm's speed" in found["finding"]
     slow = answers(1.0, 1.0)
     assert slow.check(Usual.of([slow]))["verdict"] == "unknown"
+
+
+def test_without_reports_tokens_that_arrive_together_tell() -> None:
+    together, apart, some = (answers(0.5, 1.0, number) for number in (4, 1, 2))
+    usual = Usual.of([together, apart, some])
+    found = [each.check(usual)["verdict"] for each in (together, apart, some)]
+    assert found == ["drafts", "no drafts", "drafts"]
+    assert "1.0 tokens at a time" in apart.check(usual)["finding"]
 
 
 def test_tools_are_asked_of_chats_alone() -> None:

@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 import transformers
 from packaging.version import Version
-from transformers.generation import utils as generation
 
 import processes
 from echo_server import EchoServer
@@ -144,25 +142,6 @@ def test_generate_is_a_reference_and_its_log_probabilities_are_tested(harness: H
     assert {"reference", "greedy", "sampled", "logprobs"} < set(rows["check"])
     assert rows["verdict"][0] == "lossless"
     assert list(rows["verdict"][rows["check"] == "logprobs"]) == ["right", "right"]
-
-
-@pytest.mark.slow
-def test_the_least_likely_token_behind_accepted_drafts_is_found(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def accept_all(
-        candidate_input_ids: Any,
-        candidate_logits: Any,
-        candidate_length: int,
-        new_logits: Any,
-        **_: Any,
-    ) -> Any:
-        last = new_logits[:, -1:].argmin(-1)
-        return torch.cat([candidate_input_ids[:, -candidate_length:], last], -1), candidate_length
-
-    monkeypatch.setattr(generation, "_speculative_sampling", accept_all)
-    asked = [*GENERATE, "reference=weights", "num_draws=1100"]
-    assert harness("recovery", *asked, code=1).complaint.startswith("lossy: ")
 
 
 def test_a_run_that_asks_for_a_server_without_log_probabilities_ends(harness: Harness) -> None:
