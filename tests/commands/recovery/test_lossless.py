@@ -200,9 +200,8 @@ def loud_reference() -> ModelReference:
         head *= 25 / float(model(torch.arange(64)[None]).logits.abs().max())
     settings = ModelSettings(name="loud", repository="loud")
     loaded = LoadedModel(model.to(dtype), settings, None, dtype, [CPU], CPU)  # type: ignore[arg-type]
-    return open_reference(
-        Pair(loaded, None, tokenizer=None), Preparation(decoding=DecodingSettings())
-    )  # type: ignore[arg-type]
+    pair_of_it = Pair(loaded, None, tokenizer=None)  # type: ignore[arg-type]
+    return open_reference(pair_of_it, Preparation(decoding=DecodingSettings()))
 
 
 LOUD_PROMPTS = [[number, 3 * number % 64, 1, 4] for number in range(1, 4)]
