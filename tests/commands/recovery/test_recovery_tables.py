@@ -78,6 +78,8 @@ def test_undecided_says_what_is_missing() -> None:
     assert summary.verdict == "undecided"
     assert "raise num_draws" in summary.in_short
     assert "43.0 %" in summary.in_short
+    cut_short = Checks(rows({"verdict": "undecided", "num_cut_short": 2}))
+    assert "2 of 15 greedy texts ended before" in cut_short.in_short
 
 
 def test_what_was_not_tested_is_not_called_exact() -> None:
