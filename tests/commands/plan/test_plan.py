@@ -120,7 +120,7 @@ def test_what_would_fit_instead(plan: Plan) -> None:
         "model=13B_2GPUs (2 GPUs with as much free)",
     ]
     assert "model=13B_8bit (13.4 GB)" in outcome.stdout
-    plan("model=13B_4bit", "draft=tinyllama", "gpu_memory=24GB")
+    plan("model=13B_2GPUs", "gpus=2", "draft=tinyllama", "gpu_memory=24GB")
 
 
 def test_a_cache_beyond_the_reserve_counts(plan: Plan) -> None:

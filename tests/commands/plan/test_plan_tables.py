@@ -53,6 +53,20 @@ def test_the_report() -> None:
     assert mentions(text, "1.67 tokens per iteration", "3.00×", "K=4")
 
 
+def test_the_answer_has_one_note_and_equal_gpus_together() -> None:
+    on_each = {"free": 40 * GB, "model": 30 * GB, "draft": 0, "cache": GB}
+    changes = {
+        "devices_bytes": {"cuda:0": on_each, "cuda:1": on_each},
+        "note": "the draft waits; another draft is faster",
+    }
+    text = " ".join(short(plan_page([PlanRow(**ROW | changes)]), 80).split())
+    assert "The draft waits. (1 more note: details=true)" in text
+    assert "GPUs 0 to 1 each" in text
+    without_gpus = short(plan_page([PlanRow(**TOO_LARGE | {"num_gpus": 0})]), 80)
+    assert "does not fit" in without_gpus
+    assert "reserve" not in without_gpus
+
+
 def test_the_fullest_gpus_are_shown_where_they_differ() -> None:
     def on(size: int) -> dict[str, int]:
         return {"free": 40 * GB, "model": size * GB, "draft": 0, "cache": 0}
@@ -112,3 +126,10 @@ def test_plans_of_one_pair_are_told_apart() -> None:
     words = " ".join(" ".join(printed(ROW, smaller, FAILED)).split())
     assert "30B 7B 4 yes 68.0" in words
     assert "30B 7B 2 draft.gpus 1 yes 68.0" in words
+
+
+def test_plans_of_one_pair_say_their_batches() -> None:
+    lines = printed(ROW, ROW | {"batch_size": 8})
+    assert lines[0].startswith("30B with 7B")
+    assert any(mentions(line, "batches of 1", "yes", "3.00×") for line in lines)
+    assert any(mentions(line, "batches of 8", "yes", "3.00×") for line in lines)
