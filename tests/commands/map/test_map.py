@@ -15,6 +15,7 @@ import pytest
 from echo_server import EchoServer, serving
 from harness.commands.map.measure import Cell, Map, MeasuredCell, common_k
 from harness.commands.map.plots import map_plots
+from harness.commands.map.record import RECORD
 from harness.commands.map.rows import MapRow
 from harness.commands.map.tables import (
     CANNOT_TELL,
@@ -345,6 +346,9 @@ def test_a_sweep_of_maps_has_a_line_for_each() -> None:
     assert map_page([Run([MapRow()])]) is None
     assert "batches of" not in words, "a grid has several"
     assert "K=1 at 1 (schedule_vllm.json)" in full(map_page([warm]))
+    # A job of a sweep has the highest one.
+    assert RECORD.line(ROWS).startswith("best 2.50× (2.40 to 2.60)")
+    assert RECORD.line([MapRow()]) == ""
 
 
 @pytest.mark.parametrize("weights", ["stored", "random"])
