@@ -10,15 +10,11 @@ import numpy as np
 import pytest
 
 from harness.commands.acceptance.drift import trainings
-from harness.commands.acceptance.plots import acceptance_plots
-from harness.commands.acceptance.tables import acceptance_page
-from harness.reporting.drawing import as_svgs
 from harness.results.files import append_rows
 from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run
 from harness.results.statistics.confidence_sequences import anytime_tokens_per_iteration
 from harness.results.statistics.interval import Interval
-from pages import short
 from report_files import run_id
 
 # By K, in target steps.
@@ -107,29 +103,6 @@ def test_prompts_are_units_and_later_checkpoints_have_wider_bounds(tmp_path: Pat
     runs[0].rows[:0] = [runs[0].rows[0]] * 14
     (of_more,) = trainings(runs)
     assert of_more.checkpoints[0].tokens.low < bounds[0].low
-
-
-def test_the_page_has_a_line_for_each_series_and_one_for_other_drafts(tmp_path: Path) -> None:
-    runs = checkpoints(tmp_path / "a", [2.5, 2.4, 1.2])
-    runs += checkpoints(tmp_path / "b", [2.5, 2.4], name="other")
-    runs += checkpoints(tmp_path / "c", [2.2], name="alone")
-    page = acceptance_page(runs)
-    assert page is not None
-    first, second, third = (line.text for line in page.finding)
-    assert first.startswith("./other_… with 7B pays at K=2 at every checkpoint")
-    assert second.startswith("./step_… with 7B no longer pays at K=2 since 30")
-    assert third.startswith("alone_10 with 7B: 2.20 tokens per iteration at K=2")
-    assert "however often one looks" in short(page, 120)
-
-
-def test_the_picture_has_the_bounds_and_the_break_even(tmp_path: Path) -> None:
-    runs = checkpoints(tmp_path, [2.5, 2.4, 1.2])
-    failed = AcceptanceRow(run=run_id(), model="./step_90", draft="7B", num_draft_tokens=4)
-    runs.append(Run([failed], directory=tmp_path))
-    ((title, svg),) = as_svgs(lambda: acceptance_plots(runs))["checkpoints"]
-    assert title == "./step_… with 7B"
-    assert "accepted, K=2, bounds at every look" in svg
-    assert "break-even: speculation pays above" in svg
 
 
 def test_without_texts_or_costs_nothing_is_concluded(tmp_path: Path) -> None:

@@ -17,17 +17,14 @@ import pandas as pd
 import pytest
 
 import echo_server
-from echo_server import EchoServer
-from echo_server import serving as echoing
 from harness.commands.acceptance.health import health_columns
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
-from harness.local.drafting.heads.unread import UnreadFeatures
 from harness.results.statistics.iterations import acceptance_chances, cut
 from harness.results.statistics.served_rules import TextProbabilities
 from in_process import Harness, results
 from planted_faults import planted
-from served import serving
+from served import served
 
 SHIPPED = Path(__file__).parents[3] / "harness" / "local" / "models" / "shipped"
 ASKED = [
@@ -53,19 +50,6 @@ def changed(directory: Path, **changes: object) -> Path:
     return directory
 
 
-def off_by_one(directory: Path) -> Planted:
-    """A head that reads the target's states of the token before."""
-    return ["draft=tiny_eagle3"], ["draft=tiny_eagle3"]
-
-
-def read_the_token_before() -> None:
-    """Plant that in the server's process."""
-    observe = UnreadFeatures.observe
-    add = UnreadFeatures.add
-    UnreadFeatures.observe = lambda self, hidden, *rest: observe(self, hidden.roll(1, 1), *rest)  # type: ignore[method-assign]
-    UnreadFeatures.add = lambda self, hidden, *rest: add(self, hidden.roll(1, 1), *rest)  # type: ignore[method-assign]
-
-
 def without_its_window(directory: Path) -> Planted:
     """A draft with a sliding window, which the server reads as full attention."""
     window = {"model_type": "mistral", "architectures": ["MistralForCausalLM"], "sliding_window": 2}
@@ -88,7 +72,7 @@ def other_template(directory: Path) -> Planted:
 
 
 def honest(directory: Path) -> Planted:
-    return ["draft=tiny_eagle3"], ["draft=tiny_eagle3"]
+    return OF_TWO_LAYERS, OF_TWO_LAYERS
 
 
 def greedily(directory: Path) -> Planted:
@@ -103,22 +87,15 @@ def compared(directory: Path) -> Planted:
     return server, [*OF_TWO_LAYERS, "T=1"]
 
 
-def likeliest(directory: Path) -> Planted:
-    """A server that verifies greedily at any temperature."""
-    return [*OF_TWO_LAYERS, f"fault={planted('LikeliestVerified')}"], OF_TWO_LAYERS
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("plant", "health", "rule"),
     [
         (honest, "as its weights say", "rejection"),
         (greedily, "as its weights say", "rejection, greedy drafts"),
-        (off_by_one, "broken", None),
         (without_its_window, "broken", None),
         (other_template, "other texts", None),
         (compared, "another rule", "comparison"),
-        (likeliest, "another rule", "greedy"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -130,8 +107,7 @@ def test_a_planted_fault_is_seen(
     rule: str | None,
 ) -> None:
     of_server, of_client = plant(tmp_path / "planted")
-    before = read_the_token_before if plant is off_by_one else None
-    with serving(tmp_path, *of_server, before=before) as (url, _):
+    with served(tmp_path, *of_server) as url:
         address = [f"engine.url={url}/v1", "engine=server"]
         outcome = harness("acceptance", *address, *of_client, *ASKED, code=None)
     assert outcome.exit_code == (0 if health == "as its weights say" else 1), outcome
@@ -181,15 +157,6 @@ def test_a_drafter_is_judged_by_what_its_server_reports(
     request = RequestRecord(0, 3, token_ids=[5] * 41, num_tokens=41, **answer)
     found = health_columns({"": [read_text(is_own)]}, [request], 1, "rejection")
     assert found["health"] == health, found
-
-
-def test_a_server_that_reports_nothing_cannot_be_judged(harness: Harness) -> None:
-    with echoing(EchoServer()) as url:
-        asked = ["engine=server", f"engine.url={url}", "model=tiny_draft", "draft=lookup"]
-        outcome = harness("acceptance", *asked, *ASKED, "decoding.max_new_tokens=4", code=None)
-    # An echo writes nothing that a model would.
-    assert outcome.exit_code == 1
-    assert "texts are not" in outcome.complaint
 
 
 def test_only_the_server_that_is_judged_is_started(harness: Harness) -> None:

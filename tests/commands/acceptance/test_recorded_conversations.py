@@ -167,12 +167,3 @@ def test_what_is_faster_without_speculation_is_named_with_each_k() -> None:
         lines["Slower"] == "2 of 3 turns at K=3, 1 of them at every K; text at K=3; code at every K"
     )
     assert dict(lines_of_parts(part("text", fast), turns[:1], 1))["Slower"] == "no turn at K=1"
-
-
-def test_parts_of_iterations_sum_to_all_of_them() -> None:
-    chances = np.random.default_rng(0).random((40, 5))
-    whole = cut(chances)
-    # A view would keep arrays of three times the size for as long as the text.
-    assert whole.visits.base is None
-    assert whole.shares.sum(axis=1) == pytest.approx(whole.iterations)
-    assert (whole.shares * np.arange(2, 7)[:, None] >= 1 - 1e-9).all()

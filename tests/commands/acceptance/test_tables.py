@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from harness.commands.acceptance.plots import acceptance_plots
 from harness.commands.acceptance.tables import acceptance_page
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.runs import Run
@@ -40,8 +41,7 @@ def test_checkpoints_of_one_name_are_told_apart_and_k_is_said_once() -> None:
         assert line.text.count("K=") == 1
 
 
-def test_given_texts_were_not_written_in_batches() -> None:
-    given = [checkpoint("1B", 1.5, 2.5), checkpoint("2B", 1.5, 2.4)]
-    written = [checkpoint(draft, 1.5, text_source="written") for draft in ("1B", "2B")]
-    assert "64" not in short(acceptance_page(given), 120).splitlines()[0]
-    assert "batches of 64" in short(acceptance_page(written), 120).splitlines()[0]
+def test_a_run_that_read_nothing_has_no_page_and_no_plot() -> None:
+    failed = [Run([AcceptanceRow(run=run_id(), model="13B", draft="7B", num_draft_tokens=4)])]
+    assert acceptance_page(failed) is None
+    assert acceptance_plots(failed)["acceptance"] == []

@@ -94,8 +94,7 @@ def test_the_guilty_one_of_twelve_is_found_in_six_starts() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slowdown", [0.0, 0.05])
-@pytest.mark.parametrize("knows_noise", [True, False])
+@pytest.mark.parametrize(("slowdown", "knows_noise"), [(0.0, True), (0.05, True), (0.05, False)])
 def test_where_noise_hides_the_change_nobody_is_accused(
     slowdown: float, knows_noise: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,16 +148,16 @@ def test_with_too_few_starts_it_says_which_are_possible() -> None:
 @pytest.mark.slow
 def test_a_slower_version_of_a_server_is_found_and_its_starts_are_kept(harness: Harness) -> None:
     """Versions are the delays of a server's tokens, in seconds; one is no number, so that it does not start."""
-    delays = "0.0010,0.0011,broken,0.0300,0.0301"
+    delays = "0.0010,broken,0.0300"
     server = f"{sys.executable} {SUPPORT / 'echo_server.py'} --port {{port}} --delay {{version}}"
-    line = ["bisect", f"versions={delays}", "model=tiny", "num_prompts=9", "tokens=8"]
+    line = ["bisect", f"versions={delays}", "model=tiny", "num_prompts=9", "tokens=4"]
     line += ["decoding=greedy", "--", *shlex.split(server)]
     first = harness(*line)
     for expected in ("0.0300, or broken (skipped), is the first one slower", "over 99 % sure"):
         assert mentions(first.stdout, expected)
     assert "invalid float value: 'broken'" in first.stderr
     rows = list(Path("outputs/bisect").rglob("latency_prompts.csv"))
-    assert len(rows) >= 4
+    assert len(rows) >= 2
 
     # Typed again it measures nothing but what failed, and says the same.
     again = harness(*line)

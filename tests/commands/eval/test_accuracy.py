@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -49,16 +48,6 @@ def printed(of: list[EvalRow]) -> str:
 
 def headings(table: Table) -> list[str]:
     return [column.heading.replace("\n", " ") for column in table.shown()[0]]
-
-
-def test_one_seed_is_printed_once() -> None:
-    shown = printed(rows("0"))
-    box = [line for line in shown.splitlines() if line and line[0] in "╭│├╰"]
-    assert len(box) == 8, "two lines of headings, two arms, an interval, three rules"
-    for cell in ("42.5 ± 3.1", "39.5 to 45.6", "990", "12.35", "61.0%"):
-        assert cell in shown
-    head = "13B + 7B · a GPU · multiplication of 1 to 99 · batches of 64 · K=4 · temperature 0.5 · float16"
-    assert head in " ".join(shown.split())
 
 
 @pytest.mark.parametrize(
@@ -182,15 +171,6 @@ def test_a_run_alone_is_reported_by_seed_and_several_by_pair() -> None:
     assert texts[2][headings(compared).index("difference")] == "+1.0\n-2.0 to 4.0"
     assert texts[2][headings(compared).index("K")] == "4"
     assert accuracy_table([]).rows == ()
-
-
-def test_an_unfinished_run_is_faint() -> None:
-    stopped = [
-        dataclasses.replace(row, status="interrupted", run="2", temperature=0.0)
-        for row in rows("0")
-    ]
-    table = accuracy_table([Run(rows("0")), Run(stopped)])
-    assert sorted(row.faint for row in table.rows) == [False, False, True, True]
 
 
 def measured_eval(directory: Path, correct: Sequence[bool], **changes: Any) -> Path:

@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from pathlib import Path
-from typing import Any
 
-import pandas as pd
 import pytest
 
 from echo_server import EchoServer
@@ -15,10 +11,7 @@ from harness.commands.recovery.kinds import Answers, Usual, kinds
 from harness.config.settings import DecodingSettings
 from harness.engines.requests import RequestRecord
 from in_process import Harness, results
-from own_service import own_service
 from pair_server import addresses
-from planted_faults import planted
-from tiny_checkpoints import save_talkative_pair
 from wording import mentions
 
 ASKED = [
@@ -30,55 +23,21 @@ ASKED = [
     "num_prompts=4",
     "batch_size=2",
 ]
-Body = Mapping[str, Any]
 
 
-def by_kind(harness: Harness, speculative: EchoServer, *settings: str) -> pd.DataFrame:
-    """The rows about kinds, by their name."""
+def test_a_kind_without_drafts_is_named_as_the_server_reports(harness: Harness) -> None:
+    server = EchoServer(
+        version="0.32.0", num_draft_tokens=4, silent=lambda body: len(body["prompt"]) > 100
+    )
     with ExitStack() as opened:
-        servers = addresses(opened, EchoServer(version="0.32.0"), speculative)
+        servers = addresses(opened, EchoServer(version="0.32.0"), server)
         # Its texts are no model's. By its name this server is one that top_k may end.
-        named = "samplings=[as_asked,top_k]"
-        harness(*ASKED, *servers, named, *settings, code=None)
-    return results("recovery").query("check == 'kind'").set_index("sampling")
-
-
-@pytest.mark.parametrize("reports", [True, False])
-@pytest.mark.parametrize(
-    ("silent", "named"),
-    [
-        (lambda body: False, set()),
-        (lambda body: body.get("top_k", -1) > 0, {"top_k=5"}),
-        (lambda body: "stop" in body, {"stop texts"}),
-        (lambda body: len(body["prompt"]) > 100, {"long cached prompt"}),
-    ],
-    ids=["none", "top_k", "stops", "long"],
-)
-def test_a_kind_without_drafts_is_named_whether_the_server_reports_them_or_not(
-    harness: Harness, silent: Callable[[Body], bool], named: set[str], reports: bool
-) -> None:
-    """Without reports by what arrives together."""
-    server = EchoServer(version="0.32.0", num_draft_tokens=4, silent=silent, metrics=not reports)
-    found = by_kind(harness, server)
-    assert set(found.index[found.verdict == "no drafts"]) == named
-    assert set(found.verdict) <= {"drafts", "no drafts", "ignored"}
-    if reports:
-        assert found.acceptance_rate["plain"] == pytest.approx(1 / 3)
-    assert found.identical_prompts["plain"] == 4
-
-
-@pytest.mark.slow
-def test_silences_of_our_own_service_are_found(harness: Harness, tmp_path: Path) -> None:
-    pair = save_talkative_pair(tmp_path, 8)
-    with own_service(tmp_path, fault=planted("SilentWithStops")) as url:
-        regular = url.replace("/v1", "/regular/v1")
-        servers = [f"engine.url={url}", f"engine.regular_url={regular}"]
-        small = ["num_prompts=2", "decoding.max_new_tokens=12"]
-        harness("recovery", pair[0], pair[2], *ASKED[3:4], "engine=server", *small, *servers)
+        harness(*ASKED, *servers, "samplings=[as_asked,top_k]", code=None)
     found = results("recovery").query("check == 'kind'").set_index("sampling")
-    assert found.index[found.verdict == "no drafts"].tolist() == ["stop texts"]
-    assert {"JSON schema", "n=2", "logit_bias"} <= set(found.index[found.verdict == "refused"])
-    assert found.verdict["plain"] == "drafts"
+    assert found.index[found.verdict == "no drafts"].tolist() == ["long cached prompt"]
+    assert set(found.verdict) <= {"drafts", "no drafts", "ignored"}
+    assert found.acceptance_rate["plain"] == pytest.approx(1 / 3)
+    assert found.identical_prompts["plain"] == 4
 
 
 def test_kinds_that_are_refused_or_ignored_are_named_and_silence_is_a_doubt(
@@ -122,16 +81,11 @@ def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part()
     assert partly.check(Usual.of([partly, silent]))["verdict"] == "drafts"
 
 
-def test_kinds_may_be_left_out(harness: Harness) -> None:
-    server = EchoServer(version="0.32.0", num_draft_tokens=4)
-    assert by_kind(harness, server, "by_kind=false").empty
-
-
-def answers(seconds: float, regular_s: float) -> Answers:
-    """Of one request whose tokens come one by one, at this speed."""
+def answers(seconds: float, regular_s: float, num_together: int = 1) -> Answers:
+    """Of one request whose tokens come one by one, or several at once, at this speed."""
 
     def record(total: float) -> RequestRecord:
-        arrivals = [total * (1 + place) / 10 for place in range(10)]
+        arrivals = [total * (1 + place // num_together) / 10 for place in range(10)]
         return RequestRecord(0, 3, arrivals, total, token_ids=[5] * 10, num_tokens=10)
 
     [kind, *_] = kinds(DecodingSettings(), [1, 2], chat=False)
@@ -150,6 +104,14 @@ def test_where_tokens_come_one_by_one_speed_tells(seconds: float, verdict: str) 
     assert "the regular arm's speed" in found["finding"]
     slow = answers(1.0, 1.0)
     assert slow.check(Usual.of([slow]))["verdict"] == "unknown"
+
+
+def test_without_reports_tokens_that_arrive_together_tell() -> None:
+    together, apart, some = (answers(0.5, 1.0, number) for number in (4, 1, 2))
+    usual = Usual.of([together, apart, some])
+    found = [each.check(usual)["verdict"] for each in (together, apart, some)]
+    assert found == ["drafts", "no drafts", "drafts"]
+    assert "1.0 tokens at a time" in apart.check(usual)["finding"]
 
 
 def test_tools_are_asked_of_chats_alone() -> None:

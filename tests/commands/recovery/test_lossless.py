@@ -32,16 +32,14 @@ from tiny_checkpoints import as_draft
 
 PROMPT = [3, 1, 4, 1, 5]
 LENIENCE = planted("Lenience")
-FAULTS = [*PLANTED.names(), LENIENCE]
-NUM_DRAWS = 8000
-# Faults with one draft token and with three that show in fewer draws, and one that needs more.
+NUM_DRAWS = 4000
+# Draft tokens and draws with which each fault shows.
 NEEDED = {
-    ("rollback_off_by_one", 1): 2000,
-    ("rollback_off_by_one", 3): 2000,
-    ("bonus_from_wrong_position", 1): 2000,
-    ("bonus_from_wrong_position", 3): 4000,
-    ("residual_warped_twice", 3): 4000,
-    ("draft_probabilities_ignored", 1): 20_000,
+    "rollback_off_by_one": (3, 2000),
+    "bonus_from_wrong_position": (1, 2000),
+    "residual_warped_twice": (3, 4000),
+    "draft_probabilities_ignored": (3, 8000),
+    LENIENCE: (1, 5000),
 }
 BATCH = 5000
 CPU = torch.device("cpu")
@@ -124,31 +122,27 @@ def compare(
 
 
 @pytest.mark.parametrize(
-    ("warping", "num_draft_tokens"),
-    [({}, 1), ({}, 3), ({"top_k": 5}, 1), ({"top_p": 0.9}, 1)],
+    ("warping", "num_draft_tokens", "num_draws"),
+    [({}, 3, 8000), ({"top_k": 5, "top_p": 0.9}, 1, NUM_DRAWS)],
     ids=str,
 )
-def test_the_honest_arm_is_lossless(warping: dict[str, Any], num_draft_tokens: int) -> None:
-    check = sample(num_draft_tokens=num_draft_tokens, **warping)
+def test_the_honest_arm_is_lossless(
+    warping: dict[str, Any], num_draft_tokens: int, num_draws: int
+) -> None:
+    check = sample(num_draft_tokens=num_draft_tokens, num_draws=num_draws, **warping)
     assert check.verdict == "lossless", check
-    assert check.num_draws == NUM_DRAWS * (num_draft_tokens + 2)
+    assert check.num_draws == num_draws * (num_draft_tokens + 2)
     # In float32 rounding explains nothing that a test could see.
     assert check.rounding < 1e-5
 
 
-@pytest.mark.parametrize("num_draft_tokens", [1, 3])
-@pytest.mark.parametrize("fault", FAULTS)
-def test_every_planted_fault_is_caught(fault: str, num_draft_tokens: int) -> None:
-    num_draws = NEEDED.get((fault, num_draft_tokens), NUM_DRAWS)
-    assert sample(fault, num_draft_tokens, num_draws).verdict == "lossy"
+@pytest.mark.parametrize("fault", [*PLANTED.names(), LENIENCE])
+def test_every_planted_fault_is_caught(fault: str) -> None:
+    assert sample(fault, *NEEDED[fault]).verdict == "lossy"
 
 
 def test_faults_in_block_verification_are_caught() -> None:
     assert sample("residual_warped_twice", num_draft_tokens=3, rule="block").verdict == "lossy"
-
-
-def test_lenience_from_the_settings_is_caught_too() -> None:
-    assert sample(rule="google", lenience=0.7).verdict == "lossy"
 
 
 def test_any_arm_can_be_tested() -> None:
@@ -156,14 +150,9 @@ def test_any_arm_can_be_tested() -> None:
     assert sample(arm="regular", drawn_at=0.65).verdict == "lossy"
 
 
-def test_few_draws_decide_nothing() -> None:
-    check = sample(num_draws=100)
-    assert check.verdict == "undecided"
-    assert check.power < 0.99
-
-
 def test_a_large_fault_is_known_long_before_the_last_draw() -> None:
-    found = sample("bonus_from_wrong_position")
+    fault = "bonus_from_wrong_position"
+    found = sample(fault, *NEEDED[fault])
     assert found.num_draws_until is not None
     assert found.num_draws_until < found.num_draws / 10
 
@@ -178,8 +167,11 @@ def test_greedy_texts_of_the_honest_arm_are_the_regular_ones() -> None:
     assert found == [None] * 4
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("fault", ["bonus_from_wrong_position", "rollback_off_by_one"])
+@pytest.mark.parametrize(
+    ("fault", "dtype"),
+    [("bonus_from_wrong_position", torch.float32), ("rollback_off_by_one", torch.bfloat16)],
+    ids=str,
+)
 def test_greedy_texts_give_faults_away(fault: str, dtype: torch.dtype) -> None:
     verdict, worst = judge_greedy(compare(fault, dtype, num_draft_tokens=1))
     assert verdict == "lossy"
@@ -199,60 +191,40 @@ def test_a_tie_that_rounding_broke_is_no_loss() -> None:
 
 
 @functools.cache
-def loud_reference(dtype: torch.dtype) -> ModelReference:
+def loud_reference() -> ModelReference:
     """The reference of a model whose largest logit is about 25, where a unit of bfloat16 is an eighth."""
+    dtype = torch.bfloat16
     model = random_model("llama", seed=5, vocab_size=64)
     head = model.get_output_embeddings().weight
     with torch.no_grad():
         head *= 25 / float(model(torch.arange(64)[None]).logits.abs().max())
     settings = ModelSettings(name="loud", repository="loud")
     loaded = LoadedModel(model.to(dtype), settings, None, dtype, [CPU], CPU)  # type: ignore[arg-type]
-    return open_reference(
-        Pair(loaded, None, tokenizer=None), Preparation(decoding=DecodingSettings())
-    )  # type: ignore[arg-type]
+    pair_of_it = Pair(loaded, None, tokenizer=None)  # type: ignore[arg-type]
+    return open_reference(pair_of_it, Preparation(decoding=DecodingSettings()))
 
 
-LOUD_PROMPTS = [[number, 3 * number % 64, 1, 4] for number in range(1, 7)]
+LOUD_PROMPTS = [[number, 3 * number % 64, 1, 4] for number in range(1, 4)]
 
 
-def greedy_text(
-    reference: ModelReference, prompt: list[int], raised: float = 0.0, in_batch: bool = False
-) -> list[int]:
-    """32 tokens; the odd ones have logits that are raised; computed as one of the two arms would."""
+def greedy_text(prompt: list[int], raised: float = 0.0) -> list[int]:
+    """32 tokens; the odd ones have logits that are raised."""
+    reference = loud_reference()
     text: list[int] = []
     for _ in range(32):
-        if in_batch and text:
-            logits = reference.logits([prompt, [7, *prompt]], [text, text])[0]
-        else:
-            logits = reference.logits([[*prompt, *text]])[0]
+        logits = reference.logits([[*prompt, *text]])[0]
         logits = logits + raised * (torch.arange(len(logits)) % 2)
         text.append(int(logits.argmax()))
     return text
 
 
-@functools.cache
-def regular_texts(dtype: torch.dtype) -> list[list[int]]:
-    return [greedy_text(loud_reference(dtype), prompt) for prompt in LOUD_PROMPTS]
-
-
-def divergences_of(dtype: torch.dtype, **other: Any) -> list[Divergence | None]:
-    reference = loud_reference(dtype)
-    return [
-        first_divergence(reference, prompt, regular, greedy_text(reference, prompt, **other))
-        for prompt, regular in zip(LOUD_PROMPTS, regular_texts(dtype), strict=True)
-    ]
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_half_a_logit_is_more_than_the_rounding_of_the_model(dtype: torch.dtype) -> None:
+def test_half_a_logit_is_more_than_the_rounding_of_the_model() -> None:
     """An allowance of 4 units of the largest logit, 0.8 in bfloat16, explained it."""
-    verdict, worst = judge_greedy(divergences_of(dtype, raised=0.5))
+    found = [
+        first_divergence(loud_reference(), prompt, greedy_text(prompt), greedy_text(prompt, 0.5))
+        for prompt in LOUD_PROMPTS
+    ]
+    verdict, worst = judge_greedy(found)
     assert verdict == "lossy"
     assert worst is not None
     assert worst.excess < 10
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
-def test_what_rounding_changes_is_within_what_was_measured(dtype: torch.dtype) -> None:
-    found = divergences_of(dtype, in_batch=True)
-    assert judge_greedy(found)[0] == "lossless"

@@ -11,11 +11,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 import transformers
 from packaging.version import Version
-from transformers.generation import GenerationMixin
-from transformers.generation import utils as generation
 
 import processes
 from echo_server import EchoServer
@@ -43,17 +40,12 @@ QUICK = [
     "num_prompts=1",
     "decoding.max_new_tokens=16",
 ]
-QUICK += ["decoding.temperature=1.5", "num_draws=600", "shift=0.5", "false_alarm_rate=1e-6"]
+QUICK += ["decoding.temperature=1.5", "num_draws=200", "shift=0.5", "false_alarm_rate=1e-6"]
 QUICK += ["by_kind=false", "reference=regular", "samplings=[logprobs,logprobs_whole]"]
 GENERATE = ["engine=huggingface", "model=tiny_draft", "draft=early_exit_1", "batch_size=1"]
 GENERATE += ["reference=regular", "num_prompts=1", "decoding.max_new_tokens=12"]
-GENERATE += ["decoding.temperature=1", "num_draws=600", "shift=0.5", "false_alarm_rate=1e-6"]
+GENERATE += ["decoding.temperature=1", "num_draws=200", "shift=0.5", "false_alarm_rate=1e-6"]
 GENERATE += ["samplings=[logprobs,min_p]"]
-# With what a run says of each.
-FAULTS_OF_LOGPROBS = {
-    "LogprobsOfDraft": "are wrong, by",
-    "LogprobsMissingInBursts": "are missing",
-}
 
 
 @pytest.fixture(autouse=True)
@@ -67,45 +59,32 @@ def arms(url: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("fault", "asked"),
-    [
-        ("LogprobsOfDraft", "logprobs"),
-        ("LogprobsMissingInBursts", "logprobs_whole"),
-    ],
-)
-def test_wrong_log_probabilities_are_found_in_streams_and_not(
-    harness: Harness, tmp_path: Path, fault: str, asked: str
-) -> None:
-    with served(tmp_path, *SERVED, f"fault={planted(fault)}") as url:
-        settings = [f"samplings=[{asked}]", "num_draws=200"]
-        outcome = harness("recovery", *QUICK, *settings, *arms(url), code=1)
-    about = ["log-probabilities that came with tokens are wrong: speculative"]
-    assert mentions(outcome.complaint, *about, FAULTS_OF_LOGPROBS[fault])
+def test_wrong_log_probabilities_are_found(harness: Harness, tmp_path: Path) -> None:
+    with served(tmp_path, *SERVED, f"fault={planted('LogprobsMissingInBursts')}") as url:
+        asked = [*QUICK, "samplings=[logprobs_whole]", *arms(url)]
+        outcome = harness("recovery", *asked, code=1)
+    about = ["log-probabilities that came with tokens are wrong: speculative", "are missing"]
+    assert mentions(outcome.complaint, *about)
     rows = results("recovery")
     assert set(rows["status"]) == {"failed"}
     assert list(rows["verdict"][rows["check"] == "logprobs"]) == ["wrong", "right"]
 
 
 @pytest.mark.slow
-def test_wrong_texts_are_found(harness: Harness, tmp_path: Path) -> None:
-    with served(tmp_path, *SERVED, "fault=bonus_from_wrong_position") as url:
-        settings = ["samplings=[as_asked,temperature]", "decoding.temperature=0.5"]
-        outcome = harness("recovery", *QUICK, *settings, *arms(url), code=1)
-    assert outcome.complaint.startswith("lossy: ")
-
-
-@pytest.mark.slow
-def test_a_server_that_scores_otherwise_than_it_draws_is_no_reference(
+def test_wrong_texts_are_found_and_a_server_that_writes_them_is_no_reference(
     harness: Harness, tmp_path: Path
 ) -> None:
-    """The arms are exchanged, so that the regular one draws from the wrong places."""
+    """The second time the arms are exchanged, so that the regular one draws from the wrong places."""
     with served(tmp_path, *SERVED, "fault=bonus_from_wrong_position") as url:
+        asked = [*QUICK, "samplings=[as_asked]", "num_draws=300"]
+        outcome = harness("recovery", *asked, *arms(url), code=1)
         exchanged = [f"engine.url={url}/regular/v1", f"engine.regular_url={url}/v1"]
-        outcome = harness("recovery", *QUICK, *exchanged, code=3)
-    assert outcome.complaint.startswith("undecided: the regular server is no reference")
+        undecided = harness("recovery", *asked, *exchanged, code=3)
+    assert outcome.complaint.startswith("lossy: ")
+    assert undecided.complaint.startswith("undecided: the regular server is no reference")
     rows = results("recovery")
-    assert list(rows["check"]) == ["reference"]
+    last = rows[rows["run"] == rows["run"].iloc[-1]]
+    assert list(last["check"]) == ["reference"]
 
 
 @pytest.mark.slow
@@ -165,43 +144,6 @@ def test_generate_is_a_reference_and_its_log_probabilities_are_tested(harness: H
     assert list(rows["verdict"][rows["check"] == "logprobs"]) == ["right", "right"]
 
 
-@pytest.mark.slow
-def test_log_probabilities_of_the_position_before_are_found(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    draw = GenerationMixin._assisted_decoding
-
-    def logits_of_the_position_before(*args: Any, **kwargs: Any) -> Any:
-        output = draw(*args, **kwargs)
-        if kwargs["generation_config"].output_logits:
-            output.logits = (output.logits[0], *output.logits[:-1])
-        return output
-
-    monkeypatch.setattr(GenerationMixin, "_assisted_decoding", logits_of_the_position_before)
-    outcome = harness("recovery", *GENERATE, "reference=weights", "num_draws=200", code=1)
-    assert mentions(outcome.complaint, "log-probabilities that came with tokens are wrong")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("reference", ["regular", "weights"])
-def test_the_least_likely_token_behind_accepted_drafts_is_found(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, reference: str
-) -> None:
-    def accept_all(
-        candidate_input_ids: Any,
-        candidate_logits: Any,
-        candidate_length: int,
-        new_logits: Any,
-        **_: Any,
-    ) -> Any:
-        last = new_logits[:, -1:].argmin(-1)
-        return torch.cat([candidate_input_ids[:, -candidate_length:], last], -1), candidate_length
-
-    monkeypatch.setattr(generation, "_speculative_sampling", accept_all)
-    asked = [*GENERATE, f"reference={reference}", "num_draws=1100"]
-    assert harness("recovery", *asked, code=1).complaint.startswith("lossy: ")
-
-
 def test_a_run_that_asks_for_a_server_without_log_probabilities_ends(harness: Harness) -> None:
     with ExitStack() as opened:
         servers = addresses(opened, EchoServer(dialect="sglang"), EchoServer(dialect="sglang"))
@@ -231,8 +173,7 @@ class Showing:
 
 
 @pytest.mark.parametrize(
-    ("temperature", "top_p", "num_top"),
-    [(1.0, 1.0, 6), (1.0, 0.7, 6), (0.6, 1.0, 6), (1.7, 0.7, 6), (0.6, 0.7, -1)],
+    ("temperature", "top_p", "num_top"), [(1.0, 1.0, 6), (1.7, 0.7, 6), (0.6, 0.7, -1)]
 )
 def test_quantiles_in_the_likeliest_tokens_raise_no_false_alarm(
     temperature: float, top_p: float, num_top: int

@@ -135,10 +135,11 @@ def test_a_server_may_score_them(harness: Harness, models: Path) -> None:
             "engine=server",
             f"engine.url={url.replace('/v1', '/regular/v1')}",
             "reference=regular",
+            "shift=0.3",
         ]
-        honest = judged(harness, models, answered(models)[:200], *server, code=0)
+        honest = judged(harness, models, answered(models)[:60], *server, code=0)
         fault = answered(models, "rollback_off_by_one")
-        broken = judged(harness, models, fault[:200], *server, code=1)
+        broken = judged(harness, models, fault[:60], *server, code=1)
     assert honest.verdict["sampled"] == "lossless"
     assert broken.verdict["sampled"].tolist()[-1] == "lossy"
 

@@ -55,16 +55,16 @@ def started(stack: ExitStack, pair: Pair, fault: str = "none", **changes: object
 
 
 def test_an_honest_server_is_lossless(harness: Harness, stack: ExitStack, pair: Pair) -> None:
-    harness("recovery", *QUICK, "num_draws=700", *started(stack, pair))
+    harness("recovery", *QUICK, "num_draws=200", *started(stack, pair))
     rows = results("recovery")
     assert {"greedy", "setting", "sampled"} == set(rows["check"])
-    assert "lossy" not in set(rows["verdict"])
+    assert set(rows["verdict"]) == {"lossless"}
 
 
 @pytest.mark.parametrize(
     ("changes", "check"),
     [
-        ({"temperature_factor": 3.0}, ["num_draws=900"]),
+        ({"temperature_factor": 3.0}, ["num_draws=300"]),
         ({"fault": "bonus_from_wrong_position"}, ["decoding.temperature=0"]),
     ],
     ids=["draws", "greedy texts"],
@@ -91,7 +91,7 @@ def test_texts_beside_a_grammar_are_the_regular_servers(
     grammar = "engine.extra={response_format: {type: json_object}}"
     servers = addresses(stack, regular, server)
     code = 1 if is_ignored else None
-    outcome = harness("recovery", *QUICK, "num_draws=300", grammar, *servers, code=code)
+    outcome = harness("recovery", *QUICK, "num_draws=100", grammar, *servers, code=code)
     assert "response_format" in outcome.stderr
     asked = regular.bodies + server.bodies
     assert all(body["response_format"] == {"type": "json_object"} for body in asked)
@@ -110,7 +110,7 @@ def test_without_token_ids_the_arms_are_compared(
     harness: Harness, stack: ExitStack, pair: Pair
 ) -> None:
     servers = started(stack, pair, dialect="sglang", temperature_factor=3.0)
-    outcome = harness("recovery", *QUICK, "num_draws=300", *servers, code=1)
+    outcome = harness("recovery", *QUICK, "num_draws=150", *servers, code=1)
     assert "answers are compared with those of the regular server" in outcome.stderr
     assert set(results("recovery")["check"]) == {"greedy", "compared", "sampled"}
 
@@ -143,73 +143,21 @@ def test_draws_that_are_compared_with_each_other_have_different_random_numbers(
     assert seeds[0].isdisjoint(seeds[1])
 
 
-@pytest.mark.parametrize(("changed", "code"), [(False, 0), (True, 1)])
 def test_greedy_texts_without_token_ids_are_compared_with_the_models_own(
-    harness: Harness, stack: ExitStack, pair: Pair, changed: bool, code: int
-) -> None:
-    """An honest server is not accused, and a wrong token is no rounding."""
-    _, server = pair_servers(pair, dialect="sglang", tokenizer=pair.tokenizer)
-    if changed:
-        server.spoil = lambda rows: [
-            [token ^ (place == 2) for place, token in enumerate(row)] for row in rows
-        ]
-    asked = [
-        "engine=server",
-        "model=tiny_draft",
-        "decoding=greedy",
-        "by_kind=false",
-        "decoding.max_new_tokens=6",
-    ]
-    asked += ["num_prompts=2", "batch_size=2"]
-    asked.append(f"engine.url={stack.enter_context(serving(server))}")
-    outcome = harness("recovery", *asked, code=code)
-    (row,) = results("recovery").to_dict("records")
-    assert row["verdict"] == ("lossy" if changed else "lossless")
-    assert mentions(outcome.stdout, f"{0 if changed else 8} of 8") or changed
-
-
-def test_tokens_behind_a_difference_are_not_counted_as_compared(
     harness: Harness, stack: ExitStack, pair: Pair
 ) -> None:
-    regular, server = pair_servers(pair)
+    """A wrong token is no rounding."""
+    _, server = pair_servers(pair, dialect="sglang", tokenizer=pair.tokenizer)
     server.spoil = lambda rows: [
         [token ^ (place == 2) for place, token in enumerate(row)] for row in rows
     ]
-    asked = [
-        "engine=server",
-        "model=tiny_draft",
-        "decoding=greedy",
-        "by_kind=false",
-        "decoding.max_new_tokens=6",
-    ]
-    asked += ["num_prompts=2", "batch_size=2", *addresses(stack, regular, server)]
-    outcome = harness("recovery", *asked, code=1)
+    asked = [*QUICK, "num_prompts=2", "decoding.temperature=0", "decoding.max_new_tokens=6"]
+    url = stack.enter_context(serving(server))
+    harness("recovery", *asked, f"engine.url={url}", code=1)
     (row,) = results("recovery").to_dict("records")
+    assert row["verdict"] == "lossy"
     # Some texts end before their third token.
     assert row["num_tokens"] <= 2 * row["num_prompts"]
-    assert outcome.complaint.startswith("lossy: ")
-
-
-@pytest.mark.parametrize("chat", [True, False])
-def test_texts_that_both_servers_cut_short_are_not_called_lossless(
-    harness: Harness, stack: ExitStack, chat: bool
-) -> None:
-    servers = addresses(stack, EchoServer(stop_after=3), EchoServer(stop_after=3))
-    asked = [
-        "engine=server",
-        "model=tiny_draft",
-        "decoding=greedy",
-        "by_kind=false",
-        "decoding.max_new_tokens=8",
-    ]
-    asked += ["num_prompts=3", f"engine.chat={chat}", "batch_size=2"]
-    outcome = harness("recovery", *asked, *servers, code=3 if chat else 1)
-    (row,) = results("recovery").to_dict("records")
-    assert row["num_cut_short"] > 0
-    if chat:
-        assert row["identical_prompts"] == row["num_prompts"]
-        said = f"{int(row['num_cut_short'])} of {int(row['num_prompts'])} greedy texts ended before"
-        assert mentions(outcome.complaint, "undecided", said)
 
 
 @pytest.mark.parametrize("chat", [True, False])
