@@ -273,3 +273,27 @@ def test_later_turns_of_a_conversation_that_parted_are_not_compared() -> None:
     turns[1] = dataclasses.replace(turns[1], divergence_position=5, logit_margin=0.1)
     text = printed(turns, identical_prompts=1)
     assert "identical on 1 of 2 prompts" in " ".join(text.split())
+
+
+def test_where_the_mean_over_answers_says_otherwise_the_page_names_it() -> None:
+    """Of short answers the wait for the first token is nearly all, which no draft shortens."""
+    regular, speculative = rows(ms_per_token_per_answer=60.0, shortest_answer=3, longest_answer=30)
+    regular = dataclasses.replace(regular, ms_per_token_per_answer=72.0)
+    text = full(page_of_run([regular, speculative]))
+    both = ("over all tokens is 1.83×", "over answers 1.20×")
+    assert mentions(text, "Answers have 3 to 30 tokens", *both)
+    alike = dataclasses.replace(regular, ms_per_token_per_answer=60.0 * 1.8)
+    assert "over answers" not in full(page_of_run([alike, speculative]))
+
+
+def test_the_length_of_answers_is_the_one_that_was_generated() -> None:
+    assert "· 3 new tokens ·" in printed(shortest_answer=3, longest_answer=3)
+    assert "· 3 to 8 new tokens ·" in printed(shortest_answer=3, longest_answer=8)
+
+
+def test_low_acceptance_of_a_server_names_what_compares_it_with_the_weights() -> None:
+    served = {"engine": "server", "url": "http://a/v1", "requests_per_second": 1.0}
+    low = printed(**served, conditional_acceptance_rate=0.004)
+    assert mentions(low, "Acceptance is low: 0.4% of the tested draft tokens", "harness acceptance")
+    assert "harness acceptance" not in printed(**served, conditional_acceptance_rate=0.6)
+    assert "harness acceptance" not in printed(conditional_acceptance_rate=0.004)
