@@ -206,14 +206,6 @@ def test_iterations_that_drafted_nothing_are_those_of_the_other_tokens() -> None
         assert full.outcomes == outcomes
 
 
-def test_tokens_that_come_together_are_one_inter_token_latency() -> None:
-    """Five tokens in three arrivals: TPOT spreads the time over tokens, ITL over arrivals."""
-    request = RequestRecord(0, 3, arrivals=[0.1, 0.3, 0.5], seconds=0.5, num_tokens=5)
-    found = figures(Requests, [Answered(requests=[request], seconds=0.5)])
-    assert found.time_per_output_token_p50_ms == pytest.approx(100)
-    assert found.inter_token_latency_p50_ms == pytest.approx(200)
-
-
 def test_tokens_of_an_iteration_that_come_one_by_one_are_one_burst() -> None:
     """llama.cpp sends each accepted token as an event of its own, microseconds after the one before it."""
     arrivals = [0.1, 0.3, 0.30003, 0.30005, 0.5, 0.50002, 0.7]
@@ -342,16 +334,6 @@ def test_a_few_per_cent_of_failures_lose_no_request(open_engine: Open) -> None:
     assert {(len(request.token_ids)) for request in failed} == {0, 2}
 
 
-def test_a_request_that_fails_is_an_error_unless_failures_are_counted(open_engine: Open) -> None:
-    server = EchoServer()
-    engine = open_engine(server)
-    server.fail_every = 2
-    with pytest.raises(
-        RunError, match=r"regular: 1 of 3 requests failed, the first with 500 .*told to fail"
-    ):
-        timed_answer(engine, engine.arms[0], ask(3))
-
-
 def test_a_request_that_takes_too_long_is_a_time_out(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,15 +369,6 @@ def test_requests_that_nobody_reads_are_cancelled(open_engine: Open) -> None:
     # The server may notice it first.
     while server.num_abandoned < 2 or not all(one.is_cancelled for one in arm_of(engine).requests):
         time.sleep(0.01)
-
-
-def test_a_request_has_the_times_of_its_chunks(open_engine: Open) -> None:
-    engine = open_engine(EchoServer(delay_s=0.01))
-    timed_answer(engine, engine.arms[0], ask())
-    (request,) = arm_of(engine).requests
-    assert (request.num_prompt_tokens, request.num_tokens, len(request.arrivals)) == (3, 7, 7)
-    assert request.time_to_first_token_ms is not None
-    assert 10 <= request.time_to_first_token_ms < 1000 * request.seconds
 
 
 def test_the_key_comes_from_the_environment_and_goes_nowhere_else(

@@ -117,6 +117,9 @@ def test_a_run_prints_a_table_and_writes_its_rows(harness: Harness, pair: list[s
     )
 
     directory = only("environment.json").parent
+    names = {file.name for file in directory.iterdir() if file.name != ".hydra"}
+    tables = {"latency.csv", "latency_prompts.csv", "log.txt"}
+    assert names == tables | {"costs.json", "environment.json", "result.json", "summary.txt"}
     pd.testing.assert_frame_equal(pd.read_csv(directory / "latency.csv"), rows)
     environment = json.loads((directory / "environment.json").read_text())
     assert environment["versions"]["torch"] == rows["torch_version"][0]
@@ -130,31 +133,6 @@ def test_a_run_prints_a_table_and_writes_its_rows(harness: Harness, pair: list[s
     ours = prompts[prompts["arm"] == "speculative"]
     histogram = sum(sum(json.loads(cell)) for cell in ours["acceptance_histogram"] if cell)
     assert histogram == sum(json.loads(rows["acceptance_histogram"][1]))
-
-
-def test_the_figures_of_a_run_follow_from_its_prompts(harness: Harness, pair: list[str]) -> None:
-    """Computed here once more. `lookup` proposes nothing in some iterations."""
-    length = "decoding.max_new_tokens=24"
-    harness("latency", pair[0], "draft=lookup", *QUICK[:1], length, QUICK[3], "decoding=greedy")
-    row = results().iloc[1]
-    prompts = pd.read_csv(only("latency_prompts.csv"))
-    prompts["ms"] = prompts["time_ms"] / prompts["num_tokens"]
-    ms = prompts.pivot(index="prompt_index", columns="arm", values="ms")
-    speculative = ms["speculative"]
-    assert row["speedup"] == pytest.approx(ms["regular"].sum() / speculative.sum())
-    assert row["ms_per_token"] == pytest.approx(speculative.mean())
-    assert row["ms_per_token_std"] == pytest.approx(speculative.std())
-    assert row["ms_per_token_median"] == pytest.approx(speculative.median())
-    drafted = prompts[prompts["arm"] == "speculative"]
-    histograms = drafted["acceptance_histogram"].dropna().map(json.loads)
-    num_accepted = sum(count * times for one in histograms for count, times in enumerate(one))
-    num_drafting = sum(map(sum, histograms))
-    num_iterations = drafted["num_iterations"].sum()
-    assert num_iterations > num_drafting > 0
-    assert row["mean_acceptance_length"] == pytest.approx(1 + num_accepted / num_drafting)
-    assert row["tokens_per_iteration"] == pytest.approx(1 + num_accepted / num_iterations)
-    # An iteration decides the accepted tokens and one more. The prompt's pass decides the first.
-    assert drafted["num_tokens"].sum() == len(drafted) + num_iterations + num_accepted
 
 
 def test_a_text_does_not_depend_on_its_batch(
@@ -207,10 +185,6 @@ def test_a_text_may_end_where_the_model_ends_it(harness: Harness, save_model: Sa
     ("settings", "complaint"),
     [
         (
-            ["decoding.max_new_tokens=4800"],
-            "decoding.max_new_tokens=4800: leaves no room for a prompt: the context has ",
-        ),
-        (
             ["decoding.max_new_tokens=62"],
             "prompts: 4 of 4 prompts are too long (lines 1, 2, 3, 4 of prompts.txt); ",
         ),
@@ -218,16 +192,12 @@ def test_a_text_may_end_where_the_model_ends_it(harness: Harness, save_model: Sa
             ["decoding.max_new_tokens=48"],
             "prompts: 1 of 4 prompts are too long (line 4 of prompts.txt); the longest has 1",
         ),
-        (["prompts=empty.txt"], "prompts=empty.txt: "),
-        (["prompts=./promts.txt"], "prompts=./promts.txt: "),
-        (["chat_template=always"], "chat_template=always: "),
         (["results.file=prompts.txt/latency.csv"], "results.file=prompts.txt/latency.csv: "),
     ],
 )
 def test_mistakes_that_only_the_files_reveal(
-    harness: Harness, pair: list[str], tmp_path: Path, settings: list[str], complaint: str
+    harness: Harness, pair: list[str], settings: list[str], complaint: str
 ) -> None:
-    (tmp_path / "empty.txt").write_text("\n\n")
     assert harness.refused("latency", *pair, *QUICK, *settings).startswith(complaint)
 
 
@@ -346,24 +316,6 @@ def test_shipped_prompts_that_are_too_long_are_left_out_unless_they_are_to_be_re
     assert set(results()["num_skipped"]) == {int(found[1])}
 
 
-def test_prompts_come_from_all_categories(harness: Harness, tmp_path: Path) -> None:
-    lines = [
-        {"turns": [f"{kind} {i}", "later"], "category": kind}
-        for kind in ("story", "sum")
-        for i in range(4)
-    ]
-    (tmp_path / "questions.jsonl").write_text("\n".join(map(json.dumps, lines)))
-    outcome = harness("latency", *PLANTED, *QUICK[:3], "prompts=questions.jsonl", "decoding=greedy")
-    assert "tokens/iteration" in outcome.summary
-    assert mentions(outcome.stderr, "4 of 8 prompts (questions)", "2 story, 2 sum")
-    prompts = pd.read_csv(only("latency_prompts.csv"))
-    assert set(prompts["category"]) == {"story", "sum"}
-    regular = prompts[prompts["arm"] == "regular"]
-    assert dict(zip(regular["prompt_index"], regular["prompt"], strict=True)) == {
-        0: "story 0", 4: "sum 0", 1: "story 1", 5: "sum 1"
-    }  # fmt: skip
-
-
 def test_a_chat_needs_a_template_or_is_read_as_text(
     harness: Harness, pair: list[str], tmp_path: Path
 ) -> None:
@@ -402,21 +354,6 @@ def test_a_recurrent_target_is_measured_alone(harness: Harness, save_model: Save
             complaint
             in harness("latency", f"model={model.name}", *QUICK, *settings, code=2).complaint
         )
-
-
-def test_a_hybrid_target_takes_tokens_back(harness: Harness, save_model: SaveModel) -> None:
-    sizes = {
-        "hidden_size": 32,
-        "intermediate_size": 48,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-    }
-    model = save_model("lfm2", **sizes, num_hidden_layers=2, layer_types=["conv", "full_attention"])
-    for draft in (["draft=lookup"], [f"draft={model.name}", "batch_size=2"]):
-        harness("latency", f"model={model.name}", *draft, *QUICK)
-    rows = results()
-    assert list(rows["status"]) == ["ok"] * 4
-    assert set(rows["runner"]) <= {"eager", "eager+eager"}
 
 
 def test_a_recurrent_target_drafts_with_its_first_layers(
@@ -464,24 +401,13 @@ def test_rows_beside_foreign_columns_say_why(harness: Harness, tmp_path: Path) -
     assert words.endswith("/ and mine-2.csv (mine.csv has other columns)")
 
 
-def test_a_broken_tokenizer_and_pickled_code_say_what_is_wrong(
-    harness: Harness, save_model: SaveModel
-) -> None:
+def test_pickled_code_says_what_is_wrong(harness: Harness, save_model: SaveModel) -> None:
     import torch
 
     class Code:
         def __reduce__(self) -> tuple[object, ...]:
             return print, ("ran",)
 
-    model = save_model("llama")
-    (Path(model.name) / "tokenizer.json").write_text("{broken")
-    broken = harness("latency", f"model={model.name}", "draft=none", *QUICK, code=2)
-    assert "holds none that loads (" in broken.complaint
-    (Path(model.name) / "tokenizer.json").unlink()
-    for rest in Path(model.name).glob("tokenizer*"):
-        rest.unlink()
-    absent = harness("latency", f"model={model.name}", "draft=none", *QUICK, code=2)
-    assert absent.complaint.endswith("holds none")
     pickled = save_model("gpt2")
     (Path(pickled.name) / "model.safetensors").unlink()
     torch.save({"weight": Code()}, Path(pickled.name) / "pytorch_model.bin")

@@ -76,7 +76,8 @@ def test_counters_of_one_worker_of_several_are_not_believed(harness: Harness) ->
     assert rows[["acceptance_rate", "drafted", "num_preemptions"]].isna().all(axis=None)
 
 
-def test_a_page_that_stays_away_is_said(harness: Harness) -> None:
+def test_a_page_that_stays_away_is_said(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("harness.servers.counters._RETRY_S", 0.0)
     servers = [EchoServer(metrics=True, num_draft_tokens=n) for n in (None, 4)]
     servers[1].lost_pages = range(8, 20)
     with ExitStack() as stack:

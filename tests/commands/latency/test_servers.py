@@ -347,22 +347,6 @@ def test_texts_are_compared_where_one_server_tells_no_ids(harness: Harness, serv
     assert mentions(shown, "identical", "9 of 9")
 
 
-def test_answers_without_text_are_measured(harness: Harness, serve: Serve) -> None:
-    servers = EchoServer(dialect="sglang"), EchoServer(dialect="sglang", num_draft_tokens=4)
-    addresses = serve(*servers)
-
-    def without_text(event: Any) -> Any:
-        for choice in (event or {}).get("choices", ()):
-            choice["text"] = ""
-        return event
-
-    for server in servers:
-        server.twist = without_text
-    assert "95 % interval" in harness("latency", *QUICK, *addresses).stdout
-    assert list(results()["num_tokens"]) == [72, 72]
-    assert results()["time_to_first_token_ms"].isna().all()
-
-
 def test_an_arm_without_an_answer_fails_the_run_and_keeps_the_other(
     harness: Harness, serve: Serve
 ) -> None:

@@ -88,16 +88,6 @@ def test_names_and_k_are_those_of_the_command(harness: Harness) -> None:
     assert "K=3: " in outcome.stderr
 
 
-def test_any_two_commands_are_compared(harness: Harness) -> None:
-    """The second with the first, whether they draft or not, under these names."""
-    outcome = harness("latency", *QUICK, *behind(ECHO, f"{ECHO} --delay 0.004"), code=None)
-    _, second = results().to_dict("records")
-    assert 0 < second["speedup"] < 1
-    assert "the second command against the first" in outcome.stdout
-    assert re.search("^ *second .*ms/token", outcome.stdout, re.MULTILINE)
-    assert "speculative" not in outcome.stdout
-
-
 def test_three_commands_are_a_sweep_against_the_first(harness: Harness) -> None:
     """Ranked on one page by the words in which they differ."""
     commands = [f"{ECHO} --delay 0.01", f"{ECHO} --delay 0.001", f"{ECHO} --delay 0.005"]
@@ -113,14 +103,17 @@ def test_three_commands_are_a_sweep_against_the_first(harness: Harness) -> None:
     assert "[1/2] -- " in outcome.stderr
 
 
-def test_the_second_command_may_be_faster_by_more_than_its_drafts(harness: Harness) -> None:
-    """It may also have another number format, or a GPU."""
+def test_the_second_of_two_commands_may_be_faster_by_more_than_its_drafts(harness: Harness) -> None:
+    """It is compared with the first under these names: it may also have another number format, or a GPU."""
     slow, fast = f"{ECHO} --delay 0.02", f"{ECHO} --delay 0.001 -k 2"
     outcome = harness("latency", *QUICK, "decoding.max_new_tokens=4", *behind(slow, fast))
     second = results().iloc[-1]
     assert (second["status"], second["mean_proposed"]) == ("ok", 2)
     assert second["speedup_low"] < second["speedup"] < second["speedup_high"]
     assert "impossible" not in outcome.summary
+    assert "the second command against the first" in outcome.stdout
+    assert re.search("^ *second .*ms/token", outcome.stdout, re.MULTILINE)
+    assert "speculative" not in outcome.stdout
 
 
 @pytest.mark.parametrize(
@@ -131,7 +124,6 @@ def test_the_second_command_may_be_faster_by_more_than_its_drafts(harness: Harne
         (["latency", "K=3", *behind(ECHO)], "K=3: the command behind -- has no {K}"),
         (["latency", "vary.a=3", *behind(ECHO)], "a=3: the command behind -- has no {a}"),
         (["latency", "engine=local", *behind(ECHO)], "--: is for engine=server"),
-        (["latency", *behind("serve_me")], "serve_me is no server that is known here"),
         (
             ["latency", *behind("./llama-serve -m X")],
             "known here (did you mean llama-server?); of any other",
@@ -150,10 +142,6 @@ def test_the_second_command_may_be_faster_by_more_than_its_drafts(harness: Harne
         (["latency", *behind("pid 999999999")], "-- pid=999999999: its command cannot be read"),
         (["latency", *behind("pid abc")], "-- pid=abc: must be the number of a server's process"),
         (["latency", *behind("nosuchprogram --port {port}")], "nosuchprogram: no such program"),
-        (
-            ["latency", *behind(f"env --chdir=/tmp A=1 {sys.executable} -c x")],
-            f"{sys.executable} is no server that is known here",
-        ),
     ],
 )
 def test_commands_that_cannot_be_measured_are_refused(

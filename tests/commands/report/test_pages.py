@@ -218,17 +218,6 @@ def test_each_temperature_has_a_plot_with_a_line_for_each_draft(tmp_path: Path) 
         assert {"13B with 7B", "13B with lookup"} <= words_of(svg)
 
 
-def test_a_sweep_over_load_is_drawn_against_load(tmp_path: Path) -> None:
-    runs = [
-        latency_run(speedup=speedup, batch_size=size, engine=engine)
-        for size, speedup in ((1, 2.0), (4, 1.5), (16, 0.9))
-        for engine in ("local", "server")
-    ]
-    ((_, load),) = drawn_of(build([write(tmp_path / "latency.csv", *runs)]))["load"]
-    # A curve for each engine over all loads.
-    assert {"1", "4", "16", "speed-up, 95 % interval"} <= words_of(load)
-
-
 def map_rows(context: int = 100, **changes: Any) -> list[MapRow]:
     """The upper left pays, the lower right does not, and one cell cannot tell."""
     speedups = {(1, 1): 1.5, (4, 1): 1.2, (16, 1): 1.05, (1, 5): 2.5, (4, 5): 1.25, (16, 5): 0.5}
@@ -283,13 +272,6 @@ def test_a_damaged_map_is_drawn_as_far_as_it_goes(changes: dict[str, Any]) -> No
 def test_the_same_figures_give_the_same_page(report: Report, drawn: Plots, html: str) -> None:
     assert plots(report) == drawn
     assert html_page(report, drawn) == html
-
-
-def test_without_plots_the_tables_remain(report: Report) -> None:
-    page = Page(html_page(report, {}))
-    whiskers = [name for name in page.classes if name.startswith("whisker")]
-    assert page.opened.count("svg") == len(whiskers)
-    assert page.opened.count("table") == num_tables(report)
 
 
 def test_markdown_has_as_many_cells_in_every_row(report: Report) -> None:

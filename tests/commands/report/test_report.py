@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 
-from harness.commands.compare.rows import CompareRow
 from harness.commands.latency.tables.ranked import RankedRun, ranked_runs
 from harness.commands.report.command import build
-from harness.measuring.rows import LatencyRow
 from harness.reporting.files import Report, markdown, on_terminal
 from harness.reporting.table import Table, legend
 from harness.reporting.terminal import as_text
@@ -414,18 +412,6 @@ def test_what_has_no_interval_is_no_finding_and_not_in_bold(tmp_path: Path) -> N
     assert [row.strong for row in tables(certain)["pairs"].rows] == [False, True]
 
 
-def test_a_category_of_few_prompts_has_no_interval(tmp_path: Path) -> None:
-    run, other = latency_run(), latency_run(2, 1.1)
-    write(tmp_path / "latency.csv", run, other)
-    prompts = prompt_rows(
-        run, [("code", 50.0 + number) for number in range(8)] + [("chat", 80.0)] * 7
-    )
-    write(tmp_path / "latency_prompts.csv", prompts)
-    code, chat = cells(build([tmp_path]), "categories")
-    assert " to " in code[4]
-    assert chat[4] == ""
-
-
 @pytest.mark.parametrize(("number", "is_folded"), [(1, True), (4, False)])
 def test_categories_of_too_few_prompts_are_folded(
     tmp_path: Path, number: int, is_folded: bool
@@ -496,25 +482,6 @@ def test_categories_come_from_the_prompts_of_the_run(tmp_path: Path) -> None:
     assert cells(build([tmp_path / "b"]), "categories") == []
 
 
-def test_every_race_counts(tmp_path: Path) -> None:
-    shared = {
-        "model": "13B",
-        "draft": "7B",
-        "temperature": 0.5,
-        "measurement": "feed",
-        "status": "ok",
-    }
-    races = [("1", 1.5), ("1", 2.5), ("2", 2.0)]
-    rows = [
-        CompareRow(
-            run=run, prompt_index=index, speedup=speedup, regular_ms_per_token=10.0, **shared
-        )
-        for index, (run, speedup) in enumerate(races)
-    ]
-    shown = cells(build([write(tmp_path / "compare.csv", rows)]), "races")
-    assert sorted(row[-2] for row in shown) == ["1.50×", "2.00×", "2.50×"]
-
-
 def test_made_up_pairs_come_behind_real_ones_and_are_labelled(tmp_path: Path) -> None:
     random, coin = {"weights": "random"}, {"synthetic_acceptance": 0.8, "lossy": True}
     write(
@@ -543,20 +510,6 @@ def test_made_up_pairs_come_behind_real_ones_and_are_labelled(tmp_path: Path) ->
 def test_a_file_may_have_any_name_and_hold_long_prompts(tmp_path: Path) -> None:
     file = write(tmp_path / "a100 of tuesday.csv", latency_run(error="x" * 200_000))
     assert speedups(build([file])) == [2.0]
-
-
-def test_the_first_sentence_has_the_interval_of_the_table(tmp_path: Path) -> None:
-    runs = latency_run(speedup=2.0), latency_run(speedup=1.5, draft="3B")
-    made_up = latency_run(speedup=3.0, weights="random")
-    covers = {"speedup_covers": "15 prompts"}
-    rows = [
-        [LatencyRow.from_values(row.values() | covers) for row in run] for run in (*runs, made_up)
-    ]
-    report = build([write(tmp_path / "latency.csv", *rows)])
-    assert mentions(findings(report)[0].text, "13B with 7B", "2.00×", "for 2 pairs at once")
-    columns, shown = tables(report)["pairs"].shown()
-    place = [column.heading for column in columns].index("all at\nonce")
-    assert f"interval {shown[0][place]}, over 15 prompts" in findings(report)[0].text
 
 
 def test_texts_are_counted_alike_in_the_table_and_in_the_sentence(tmp_path: Path) -> None:
