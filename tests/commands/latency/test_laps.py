@@ -39,7 +39,6 @@ def serve() -> Iterator[Serve]:
     ("num_prompts", "batch_size", "open_loop", "expected"),
     [
         (15, 1, False, 15),
-        (15, 4, False, 3),
         (15, 16, False, 1),
         (64, 4, False, 16),
         (128, 4, False, 16),

@@ -15,7 +15,7 @@ from echo_server import EchoServer, serving
 from harness.commands.latency.tables.doubts import caveats
 from harness.config.settings import ModelSettings
 from harness.measuring.rows import LatencyRow
-from in_process import Harness, results
+from in_process import Harness, only, results
 from tiny_checkpoints import make_tokenizer
 from wording import mentions
 
@@ -144,8 +144,16 @@ def test_failures_of_a_restart_name_it(harness: Harness) -> None:
     )
     with ExitStack() as stack:
         urls = addresses(stack, *servers)
-        complaint = harness("latency", *QUICK, *urls, code=1).complaint
-    assert mentions(complaint, "1 of 8 speculative requests failed", "told to fail", "restarted")
+        outcome = harness("latency", *QUICK, *urls, code=1)
+    failed = "no verdict: 1 of 8 speculative requests failed"
+    assert mentions(outcome.complaint, failed, "told to fail", "restarted")
+    assert "faster" not in outcome.summary
+    # Its rows and its prompts are kept.
+    rows = results()
+    assert (list(rows["num_failed"]), set(rows["status"])) == ([0, 1], {"failed"})
+    assert rows["speedup"].isna().all()
+    assert rows["ms_per_token"].notna().all()
+    assert pd.read_csv(only("latency_prompts.csv"))["error"].notna().sum() == 1
 
 
 def test_bursts_and_goodput_are_counted(harness: Harness) -> None:

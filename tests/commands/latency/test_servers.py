@@ -254,23 +254,6 @@ def test_failed_requests_are_counted_and_the_key_is_nowhere(
     assert not any("s3cret" in text for text in [*texts, outcome.stdout, outcome.stderr])
 
 
-def test_a_server_that_dies_midway_keeps_its_rows_and_gives_no_verdict(
-    harness: Harness, serve: Serve
-) -> None:
-    servers = EchoServer(), EchoServer(die_after=1 + 5)
-    outcome = harness("latency", *QUICK, *serve(*servers), "num_warmup=0", code=1)
-    reason = "4 of 9 speculative requests failed"
-    assert f"no verdict: {reason}, the first with http://" in outcome.complaint
-    assert ".." not in outcome.summary
-    assert "faster" not in outcome.summary
-    rows = results()
-    assert list(rows["num_failed"]) == [0, 4]
-    assert set(rows["status"]) == {"failed"}
-    assert rows["speedup"].isna().all()
-    assert rows["ms_per_token"].notna().all()
-    assert pd.read_csv(only("latency_prompts.csv"))["error"].notna().sum() == 4
-
-
 def test_a_server_that_is_down_is_not_answered_from_old_rows(
     harness: Harness, tmp_path: Path
 ) -> None:

@@ -206,21 +206,6 @@ def test_a_server_that_dies_of_its_first_request_says_why(harness: Harness, tmp_
     assert "regular_server.log" in outcome.complaint
 
 
-def test_a_server_that_wants_a_key_is_not_waited_for(harness: Harness, tmp_path: Path) -> None:
-    program = tmp_path / "locked.py"
-    program.write_text(
-        "import http.server, sys\n"
-        "class Handler(http.server.BaseHTTPRequestHandler):\n"
-        "    def do_GET(self):\n"
-        "        self.send_error(401)\n"
-        "http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()\n"
-    )
-    command = f"{sys.executable} {program} {{port}}"
-    outcome = harness("latency", *QUICK, *behind(command, ECHO), code=2)
-    assert outcome.complaint.startswith("engine.api_key_variable: ")
-    assert "/health answers 401" in outcome.complaint
-
-
 def test_servers_that_do_not_fit_beside_each_other_take_turns(
     harness: Harness, tmp_path: Path
 ) -> None:
