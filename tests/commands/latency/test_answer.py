@@ -47,6 +47,7 @@ def test_it_fits_thirteen_lines_and_bars_are_aligned(width: int, share: float) -
         assert len(text.splitlines()) <= 13
     regular, speculative = (line for line in text.splitlines() if "ms/token" in line)
     assert regular.index("ms/token") == speculative.index("ms/token")
+    assert width < 80 or "first token 400.0 ms" in regular
     assert regular.count("█") > 1.5 * speculative.count("█") > 0
 
 

@@ -222,7 +222,7 @@ def test_the_length_of_answers_is_the_one_that_was_generated() -> None:
 
 
 def test_low_acceptance_of_a_server_names_what_compares_it_with_the_weights() -> None:
-    served = {"engine": "server", "url": "http://a/v1", "requests_per_second": 1.0}
+    served: dict[str, Any] = {"engine": "server", "url": "http://a/v1", "requests_per_second": 1.0}
     low = printed(**served, conditional_acceptance_rate=0.004)
     assert mentions(low, "Acceptance is low: 0.4% of the tested draft tokens", "harness acceptance")
     assert "harness acceptance" not in printed(**served, conditional_acceptance_rate=0.6)
