@@ -304,6 +304,15 @@ def test_answers_of_different_lengths_give_no_verdict(harness: Harness, serve: S
     assert "no verdict" in harness("report").stdout.lower()
 
 
+def test_a_race_of_different_lengths_has_no_verdict(harness: Harness, serve: Serve) -> None:
+    servers = EchoServer(), EchoServer(num_draft_tokens=4, stop_after=3)
+    race = ["compare", "engine=server", "prompt=7 * 8 =", "decoding.max_new_tokens=8"]
+    outcome = harness(*race, *serve(*servers))
+    assert mentions(outcome.stdout, "No verdict", "regular generated 8 tokens, speculative 3")
+    assert "×" not in outcome.stdout
+    assert results("compare")["speedup"].isna().all()
+
+
 def test_answers_that_failed_in_one_arm_give_no_verdict(harness: Harness, serve: Serve) -> None:
     """Every arm's first request asks how a server is used; the next ones warm it up."""
     servers = EchoServer(), EchoServer(num_draft_tokens=4, die_after=5)
