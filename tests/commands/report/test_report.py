@@ -293,6 +293,16 @@ def test_pairs_come_by_their_best_speedup_with_k_ascending(tmp_path: Path) -> No
     )
 
 
+def test_targets_without_a_draft_have_their_times(tmp_path: Path) -> None:
+    runs = [latency_run(model=model, draft=None) for model in ("13B", "30B")]
+    runs.append(latency_run(model="7B", draft=None, status="failed", error="killed"))
+    report = build([write(tmp_path / "latency.csv", *runs)])
+    said = " ".join(line.text for line in findings(report))
+    assert "13B: 100.00 ms/token without a draft." in said
+    assert "30B: 100.00 ms/token without a draft." in said
+    assert "7B:" not in said
+
+
 def test_runs_whose_regular_arms_differ_are_not_ranked(tmp_path: Path) -> None:
     """A machine that was busy during some of them: 9, 199, 143 and 134 ms for one model."""
 
