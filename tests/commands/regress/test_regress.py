@@ -508,6 +508,11 @@ def test_arms_that_took_no_turns_are_not_compared_under_another_load(
     assert mentions(outcome.complaint, "ms per token", "speed-up")
 
 
+def test_a_slow_down_is_found_under_equal_loads(harness: Harness, tmp_path: Path) -> None:
+    sides = write_sides(tmp_path, after={"slowdown": 0.1}, num_runs=5, **_BUSY)
+    assert "worse: ms per token +" in harness("regress", *sides, code=1).complaint
+
+
 def test_before_and_after_are_the_runs_own_figures(harness: Harness, tmp_path: Path) -> None:
     """2.34 as a mean over laps is not the 1.78 that the run's own page shows."""
     sides = write_sides(tmp_path, speedup=1.777, tokens_per_iteration=3.97)
