@@ -288,6 +288,15 @@ def test_accuracy_is_compared_question_by_question(harness: Harness, tmp_path: P
     harness("regress", "details=true", asked[0], f"after={tmp_path}/same/eval.csv", "margin=0.1")
 
 
+def test_answers_that_are_gone_are_not_sought_here(harness: Harness, tmp_path: Path) -> None:
+    """The current directory has the answers of another run."""
+    for name in ("before", "after"):
+        append_rows(tmp_path / name / "eval.csv", eval_run(seeds=(0,)))
+    append_rows("eval_prompts.csv", [answer("another", index, True) for index in range(100)])
+    outcome = harness("regress", f"before={tmp_path}/before", f"after={tmp_path}/after", code=3)
+    assert "no question was answered on both sides" in outcome.stdout
+
+
 def test_greedy_copies_of_a_question_count_once(harness: Harness, tmp_path: Path) -> None:
     """20 questions, each asked five times, are no 100 questions: `eval` counts them once."""
     for name, limit in (("before", 12), ("after", 9)):
