@@ -35,11 +35,11 @@ def counting(number: object) -> Any:
     return twist
 
 
-@pytest.mark.parametrize("number", [10_000_000, 9, -8, 7.5, "7", True])
-def test_a_count_that_cannot_be_fails_the_request(open_engine: Open, number: object) -> None:
+def test_a_count_that_cannot_be_fails_the_request(open_engine: Open) -> None:
+    """What else cannot be is in test_events.py."""
     server = EchoServer()
     engine = open_engine(server)
-    server.twist = lambda event: event and counting(number)(event)
+    server.twist = lambda event: event and counting(9)(event)
     requests = answered(engine).requests
     assert [request.error and request.error.type for request in requests] == ["AnswerError"] * 3
     assert all(request.num_tokens == 7 for request in requests)
@@ -57,17 +57,6 @@ def test_more_tokens_than_were_asked_for_fail_the_request(open_engine: Open) -> 
     server.twist = twice
     with pytest.raises(RunError, match="the server sent 8 tokens for max_tokens=7"):
         timed_answer(engine, engine.arms[0], ask())
-
-
-@pytest.mark.parametrize(
-    "event", [[], 7, "text", None, {"choices": [7]}, {"choices": [{"token_ids": "ab"}]}]
-)
-def test_events_of_any_other_shape_fail_the_request(open_engine: Open, event: Any) -> None:
-    server = EchoServer()
-    engine = open_engine(server)
-    server.twist = lambda _: event
-    requests = answered(engine).requests
-    assert all(request.error and request.error.type == "AnswerError" for request in requests)
 
 
 def test_an_answer_of_special_tokens_alone_is_an_answer(open_engine: Open) -> None:

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.config.errors import RunError
+from harness.config.errors import RunError, SettingError
 from harness.servers import launch as launch_module
 from harness.servers.identity import page_of, why_not_ready
 from harness.servers.launch import Launch, StartedServer
@@ -82,6 +82,16 @@ def test_a_list_of_models_may_be_compressed_and_an_error_is_named(
         server.stop()
 
 
+def test_a_server_that_wants_a_key_is_not_waited_for(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", _LISTS, "{port}", "401"]
+    server = StartedServer("regular", Launch(command, tmp_path / "server.log", 600))
+    try:
+        with pytest.raises(SettingError, match=r"^engine.api_key_variable: .*/models answers 401"):
+            server.wait_until_ready(lambda line: None, None)
+    finally:
+        server.stop()
+
+
 def test_lines_about_a_slow_start_are_far_apart(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,7 +119,6 @@ def test_lines_about_a_slow_start_are_far_apart(
     [
         ("os.kill(os.getpid(), 9)", "was ended by SIGKILL (often: main memory ran out): it wrote"),
         ("os.kill(os.getpid(), 4)", "was ended by SIGILL (an instruction that this processor"),
-        ("os.kill(os.getpid(), 15)", "was ended by SIGTERM: it wrote nothing"),
         ("sys.exit('exiting due to HTTP server error')", "HTTP server error (is port {port} in use?)"),
         ("sys.exit('failed: X.gguf\\nexiting due to an error')", "exit code 1: failed: X.gguf"),
         ("sys.exit(3)", "ended with exit code 3: it wrote nothing"),

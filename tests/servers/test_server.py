@@ -102,15 +102,6 @@ def test_a_server_that_refuses_tools_is_named_with_its_reason(open_engine: Open)
         timed_answer(engine, engine.arms[0], question)
 
 
-def test_two_servers_are_two_arms(open_engine: Open) -> None:
-    servers = EchoServer(), EchoServer(num_draft_tokens=4)
-    engine = open_engine(*servers)
-    assert [arm.name for arm in engine.arms] == ["regular", "speculative"]
-    for arm, server in zip(engine.arms, servers, strict=True):
-        timed_answer(engine, arm, ask())
-        assert len(server.bodies) == 1
-
-
 @pytest.mark.parametrize("dialect", ["sglang", "openai"])
 def test_without_token_ids_there_is_text(open_engine: Open, dialect: str) -> None:
     engine = open_engine(EchoServer(dialect=dialect, delay_s=0.01))  # type: ignore[arg-type]
@@ -202,12 +193,6 @@ def test_an_answer_without_all_its_token_ids_is_read_from_its_text(open_engine: 
         require_token_ids(generation.requests)
 
 
-def test_a_server_that_says_nothing_leaves_empty_cells(open_engine: Open) -> None:
-    engine = open_engine(EchoServer())
-    timed_answer(engine, engine.arms[0], ask())
-    assert set(acceptance_columns(arm_of(engine).requests).values()) == {None}
-
-
 def test_iterations_that_drafted_nothing_are_those_of_the_other_tokens() -> None:
     """vLLM leaves them out. The last iteration may accept tokens beyond the length limit."""
     request = RequestRecord(0, 3, num_tokens=8, outcomes=[(4, 2), (4, 0)])
@@ -219,14 +204,6 @@ def test_iterations_that_drafted_nothing_are_those_of_the_other_tokens() -> None
         full = RequestRecord(0, 3, num_tokens=8, outcomes=list(outcomes))
         full.count_undrafted()
         assert full.outcomes == outcomes
-
-
-def test_tokens_that_come_together_are_one_inter_token_latency() -> None:
-    """Five tokens in three arrivals: TPOT spreads the time over tokens, ITL over arrivals."""
-    request = RequestRecord(0, 3, arrivals=[0.1, 0.3, 0.5], seconds=0.5, num_tokens=5)
-    found = figures(Requests, [Answered(requests=[request], seconds=0.5)])
-    assert found.time_per_output_token_p50_ms == pytest.approx(100)
-    assert found.inter_token_latency_p50_ms == pytest.approx(200)
 
 
 def test_tokens_of_an_iteration_that_come_one_by_one_are_one_burst() -> None:
@@ -257,13 +234,6 @@ def test_an_answer_that_stops_at_once_is_empty_and_no_failure(open_engine: Open)
     question = dataclasses.replace(ask(top_k=0), ends=(plain[0],))
     generation = timed_answer(engine, engine.arms[0], question)
     assert generation.tokens == [[]]
-
-
-def test_so_many_requests_are_in_flight(open_engine: Open) -> None:
-    server = EchoServer(delay_s=0.002)
-    engine, question = open_engine(server), dataclasses.replace(ask(10), in_flight=3)
-    assert timed_answer(engine, engine.arms[0], question).tokens == texts(question)
-    assert server.most_in_flight == 3
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "openai"])
@@ -352,28 +322,16 @@ def test_a_stream_begins_before_what_counts_and_goes_on_behind_it(open_engine: O
 
 def test_a_few_per_cent_of_failures_lose_no_request(open_engine: Open) -> None:
     server = EchoServer(fail_every=40, break_every=28)
-    engine, question = open_engine(server, batch_size=64), ask(400, max_new_tokens=3)
+    engine, question = open_engine(server, batch_size=64), ask(120, max_new_tokens=3)
     generation = timed_answer(engine, engine.arms[0], question, allow_failures=True)
     requests = arm_of(engine).requests
-    assert len(generation.tokens) == len(server.bodies) == 400
-    assert [request.index for request in requests] == list(range(400))
+    assert len(generation.tokens) == len(server.bodies) == 120
+    assert [request.index for request in requests] == list(range(120))
     failed = [request for request in requests if request.error is not None]
-    assert (
-        sorted(request.error.code for request in failed if request.error) == [0] * 13 + [500] * 10
-    )
+    assert sorted(request.error.code for request in failed if request.error) == [0] * 4 + [500] * 3
     for expected, request in zip(texts(question), requests, strict=True):
         assert request.error is not None or request.token_ids == expected
     assert {(len(request.token_ids)) for request in failed} == {0, 2}
-
-
-def test_a_request_that_fails_is_an_error_unless_failures_are_counted(open_engine: Open) -> None:
-    server = EchoServer()
-    engine = open_engine(server)
-    server.fail_every = 2
-    with pytest.raises(
-        RunError, match=r"regular: 1 of 3 requests failed, the first with 500 .*told to fail"
-    ):
-        timed_answer(engine, engine.arms[0], ask(3))
 
 
 def test_a_request_that_takes_too_long_is_a_time_out(
@@ -411,15 +369,6 @@ def test_requests_that_nobody_reads_are_cancelled(open_engine: Open) -> None:
     # The server may notice it first.
     while server.num_abandoned < 2 or not all(one.is_cancelled for one in arm_of(engine).requests):
         time.sleep(0.01)
-
-
-def test_a_request_has_the_times_of_its_chunks(open_engine: Open) -> None:
-    engine = open_engine(EchoServer(delay_s=0.01))
-    timed_answer(engine, engine.arms[0], ask())
-    (request,) = arm_of(engine).requests
-    assert (request.num_prompt_tokens, request.num_tokens, len(request.arrivals)) == (3, 7, 7)
-    assert request.time_to_first_token_ms is not None
-    assert 10 <= request.time_to_first_token_ms < 1000 * request.seconds
 
 
 def test_the_key_comes_from_the_environment_and_goes_nowhere_else(

@@ -55,7 +55,6 @@ class EchoServer:
         slow_every: so does each chunk of this request and every so many after it.
         stall: never end an answer after the first chunk.
         key: that requests must bring.
-        rejects_at: `sampled` to accept no draft token at a temperature above 0, `greedy` at 0.
         silent: requests that get no drafts.
         version: it tells its name, by its dialect, and this version; None if it tells neither.
         started: it tells that it was started then.
@@ -102,7 +101,6 @@ class EchoServer:
     drop_new: bool = False
     num_dropped: int = 0
     error_text: str = "told to fail"
-    rejects_at: tuple[str, ...] = ()
     silent: Callable[[dict[str, Any]], bool] = lambda body: False
     bodies: list[dict[str, Any]] = field(default_factory=list)
     num_tokens: int = 0
@@ -254,7 +252,7 @@ class EchoServer:
             1 + (self.num_draft_tokens or 0) // 2,
         )
         is_silent = self.silent(body)
-        if is_silent or ("sampled" if body["temperature"] else "greedy") in self.rejects_at:
+        if is_silent:
             width = 1
         last = prompt[-1] if isinstance(prompt, list) else len(prompt)
         tokens = _stopped(continuation(last, count, self.stride), body.get("stop", ()))

@@ -5,18 +5,15 @@ from __future__ import annotations
 import codecs
 import os
 import select
-import subprocess
-import sys
 import termios
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 
 import pyte
 
 from forked import Forked, command
-from processes import Process
 
 LINES = 24
 UP, CTRL_C, CTRL_D, ENTER = "\x1b[A", "\x03", "\x04", "\r"
@@ -25,11 +22,7 @@ PATIENCE_S = 300
 
 
 class Terminal:
-    """A harness command in a terminal of a given size. What scrolls off the top is kept.
-
-    Args:
-        forked: whether the command runs in a process of `forked`, not in a new interpreter.
-    """
+    """A harness command, forked, in a terminal of a given size. What scrolls off the top is kept."""
 
     def __init__(
         self,
@@ -37,7 +30,6 @@ class Terminal:
         directory: Path,
         columns: int = 80,
         environment: Mapping[str, str] | None = None,
-        forked: bool = True,
     ) -> None:
         self._screen = pyte.HistoryScreen(columns, LINES, history=10_000)
         self._stream = pyte.Stream(self._screen)
@@ -51,8 +43,8 @@ class Terminal:
         inherited |= environment or {}
         self._keyboard, inside = os.openpty()
         termios.tcsetwinsize(inside, (LINES, columns))
-        start = _fork if forked else _start
-        self._process = start(arguments, directory, inherited, inside)
+        program = partial(command, arguments)
+        self._process = Forked(program, environment=inherited, directory=directory, terminal=inside)
         os.close(inside)
         # A terminal replies to a request for the cursor's position.
         self._screen.write_process_input = self.type
@@ -132,28 +124,3 @@ class Terminal:
             return False
         self._stream.feed(self._decoder.decode(printed))
         return bool(printed)
-
-
-def _fork(
-    arguments: Sequence[str], directory: Path, environment: Mapping[str, str], terminal: int
-) -> Process:
-    return Forked(
-        partial(command, arguments),
-        environment=environment,
-        directory=directory,
-        terminal=terminal,
-    )
-
-
-def _start(
-    arguments: Sequence[str], directory: Path, environment: Mapping[str, str], terminal: int
-) -> Process:
-    program = "import os, sys; os.login_tty(0); sys.argv[0] = 'harness'; from harness.cli.main import main; main()"
-    return subprocess.Popen(
-        [sys.executable, "-c", program, *arguments],
-        cwd=directory,
-        env=environment,
-        stdin=terminal,
-        stdout=terminal,
-        stderr=terminal,
-    )

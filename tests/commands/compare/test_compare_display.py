@@ -116,7 +116,6 @@ def test_the_regular_arm_has_no_legend() -> None:
 @pytest.mark.parametrize(
     ("environment", "arguments", "marks"),
     [
-        ({}, {"color_system": "truecolor"}, False),
         ({"NO_COLOR": "1"}, {"color_system": "truecolor"}, True),
         ({"NO_COLOR": ""}, {"color_system": "truecolor"}, False),
         ({}, {"force_terminal": False}, True),

@@ -12,12 +12,10 @@ import pytest
 from harness.commands.latency.plots import latency_plots
 from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.costs import iteration_line
-from harness.commands.latency.tables.of_runs import page_of_runs
-from harness.config.machine import note_command_line
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
-from pages import full, short
+from pages import short
 from report_files import latency_run
 from wording import mentions
 
@@ -177,19 +175,6 @@ def test_what_follows(per_token: float, changes: dict[str, Any], follows: str) -
 )
 def test_where_an_iteration_has_no_known_time_nothing_is_said(changes: dict[str, Any]) -> None:
     assert sweep(21.4, 3.1, **changes) == ""
-
-
-def test_the_page_of_a_sweep_has_the_line() -> None:
-    note_command_line(["latency", "-m", "K=2,4,8"])
-    runs = [run_of(k, 21.4, 3.1, server_command=f"serve A; serve A -k {k}") for k in (2, 4, 8)]
-    text = short(page_of_runs(runs), 80)
-    assert mentions(text, "Why", "An iteration takes 21.4 ms")
-    assert mentions(text, "a draft token costs 14 % of a regular step")
-    assert full(page_of_runs(runs)).count("An iteration takes") == 1
-    other = [run_of(k, 21.4, 3.1, draft="other") for k in (2, 4, 8)]
-    of_both = short(page_of_runs([*runs, *other]), 200)
-    assert of_both.count("13B with head: An iteration") == 1
-    assert "An iteration" not in short(page_of_runs(runs[:1]), 200)
 
 
 def test_of_a_pair_the_fastest_series_has_the_line() -> None:

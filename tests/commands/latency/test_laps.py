@@ -39,7 +39,6 @@ def serve() -> Iterator[Serve]:
     ("num_prompts", "batch_size", "open_loop", "expected"),
     [
         (15, 1, False, 15),
-        (15, 4, False, 3),
         (15, 16, False, 1),
         (64, 4, False, 16),
         (128, 4, False, 16),
@@ -130,16 +129,6 @@ def test_arms_that_cannot_take_turns_are_said_to(harness: Harness, serve: Serve)
     shown = " ".join(harness(*QUICK, *serve(*servers), *asked).summary.split())
     assert results().iloc[-1]["interleaved"] == False  # noqa: E712
     assert mentions(shown, "interleaved=false", "slower arm")
-
-
-def test_a_speedup_above_what_was_gained_is_impossible(harness: Harness, serve: Serve) -> None:
-    """Two tokens at a time, and many times as fast where nothing else slows the answers."""
-    servers = EchoServer(delay_s=0.01), EchoServer(num_draft_tokens=2)
-    outcome = harness(*QUICK, *serve(*servers), "num_prompts=9", code=None)
-    is_impossible = mentions(outcome.summary, "impossible", "tokens per iteration")
-    # On a busy machine the ratio may be a possible one.
-    assert outcome.exit_code == (3 if is_impossible else 0)
-    assert results()["speedup"].isna().all() == is_impossible
 
 
 def test_laps_are_for_engines_that_queue(harness: Harness, serve: Serve) -> None:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-from pathlib import Path
 
 from harness.commands.latency.plots import latency_plots
 from harness.commands.latency.tables.compared import pairs_table
 from harness.commands.latency.tables.ranked import ranked_runs
 from harness.commands.registry import measurement
-from harness.commands.report.command import build
 from harness.results.runs import group
 from harness.results.statistics.interval import Interval
-from pages import findings, tables_of
-from report_files import latency_run, write
-from wording import mentions
+from pages import tables_of
+from report_files import latency_run
 
 SERVER = {"engine": "server", "draft": "server", "url": "http://gpu1:8000/v1"}
 
@@ -32,14 +29,6 @@ def test_a_table_over_loads_is_in_the_order_of_the_loads() -> None:
     assert [pair.load for pair in pairs] == [1, 4, 16, 64] * 2
     assert [pair.draft for pair in pairs] == ["3B"] * 4 + ["7B"] * 4
     assert len(pairs_table(pairs).rows) == 8
-
-
-def test_each_load_has_its_own_answer(tmp_path: Path) -> None:
-    """Regular decoding is faster or slower with other loads, so that they are not ranked together."""
-    runs = [latency_run(speedup=2 / load, batch_size=load) for load in (1, 4)]
-    first, second = findings(build([write(tmp_path / "latency.csv", *runs)]))
-    assert mentions(first.text, "13B with 7B, K=4: 2.00× faster")
-    assert mentions(second.text, "batches of 4", "2.00× slower", "0.50×")
 
 
 def test_requests_per_second_and_in_flight_are_on_different_axes() -> None:

@@ -12,7 +12,6 @@ from tiny_checkpoints import save_talkative_pair
 # What is typed, and what is said of it: where the models are described, and in the line of settings.
 METHODS = {
     "lookup": (["draft=lookup", "draft.max_ngram=2"], "draft lookup: no weights", "K=2"),
-    "suffix": (["draft=suffix"], "draft suffix: no weights", "K=2"),
     "shared suffix": (
         ["draft=suffix", "draft.shared=true"],
         "draft suffix: no weights",
@@ -27,11 +26,6 @@ METHODS = {
     "block": (["decoding.rule=block"], "/draft: float32", "rule block"),
     "typical": (["decoding.rule=typical"], "/draft: float32", "rule typical (lossy)"),
     "auto": (["decoding.num_draft_tokens=auto"], "/draft: float32", "K=auto"),
-    "auto lookup": (
-        ["draft=lookup", "decoding.num_draft_tokens=auto"],
-        "draft lookup: no weights",
-        "K=auto",
-    ),
 }
 GREEDY = ["num_prompts=3", "num_warmup=0", "decoding=greedy", "decoding.max_new_tokens=12"]
 DRAWN = [
@@ -43,10 +37,8 @@ DRAWN = [
     "samplings=[as_asked]",
 ]
 EACH = pytest.mark.parametrize(("typed", "described", "settings"), METHODS.values(), ids=METHODS)
-# A kind of drafter each, with weights or without, and the rules and lengths that other commands handle.
-SOME = pytest.mark.parametrize(
-    "typed", [METHODS[name][0] for name in ("shared suffix", "early exit", "typical", "auto")]
-)
+# The rules and lengths that other commands handle.
+SOME = pytest.mark.parametrize("typed", [METHODS[name][0] for name in ("typical", "auto")])
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +91,7 @@ def test_compare_and_eval_and_plan(harness: Harness, chatty: list[str], typed: l
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["block", "typical", "auto"])
+@pytest.mark.parametrize("method", ["block", "typical"])
 def test_recovery_finds_the_lossy_rule_and_no_other(
     harness: Harness, chatty: list[str], method: str
 ) -> None:

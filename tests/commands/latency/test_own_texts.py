@@ -18,7 +18,7 @@ from harness.results.statistics.iterations import cut, tokens_per_iteration
 from in_process import QUICKEST_PAIR, Harness
 from wording import mentions
 
-QUICK = [*QUICKEST_PAIR, "num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=40"]
+QUICK = [*QUICKEST_PAIR, "num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=24"]
 NUM_TEXTS = 40
 NUM_TOKENS = 400
 
@@ -34,7 +34,7 @@ def test_a_greedy_run_knows_exactly_what_another_k_yields(harness: Harness, draf
     by_k = last_row().tokens_per_iteration_by_num_draft_tokens
     assert by_k is not None
     assert last_row().acceptance_length_by_num_draft_tokens is None
-    for k in (1, 2, 3):
+    for k in (1, 2):
         harness(*asked, f"K={k}")
         assert by_k[k - 1].estimate == pytest.approx(last_row().tokens_per_iteration)
 
@@ -43,7 +43,6 @@ def test_a_greedy_run_knows_exactly_what_another_k_yields(harness: Harness, draf
     ("setting", "reason"),
     [
         ("decoding.rule=typical", "no closed form"),
-        ("decoding.rule=google decoding.lenience=0.5", "no closed form"),
         ("draft.shared=true draft=suffix", "earlier answers"),
     ],
 )
@@ -62,10 +61,6 @@ def test_what_is_not_exact_says_why_and_has_no_interval(
 
 def hard_in_runs(rng: np.random.Generator) -> Floats:
     return markov(rng, stays_hard=0.7, becomes_hard=0.12)
-
-
-def hard_alone(rng: np.random.Generator) -> Floats:
-    return markov(rng, stays_hard=0.02, becomes_hard=0.4)
 
 
 def independent(rng: np.random.Generator) -> Floats:
@@ -115,7 +110,6 @@ def cut_of(chances: Floats, most: int) -> Any:
     ("chain", "about_is_off"),
     [
         (hard_in_runs, -0.05),
-        (hard_alone, 0.03),
         (independent, 0.0),
         (two_right_then_one_wrong, 0.2),
     ],

@@ -90,14 +90,9 @@ def test_the_interval_of_a_run_that_may_stop_is_wider(harness: Harness) -> None:
     ("changes", "ended"),
     [
         ({"stopped_by": "precision", "precision": 0.1}, ["as precise as asked: half", "6.8 %"]),
-        ({"stopped_by": "prompts", "precision": 0.1}, ["as precise as asked: half", "6.8 %"]),
         (
             {"stopped_by": "prompts", "precision": 0.02},
             ["not as precise as asked (2 %): all prompts were asked", "6.8 %"],
-        ),
-        (
-            {"stopped_by": "num_prompts", "precision": 0.02},
-            ["not as precise as asked (2 %): num_prompts=15 was reached"],
         ),
         (
             {"stopped_by": "blocks", "precision": 0.02, "speedup_covers": "5 blocks"},

@@ -60,14 +60,6 @@ def test_rates_of_one_run_are_replayed_in_another_and_predict_another_k(harness:
     assert not overlap(interval_at(last_row(), 2), interval_at(real, 5))
 
 
-def test_a_mean_length_is_met(harness: Harness) -> None:
-    harness("latency", *QUICK, "batch_size=12", "decoding.synthetic_acceptance=2.5")
-    row = last_row()
-    assert row.synthetic_acceptance == 2.5
-    low, high = interval_at(row, 4)
-    assert low <= 2.5 <= high
-
-
 def test_a_draft_of_one_pass_says_nothing_of_smaller_k(harness: Harness) -> None:
     few = ["num_prompts=2", "decoding.max_new_tokens=12"]
     outcome = harness("latency", "draft=tiny_dflash", *few)

@@ -115,7 +115,6 @@ def test_the_prompt_is_the_unit_however_often_it_is_asked(harness: Harness) -> N
     ("dialect", "salted", "doubted"),
     [
         ("vllm", True, False),
-        ("llama.cpp", True, False),
         ("openai", False, True),
     ],
 )
@@ -138,8 +137,6 @@ def test_a_server_is_asked_past_its_cache(
     salts = Counter(body.get("cache_salt") for body in measured)
     keeping_up = [salt for salt in salts if "extra" in (salt or "")]
     assert {salts.pop(salt) for salt in keeping_up} <= {1}
-    caching = {body.get("cache_prompt") for body in measured}
-    assert caching == ({False} if dialect == "llama.cpp" else {None})
     if dialect == "vllm":
         assert len(salts) == 11
         assert max(salts.values()) == 3

@@ -18,6 +18,7 @@ from harness.results.files import append_rows
 from harness.results.runs import Run
 from pages import findings, short
 from report_files import latency_run, prompt_rows, write
+from wording import mentions
 
 
 def rivals_of(directory: Path, num_prompts: int = 15, *, factor: float, **changes: Any) -> str:
@@ -205,3 +206,20 @@ def test_the_best_k_is_named_among_quiet_and_complete_runs_alone(tmp_path: Path)
     text = remarks(slow, latency_run(k=4, speedup=2.0, processor_share=0.2))
     assert "best K" not in text
     assert "not quiet" in text
+
+
+def test_what_a_command_was_filled_in_with_is_a_column_and_no_doubt(tmp_path: Path) -> None:
+    """It changes the regular command, too, whose times then say nothing about the machine."""
+    runs = []
+    for x, ms in (("1", 9.0), ("5", 199.0)):
+        commands = f"serve --delay {x}; serve --delay {x} -k 2"
+        served = {"engine": "server", "server_command": commands, "settings": {"vary.x": x}}
+        regular, row = latency_run(**served)
+        runs.append([dataclasses.replace(regular, ms_per_token=ms), row])
+    (page,) = build([write(tmp_path / "latency.csv", *runs)]).pages.values()
+    shown = " ".join(short(page, 120).split())
+    assert "something other than the settings changed" not in shown
+    assert "vary" not in shown
+    assert mentions(shown, "x=1")
+    (pairs,) = [table for table in page.full_tables if table.key == "pairs"]
+    assert "x" in [column.heading for column in pairs.shown()[0]]

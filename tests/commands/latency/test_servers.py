@@ -59,6 +59,9 @@ def test_two_servers_are_compared_request_by_request(harness: Harness, serve: Se
         assert row["tokens_per_second_per_user"] == pytest.approx(1000 / row["ms_per_token"])
         assert pd.isna(row["dtype"])
         assert pd.isna(row["weight_bytes"])
+    # Neither server has a page of counters.
+    counted = ["server_tokens", "foreign_tokens", "num_preemptions", "acceptance_source"]
+    assert results()[counted].isna().all(axis=None)
     # A warm-up of as many requests as are in flight, and a request with one token that finds out how a server is asked.
     # Further ones keep three in flight until the last one of a lap has ended.
     assert min(len(server.bodies) for server in servers) >= 1 + 3 + 24
@@ -160,17 +163,6 @@ def test_a_model_that_is_not_served_is_refused(harness: Harness, serve: Serve) -
     assert set(results()["served_model"]) == {"tiny; other (/x/tiny_draft)"}
 
 
-def test_one_server_may_have_both_under_two_names(harness: Harness, serve: Serve) -> None:
-    """As Ollama has a model with `draft_num_predict` and one without."""
-    server = EchoServer(models={"tiny": None, "tiny-mtp": None})
-    (address,) = serve(server)
-    _, url = address.split("=")
-    addresses = [f"engine.url={url}", f"engine.regular_url={url}"]
-    harness("latency", *QUICK, *addresses, "engine.model=tiny-mtp", "engine.regular_model=tiny")
-    assert {body["model"] for body in server.bodies} == {"tiny", "tiny-mtp"}
-    assert set(results()["served_model"]) == {"tiny; tiny-mtp"}
-
-
 @pytest.mark.parametrize("dialect", ["vllm", "llama.cpp"])
 def test_a_context_that_is_too_short_is_refused(
     harness: Harness, serve: Serve, dialect: str
@@ -235,7 +227,7 @@ def test_servers_are_told_apart_by_what_they_say(harness: Harness, serve: Serve)
             EchoServer(dialect=dialect, version=version, num_draft_tokens=count)  # type: ignore[arg-type]
             for count in (None, 4)
         ]
-        harness("latency", *QUICK, *serve(*servers))
+        harness("latency", *QUICK, "num_prompts=2", *serve(*servers))
     assert list(results()["server"].unique()) == ["vLLM 0.32.0", "llama.cpp b6000-abc", "SGLang"]
     report = harness("report").stdout
     assert "tiny (vLLM 0.32.0) with its own draft" in report
@@ -262,23 +254,6 @@ def test_failed_requests_are_counted_and_the_key_is_nowhere(
     assert not any("s3cret" in text for text in [*texts, outcome.stdout, outcome.stderr])
 
 
-def test_a_server_that_dies_midway_keeps_its_rows_and_gives_no_verdict(
-    harness: Harness, serve: Serve
-) -> None:
-    servers = EchoServer(), EchoServer(die_after=1 + 5)
-    outcome = harness("latency", *QUICK, *serve(*servers), "num_warmup=0", code=1)
-    reason = "4 of 9 speculative requests failed"
-    assert f"no verdict: {reason}, the first with http://" in outcome.complaint
-    assert ".." not in outcome.summary
-    assert "faster" not in outcome.summary
-    rows = results()
-    assert list(rows["num_failed"]) == [0, 4]
-    assert set(rows["status"]) == {"failed"}
-    assert rows["speedup"].isna().all()
-    assert rows["ms_per_token"].notna().all()
-    assert pd.read_csv(only("latency_prompts.csv"))["error"].notna().sum() == 4
-
-
 def test_a_server_that_is_down_is_not_answered_from_old_rows(
     harness: Harness, tmp_path: Path
 ) -> None:
@@ -291,11 +266,10 @@ def test_a_server_that_is_down_is_not_answered_from_old_rows(
     assert outcome.stdout.count("failed")
 
 
-@pytest.mark.parametrize("varied", ["draft=server,lookup", "decoding.num_draft_tokens=2,4"])
-def test_a_sweep_cannot_vary_how_a_server_drafts(harness: Harness, varied: str) -> None:
+def test_a_sweep_cannot_vary_how_a_server_drafts(harness: Harness) -> None:
     addresses = ["engine.url=http://localhost:1/v1", "engine.regular_url=http://localhost:1/v1"]
-    outcome = harness("latency", "-m", *QUICK, *addresses, varied, code=2)
-    assert f"{varied.partition('=')[0]}: cannot vary with engine=server" in outcome.stderr
+    outcome = harness("latency", "-m", *QUICK, *addresses, "draft=server,lookup", code=2)
+    assert "draft: cannot vary with engine=server" in outcome.stderr
     assert not Path("results").exists()
 
 
@@ -337,7 +311,6 @@ def test_a_race_of_different_lengths_has_no_verdict(harness: Harness, serve: Ser
     assert mentions(outcome.stdout, "No verdict", "regular generated 8 tokens, speculative 3")
     assert "×" not in outcome.stdout
     assert results("compare")["speedup"].isna().all()
-    assert "×" not in harness("report").stdout
 
 
 def test_answers_that_failed_in_one_arm_give_no_verdict(harness: Harness, serve: Serve) -> None:
@@ -349,15 +322,6 @@ def test_answers_that_failed_in_one_arm_give_no_verdict(harness: Harness, serve:
     assert "no verdict speculative: 1 of 1 requests failed" in said
     assert "significant difference" not in said
     assert results("eval")[["difference", "mcnemar_p_value"]].isna().all(axis=None)
-
-
-def test_lengths_that_were_generated_are_said(harness: Harness, serve: Serve) -> None:
-    servers = EchoServer(stop_after=3), EchoServer(stop_after=3)
-    outcome = harness("latency", *QUICK, *serve(*servers))
-    assert "3 new tokens" in outcome.summary
-    assert "8 new tokens" not in outcome.summary
-    assert "cannot tell" in outcome.summary or "95 % interval" in outcome.summary
-    assert list(results()["longest_answer"]) == [3, 3]
 
 
 def test_texts_are_compared_where_one_server_tells_no_ids(harness: Harness, serve: Serve) -> None:
@@ -373,22 +337,6 @@ def test_texts_are_compared_where_one_server_tells_no_ids(harness: Harness, serv
     servers[1].twist = without_ids
     shown = harness("latency", *QUICK, *addresses, "decoding=greedy").summary
     assert mentions(shown, "identical", "9 of 9")
-
-
-def test_answers_without_text_are_measured(harness: Harness, serve: Serve) -> None:
-    servers = EchoServer(dialect="sglang"), EchoServer(dialect="sglang", num_draft_tokens=4)
-    addresses = serve(*servers)
-
-    def without_text(event: Any) -> Any:
-        for choice in (event or {}).get("choices", ()):
-            choice["text"] = ""
-        return event
-
-    for server in servers:
-        server.twist = without_text
-    assert "95 % interval" in harness("latency", *QUICK, *addresses).stdout
-    assert list(results()["num_tokens"]) == [72, 72]
-    assert results()["time_to_first_token_ms"].isna().all()
 
 
 def test_an_arm_without_an_answer_fails_the_run_and_keeps_the_other(
@@ -410,18 +358,6 @@ def test_an_arm_without_an_answer_fails_the_run_and_keeps_the_other(
     )
 
 
-def test_low_acceptance_names_what_compares_it_with_the_weights(
-    harness: Harness, serve: Serve
-) -> None:
-    sampled = ["decoding.temperature=0.7", "decoding.top_k=5", "draft=tiny_draft"]
-    good = serve(EchoServer(), EchoServer(num_draft_tokens=4))
-    assert "harness acceptance" not in harness("latency", *QUICK, *good, *sampled).summary
-    rejecting = EchoServer(num_draft_tokens=4, rejects_at=("sampled",))
-    shown = harness("latency", *QUICK, *serve(EchoServer(), rejecting), *sampled).summary
-    lines = " ".join(shown.split())
-    assert "Acceptance is low: 0.0% of the tested draft tokens. `harness acceptance`" in lines
-
-
 def test_an_open_loop_sends_requests_at_a_rate(harness: Harness, serve: Serve) -> None:
     server = EchoServer(delay_s=0.01)
     asked = ["engine.rate=100", "num_warmup=0"]
@@ -436,27 +372,13 @@ def test_an_open_loop_sends_requests_at_a_rate(harness: Harness, serve: Serve) -
     )
 
 
-def test_at_a_rate_a_server_may_gain_more_than_its_drafts(harness: Harness, serve: Serve) -> None:
-    """Where the regular one has a queue, which is in its times."""
-    slow, fast = EchoServer(delay_s=0.01), EchoServer(num_draft_tokens=2, delay_s=0.0005)
-    laps = ["engine.rate=200", "num_warmup=0", "laps=8"]
-    shown = harness("latency", *QUICK, *serve(slow, fast), *laps).summary
-    row = results().iloc[-1]
-    assert (row["status"], row["mean_proposed"]) == ("ok", 2)
-    assert "impossible" not in shown
-
-
-@pytest.mark.parametrize("dialect", ["llama.cpp", "openai"])
-def test_what_a_server_does_not_tell_is_an_empty_cell(
-    harness: Harness, serve: Serve, dialect: str
-) -> None:
-    servers = [EchoServer(dialect=dialect, num_draft_tokens=count) for count in (None, 4)]  # type: ignore[arg-type]
+def test_what_a_server_does_not_tell_is_an_empty_cell(harness: Harness, serve: Serve) -> None:
+    servers = [EchoServer(dialect="openai", num_draft_tokens=count) for count in (None, 4)]
     shown = harness("latency", *QUICK, *serve(*servers)).summary
     assert "95 % interval" in shown
-    told = results()[["acceptance_rate", "mean_acceptance_length"]].notna().iloc[1].tolist()
-    assert told == [dialect == "llama.cpp", False]
-    # The flag that makes vLLM tell, where the server may be one.
-    assert ("--per-request-spec-decode-metrics" in shown) == (dialect == "openai")
+    assert results()[["acceptance_rate", "mean_acceptance_length"]].isna().all(axis=None)
+    # The flag that makes vLLM tell, which the server may be.
+    assert "--per-request-spec-decode-metrics" in shown
 
 
 RECOVERY = [

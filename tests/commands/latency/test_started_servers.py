@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pandas as pd
@@ -17,6 +18,7 @@ import psutil
 import pytest
 
 from forked import begin
+from harness.servers import launch
 from in_process import Harness, results
 from processes import wait_for
 from wording import mentions
@@ -46,11 +48,12 @@ def processes_of(mark: str) -> list[psutil.Process]:
 
 
 def test_one_command_starts_both_servers_and_ends_them(harness: Harness, tmp_path: Path) -> None:
-    """The regular one is the same command without the flag that makes it draft."""
+    """The regular one is the same command without the flag that makes it draft, which may be typed as it has it."""
     mark = str(tmp_path)
     command = f"{SERVER} --mark {mark} --port 1 -k 3"
     # With any exit code: on a busy machine the speed-up of such short answers may be an impossible one.
-    outcome = harness("latency", *QUICK, KNOWN, *behind(command), code=None)
+    asked = [*QUICK, KNOWN, f"draft={mark}"]
+    outcome = harness("latency", *asked, *behind(command), code=None)
     regular, speculative = results().to_dict("records")
     assert (regular["num_failed"], speculative["num_failed"]) == (0, 0)
     assert speculative["drafted"]
@@ -75,35 +78,11 @@ def test_names_and_k_are_those_of_the_command(harness: Harness) -> None:
     """Without model= no tokenizer is needed: texts are compared, and the server counts their tokens."""
     quick = [each for each in QUICK if each != "model=tiny"]
     command = f"{SERVER} --mark {{head}} -k {{K}}"
-    several = ["-m", "K=2,3", "vary.head=small", "engine.chat=false"]
-    outcome = harness("latency", *several, *quick, KNOWN, *behind(command), code=None)
-    rows = results().query("arm == 'speculative'")
-    assert list(rows["num_draft_tokens"]) == [2, 3]
-    assert set(rows["draft"]) == {"small"}
-    assert set(rows["model"]) == {"tiny"}  # as the server calls it
-    assert list(rows["num_tokens"]) == [72, 72]
-    assert "K=3: " in outcome.stderr
-
-
-def test_what_was_filled_in_has_its_own_column_and_no_one_ranking(harness: Harness) -> None:
-    """`vary.x` changes the regular command too, so that its times say nothing about the machine."""
-    command = f"{SERVER} --delay 0.00{{x}} -k 2"
-    outcome = harness("latency", "-m", *QUICK, KNOWN, "vary.x=1,5", *behind(command), code=None)
-    assert "something other than the settings changed" not in outcome.summary
-    assert "vary" not in outcome.summary
-    assert "delay" not in outcome.summary
-    assert mentions(outcome.summary, "x=1")
-    assert re.search(r"^ +x +K ", outcome.stdout, re.MULTILINE)
-
-
-def test_any_two_commands_are_compared(harness: Harness) -> None:
-    """The second with the first, whether they draft or not, under these names."""
-    outcome = harness("latency", *QUICK, *behind(ECHO, f"{ECHO} --delay 0.004"), code=None)
-    _, second = results().to_dict("records")
-    assert 0 < second["speedup"] < 1
-    assert "the second command against the first" in outcome.stdout
-    assert re.search("^ *second .*ms/token", outcome.stdout, re.MULTILINE)
-    assert "speculative" not in outcome.stdout
+    filled = ["K=3", "vary.head=small", "engine.chat=false"]
+    harness("latency", *filled, *quick, KNOWN, *behind(command), code=None)
+    row = results().iloc[-1]
+    assert (row["num_draft_tokens"], row["draft"], row["num_tokens"]) == (3, "small", 72)
+    assert row["model"] == "tiny", "as the server calls it"
 
 
 def test_three_commands_are_a_sweep_against_the_first(harness: Harness) -> None:
@@ -121,14 +100,17 @@ def test_three_commands_are_a_sweep_against_the_first(harness: Harness) -> None:
     assert "[1/2] -- " in outcome.stderr
 
 
-def test_the_second_command_may_be_faster_by_more_than_its_drafts(harness: Harness) -> None:
-    """It may also have another number format, or a GPU."""
+def test_the_second_of_two_commands_may_be_faster_by_more_than_its_drafts(harness: Harness) -> None:
+    """It is compared with the first under these names: it may also have another number format, or a GPU."""
     slow, fast = f"{ECHO} --delay 0.02", f"{ECHO} --delay 0.001 -k 2"
-    outcome = harness("latency", *QUICK, *behind(slow, fast))
+    outcome = harness("latency", *QUICK, "decoding.max_new_tokens=4", *behind(slow, fast))
     second = results().iloc[-1]
     assert (second["status"], second["mean_proposed"]) == ("ok", 2)
     assert second["speedup_low"] < second["speedup"] < second["speedup_high"]
     assert "impossible" not in outcome.summary
+    assert "the second command against the first" in outcome.stdout
+    assert re.search("^ *second .*ms/token", outcome.stdout, re.MULTILINE)
+    assert "speculative" not in outcome.stdout
 
 
 @pytest.mark.parametrize(
@@ -139,7 +121,6 @@ def test_the_second_command_may_be_faster_by_more_than_its_drafts(harness: Harne
         (["latency", "K=3", *behind(ECHO)], "K=3: the command behind -- has no {K}"),
         (["latency", "vary.a=3", *behind(ECHO)], "a=3: the command behind -- has no {a}"),
         (["latency", "engine=local", *behind(ECHO)], "--: is for engine=server"),
-        (["latency", *behind("serve_me")], "serve_me is no server that is known here"),
         (
             ["latency", *behind("./llama-serve -m X")],
             "known here (did you mean llama-server?); of any other",
@@ -158,10 +139,6 @@ def test_the_second_command_may_be_faster_by_more_than_its_drafts(harness: Harne
         (["latency", *behind("pid 999999999")], "-- pid=999999999: its command cannot be read"),
         (["latency", *behind("pid abc")], "-- pid=abc: must be the number of a server's process"),
         (["latency", *behind("nosuchprogram --port {port}")], "nosuchprogram: no such program"),
-        (
-            ["latency", *behind(f"env --chdir=/tmp A=1 {sys.executable} -c x")],
-            f"{sys.executable} is no server that is known here",
-        ),
     ],
 )
 def test_commands_that_cannot_be_measured_are_refused(
@@ -170,23 +147,11 @@ def test_commands_that_cannot_be_measured_are_refused(
     assert said in harness.refused(*words)
 
 
-def test_a_draft_may_be_typed_as_the_command_has_it(harness: Harness) -> None:
-    few = ["num_prompts=2", "tokens=4", "decoding=greedy", "model=tiny", "draft=tiny_draft"]
-    harness("latency", *few, KNOWN, *behind(f"{SERVER} -k 3 --mark tiny_draft"), code=None)
-    assert results().iloc[-1]["draft"] == "tiny_draft"
-
-
 def test_one_command_twice_is_a_check_of_the_method(harness: Harness) -> None:
     outcome = harness("latency", *QUICK, *behind(ECHO, ECHO), code=None)
     assert mentions(outcome.summary, "Both commands are the same", "identical servers")
     assert mentions(outcome.stdout, "what their starts change", "engine.blocks=4")
     assert "format=row" not in outcome.stdout
-
-
-def test_one_server_alone_is_measured_without_a_draft(harness: Harness) -> None:
-    harness("latency", *QUICK, "draft=none", *behind(f"{ECHO} -k 3"))
-    (row,) = results().to_dict("records")
-    assert (row["num_failed"], row["drafted"]) == (0, True)
 
 
 def test_a_sweep_goes_on_past_servers_that_do_not_start(harness: Harness, tmp_path: Path) -> None:
@@ -215,18 +180,6 @@ def test_a_sweep_goes_on_past_servers_that_do_not_start(harness: Harness, tmp_pa
     assert "RuntimeError: 3 GB" in " ".join(outcome.stdout.replace("│", " ").split())
 
 
-def test_a_server_that_is_never_ready_is_given_up(harness: Harness, tmp_path: Path) -> None:
-    sleeper = tmp_path / "sleeper.py"
-    sleeper.write_text(
-        "import time\nprint('waiting for its weights', flush=True)\ntime.sleep(600)\n"
-    )
-    command = f"{sys.executable} {sleeper} {{port}}"
-    timeout = "engine.start_timeout_s=2"
-    outcome = harness("latency", *QUICK, timeout, *behind(command, ECHO), code=1)
-    assert mentions(outcome.complaint, "engine.start_timeout_s=2", "waiting for its weights")
-    assert not processes_of(str(sleeper))
-
-
 def test_a_server_that_dies_of_its_first_request_says_why(harness: Harness, tmp_path: Path) -> None:
     program = tmp_path / "dies.py"
     program.write_text(
@@ -248,21 +201,6 @@ def test_a_server_that_dies_of_its_first_request_says_why(harness: Harness, tmp_
     outcome = harness("latency", *QUICK, "engine.blocks=0", *behind(command, ECHO), code=1)
     assert "the first server ended with exit code 7: fatal error: out of mem" in outcome.complaint
     assert "regular_server.log" in outcome.complaint
-
-
-def test_a_server_that_wants_a_key_is_not_waited_for(harness: Harness, tmp_path: Path) -> None:
-    program = tmp_path / "locked.py"
-    program.write_text(
-        "import http.server, sys\n"
-        "class Handler(http.server.BaseHTTPRequestHandler):\n"
-        "    def do_GET(self):\n"
-        "        self.send_error(401)\n"
-        "http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()\n"
-    )
-    command = f"{sys.executable} {program} {{port}}"
-    outcome = harness("latency", *QUICK, *behind(command, ECHO), code=2)
-    assert outcome.complaint.startswith("engine.api_key_variable: ")
-    assert "/health answers 401" in outcome.complaint
 
 
 def test_servers_that_do_not_fit_beside_each_other_take_turns(
@@ -299,6 +237,7 @@ def test_servers_that_start_quickly_are_started_several_times(harness: Harness) 
     assert mentions(outcome.stderr, "both servers are started 4 times")
     regular, speculative = results().to_dict("records")
     assert speculative["speedup_covers"] == "4 blocks"
+    assert speculative["speedup_low"] < speculative["speedup"] < speculative["speedup_high"]
     directory = Path(regular["directory"])
     for arm in ("regular", "speculative"):
         assert (directory / f"{arm}_server.log").read_text().count("$ ") == 4
@@ -326,22 +265,6 @@ def test_a_server_that_more_memory_would_not_start_is_not_started_twice(
     assert "once more" not in outcome.stderr
 
 
-def test_blocks_start_each_server_afresh_in_turns(harness: Harness) -> None:
-    """An interval takes two blocks, and is over them."""
-    commands = behind(ECHO, f"{ECHO} -k 3")
-    outcome = harness("latency", *QUICK, "engine.blocks=3", *commands)
-    assert mentions(outcome.stderr, "engine.blocks=3", "6 starts")
-    regular, speculative = results().to_dict("records")
-    assert speculative["speedup_covers"] == "3 blocks"
-    assert speculative["speedup_low"] < speculative["speedup"] < speculative["speedup_high"]
-    directory = Path(regular["directory"])
-    for arm in ("regular", "speculative"):
-        assert (directory / f"{arm}_server.log").read_text().count("$ ") == 3
-    # Regular, speculative, speculative, regular, ...: the sixth start is the speculative one's third.
-    assert mentions(outcome.summary, "over 3 blocks")
-    assert mentions(outcome.summary, "3 blocks")
-
-
 @pytest.mark.parametrize(
     ("settings", "blocks", "stopped_by"),
     [
@@ -364,12 +287,7 @@ def test_a_run_over_blocks_ends_after_a_whole_block(
     row = results().iloc[-1]
     assert row["stopped_by"] == stopped_by
     assert row["speedup_covers"].startswith(f"{blocks} block")
-
-
-def test_one_block_has_no_interval(harness: Harness) -> None:
-    outcome = harness("latency", *QUICK, "engine.blocks=1", *behind(ECHO, f"{ECHO} -k 3"))
-    assert "engine.blocks=4" in outcome.stdout
-    assert results()["speedup_low"].isna().all()
+    assert pd.isna(row["speedup_low"]) == (blocks == 1)
 
 
 def test_a_run_is_shown_by_its_directory_where_its_results_are_elsewhere(harness: Harness) -> None:
@@ -380,39 +298,27 @@ def test_a_run_is_shown_by_its_directory_where_its_results_are_elsewhere(harness
     assert "speed-up" in harness("report", step[1], "format=row").stdout
 
 
-def test_another_version_of_a_program_is_another_measurement(
-    harness: Harness, tmp_path: Path
-) -> None:
-    program = tmp_path / "serve"
-    program.write_text(f'#!/bin/sh\nexec {sys.executable} {SUPPORT / "echo_server.py"} "$@"\n')
-    program.chmod(0o755)
-    command = f"{program} --port {{port}}"
-    words = ["-m", "resume=always", *QUICK, *behind(command, f"{command} -k 3")]
-    harness("latency", *words)
-    outcome = harness("latency", *words)
-    assert "measured before" in outcome.stdout + outcome.stderr
-    os.utime(program, (1, 1))
-    harness("latency", *words)
-    assert results()["measurement"].nunique() == 2
-
-
 def test_figures_of_a_started_server_are_not_taken_over_unasked(
-    harness: Harness, tmp_path: Path
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Nobody can see which further files its program reads."""
     (tmp_path / "model.gguf").write_bytes(b"1")
     flags = tmp_path / "flags"
-    program = tmp_path / "serve.py"
+    program = tmp_path / "serve"
     program.write_text(
+        f"#!{sys.executable}\n"
         "import pathlib, runpy, sys\n"
         f"sys.argv += pathlib.Path({str(flags)!r}).read_text().split()\n"
         f"runpy.run_path({str(SUPPORT / 'echo_server.py')!r}, run_name='__main__')\n"
     )
-    command = f"{sys.executable} {program} --port {{port}} -m {tmp_path / 'model.gguf'}"
+    program.chmod(0o755)
+    command = f"{program} --port {{port}} -m {tmp_path / 'model.gguf'}"
 
     def measured(*more: str) -> tuple[bool, float]:
         """Whether figures were taken over, and the draft tokens of an iteration."""
-        outcome = harness("latency", "-m", "draft=none", *QUICK, *more, *behind(command))
+        outcome = harness(
+            "latency", "-m", "draft=none", *QUICK, "num_prompts=1", *more, *behind(command)
+        )
         sweep = max(
             Path().glob("multirun/**/latency.csv"), key=lambda file: file.stat().st_mtime_ns
         )
@@ -426,27 +332,21 @@ def test_figures_of_a_started_server_are_not_taken_over_unasked(
     assert measured("resume=always") == (True, 3)
     (tmp_path / "model.gguf").write_bytes(b"22")
     assert measured("resume=always") == (False, 4)
+    flags.write_text("-k 5")
+    os.utime(program, (1, 1))
+    assert measured("resume=always") == (False, 5), "another version of the program"
+    monkeypatch.setenv("LLAMA_ARG_THREADS", "4")
+    assert measured("resume=always") == (False, 5), "a variable of the server"
 
 
-def test_a_variable_of_the_server_is_part_of_what_is_measured(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for threads in ("2", "4"):
-        monkeypatch.setenv("LLAMA_ARG_THREADS", threads)
-        harness("latency", *QUICK, "draft=none", *behind(ECHO))
-    assert results()["measurement"].nunique() == 2
-
-
-def test_our_own_server_is_started(harness: Harness) -> None:
-    few = [*QUICK, "num_prompts=2", "model=tiny_draft"]
+def test_our_own_server_is_started_and_measured_alone(harness: Harness) -> None:
+    """What its command is without the draft is in tests/servers/test_command.py."""
+    few = [*QUICK, "num_prompts=2", "model=tiny_draft", "draft=none"]
     serve = f"{sys.executable} -m harness serve model=tiny_draft draft=early_exit_1 K={{K}}"
     harness("latency", *few, "K=3", *behind(serve))
-    regular, speculative = results().to_dict("records")
-    of_regular, of_speculative = speculative["server_command"].split("; ")
-    assert "draft=none" in of_regular
-    assert "draft=early_exit_1 K=3" in of_speculative
-    assert (regular["drafted"], speculative["drafted"]) == (False, True)
-    assert speculative["identical_prompts"] == 2
+    (row,) = results().to_dict("records")
+    assert (row["num_failed"], row["drafted"]) == (0, True)
+    assert "draft=early_exit_1 K=3" in row["server_command"]
 
 
 def test_a_server_that_runs_gives_its_command(harness: Harness) -> None:
@@ -477,6 +377,14 @@ def test_a_server_that_dies_is_the_reason(harness: Harness, tmp_path: Path) -> N
     assert mentions(outcome.complaint, "the second server ended with exit code 9", "out of pages")
 
 
+def give_less_time(guard: Path) -> None:
+    """Let servers have half a second, not five, to end by themselves."""
+    program = launch._GUARD.read_text(encoding="utf-8")
+    assert "_GRACE_S = 5.0" in program
+    guard.write_text(program.replace("_GRACE_S = 5.0", "_GRACE_S = 0.5"), encoding="utf-8")
+    launch._GUARD = guard
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_no_process_is_left_however_the_harness_ends(tmp_path: Path, number: int) -> None:
     """Not of a server that ignores SIGTERM, nor what it has put into a session of its own.
@@ -485,7 +393,8 @@ def test_no_process_is_left_however_the_harness_ends(tmp_path: Path, number: int
     """
     mark = f"{tmp_path}-{number}"
     commands = [f"{STUBBORN} {mark} --port {{port}} --delay 0.05" for _ in range(2)]
-    process = begin("latency", *QUICK, *behind(*commands), cwd=tmp_path)
+    before = partial(give_less_time, tmp_path / "guard.py")
+    process = begin("latency", *QUICK, *behind(*commands), cwd=tmp_path, before=before)
     wait_for(process, tmp_path, "outputs/**/latency_prompts.csv")
     # Anywhere in what follows: a request, between two, with both servers or one of them.
     time.sleep(random.random())
@@ -500,12 +409,14 @@ def test_no_process_is_left_however_the_harness_ends(tmp_path: Path, number: int
 
 def test_a_prompt_is_asked_once_where_the_server_remembers_its_answers(harness: Harness) -> None:
     """By default; with more answers than prompts the page says what that means."""
+    Path("ten.txt").write_text("\n".join(f"{number} + 1 =" for number in range(10)))
     command = f"{SERVER} -k 3 --spec-method pooled"
     quick = ["decoding.max_new_tokens=4", "decoding=greedy", "model=tiny", "engine.blocks=0"]
-    # Eight laps of eight requests would be 64 prompts of the 40 in the set.
-    once = harness("latency", *quick, KNOWN, "batch_size=8", *behind(command), code=None)
-    assert results().iloc[-1]["num_prompts"] == 40
+    quick += ["prompts=./ten.txt", KNOWN]
+    # Eight laps of two requests would be 16 prompts.
+    once = harness("latency", *quick, "batch_size=2", *behind(command), code=None)
+    assert results().iloc[-1]["num_prompts"] == 10
     assert bool(results().iloc[-1]["draft_remembers"])
     assert "answered before" not in once.summary
-    again = harness("latency", *quick, KNOWN, "num_prompts=50", *behind(command), code=None)
-    assert mentions(again.summary, "40 prompts were asked 50 times", "answered before", "pooled")
+    again = harness("latency", *quick, "num_prompts=12", *behind(command), code=None)
+    assert mentions(again.summary, "10 prompts were asked 12 times", "answered before", "pooled")

@@ -27,14 +27,13 @@ def save_medusa_head(directory: Path, target: str) -> Path:
     return directory
 
 
-FEW = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=32"]
+FEW = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=16"]
 SMALL = ["num_prompts=2", "decoding.max_new_tokens=8", "decoding.num_draft_tokens=2", "shift=0.3"]
 
 
-@pytest.mark.parametrize("batch_size", [1, 2])
-def test_trees_are_measured(harness: Harness, batch_size: int) -> None:
+def test_trees_are_measured(harness: Harness) -> None:
     tree = ["draft=tiny_eagle3_tree", "draft.budget=16", "K=4", "decoding=greedy"]
-    harness("latency", *tree, f"batch_size={batch_size}", *FEW)
+    harness("latency", *tree, "batch_size=2", *FEW)
     row = results().iloc[-1]
     assert (row.draft_tree, row.draft_budget, row.num_draft_tokens) == ("dynamic", 16, 4)
     assert row.identical_prompts == 2
@@ -46,10 +45,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return save_talkative_pair(tmp_path_factory.mktemp("pair"), 8)
 
 
-@pytest.mark.parametrize(
-    ("fault", "lossless"),
-    [("none", True), ("rollback_off_by_one", False), ("bonus_from_wrong_position", False)],
-)
+@pytest.mark.parametrize(("fault", "lossless"), [("none", True), ("rollback_off_by_one", False)])
 def test_recovery_judges_trees(
     harness: Harness, pair: list[str], tmp_path: Path, fault: str, lossless: bool
 ) -> None:

@@ -72,14 +72,13 @@ def test_a_pair_nobody_has_is_measured(harness: Harness, tmp_path: Path) -> None
 
 def test_a_coin_that_always_falls_right_accepts_everything(harness: Harness) -> None:
     plain = [*PAIR, "draft.quantization=none", *QUICK, "decoding=greedy"]
-    for bias, accepted in (("1", 1.0), ("0", 0.0)):
-        outcome = harness("latency", *plain, f"decoding.synthetic_acceptance={bias}")
-        row = results().iloc[-1]
-        assert row["acceptance_rate"] == accepted
-        assert pd.isna(row["identical_prompts"]), (
-            "texts are not held against each other: they differ by intention"
-        )
-        assert "Greedy output" not in outcome.summary
+    outcome = harness("latency", *plain, "decoding.synthetic_acceptance=1")
+    row = results().iloc[-1]
+    assert row["acceptance_rate"] == 1
+    assert pd.isna(row["identical_prompts"]), (
+        "texts are not held against each other: they differ by intention"
+    )
+    assert "Greedy output" not in outcome.summary
 
 
 def test_the_rule_comes_back_with_null(harness: Harness, tmp_path: Path) -> None:
@@ -90,25 +89,6 @@ def test_the_rule_comes_back_with_null(harness: Harness, tmp_path: Path) -> None
     assert not list(tmp_path.rglob("trace_*")), "nobody asked for a profile"
 
 
-def test_compare_says_so(harness: Harness) -> None:
-    asked = [
-        "compare",
-        *PAIR,
-        "prompt=Once upon",
-        "decoding.max_new_tokens=8",
-        "decoding.synthetic_acceptance=0.5",
-    ]
-    outcome = harness(*asked)
-    assert "random weights: acceptance and texts say nothing" in outcome.stdout
-    assert "synthetic 0.5: acceptance and texts say nothing" in outcome.stdout
-    record = json.loads(harness(*asked, "json=true").stdout)
-    assert (record["weights"], record["synthetic_acceptance"], record["lossy"]) == (
-        "random",
-        0.5,
-        True,
-    )
-
-
 def test_recovery_finds_the_coin(harness: Harness) -> None:
     outcome = harness(
         "recovery", *PAIR, *QUICK, "decoding=greedy", "decoding.synthetic_acceptance=0.5", code=1
@@ -117,8 +97,6 @@ def test_recovery_finds_the_coin(harness: Harness) -> None:
     assert "this says nothing about the pair itself" in " ".join(outcome.stdout.split())
     row = results("recovery").iloc[0]
     assert (row["verdict"], row["weights"]) == ("lossy", "random")
-    honest = harness("recovery", *PAIR, *QUICK, "decoding=greedy", "draft.quantization=none")
-    assert "With random weights: this says nothing" in honest.stdout
 
 
 # The roofline --------------------------------------------------------------------------------------------------------

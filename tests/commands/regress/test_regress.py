@@ -19,6 +19,7 @@ from harness.commands.regress.comparisons import compared_runs
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows
 from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.runs import Run
 from in_process import Harness
 from report_files import eval_run, latency_run, run_id
 from wording import mentions
@@ -30,35 +31,39 @@ OF_RUNS, WITHIN = 0.01, 0.02
 Floats = NDArray[np.float64]
 
 
-def write_runs(
-    directory: Path,
+def planted_runs(
     rng: np.random.Generator,
     hardness: Floats,
     slowdown: float = 0.0,
     num_runs: int = 3,
     load: float = 1.0,
     **settings: Any,
-) -> Path:
-    """Runs of one measurement in a directory, as `latency` writes them; the seed differs.
+) -> list[Run[LatencyRow]]:
+    """Runs of one measurement; the seed differs.
 
     Args:
         slowdown: of the speculative arm.
         load: multiplies the times of both arms.
     """
-    runs: list[LatencyRow] = []
-    prompts: list[LatencyPromptRow] = []
+    runs = []
     for number in range(num_runs):
         of_run = rng.normal(0, OF_RUNS)
         speculative = (
             load * hardness * (1 + slowdown) * np.exp(of_run + rng.normal(0, WITHIN, len(hardness)))
         )
         regular = 2 * load * hardness * np.exp(rng.normal(0, WITHIN, len(hardness)))
-        rows = latency_run(seed=number, repeat=number + 1, **settings)
-        runs += rows
+        run = Run(latency_run(seed=number, repeat=number + 1, **settings))
         for arm, times in (("regular", regular), ("speculative", speculative)):
-            prompts += prompt_rows(str(rows[0].run), arm, times)
-    append_rows(directory / "latency.csv", runs)
-    append_rows(directory / "latency_prompts.csv", prompts)
+            run.prompt_rows += prompt_rows(str(run.last.run), arm, times)
+        runs.append(run)
+    return runs
+
+
+def write_runs(directory: Path, *planted: Any, **settings: Any) -> Path:
+    """The runs of `planted_runs` in a directory, as `latency` writes them."""
+    for run in planted_runs(*planted, **settings):
+        append_rows(directory / "latency.csv", run.rows)
+        append_rows(directory / "latency_prompts.csv", run.prompt_rows)
     return directory
 
 
@@ -112,17 +117,14 @@ def write_sides(
     return sides
 
 
-def simulated(
-    tmp_path: Path, number: int, slowdown: float, num_pairs: int, first_seed: int = 0
-) -> list[tuple[str, float, float]]:
-    """Verdict on ms per token, its p-value, and the power that it states, of pairs in files."""
+def simulated(number: int, slowdown: float, num_pairs: int) -> list[tuple[str, float, float]]:
+    """Verdict on ms per token, its p-value, and the power that it states."""
     found = []
     for pair in range(num_pairs):
-        rng = np.random.default_rng([first_seed, number, pair])
+        rng = np.random.default_rng([0, number, pair])
         hardness = rng.lognormal(0, 0.4, NUM_PROMPTS)
-        directory = tmp_path / f"{number}-{pair}"
-        before = every_run(write_runs(directory / "a", rng, hardness)).runs
-        after = every_run(write_runs(directory / "b", rng, hardness, slowdown)).runs
+        before = planted_runs(rng, hardness)
+        after = planted_runs(rng, hardness, slowdown)
         ms, *_ = compared_runs(before, after, margin=0.0)
         assert ms.figure.name == "ms per token"
         assert ms.comparison is not None
@@ -132,14 +134,12 @@ def simulated(
     return found
 
 
-def test_runs_in_four_blocks_are_compared(tmp_path: Path) -> None:
+def test_runs_in_four_blocks_are_compared() -> None:
     rng = np.random.default_rng(0)
     hardness = np.full(4, 10.0)
     sides = [
-        every_run(
-            write_runs(tmp_path / name, rng, hardness, slowdown, 5, speedup_covers="4 blocks")
-        ).runs
-        for name, slowdown in (("before", 0.0), ("after", 0.2))
+        planted_runs(rng, hardness, slowdown, 5, speedup_covers="4 blocks")
+        for slowdown in (0.0, 0.2)
     ]
     ms, *_ = compared_runs(*sides, margin=0.02)
     assert (ms.verdict, ms.reason) == ("worse", "")
@@ -148,23 +148,23 @@ def test_runs_in_four_blocks_are_compared(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_identical_programs_are_seldom_told_apart(tmp_path: Path) -> None:
-    """Nominally 2.5 % worse, and 5 % of either; at most 2 points more of 200 pairs of files."""
-    found = simulated(tmp_path, 0, slowdown=0.0, num_pairs=200)
+def test_identical_programs_are_seldom_told_apart() -> None:
+    """Nominally 2.5 % worse, and 5 % of either; at most 2 points more of 200 pairs."""
+    found = simulated(0, slowdown=0.0, num_pairs=200)
     worse = sum(verdict == "worse" for verdict, _, _ in found)
     assert worse <= 200 * 0.045
     assert sum(p_value < 0.05 for _, p_value, _ in found) <= 200 * 0.07
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("slowdown", [0.02, 0.05, 0.10])
-def test_slow_downs_are_found_as_often_as_is_promised(tmp_path: Path, slowdown: float) -> None:
+@pytest.mark.parametrize("slowdown", [0.02, 0.05])
+def test_slow_downs_are_found_as_often_as_is_promised(slowdown: float) -> None:
     """Seeded; three standard errors of a share of 60 pairs."""
-    found = simulated(tmp_path, 1, slowdown, num_pairs=60)
+    found = simulated(1, slowdown, num_pairs=60)
     share = np.mean([verdict == "worse" for verdict, _, _ in found])
     promised = float(np.mean([power for _, _, power in found]))
     assert share >= promised - 3 * math.sqrt(promised * (1 - promised) / 60) - 0.02
-    assert share > {0.02: 0.2, 0.05: 0.9, 0.10: 0.99}[slowdown]
+    assert share > {0.02: 0.2, 0.05: 0.9}[slowdown]
 
 
 @pytest.fixture
@@ -489,11 +489,10 @@ _SERVED = {"url": "http://127.0.0.1:8000/v1", "server_command": "llama-server -m
     ("before", "after", "reason"),
     [
         (_QUIET, _BUSY, "99% of the CPU time it wanted before, 66% after"),
-        (_BUSY, _QUIET, "66% of the CPU time it wanted before, 99% after"),
         (_QUIET | _SERVED, _BUSY | _SERVED, "99% of the CPU time it wanted before, 66% after"),
         ({}, {"drifted": True}, "0 of 3 runs before were disturbed, 3 of 3 after"),
     ],
-    ids=["after", "before", "started-server", "drifted"],
+    ids=["local", "started-server", "drifted"],
 )
 def test_a_load_on_one_side_is_no_change(
     harness: Harness, tmp_path: Path, before: dict[str, Any], after: dict[str, Any], reason: str
@@ -518,11 +517,8 @@ def test_arms_that_took_no_turns_are_not_compared_under_another_load(
     assert mentions(outcome.complaint, "ms per token", "speed-up")
 
 
-@pytest.mark.parametrize("settings", [_QUIET, _BUSY], ids=["quiet", "busy"])
-def test_a_slow_down_is_found_under_equal_loads(
-    harness: Harness, tmp_path: Path, settings: dict[str, float]
-) -> None:
-    sides = write_sides(tmp_path, after={"slowdown": 0.1}, num_runs=5, **settings)
+def test_a_slow_down_is_found_under_equal_loads(harness: Harness, tmp_path: Path) -> None:
+    sides = write_sides(tmp_path, after={"slowdown": 0.1}, num_runs=5, **_BUSY)
     assert "worse: ms per token +" in harness("regress", *sides, code=1).complaint
 
 

@@ -1,17 +1,14 @@
-"""Signals that end the service in a new interpreter, whose threads must not compute while it shuts down."""
+"""A signal that ends the service in a new interpreter, whose threads must not compute while it shuts down."""
 
 from __future__ import annotations
 
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
-import httpx2 as httpx
 import pytest
 
-from in_process import QUICKEST_PAIR
-from processes import HARNESS, end, start
+from processes import end, start
 
 pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
 
@@ -41,19 +38,3 @@ def test_a_service_that_still_loads_ends_quietly(tmp_path: Path) -> None:
     assert stdout == ""
     assert stderr.splitlines()[-1] == "harness: interrupted; what was measured so far is kept"
     assert "terminate called" not in stderr
-
-
-def test_a_service_that_has_answered_ends_well(tmp_path: Path) -> None:
-    command = [*HARNESS, "serve", "port=0", *QUICKEST_PAIR]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    process = subprocess.Popen(command, cwd=tmp_path, text=True, **pipes)
-    try:
-        url = process.stdout.readline().split(" on ")[1].split()[0]
-        body = {"prompt": "a", "max_tokens": 4}
-        assert httpx.post(f"{url}v1/completions", json=body, timeout=None).status_code == 200
-        _, stderr = end(process, signal.SIGINT, 0)
-    finally:
-        process.kill()
-    assert "Traceback" not in stderr
-    assert "terminate called" not in stderr
-    assert list(tmp_path.iterdir()) == []

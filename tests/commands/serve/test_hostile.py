@@ -32,7 +32,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 )
 def test_requests_around_the_schema(url: str, tmp_path: Path) -> None:
     program = "from schemathesis.cli import schemathesis; schemathesis()"
-    arguments = ["--checks=not_a_server_error", "--max-examples=4", "--request-timeout=600", "--seed=1",
+    arguments = ["--checks=not_a_server_error", "--max-examples=2", "--request-timeout=600", "--seed=1",
                  "--generation-database=none", "--suppress-health-check=all",
                  "--exclude-path=/metrics"]  # fmt: skip
     command = [sys.executable, "-c", program, "run", f"{url}/openapi.json", *arguments]

@@ -40,9 +40,11 @@ PROMPTS = [
 def service(
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[tuple[str, Forked]]:
-    """The address of a service, and its process."""
-    with serving(tmp_path_factory.mktemp("serve"), "batch_size=4", "max_waiting=8") as started:
+    """The address of a service, and its process. It leaves no file."""
+    directory = tmp_path_factory.mktemp("serve")
+    with serving(directory, "batch_size=4", "max_waiting=8") as started:
         yield started
+    assert list(directory.iterdir()) == []
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +184,7 @@ def test_a_stop_text_is_cut_wherever_the_tokens_part(client: Any) -> None:
 def test_a_seed_decides_and_the_batch_does_not(client: Any) -> None:
     """Sampled answers are the same alone and in company, whatever the others ask for."""
     asked = [
-        {"prompt": prompt, "seed": number, "temperature": [0.0, 0.7, 1.0][number % 3], "max_tokens": 10 + 5 * number,
+        {"prompt": prompt, "seed": number, "temperature": [0.0, 0.7, 1.0][number % 3], "max_tokens": 8 + 2 * number,
          "extra_body": {"top_k": 20 * (number % 2), "index": number}}
         for number, prompt in enumerate(PROMPTS)
     ]  # fmt: skip
@@ -193,8 +195,8 @@ def test_a_seed_decides_and_the_batch_does_not(client: Any) -> None:
     alone = [text(body) for body in asked]
     assert len(set(alone)) == len(alone)
     with ThreadPoolExecutor(12) as pool:
-        together = list(pool.map(text, asked * 2))
-    assert together == alone * 2
+        together = list(pool.map(text, asked))
+    assert together == alone
 
 
 @pytest.mark.parametrize(
@@ -202,15 +204,10 @@ def test_a_seed_decides_and_the_batch_does_not(client: Any) -> None:
     [
         ("completions", {"prompt": "a", "temperature": -1}, 422, "temperature"),
         ("completions", {"prompt": "a", "top_p": 0}, 422, "top_p"),
-        ("completions", {"prompt": "a", "presence_penalty": 0.5}, 422, "presence_penalty"),
-        ("completions", {"prompt": "a", "n": 2}, 422, "n: "),
         ("completions", {"prompt": "\ud800"}, 422, "prompt: must be text"),
         ("completions", {"prompt": 3}, 422, "prompt: Input should be a valid string"),
-        ("completions", {"prompt": [True]}, 422, "prompt.0: Input should be a valid"),
         ("completions", {"prompt": [[5, True]]}, 422, "prompt.0.1: Input should be a valid integer"),
         ("completions", {"prompt": "a", "max_tokens": "4"}, 422, "max_tokens: "),
-        ("completions", {"prompt": "a", "temperature": "0"}, 422, "temperature: "),
-        ("completions", {"prompt": "a", "stream": "yes"}, 422, "stream: "),
         ("completions", {"prompt": "a", "stream": 1}, 422, "stream: "),
         ("completions", {}, 422, "prompt"),
         ("completions", {"prompt": "a", "max_tokens": 10_000}, 400, "at most 256"),
@@ -221,7 +218,6 @@ def test_a_seed_decides_and_the_batch_does_not(client: Any) -> None:
         ("chat/completions", {"messages": []}, 422, "messages"),
         ("chat/completions", {"messages": [{"role": "judge", "content": "a"}]}, 422, "role"),
         ("chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, 400, "without tool_call_id"),
-        ("completions", {"prompt": "a", "tools": [{}]}, 422, "tools: "),
         ("chat/completions", {"messages": [{"role": "user", "content": 3}]}, 422, "messages.0.content: "),
     ],
 )  # fmt: skip
@@ -297,7 +293,7 @@ def test_too_many_requests_are_refused(service: tuple[str, Forked]) -> None:
     """All of them have arrived when the service, which was stopped meanwhile, looks."""
     url, process = service
     address = httpx.URL(url)
-    body = json.dumps({"prompt": PROMPTS[0], "max_tokens": 60, "ignore_eos": True})
+    body = json.dumps({"prompt": PROMPTS[0], "max_tokens": 20, "ignore_eos": True})
     head = ["POST /v1/completions HTTP/1.1", f"Host: {address.host}", "Connection: close"]
     head += ["Content-Type: application/json", f"Content-Length: {len(body)}"]
     request = "\r\n".join([*head, "", body]).encode()
@@ -339,10 +335,8 @@ def test_a_race_has_both_arms_with_origins_and_rejections(url: str) -> None:
 
 @pytest.mark.parametrize(
     ("parameter", "value"),
-    [("frequency_penalty", 1), ("min_p", 1),
-     ("presence_penalty", 1), ("repetition_penalty", 1.1), ("logit_bias", {"5": 1}), ("n", True), ("best_of", 2),
-     ("suffix", "b"), ("guided_json", {}), ("truncate_prompt_tokens", 1), ("never_heard_of", 0),
-     ("stream_options", {"include_usage": True}), ("model", "another"), ("store", 0)],
+    [("min_p", 1), ("presence_penalty", 1), ("logit_bias", {"5": 1}), ("n", True), ("best_of", 2),
+     ("never_heard_of", 0), ("stream_options", {"include_usage": True}), ("model", "another")],
 )  # fmt: skip
 def test_a_parameter_that_would_be_ignored_is_refused(url: str, parameter: str, value: Any) -> None:
     chat = {"messages": [{"role": "user", "content": "a"}]}
@@ -427,7 +421,7 @@ def test_an_answer_whose_numbers_overflow_spoils_no_other(tmp_path: Path) -> Non
 
 
 def test_a_race_is_shown_while_it_runs(url: str) -> None:
-    body = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 80, "ignore_eos": True}
+    body = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 40, "ignore_eos": True}
     with httpx.stream("POST", f"{url}/race", json={**body, "stream": True}, timeout=None) as stream:
         lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
     assert lines[-1] == "[DONE]"
@@ -439,7 +433,7 @@ def test_a_race_is_shown_while_it_runs(url: str) -> None:
         counts = [frame["num_tokens"] for frame in frames if frame["name"] == arm["name"]]
         assert counts == sorted(counts)
         assert counts[0] == 1
-    assert {arm["num_tokens"] for arm in race["arms"]} == {80}
+    assert {arm["num_tokens"] for arm in race["arms"]} == {40}
     refused = post(url, "/race", {**body, "stop": "a"})
     assert (refused.status_code, "stop: " in refused.text) == (422, True)
 
@@ -462,7 +456,7 @@ def slow_down() -> None:
 def require_key(url: str) -> None:
     """The key alone opens what costs something."""
     assert get(f"{url}/v1/models").status_code == 401
-    assert get(f"{url}/health").status_code == 200
+    assert get(f"{url}/health").json() == {"status": "ok"}
     for authorization, status in {
         "bearer secret": 200,
         "BEARER  secret": 200,
@@ -473,9 +467,9 @@ def require_key(url: str) -> None:
         assert get(f"{url}/v1/models", headers=headers).status_code == status
     with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as made:
         answer = made.completions.create(
-            model="tiny", prompt=PROMPTS[0], max_tokens=5, temperature=0
+            model="tiny", prompt=PROMPTS[0], max_tokens=2, temperature=0
         )
-        assert answer.usage.completion_tokens == 5
+        assert answer.usage.completion_tokens == 2
         with pytest.raises(openai.AuthenticationError):
             made.with_options(api_key="wrong").models.list()
 
@@ -514,10 +508,6 @@ def test_a_key_is_asked_for_and_a_signal_ends_streams_with_an_error(tmp_path: Pa
     assert sum('"message": "the service is ending"' in end for end in ends) >= 2
 
 
-def test_health(url: str) -> None:
-    assert get(f"{url}/health").json() == {"status": "ok"}
-
-
 def test_latency_agrees_with_the_local_engine(url: str, tmp_path: Path, harness: Harness) -> None:
     """The same texts and the same acceptance, from the same random numbers, though the server batches the requests."""
     common = [
@@ -535,16 +525,15 @@ def test_latency_agrees_with_the_local_engine(url: str, tmp_path: Path, harness:
         "batch_size=3",
     ]
     rows = []
-    for settings in ([], server, [*server, "engine.chat=true"]):
+    for settings in ([], server):
         directory = tmp_path / f"run-{len(rows)}"
         harness(*common, *settings, f"hydra.run.dir={directory}")
         prompts = pd.read_csv(directory / "latency_prompts.csv")
         rows.append(
             (pd.read_csv(directory / "latency.csv"), prompts.sort_values(["arm", "prompt_index"]))
         )
-    (local, local_prompts), (served_rows, served_prompts), (_, chat_prompts) = rows
+    (local, local_prompts), (served_rows, served_prompts) = rows
     assert local_prompts["completion"].tolist() == served_prompts["completion"].tolist()
-    assert local_prompts["completion"].tolist() == chat_prompts["completion"].tolist()
     for column in (
         "acceptance_rate",
         "mean_acceptance_length",
