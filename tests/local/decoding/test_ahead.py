@@ -21,7 +21,6 @@ from harness.local.decoding.rules import verify_block
 from harness.local.decoding.verify import verify
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
-from harness.local.runners.eager import EagerRunner
 from harness.local.runners.graphs import FixedCall
 from prepared_pairs import NUM_DRAFT_TOKENS, WARP, drafting, pair, prepared
 from text_drafters import lookup_drafter
@@ -95,9 +94,6 @@ def by_row(records: Sequence[Iteration]) -> dict[int, list[tuple[list[int], list
         for row, tokens, proposed in zip(record.rows, record.tokens, record.proposed, strict=True):
             found.setdefault(row, []).append((tokens, proposed))
     return found
-
-
-KINDS = ["model", "parallel", "eagle", "parallel eagle", "block", "medusa", "mtp"]
 
 
 @pytest.mark.parametrize("warp", [GREEDY, Warp(0.9)], ids=["greedy", "sampled"])
@@ -191,28 +187,6 @@ def test_regular_logits_that_are_not_finite_are_found_at_their_token(ahead: bool
 
 
 @pytest.mark.parametrize("drafts", [False, True])
-def test_rows_of_different_lengths_end_where_they_should(drafts: bool) -> None:
-    """A batch may change before it is worked on ahead."""
-    target, draft = pair("llama")
-    long, short = request(RAGGED, WARP, 30), request(RAGGED[:1], WARP, 12, indices=[7])
-    found = []
-    for ahead in (False, True):
-        records = autoregressive(EagerRunner(target), long, ahead)
-        if drafts:
-            drafter = ModelDrafter(EagerRunner(draft), WARP)
-            records = speculative(EagerRunner(target), drafter, long, NUM_DRAFT_TOKENS, ahead=ahead)
-        found.append(
-            [
-                fields(one)
-                for one in (next(records), records.send(Change(joining=[short])), *records)
-            ]
-        )
-    assert found[0] == found[1]
-    assert [len(text) for text in found[0][0][1]] == [1] * 3
-    assert {len(rows) for rows, *_ in found[0][2:]} >= {3, 4}
-
-
-@pytest.mark.parametrize("drafts", [False, True])
 def test_rows_leave_and_join_behind_a_queued_turn(drafts: bool) -> None:
     """Every row has the tokens that it has alone, with the same proposals."""
     target, draft = pair("llama")
@@ -277,7 +251,9 @@ def test_k_that_is_chosen_anew_waits_for_each_verdict(log: list[str]) -> None:
     assert " ".join(log).count("pass read") == log.count("read") - 1 == len(records) - 1
 
 
-@pytest.mark.parametrize("kind", [*KINDS, "deep mtp"])
+@pytest.mark.parametrize(
+    "kind", ["model", "parallel", "eagle", "parallel eagle", "block", "medusa", "mtp", "deep mtp"]
+)
 def test_an_iteration_is_queued_before_the_last_verdict_is_read(kind: str, log: list[str]) -> None:
     """With the same proposals, from the same distributions; and the drafter reads nothing, but for deep MTP.
 
@@ -321,8 +297,9 @@ def test_nothing_is_queued_for_a_drafter_that_reads_the_verdict_first(log: list[
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("gpus")
-@pytest.mark.parametrize("kind", [None, "model", "eagle", "parallel eagle", "medusa", "mtp"])
+@pytest.mark.parametrize("kind", [None, "model"])
 def test_the_host_waits_for_no_iteration(kind: str | None) -> None:
+    """Heads: `test_two_gpus`."""
     runner, drafter = drafting(kind or "model", "cuda:0")
     what = request(RAGGED, WARP, 40)
     what = replace(what, uniforms=what.uniforms.cuda())

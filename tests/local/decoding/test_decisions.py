@@ -13,7 +13,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from chains import GREEDY, RAGGED, fields, request
-from fakes import Scripted
 from harness.config.faults import fault_names
 from harness.config.settings import DecodingSettings
 from harness.local.decoding.batch import Request
@@ -255,24 +254,3 @@ def test_an_iteration_is_a_few_prepared_calls(
             next(records)
     assert len(calls) == 4 * num_calls
     assert counting.count <= 4 * most
-
-
-def test_an_iteration_that_drafts_nothing_costs_what_a_regular_one_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The verdict's two tensors, and nothing of the head: it reads the text when it is next asked."""
-    runner, drafter = drafting("eagle")
-    what = request(RAGGED, WARP, 40)
-    counts: list[int] = []
-    for records in (
-        autoregressive(runner, what),
-        speculative(runner, drafter, what, Scripted([0])),
-    ):
-        next(records)
-        next(records)
-        with counted(monkeypatch) as (counting, _):
-            for _ in range(4):
-                next(records)
-        counts.append(counting.count)
-    regular, undrafted = counts
-    assert undrafted <= regular + 4 * 2

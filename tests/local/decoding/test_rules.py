@@ -55,7 +55,7 @@ def test_the_loop_keeps_the_target_s_distribution(
     rule: Rule, redraw: bool, lossless: bool, table: bool
 ) -> None:
     """Chi-square over the first token and the K + 2 after it, false-alarm rate 1e-9; the broken twins are caught."""
-    size, k, num_rows = 3, 2, 15_000
+    size, k, num_rows = 3, 2, 8_000
     target, draft = small_chain(5, 0.8, size), small_chain(6, 1.2, size).float()
     what = request([[0]] * num_rows, Warp(1.0), k + 3)
     what = dataclasses.replace(what, uniforms=uniforms(0, range(num_rows), (k + 4) * (k + 1)))
@@ -91,15 +91,6 @@ def test_the_motivating_example_of_the_paper() -> None:
             expected[rule] += float(draft[tokens].prod() * verdict.num_accepted.float().mean())
     assert expected[verify] == pytest.approx(10 / 9, abs=1e-3)
     assert expected[verify_block] == pytest.approx(11 / 9, abs=1e-3)
-
-
-@pytest.mark.parametrize("k", [1, 2, 5])
-def test_no_fewer_tokens_are_accepted_than_token_by_token(k: int) -> None:
-    given = arguments(20_000, k)
-    by_token, by_block = (
-        rule(Offer(*given)).num_accepted.double().mean() for rule in (verify, verify_block)
-    )
-    assert by_block == by_token if k == 1 else by_block > 1.02 * by_token
 
 
 @pytest.mark.parametrize("rule", [verify_block, verify_typical])

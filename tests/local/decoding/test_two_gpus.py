@@ -23,7 +23,6 @@ from harness.local.drafting.early_exit import truncated
 from harness.local.drafting.model import ModelDrafter
 from harness.local.drafting.translated import TranslatedDrafter, Translation
 from harness.local.models.boundaries import cross_once
-from harness.local.runners.eager import EagerRunner
 from harness.local.runners.shared_prefix import SharedPrefixRunner
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
@@ -51,7 +50,6 @@ TRANSLATION = Translation(
 
 # Of a target, and of a draft with so many drawn tokens.
 RUNNERS: dict[str, Callable[[PreTrainedModel, int], Runner]] = {
-    "eager": lambda model, _: EagerRunner(model),
     "static": lambda model, _: StaticRunner(model),
     "captured": lambda model, num_drawn: prepared(model, num_drawn=num_drawn),
     "shared": lambda model, _: SharedPrefixRunner(StaticRunner(model)),
@@ -132,7 +130,7 @@ def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., Pretended
     if kind == "translated":  # tokens become others on the host
         assert waits == ["aten._to_copy from cuda:1 to cpu"] * len(waits)
         assert len(waits) < 16
-    elif kind not in ("eager", "recurrent"):  # transformers reads its own masks
+    elif kind != "recurrent":  # transformers reads its own masks
         assert not waits
 
 
@@ -145,16 +143,14 @@ def test_other_rules(verification: Any, compared: Callable[..., PretendedGpus]) 
     assert not compared(decode).waits
 
 
-@pytest.mark.parametrize(
-    ("kind", "drafts"), [("static", True), ("captured", False), ("captured", True)]
-)
+@pytest.mark.parametrize("drafts", [False, True])
 def test_rows_that_differ_leave_and_join(
-    kind: str, drafts: bool, compared: Callable[..., PretendedGpus]
+    drafts: bool, compared: Callable[..., PretendedGpus]
 ) -> None:
     """Caches grow, too."""
 
     def decode(first: str, second: str) -> Iterator[Iteration]:
-        runner, drafter = drafting(kind, first, second)
+        runner, drafter = drafting("captured" if drafts else "static", first, second)
         warp = BatchWarp()
         records = autoregressive(runner, on(first, Warp(0.9)))
         if drafts:

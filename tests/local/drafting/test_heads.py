@@ -22,12 +22,6 @@ from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.local.drafting.heads.find import HeadCheckpoint
 from harness.local.drafting.kinds.dflash import BlockConfig
-from harness.local.drafting.kinds.dflash2 import SelectorConfig
-from harness.local.drafting.kinds.domino import DominoConfig
-from harness.local.drafting.kinds.dspark import SparkConfig
-from harness.local.drafting.kinds.eagle3 import EagleConfig
-from harness.local.drafting.kinds.medusa import MedusaConfig
-from harness.local.drafting.kinds.peagle import MaskConfig
 from harness.local.drafting.methods.model import ModelDraftSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import PlannedPair, plan_pair
@@ -592,11 +586,3 @@ def check_line(error: HarnessError, message: str) -> None:
     assert message in str(error)
     assert str(error).startswith("draft")
     assert "\n" not in str(error)
-
-
-def test_kinds_have_their_own_types(tmp_path: Path) -> None:
-    types = {"eagle3": EagleConfig, "peagle": MaskConfig, "medusa": MedusaConfig}
-    types |= {"dflash2": SelectorConfig, "domino": DominoConfig, "dspark": SparkConfig}
-    for name in FORMATS:
-        head = usual_head(name, tmp_path)
-        assert type(head.config) is types.get(head.kind.name, BlockConfig)

@@ -43,7 +43,7 @@ from small_heads import (
     target_model,
 )
 
-DEPTH, BUDGET = 4, 9
+DEPTH, BUDGET = 3, 6
 
 
 def paths_of(tokens: Sequence[int], parents: Parents) -> list[tuple[int, ...]]:
@@ -143,7 +143,7 @@ class Checked:
         self.drafter.select(rows)
 
 
-def tree_request(warp: Warp, length: int = 20) -> object:
+def tree_request(warp: Warp, length: int = 12) -> object:
     numbers = uniforms(0, range(len(PROMPTS)), (length + 1) * (BUDGET + 1))
     what = request(PROMPTS, warp, length)
     return type(what)(PROMPTS, numbers, warp, length)
@@ -193,4 +193,4 @@ def test_greedy_texts_with_a_head_are_those_of_generate(make: type, name: str) -
     drafter = head.drafter(target, GREEDY, BUDGET)
     runner = make(target, hidden_layers=drafter.layers)
     records = speculative_trees(runner, drafter, tree_request(GREEDY), DEPTH, BUDGET, verify_rounds)
-    assert texts(records, 3) == [generated(target, prompt, 20) for prompt in PROMPTS]
+    assert texts(records, 3) == [generated(target, prompt, 12) for prompt in PROMPTS]

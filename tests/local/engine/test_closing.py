@@ -122,7 +122,7 @@ def test_jobs_of_one_worker_need_no_more_memory_than_the_first(
     draft = save_model("gpt2", n_layer=1, vocab_size=320)
     keeper = PairKeeper()
     (tmp_path / "prompts.txt").write_text("one\ntwo\n")
-    for number in range(5):
+    for number in range(3):
         directory = tmp_path / str(number)
         directory.mkdir()
         peaks.append(0)

@@ -22,16 +22,13 @@ from harness.config.sizes import PACKAGE
 from harness.engines.arrivals import Arrival, Origin
 from harness.engines.protocol import Arm, Engine, Question
 from harness.engines.record import Preparation
-from harness.engines.timing import timed_answer
 from harness.local.drafting.early_exit import truncated
 from harness.local.drafting.methods.early_exit import EarlyExitSettings
 from harness.local.drafting.methods.lookup import LookupSettings
 from harness.local.drafting.methods.model import SampledDraftSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.huggingface import (
-    HuggingFaceArm,
     HuggingFaceEngine,
-    _Recorder,
     check_pair,
 )
 from harness.local.engine.pair import Pair, plan_pair
@@ -213,15 +210,6 @@ def test_sampling_takes_the_warp_and_its_own_seed(engine: HuggingFaceEngine, pai
         assert only == tokens_of(read(arm, ask(dataclasses.replace(GREEDY, max_new_tokens=32))))
 
 
-def test_nothing_is_decoded_before_the_first_record_is_asked_for(
-    engine: HuggingFaceEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("began"))
-    arm = engine.arms[0]
-    assert isinstance(arm, HuggingFaceArm)
-    arm.generated(ask().requests[0], _Recorder(8))
-
-
 def test_records_come_while_generate_runs(engine: HuggingFaceEngine) -> None:
     def leave(arrivals: object) -> None:
         assert any(thread.name.startswith("generate") for thread in threading.enumerate())
@@ -250,13 +238,6 @@ def test_attention_has_the_kernels_of_our_arms(pair: Pair, engine: HuggingFaceEn
     assert allowed
     assert not any(allowed)
     assert cudnn_sdp_enabled()
-
-
-def test_it_is_timed_like_any_engine(engine: HuggingFaceEngine) -> None:
-    answered = timed_answer(engine, engine.arms[1], ask())
-    assert answered.batch is not None
-    assert 0 < answered.batch.first_s < answered.seconds
-    assert answered.acceptance.num_proposed > 0
 
 
 def test_early_exit_drafts_with_the_first_layers(save_model: Callable[..., ModelSettings]) -> None:
@@ -378,8 +359,7 @@ def test_more_likeliest_tokens_than_there_are_are_all(pair: Pair) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("value", "temperature"), [(float("nan"), 0.7), (float("inf"), 0.0)])
 @pytest.mark.parametrize("role", ["model", "draft"])
 def test_logits_that_are_not_finite_are_an_error(
     pair: Pair, role: str, value: float, temperature: float

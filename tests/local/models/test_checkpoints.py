@@ -326,38 +326,6 @@ def test_models_of_other_kinds_are_refused(model_type: str, says: str) -> None:
         check_decoder("model", settings_of("a/b"), AutoConfig.for_model(model_type))
 
 
-@pytest.mark.parametrize(
-    "model_type",
-    "llama gpt2 opt gpt_neox bloom qwen2 qwen3 mistral gemma gemma2 gemma3_text falcon phi3 phi mpt mixtral gptj "
-    "stablelm starcoder2 olmo2 cohere2 gpt_oss".split(),
-)
-def test_decoders_are_accepted(model_type: str) -> None:
-    config = AutoConfig.for_model(model_type)
-    check_decoder("model", settings_of("a/b"), config)
-    assert recurrent_kind(config) is None
-
-
-def test_trust_is_never_asked_on_the_terminal(
-    save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def ask(*_: object) -> str:
-        raise AssertionError("asked on the terminal")
-
-    monkeypatch.setattr("builtins.input", ask)
-    settings = save_model()
-    foreign = {
-        "model_type": "thing",
-        "auto_map": {"AutoConfig": "thing.Config", "AutoModelForCausalLM": "thing.Model"},
-    }
-    Path(settings.repository, "config.json").write_text(json.dumps(foreign))
-    with pytest.raises(SettingError):
-        read_checkpoint("model", settings)
-
-
-def test_saved_half_precision_is_read(save_model: SaveModel) -> None:
-    assert read_checkpoint("model", save_model(dtype=torch.bfloat16)).config.dtype == torch.bfloat16
-
-
 @pytest.mark.skipif("gemma4_assistant" not in CONFIG_MAPPING, reason="an older transformers")
 def test_a_draft_that_reads_its_targets_cache_is_no_old_model() -> None:
     sizes = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}

@@ -111,14 +111,6 @@ def test_quantized(
     assert stored_quantization(loaded.model.config) == quantization
 
 
-def test_four_bit_is_nf4_with_quantized_scales(save_model: SaveModel) -> None:
-    config = load(
-        save_model(settings={"quantization": "4bit"}), "bfloat16"
-    ).model.config.quantization_config
-    assert (config.bnb_4bit_quant_type, config.bnb_4bit_use_double_quant) == ("nf4", True)
-    assert config.bnb_4bit_compute_dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize("quantization", ["8bit", "4bit"])
 def test_quantized_repository_loads_as_it_is(
     save_model: SaveModel, quantization: Quantization
@@ -203,14 +195,6 @@ def test_other_settings_do_not_share(save_model: SaveModel, change: dict[str, An
     assert pair.draft.dtype == torch.bfloat16 if "dtype" in change else torch.float32
 
 
-def test_pair_of_different_architectures(save_model: SaveModel) -> None:
-    target, draft = save_model("llama"), save_model("opt")
-    pair = load_pair(target, draft, PlacementSettings())
-    assert pair.draft is not None
-    assert torch.equal(logits(pair.target.model), logits(saved(target)))
-    assert torch.equal(logits(pair.draft.model), logits(saved(draft)))
-
-
 def test_nothing_loads_before_the_draft_is_checked(save_model: SaveModel, tmp_path: Path) -> None:
     target = save_model()
     Path(target.repository, "model.safetensors").write_bytes(b"loading these would fail")
@@ -230,26 +214,6 @@ def test_main_memory_that_is_too_small(
         RunError, match=r"does not fit: .*\nwhat would fit: model\.quantization=8bit"
     ):
         load(save_model())
-
-
-def test_layers_on_disk(save_model: SaveModel) -> None:
-    settings = save_model()
-    device_map = {"model.layers.1": "disk"} | dict.fromkeys(
-        [
-            "model.embed_tokens",
-            "model.layers.0",
-            "model.layers.2",
-            "model.norm",
-            "model.rotary_emb",
-            "lm_head",
-        ],
-        "cpu",
-    )
-    loaded = load(settings, device_map=device_map)
-    assert set(loaded.placement.bytes_per_device) == {"cpu", "disk"}
-    assert loaded.devices == [CPU]
-    assert held_bytes(loaded.model) == loaded.placement.bytes_per_device["cpu"]
-    assert torch.equal(logits(loaded.model), logits(saved(settings)))
 
 
 def write_gguf(model: PreTrainedModel, file: Path) -> None:
@@ -329,27 +293,6 @@ def test_gguf_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     settings = ModelSettings(name="gguf", repository=str(tmp_path), gguf_file="llama.gguf")
     with pytest.raises(RunError, match=r"pip install 'specharness\[gguf\]"):
         load(settings)
-
-
-def test_gguf_repository_without_tokenizer_takes_another(
-    save_model: SaveModel, tmp_path: Path
-) -> None:
-    plain = save_model()
-    write_gguf(saved(plain), tmp_path / "llama.gguf")
-    settings = ModelSettings(
-        name="gguf", repository=str(tmp_path), gguf_file="llama.gguf", tokenizer=plain.repository
-    )
-    pair = load_pair(settings, plain, PlacementSettings())
-    assert pair.tokenizer.get_vocab() == make_tokenizer().get_vocab()
-
-
-def test_directories_in_the_home_directory(
-    save_model: SaveModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    settings = save_model(name="mine")
-    loaded = load(dataclasses.replace(settings, repository="~/mine"))
-    assert torch.equal(logits(loaded.model), logits(saved(settings)))
 
 
 # On a GPU ------------------------------------------------------------------------------------------------------------

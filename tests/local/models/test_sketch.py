@@ -114,22 +114,6 @@ def test_predicted_bytes_are_those_that_loading_takes(
     )
 
 
-@pytest.mark.parametrize("quantization", ["8bit", "4bit"])
-def test_predicted_bytes_of_a_quantized_repository(
-    save_model: SaveModel, quantization: Quantization
-) -> None:
-    settings = save_model(settings={"quantization": quantization})
-    quantized = load_pair(settings, None, PlacementSettings()).target
-    quantized.model.save_pretrained(settings.repository)
-    again = load_pair(
-        dataclasses.replace(settings, quantization="none"), None, PlacementSettings()
-    ).target
-    assert again.placement.bytes_per_device["cpu"] == pytest.approx(
-        held_bytes(again.model), rel=0.01
-    )
-    assert again.placement.bytes_per_device == quantized.placement.bytes_per_device
-
-
 def test_blocks_are_layers_in_order_and_tied_weights_stay_together() -> None:
     names = [block.modules for block in llama("1B").blocks]
     assert names[:2] == [("model.embed_tokens",), ("model.layers.0",)]
@@ -210,14 +194,6 @@ def test_a_recurrent_model_is_held_before_and_after_what_is_drafted(name: str) -
     assert predicted.state_bytes > 0
     (placed,) = fit(case(predicted, free=machine(), demand=Demand(3, 4, 1, 2, "static")))
     assert placed.cache_per_device["cpu"] == sum(predicted.block_caches(3 * (7 + 7), 3 * 2))
-
-
-def test_the_cache_of_experts_is_known_in_every_format() -> None:
-    config = AutoConfig.for_model(
-        "qwen3_moe", **LLAMA["1B"] | {"num_hidden_layers": 2, "head_dim": 64}
-    )
-    known = [sketched(config, dtype).cache_bytes for dtype in (torch.float32, torch.float16)]
-    assert known == [2 * 2 * config.num_key_value_heads * 64 * size for size in (4, 2)]
 
 
 def test_the_cache_is_where_its_layers_are() -> None:
@@ -346,15 +322,6 @@ def test_layers_that_differ_have_caches_of_their_sizes_in_the_configuration_too(
     measured = measured_caches(bare_model(as_checkpoint(model.config), torch.float32))
     assert [cache.numbers_per_token for cache in measured] == [2 * 2 * 8, 2 * 2 * 8, 2 * 2 * 16]
     assert configured_caches(model.config) == list(measured)
-
-
-def test_stored_quantization_is_read() -> None:
-    one = sketched(make_config("llama"), torch.float32)
-    gptq = make_config(
-        "llama", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}
-    )
-    assert sketched(gptq).stored == "4bit"
-    assert sketched(gptq).num_parameters == one.num_parameters, "quantized or not"
 
 
 # What a pass works with ----------------------------------------------------------------------------------------------

@@ -106,13 +106,6 @@ def test_they_cover_the_whole_prompt(kind: str, batch: list[list[int]]) -> None:
     assert_transformers_own(RUNNERS[kind](model), model, batch)
 
 
-def test_prepared_shapes_capture_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_model("llama")
-    runner = prepared(model)
-    monkeypatch.delattr(StaticRunner, "extend")
-    assert_transformers_own(runner, model, PROMPTS)
-
-
 @pytest.mark.parametrize("kind", [EagerRunner, StaticRunner, prepared])
 def test_without_layers_nothing_is_captured(kind: Callable[..., Runner]) -> None:
     model = random_model("llama")
@@ -125,14 +118,3 @@ def test_without_layers_nothing_is_captured(kind: Callable[..., Runner]) -> None
     steps = [runner.start(PROMPTS), runner.extend(torch.ones(3, 2, dtype=torch.long))]
     assert [step.hidden for step in steps] == [None, None]
     assert passed == [None, None]
-
-
-def test_a_prepared_draft_draws_the_same_with_them() -> None:
-    model = random_model("llama")
-    tokens, numbers = torch.tensor([[7], [8], [9]]), torch.full((3, 2), 0.5)
-    drawn = []
-    for layers in ((), LAYERS):
-        runner = prepared(model, layers)
-        runner.start(PROMPTS)
-        drawn.append(runner.draw(tokens, numbers, Warp(0))[0])
-    assert torch.equal(*drawn)

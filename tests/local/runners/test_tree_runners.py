@@ -100,27 +100,6 @@ def test_a_tree_can_be_read_in_parts(make: Callable[..., CacheRunner], name: str
         runner.extend(tokens, TreeShape(SHAPES))
 
 
-@pytest.mark.parametrize("fault", ["positions", "sibling's keys"])
-def test_planted_faults_are_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_model("llama")
-    runner = StaticRunner(model)
-    runner.start(PROMPTS)
-    tokens = tree_tokens()
-    if fault == "positions":
-        wrong = torch.arange(7).expand(3, 7)
-        monkeypatch.setattr(TreeShape, "depths_on", lambda shape, device: wrong)
-    logits = runner.extend(tokens, TreeShape(SHAPES)).logits
-    path = tokens[0, [0, 2, 5]].tolist()
-    expected = logits_without_cache(model, [*PROMPTS[0], *path])[-1]
-    if fault == "positions":
-        assert not close(logits[0, 5], expected)
-        return
-    assert close(logits[0, 5], expected)
-    runner.keep([3, 3, 3])  # the first slots, which are a sibling's
-    behind = runner.extend(torch.full((3, 1), 7)).logits[0, -1]
-    assert not close(behind, logits_without_cache(model, [*PROMPTS[0], *path, 7])[-1])
-
-
 def test_a_tree_of_width_1_is_bit_equal_to_a_chain() -> None:
     model = random_model("llama")
     steps = []
