@@ -96,20 +96,6 @@ def by_row(records: Sequence[Iteration]) -> dict[int, list[tuple[list[int], list
     return found
 
 
-@pytest.mark.parametrize("warp", [GREEDY, Warp(0.9)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("prompts", [RAGGED[:1], RAGGED], ids=["one row", "ragged rows"])
-@pytest.mark.parametrize("length", [1, 2, 3, 20])
-def test_regular_records_are_the_same(length: int, prompts: list[list[int]], warp: Warp) -> None:
-    runners = MarkovRunner(chain(0)), MarkovRunner(chain(0))
-    what = request(prompts, warp, length)
-    plain, ahead = (
-        list(autoregressive(runners[0], what)),
-        list(autoregressive(runners[1], what, ahead=True)),
-    )
-    assert ahead == plain
-    assert runners[0].num_calls == runners[1].num_calls == length - 1
-
-
 @pytest.mark.parametrize("ahead", [False, True])
 def test_regular_steps_are_queued_before_the_last_one_is_read(ahead: bool, log: list[str]) -> None:
     runner, what = prepared(pair("llama")[0]), request(RAGGED, length=5)

@@ -85,21 +85,6 @@ def test_prepared_decisions_are_the_plain_ones(warp: Warp, plain: list[int]) -> 
         assert len(plain) < len(expected) / 2, "rows near their ends are offered less"
 
 
-def test_a_head_gets_the_states_of_a_prepared_decision(
-    plain: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = []
-    for _ in range(2):
-        runner, drafter = drafting("eagle")
-        found.append(
-            list(speculative(runner, drafter, request(RAGGED, WARP, 20), NUM_DRAFT_TOKENS))
-        )
-        monkeypatch.setattr(PreparedRunner, "decide", Runner.decide)
-    assert len({count for record in found[0] for count in record.num_accepted}) > 2
-    assert len(plain) > len(found[0])
-    require_same(found[0], found[1])
-
-
 def test_a_drafter_without_probabilities(plain: list[int]) -> None:
     target, _ = pair("llama")
     prompts = [[5, 6, 7, 8, 9, 5, 6, 7, 8, 9, 5, 6], [3, 4, 5, 6, 3, 4, 5, 6, 3, 4, 5, 6]]

@@ -35,19 +35,6 @@ def run_speculative(
     return list(speculative(runner, drafter, what, k, verification=rule)), runner
 
 
-@pytest.mark.parametrize(("k", "most"), [(1, 1), (2, 2), (4, 4), (7, 4)])
-@pytest.mark.parametrize("prompts", [RAGGED[:1], RAGGED], ids=["one row", "ragged rows"])
-def test_greedy_output_is_the_regular_one(k: int, most: int, prompts: list[list[int]]) -> None:
-    target = chain(0)
-    expected = texts(autoregressive(MarkovRunner(target), request(prompts)), len(prompts))
-    draft = 0.5 * target + 0.5 * chain(1)  # agrees sometimes
-    iterations, _ = run_speculative(target, draft, request(prompts), k)
-    assert texts(iterations, len(prompts)) == expected
-    assert all(len(row) == 20 for row in expected)
-    accepted = [count for iteration in iterations for count in iteration.num_accepted]
-    assert (min(accepted), max(accepted)) == (0, most)
-
-
 def test_the_same_model_as_draft_is_never_rejected() -> None:
     target = chain(0)
     iterations, runner = run_speculative(target, target, request(RAGGED, Warp(0.8)), 4)

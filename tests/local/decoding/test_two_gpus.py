@@ -12,11 +12,10 @@ from transformers import PreTrainedModel
 
 from architectures import random_model
 from chains import fields, request
-from harness.local.decoding.batch import Change, Records
+from harness.local.decoding.batch import Change
 from harness.local.decoding.iteration import Iteration
 from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import Drafter, Runner
-from harness.local.decoding.rules import AcceptByCoin, verify_typical
 from harness.local.decoding.trees import TreeShape
 from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.early_exit import truncated
@@ -132,15 +131,6 @@ def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., Pretended
         assert len(waits) < 16
     elif kind != "recurrent":  # transformers reads its own masks
         assert not waits
-
-
-@pytest.mark.parametrize("verification", [verify_typical, AcceptByCoin((0.6,))])
-def test_other_rules(verification: Any, compared: Callable[..., PretendedGpus]) -> None:
-    def decode(first: str, second: str) -> Records:
-        parts = drafting("static", first, second)
-        return speculative(*parts, on(first), NUM_DRAFT_TOKENS, verification=verification)
-
-    assert not compared(decode).waits
 
 
 @pytest.mark.parametrize("drafts", [False, True])

@@ -11,7 +11,6 @@ from torch.backends.cuda import cudnn_sdp_enabled
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
 from chain_pair import save_chain_pair
-from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import (
     DecodingSettings,
@@ -32,6 +31,7 @@ from harness.local.engine.huggingface import (
     check_pair,
 )
 from harness.local.engine.pair import Pair, plan_pair
+from loaded_pairs import load
 from mtp_models import mtp_target, save_with_mtp
 from tiny_checkpoints import as_draft, make_tokenizer
 
@@ -45,17 +45,6 @@ def ask(
     stop: frozenset[int] = frozenset(),
 ) -> Question:
     return Question([prompt], decoding, seed=3, indices=[7], stop_tokens=stop)
-
-
-def load(model: ModelSettings, draft: ModelSettings | None) -> Pair:
-    demand = Demand(
-        batch_size=1, prompt_tokens=16, new_tokens=64, num_draft_tokens=4, runner="eager"
-    )
-    return (
-        plan_pair(model, draft and as_draft(draft), PlacementSettings(), "float32")
-        .place(demand)
-        .load()
-    )
 
 
 @pytest.fixture

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, get_args
@@ -8,10 +7,9 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
 from harness.config.run import RunnerName
-from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.config.settings import DecodingSettings, ModelSettings
 from harness.config.sizes import PACKAGE
 from harness.engines.arrivals import Arrival
 from harness.engines.protocol import Arm, Question
@@ -19,11 +17,11 @@ from harness.engines.record import Preparation
 from harness.local.decoding.iteration import Iteration
 from harness.local.drafting.methods.suffix import SuffixSettings
 from harness.local.engine.engine import LocalEngine
-from harness.local.engine.pair import Pair, plan_pair
+from harness.local.engine.pair import Pair
 from harness.local.engine.reference import not_finite
 from harness.local.engine.runner_choice import resolve
 from harness.local.runners.compiled import PreparedRunner
-from tiny_checkpoints import as_draft
+from loaded_pairs import load, on_gpu
 from traced import run_as_traced
 
 DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=3)
@@ -31,17 +29,6 @@ PROMPTS = [[40, 50, 60], [70, 80, 90, 100, 110]]
 
 
 QUESTION = Question(PROMPTS, DECODING, seed=0, indices=range(2))
-
-
-def load(model: ModelSettings, draft: ModelSettings | None) -> Pair:
-    demand = Demand(
-        batch_size=2, prompt_tokens=5, new_tokens=12, num_draft_tokens=3, runner="eager"
-    )
-    return (
-        plan_pair(model, draft and as_draft(draft), PlacementSettings(), "float32")
-        .place(demand)
-        .load()
-    )
 
 
 @pytest.fixture
@@ -88,18 +75,9 @@ def test_graphs_write_the_same(save_model: Callable[..., ModelSettings], gpus: A
     """On a GPU, or a pretended one; the decoders work ahead there, and recovery reads the exact distribution."""
     draft = save_model("gpt2", n_layer=1, vocab_size=320, n_positions=64)
     pair = load(save_model(num_hidden_layers=1, max_position_embeddings=64), draft)
-    gpu, found = torch.device("cuda", 0), []
-    on_gpu = [
-        dataclasses.replace(
-            one, model=copy.deepcopy(one.model).to(gpu), devices=[gpu], input_device=gpu
-        )
-        for one in (pair.target, pair.draft)
-        if one is not None
-    ]
+    found = []
     runners: list[RunnerName] = ["eager", "graphs_only"]
-    for one, runner in zip(
-        [pair, dataclasses.replace(pair, target=on_gpu[0], draft=on_gpu[1])], runners, strict=True
-    ):
+    for one, runner in zip([pair, on_gpu(pair)], runners, strict=True):
         engine = open_engine(one, runner)
         assert engine.runner == runner
         logits = engine.weights.reference.logits_along(PROMPTS[:1], [[7, 8, 9]])
@@ -114,10 +92,7 @@ def test_arms_under_stopwatches_know_no_answer_of_the_arms_that_were_timed(
     """On a GPU they are asked each question again, of which a draft with a memory would know the answer."""
     suffix = SuffixSettings(name="suffix", method="suffix", shared=True)
     pair = load(save_model(num_hidden_layers=1, vocab_size=4), suffix)
-    gpu = torch.device("cuda", 0)
-    target = copy.deepcopy(pair.target.model).to(gpu)
-    on_gpu = dataclasses.replace(pair.target, model=target, devices=[gpu], input_device=gpu)
-    engine = open_engine(dataclasses.replace(pair, target=on_gpu), "eager")
+    engine = open_engine(on_gpu(pair), "eager")
     timed = engine.arms[-1]
     watched = engine.stopwatches.arms()[-1]
     question = dataclasses.replace(QUESTION, prompts=[[0, 1, 2], [3, 2, 1, 0, 1]])
@@ -136,7 +111,7 @@ def test_4_bit_weights_are_traced_as_well(
     """Bitsandbytes' operations are the same for inductor as any others."""
     run_as_traced(monkeypatch)
     model = dataclasses.replace(save_model(num_hidden_layers=1), quantization="4bit")
-    pair = load(model, None)
+    pair = load(model)
     assert getattr(pair.target.model, "is_loaded_in_4bit", False)
     name, texts = written(pair, "compiled")
     assert name == "compiled"

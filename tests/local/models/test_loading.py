@@ -354,10 +354,3 @@ def test_draft_on_the_cpu_and_target_on_the_gpu(save_model: SaveModel) -> None:
     assert pair.draft is not None
     assert pair.devices == [GPU, CPU]
     assert (pair.target.dtype, pair.draft.dtype) == (torch.bfloat16, torch.float32)
-
-
-@pytest.mark.gpu
-def test_8_bit_weights_go_with_float16_on_the_gpu(save_model: SaveModel) -> None:
-    settings = save_model(settings={"quantization": "8bit"}, dtype=torch.bfloat16)
-    assert load(settings).dtype == torch.float16
-    assert load(settings, strategy="cpu").dtype == torch.float32

@@ -231,21 +231,3 @@ def test_memory_stays_near_what_was_planned_while_building(quantization: Quantiz
     largest = 2 * 4096 * 32000
     assert torch.cuda.max_memory_allocated(0) - before < planned + 3 * largest
     assert torch.isfinite(loaded.model(PROMPT.cuda()).logits).all()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("quantization", ["none", "8bit"])
-def test_split_over_gpu_and_cpu_it_is_the_same_model(quantization: Quantization) -> None:
-    names = [
-        "model.embed_tokens",
-        "model.layers.0",
-        "model.layers.1",
-        "model.norm",
-        "model.rotary_emb",
-        "lm_head",
-    ]
-    device_map = dict.fromkeys(names, 0) | {"model.layers.2": "cpu"}
-    split = load(preset(quantization=quantization), device_map=device_map, offload="cpu").target
-    assert set(split.placement.bytes_per_device) == {"cuda:0", "cpu"}
-    with torch.no_grad():
-        assert torch.isfinite(split.model(PROMPT.cuda()).logits).all()

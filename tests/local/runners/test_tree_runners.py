@@ -16,7 +16,7 @@ from architectures import (
     logits_without_cache,
     random_model,
 )
-from harness.local.decoding.trees import TreeShape, chain_of
+from harness.local.decoding.trees import TreeShape
 from harness.local.runners.base import CacheRunner
 from harness.local.runners.eager import EagerRunner
 from harness.local.runners.slots import UnsupportedModelError
@@ -98,18 +98,6 @@ def test_a_tree_can_be_read_in_parts(make: Callable[..., CacheRunner], name: str
     assert close(torch.cat(parts, dim=1), whole)
     with pytest.raises(ValueError, match="before a tree"):
         runner.extend(tokens, TreeShape(SHAPES))
-
-
-def test_a_tree_of_width_1_is_bit_equal_to_a_chain() -> None:
-    model = random_model("llama")
-    steps = []
-    for as_tree in (False, True):
-        runner = StaticRunner(model)
-        runner.start(PROMPTS)
-        tokens = tree_tokens()
-        shape = TreeShape([chain_of(6)] * 3)
-        steps.append(runner.extend(tokens, shape) if as_tree else runner.extend(tokens))
-    assert torch.equal(steps[0].logits, steps[1].logits)
 
 
 def test_a_model_without_explicit_positions_is_refused() -> None:
