@@ -37,15 +37,6 @@ def test_an_ngram_may_be_as_long_as_the_text() -> None:
     assert text([1, 2, 9, 1, 2], max_ngram=10**15).continuation(2) == [9, 1]
 
 
-def test_a_loop_goes_on() -> None:
-    assert text([5, 1, 2, 3, 1, 2]).continuation(7) == [3, 1, 2, 3, 1, 2, 3]
-
-
-def test_the_shortest_ngram_is_a_setting() -> None:
-    assert text([1, 2, 9, 2], min_ngram=2).continuation(2) == []
-    assert text([1, 2, 9, 1, 2], min_ngram=2).continuation(2) == [9, 1]
-
-
 def search(tokens: list[int], max_ngram: int, min_ngram: int, most: int) -> list[int]:
     """Without an index."""
     for size in range(max_ngram, min_ngram - 1, -1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,32 +17,14 @@ from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.tree_rules import verify_rounds
 from harness.local.decoding.tree_speculation import speculative_trees
 from harness.local.decoding.warp import Warp
-from harness.local.drafting.heads.blocks import Head
 from harness.local.drafting.heads.drafter import HeadDrafter
 from harness.local.drafting.trees.prepared_trees import PreparedTrees
 from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.static import StaticRunner
 from head_references import PROMPTS
-from small_heads import (
-    block_head,
-    eagle_head,
-    layer_config,
-    medusa_head,
-    selector_head,
-    target_model,
-)
+from small_heads import TREE_HEADS, target_model
 from traced import run_as_traced
 
-HEADS: dict[str, Callable[[], Head]] = {
-    "eagle3": lambda: eagle_head(layer_config("llama")),
-    "eagle3, reduced": lambda: eagle_head(layer_config("llama"), reduced=True, norm_output=True),
-    "peagle": lambda: eagle_head(layer_config("llama", 2), mask_token_id=96),
-    "medusa": lambda: medusa_head(own_outputs=True),
-    "dflash": lambda: block_head(window=True, causal_windows=True),
-    "jetspec": lambda: block_head(causal=True),
-    "dflash2": selector_head,
-    "dspark": lambda: block_head(from_anchor=True, markov_rank=6, reduced=True),
-}
 WARM = Warp(0.8)
 DEPTH, BUDGET = 3, 7
 LENGTH = 16
@@ -97,13 +78,15 @@ def decided(
     return [(record.rows, record.tokens, record.proposed) for record in records]
 
 
-@pytest.mark.parametrize(("kind", "warp"), [("eagle3", GREEDY), *((kind, WARM) for kind in HEADS)])
+@pytest.mark.parametrize(
+    ("kind", "warp"), [("eagle3", GREEDY), *((kind, WARM) for kind in TREE_HEADS)]
+)
 def test_every_kind_grows_the_trees_that_it_grows_eagerly(
     kind: str, warp: Warp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a ragged batch whose rows end at different times, and for one row in the same buffers."""
     eager = Eager(monkeypatch)
-    target, head = target_model(), HEADS[kind]()
+    target, head = target_model(), TREE_HEADS[kind]()
     prepared = prepare(head, target, warp)
     for prompts in (PROMPTS, PROMPTS[:1]):
         what = question(prompts, warp)
@@ -117,7 +100,7 @@ def test_every_kind_grows_the_trees_that_it_grows_eagerly(
 def test_depths_that_change(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another depth than the prepared ones is eager: a deeper tree has other nodes."""
     eager = Eager(monkeypatch)
-    target, head = target_model(), HEADS[kind]()
+    target, head = target_model(), TREE_HEADS[kind]()
     prepared = prepare(head, target, GREEDY, (1, 2, 4))
     what = question(PROMPTS, GREEDY)
     for depths, num_eager in [([4, 0, 0, 1, 2, 4, 1, 2], 0), ([3, 4, 3, 4], 1)]:
@@ -132,7 +115,7 @@ def test_all_levels_of_a_tree_but_the_last_share_their_code(
 ) -> None:
     eager = Eager(monkeypatch)
     parts = run_as_traced(monkeypatch)
-    target, head = target_model(), HEADS["eagle3, reduced"]()
+    target, head = target_model(), TREE_HEADS["eagle3, reduced"]()
     depth = 5
     prepared = prepare(head, target, GREEDY, (depth,), compiled=True)
     assert 1 < len(parts) <= 3
@@ -146,7 +129,7 @@ def test_all_levels_of_a_tree_but_the_last_share_their_code(
 @pytest.mark.parametrize("kind", ["eagle3, reduced", "dflash2"])
 def test_captured_trees_do_not_wait(kind: str, gpus: Any) -> None:
     """On a GPU, or a pretended one, where a capture that waits fails."""
-    target, head = target_model(), HEADS[kind]()
+    target, head = target_model(), TREE_HEADS[kind]()
     expected = decided(head, target, None, question(PROMPTS, GREEDY))
     target, head = target.to("cuda:0"), head.to("cuda:0")
     prepared = prepare(head, target, GREEDY)
@@ -156,7 +139,7 @@ def test_captured_trees_do_not_wait(kind: str, gpus: Any) -> None:
 
 @torch.inference_mode()
 def test_a_call_that_grows_other_trees_is_refused() -> None:
-    target, head = target_model(), HEADS["eagle3"]()
+    target, head = target_model(), TREE_HEADS["eagle3"]()
     assert head.lm_head is not None
     # A head that is sure grows deep trees.
     head.lm_head.weight.data *= 100

@@ -19,7 +19,7 @@ from harness.config.settings import (
 )
 from harness.config.sizes import PACKAGE
 from harness.engines.arrivals import Arrival, Origin
-from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.local.drafting.early_exit import truncated
 from harness.local.drafting.methods.early_exit import EarlyExitSettings
@@ -104,35 +104,6 @@ def test_lookup_searches_for_the_longest_sequence_that_was_asked_for(
     first, *_ = read(engine.arms[1], ask(prompt=[50, 70, 40, 50, 60, 45, 40, 50]))
     assert first.proposed == proposed
     engine.close()
-
-
-def test_its_attention_is_that_of_transformers_after_our_engine_too(
-    save_model: Callable[..., ModelSettings],
-) -> None:
-    """Our static runner packs heads that share keys, in the model that a sweep hands on."""
-    target = save_model(num_attention_heads=4, num_key_value_heads=2)
-    draft = save_model(name="draft", num_hidden_layers=1, num_key_value_heads=2)
-    pair = load(target, draft)
-    assert pair.draft is not None
-    models = [pair.target.model, pair.draft.model]
-    used: list[str] = []
-    for model in models:
-        model.register_forward_pre_hook(
-            lambda module, inputs: used.append(module.config._attn_implementation)
-        )
-    texts: dict[str, list[list[int]]] = {"local": [], "huggingface": []}
-    for name in ("huggingface", "local", "huggingface", "local"):
-        preparation = Preparation(decoding=GREEDY, runner="static")
-        engine: Engine = LocalEngine(pair, preparation)
-        if name == "huggingface":
-            engine.close()
-            engine = HuggingFaceEngine(pair, preparation)
-        used.clear()
-        texts[name] += [tokens_of(read(arm, ask())) for arm in engine.arms]
-        assert set(used) == {"sdpa_packed" if name == "local" else "sdpa"}
-        engine.close()
-    first, *others = [*texts["local"], *texts["huggingface"]]
-    assert others == [first] * 7
 
 
 def test_acceptance_is_counted_as_in_our_loop(chain: Pair) -> None:

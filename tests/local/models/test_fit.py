@@ -51,13 +51,6 @@ def test_no_device_gets_more_than_it_has(gpus: int, quantization: str, strategy:
     assert verdicts == sorted(verdicts)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_one_gpu_that_is_large_enough(strategy: str) -> None:
-    (one,) = fit(case(sketch(), free=machine(40), strategy=strategy))
-    assert one.device_map == {"": 0}
-    assert not offloads(one.device_map)
-
-
 def test_auto_takes_the_fewest_gpus_that_hold_the_model() -> None:
     model = sketch(10)  # 10.2 GB
     assert gpus_of(fit(case(model, free=machine(*[13] * 8)))[0]) == ["cuda:0"]

@@ -42,6 +42,11 @@ def load(settings: ModelSettings, dtype: Dtype = "auto", **placement: Any) -> Lo
     return load_pair(settings, None, PlacementSettings(**placement), dtype).target
 
 
+def about(num_bytes: int) -> Any:
+    """What was predicted."""
+    return pytest.approx(num_bytes, rel=0.01)
+
+
 def saved(settings: ModelSettings) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(settings.repository, dtype=torch.float32).eval()
 
@@ -57,6 +62,7 @@ def test_what_is_loaded_is_what_was_saved(save_model: SaveModel, model_type: str
     assert loaded.settings is settings
     assert loaded.dtype == torch.float32
     assert loaded.placement.device_map == {"": "cpu"}
+    assert loaded.placement.bytes_per_device == {"cpu": about(held_bytes(loaded.model))}
     assert pair.devices == loaded.devices == [CPU]
     assert loaded.input_device == CPU
     assert len(pair.tokenizer) == 258
@@ -70,6 +76,7 @@ def test_half_precision(save_model: SaveModel) -> None:
         == {loaded.dtype}
         == {torch.bfloat16}
     )
+    assert loaded.placement.bytes_per_device == {"cpu": about(held_bytes(loaded.model))}
     assert load(settings).dtype == torch.float32, "auto is float32 on the CPU"
     own = dataclasses.replace(settings, dtype="float32")
     assert load(own, "bfloat16").dtype == torch.float32, (
@@ -105,6 +112,8 @@ def test_quantized(
 ) -> None:
     settings = save_model(model_type, settings={"quantization": quantization})
     loaded = load(settings)
+    # Before a forward pass, which repacks 4-bit weights on some CPUs.
+    assert loaded.placement.bytes_per_device == {"cpu": about(held_bytes(loaded.model))}
     expected, quantized = logits(saved(settings)), logits(loaded.model)
     assert not torch.equal(quantized, expected), "the weights are not quantized"
     assert (quantized - expected).norm() / expected.norm() < error

@@ -119,15 +119,6 @@ def test_compiling_on_a_gpu_recommends_no_other_precision(monkeypatch: pytest.Mo
     assert len(said) == 1
 
 
-def test_refusing_waits_before_a_capture_says_nothing() -> None:
-    text = "Synchronization debug mode is a prototype feature and does not yet detect all"
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        quiet_libraries()
-        warnings.warn(text, stacklevel=1)
-    assert not said
-
-
 @pytest.mark.parametrize(("name", "is_said"), [("lm_head.extra", False), ("lm_head.weight", True)])
 def test_tensors_that_a_model_has_no_place_for_are_no_report(
     save_model: Callable[..., ModelSettings],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -46,15 +45,6 @@ def test_a_model_with_shared_layers_keeps_packed_heads() -> None:
     assert attention_of(shorter) == PACKED
     draft.close()
     assert attention_of(model) == attention_of(shorter) == PLAIN
-
-
-def test_a_copy_of_a_packed_model_has_an_attention_to_go_back_to() -> None:
-    model = random_model("llama")
-    runner = StaticRunner(model)
-    twin = copy.deepcopy(model)
-    StaticRunner(twin).close()
-    assert attention_of(twin) == PLAIN
-    runner.close()
 
 
 def test_a_runner_that_nobody_closed_gives_it_back() -> None:
