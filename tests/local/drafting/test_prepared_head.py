@@ -38,7 +38,7 @@ KINDS = TREE_HEADS | {
     "mtp": 1,
     "deep mtp": 3,
 }
-LENGTH = 16
+LENGTH = 12
 
 
 def target_and_head(kind: str) -> tuple[PreTrainedModel, Any]:

@@ -26,8 +26,8 @@ from small_heads import TREE_HEADS, target_model
 from traced import run_as_traced
 
 WARM = Warp(0.8)
-DEPTH, BUDGET = 3, 7
-LENGTH = 16
+DEPTH, BUDGET = 3, 6
+LENGTH = 12
 
 
 class Eager:
@@ -116,7 +116,7 @@ def test_all_levels_of_a_tree_but_the_last_share_their_code(
     eager = Eager(monkeypatch)
     parts = run_as_traced(monkeypatch)
     target, head = target_model(), TREE_HEADS["eagle3, reduced"]()
-    depth = 5
+    depth = 4
     prepared = prepare(head, target, GREEDY, (depth,), compiled=True)
     assert 1 < len(parts) <= 3
     what = question(PROMPTS, GREEDY)
