@@ -111,7 +111,7 @@ def compared() -> Callable[..., PretendedGpus]:
     return compare
 
 
-def on(device: str, warp: Warp = WARP, prompts: list[list[int]] = PROMPTS, length: int = 16) -> Any:
+def on(device: str, warp: Warp = WARP, prompts: list[list[int]] = PROMPTS, length: int = 10) -> Any:
     what = request(prompts, warp, length)
     return replace(what, uniforms=what.uniforms.to(device))
 
