@@ -22,7 +22,7 @@ from harness.local.decoding.verify import verify
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
 from harness.local.runners.graphs import FixedCall
-from prepared_pairs import NUM_DRAFT_TOKENS, WARP, drafting, pair, prepared
+from prepared_pairs import NUM_DRAFT_TOKENS, WARP, drafting, pair, prepared, require_same
 from text_drafters import lookup_drafter
 
 # All the ways in which the host learns what a tensor holds.
@@ -75,16 +75,6 @@ def changing(records: Records) -> Iterator[Any]:
 def markov_pair(warp: Warp) -> tuple[Runner, Drafter]:
     """A pair whose draft agrees sometimes."""
     return MarkovRunner(chain(0)), ModelDrafter(MarkovRunner(0.5 * chain(0) + 0.5 * chain(1)), warp)
-
-
-def assert_same(found: Sequence[Iteration], expected: Sequence[Iteration]) -> None:
-    """Compare records, with the probabilities of their verdicts."""
-    assert list(map(fields, found)) == list(map(fields, expected))
-    for one, other in zip(found, expected, strict=True):
-        assert (one.verdict is None) == (other.verdict is None)
-        if one.verdict is not None and other.verdict is not None:
-            for name in ("num_accepted", "next_token", "target_probability", "draft_probability"):
-                torch.testing.assert_close(getattr(one.verdict, name), getattr(other.verdict, name))
 
 
 def by_row(records: Sequence[Iteration]) -> dict[int, list[tuple[list[int], list[int]]]]:
@@ -157,7 +147,7 @@ def test_rows_that_a_token_ends_leave_the_same_records(
         plain, ahead = (
             list(speculative(*markov_pair(warp), what, k, ahead=flag)) for flag in (False, True)
         )
-        assert_same(ahead, plain)
+        require_same(ahead, plain)
 
 
 @pytest.mark.parametrize("ahead", [False, True])
@@ -256,7 +246,7 @@ def test_an_iteration_is_queued_before_the_last_verdict_is_read(kind: str, log: 
         places = [place for place, event in enumerate(log) if event == "read"]
         per_turn = 2 if kind in ("model", "parallel") else 1
         waiting.append([passes[place] // per_turn - number for number, place in enumerate(places)])
-    assert_same(found[1], found[0])
+    require_same(found[1], found[0])
     assert len({count for record in found[0] for count in record.num_accepted}) > 2
     assert waiting[0] == [0] * len(found[0])
     assert len(waiting[1]) == len(found[1])
@@ -270,7 +260,7 @@ def test_an_iteration_is_queued_before_the_last_verdict_is_read(kind: str, log: 
         for ahead in (False, True)
     )
     assert len({len(one.rows) for one in plain}) > 1
-    assert_same(early, plain)
+    require_same(early, plain)
 
 
 def test_nothing_is_queued_for_a_drafter_that_reads_the_verdict_first(log: list[str]) -> None:

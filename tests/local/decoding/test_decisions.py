@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from chains import GREEDY, RAGGED, fields, request
+from chains import GREEDY, RAGGED, request
 from harness.config.faults import fault_names
 from harness.config.settings import DecodingSettings
 from harness.local.decoding.batch import Request
@@ -28,7 +28,7 @@ from harness.local.runners.compiled import PreparedRunner
 from harness.local.runners.eager import EagerRunner
 from harness.local.runners.prepared_calls import RunnerShapes
 from planted_faults import IN_BATCHES, planted
-from prepared_pairs import WARP, decisions, pair, prepared
+from prepared_pairs import WARP, decisions, pair, prepared, require_same
 from text_drafters import lookup_drafter
 
 WARPS = [GREEDY, Warp(0.7), Warp(1.0, top_k=5), Warp(1.0, top_p=0.6)]
@@ -46,19 +46,6 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Runner, "decide", decide)
     return widths
-
-
-def require_same(found: list[Iteration], expected: list[Iteration]) -> None:
-    assert list(map(fields, found)) == list(map(fields, expected))
-    for one, other in zip(found, expected, strict=True):
-        if one.verdict is not None and other.verdict is not None:
-            assert (
-                one.verdict.num_accepted.tolist()
-                == other.verdict.num_accepted.tolist()
-                == other.num_accepted
-            )
-            for name in ("next_token", "target_probability", "draft_probability"):
-                torch.testing.assert_close(getattr(one.verdict, name), getattr(other.verdict, name))
 
 
 @pytest.mark.parametrize("warp", WARPS, ids=["greedy", "sampled", "top-k", "top-p"])
