@@ -421,6 +421,13 @@ def test_unused_gpus_are_a_remedy() -> None:
     assert not any("GPUs" in remedy or "placement" in remedy for remedy in whole)
 
 
+def test_gpus_are_no_remedy_on_the_cpu() -> None:
+    first, second = refused(case(sketch(14, dtype=torch.float32), free=machine(cpu_gb=13)))
+    assert mentions(first, "14.2 GB in float32", "13.0 GB of main memory")
+    assert second.startswith("what would fit: model=13B_8bit (")
+    assert "GPU" not in second
+
+
 def test_a_path_or_a_tree_takes_no_suffix() -> None:
     for name in ("owner/13B", "13B_tree"):
         found = remedies(case(sketch(26, settings={"name": name}), free=machine(16)))
