@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 import pytest
+import torch
 
 from harness.config.demand import Demand, Remedy
 from harness.config.errors import RunError, SettingError
