@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -193,6 +194,18 @@ def test_from_the_command_line(harness: Harness, save_model: SaveModel, tmp_path
     number = f"draft {draft.name}: another tokenizer; it draws from the 257 tokens that the model"
     assert number in outcome.stderr
     assert results().iloc[-1]["identical_prompts"] == 4
+
+
+def test_a_draft_that_makes_more_of_a_text_needs_more_room(save_model: SaveModel) -> None:
+    target = save_model(tokenizer=trained_tokenizer(["two words four four"] * 9, 270))
+    rare = save_model("gpt2", "rare", tokenizer=make_tokenizer(), n_positions=256)
+    planned = plan_pair(target, as_draft(rare), PlacementSettings())
+    text = planned.tokenizer("two words four four " * 10)["input_ids"]
+    excess = planned.excess([text], 64)
+    assert excess is not None
+    found = re.search(r"with decoding.max_new_tokens=64 \(about (\d+) tokens of the", str(excess))
+    assert found is not None
+    assert int(found[1]) > 64
 
 
 def test_what_cannot_be_translated_is_refused(save_model: SaveModel) -> None:

@@ -311,6 +311,22 @@ def test_other_numbers_of_outputs_are_other_tokenizers_to_generate(
     engine.close()
 
 
+def test_a_draft_with_another_tokenizer_needs_another_number_of_outputs_and_no_sampling(
+    save_model: Callable[..., ModelSettings],
+) -> None:
+    target, other = save_model(), make_tokenizer(extra_tokens=("<extra>",))
+    same, fewer = (
+        as_draft(save_model("gpt2", f"draft_{size}", tokenizer=other, vocab_size=size))
+        for size in (320, 300)
+    )
+    planned = plan_pair(target, fewer, PlacementSettings())
+    check_pair(planned, GREEDY)
+    with pytest.raises(SettingError, match="has 300 outputs against 320"):
+        check_pair(planned, dataclasses.replace(GREEDY, temperature=0.7))
+    with pytest.raises(SettingError, match="must have the model's tokenizer, or not its number"):
+        check_pair(plan_pair(target, same, PlacementSettings()), GREEDY)
+
+
 def test_more_likeliest_tokens_than_there_are_are_all(pair: Pair) -> None:
     engine = HuggingFaceEngine(pair, Preparation(decoding=GREEDY))
     found = [engine.arms[0].scores([(PROMPT, [60, 40])], most, 1) for most in (-1, 10**6)]

@@ -19,7 +19,7 @@ from harness.config.settings import Quantization
 from harness.local.models.cache_sizes import configured_caches, measured_caches
 from harness.local.models.fit import fit
 from harness.local.models.meta import bare_model, sketch_model
-from harness.local.models.sketch import Sketch
+from harness.local.models.sketch import Sketch, four_bit_bytes
 from harness.local.runners.eager import EagerRunner
 from harness.local.runners.recurrent_state import map_tensors
 from harness.local.runners.snapshot import SnapshotRunner
@@ -279,6 +279,17 @@ def test_layers_that_differ_have_caches_of_their_sizes_in_the_configuration_too(
     measured = measured_caches(bare_model(as_checkpoint(model.config), torch.float32))
     assert [cache.numbers_per_token for cache in measured] == [2 * 2 * 8, 2 * 2 * 8, 2 * 2 * 16]
     assert configured_caches(model.config) == list(measured)
+
+
+def test_stored_quantization_is_read() -> None:
+    one = sketched(make_config("llama"), torch.float32)
+    stored = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    quantized = sketched(make_config("llama", quantization_config=stored), torch.float32)
+    assert quantized.stored == "4bit"
+    assert quantized.num_parameters == one.num_parameters, "quantized or not"
+    # 256 scales, in float32 or in 8 bits.
+    assert four_bit_bytes(64 * 256, nested=False) == 64 * 128 + 64 + 4 * 256
+    assert four_bit_bytes(64 * 256) == 64 * 128 + 64 + 256 + 4 + 4 + 1024
 
 
 # What a pass works with ----------------------------------------------------------------------------------------------
