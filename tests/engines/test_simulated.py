@@ -43,23 +43,11 @@ def test_a_planted_speedup_of_1_7_is_1_7_on_the_page(harness: Harness) -> None:
 
 
 def test_no_page_calls_it_a_measurement(harness: Harness) -> None:
-    outcome = harness("latency", *QUIET, "num_prompts=8")
-    shown = " ".join(outcome.stdout.split())
-    assert "planted costs, no measurement" in shown
-    assert "costs and acceptance are planted, and nothing was measured" in shown
-    assert "CPU time" not in outcome.stdout
+    """Nor is it the fastest beside a measured pair, as made-up acceptance is not. Pages: `tests/golden`."""
+    harness("latency", "engine=simulated", "engine.acceptance=1", "num_prompts=8")
     rows = results()
     assert set(rows["engine"]) == set(rows["model"]) == {"simulated"}
     assert rows[["devices", "processor_share", "load"]].isna().all(axis=None)
-    assert mentions(harness("report", "results").stdout, "simulated")
-
-
-def test_no_page_of_many_runs_calls_it_a_measurement(harness: Harness) -> None:
-    """Nor is it the fastest beside a measured pair, as made-up acceptance is not."""
-    planted = ["engine=simulated", "engine.acceptance=1", "num_prompts=8"]
-    assert mentions(
-        harness("latency", "-m", *planted, "K=2,4").stdout, "planted costs, no measurement"
-    )
     assert mentions(harness("report", "results").stdout, "planted costs, no measurement")
     regular, measured = latency_run(speedup=1.2, speedup_low=1.1, speedup_high=1.3)
     append_rows(Path("results/latency.csv"), [regular, measured])
@@ -69,28 +57,21 @@ def test_no_page_of_many_runs_calls_it_a_measurement(harness: Harness) -> None:
     assert "simulated" not in finding
 
 
-def test_nobody_waits(harness: Harness) -> None:
-    """Hours pass on its clock, while a test may take ten minutes."""
-    row = speculative(harness, *QUIET, "engine.step_ms=60000", "num_prompts=40")
-    assert row["ms_per_token"] * row["num_tokens"] > 3 * 3600 * 1000
-
-
-@pytest.mark.parametrize("k", [1, 3, 8])
-def test_the_cost_of_an_iteration_is_the_planted_one(harness: Harness, k: int) -> None:
+def test_the_cost_of_an_iteration_is_the_planted_one(harness: Harness) -> None:
     costs = SimulatedSettings(step_ms=20, draft_ms=3, width_ms=1)
     # Enough tokens that shorter drafts at the ends of answers hardly count.
-    asked = ["engine.draft_ms=3", "engine.width_ms=1", f"K={k}", "tokens=2000", "num_prompts=8"]
+    asked = ["engine.draft_ms=3", "engine.width_ms=1", "K=3", "tokens=2000", "num_prompts=8"]
     row = speculative(harness, *QUIET, *BARE, *asked)
     iteration_ms = row["ms_per_token"] * row["tokens_per_iteration"]
-    assert iteration_ms == pytest.approx(costs.iteration_ms(k), rel=0.01)
-    expected = (1 - 0.8 ** (k + 1)) / 0.2
+    assert iteration_ms == pytest.approx(costs.iteration_ms(3), rel=0.01)
+    expected = (1 - 0.8**4) / 0.2
     # Of 16,000 tokens.
     assert row["tokens_per_iteration"] == pytest.approx(expected, rel=0.05)
 
 
 def test_a_sweep_over_k_finds_the_planted_costs(harness: Harness) -> None:
     asked = ["engine.draft_ms=2", "engine.width_ms=0.5", "num_prompts=20", "engine.noise=0.02"]
-    outcome = harness("latency", "-m", *QUIET, *asked, "K=1,2,4,8")
+    outcome = harness("latency", "-m", *QUIET, *asked, "K=1,4,8")
     found = re.search(
         r"An iteration takes ([\d.]+) ms .*? \+ ([\d.]+) ms .*? per draft token.*?"
         r"a regular step takes ([\d.]+) ms",
@@ -111,15 +92,6 @@ def test_requests_in_flight_share_the_engine(harness: Harness) -> None:
     assert row["ms_per_token"] == pytest.approx((20 + 7 * 0.5) * 63 / 64, rel=0.02)
     assert row["mean_in_flight"] == pytest.approx(8, rel=0.02)
     assert row["tokens_per_second"] == pytest.approx(8 * 1000 / row["ms_per_token"], rel=0.03)
-
-
-def test_at_a_rate_requests_wait_for_each_other_only_where_they_meet(harness: Harness) -> None:
-    harness("latency", *QUIET, "engine.rate=0.01", "num_prompts=32", "engine.first_ms=30")
-    rows = results()
-    assert (rows["time_to_first_token_p99_ms"] < 45).all()
-    assert (rows["offered_rate"] > 0.005).all()
-    harness("latency", *QUIET, "engine.rate=60", "num_prompts=32", "engine.first_ms=30")
-    assert (results().iloc[-2:]["time_to_first_token_p90_ms"] > 100).all()
 
 
 def test_requests_that_fill_free_places_wait_for_each_other(harness: Harness) -> None:
@@ -152,7 +124,7 @@ def test_a_request_that_comes_a_moment_later_waits_for_an_iteration(harness: Har
 
 def test_at_a_rate_laps_neither_begin_nor_end_empty(harness: Harness) -> None:
     """Of one lap of 2048 requests the beginning and the end hardly count."""
-    asked = ["engine.rate=5", "num_prompts=2048"]
+    asked = ["engine.rate=20", "num_prompts=2048", "tokens=16"]
     harness("latency", *QUIET, *asked)
     harness("latency", *QUIET, *asked, "laps=1")
     rows = results()
@@ -160,7 +132,7 @@ def test_at_a_rate_laps_neither_begin_nor_end_empty(harness: Harness) -> None:
     for column in ("mean_in_flight", "ms_per_token", "requests_per_second"):
         assert in_laps[column].tolist() == pytest.approx(at_once[column].tolist(), rel=0.06), column
     # Little's law: requests per second times the seconds of each.
-    seconds = rows["ms_per_token"] * 64 / 1000
+    seconds = rows["ms_per_token"] * 16 / 1000
     assert (rows["requests_per_second"] * seconds).tolist() == pytest.approx(
         rows["mean_in_flight"].tolist(), rel=0.08
     )
@@ -172,7 +144,9 @@ def test_requests_at_a_rate_wait_as_queueing_theory_says(harness: Harness) -> No
     harness("latency", *QUIET, *asked, "engine.rate=60", "num_prompts=4000")
     load = 60 * 0.008
     expected = 8 + 8 * load / (2 * (1 - load))
-    assert results()["time_to_first_token_ms"][0] == pytest.approx(expected, rel=0.06)
+    row = results().iloc[0]
+    assert row["time_to_first_token_ms"] == pytest.approx(expected, rel=0.06)
+    assert row["offered_rate"] == pytest.approx(60, rel=0.06)
 
 
 def test_answers_end_where_their_lengths_are_planted(harness: Harness) -> None:
@@ -185,10 +159,10 @@ def test_answers_end_where_their_lengths_are_planted(harness: Harness) -> None:
 def test_repeated_runs_are_other_runs(harness: Harness) -> None:
     """At temperature 0 too, where all have the same seed and the same texts."""
     asked = ["engine=simulated", "engine.start_noise=0.05", "temperature=0", "num_prompts=8"]
-    harness("latency", *asked, "repeats=3", "resume=false")
+    harness("latency", *asked, "repeats=2", "resume=false")
     rows = results().query("arm == 'speculative' and repeat != 'all'")
     assert rows["seed"].nunique() == rows["acceptance_rate"].nunique() == 1
-    assert rows["speedup"].nunique() == 3
+    assert rows["speedup"].nunique() == 2
 
 
 def test_a_race_shows_the_planted_time_of_a_first_token(harness: Harness) -> None:
@@ -197,17 +171,6 @@ def test_a_race_shows_the_planted_time_of_a_first_token(harness: Harness) -> Non
     row = results("compare").iloc[-1]
     assert row["regular_time_to_first_token_ms"] == pytest.approx(40)
     assert row["speculative_time_to_first_token_ms"] == pytest.approx(40)
-
-
-def test_no_server_is_asked_for_what_was_not_drafted(harness: Harness) -> None:
-    shown = harness("latency", *QUIET, "tokens=1", "num_prompts=8").stdout
-    assert "nothing was drafted" in shown
-    assert "server" not in shown
-
-
-def test_there_are_no_weights_to_accept_by(harness: Harness) -> None:
-    complaint = harness("acceptance", *QUIET, code=2).complaint
-    assert mentions(complaint, "engine=simulated", "no weights")
 
 
 def test_what_a_prompt_yields_follows_from_it_alone(harness: Harness) -> None:
@@ -240,24 +203,23 @@ def expected_speedup(rng: np.random.Generator, k: int, num_prompts: int, tokens:
 
 
 def test_intervals_over_prompts_cover_the_planted_speedup(harness: Harness) -> None:
-    """Through the whole command: of 40 runs with prompts of their own at most 7 leave it out (5 %: 2; 1 in 600)."""
+    """Through the whole command: of 20 runs with prompts of their own at most 4 leave it out (5 %: 1; 1 in 390)."""
     truth = expected_speedup(np.random.default_rng(0), 4, 4000, 64)
-    seeds = ",".join(map(str, range(40)))
+    seeds = ",".join(map(str, range(20)))
     asked = ["engine=simulated", *BARE, "num_prompts=12", "K=4", "resume=false"]
     harness("latency", "-m", *asked, f"seed={seeds}")
     rows = results().query("arm == 'speculative'")
-    assert len(rows) == 40
+    assert len(rows) == 20
     held = (rows["speedup_low"] <= truth) & (truth <= rows["speedup_high"])
-    assert (~held).sum() <= 7
+    assert (~held).sum() <= 4
     # Intervals that are too wide would cover, too.
     assert (rows["speedup_high"] / rows["speedup_low"]).median() < 1.2
 
 
-@pytest.mark.parametrize("num_different", [1, 4])
 def test_prompts_that_are_asked_again_need_no_more_starts(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, num_different: int
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of four blocks there were forty, each with a start of both servers, where the set has four prompts or one."""
+    """Of four blocks there were forty, each with a start of both servers."""
     begun: list[str] = []
 
     def opened(opening: Opening) -> Engine:
@@ -274,9 +236,7 @@ def test_prompts_that_are_asked_again_need_no_more_starts(
 
     monkeypatch.setattr("harness.engines.simulated.engine.SimulatedEngine", opened)
     file = Path("prompts.txt")
-    file.write_text(
-        "\n".join(f"number {number}" for number in range(num_different)), encoding="utf-8"
-    )
+    file.write_text("the only one", encoding="utf-8")
     row = speculative(
         harness, "engine=simulated", f"prompts={file}", "num_prompts=40", "engine.blocks=4"
     )
@@ -293,23 +253,19 @@ def test_starts_that_differ_are_covered_by_blocks_alone(harness: Harness) -> Non
     asked = ["engine=simulated", "engine.start_noise=0.05", *equal, "num_prompts=16"]
     wrong = {}
     for blocks in (0, 8):
-        seeds = ",".join(str(100 * (1 + blocks) + seed) for seed in range(12))
+        seeds = ",".join(str(100 * (1 + blocks) + seed) for seed in range(8))
         harness("latency", "-m", *asked, f"engine.blocks={blocks}", f"seed={seeds}")
-        rows = pd.read_csv("results/latency.csv").query("arm == 'speculative'").iloc[-12:]
+        rows = pd.read_csv("results/latency.csv").query("arm == 'speculative'").iloc[-8:]
         wrong[blocks] = ((rows["speedup_low"] > 1) | (rows["speedup_high"] < 1)).sum()
-    assert wrong[0] > 6
-    # 5 % of 12 are one at most; more than three are 1 in 450.
-    assert wrong[8] <= 3
+    assert wrong[0] > 4
+    # 5 % of 8 are one at most; more than two are 1 in 170.
+    assert wrong[8] <= 2
 
 
 @pytest.mark.parametrize(
     ("cause", "sentence"),
     [
         (["engine.stall_every=900", "engine.stall_ms=9000"], "as long as the others"),
-        (
-            ["engine.lengths=[2,60]", "decoding.ignore_eos=false", "engine.first_ms=200"],
-            "mean over answers",
-        ),
         (["engine.rate=30", "num_prompts=64"], "did not keep up"),
         ([], ""),
     ],

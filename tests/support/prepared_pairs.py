@@ -9,7 +9,9 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures import random_pair
+from chains import fields
 from harness.local.decoding.decisions import Decision, Draw, Judge
+from harness.local.decoding.iteration import Iteration
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.verify import verify
 from harness.local.decoding.warp import Warp
@@ -97,3 +99,14 @@ def prepared(
         )
     )
     return runner
+
+
+def require_same(found: Sequence[Iteration], expected: Sequence[Iteration]) -> None:
+    """Compare records, with the probabilities of their verdicts."""
+    assert list(map(fields, found)) == list(map(fields, expected))
+    for one, other in zip(found, expected, strict=True):
+        assert (one.verdict is None) == (other.verdict is None)
+        if one.verdict is not None and other.verdict is not None:
+            assert other.verdict.num_accepted.tolist() == other.num_accepted
+            for name in ("num_accepted", "next_token", "target_probability", "draft_probability"):
+                torch.testing.assert_close(getattr(one.verdict, name), getattr(other.verdict, name))

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from chains import GREEDY, RAGGED, fields, request
-from fakes import Scripted
+from chains import GREEDY, RAGGED, request
 from harness.config.faults import fault_names
 from harness.config.settings import DecodingSettings
 from harness.local.decoding.batch import Request
@@ -30,10 +26,9 @@ from harness.local.engine.fault import FaultyRule, fault_of
 from harness.local.engine.rules import decisions_of
 from harness.local.runners.compiled import PreparedRunner
 from harness.local.runners.eager import EagerRunner
-from harness.local.runners.graphs import FixedCall
 from harness.local.runners.prepared_calls import RunnerShapes
 from planted_faults import IN_BATCHES, planted
-from prepared_pairs import NUM_DRAFT_TOKENS, WARP, decisions, drafting, pair, prepared
+from prepared_pairs import WARP, decisions, pair, prepared, require_same
 from text_drafters import lookup_drafter
 
 WARPS = [GREEDY, Warp(0.7), Warp(1.0, top_k=5), Warp(1.0, top_p=0.6)]
@@ -51,19 +46,6 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(Runner, "decide", decide)
     return widths
-
-
-def require_same(found: list[Iteration], expected: list[Iteration]) -> None:
-    assert list(map(fields, found)) == list(map(fields, expected))
-    for one, other in zip(found, expected, strict=True):
-        if one.verdict is not None and other.verdict is not None:
-            assert (
-                one.verdict.num_accepted.tolist()
-                == other.verdict.num_accepted.tolist()
-                == other.num_accepted
-            )
-            for name in ("next_token", "target_probability", "draft_probability"):
-                torch.testing.assert_close(getattr(one.verdict, name), getattr(other.verdict, name))
 
 
 @pytest.mark.parametrize("warp", WARPS, ids=["greedy", "sampled", "top-k", "top-p"])
@@ -84,21 +66,6 @@ def test_prepared_decisions_are_the_plain_ones(warp: Warp, plain: list[int]) -> 
             list(speculative(fast, ModelDrafter(EagerRunner(draft), warp), what, 3)), expected
         )
         assert len(plain) < len(expected) / 2, "rows near their ends are offered less"
-
-
-def test_a_head_gets_the_states_of_a_prepared_decision(
-    plain: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = []
-    for _ in range(2):
-        runner, drafter = drafting("eagle")
-        found.append(
-            list(speculative(runner, drafter, request(RAGGED, WARP, 20), NUM_DRAFT_TOKENS))
-        )
-        monkeypatch.setattr(PreparedRunner, "decide", Runner.decide)
-    assert len({count for record in found[0] for count in record.num_accepted}) > 2
-    assert len(plain) > len(found[0])
-    require_same(found[0], found[1])
 
 
 def test_a_drafter_without_probabilities(plain: list[int]) -> None:
@@ -205,74 +172,3 @@ def test_logits_that_are_not_finite_are_found_at_their_token(
     assert not plain
     assert found[0] == found[1] == (role or "model", found[0][1])
     assert found[0][1] > 0
-
-
-class Counting(TorchDispatchMode):
-    """Counts torch's operations outside of prepared calls; views launch nothing on a device."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count, self.within = 0, False
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += not self.within and not func.is_view
-        return func(*args, **(kwargs or {}))
-
-
-@contextmanager
-def counted(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Counting, list[int]]]:
-    """Operations until now, and at each prepared call."""
-    counting, calls = Counting(), []
-    original = FixedCall.__call__
-
-    def call(self: FixedCall, *inputs: Tensor) -> Any:
-        calls.append(counting.count)
-        counting.within = True
-        try:
-            return original(self, *inputs)
-        finally:
-            counting.within = False
-
-    monkeypatch.setattr(FixedCall, "__call__", call)
-    with counting:
-        yield counting, calls
-
-
-@pytest.mark.parametrize(("kind", "num_calls", "most"), [(None, 1, 2), ("model", 2, 18)])
-def test_an_iteration_is_a_few_prepared_calls(
-    kind: str | None, num_calls: int, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each other operation is a separate launch: lengths, random numbers, and tokens for the next passes."""
-    runner, drafter = drafting(kind or "model")
-    what = request(RAGGED, WARP, 40)
-    records = autoregressive(runner, what, ahead=True)
-    if kind is not None:
-        records = speculative(runner, drafter, what, NUM_DRAFT_TOKENS, ahead=True)
-    next(records)
-    next(records)
-    with counted(monkeypatch) as (counting, calls):
-        for _ in range(4):
-            next(records)
-    assert len(calls) == 4 * num_calls
-    assert counting.count <= 4 * most
-
-
-def test_an_iteration_that_drafts_nothing_costs_what_a_regular_one_does(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """The verdict's two tensors, and nothing of the head: it reads the text when it is next asked."""
-    runner, drafter = drafting("eagle")
-    what = request(RAGGED, WARP, 40)
-    counts: list[int] = []
-    for records in (
-        autoregressive(runner, what),
-        speculative(runner, drafter, what, Scripted([0])),
-    ):
-        next(records)
-        next(records)
-        with counted(monkeypatch) as (counting, _):
-            for _ in range(4):
-                next(records)
-        counts.append(counting.count)
-    regular, undrafted = counts
-    assert undrafted <= regular + 4 * 2

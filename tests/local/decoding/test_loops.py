@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from architectures import ARCHITECTURES, generated, random_model, random_pair
+from architectures import ARCHITECTURES, generated, random_pair
 from chains import GREEDY, RAGGED, SIZE, chain, p_value_of_texts, request, small_chain, texts
 from fakes import MarkovRunner, TableDrafter
 from harness.engines.arrivals import Origin
@@ -35,19 +35,6 @@ def run_speculative(
     return list(speculative(runner, drafter, what, k, verification=rule)), runner
 
 
-@pytest.mark.parametrize(("k", "most"), [(1, 1), (2, 2), (4, 4), (7, 4)])
-@pytest.mark.parametrize("prompts", [RAGGED[:1], RAGGED], ids=["one row", "ragged rows"])
-def test_greedy_output_is_the_regular_one(k: int, most: int, prompts: list[list[int]]) -> None:
-    target = chain(0)
-    expected = texts(autoregressive(MarkovRunner(target), request(prompts)), len(prompts))
-    draft = 0.5 * target + 0.5 * chain(1)  # agrees sometimes
-    iterations, _ = run_speculative(target, draft, request(prompts), k)
-    assert texts(iterations, len(prompts)) == expected
-    assert all(len(row) == 20 for row in expected)
-    accepted = [count for iteration in iterations for count in iteration.num_accepted]
-    assert (min(accepted), max(accepted)) == (0, most)
-
-
 def test_the_same_model_as_draft_is_never_rejected() -> None:
     target = chain(0)
     iterations, runner = run_speculative(target, target, request(RAGGED, Warp(0.8)), 4)
@@ -71,28 +58,6 @@ def test_a_draft_that_is_always_wrong_changes_no_token() -> None:
     )
 
 
-def test_origins_and_proposals_match_the_tokens() -> None:
-    target = chain(0)
-    iterations, _ = run_speculative(
-        target, 0.5 * target + 0.5 * chain(1), request(RAGGED, Warp(1.0), 40), 3
-    )
-    for iteration in iterations[1:]:
-        for tokens, origins, proposed, accepted in zip(
-            iteration.tokens,
-            iteration.origins,
-            iteration.proposed,
-            iteration.num_accepted,
-            strict=True,
-        ):
-            assert len(tokens) == len(origins) > 0
-            drafted = origins.count(Origin.DRAFT)
-            assert tokens[:drafted] == proposed[:drafted]
-            if len(tokens) > drafted:
-                assert drafted == accepted
-                whole = Origin.BONUS if proposed else Origin.TARGET
-                assert origins[-1] == (whole if accepted == len(proposed) else Origin.RECOVERED)
-
-
 @pytest.mark.parametrize("decoder", ["regular", "speculative"])
 def test_rows_end_one_by_one_at_a_stop_token(decoder: str) -> None:
     target = torch.eye(SIZE).roll(1, dims=1)
@@ -105,18 +70,8 @@ def test_rows_end_one_by_one_at_a_stop_token(decoder: str) -> None:
     assert iterations[-1].rows == [0, 3]
 
 
-@pytest.mark.parametrize("length", [1, 2, 3])
-def test_short_generations(length: int) -> None:
-    target = chain(3)
-    what = request(RAGGED, length=length)
-    iterations, runner = run_speculative(target, target, what)
-    assert texts(iterations, 3) == texts(autoregressive(MarkovRunner(target), what), 3)
-    longest = max(len(row) - len(prompt) for row, prompt in zip(runner.rows, RAGGED, strict=True))
-    assert longest <= max(length, 1)
-
-
 @pytest.mark.parametrize("rule", [verify, verify_typical])
-@pytest.mark.parametrize("length", [2, 3, 4, 5, 6, 7, 30])
+@pytest.mark.parametrize("length", [2, 5, 7, 30])
 def test_an_answer_does_not_depend_on_its_batch(
     length: int, rule: Callable[[Offer], Verdict]
 ) -> None:
@@ -133,28 +88,20 @@ def test_an_answer_does_not_depend_on_its_batch(
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-@pytest.mark.parametrize("batch", [RAGGED[:1], RAGGED], ids=["one row", "ragged rows"])
-def test_greedy_output_equals_generate(name: str, batch: list[list[int]]) -> None:
+def test_greedy_output_equals_generate(name: str) -> None:
     """Both arms give the tokens of transformers' own `generate`, row by row."""
     model, draft = random_pair(name)
-    expected = [generated(model, prompt, 24) for prompt in batch]
-    what = request(batch, length=24)
-    assert texts(autoregressive(EagerRunner(model), what), len(batch)) == expected
+    expected = [generated(model, prompt, 24) for prompt in RAGGED]
+    what = request(RAGGED, length=24)
+    assert texts(autoregressive(EagerRunner(model), what), 3) == expected
     iterations = list(
         speculative(EagerRunner(model), ModelDrafter(EagerRunner(draft), GREEDY), what, 4)
     )
-    assert texts(iterations, len(batch)) == expected
+    assert texts(iterations, 3) == expected
     accepted = [count for iteration in iterations[1:] for count in iteration.num_accepted]
     assert 0 < sum(accepted) < 4 * len(accepted), (
         "the draft should be right sometimes, and wrong sometimes"
     )
-
-
-def test_two_architectures_as_a_pair() -> None:
-    target, draft = random_model("llama"), random_model("gpt2")
-    what = request(RAGGED, Warp(1.0), 16)
-    mixed = speculative(EagerRunner(target), ModelDrafter(EagerRunner(draft), what.warp), what, 3)
-    assert [len(row) for row in texts(mixed, 3)] == [16, 16, 16]
 
 
 @pytest.mark.parametrize("warp", [GREEDY, Warp(0.9)], ids=["greedy", "sampled"])
@@ -223,7 +170,7 @@ def test_a_table_as_drafter_keeps_the_target_s_distribution(
     verification: Callable[..., Verdict],
 ) -> None:
     """Chi-square over the first three tokens after one prompt, false-alarm rate 1e-9; the broken twin is caught."""
-    target, num_rows = small_chain(5, 0.7, 6), 30_000
+    target, num_rows = small_chain(5, 0.7, 6), 10_000
     what = request([[0]] * num_rows, Warp(1.0), 3)
     table = TableDrafter(
         {token: int(target[token].argmax()) for token in (0, 1, 2, 4)}

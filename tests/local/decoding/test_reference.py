@@ -10,26 +10,22 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from chains import GREEDY, RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner
 from harness.engines.arrivals import Origin
-from harness.local import models
 from harness.local.decoding import reference
 from harness.local.decoding.batch import Request
-from harness.local.decoding.loops import autoregressive, speculative
+from harness.local.decoding.loops import speculative
 from harness.local.decoding.protocols import Step
 from harness.local.decoding.randomness import Purpose
 from harness.local.decoding.reference import speculative_reference
 from harness.local.decoding.trees import TreeShape
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
-from harness.local.runners.eager import EagerRunner
 
 WARPS = [GREEDY, Warp(1.0), Warp(0.8, top_k=5, top_p=0.9)]
 PAGE = Path(__file__).parents[3] / "docs" / "method.md"
-SHIPPED = Path(models.__file__).parent / "shipped"
 
 
 class SumRunner(MarkovRunner):
@@ -121,24 +117,6 @@ class _Probabilities(MarkovRunner):
     def __init__(self, transitions: Tensor) -> None:
         super().__init__(transitions)
         self._logits = transitions
-
-
-@pytest.mark.parametrize(("warp", "k"), [(GREEDY, 3), (Warp(0.8, top_p=0.9), 6)])
-def test_the_shipped_pair(warp: Warp, k: int) -> None:
-    # In float32: in half precision a pass over several tokens may break a tie differently.
-    target = AutoModelForCausalLM.from_pretrained(SHIPPED / "tiny", dtype=torch.float32)
-    draft = AutoModelForCausalLM.from_pretrained(SHIPPED / "tiny_draft", dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(SHIPPED / "tiny")
-    prompt = tokenizer("The harbour was quiet, and the boats")["input_ids"]
-    one = request([prompt], warp, 24)
-    drafter = ModelDrafter(EagerRunner(draft), warp)
-    [expected] = texts(speculative(EagerRunner(target), drafter, one, k), 1)
-    text = speculative_reference(
-        EagerRunner(target), EagerRunner(draft), prompt, one.uniforms[0], warp, k, 24
-    )
-    assert text == expected
-    if warp == GREEDY:
-        assert [text] == texts(autoregressive(EagerRunner(target), one), 1)
 
 
 def test_the_page_shows_these_lines() -> None:

@@ -66,12 +66,6 @@ def test_what_follows_is_drawn_as_the_rule_draws_it() -> None:
     assert torch.equal(by_coin.next_token[same], by_rule.next_token[same])
 
 
-def test_the_probabilities_reported_are_the_same() -> None:
-    by_coin, by_rule = AcceptByCoin((0.5,))(Offer(*proposal())), verify(Offer(*proposal()))
-    assert torch.equal(by_coin.target_probability, by_rule.target_probability)
-    assert torch.equal(by_coin.draft_probability, by_rule.draft_probability)
-
-
 def test_rows_keep_to_the_tokens_they_were_offered() -> None:
     lengths = torch.arange(NUM_ROWS) % (NUM_DRAFT_TOKENS + 1)
     verdict = AcceptByCoin((1.0,))(Offer(*proposal(), lengths=lengths))

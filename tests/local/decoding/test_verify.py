@@ -42,38 +42,6 @@ def test_acceptance_compares_the_uniform_with_the_ratio(uniform: float, accepted
     assert verdict.draft_probability.item() == pytest.approx(0.8)
 
 
-def test_lenience_accepts_more() -> None:
-    target = torch.tensor([[[0.4, 0.6], [1.0, 0.0]]])
-    draft = torch.tensor([[[0.8, 0.2]]])
-    arguments = (target, torch.tensor([[0]]), draft, torch.tensor([[0.9]]), torch.zeros(1, 2))
-    assert verify(Offer(*arguments)).num_accepted.item() == 0
-    assert verify(Offer(*arguments, lenience=0.5)).num_accepted.item() == 1
-
-
-def test_after_the_offered_tokens_of_a_row_the_token_is_a_bonus() -> None:
-    target = torch.tensor([[[0.5, 0.5], [0.1, 0.9], [1.0, 0.0]]]).expand(3, 3, 2)
-    draft = torch.tensor([[[0.5, 0.5], [0.9, 0.1]]]).expand(3, 2, 2)
-    tokens = torch.zeros(3, 2, dtype=torch.long)
-    # All would be accepted; after the offered ones the target alone decides, not the residual.
-    verdict = verify(
-        Offer(
-            target,
-            tokens,
-            draft,
-            torch.zeros(3, 2),
-            torch.full((3, 3), 0.05),
-            lengths=torch.tensor([0, 1, 2]),
-        )
-    )
-    assert verdict.num_accepted.tolist() == [0, 1, 2]
-    assert verdict.next_token.tolist() == [0, 0, 0]
-    unlimited = verify(
-        Offer(target, tokens, draft, torch.tensor([[0.0, 0.5]] * 3), torch.full((3, 3), 0.05))
-    )
-    assert unlimited.num_accepted.tolist() == [1, 1, 1]
-    assert unlimited.next_token.tolist() == [1, 1, 1], "a recovered token, by contrast"
-
-
 def test_output_follows_the_target() -> None:
     assert p_value(*first_two_tokens(verify, 200_000)) > FALSE_ALARM_RATE
 

@@ -9,9 +9,7 @@ import torch
 
 from architectures import VOCABULARY
 from block_reference import block_expected, block_states
-from chains import GREEDY, request, texts
-from fakes import Scripted
-from harness.local.decoding.loops import autoregressive, speculative
+from chains import GREEDY
 from harness.local.decoding.warp import Warp
 from harness.local.runners.eager import EagerRunner
 from head_references import PROMPTS, check_against, check_greedy
@@ -46,19 +44,6 @@ DSPARK = {"from_anchor": True, "markov_rank": 6, "confidence": True, "confidence
 def test_distributions_equal_those_without_a_cache(changes: dict[str, Any]) -> None:
     target, head = target_model(), block_head(**changes)
     check_against(target, head.drafter(target, Warp()), block_expected(head, target))
-
-
-def test_what_is_decided_without_a_proposal_is_read_as_well(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("harness.local.drafting.heads.drafter.MOST_UNREAD", 8)
-    target, head = target_model(), block_head()
-    check_against(
-        target,
-        head.drafter(target, Warp()),
-        block_expected(head, target),
-        Scripted([0, 0, 4, 0, 3, 4]),
-    )
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
@@ -97,13 +82,3 @@ def test_confidence_shortens_the_offer() -> None:
         sure = head.confidence_head["proj"](known).squeeze(1) >= 0
         assert proposal.lengths[row] == [*sure.tolist(), False].index(False)
     assert len(set(proposal.lengths)) > 1
-
-
-def test_output_with_shortened_offers_is_the_regular_one() -> None:
-    target, head = target_model(), block_head(**DSPARK)
-    what = request(PROMPTS, GREEDY, length=20)
-    drafter = head.drafter(target, GREEDY, confidence=0.5)
-    actual = texts(
-        speculative(EagerRunner(target, hidden_layers=drafter.layers), drafter, what, 4), 3
-    )
-    assert actual == texts(autoregressive(EagerRunner(target), what), 3)

@@ -18,11 +18,9 @@ from small_heads import selector_head, target_model
     [
         {},
         {"window": True},
-        {"window": True, "windows_follow": True},
         {"window": True, "windows_follow": True, "causal_windows": True},
-        {"causal": True},
     ],
-    ids=["plain", "window of speculators", "window of z-lab", "causal window", "causal"],
+    ids=["plain", "window of speculators", "causal window of z-lab"],
 )
 def test_distributions_equal_those_without_a_cache(changes: dict[str, Any]) -> None:
     target, head = target_model(), selector_head(**changes)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 from block_reference import block_expected
 from chains import GREEDY
@@ -26,16 +25,6 @@ def test_a_place_too_early_is_noticed() -> None:
     unshifted.load_state_dict(head.state_dict())
     with pytest.raises(AssertionError):
         check_against(target, unshifted.drafter(target, Warp()), expected)
-
-
-def test_one_token_after_the_other_is_what_torch_makes_of_all() -> None:
-    head = domino_head()
-    embedded = torch.randn(7, 2, 32)
-    states, _ = head.prefix_gru(embedded)
-    memory = torch.zeros(2, 12)
-    for token, state in zip(embedded, states, strict=True):
-        memory = head.remember(token, memory)
-        torch.testing.assert_close(memory, state)
 
 
 def test_greedy_output_is_that_of_generate() -> None:

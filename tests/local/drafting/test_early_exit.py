@@ -102,18 +102,6 @@ def test_greedy_output_equals_generate(name: str) -> None:
         assert texts(iterations, len(RAGGED)) == expected
 
 
-def test_hidden_states_of_the_target_are_captured_as_before() -> None:
-    model = random_model("llama")
-    expected = model(TOKENS, output_hidden_states=True).hidden_states
-    model = random_model("llama")
-    shorter = truncated(model, 2)
-    for _ in range(2):
-        logits(shorter)
-        actual = model(TOKENS, output_hidden_states=True).hidden_states
-        assert len(actual) == 4
-        assert all(map(torch.equal, actual, expected))
-
-
 def test_a_model_that_accelerate_dispatched() -> None:
     model = random_model("llama")
     expected = logits(on_its_own(model, 1))

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from inspect import signature
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, DynamicCache, GenerationConfig, PreTrainedModel
-from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
+from transformers import CONFIG_MAPPING, DynamicCache, PreTrainedModel
 
 from architectures import random_model
 from chains import GREEDY, request, texts
@@ -112,8 +109,10 @@ RUNNERS: dict[str, Callable[..., Runner]] = {
 }
 
 
-@pytest.mark.parametrize("runner_name", RUNNERS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("kind", "runner_name"),
+    [*((kind, "static") for kind in KINDS), *(("centroids", runner) for runner in RUNNERS)],
+)
 def test_distributions_are_those_of_transformers(kind: str, runner_name: str) -> None:
     """Over ragged rows that accept different numbers of tokens and end at different times."""
     target, assistant = pair_of(kind)
@@ -126,36 +125,6 @@ def test_distributions_are_those_of_transformers(kind: str, runner_name: str) ->
     assert len({len(iteration.rows) for iteration in iterations}) > 1
     assert len(checked.num_accepted) >= 2
     assert checked.error < 1e-5
-
-
-@pytest.mark.skipif(
-    "model_kwargs" in signature(SinglePositionMultiTokenCandidateGenerator.__init__).parameters,
-    reason="an older transformers makes it otherwise",
-)
-@pytest.mark.parametrize("kind", KINDS)
-def test_greedy_drafts_are_those_of_transformers_own_generator(kind: str) -> None:
-    target, assistant = pair_of(kind)
-    head = head_of(target, assistant)
-    prompt, first = PROMPTS[2], 7
-    runner = EagerRunner(target, hidden_layers=head.config.layers)
-    drafter = drafter_over(runner, head, target, GREEDY)
-    drafter.start([prompt], [first], runner.start([prompt]))
-    proposal = drafter.propose(K, torch.zeros(1, K))
-
-    assistant.generation_config.num_assistant_tokens = K
-    config = GenerationConfig(max_length=100)
-    generator = SinglePositionMultiTokenCandidateGenerator(
-        assistant, target.get_input_embeddings(), config
-    )
-    hidden, shared = target_states(target, torch.tensor(prompt))
-    tokens, _ = generator.get_candidates(
-        torch.tensor([[*prompt, first]]),
-        {"attention_mask": torch.ones(1, len(prompt) + 1)},
-        SimpleNamespace(hidden_states=[hidden], shared_kv_states=shared),
-        is_first_iteration=False,
-        n_last_matches=0,
-    )
-    assert proposal.tokens.tolist() == tokens[:, len(prompt) + 1 :].tolist()
 
 
 @pytest.mark.parametrize("runner_name", RUNNERS)
@@ -202,9 +171,8 @@ def test_rows_that_join_leave_and_roll_back(runner_name: str) -> None:
         check()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_target_s_greedy_text_is_kept(kind: str) -> None:
-    target, assistant = pair_of(kind)
+def test_the_target_s_greedy_text_is_kept() -> None:
+    target, assistant = pair_of("unified, centroids")
     head = head_of(target, assistant)
     what = request(PROMPTS, GREEDY, length=20)
     runner = StaticRunner(target, hidden_layers=head.config.layers)
@@ -226,20 +194,16 @@ def test_a_row_s_distribution_does_not_depend_on_its_batch() -> None:
     assert not torch.allclose(theirs, alone)
 
 
-@pytest.mark.parametrize(
-    ("kind", "compiled"),
-    # Of the two kinds, that with centroids has all that the other one has.
-    [("plain", False), ("centroids", False), ("centroids", True)],
-)
+@pytest.mark.parametrize("compiled", [False, True])
 def test_prepared_proposals_are_the_eager_ones(
-    kind: str, compiled: bool, monkeypatch: pytest.MonkeyPatch
+    compiled: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also for fewer rows, again with the same slots, and eagerly where a text or a batch outgrows them. The target is
     only captured: compiled targets have tests of their own. Compiled parts run as they were traced.
     """
     if compiled:
         run_as_traced(monkeypatch)
-    target, assistant = pair_of(kind)
+    target, assistant = pair_of("centroids")
     head = head_of(target, assistant)
     warp = Warp(0.8)
     runner = prepared(target, hidden_layers=head.config.layers)

@@ -22,12 +22,6 @@ from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.local.drafting.heads.find import HeadCheckpoint
 from harness.local.drafting.kinds.dflash import BlockConfig
-from harness.local.drafting.kinds.dflash2 import SelectorConfig
-from harness.local.drafting.kinds.domino import DominoConfig
-from harness.local.drafting.kinds.dspark import SparkConfig
-from harness.local.drafting.kinds.eagle3 import EagleConfig
-from harness.local.drafting.kinds.medusa import MedusaConfig
-from harness.local.drafting.kinds.peagle import MaskConfig
 from harness.local.drafting.methods.model import ModelDraftSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import PlannedPair, plan_pair
@@ -215,7 +209,7 @@ def write_head(
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_every_format_is_recognised_and_loaded(name: str, tmp_path: Path) -> None:
+def test_every_format_is_recognised_loaded_and_sized(name: str, tmp_path: Path) -> None:
     state: dict[str, Tensor] = {}
     head = read_head(write_head(name, tmp_path, lambda stored: state.update(stored)), target())
     _, kind, understood = FORMATS[name]
@@ -232,16 +226,11 @@ def test_every_format_is_recognised_and_loaded(name: str, tmp_path: Path) -> Non
         assert tensor.equal(stored.to(tensor.dtype))
     assert not any(tensor.is_meta for tensor in [*loaded.parameters(), *loaded.buffers()])
 
-
-@pytest.mark.parametrize("name", FORMATS)
-def test_sizes_are_those_of_the_loaded_head(name: str, tmp_path: Path) -> None:
-    planned = usual_head(name, tmp_path).sketch(torch.bfloat16)
-    head = read_head(write_head(name, tmp_path), target())
-    assert head is not None
     sketch = head.sketch(torch.bfloat16)
+    planned = usual_head(name, tmp_path).sketch(torch.bfloat16)
     assert sketch == planned
-    loaded = head.load(torch.device("cpu"), torch.bfloat16)
-    assert sketch.weight_bytes == sum(tensor.nbytes for tensor in loaded.state_dict().values())
+    held = loaded.to(torch.bfloat16).state_dict().values()
+    assert sketch.weight_bytes == sum(tensor.nbytes for tensor in held)
     num_layers = 0 if name == "Medusa" else head.config.transformer.num_hidden_layers
     assert sketch.cache_bytes == num_layers * 2 * 2 * 16 * 2
     assert (
@@ -412,7 +401,6 @@ def test_other_tensors_are_one_line(
     ("name", "changes", "message"),
     [
         ("speculators eagle3", {"target_hidden_size": 64}, "model of hidden size 64; model=13B has 128"),
-        ("SafeAILab", {"hidden_size": 64}, "model of hidden size 64; model=13B has 128"),
         ("SafeAILab", {"vocab_size": 333}, "model of vocabulary size 333; model=13B has 320"),
         ("z-lab dflash", {"num_target_layers": 36}, "model of number of layers 36; model=13B has 8"),
         ("speculators eagle3", {"eagle_aux_hidden_state_layer_ids": [1, 9]}, "reads layer 9; model=13B has 8"),
@@ -443,7 +431,6 @@ def test_other_tensors_are_one_line(
             {"final_logit_softcapping": 30.0},
             "has final_logit_softcapping=30.0, which is not supported",
         ),
-        ("z-lab dflash2", {"final_logit_softcapping": 1}, "has final_logit_softcapping=1, which is not supported"),
         (
             "z-lab dflash2",
             {"dflash_config": SELECTOR | {"conv_group_size": 7}},
@@ -464,18 +451,7 @@ def test_another_target_or_format_is_one_line(
     [
         ("speculators dflash", {"block_size": 10**9}, "block_size=1000000000, which must be an"),
         ("speculators dflash", {"block_size": True}, "block_size=True, which must be an integer"),
-        ("Medusa", {"medusa_num_heads": 1e30}, "medusa_num_heads=1e+30, which must be an integer"),
-        (
-            "SafeAILab",
-            {"num_hidden_layers": 1e30},
-            "num_hidden_layers=1e+30, which must be an integer from 1 to 1,024",
-        ),
-        (
-            "speculators eagle3",
-            {"transformer_layer_config": OWN | {"num_hidden_layers": 10**9}},
-            "num_hidden_layers=1000000000, which must be",
-        ),
-        ("SafeAILab", {"head_dim": 10**10}, "head_dim=10000000000, which must be an integer"),
+        ("SafeAILab", {"num_hidden_layers": 1e30}, "=1e+30, which must be an integer from 1 to 1,024"),
         ("SafeAILab", {"hidden_size": "128"}, "hidden_size='128', which must be an integer"),
         ("SafeAILab", {"rms_norm_eps": "small"}, "config.json that transformers refuses"),
         ("SafeAILab", {"hidden_act": "nope"}, "from which no eagle3 head can be built"),
@@ -487,10 +463,7 @@ def test_another_target_or_format_is_one_line(
             {"dflash_config": SELECTOR_FREE | {"projector_type": "dspark", "markov_rank": 8}},
             "has projector_type=dspark in dflash_config; dflash and domino are supported",
         ),
-        ("DeepSpec dflash", {"target_layer_ids": "1, 2"}, "which must be a list of layers"),
         ("DeepSpec dflash", {"target_layer_ids": [0.5]}, "which must be a list of layers"),
-        ("DeepSpec dspark", {"markov_rank": -1}, "markov_rank=-1, which must be an integer"),
-        ("speculators dflash2", {"selector_top_k": 0}, "selector_top_k=0, which must be an integer"),
         ("speculators eagle3", {"speculators_model_type": [1]}, "of type [1], which is not"),
     ],
 )  # fmt: skip
@@ -535,17 +508,7 @@ def test_a_file_without_tensors_by_name_is_one_line(held: object, tmp_path: Path
     check_line(caught.value, "holds no tensors by name")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[]",
-        "{",
-        '{"weight_map": 3}',
-        '{"weight_map": {"a": 1}}',
-        '{"weight_map": {"a": 1, "b": "c"}}',
-        "[" * 100_000,
-    ],
-)
+@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"weight_map": {"a": 1, "b": "c"}}'])
 def test_a_damaged_index_is_one_line(text: str, tmp_path: Path) -> None:
     write_head("speculators eagle3", tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text(text)
@@ -592,11 +555,3 @@ def check_line(error: HarnessError, message: str) -> None:
     assert message in str(error)
     assert str(error).startswith("draft")
     assert "\n" not in str(error)
-
-
-def test_kinds_have_their_own_types(tmp_path: Path) -> None:
-    types = {"eagle3": EagleConfig, "peagle": MaskConfig, "medusa": MedusaConfig}
-    types |= {"dflash2": SelectorConfig, "domino": DominoConfig, "dspark": SparkConfig}
-    for name in FORMATS:
-        head = usual_head(name, tmp_path)
-        assert type(head.config) is types.get(head.kind.name, BlockConfig)

@@ -28,32 +28,17 @@ from harness.local.runners.static import StaticRunner
 from head_references import PROMPTS
 from mtp_models import mtp_target
 from pretended_gpus import pretended_gpus
-from small_heads import (
-    block_head,
-    domino_head,
-    eagle_head,
-    layer_config,
-    medusa_head,
-    mtp_head,
-    selector_head,
-    target_model,
-)
+from small_heads import TREE_HEADS, block_head, domino_head, mtp_head, target_model
 
-KINDS = {
-    "eagle3": lambda: eagle_head(layer_config("llama")),
-    "eagle3, reduced": lambda: eagle_head(layer_config("llama"), reduced=True, norm_output=True),
-    "peagle": lambda: eagle_head(layer_config("llama", 2), mask_token_id=96),
-    "dflash": lambda: block_head(window=True, causal_windows=True),
+KINDS = TREE_HEADS | {
     "dspark": lambda: block_head(
         from_anchor=True, markov_rank=6, confidence=True, confidence_markov=True
     ),
-    "dflash2": selector_head,
     "domino": domino_head,
-    "medusa": lambda: medusa_head(own_outputs=True),
     "mtp": 1,
     "deep mtp": 3,
 }
-LENGTH = 16
+LENGTH = 12
 
 
 def target_and_head(kind: str) -> tuple[PreTrainedModel, Any]:
@@ -119,34 +104,22 @@ def decided(
 def test_every_kind_drafts_what_it_drafts_eagerly(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In ragged batches whose rows end at different times, again with the same buffers, and row by row."""
-    counting = Counting(monkeypatch)
-    target, head = target_and_head(kind)
-    warp = Warp(0.8)
-    prepared = prepare(head, target, warp, (3,))
-    for prompts in (PROMPTS, PROMPTS[:1], PROMPTS):
-        what = request(prompts, warp, length=LENGTH, stop=range(60, 63))
-        expected = decided(head, target, None, what, 3)
-        counting.num_eager = 0
-        assert decided(head, target, prepared, what, 3) == expected
-        assert counting.num_eager == 0
-    assert counting.num_prepared > 3
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_numbers_of_draft_tokens_that_change(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also with turns that draft nothing, and more features than a prepared proposal reads."""
+    """In ragged batches whose rows end at different times, again with the same buffers, and row by row. With numbers of
+    draft tokens that change, turns that draft nothing, and more features than a prepared proposal reads.
+    """
     monkeypatch.setattr("harness.local.drafting.heads.drafter.MOST_UNREAD", 8)
     counting = Counting(monkeypatch)
     target, head = target_and_head(kind)
-    prepared = prepare(head, target, GREEDY, (1, 2, 4))
-    what = request(PROMPTS, GREEDY, length=LENGTH)
+    warp = Warp(0.8)
+    prepared = prepare(head, target, warp, (1, 2, 4))
     numbers = [0, 0, 4, 0, 1, 3, 4, 1]
-    expected = decided(head, target, None, what, Scripted(numbers))
-    counting.num_eager = 0
-    assert decided(head, target, prepared, what, Scripted(numbers)) == expected
-    assert counting.num_prepared
-    assert counting.num_eager == 0
+    for prompts in (PROMPTS, PROMPTS[:1], PROMPTS):
+        what = request(prompts, warp, length=LENGTH, stop=range(60, 63))
+        expected = decided(head, target, None, what, Scripted(numbers))
+        counting.num_eager = 0
+        assert decided(head, target, prepared, what, Scripted(numbers)) == expected
+        assert counting.num_eager == 0
+    assert counting.num_prepared > 3
 
 
 def test_a_longer_prepared_proposal_offers_no_more_than_is_asked() -> None:
@@ -191,14 +164,13 @@ def test_a_text_that_outgrows_the_prepared_cache_goes_on_eagerly(
     target, head = target_and_head("eagle3")
     prepared = prepare(head, target, GREEDY, (2,))
     num_slots = prepared.cache.num_slots
-    for missing in (10, 11, 12):
-        prompt = [1 + place % 90 for place in range(num_slots - missing)]
-        what = request([prompt], GREEDY, length=LENGTH)
-        expected = decided(head, target, None, what, 2)
-        counting.num_prepared = counting.num_eager = 0
-        assert decided(head, target, prepared, what, 2) == expected
-        assert counting.num_prepared
-        assert counting.num_eager
+    prompt = [1 + place % 90 for place in range(num_slots - 11)]
+    what = request([prompt], GREEDY, length=LENGTH)
+    expected = decided(head, target, None, what, 2)
+    counting.num_prepared = counting.num_eager = 0
+    assert decided(head, target, prepared, what, 2) == expected
+    assert counting.num_prepared
+    assert counting.num_eager
 
 
 def test_a_closed_one_keeps_no_cache() -> None:
@@ -236,7 +208,7 @@ def test_a_call_that_drafts_otherwise_is_refused() -> None:
             prepared.require_same(wrong, 2, inputs, "differ")
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["eagle3, reduced", "dspark", "dflash2", "domino", "deep mtp"])
 def test_captured_proposals_do_not_wait(kind: str, gpus: Any) -> None:
     """On a GPU, or a pretended one, where a capture that waits fails."""
     target, head = target_and_head(kind)

@@ -104,8 +104,3 @@ def proposed(proposal: Proposal) -> list[list[int]]:
     return [
         row[:length] for row, length in zip(proposal.tokens.tolist(), proposal.lengths, strict=True)
     ]
-
-
-@every_drafter
-def test_it_reads_no_hidden_states(new: New) -> None:
-    assert new().layers == ()

@@ -15,14 +15,16 @@ from transformers import PreTrainedTokenizerFast
 
 from chains import GREEDY, RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner
-from harness.config.settings import ModelSettings
+from harness.config.errors import SettingError
+from harness.config.settings import ModelSettings, PlacementSettings
 from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import NonFiniteError, Step
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.translated import TranslatedDrafter, Translation
 from harness.local.drafting.translation import translation
+from harness.local.engine.pair import plan_pair
 from in_process import Harness, results
-from tiny_checkpoints import make_tokenizer, spaced_tokenizer
+from tiny_checkpoints import as_draft, make_tokenizer, spaced_tokenizer
 
 OWN_SIZE = 10
 
@@ -179,9 +181,7 @@ def test_ids_of_common_tokens_are_brought_to_a_device_once() -> None:
 SaveModel = Callable[..., ModelSettings]
 
 
-def test_from_the_command_line(
-    harness: Harness, save_model: SaveModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_from_the_command_line(harness: Harness, save_model: SaveModel, tmp_path: Path) -> None:
     prompts = "one\ntwo words\nfour four four four\nhöher €\n"
     (tmp_path / "prompts.txt").write_text(prompts, encoding="utf-8")
     tokenizer = trained_tokenizer(["two words four four"] * 9, 270)
@@ -194,25 +194,29 @@ def test_from_the_command_line(
     number = f"draft {draft.name}: another tokenizer; it draws from the 257 tokens that the model"
     assert number in outcome.stderr
     assert results().iloc[-1]["identical_prompts"] == 4
-    harness("latency", *pair, *quick, "engine=huggingface", "batch_size=1")
-    row = results().iloc[-1]
-    assert (row["engine"], row["identical_prompts"]) == ("huggingface", 4)
 
-    # The draft takes 256 tokens, and makes more of a text than the target.
-    (tmp_path / "long.txt").write_text("two words four four " * 10)
+
+def test_a_draft_that_makes_more_of_a_text_needs_more_room(save_model: SaveModel) -> None:
+    target = save_model(tokenizer=trained_tokenizer(["two words four four"] * 9, 270))
     rare = save_model("gpt2", "rare", tokenizer=make_tokenizer(), n_positions=256)
-    swapped = [f"model={draft.name}", f"draft={rare.name}", "prompts=long.txt", "num_prompts=1"]
-    refused = harness.refused("latency", *swapped, "tokens=64")
-    found = re.search(r"with decoding.max_new_tokens=64 \(about (\d+) tokens of the", refused)
+    planned = plan_pair(target, as_draft(rare), PlacementSettings())
+    text = planned.tokenizer("two words four four " * 10)["input_ids"]
+    excess = planned.excess([text], 64)
+    assert excess is not None
+    found = re.search(r"with decoding.max_new_tokens=64 \(about (\d+) tokens of the", str(excess))
     assert found is not None
     assert int(found[1]) > 64
 
-    short = save_model("gpt2", "short", tokenizer=tokenizer, vocab_size=258, n_positions=256)
-    refused = harness.refused("latency", *pair, f"draft={short.name}", *quick)
-    assert "draft.tokenizer: has token" in refused
+
+def test_what_cannot_be_translated_is_refused(save_model: SaveModel) -> None:
+    target, tokenizer = save_model(), trained_tokenizer(["two words four four"] * 9, 270)
+    short = save_model("gpt2", "short", tokenizer=tokenizer, vocab_size=258)
+    planned = plan_pair(target, as_draft(short), PlacementSettings())
+    with pytest.raises(SettingError, match=r"^draft\.tokenizer: has token"):
+        planned.check_vocabulary([planned.tokenizer("two words four four")["input_ids"]])
     other = save_model("gpt2", "other", tokenizer=spaced_tokenizer(), vocab_size=905)
-    refused = harness.refused("latency", *pair, f"draft={other.name}", *quick)
-    assert f"has a tokenizer without a token of model={target.name}" in refused
+    with pytest.raises(SettingError, match="has a tokenizer without a token of model="):
+        plan_pair(target, as_draft(other), PlacementSettings())
 
 
 def test_probabilities_along_a_text_are_those_of_proposals() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -34,16 +34,9 @@ from harness.local.runners.static import StaticRunner
 from head_references import PROMPTS, Expected
 from medusa_reference import medusa_expected
 from selector_reference import path_expected
-from small_heads import (
-    block_head,
-    eagle_head,
-    layer_config,
-    medusa_head,
-    selector_head,
-    target_model,
-)
+from small_heads import TREE_HEADS, target_model
 
-DEPTH, BUDGET = 4, 9
+DEPTH, BUDGET = 3, 6
 
 
 def paths_of(tokens: Sequence[int], parents: Parents) -> list[tuple[int, ...]]:
@@ -143,24 +136,10 @@ class Checked:
         self.drafter.select(rows)
 
 
-def tree_request(warp: Warp, length: int = 20) -> object:
+def tree_request(warp: Warp, length: int = 12) -> object:
     numbers = uniforms(0, range(len(PROMPTS)), (length + 1) * (BUDGET + 1))
     what = request(PROMPTS, warp, length)
     return type(what)(PROMPTS, numbers, warp, length)
-
-
-DSPARK = {"from_anchor": True, "markov_rank": 6}
-# Heads of every kind, some with a vocabulary of their own.
-HEADS: dict[str, Callable[[], Head]] = {
-    "EAGLE-3": lambda: eagle_head(layer_config("llama")),
-    "EAGLE-3, reduced vocabulary": lambda: eagle_head(layer_config("llama"), reduced=True),
-    "P-EAGLE": lambda: eagle_head(layer_config("llama", 2), mask_token_id=96, reduced=True),
-    "Medusa": lambda: medusa_head(True),
-    "DFlash": lambda: block_head(window=True),
-    "JetSpec": lambda: block_head(causal=True),
-    "DFlash 2": selector_head,
-    "DSpark, reduced vocabulary": lambda: block_head(reduced=True, **DSPARK),
-}
 
 
 def expected_of(head: Head, target: PreTrainedModel) -> Expected:
@@ -173,9 +152,9 @@ def expected_of(head: Head, target: PreTrainedModel) -> Expected:
     return block_expected(head, target)
 
 
-@pytest.mark.parametrize("name", HEADS)
+@pytest.mark.parametrize("name", TREE_HEADS)
 def test_a_head_predicts_each_node_as_after_its_path_alone(name: str) -> None:
-    target, head = target_model(), HEADS[name]()
+    target, head = target_model(), TREE_HEADS[name]()
     drafter = head.drafter(target, Warp(), BUDGET)
     checked = Checked(drafter, target, expected_of(head, target))
     runner = StaticRunner(target, hidden_layers=drafter.layers)
@@ -187,10 +166,10 @@ def test_a_head_predicts_each_node_as_after_its_path_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("make", [EagerRunner, StaticRunner])
-@pytest.mark.parametrize("name", ["EAGLE-3", "P-EAGLE", "Medusa", "DSpark, reduced vocabulary"])
+@pytest.mark.parametrize("name", ["eagle3", "peagle", "medusa", "dspark"])
 def test_greedy_texts_with_a_head_are_those_of_generate(make: type, name: str) -> None:
-    target, head = target_model(), HEADS[name]()
+    target, head = target_model(), TREE_HEADS[name]()
     drafter = head.drafter(target, GREEDY, BUDGET)
     runner = make(target, hidden_layers=drafter.layers)
     records = speculative_trees(runner, drafter, tree_request(GREEDY), DEPTH, BUDGET, verify_rounds)
-    assert texts(records, 3) == [generated(target, prompt, 20) for prompt in PROMPTS]
+    assert texts(records, 3) == [generated(target, prompt, 12) for prompt in PROMPTS]

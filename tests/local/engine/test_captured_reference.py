@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -11,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.config.demand import Demand
-from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.record import Preparation
 from harness.local.engine import reference
 from harness.local.engine.engine import LocalEngine
-from harness.local.engine.pair import Pair, plan_pair
+from harness.local.engine.pair import Pair
 from harness.local.engine.reference import open_reference
+from loaded_pairs import load, on_gpu
 
 PREPARATION = Preparation(
     decoding=DecodingSettings(max_new_tokens=12, temperature=0),
@@ -26,18 +24,6 @@ PREPARATION = Preparation(
     longest_prompt=40,
 )
 TEXT = torch.randint(2, 200, (30,), generator=torch.Generator().manual_seed(0)).tolist()
-
-
-def load(model: ModelSettings) -> Pair:
-    demand = Demand(2, prompt_tokens=40, new_tokens=12, num_draft_tokens=0, runner="eager")
-    return plan_pair(model, None, PlacementSettings(), "float32").place(demand).load()
-
-
-def on_gpu(pair: Pair) -> Pair:
-    gpu = torch.device("cuda", 0)
-    model = copy.deepcopy(pair.target.model).to(gpu)
-    target = dataclasses.replace(pair.target, model=model, devices=[gpu], input_device=gpu)
-    return dataclasses.replace(pair, target=target)
 
 
 def open_captured(pair: Pair) -> LocalEngine:

@@ -23,7 +23,8 @@ from harness.engines.record import Preparation
 from harness.local.engine import runner_choice
 from harness.local.engine.engine import LocalArm, LocalEngine
 from harness.local.engine.huggingface import HuggingFaceEngine
-from harness.local.engine.pair import Pair, plan_pair
+from harness.local.engine.pair import Pair
+from loaded_pairs import load
 from some_settings import settings_of
 from tiny_checkpoints import as_draft
 
@@ -44,9 +45,7 @@ def without_collections() -> Iterator[None]:
 def pair(save_model: Callable[..., ModelSettings]) -> Pair:
     target = save_model(num_hidden_layers=1, max_position_embeddings=64)
     draft = save_model("gpt2", n_layer=1, vocab_size=320, n_positions=64)
-    settings = settings_of(LatencySettings)
-    planned = plan_pair(target, as_draft(draft), settings.placement)
-    return planned.place(Demand(1, 8, 8, 2, "eager")).load()
+    return load(target, draft)
 
 
 def use(engine: Engine) -> None:
@@ -122,7 +121,7 @@ def test_jobs_of_one_worker_need_no_more_memory_than_the_first(
     draft = save_model("gpt2", n_layer=1, vocab_size=320)
     keeper = PairKeeper()
     (tmp_path / "prompts.txt").write_text("one\ntwo\n")
-    for number in range(5):
+    for number in range(3):
         directory = tmp_path / str(number)
         directory.mkdir()
         peaks.append(0)

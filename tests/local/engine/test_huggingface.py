@@ -11,7 +11,6 @@ from torch.backends.cuda import cudnn_sdp_enabled
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
 from chain_pair import save_chain_pair
-from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import (
     DecodingSettings,
@@ -20,21 +19,19 @@ from harness.config.settings import (
 )
 from harness.config.sizes import PACKAGE
 from harness.engines.arrivals import Arrival, Origin
-from harness.engines.protocol import Arm, Engine, Question
+from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
-from harness.engines.timing import timed_answer
 from harness.local.drafting.early_exit import truncated
 from harness.local.drafting.methods.early_exit import EarlyExitSettings
 from harness.local.drafting.methods.lookup import LookupSettings
 from harness.local.drafting.methods.model import SampledDraftSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.huggingface import (
-    HuggingFaceArm,
     HuggingFaceEngine,
-    _Recorder,
     check_pair,
 )
 from harness.local.engine.pair import Pair, plan_pair
+from loaded_pairs import load
 from mtp_models import mtp_target, save_with_mtp
 from tiny_checkpoints import as_draft, make_tokenizer
 
@@ -48,17 +45,6 @@ def ask(
     stop: frozenset[int] = frozenset(),
 ) -> Question:
     return Question([prompt], decoding, seed=3, indices=[7], stop_tokens=stop)
-
-
-def load(model: ModelSettings, draft: ModelSettings | None) -> Pair:
-    demand = Demand(
-        batch_size=1, prompt_tokens=16, new_tokens=64, num_draft_tokens=4, runner="eager"
-    )
-    return (
-        plan_pair(model, draft and as_draft(draft), PlacementSettings(), "float32")
-        .place(demand)
-        .load()
-    )
 
 
 @pytest.fixture
@@ -118,35 +104,6 @@ def test_lookup_searches_for_the_longest_sequence_that_was_asked_for(
     first, *_ = read(engine.arms[1], ask(prompt=[50, 70, 40, 50, 60, 45, 40, 50]))
     assert first.proposed == proposed
     engine.close()
-
-
-def test_its_attention_is_that_of_transformers_after_our_engine_too(
-    save_model: Callable[..., ModelSettings],
-) -> None:
-    """Our static runner packs heads that share keys, in the model that a sweep hands on."""
-    target = save_model(num_attention_heads=4, num_key_value_heads=2)
-    draft = save_model(name="draft", num_hidden_layers=1, num_key_value_heads=2)
-    pair = load(target, draft)
-    assert pair.draft is not None
-    models = [pair.target.model, pair.draft.model]
-    used: list[str] = []
-    for model in models:
-        model.register_forward_pre_hook(
-            lambda module, inputs: used.append(module.config._attn_implementation)
-        )
-    texts: dict[str, list[list[int]]] = {"local": [], "huggingface": []}
-    for name in ("huggingface", "local", "huggingface", "local"):
-        preparation = Preparation(decoding=GREEDY, runner="static")
-        engine: Engine = LocalEngine(pair, preparation)
-        if name == "huggingface":
-            engine.close()
-            engine = HuggingFaceEngine(pair, preparation)
-        used.clear()
-        texts[name] += [tokens_of(read(arm, ask())) for arm in engine.arms]
-        assert set(used) == {"sdpa_packed" if name == "local" else "sdpa"}
-        engine.close()
-    first, *others = [*texts["local"], *texts["huggingface"]]
-    assert others == [first] * 7
 
 
 def test_acceptance_is_counted_as_in_our_loop(chain: Pair) -> None:
@@ -213,15 +170,6 @@ def test_sampling_takes_the_warp_and_its_own_seed(engine: HuggingFaceEngine, pai
         assert only == tokens_of(read(arm, ask(dataclasses.replace(GREEDY, max_new_tokens=32))))
 
 
-def test_nothing_is_decoded_before_the_first_record_is_asked_for(
-    engine: HuggingFaceEngine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "manual_seed", lambda seed: pytest.fail("began"))
-    arm = engine.arms[0]
-    assert isinstance(arm, HuggingFaceArm)
-    arm.generated(ask().requests[0], _Recorder(8))
-
-
 def test_records_come_while_generate_runs(engine: HuggingFaceEngine) -> None:
     def leave(arrivals: object) -> None:
         assert any(thread.name.startswith("generate") for thread in threading.enumerate())
@@ -250,13 +198,6 @@ def test_attention_has_the_kernels_of_our_arms(pair: Pair, engine: HuggingFaceEn
     assert allowed
     assert not any(allowed)
     assert cudnn_sdp_enabled()
-
-
-def test_it_is_timed_like_any_engine(engine: HuggingFaceEngine) -> None:
-    answered = timed_answer(engine, engine.arms[1], ask())
-    assert answered.batch is not None
-    assert 0 < answered.batch.first_s < answered.seconds
-    assert answered.acceptance.num_proposed > 0
 
 
 def test_early_exit_drafts_with_the_first_layers(save_model: Callable[..., ModelSettings]) -> None:
@@ -370,6 +311,22 @@ def test_other_numbers_of_outputs_are_other_tokenizers_to_generate(
     engine.close()
 
 
+def test_a_draft_with_another_tokenizer_needs_another_number_of_outputs_and_no_sampling(
+    save_model: Callable[..., ModelSettings],
+) -> None:
+    target, other = save_model(), make_tokenizer(extra_tokens=("<extra>",))
+    same, fewer = (
+        as_draft(save_model("gpt2", f"draft_{size}", tokenizer=other, vocab_size=size))
+        for size in (320, 300)
+    )
+    planned = plan_pair(target, fewer, PlacementSettings())
+    check_pair(planned, GREEDY)
+    with pytest.raises(SettingError, match="has 300 outputs against 320"):
+        check_pair(planned, dataclasses.replace(GREEDY, temperature=0.7))
+    with pytest.raises(SettingError, match="must have the model's tokenizer, or not its number"):
+        check_pair(plan_pair(target, same, PlacementSettings()), GREEDY)
+
+
 def test_more_likeliest_tokens_than_there_are_are_all(pair: Pair) -> None:
     engine = HuggingFaceEngine(pair, Preparation(decoding=GREEDY))
     found = [engine.arms[0].scores([(PROMPT, [60, 40])], most, 1) for most in (-1, 10**6)]
@@ -378,8 +335,7 @@ def test_more_likeliest_tokens_than_there_are_are_all(pair: Pair) -> None:
     engine.close()
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("value", "temperature"), [(float("nan"), 0.7), (float("inf"), 0.0)])
 @pytest.mark.parametrize("role", ["model", "draft"])
 def test_logits_that_are_not_finite_are_an_error(
     pair: Pair, role: str, value: float, temperature: float

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import copy
 import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any, get_args
@@ -8,10 +7,9 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
 from harness.config.run import RunnerName
-from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.config.settings import DecodingSettings, ModelSettings
 from harness.config.sizes import PACKAGE
 from harness.engines.arrivals import Arrival
 from harness.engines.protocol import Arm, Question
@@ -19,12 +17,11 @@ from harness.engines.record import Preparation
 from harness.local.decoding.iteration import Iteration
 from harness.local.drafting.methods.suffix import SuffixSettings
 from harness.local.engine.engine import LocalEngine
-from harness.local.engine.pair import Pair, plan_pair
+from harness.local.engine.pair import Pair
 from harness.local.engine.reference import not_finite
 from harness.local.engine.runner_choice import resolve
 from harness.local.runners.compiled import PreparedRunner
-from harness.local.runners.eager import EagerRunner
-from tiny_checkpoints import as_draft
+from loaded_pairs import load, on_gpu
 from traced import run_as_traced
 
 DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=3)
@@ -32,17 +29,6 @@ PROMPTS = [[40, 50, 60], [70, 80, 90, 100, 110]]
 
 
 QUESTION = Question(PROMPTS, DECODING, seed=0, indices=range(2))
-
-
-def load(model: ModelSettings, draft: ModelSettings | None) -> Pair:
-    demand = Demand(
-        batch_size=2, prompt_tokens=5, new_tokens=12, num_draft_tokens=3, runner="eager"
-    )
-    return (
-        plan_pair(model, draft and as_draft(draft), PlacementSettings(), "float32")
-        .place(demand)
-        .load()
-    )
 
 
 @pytest.fixture
@@ -89,18 +75,9 @@ def test_graphs_write_the_same(save_model: Callable[..., ModelSettings], gpus: A
     """On a GPU, or a pretended one; the decoders work ahead there, and recovery reads the exact distribution."""
     draft = save_model("gpt2", n_layer=1, vocab_size=320, n_positions=64)
     pair = load(save_model(num_hidden_layers=1, max_position_embeddings=64), draft)
-    gpu, found = torch.device("cuda", 0), []
-    on_gpu = [
-        dataclasses.replace(
-            one, model=copy.deepcopy(one.model).to(gpu), devices=[gpu], input_device=gpu
-        )
-        for one in (pair.target, pair.draft)
-        if one is not None
-    ]
+    found = []
     runners: list[RunnerName] = ["eager", "graphs_only"]
-    for one, runner in zip(
-        [pair, dataclasses.replace(pair, target=on_gpu[0], draft=on_gpu[1])], runners, strict=True
-    ):
+    for one, runner in zip([pair, on_gpu(pair)], runners, strict=True):
         engine = open_engine(one, runner)
         assert engine.runner == runner
         logits = engine.weights.reference.logits_along(PROMPTS[:1], [[7, 8, 9]])
@@ -115,10 +92,7 @@ def test_arms_under_stopwatches_know_no_answer_of_the_arms_that_were_timed(
     """On a GPU they are asked each question again, of which a draft with a memory would know the answer."""
     suffix = SuffixSettings(name="suffix", method="suffix", shared=True)
     pair = load(save_model(num_hidden_layers=1, vocab_size=4), suffix)
-    gpu = torch.device("cuda", 0)
-    target = copy.deepcopy(pair.target.model).to(gpu)
-    on_gpu = dataclasses.replace(pair.target, model=target, devices=[gpu], input_device=gpu)
-    engine = open_engine(dataclasses.replace(pair, target=on_gpu), "eager")
+    engine = open_engine(on_gpu(pair), "eager")
     timed = engine.arms[-1]
     watched = engine.stopwatches.arms()[-1]
     question = dataclasses.replace(QUESTION, prompts=[[0, 1, 2], [3, 2, 1, 0, 1]])
@@ -137,7 +111,7 @@ def test_4_bit_weights_are_traced_as_well(
     """Bitsandbytes' operations are the same for inductor as any others."""
     run_as_traced(monkeypatch)
     model = dataclasses.replace(save_model(num_hidden_layers=1), quantization="4bit")
-    pair = load(model, None)
+    pair = load(model)
     assert getattr(pair.target.model, "is_loaded_in_4bit", False)
     name, texts = written(pair, "compiled")
     assert name == "compiled"
@@ -223,16 +197,6 @@ def test_a_question_may_differ_from_what_the_engine_was_opened_for(pair: Pair) -
     )
 
 
-def test_nothing_is_decoded_before_the_first_next(
-    save_model: Callable[..., ModelSettings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = open_engine(load(save_model(num_hidden_layers=1), None), "eager")
-    started = []
-    monkeypatch.setattr(EagerRunner, "start", lambda self, prompts: started.append(prompts))
-    engine.arms[0].loop(QUESTION.requests)
-    assert not started
-
-
 def test_stopwatches_count_every_pass(pair: Pair) -> None:
     engine = open_engine(pair, "eager")
     regular, speculative = engine.stopwatches.arms()
@@ -282,89 +246,21 @@ def test_auto_is_resolved() -> None:
     ) - {"auto"}
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.7])
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("role", ["model", "draft"])
-def test_logits_that_are_not_finite_are_an_error(
-    pair: Pair, temperature: float, value: float, role: str
-) -> None:
+def test_logits_that_are_not_finite_are_an_error(pair: Pair, value: float, role: str) -> None:
     broken = pair.target if role == "model" else pair.draft
     assert broken is not None
     with torch.no_grad():
         broken.model.get_output_embeddings().weight[7] = value
-    question = dataclasses.replace(
-        QUESTION, decoding=dataclasses.replace(DECODING, temperature=temperature)
-    )
     said = rf"{role}: .* gives logits that are nan or infinite in float32, at new token \d"
     engine = open_engine(pair, "eager")
     for arm in engine.arms[0 if role == "model" else 1 :]:
         with pytest.raises(RunError, match=said):
-            list(arm.loop(question.requests))
+            list(arm.loop(QUESTION.requests))
     if role == "model":
         with pytest.raises(RunError, match="at token 3 of prompt and text"):
             engine.weights.reference.logits(PROMPTS)
-
-
-@pytest.mark.parametrize("runner", ["eager", "static", "graphs_only"])
-@pytest.mark.parametrize("model_type", ["gpt2", "opt"])
-def test_texts_that_fill_a_context_of_learned_positions(
-    save_model: Callable[..., ModelSettings],
-    model_type: str,
-    runner: RunnerName,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Rows accept unequally, and their draft is asked for fewer tokens than it is prepared for."""
-    monkeypatch.setattr(
-        "harness.local.engine.runner_choice.resolve", lambda runner, devices: runner
-    )
-    longest = max(map(len, PROMPTS))
-    context = {"max_position_embeddings": longest + DECODING.max_new_tokens}
-    pair = load(save_model(model_type, **context), save_model(model_type, "draft", **context))
-    assert pair.draft is not None
-    with torch.no_grad():
-        for parameter in pair.draft.model.parameters():
-            parameter += 0.02 * torch.randn(parameter.shape)
-    engine = open_engine(pair, runner)
-    assert engine.runner == runner
-    for temperature in (0.05, 1.0):
-        decoding = dataclasses.replace(DECODING, temperature=temperature)
-        for prompts in (PROMPTS, PROMPTS[1:]):
-            question = Question(prompts, decoding, seed=0, indices=range(len(prompts)))
-            for arm in engine.arms:
-                written = sum(
-                    len(row) for record in arm.loop(question.requests) for row in record.tokens
-                )
-                assert written == len(prompts) * decoding.max_new_tokens
-
-
-@pytest.mark.parametrize("runner", ["static", "graphs_only"])
-@pytest.mark.parametrize("role", ["model", "draft"])
-def test_logits_that_are_not_finite_end_one_answer_alone(
-    save_model: Callable[..., ModelSettings],
-    role: str,
-    runner: RunnerName,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    small = {"num_hidden_layers": 1, "max_position_embeddings": 64}
-    pair = load(save_model(**small), save_model(name="draft", **small))
-    # On a CPU captured calls have their buffers, and no graphs.
-    monkeypatch.setattr(
-        "harness.local.engine.runner_choice.resolve", lambda runner, devices: runner
-    )
-    engine = open_engine(pair, runner)
-    *_, arm = engine.arms
-    expected = [record.tokens for record in arm.loop(QUESTION.requests)]
-    written = {token for tokens in expected for row in tokens for token in row}
-    broken = pair.target if role == "model" else pair.draft
-    assert broken is not None
-    unused = 300
-    assert unused not in written
-    with torch.no_grad():
-        broken.model.get_input_embeddings().weight[unused] = torch.nan
-    overflowing = [[*prompt, *[unused] * 6] for prompt in PROMPTS]
-    with pytest.raises(RunError, match=f"{role}: .* nan or infinite"):
-        list(arm.loop(dataclasses.replace(QUESTION, prompts=overflowing).requests))
-    assert [record.tokens for record in arm.loop(QUESTION.requests)] == expected
 
 
 @pytest.mark.parametrize(
@@ -396,7 +292,7 @@ def test_the_advice_is_a_format_with_more_room(
     assert "try model.dtype=bfloat16 or float32" in str(not_finite(alone, role, "new token 0"))
 
 
-@pytest.mark.parametrize("draft", ["tiny_draft", "tiny_eagle3", "tiny_medusa", "tiny_dflash"])
+@pytest.mark.parametrize("draft", ["tiny_draft", "tiny_eagle3"])
 def test_a_draft_that_drafts_nothing_needs_no_prepared_proposals(
     draft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

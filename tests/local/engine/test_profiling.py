@@ -6,22 +6,19 @@ import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-from harness.config.demand import Demand
-from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
+from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.local.engine.engine import LocalEngine
-from harness.local.engine.pair import plan_pair
 from harness.local.engine.profiling import profile_arms
+from loaded_pairs import load
 
 
 def test_tokens_behind_the_end_of_a_text_are_not_counted(
     save_model: Callable[..., ModelSettings], tmp_path: Path
 ) -> None:
     decoding = DecodingSettings(max_new_tokens=12, temperature=0)
-    demand = Demand(2, prompt_tokens=5, new_tokens=12, num_draft_tokens=0, runner="eager")
-    model = save_model(num_hidden_layers=1)
-    pair = plan_pair(model, None, PlacementSettings(), "float32").place(demand).load()
+    pair = load(save_model(num_hidden_layers=1))
     engine = LocalEngine(pair, Preparation(decoding=decoding, runner="eager", batch_size=1))
     question = Question([[40, 50, 60]], decoding, seed=0, indices=[0])
     tokens = [record.tokens[0][0] for record in engine.arms[0].loop(question.requests)]

@@ -11,7 +11,7 @@ import torch
 from harness.config.demand import Demand, Remedy
 from harness.config.errors import RunError, SettingError
 from harness.local.models.case import Case, Misfit
-from harness.local.models.fit import balanced, filled, fit
+from harness.local.models.fit import fit
 from harness.local.models.remedies import fit_or_explain
 from harness.local.models.remedies import remedies as found_remedies
 from harness.local.models.sketch import Block, TensorSketch, offloads
@@ -28,15 +28,6 @@ def refused(asked: Case) -> list[str]:
 
 
 # Weights -------------------------------------------------------------------------------------------------------------
-
-
-def test_loads_are_filled_in_order_and_balanced_as_low_as_possible() -> None:
-    assert filled([4, 4, 4], [8, 8]) == [0, 0, 1]
-    assert filled([4, 4, 4], [3, 8, 4]) == [1, 1, 2]
-    assert filled([4, 4, 4], [4, 4]) == []
-    assert balanced([2, 2, 2, 2], [8, 8]) == [0, 0, 1, 1]
-    assert balanced([2, 2, 2, 2], [2, 8]) == [0, 1, 1, 1], "balance is a wish where GPUs differ"
-    assert balanced([2, 2, 2, 2], [3, 4]) == []
 
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4, 8])
@@ -59,13 +50,6 @@ def test_no_device_gets_more_than_it_has(gpus: int, quantization: str, strategy:
     assert verdicts[0] is False
     assert verdicts[-2:] == [True, True]
     assert verdicts == sorted(verdicts)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_one_gpu_that_is_large_enough(strategy: str) -> None:
-    (one,) = fit(case(sketch(), free=machine(40), strategy=strategy))
-    assert one.device_map == {"": 0}
-    assert not offloads(one.device_map)
 
 
 def test_auto_takes_the_fewest_gpus_that_hold_the_model() -> None:
@@ -126,12 +110,6 @@ def test_limits_on_gpus() -> None:
     assert gpus_of(fit(case(own, free=machine(1, 24, 24, 1)))[0]) == ["cuda:1", "cuda:2"]
 
 
-def test_uneven_gpus_are_filled_although_balance_is_impossible() -> None:
-    (one,) = fit(case(sketch(26), free=machine(20, 4, 12), strategy="balanced"))
-    limits = {"cuda:0": 18 * GB, "cuda:1": 2 * GB, "cuda:2": 10 * GB}
-    assert all(taken <= limits[device] for device, taken in one.bytes_per_device.items())
-
-
 def test_models_that_declare_no_blocks_are_not_split() -> None:
     whole = dataclasses.replace(sketch(), blocks=(Block(("",), (TensorSketch("weight", 5 * GB),)),))
     assert not fits(case(whole, free=machine(11, 11)))
@@ -152,12 +130,6 @@ def test_draft_goes_whole_onto_the_gpu_with_the_most_room() -> None:
     assert gpus_of(target) == ["cuda:0", "cuda:1"]
     (where,) = small.device_map.values()
     assert where == min((0, 1), key=lambda gpu: target.bytes_per_device[f"cuda:{gpu}"])
-
-
-def test_draft_is_split_where_no_gpu_holds_it_whole() -> None:
-    target, large = fit(case(sketch(15), draft(22), free=machine(24, 24)))
-    assert gpus_of(large) == ["cuda:0", "cuda:1"]
-    assert all(target.taken(gpu) + large.taken(gpu) <= 22 * GB for gpu in (0, 1))
 
 
 def test_a_target_makes_way_for_a_draft_that_stays_whole() -> None:
@@ -357,12 +329,6 @@ def test_offloaded_layers_are_not_quantized_and_keep_their_cache_on_the_gpu() ->
     assert one.cache_per_device == {"cuda:0": 1000 * 26 * 1000 * 2}
 
 
-def test_disk_takes_what_main_memory_does_not() -> None:
-    (one,) = fit(case(sketch(13), free=machine(cpu_gb=10), offload="disk"))
-    assert one.bytes_per_device["cpu"] <= 9 * GB
-    assert one.bytes_per_device["disk"] > 3 * GB
-
-
 def test_quantized_repository_cannot_be_offloaded() -> None:
     stored = sketch(stored="4bit")
     with pytest.raises(Misfit, match=r"its weights need .* GB"):
@@ -507,9 +473,3 @@ def test_force_places_what_does_not_fit() -> None:
     assert fit_or_explain(case(sketch(), free=machine(cpu_gb=0)), force=True)[0].device_map == {
         "": "cpu"
     }
-
-
-def test_a_misfit_names_what_was_offered() -> None:
-    asked = case(sketch(100), free=machine(*[24] * 4))
-    with pytest.raises(Misfit, match=r"4 GPUs have 22\.0 GB each free"):
-        fit(asked)

@@ -42,6 +42,11 @@ def load(settings: ModelSettings, dtype: Dtype = "auto", **placement: Any) -> Lo
     return load_pair(settings, None, PlacementSettings(**placement), dtype).target
 
 
+def about(num_bytes: int) -> Any:
+    """What was predicted."""
+    return pytest.approx(num_bytes, rel=0.01)
+
+
 def saved(settings: ModelSettings) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(settings.repository, dtype=torch.float32).eval()
 
@@ -57,6 +62,7 @@ def test_what_is_loaded_is_what_was_saved(save_model: SaveModel, model_type: str
     assert loaded.settings is settings
     assert loaded.dtype == torch.float32
     assert loaded.placement.device_map == {"": "cpu"}
+    assert loaded.placement.bytes_per_device == {"cpu": about(held_bytes(loaded.model))}
     assert pair.devices == loaded.devices == [CPU]
     assert loaded.input_device == CPU
     assert len(pair.tokenizer) == 258
@@ -70,6 +76,7 @@ def test_half_precision(save_model: SaveModel) -> None:
         == {loaded.dtype}
         == {torch.bfloat16}
     )
+    assert loaded.placement.bytes_per_device == {"cpu": about(held_bytes(loaded.model))}
     assert load(settings).dtype == torch.float32, "auto is float32 on the CPU"
     own = dataclasses.replace(settings, dtype="float32")
     assert load(own, "bfloat16").dtype == torch.float32, (
@@ -105,18 +112,12 @@ def test_quantized(
 ) -> None:
     settings = save_model(model_type, settings={"quantization": quantization})
     loaded = load(settings)
+    # Before a forward pass, which repacks 4-bit weights on some CPUs.
+    assert loaded.placement.bytes_per_device == {"cpu": about(held_bytes(loaded.model))}
     expected, quantized = logits(saved(settings)), logits(loaded.model)
     assert not torch.equal(quantized, expected), "the weights are not quantized"
     assert (quantized - expected).norm() / expected.norm() < error
     assert stored_quantization(loaded.model.config) == quantization
-
-
-def test_four_bit_is_nf4_with_quantized_scales(save_model: SaveModel) -> None:
-    config = load(
-        save_model(settings={"quantization": "4bit"}), "bfloat16"
-    ).model.config.quantization_config
-    assert (config.bnb_4bit_quant_type, config.bnb_4bit_use_double_quant) == ("nf4", True)
-    assert config.bnb_4bit_compute_dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("quantization", ["8bit", "4bit"])
@@ -203,14 +204,6 @@ def test_other_settings_do_not_share(save_model: SaveModel, change: dict[str, An
     assert pair.draft.dtype == torch.bfloat16 if "dtype" in change else torch.float32
 
 
-def test_pair_of_different_architectures(save_model: SaveModel) -> None:
-    target, draft = save_model("llama"), save_model("opt")
-    pair = load_pair(target, draft, PlacementSettings())
-    assert pair.draft is not None
-    assert torch.equal(logits(pair.target.model), logits(saved(target)))
-    assert torch.equal(logits(pair.draft.model), logits(saved(draft)))
-
-
 def test_nothing_loads_before_the_draft_is_checked(save_model: SaveModel, tmp_path: Path) -> None:
     target = save_model()
     Path(target.repository, "model.safetensors").write_bytes(b"loading these would fail")
@@ -230,26 +223,6 @@ def test_main_memory_that_is_too_small(
         RunError, match=r"does not fit: .*\nwhat would fit: model\.quantization=8bit"
     ):
         load(save_model())
-
-
-def test_layers_on_disk(save_model: SaveModel) -> None:
-    settings = save_model()
-    device_map = {"model.layers.1": "disk"} | dict.fromkeys(
-        [
-            "model.embed_tokens",
-            "model.layers.0",
-            "model.layers.2",
-            "model.norm",
-            "model.rotary_emb",
-            "lm_head",
-        ],
-        "cpu",
-    )
-    loaded = load(settings, device_map=device_map)
-    assert set(loaded.placement.bytes_per_device) == {"cpu", "disk"}
-    assert loaded.devices == [CPU]
-    assert held_bytes(loaded.model) == loaded.placement.bytes_per_device["cpu"]
-    assert torch.equal(logits(loaded.model), logits(saved(settings)))
 
 
 def write_gguf(model: PreTrainedModel, file: Path) -> None:
@@ -331,27 +304,6 @@ def test_gguf_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         load(settings)
 
 
-def test_gguf_repository_without_tokenizer_takes_another(
-    save_model: SaveModel, tmp_path: Path
-) -> None:
-    plain = save_model()
-    write_gguf(saved(plain), tmp_path / "llama.gguf")
-    settings = ModelSettings(
-        name="gguf", repository=str(tmp_path), gguf_file="llama.gguf", tokenizer=plain.repository
-    )
-    pair = load_pair(settings, plain, PlacementSettings())
-    assert pair.tokenizer.get_vocab() == make_tokenizer().get_vocab()
-
-
-def test_directories_in_the_home_directory(
-    save_model: SaveModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    settings = save_model(name="mine")
-    loaded = load(dataclasses.replace(settings, repository="~/mine"))
-    assert torch.equal(logits(loaded.model), logits(saved(settings)))
-
-
 # On a GPU ------------------------------------------------------------------------------------------------------------
 
 
@@ -411,10 +363,3 @@ def test_draft_on_the_cpu_and_target_on_the_gpu(save_model: SaveModel) -> None:
     assert pair.draft is not None
     assert pair.devices == [GPU, CPU]
     assert (pair.target.dtype, pair.draft.dtype) == (torch.bfloat16, torch.float32)
-
-
-@pytest.mark.gpu
-def test_8_bit_weights_go_with_float16_on_the_gpu(save_model: SaveModel) -> None:
-    settings = save_model(settings={"quantization": "8bit"}, dtype=torch.bfloat16)
-    assert load(settings).dtype == torch.float16
-    assert load(settings, strategy="cpu").dtype == torch.float32

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import subprocess
 import sys
@@ -16,11 +17,12 @@ from safetensors.torch import load_file, save_file
 from torch._inductor import compile_fx
 from transformers import AutoModelForCausalLM
 
-from harness.config.settings import ModelSettings
+from harness.config.settings import Dtype, ModelSettings, PlacementSettings, Quantization
 from harness.local.models.quiet import quiet_libraries
-from tiny_checkpoints import make_tokenizer
+from tiny_checkpoints import load_pair, make_tokenizer
 
 ROOT = Path(__file__).parents[3]
+PROMPT = torch.tensor([[1, 2, 3]])
 
 
 def run(script: str) -> subprocess.CompletedProcess[str]:
@@ -33,38 +35,42 @@ def run(script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_importing_the_room_does_nothing_and_quantized_models_run_quietly(
-    save_model: Callable[..., ModelSettings],
-) -> None:
-    result = run(f"""
-        import dataclasses, logging, sys, torch
+def test_importing_the_room_does_nothing() -> None:
+    result = run("""
+        import logging, sys, torch
         before = logging.root.handlers[:]
         import harness.local.engine.pair, harness.local.models.devices
         assert not torch.cuda.is_initialized()
         assert not logging.getLogger("bitsandbytes.autograd._functions").filters
         assert "bitsandbytes" not in sys.modules
         assert logging.root.handlers == before
-        from harness.config.settings import ModelSettings, PlacementSettings
-        sys.path.insert(0, "tests/support")
-        from tiny_checkpoints import load_pair
-        settings = ModelSettings(name="x", repository={save_model().repository!r})
-        def forward(model):
-            with torch.no_grad():
-                model(torch.tensor([[1, 2, 3]]))
-        for quantization in ("8bit", "4bit"):
-            quantized = dataclasses.replace(settings, quantization=quantization)
-            for dtype in ("float32", "bfloat16"):
-                forward(load_pair(quantized, settings, PlacementSettings(), dtype).target.model)
-        model = load_pair(dataclasses.replace(settings, quantization="8bit"), None, PlacementSettings()).target.model
-        print("loud from here", file=sys.stderr)
-        logging.getLogger("bitsandbytes.autograd._functions").filters.clear()
-        forward(model)
     """)
-    assert result.returncode == 0, result.stderr
-    quiet, loud = result.stderr.split("loud from here\n")
-    assert result.stdout + quiet == ""
+    assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
+
+
+def test_quantized_models_run_quietly(
+    save_model: Callable[..., ModelSettings],
+    caplog: pytest.LogCaptureFixture,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    settings = save_model()
+
+    @torch.no_grad()
+    def run_quantized(quantization: Quantization, dtype: Dtype) -> None:
+        quantized = dataclasses.replace(settings, quantization=quantization)
+        load_pair(quantized, None, PlacementSettings(), dtype).target.model(PROMPT)
+
+    capfd.readouterr()  # of saving
+    run_quantized("8bit", "float32")
+    run_quantized("4bit", "bfloat16")
+    assert capfd.readouterr() == ("", "")
+    assert not caplog.records
     # That there is something to silence.
-    assert loud.count("MatMul8bitLt: inputs will be cast") == 3 * 7
+    monkeypatch.setattr("harness.local.models.quiet._matters", lambda record: True)
+    monkeypatch.setattr(logging.getLogger("bitsandbytes.autograd._functions"), "filters", [])
+    run_quantized("8bit", "bfloat16")
+    assert caplog.text.count("MatMul8bitLt: inputs will be cast") == 3 * 7
 
 
 def test_other_messages_pass(caplog: pytest.LogCaptureFixture) -> None:
@@ -111,15 +117,6 @@ def test_compiling_on_a_gpu_recommends_no_other_precision(monkeypatch: pytest.Mo
         quiet_libraries()
         compile_fx._warn_tf32_disabled.__wrapped__()
     assert len(said) == 1
-
-
-def test_refusing_waits_before_a_capture_says_nothing() -> None:
-    text = "Synchronization debug mode is a prototype feature and does not yet detect all"
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        quiet_libraries()
-        warnings.warn(text, stacklevel=1)
-    assert not said
 
 
 @pytest.mark.parametrize(("name", "is_said"), [("lm_head.extra", False), ("lm_head.weight", True)])

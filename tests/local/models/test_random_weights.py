@@ -18,7 +18,6 @@ from harness.local.engine.pair import Pair, plan_pair
 from harness.local.models.loading import LoadedModel
 from harness.local.models.random_weights import RandomTensor
 from tiny_checkpoints import (
-    ARCHITECTURES,
     SMALL_DEMAND,
     as_draft,
     held_bytes,
@@ -70,8 +69,14 @@ def logits(loaded: LoadedModel) -> torch.Tensor:
     return loaded.model(PROMPT).logits.float()
 
 
-@pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
-@pytest.mark.parametrize("model_type", ["llama", "gpt2", "opt", "bloom", "gpt_neox"])
+@pytest.mark.parametrize(
+    ("model_type", "quantization"),
+    [
+        *((name, "none") for name in ("llama", "gpt2", "opt", "bloom", "gpt_neox")),
+        *(("llama", bits) for bits in ("8bit", "4bit")),
+        ("opt", "4bit"),
+    ],
+)
 def test_what_is_held_is_what_was_planned(model_type: str, quantization: Quantization) -> None:
     others = {
         "gpt2": {"n_embd": 256, "n_layer": 3, "n_head": 4},
@@ -100,24 +105,6 @@ def test_the_same_every_time_and_another_for_every_model(quantization: Quantizat
     first = logits(load(preset(quantization=quantization)).target)
     assert torch.equal(first, logits(load(preset(quantization=quantization)).target))
     assert not torch.equal(first, logits(load(preset("65B", quantization=quantization)).target))
-
-
-def test_quantized_weights_are_the_others_quantized() -> None:
-    pair = load(preset(), preset("30B", "8bit"))
-    assert pair.draft is not None
-    plain, quantized = logits(pair.target), logits(pair.draft)
-    assert not torch.equal(plain, quantized)
-    assert (plain - quantized).norm() / plain.norm() < 0.05
-
-
-def test_positions_are_no_random_numbers(save_model: SaveModel) -> None:
-    """Buffers that no checkpoint holds are computed, as they are when stored weights load."""
-    stored = load_pair(save_model("llama"), None, PlacementSettings()).target.model
-    made = load(preset(**ARCHITECTURES["llama"])).target.model
-    assert torch.equal(made.model.rotary_emb.inv_freq, stored.model.rotary_emb.inv_freq)
-    assert torch.equal(made.model.norm.weight.float(), stored.model.norm.weight), (
-        "norms let everything pass"
-    )
 
 
 def test_tied_matrices_are_one(save_model: SaveModel) -> None:
@@ -250,21 +237,3 @@ def test_memory_stays_near_what_was_planned_while_building(quantization: Quantiz
     largest = 2 * 4096 * 32000
     assert torch.cuda.max_memory_allocated(0) - before < planned + 3 * largest
     assert torch.isfinite(loaded.model(PROMPT.cuda()).logits).all()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("quantization", ["none", "8bit"])
-def test_split_over_gpu_and_cpu_it_is_the_same_model(quantization: Quantization) -> None:
-    names = [
-        "model.embed_tokens",
-        "model.layers.0",
-        "model.layers.1",
-        "model.norm",
-        "model.rotary_emb",
-        "lm_head",
-    ]
-    device_map = dict.fromkeys(names, 0) | {"model.layers.2": "cpu"}
-    split = load(preset(quantization=quantization), device_map=device_map, offload="cpu").target
-    assert set(split.placement.bytes_per_device) == {"cuda:0", "cpu"}
-    with torch.no_grad():
-        assert torch.isfinite(split.model(PROMPT.cuda()).logits).all()

@@ -5,34 +5,30 @@ from __future__ import annotations
 import dataclasses
 import functools
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoConfig, PreTrainedConfig
 
 from architectures import RECURRENT, random_model
 from harness.config.demand import Demand
-from harness.config.settings import ModelSettings, PlacementSettings, Quantization
+from harness.config.settings import Quantization
 from harness.local.models.cache_sizes import configured_caches, measured_caches
 from harness.local.models.fit import fit
 from harness.local.models.meta import bare_model, sketch_model
-from harness.local.models.sketch import Sketch
+from harness.local.models.sketch import Sketch, four_bit_bytes
 from harness.local.runners.eager import EagerRunner
 from harness.local.runners.recurrent_state import map_tensors
 from harness.local.runners.snapshot import SnapshotRunner
 from sketches import GB, case, gpus_of, machine
 from tiny_checkpoints import (
     as_checkpoint,
-    held_bytes,
-    load_pair,
     make_config,
 )
 
-SaveModel = Callable[..., ModelSettings]
 CPU = {"": "cpu"}
 
 LLAMA = {
@@ -99,37 +95,6 @@ def test_known_sizes() -> None:
     )
 
 
-@pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
-@pytest.mark.parametrize(
-    ("model_type", "dtype"),
-    [("llama", "float32"), ("llama", "bfloat16"), ("gpt2", "float16"), ("opt", "float16")],
-)
-def test_predicted_bytes_are_those_that_loading_takes(
-    save_model: SaveModel, model_type: str, quantization: Quantization, dtype: Any
-) -> None:
-    settings = save_model(model_type, settings={"quantization": quantization})
-    loaded = load_pair(settings, None, PlacementSettings(), dtype).target
-    assert loaded.placement.bytes_per_device["cpu"] == pytest.approx(
-        held_bytes(loaded.model), rel=0.01
-    )
-
-
-@pytest.mark.parametrize("quantization", ["8bit", "4bit"])
-def test_predicted_bytes_of_a_quantized_repository(
-    save_model: SaveModel, quantization: Quantization
-) -> None:
-    settings = save_model(settings={"quantization": quantization})
-    quantized = load_pair(settings, None, PlacementSettings()).target
-    quantized.model.save_pretrained(settings.repository)
-    again = load_pair(
-        dataclasses.replace(settings, quantization="none"), None, PlacementSettings()
-    ).target
-    assert again.placement.bytes_per_device["cpu"] == pytest.approx(
-        held_bytes(again.model), rel=0.01
-    )
-    assert again.placement.bytes_per_device == quantized.placement.bytes_per_device
-
-
 def test_blocks_are_layers_in_order_and_tied_weights_stay_together() -> None:
     names = [block.modules for block in llama("1B").blocks]
     assert names[:2] == [("model.embed_tokens",), ("model.layers.0",)]
@@ -160,40 +125,16 @@ def test_a_map_may_go_below_layers() -> None:
     "model_type", ["llama", "gpt2", "opt", "bloom", "gpt_neo", "gpt_neox", "qwen2"]
 )
 def test_the_cache_is_as_large_as_predicted(model_type: str) -> None:
-    config = (
-        make_config(model_type) if model_type in ("llama", "gpt2", "opt") else _small(model_type)
-    )
-    before = config.to_dict()
-    predicted = sketched(config, torch.bfloat16)
-    assert config.to_dict() == before, "the model is loaded from it"
-    assert config._attn_implementation is None
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    model = random_model(model_type)
+    before = model.config.to_dict()
+    predicted = sketched(model.config, torch.float32)
+    assert model.config.to_dict() == before, "the model is loaded from it"
     runner = EagerRunner(model)
     runner.start([[5, 6, 7, 8]] * 3)
     runner.extend(torch.full((3, 3), 9))
     held = [layer.keys.nbytes + layer.values.nbytes for layer in runner._cache.layers]
     assert [3 * 7 * size for size in predicted.block_caches() if size] == held
     assert predicted.caches_on({"": 0}, 1, 1) == {"cuda:0": predicted.cache_bytes}
-
-
-def _small(model_type: str) -> Any:
-    sizes = {
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 2,
-        "intermediate_size": 64,
-    }
-    sizes |= {"num_key_value_heads": 2} if model_type == "qwen2" else {}
-    others = {
-        "bloom": {"hidden_size": 32, "n_head": 4, "n_layer": 2},
-        "gpt_neo": {
-            "hidden_size": 32,
-            "num_heads": 4,
-            "num_layers": 2,
-            "attention_types": [[["global"], 2]],
-        },
-    }
-    return AutoConfig.for_model(model_type, vocab_size=320, **others.get(model_type, sizes))
 
 
 @pytest.mark.parametrize("name", RECURRENT)
@@ -210,14 +151,6 @@ def test_a_recurrent_model_is_held_before_and_after_what_is_drafted(name: str) -
     assert predicted.state_bytes > 0
     (placed,) = fit(case(predicted, free=machine(), demand=Demand(3, 4, 1, 2, "static")))
     assert placed.cache_per_device["cpu"] == sum(predicted.block_caches(3 * (7 + 7), 3 * 2))
-
-
-def test_the_cache_of_experts_is_known_in_every_format() -> None:
-    config = AutoConfig.for_model(
-        "qwen3_moe", **LLAMA["1B"] | {"num_hidden_layers": 2, "head_dim": 64}
-    )
-    known = [sketched(config, dtype).cache_bytes for dtype in (torch.float32, torch.float16)]
-    assert known == [2 * 2 * config.num_key_value_heads * 64 * size for size in (4, 2)]
 
 
 def test_the_cache_is_where_its_layers_are() -> None:
@@ -350,11 +283,13 @@ def test_layers_that_differ_have_caches_of_their_sizes_in_the_configuration_too(
 
 def test_stored_quantization_is_read() -> None:
     one = sketched(make_config("llama"), torch.float32)
-    gptq = make_config(
-        "llama", quantization_config={"quant_method": "bitsandbytes", "load_in_4bit": True}
-    )
-    assert sketched(gptq).stored == "4bit"
-    assert sketched(gptq).num_parameters == one.num_parameters, "quantized or not"
+    stored = {"quant_method": "bitsandbytes", "load_in_4bit": True}
+    quantized = sketched(make_config("llama", quantization_config=stored), torch.float32)
+    assert quantized.stored == "4bit"
+    assert quantized.num_parameters == one.num_parameters, "quantized or not"
+    # 256 scales, in float32 or in 8 bits.
+    assert four_bit_bytes(64 * 256, nested=False) == 64 * 128 + 64 + 4 * 256
+    assert four_bit_bytes(64 * 256) == 64 * 128 + 64 + 256 + 4 + 4 + 1024
 
 
 # What a pass works with ----------------------------------------------------------------------------------------------

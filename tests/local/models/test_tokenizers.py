@@ -18,8 +18,6 @@ from tiny_checkpoints import VOCABULARY_SIZE, as_checkpoint, load_pair, make_con
 
 SaveModel = Callable[..., ModelSettings]
 
-TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}:{% endif %}"
-
 
 def check(
     target: PreTrainedTokenizerFast,
@@ -61,15 +59,6 @@ def test_shared_vocabulary_size(save_model: SaveModel) -> None:
     assert load_pair(target, None, PlacementSettings()).vocabulary_size == 384
     other = save_model("gpt2", "other", tokenizer=make_tokenizer(extra_tokens=("<extra>",)))
     assert load_pair(target, other, PlacementSettings()).vocabulary_size == 384
-
-
-def test_saved_tokenizer_reads_back_the_same(save_model: SaveModel) -> None:
-    tokenizer = load_tokenizer(
-        save_model("llama", tokenizer=make_tokenizer(chat_template=TEMPLATE))
-    )
-    assert tokenizer.get_vocab() == make_tokenizer().get_vocab()
-    assert tokenizer.chat_template == TEMPLATE
-    assert tokenizer.decode(tokenizer("1 + 1 = 2, größer")["input_ids"]) == "1 + 1 = 2, größer"
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "gpt2"])

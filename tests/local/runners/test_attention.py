@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import pytest
@@ -12,7 +11,6 @@ from architectures import PROMPTS, random_model
 from harness.local.drafting.early_exit import truncated
 from harness.local.runners.attention import PACKED, PLAIN
 from harness.local.runners.compiled import PreparedRunner
-from harness.local.runners.prepared_calls import RunnerShapes
 from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.static import StaticRunner
 
@@ -49,15 +47,6 @@ def test_a_model_with_shared_layers_keeps_packed_heads() -> None:
     assert attention_of(model) == attention_of(shorter) == PLAIN
 
 
-def test_a_copy_of_a_packed_model_has_an_attention_to_go_back_to() -> None:
-    model = random_model("llama")
-    runner = StaticRunner(model)
-    twin = copy.deepcopy(model)
-    StaticRunner(twin).close()
-    assert attention_of(twin) == PLAIN
-    runner.close()
-
-
 def test_a_runner_that_nobody_closed_gives_it_back() -> None:
     model = random_model("llama")
     StaticRunner(model)
@@ -69,13 +58,4 @@ def test_a_refused_model_has_its_own_attention() -> None:
     model.hf_device_map = {"model": 0, "lm_head": 1}
     with pytest.raises(UnsupportedModelError, match="on several devices"):
         PreparedRunner(model, compiled=False, captured=True)
-    assert attention_of(model) == PLAIN
-
-
-def test_prepared_calls_keep_the_heads_packed() -> None:
-    model = random_model("llama")
-    runner = PreparedRunner(model, compiled=False, captured=True)
-    runner.prepare(RunnerShapes(2, 60, (1, 4)))
-    assert attention_of(model) == PACKED
-    runner.close()
     assert attention_of(model) == PLAIN

@@ -38,31 +38,6 @@ def prepared_for(model: Any, trees: TreeDemand, **options: Any) -> PreparedRunne
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
-def test_prepared_passes_over_trees_agree_with_eager_ones(name: str) -> None:
-    """Whole trees, and parts that are filled up; then a path is kept, and one row leaves."""
-    model = random_model(name)
-    runner = prepared_for(model, TreeDemand((4, 7), 7))
-    plain = StaticRunner(model)
-    for each in (runner, plain):
-        each.start(PROMPTS)
-    expected = plain.extend(TOKENS, TreeShape(SHAPES)).logits
-    assert close(runner.extend(TOKENS, TreeShape(SHAPES)).logits, expected)
-    runner.keep([0, 0, 0])
-    parts = []
-    for first, end in [(0, 1), (1, 4), (4, 7)]:
-        shape = TreeShape([parents[: end - 1] for parents in SHAPES])
-        parts.append(runner.extend(TOKENS[:, first:end], shape).logits)
-    assert close(torch.cat(parts, dim=1), expected)
-    path = torch.tensor([[0, 2, 5], [0, 1, 3], [0, 3, 5]])
-    steps = []
-    for each in (runner, plain):
-        each.keep_path(path, [3, 2, 1])
-        each.select([0, 2])
-        steps.append(each.extend(TOKENS[:2], TreeShape(SHAPES[:2])).logits)
-    assert close(*steps)
-
-
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
 def test_a_prepared_runner_passes_the_check_of_trees(name: str) -> None:
     """Its trees have 5 tokens, which a shape of 7 is filled up from."""
     model = random_model(name)

@@ -7,10 +7,6 @@ import torch
 from torch.backends.cuda import cudnn_sdp_enabled
 
 from architectures import (
-    ARCHITECTURES,
-    NOT_STATIC,
-    RECURRENT,
-    VOCABULARY,
     close,
     logits_without_cache,
     random_model,
@@ -25,54 +21,6 @@ Kind = type[EagerRunner] | type[StaticRunner] | type[SnapshotRunner]
 PROMPTS = [[5, 9, 23, 4, 17, 31, 8], [11, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50]]
 
 
-@pytest.mark.parametrize(
-    ("kind", "name"),
-    [
-        *((EagerRunner, name) for name in ARCHITECTURES),
-        *((StaticRunner, name) for name in ARCHITECTURES if name not in NOT_STATIC),
-        *((SnapshotRunner, name) for name in RECURRENT),
-    ],
-)
-@pytest.mark.parametrize("batch", [PROMPTS[:1], PROMPTS], ids=["one row", "ragged rows"])
-def test_rollback_is_exact(kind: Kind, name: str, batch: list[list[int]]) -> None:
-    model = random_model(name)
-    runner = kind(model)
-    generator = torch.Generator().manual_seed(1)
-    sequences = [list(prompt) for prompt in batch]
-    logits = runner.start(batch).logits
-    for row, sequence in enumerate(sequences):
-        assert close(logits[row], logits_without_cache(model, sequence)[-1])
-    for _ in range(6):
-        fed = torch.randint(3, VOCABULARY, (len(batch), 5), generator=generator)
-        # Two extensions before one keep, as a drafter does it.
-        logits = torch.cat(
-            [runner.extend(fed[:, :2]).logits, runner.extend(fed[:, 2:]).logits], dim=1
-        )
-        counts = torch.randint(0, 6, (len(batch),), generator=generator).tolist()
-        for row, sequence in enumerate(sequences):
-            expected = logits_without_cache(model, sequence + fed[row].tolist())[-5:]
-            # A state collects more rounding than keys and values do.
-            tolerance = 1e-4 if name in RECURRENT else 1e-5
-            assert close(logits[row], expected, tolerance), (
-                f"row {row} after {len(sequence)} tokens"
-            )
-            sequence += fed[row, : counts[row]].tolist()
-        runner.keep(counts)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_selected_rows_go_on_unchanged(kind: Kind) -> None:
-    model = random_model("llama")
-    runner = kind(model)
-    runner.start(PROMPTS)
-    runner.extend(torch.tensor([[7, 8], [9, 10], [11, 12]]))
-    runner.keep([2, 1, 0])
-    runner.select([1, 0])
-    logits = runner.extend(torch.tensor([[20], [21]])).logits
-    assert close(logits[0, 0], logits_without_cache(model, [*PROMPTS[1], 9, 20])[-1])
-    assert close(logits[1, 0], logits_without_cache(model, [*PROMPTS[0], 7, 8, 21])[-1])
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_runner_starts_again(kind: Kind) -> None:
     model = random_model("gpt2")
@@ -80,22 +28,6 @@ def test_a_runner_starts_again(kind: Kind) -> None:
     runner.start(PROMPTS)
     runner.extend(torch.tensor([[7], [8], [9]]))
     assert close(runner.start(PROMPTS[1:2]).logits[0], logits_without_cache(model, PROMPTS[1])[-1])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_equal_prompts_read_once_go_on_apart(kind: Kind) -> None:
-    model = random_model("llama")
-    runner = kind(model)
-    logits = runner.start([PROMPTS[0]] * 3).logits
-    assert logits.shape == (3, VOCABULARY)
-    assert all(close(row, logits_without_cache(model, PROMPTS[0])[-1]) for row in logits)
-    fed = [[7, 8], [9, 10], [11, 12]]
-    runner.extend(torch.tensor(fed))
-    runner.keep([2, 1, 0])
-    logits = runner.extend(torch.tensor([[20], [21], [22]])).logits
-    for row, (count, last) in enumerate(zip([2, 1, 0], [20, 21, 22], strict=True)):
-        expected = logits_without_cache(model, [*PROMPTS[0], *fed[row][:count], last])[-1]
-        assert close(logits[row, 0], expected)
 
 
 @pytest.mark.parametrize("kind", [EagerRunner, StaticRunner])

@@ -67,11 +67,12 @@ def test_regular_text_is_that_of_generate(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "batch"),
-    [("lookup", PROMPTS[:1]), ("model", PROMPTS)],
-    ids=["lookup, one row", "model, ragged rows"],
+    ("name", "method", "batch"),
+    [
+        ("mamba2", "lookup", PROMPTS[:1]),
+        *((name, "model", PROMPTS) for name in RECURRENT),
+    ],
 )
-@pytest.mark.parametrize("name", RECURRENT)
 def test_speculative_text_is_that_of_generate(
     name: str, method: str, batch: list[list[int]]
 ) -> None:

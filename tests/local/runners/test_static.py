@@ -11,7 +11,6 @@ from transformers import (
     CONFIG_MAPPING,
     AutoConfig,
     AutoModelForCausalLM,
-    Cache,
     MambaConfig,
     MambaForCausalLM,
 )
@@ -168,41 +167,6 @@ def test_a_model_that_is_partly_outside_the_gpus_is_refused(place: str) -> None:
         StaticRunner(model)
 
 
-def test_layers_on_several_gpus_write_where_their_slots_are(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Without GPUs: half the slots are on the meta device, and what each layer's cache is given is recorded."""
-    model = random_model("llama", num_hidden_layers=2)
-    model.hf_device_map = {"model.layers.0": 0, "model.layers.1": 1}
-    given: list[tuple[str, str]] = []
-
-    def record(
-        model: object, options: object, tokens: Tensor, cache: Cache, **arguments: object
-    ) -> tuple[Tensor]:
-        for layer in cache.layers:
-            keys = layer._buffers[0]
-            given.append(
-                (keys.device.type, layer._places[keys.device, keys.shape[1]][2].device.type)
-            )
-        return (torch.empty(3, 1, VOCABULARY),)
-
-    runner = StaticRunner(model)
-    runner.start(PROMPTS)
-    for number in (2, 3):
-        runner._slots.buffers[number] = runner._slots.buffers[number].to("meta")
-    monkeypatch.setattr("harness.local.runners.slots.run_model", record)
-    runner.extend(torch.ones(3, 1, dtype=torch.long))
-    assert given == [("cpu", "cpu"), ("meta", "meta")]
-    with pytest.raises(UnsupportedModelError, match="several devices"):
-        PreparedRunner(model, compiled=False, captured=True)
-
-
-def test_a_model_whose_logits_differ_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.local.runners.slots.attention_windows", lambda model: {"": 2})
-    with pytest.raises(UnsupportedModelError, match="differ from the model's own"):
-        StaticRunner(random_model("llama")).check()
-
-
 @pytest.mark.parametrize(
     ("window", "num_slots", "wrong"), [(8, 20, True), (200, 300, True), (200, 120, False)]
 )
@@ -243,16 +207,6 @@ def test_a_check_reads_no_more_than_the_windows_need(
     monkeypatch.setattr(model, "forward", counting)
     StaticRunner(model).check()
     assert max(lengths) == most
-
-
-def test_masks_by_type_of_layer(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Qwen 3 with some layers that see only a window."""
-    types = ["full_attention", "sliding_attention", "full_attention"]
-    qwen3 = {**ARCHITECTURES["qwen2"], "model_type": "qwen3", "head_dim": 8, "layer_types": types}
-    monkeypatch.setitem(
-        ARCHITECTURES, "qwen3", {**qwen3, "use_sliding_window": True, "sliding_window": 4}
-    )
-    StaticRunner(random_model("qwen3")).check()
 
 
 def test_slots_that_are_reserved_last_and_serve_the_next_batch() -> None:
@@ -305,37 +259,6 @@ def test_attention_reads_hardly_more_slots_than_the_longest_row_has(
     runner.extend(torch.ones(2, num_tokens, dtype=torch.long))
     # Both key heads as they are, none repeated for the four heads that share them.
     assert widths == [(2, width)] * 3
-
-
-def test_what_a_row_sees_is_its_own() -> None:
-    """Numbers in slots beyond a row's length, of an earlier batch, change nothing."""
-    model = random_model("llama")
-    runner, eager = StaticRunner(model), EagerRunner(model)
-    runner.start([[60] * 40, [61] * 50, [62] * 30])
-    for each in (runner, eager):
-        each.start(PROMPTS)
-    fed = torch.tensor([[7, 8], [9, 10], [11, 12]])
-    assert close(runner.extend(fed).logits, eager.extend(fed).logits)
-
-
-def test_slots_grow_when_they_are_full() -> None:
-    model = random_model("llama")
-    runner, eager = StaticRunner(model), EagerRunner(model)
-    generator = torch.Generator().manual_seed(2)
-    for each in (runner, eager):
-        each.start(PROMPTS)
-    for _ in range(3):
-        fed = torch.randint(3, VOCABULARY, (3, BUCKET // 2), generator=generator)
-        assert close(runner.extend(fed).logits, eager.extend(fed).logits)
-        for each in (runner, eager):
-            each.keep([60, 64, 50])
-
-
-def test_a_shared_prefix_is_read_once() -> None:
-    model = random_model("gemma2")
-    prompts = [[5, 9, 23, 4, 17, 3], [5, 9, 23, 4, 17, 6, 7], [5, 9, 23, 4, 17]]
-    shared = SharedPrefixRunner(StaticRunner(model))
-    assert close(shared.start(prompts).logits, EagerRunner(model).start(prompts).logits)
 
 
 @pytest.mark.parametrize("kind", [StaticRunner, EagerRunner])

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from architectures import (
-    NOT_STATIC,
     PROMPTS,
     SERVED,
     VOCABULARY,
@@ -16,13 +16,25 @@ from architectures import (
     logits_without_cache,
     random_model,
 )
-from harness.local.decoding.trees import TreeShape, chain_of
+from harness.local.decoding.trees import TreeShape
 from harness.local.runners.base import CacheRunner
+from harness.local.runners.compiled import PreparedRunner
 from harness.local.runners.eager import EagerRunner
+from harness.local.runners.prepared_calls import RunnerShapes
 from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.static import StaticRunner
+from harness.local.runners.tree_passes import TreeDemand
 
-RUNNERS: list[Callable[..., CacheRunner]] = [EagerRunner, StaticRunner]
+
+def prepared(model: PreTrainedModel) -> PreparedRunner:
+    """Whole trees, and parts that are filled up."""
+    runner = PreparedRunner(model, compiled=False, captured=True)
+    runner.prepare(RunnerShapes(3, 64, (1, 2), trees=TreeDemand((4, 7), 7)))
+    return runner
+
+
+RUNNERS: list[Callable[..., CacheRunner]] = [EagerRunner, StaticRunner, prepared]
+FEW = ["llama", "gpt2", "mistral"]
 SHAPES = [(0, 0, 1, 3, 2, 4), (0, 1, 1, 2, 2, 2), (0, 0, 0, 0, 3, 5)]
 # The nodes that each row keeps.
 KEPT = [[2, 5], [1, 3], [3, 5, 6]]
@@ -41,12 +53,12 @@ def tree_tokens(num_rows: int = 3, num_nodes: int = 6) -> torch.Tensor:
     return torch.randint(1, VOCABULARY, (num_rows, num_nodes + 1), generator=generator)
 
 
-@pytest.mark.parametrize("make", RUNNERS)
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize(
+    ("make", "name"),
+    [(make, name) for make in RUNNERS for name in (FEW if make is prepared else SERVED)],
+)
 def test_trees_agree_with_plain_passes(make: Callable[..., CacheRunner], name: str) -> None:
     """Over prompts longer than every sliding window; then texts go on behind the paths that are kept."""
-    if name in NOT_STATIC:
-        pytest.skip("has no explicit masks")
     model = random_model(name)
     runner = make(model)
     runner.start(PROMPTS)
@@ -81,7 +93,7 @@ def test_a_node_that_is_read_alone_does_not_see_its_siblings(
 
 
 @pytest.mark.parametrize("make", RUNNERS)
-@pytest.mark.parametrize("name", ["llama", "gpt2", "mistral"])
+@pytest.mark.parametrize("name", FEW)
 def test_a_tree_can_be_read_in_parts(make: Callable[..., CacheRunner], name: str) -> None:
     """Rows of different lengths, and a sliding window: the parts see what they see in one pass."""
     model, tokens = random_model(name), tree_tokens()
@@ -98,39 +110,6 @@ def test_a_tree_can_be_read_in_parts(make: Callable[..., CacheRunner], name: str
     assert close(torch.cat(parts, dim=1), whole)
     with pytest.raises(ValueError, match="before a tree"):
         runner.extend(tokens, TreeShape(SHAPES))
-
-
-@pytest.mark.parametrize("fault", ["positions", "sibling's keys"])
-def test_planted_faults_are_seen(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_model("llama")
-    runner = StaticRunner(model)
-    runner.start(PROMPTS)
-    tokens = tree_tokens()
-    if fault == "positions":
-        wrong = torch.arange(7).expand(3, 7)
-        monkeypatch.setattr(TreeShape, "depths_on", lambda shape, device: wrong)
-    logits = runner.extend(tokens, TreeShape(SHAPES)).logits
-    path = tokens[0, [0, 2, 5]].tolist()
-    expected = logits_without_cache(model, [*PROMPTS[0], *path])[-1]
-    if fault == "positions":
-        assert not close(logits[0, 5], expected)
-        return
-    assert close(logits[0, 5], expected)
-    runner.keep([3, 3, 3])  # the first slots, which are a sibling's
-    behind = runner.extend(torch.full((3, 1), 7)).logits[0, -1]
-    assert not close(behind, logits_without_cache(model, [*PROMPTS[0], *path, 7])[-1])
-
-
-def test_a_tree_of_width_1_is_bit_equal_to_a_chain() -> None:
-    model = random_model("llama")
-    steps = []
-    for as_tree in (False, True):
-        runner = StaticRunner(model)
-        runner.start(PROMPTS)
-        tokens = tree_tokens()
-        shape = TreeShape([chain_of(6)] * 3)
-        steps.append(runner.extend(tokens, shape) if as_tree else runner.extend(tokens))
-    assert torch.equal(steps[0].logits, steps[1].logits)
 
 
 def test_a_model_without_explicit_positions_is_refused() -> None:
