@@ -12,6 +12,7 @@ import pytest
 from harness.commands.latency.plots import latency_plots
 from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.costs import iteration_line
+from harness.commands.latency.tables.of_runs import page_of_runs
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
