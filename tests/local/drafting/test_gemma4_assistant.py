@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
-from transformers import CONFIG_MAPPING, DynamicCache, PreTrainedModel
+from transformers import CONFIG_MAPPING, DynamicCache, GenerationConfig, PreTrainedModel
+from transformers.generation.candidate_generator import SinglePositionMultiTokenCandidateGenerator
 
 from architectures import random_model
 from chains import GREEDY, request, texts
@@ -125,6 +128,35 @@ def test_distributions_are_those_of_transformers(kind: str, runner_name: str) ->
     assert len({len(iteration.rows) for iteration in iterations}) > 1
     assert len(checked.num_accepted) >= 2
     assert checked.error < 1e-5
+
+
+@pytest.mark.skipif(
+    "model_kwargs" in signature(SinglePositionMultiTokenCandidateGenerator.__init__).parameters,
+    reason="an older transformers makes it otherwise",
+)
+def test_greedy_drafts_are_those_of_transformers_own_generator() -> None:
+    target, assistant = pair_of("centroids")
+    head = head_of(target, assistant)
+    prompt, first = PROMPTS[2], 7
+    runner = EagerRunner(target, hidden_layers=head.config.layers)
+    drafter = drafter_over(runner, head, target, GREEDY)
+    drafter.start([prompt], [first], runner.start([prompt]))
+    proposal = drafter.propose(K, torch.zeros(1, K))
+
+    assistant.generation_config.num_assistant_tokens = K
+    config = GenerationConfig(max_length=100)
+    generator = SinglePositionMultiTokenCandidateGenerator(
+        assistant, target.get_input_embeddings(), config
+    )
+    hidden, shared = target_states(target, torch.tensor(prompt))
+    tokens, _ = generator.get_candidates(
+        torch.tensor([[*prompt, first]]),
+        {"attention_mask": torch.ones(1, len(prompt) + 1)},
+        SimpleNamespace(hidden_states=[hidden], shared_kv_states=shared),
+        is_first_iteration=False,
+        n_last_matches=0,
+    )
+    assert proposal.tokens.tolist() == tokens[:, len(prompt) + 1 :].tolist()
 
 
 @pytest.mark.parametrize("runner_name", RUNNERS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 
@@ -61,3 +62,29 @@ def test_it_finds_what_a_search_finds(ngrams: tuple[int, int]) -> None:
             assert indexed.continuation(5) == search(tokens, *ngrams, 5)
             found += bool(indexed.continuation(5))
     assert 50 < found < 360
+
+
+class CountingDict(dict[Any, Any]):
+    steps = 0
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.steps += 1
+        super().__setitem__(key, value)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self.steps += 1
+        return super().get(key, default)
+
+
+def test_the_work_does_not_grow_with_the_text() -> None:
+    generator = random.Random(1)
+    indexed = LookupText(3, 1)
+    indexed._following = counted = CountingDict()
+    indexed.extend(generator.randrange(1000) for _ in range(10_000))
+    for _ in range(100):
+        counted.steps = 0
+        indexed.continuation(8)
+        assert counted.steps <= 3
+        counted.steps = 0
+        indexed.extend([generator.randrange(1000)])
+        assert counted.steps == 3

@@ -261,6 +261,19 @@ def test_attention_reads_hardly_more_slots_than_the_longest_row_has(
     assert widths == [(2, width)] * 3
 
 
+def test_slots_grow_when_they_are_full() -> None:
+    model = random_model("llama")
+    runner, eager = StaticRunner(model), EagerRunner(model)
+    generator = torch.Generator().manual_seed(2)
+    for each in (runner, eager):
+        each.start(PROMPTS)
+    for _ in range(3):
+        fed = torch.randint(3, VOCABULARY, (3, BUCKET // 2), generator=generator)
+        assert close(runner.extend(fed).logits, eager.extend(fed).logits)
+        for each in (runner, eager):
+            each.keep([60, 64, 50])
+
+
 @pytest.mark.parametrize("kind", [StaticRunner, EagerRunner])
 def test_of_equal_prompts_that_join_at_once_one_is_read(
     kind: Any, monkeypatch: pytest.MonkeyPatch
