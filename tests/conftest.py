@@ -61,7 +61,9 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers() -> int:
-    """One process more than there are cores: tests wait for what they have started, and all take a tenth less."""
+    """One process more than there are cores: tests wait for what they have started, and all take a tenth less. With
+    another one all take a tenth more.
+    """
     return num_usable_cores() + 1
 
 
