@@ -233,13 +233,6 @@ class SilentWhenDrawn(_Silent):
         return asked.decoding.temperature > 0
 
 
-class SilentWhenGreedy(_Silent):
-    """A temperature of 0 gets no drafts, so that plain requests get none."""
-
-    def falls_back(self, asked: Asked) -> bool:
-        return asked.decoding.temperature == 0
-
-
 class SilentWithLogprobs(_Silent):
     """Requests for log-probabilities get no drafts."""
 
