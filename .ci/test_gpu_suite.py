@@ -233,6 +233,7 @@ def run_suite(*arguments: str) -> None:
     assert shown.returncode == 0, shown.stdout + shown.stderr
 
 
+@pytest.mark.slow
 def test_on_a_pretended_gpu_cases_run_to_their_end_in_their_own_processes(
     suite: ModuleType, tmp_path: Path
 ) -> None:

@@ -31,7 +31,8 @@ def main() -> int:
     if first_code in (0, _NO_TESTS):
         return first_code
     failed_first = _failed(directory)
-    again = ["--last-failed", "--last-failed-no-failures", "none", "--numprocesses", "0"]
+    paths = [one for one in arguments if Path(one).exists()]
+    again = [*paths, "--last-failed", "--last-failed-no-failures", "none", "--numprocesses", "0"]
     code, passed_again, failed = _run(directory, again)
     only_again = [name for name in failed_first if name not in _failed(directory)]
     print(f"\n== Passed only at the second try: {len(only_again)}", *only_again, sep="\n")
