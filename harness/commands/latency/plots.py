@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from operator import attrgetter
 
 from harness.commands.latency.tables.costs import measured_over_k
@@ -92,18 +92,11 @@ def _against_k(group: Sequence[RankedRun]) -> tuple[str, Curves] | None:
     }
     if not any(pairs[0].series in several for pairs in by_series):
         return None
-    names = [pair.name for pair in group]
-    shared = {
-        column: text
-        for column, text in names[0].settings.items()
-        if all(name.settings.get(column) == text for name in names)
-    }
+    shared = _shared_settings(group)
     title = ", ".join([group[0].model, *shared.values()])
     curves: dict[str, Sequence[Point]] = {}
     for pairs in by_series:
-        name = pairs[0].name
-        own = [text for column, text in name.settings.items() if column not in shared]
-        curves[" · ".join([name.pair, *own])] = _points(pairs, lambda pair: pair.name.k_order)
+        curves[_label(pairs[0], shared)] = _points(pairs, lambda pair: pair.name.k_order)
     if len(curves) > MOST_CURVES:
         title += f" (the first {MOST_CURVES} of {len(curves)})"
     shown: dict[str, Sequence[Point]] = {}
@@ -113,10 +106,27 @@ def _against_k(group: Sequence[RankedRun]) -> tuple[str, Curves] | None:
     return title, shown
 
 
+def _shared_settings(group: Sequence[RankedRun]) -> dict[str, str]:
+    """The settings in the names of these runs that are the same in all of them, in words, by column."""
+    names = [pair.name for pair in group]
+    return {
+        column: text
+        for column, text in names[0].settings.items()
+        if all(name.settings.get(column) == text for name in names)
+    }
+
+
+def _label(pair: RankedRun, shared: Collection[str]) -> str:
+    """The name of a curve: the pair, and those of its settings that not all have."""
+    own = [text for column, text in pair.name.settings.items() if column not in shared]
+    return " · ".join([pair.name.pair, *own])
+
+
 def _costs(group: Sequence[RankedRun]) -> tuple[str, Curves]:
     """Title and curves of what an iteration costs, a curve for each draft with several K, and the line through it where
     the times are one.
     """
+    shared = _shared_settings(group)
     curves: dict[str, Sequence[Point]] = {}
     for series in grouped(group, attrgetter("series")).values():
         cost = measured_over_k([pair.run for pair in series])
@@ -125,7 +135,7 @@ def _costs(group: Sequence[RankedRun]) -> tuple[str, Curves]:
         known = [one for one in cost.points if one.width > 1 and one.steps.is_known]
         if shape is None or not known or len(curves) >= MOST_CURVES:
             continue
-        name = series[0].name.pair
+        name = _label(series[0], shared)
         curves[name] = [
             Point(one.steps.estimate, one.steps.low, one.steps.high, one.drafted)
             for one in sorted(known, key=lambda one: one.width)

@@ -203,6 +203,15 @@ def test_the_plot_shows_the_points_and_the_line_where_there_is_one() -> None:
     assert len(labels(12.0)[0]) == 1, "a staircase is no line"
 
 
+def test_each_series_of_a_pair_has_its_curve() -> None:
+    runs = [run_of(k, 21.4, 3.1, seed=seed) for seed in (1, 2) for k in (2, 4, 8)]
+    (plot,) = latency_plots(runs)["iteration"]
+    (axes,) = plot.figure.axes
+    _, names = axes.get_legend_handles_labels()
+    drawn = {name for name in names if name.startswith("13B with head")}
+    assert drawn == {f"13B with head (as labelled) · seed {seed}" for seed in (1, 2)}
+
+
 def test_one_run_of_a_server_has_the_share_of_a_regular_step() -> None:
     text = short(page_of_run(run_of(4, 21.4, 3.1).rows), 120)
     assert mentions(text, "3.0 tokens per iteration; a regular step is 65 % of an iteration's time")
