@@ -402,6 +402,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
+@pytest.mark.slow  # all together
 @pytest.mark.parametrize("typed", MISTAKES, ids=lambda typed: typed[:80])
 def test_a_mistake_is_one_line(
     typed: str, harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -37,11 +37,13 @@ _IMPORTED = (
     "harness.commands.serve.command",
     "harness.cli.jobs",
     "harness.local.engine.engine",
+    "harness.local.engine.roofline",
     "hydra.main",
     "kept_pairs",
     "pytest",
     "remembered_configs",
     "scipy.stats",
+    "torch",
     "transformers.models.llama.modeling_llama",
     "uvicorn.lifespan.on",
     "uvicorn.protocols.http.h11_impl",
@@ -61,6 +63,8 @@ def serve(listening: int, address: str) -> None:
     modules = {name: importlib.import_module(name) for name in _IMPORTED}
     modules["kept_pairs"].keep()
     modules["remembered_configs"].remember()
+    # Measured once for all processes.
+    modules["harness.local.engine.roofline"].copy_bandwidth(modules["torch"].device("cpu"))
     garbage.exempt_imports()
     forked.address = address
     listener = socket.socket(fileno=listening)

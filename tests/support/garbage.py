@@ -11,7 +11,7 @@ import gc
 import psutil
 
 # Bytes by which the process may grow before everything is searched.
-_MOST_GROWTH = 600_000_000
+_MOST_GROWTH = 1_500_000_000
 
 _process = psutil.Process()
 _size = 0
