@@ -71,9 +71,9 @@ def read(path: Path) -> list[dict[str, str]]:
 
 @pytest.fixture(scope="module")
 def processes() -> ForkServerContext:
-    """Processes that start in milliseconds, because the server they fork from has pandas loaded."""
+    """Processes that start in milliseconds, because the server they fork from has loaded what this module imports."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["harness.results.files"])
+    context.set_forkserver_preload(["harness.cli.menu.columns", "pandas", "pytest"])
     return context
 
 
