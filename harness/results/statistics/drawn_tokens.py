@@ -81,7 +81,7 @@ class Rounding:
         moved = again - exact
         tilts = []
         for exponent, shares in _TILTS.items():
-            won = np.exp(tilted(exact, exponent))
+            won = np.exp(tilted(exact, exact, exponent))
             mean = abs(float((moved * won).sum(-1).mean()))
             tilts += [share * mean for share in shares]
         total = float(np.abs(moved).sum(-1).mean()) / 2
@@ -146,7 +146,7 @@ class DrawnText:
         quantiles = (exact * is_likelier).sum(-1) + generator.random(len(tokens)) * widths
         tilts = []
         for exponent, shares in _TILTS.items():
-            won = np.expm1(tilted(exact, exponent)[rows, tokens])
+            won = np.expm1(tilted(own, exact, exponent)[:, 0])
             tilts += [np.log1p(share * won) for share in shares]
         return cls(
             prompt=prompt,
@@ -160,12 +160,18 @@ class DrawnText:
         )
 
 
-def tilted(exact: Floats, exponent: float) -> Floats:
-    """Logarithms [n, V] of p to this power, normalised, by p itself; 0 where p is 0."""
-    logs = np.log(exact, out=np.zeros_like(exact), where=exact > 0)
-    sums = (np.exp(exponent * logs) * (exact > 0)).sum(-1, keepdims=True)
+def tilted(masses: Floats, exact: Floats, exponent: float) -> Floats:
+    """What tokens win for a bettor on the distributions [n, V] to this power, normalised: its logarithms [n, m].
+
+    Args:
+        masses: [n, m], of tokens by these distributions; where one is 0, nothing is won.
+    """
+    # 0 to the power of 0 is 1, and no token's.
+    powers = np.power(exact, exponent, out=np.zeros_like(exact), where=exact > 0)
+    sums = powers.sum(-1, keepdims=True)
+    logs = np.log(masses, out=np.zeros_like(masses), where=masses > 0)
     won = np.maximum((exponent - 1) * logs - np.log(sums), _LEAST_LEFT)
-    return np.asarray(np.where(exact > 0, won, 0.0))
+    return np.asarray(np.where(masses > 0, won, 0.0))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -170,7 +170,7 @@ def test_tilted_probabilities_are_those_of_another_temperature(exponent: float) 
         other = DecodingSettings(temperature=1 / exponent, top_k=6)
         expected = exact_probabilities(logits, other)
     possible = exact > 0
-    won = tilted(exact, exponent)
+    won = tilted(exact, exact, exponent)
     assert (exact * np.exp(won))[possible] == pytest.approx(expected[possible])
     assert (won[~possible] == 0).all()
 
