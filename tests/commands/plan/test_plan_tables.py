@@ -74,6 +74,8 @@ UNKNOWN_CACHE = {"needed_bytes": None, "cache_bytes": None, "read_bytes": None}
         (TOO_LARGE | {"needed_bytes": None}, "67.0 GB of weights, and 2 × 40.0 GB are free", ""),
         (TOO_LARGE, "68.0 GB of weights and KV cache, and 2 × 40.0 GB are free less 2.00 GB", "measure"),
         (TOO_LARGE | {"reserve_bytes": 0}, "GB are free", "reserve"),
+        (TOO_LARGE, "What would fit instead: model=30B_8bit (33 GB) model=30B_3GPUs (3 GPUs", ""),
+        (TOO_LARGE, "GPU 0 ████████████████████████ 65.0 of 40.0 GB", ""),
         (TOO_LARGE | {"instead": None}, "A smaller model is needed.", "instead"),
         ({"num_gpus": 0}, "No GPU here: planned for main memory", ""),
         ({}, "40.0 ms/token at least, 13.3 with all drafts accepted: at most 3.00× (A100 40GB)", "Gain"),
@@ -99,6 +101,7 @@ UNKNOWN_CACHE = {"needed_bytes": None, "cache_bytes": None, "read_bytes": None}
         ({"num_parameters": 99 * 10**6, "draft_bytes": 0}, "99.0 million", "0 bytes"),
         ({"draft_bytes": 0}, "7.00 billion 8bit the model's", ""),
         ({}, "GPU 0 30.0 0.0 1.0 40.0 GPU 1 20.0 10.0 0.0 40.0", ""),
+        ({}, "\n    GPU 0  ███████████████████▊       33.0 of 40.0 GB\n", ""),
         ({}, "\n  A100 40GB            1500 ", ""),
         ({}, "\n  30B     30.00 billion ", ""),
         ({"devices_bytes": {"cuda:0": on(8), "cpu": on(33)}}, "\n  GPU 0           8.0 ", ""),
@@ -126,6 +129,7 @@ def test_what_a_page_says(changes: dict[str, Any], said: str, unsaid: str) -> No
         ([{}, {"devices": "H100", "settings": {"gpus": 1}}], "on H100 yes"),
         ([PREDICTED, PREDICTED | {"num_draft_tokens": 2}], "3.00× 2.31× at K=6 2 yes 68.0"),
         ([{"needed_bytes": None}, {"batch_size": 8}], "batches of 1 the weights do 40.0"),
+        ([{"needed_bytes": None}, {"batch_size": 8}], "batches of 8 yes 68.0"),
         ([TOO_LARGE, TOO_LARGE | {"model": "1B", "instead": None}], "0 of 2 fit"),
         ([TOO_LARGE, TOO_LARGE | {"model": "1B", "instead": None}], "1B 7B no 68.0 40.0"),
         ([{"bandwidths": RATES}, {"model": "1B"}], "the weights takes on A100 40GB or L4 Next"),
@@ -167,6 +171,22 @@ def test_what_would_fit_is_a_command() -> None:
     assert "harness plan model=30B gpus=3" in short(plan_page([PlanRow(**more)]), 110)
 
 
+@pytest.mark.parametrize(
+    ("many", "style"),
+    [
+        ([ROW], "good"),
+        ([ROW | UNKNOWN_CACHE], "strong"),
+        ([TOO_LARGE], "bad"),
+        ([ROW, TOO_LARGE], "good"),
+        ([TOO_LARGE, TOO_LARGE], "bad"),
+    ],
+)
+def test_the_colour_of_the_finding(many: list[dict[str, Any]], style: str) -> None:
+    page = plan_page([PlanRow(**row) for row in many])
+    assert page is not None
+    assert [line.style for line in page.finding] == [style]
+
+
 def test_a_row_from_a_file_reads_the_same() -> None:
     cells = {
         name: "" if value is None else str(value) for name, value in PlanRow(**ROW).cells().items()
@@ -182,13 +202,6 @@ def test_a_bar_has_weights_caches_and_the_reserve_of_gpus_in_use() -> None:
     assert "5.00 GB stay free on the fullest GPU" in text
 
 
-def test_what_does_not_fit_is_shown_beside_what_is_free() -> None:
-    text = short(plan_page([PlanRow(**TOO_LARGE)]), 110)
-    assert "65.0 of 40.0 GB" in text
-    text = "\n".join(printed(TOO_LARGE))
-    assert mentions(text, "fit instead", "model=30B_8bit (33 GB)", "3 GPUs")
-
-
 def test_one_table_of_many_pairs() -> None:
     lines = printed(ROW, TOO_LARGE, FAILED)
     assert max(map(len, lines)) <= 110
@@ -197,17 +210,3 @@ def test_one_table_of_many_pairs() -> None:
     assert "no; model=30B_8bit" in words
     assert "out of reach" in words
     assert "1 of 3 fit" in words
-
-
-def test_plans_of_one_pair_are_told_apart() -> None:
-    smaller = ROW | {"settings": {"draft.gpus": 1}, "num_draft_tokens": 2}
-    words = " ".join(" ".join(printed(ROW, smaller, FAILED)).split())
-    assert "30B 7B 4 yes 68.0" in words
-    assert "30B 7B 2 draft.gpus 1 yes 68.0" in words
-
-
-def test_plans_of_one_pair_say_their_batches() -> None:
-    lines = printed(ROW, ROW | {"batch_size": 8})
-    assert lines[0].startswith("30B with 7B")
-    assert any(mentions(line, "batches of 1", "yes", "3.00×") for line in lines)
-    assert any(mentions(line, "batches of 8", "yes", "3.00×") for line in lines)
