@@ -12,7 +12,6 @@ from harness.commands.plan.tables import plan_page
 from harness.config.machine import note_command_line
 from harness.results.statistics.interval import Interval
 from pages import full, short
-from wording import mentions
 
 GB = 10**9
 ROW: dict[str, Any] = {
