@@ -138,7 +138,8 @@ UNLIKELY = {"likelihood_z": -4.8, "log_probability": -2.5, "own_log_probability"
 TEXTS = {
     "text_source": "given", "num_tokens": 12345, "temperature": 0.5, "max_new_tokens": 64, "batch_size": 4,
     "acceptance_rate": 0.8, "conditional_acceptance_rate": 0.9,
-    "weights_tokens_per_iteration": Interval(4.05, 3.8, 4.31), "served_tokens_per_iteration": 1.52, "rules": "greedy 1.5",
+    "weights_tokens_per_iteration": Interval(4.05, 3.8, 4.31), "served_tokens_per_iteration": 1.52,
+    "rules": "greedy 1.5",
 }  # fmt: skip
 ACCEPTANCES: dict[str, list[Changes]] = {
     "costs": [COSTS],
