@@ -9,6 +9,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from harness.commands.acceptance.tables import acceptance_page
 from harness.commands.eval.tables import eval_page
+from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import recovery_page
 from harness.config.machine import note_command_line
@@ -16,7 +17,7 @@ from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.runs import Run
 from harness.results.statistics.interval import NAN, Coverage, Interval
 from pages import full, short
-from report_files import eval_run
+from report_files import eval_run, latency_run
 
 Changes = dict[str, Any]
 SEEDS = {"seeds": (0, 1)}
@@ -35,16 +36,16 @@ EVALS: dict[str, list[Changes]] = {
     "two seeds": [SEEDS],
     "greedy, and exact": [ONE | EXACT],
     "exact but quantized": [ONE | EXACT | {"quantization": "8bit", "num_parsed": 990}],
-    "identical": [ONE | EXACT | {"identical_prompts": 1000, "num_resumed": 3}],
+    "identical": [ONE | EXACT | {"identical_prompts": 1000, "num_resumed": 3, "accuracy": 1.0, "wald_high": 1.0}],
     "all questions": [ONE | {"num_prompts": 100, "operands": "1-20"}],
     "more than all": [ONE | {"num_prompts": 101, "operands": "1-20"}],
     "more than all, replaced": [ONE | {"num_prompts": 101, "operands": "1-20", "replacement": True}],
     "all asked": [ONE | {"num_prompts": 100, "num_different_prompts": 100, "operands": "1-10"}],
     "at the level": [ONE | {"mcnemar_p_value": 0.05, "difference_low": 0.0}],
-    "below the level": [SEEDS | {"mcnemar_p_value": 0.0499}],
+    "below the level": [SEEDS | {"mcnemar_p_value": 0.0499, "lossy": True, "lenience": 0.8}],
     "better": [ONE | BETTER | {"num_different_prompts": 1000}],
     "no difference at all": [ONE | BETTER | {"difference": 0.0}],
-    "interrupted": [ONE | {"status": "interrupted", "accuracy": 0.0}],
+    "interrupted": [ONE | {"status": "interrupted", "accuracy": 0.0, "wald_high": 0.0}],
     "nothing to compare": [ONE | UNKNOWN],
     "several": [SEEDS, ONE | {"draft": "a", "mcnemar_p_value": 0.01}, ONE | {"status": "failed"}],
 }  # fmt: skip
@@ -54,6 +55,73 @@ EVALS: dict[str, list[Changes]] = {
 def test_an_evaluation(snapshot: SnapshotAssertion, case: str) -> None:
     note_command_line(["eval"])
     assert full(eval_page([Run(eval_run(**changes)) for changes in EVALS[case]])) == snapshot
+
+
+# Changes of both arms, and of the regular one.
+HELD = {
+    "identical_prompts": 15,
+    "cached_tokens": 0,
+    "foreign_tokens": 0,
+    "drafted": True,
+    "num_tokens": 960,
+}
+STEADY = {"drift": 1.0, "drift_low": 0.9, "drift_high": 1.1, "drifted": False, "num_units": 15}
+UNSURE = {"speedup": 1.02, "speedup_low": 0.99, "speedup_high": 1.05, "visible_difference": 0.02}
+NO_BOUNDS = {"speedup_low": None, "speedup_high": None}
+PRECISE = {"precision": 0.05, "stopped_by": "budget", "speedup_covers": "15 prompts"}
+COMMANDS = {
+    "engine": "server",
+    "server_command": "vllm A; vllm A -x",
+    "url": "http://a/v1",
+    "regular_url": "http://b/v1",
+}
+ITSELF = {
+    "regular_against_itself": 1.0,
+    "regular_against_itself_low": 0.9,
+    "regular_against_itself_high": 1.1,
+}
+UNKNOWN_COSTS = dict.fromkeys(
+    "acceptance_rate tokens_per_iteration mean_acceptance_length predicted_speedup time_to_first_token_ms".split()
+)
+LATENCIES: dict[str, tuple[Changes, Changes]] = {
+    "all held": (HELD | STEADY | {"processor_share": 0.9}, {"drafted": False}),
+    "nothing held": (HELD | STEADY | {"drifted": True, "num_throttled_units": 1},
+                     {"num_tokens": 961, "cached_tokens": 1, "foreign_tokens": 1}),
+    "starved": (STEADY | {"processor_share": 0.8}, {}),
+    "as precise as asked": (PRECISE | {"speedup_low": 1.91}, {}),
+    "less precise": (PRECISE, {}),
+    "all prompts": (PRECISE | {"stopped_by": "num_prompts", "precision": 0.01}, {}),
+    "blocks": (PRECISE | {"stopped_by": "blocks", "speedup_covers": "4 blocks", "precision": 0.01}, {}),
+    "a budget": (PRECISE | NO_BOUNDS | {"speedup_covers": "3 prompts", "settings": {"budget": "2min"}}, {}),
+    "a budget in seconds": (PRECISE | NO_BOUNDS | {"speedup_covers": "5 prompts", "settings": {"budget": 60}}, {}),
+    "a trial": ({"test": True}, {}),
+    "a server alone": (COMMANDS | {"regular_url": None, "server": "harness 1", "server_command": None}, {}),
+    "one command": (COMMANDS | {"server_command": "vllm A; vllm A", "speedup_covers": "15 prompts"}, {}),
+    "two commands": (COMMANDS | {"speedup_covers": "15 prompts"}, {}),
+    "blocks without an interval": (NO_BOUNDS | {"speedup_covers": "1 block"}, {}),
+    "as many prompts as anybody measures": (UNSURE | {"speedup_covers": "250 prompts", "num_prompts": 250}, {}),
+    "more than that": (UNSURE | {"speedup_covers": "251 prompts", "num_prompts": 251}, {}),
+    "no difference to see": (UNSURE | {"speedup": 1.0, "speedup_covers": "15 prompts"}, {}),
+    "runs": (UNSURE | {"speedup_covers": "15 prompts and 3 runs"}, {}),
+    "some drafted": ({"draft_ms": None, "mean_acceptance_length": 3.63}, {}),
+    "nearly all drafted": ({"draft_ms": None, "mean_acceptance_length": 3.62}, {}),
+    "slow": ({"speedup": 0.9, "speedup_low": 0.8, "speedup_high": 0.95, "speedup_covers": "15 prompts"}, {}),
+    "unknown": (UNKNOWN_COSTS, {}),
+    "unknown, of a server": (UNKNOWN_COSTS | COMMANDS, {}),
+    "nothing drafted": (UNKNOWN_COSTS | COMMANDS | {"drafted": False}, {}),
+    "a regular step of a server": ({"requests_per_second": 1.0} | ITSELF, {}),
+    "failed": (NO_BOUNDS | {"status": "failed", "error": "wrong", "speedup_covers": "1 block"}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LATENCIES)
+def test_a_latency(snapshot: SnapshotAssertion, case: str) -> None:
+    note_command_line(["latency"])
+    both, of_regular = LATENCIES[case]
+    regular, speculative = latency_run(run="20261120T100000.000001-abcdef")
+    first = regular.from_values(regular.values() | both | {"speedup": None} | of_regular)
+    second = speculative.from_values(speculative.values() | both)
+    assert short(page_of_run([first, second])) == snapshot
 
 
 PAIR = {
@@ -97,19 +165,20 @@ PLANTED = {"fault": "lenience"}
 MARGIN = {"divergence_position": 7, "logit_margin": -0.3, "logit_tolerance": 0.3}
 RECOVERIES: dict[str, list[list[Changes]]] = {
     "all kinds of checks": [[
-        GREEDY | MARGIN, PART, PART | LOSS | {"sampling": "min_p=0.1"}, SAMPLED | {"power": 0.9995},
+        GREEDY | MARGIN | {"fault": None}, PART, PART | LOSS | {"sampling": "min_p=0.1"}, SAMPLED | {"power": 0.9995},
         SAMPLED | {"check": "compared", "sampling": "top_p=0.9", "p_value": 0.2, "verdict": "undecided"},
         {"check": "logprobs", "verdict": "right", "num_tokens": 1200},
         KIND, KIND | {"sampling": "seed", "verdict": "no drafts"}, KIND | {"verdict": "none accepted"},
         KIND | {"verdict": "some drafts"}, ROUND, ROUND | {"finding": "0.7 before", "acceptance_rate": 0.3},
     ]],
-    "lossless": [[GREEDY | {"batch_size": 1, "refused": "seed"}, PART, SAMPLED | {"rounding": 0.002}, ROUND]],
-    "a later round is lossy": [[GREEDY, SAMPLED, ROUND, ROUND | {"verdict": "lossy"}]],
-    "beyond rounding": [[GREEDY | MARGIN | {"verdict": "lossy", "logit_margin": 0.31}, UNSEEN]],
+    "lossless": [[GREEDY | {"batch_size": 1, "refused": "seed"}, PART | WEAK, SAMPLED | {"rounding": 0.002}, ROUND]],
+    "a later round is lossy": [[GREEDY | {"runner": "eager"}, SAMPLED, ROUND, ROUND | {"verdict": "lossy"}]],
+    "beyond rounding": [[GREEDY | MARGIN | {"verdict": "lossy", "logit_margin": 0.31, "dtype": None}, UNSEEN]],
     "a margin without a tolerance": [[GREEDY | {"logit_margin": 0.31, "num_skipped": 2}]],
     "planted and missed": [[GREEDY | PLANTED | {"weights": "random"}, SAMPLED]],
     "planted and found": [[GREEDY | PLANTED, SAMPLED | LOSS]],
     "a coin": [[GREEDY | {"lossy": True, "synthetic_acceptance": 0.8}, SAMPLED]],
+    "a lossy rule": [[GREEDY | {"lossy": True, "rule": "typical", "lenience": 0.9}, SAMPLED]],
     "too few draws": [[GREEDY, SAMPLED | WEAK, SAMPLED | WEAK | {"power": None}]],
     "cut short": [[GREEDY | {"num_cut_short": 2, "verdict": "undecided"}, SAMPLED | WEAK]],
     "no reference": [[GREEDY, {"check": "reference", "verdict": "undecided", "finding": "no reference"}, SAMPLED]],

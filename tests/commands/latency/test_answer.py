@@ -13,7 +13,6 @@ from harness.commands.latency.tables.answer import page_of_run
 from harness.config.machine import note_command_line
 from harness.reporting.table import Bar, Bars
 from harness.reporting.terminal import print_document
-from harness.results.statistics.interval import Interval
 from in_process import Harness
 from pages import full, short
 from report_files import latency_run
@@ -58,16 +57,6 @@ def test_a_command_is_never_cut_in_two() -> None:
     assert len(text.splitlines()) <= 13
 
 
-def test_a_server_that_drafts_nothing_has_no_acceptance() -> None:
-    unknown = dict.fromkeys(
-        ("acceptance_rate", "mean_acceptance_length", "tokens_per_iteration", "predicted_speedup")
-    )
-    served = {"engine": "server", "url": "http://a/v1"}
-    text = answer(drafted=False, draft_ms=None, **unknown | served)
-    assert "Why   nothing was drafted" in text
-    assert "Why   acceptance is not reported" in answer(draft_ms=None, **unknown | served)
-
-
 def test_the_price_of_an_iteration_is_a_ratio_that_can_be_checked() -> None:
     """3.5 tokens for 4 draft steps of 0.0625 and a verification of 1.03 steps."""
     why = "62 % accepted: 3.5 tokens in the time of 1.28 steps, decode-only 2.73×"
@@ -92,17 +81,6 @@ def test_the_four_forms_of_the_verdict() -> None:
     refused = short(page_of_run([regular, dataclasses.replace(speculative, **error)]), 80)
     assert mentions(refused, "no verdict", "the regular server drafts")
     assert "Next" not in refused
-
-
-def test_steps_that_cannot_help_are_not_given() -> None:
-    one_block = {"speedup_low": None, "speedup_high": None, "speedup_covers": "1 block"}
-    text = answer(**one_block, num_prompts=8)
-    assert mentions(text, "an interval", "engine.blocks=4")
-    assert "num_prompts=64" not in text
-    none = {"speedup": 1.001, "speedup_low": 0.99, "speedup_high": 1.01}
-    assert "difference of 0%" not in answer(**none, visible_difference=0.005)
-    # A run that failed would fail again, however many prompts it has.
-    assert "Next" not in answer(**one_block, status="failed", error="the rule is wrong")
 
 
 def test_the_prompts_for_an_interval_fill_eight_batches() -> None:
@@ -286,23 +264,3 @@ def test_bars_are_plain_where_letters_are() -> None:
     stream.flush()
     text = stream.buffer.getvalue().decode()  # type: ignore[attr-defined]
     assert text.count("#") == 36
-
-
-def test_what_held_is_shown_and_what_is_not_known_is_not() -> None:
-    """Unequal work, caches and other clients have no verdict or a doubt; here stands what spoilt nothing."""
-    served = {"engine": "server", "cached_tokens": 0, "foreign_tokens": 0, "drafted": True}
-    regular, row = latency_run(**FIGURES, **served)
-    null = Interval(1.002, 0.994, 1.009)
-    row = dataclasses.replace(row, regular_against_itself=null, identical_prompts=row.num_prompts)
-    regular = dataclasses.replace(regular, drafted=False)
-    text = " ".join(short(page_of_run([regular, row]), 200).split())
-    checked = (
-        "Checked equal work · equal texts · caches cold · no other client · regular arm drafted nothing · machine"
-        " quiet · regular arm against itself 1.002 (0.994 to 1.009)"
-    )
-    assert checked in text
-    unknown = dataclasses.replace(row, cached_tokens=None, foreign_tokens=5, identical_prompts=3)
-    text = " ".join(short(page_of_run([regular, unknown]), 200).split())
-    assert "Checked equal work · regular arm drafted nothing" in text
-    starved = dataclasses.replace(row, processor_share=0.5)
-    assert "machine quiet" not in short(page_of_run([regular, starved]), 200)
