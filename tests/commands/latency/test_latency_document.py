@@ -132,17 +132,6 @@ def test_greedy_texts_are_compared() -> None:
     assert "dentical" not in printed(prompts)
 
 
-def test_what_limits_the_numbers_is_said() -> None:
-    text = printed(lossy=True, lenience=0.5, test=True, status="interrupted", ms_per_token=100.0)
-    assert "speculative (lossy)" in text
-    assert "lenience 0.5: the speculative output no longer follows" in text
-    assert "test=true" in text
-    assert "interrupted: the figures cover 15 prompts." in text
-    text = printed(weights="random", synthetic_acceptance=0.8)
-    assert text.startswith("30B + 7B, random weights, synthetic 0.8 · NVIDIA A100")
-    assert "decoding.synthetic_acceptance=0.8: draft tokens were accepted at random" in text
-
-
 def test_the_roof_is_not_clamped() -> None:
     roof = {"step_bytes": 65_000_000_000, "floor_ms": 40.0}
     text = " ".join(printed(**roof).split())
