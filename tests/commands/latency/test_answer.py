@@ -65,24 +65,6 @@ def test_the_price_of_an_iteration_is_a_ratio_that_can_be_checked() -> None:
     assert "acceptance is too low: full acceptance would give 3.90×" in slow
 
 
-def test_the_four_forms_of_the_verdict() -> None:
-    assert mentions(answer(), "1.83× faster", "1.70 to 1.95", "15 prompts of one run")
-    slower = answer(speedup=0.8, speedup_low=0.75, speedup_high=0.85)
-    assert mentions(slower, "1.25× slower", "1.18 to 1.33", "speed-up 0.80×")
-    unsure = answer(speedup=0.74, speedup_low=0.38, speedup_high=1.56)
-    assert mentions(unsure, "cannot tell: 0.74× (0.38 to 1.56)")
-    few = {"speedup_low": None, "speedup_high": None, "speedup_covers": "3 prompts"}
-    without = answer(**few, num_prompts=3)
-    assert mentions(without, "no interval: 3 prompts, 8 needed")
-    assert mentions(without, "harness latency num_prompts=8")
-    assert not mentions(without, "faster")
-    regular, speculative = latency_run(**FIGURES)
-    error = {"status": "no_verdict", "error": "the regular server drafts", "speedup": None}
-    refused = short(page_of_run([regular, dataclasses.replace(speculative, **error)]), 80)
-    assert mentions(refused, "no verdict", "the regular server drafts")
-    assert "Next" not in refused
-
-
 def test_the_prompts_for_an_interval_fill_eight_batches() -> None:
     """15 prompts in batches of 4 are 4 batches, the last of 3: 24 prompts would be 6."""
     few = {"speedup_low": None, "speedup_high": None, "speedup_covers": "4 batches"}
@@ -138,28 +120,6 @@ def test_no_other_draft_is_advised_for_a_server(server: dict[str, Any]) -> None:
     by_k: dict[str, Any] = {"tokens_per_iteration_by_num_draft_tokens": None}
     assert "draft=lookup" in answer(**slower, **by_k)
     assert "draft=lookup" not in answer(engine="server", **slower, **by_k, **server)
-
-
-def test_no_more_prompts_are_asked_for_than_anybody_would_measure() -> None:
-    unsure: dict[str, Any] = {
-        "speedup": 1.02,
-        "speedup_low": 0.99,
-        "speedup_high": 1.05,
-        "visible_difference": 0.04,
-    }
-    prompts = answer(num_prompts=15, **unsure)
-    assert mentions(prompts, "to see a difference of 2%", "num_prompts=62")
-    # More prompts would not narrow what varies from run to run.
-    runs = answer(
-        num_prompts=15, repeat="all", **unsure | {"speedup_covers": "15 prompts and 5 runs"}
-    )
-    assert mentions(runs, "a narrower interval", "repeats=10")
-    # 62 laps of 2 prompts each.
-    laps = answer(num_prompts=30, **unsure | {"speedup_covers": "15 laps"})
-    assert mentions(laps, "to see a difference of 2%", "num_prompts=124")
-    # As many units, of 16 prompts each.
-    laps = answer(num_prompts=240, **unsure | {"speedup_covers": "15 laps"})
-    assert "enough prompts" not in laps
 
 
 @pytest.mark.parametrize(
@@ -219,23 +179,6 @@ def test_what_is_typed_next_replaces_a_setting_however_it_was_typed(
     typed: str, expected: str
 ) -> None:
     assert f" {expected}\n" in f"{answer(arguments=typed)}\n"
-
-
-@pytest.mark.parametrize(
-    ("server", "other"),
-    [
-        ("harness 0.2.0", "http://h:5000/regular/v1"),
-        ("vLLM 0.32.0", "http://HOST:PORT/v1"),
-        (None, "http://HOST:PORT/v1"),
-    ],
-)
-def test_of_a_server_alone_the_next_step_is_one_to_compare_with(
-    server: str | None, other: str
-) -> None:
-    note_command_line(["latency", "engine=server"])
-    row = latency_run(**FIGURES, engine="server", url="http://h:5000/v1", server=server)[-1]
-    text = short(page_of_run([dataclasses.replace(row, speedup=None)]), 80)
-    assert mentions(text, "is it faster", f"harness latency engine=server regular_url={other}")
 
 
 def test_a_target_alone_has_its_times_and_its_roof_and_no_verdict() -> None:
