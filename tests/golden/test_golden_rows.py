@@ -10,6 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 from harness.commands.acceptance.tables import acceptance_page
 from harness.commands.eval.tables import eval_page
 from harness.commands.latency.tables.answer import page_of_run
+from harness.commands.latency.tables.of_runs import page_of_runs
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import recovery_page
 from harness.config.machine import note_command_line
@@ -125,6 +126,41 @@ def test_a_latency(snapshot: SnapshotAssertion, case: str) -> None:
     first = regular.from_values(regular.values() | both | {"speedup": None} | of_regular)
     second = speculative.from_values(speculative.values() | both)
     assert short(page_of_run([first, second])) == snapshot
+
+
+ALONE = {"draft": None, "num_draft_tokens": None}
+DRAFTS: list[Changes] = [{"draft": f"draft{number}"} for number in range(6)]
+SURE = {"speedup_covers": "15 prompts"}
+WIDE = SURE | {"speedup_low": 1.05, "speedup_high": 3.9}
+MANY: dict[str, list[tuple[float, Changes]]] = {
+    "one gains most": [(3.0, DRAFTS[0] | SURE), *((1.3, draft | SURE) for draft in DRAFTS[1:])],
+    "three rivals": [(2.0, draft | SURE) for draft in DRAFTS[:4]],
+    "four rivals": [(2.0, draft | SURE) for draft in DRAFTS[:5]],
+    "no draft": [(1.0, ALONE), (1.0, ALONE | {"model": "30B"})],
+    "no draft, stopped": [(1.0, ALONE | {"status": "interrupted", "ms_per_token": 90.0}), (1.0, ALONE)],
+    "six targets": [(2.0, SURE | {"model": str(number)}) for number in range(6)],
+    "eight targets": [(2.0, SURE | {"model": str(number)}) for number in range(8)],
+    "a target with a draft": [(1.0, ALONE), (2.0, SURE | {"model": "30B"})],
+    "made up": [(3.0, SURE | {"weights": "random", "model": "30B"}), (2.0, SURE)],
+    "two temperatures": [(2.0, draft | SURE | {"temperature": t}) for t in (0.0, 1.0) for draft in DRAFTS[:2]],
+    "several K": [(1.5, SURE | {"k": 2}), (2.0, SURE | {"k": 4}), (1.9, SURE | {"k": 8}), (2.4, WIDE | {"k": 6})],
+    "a faster draft may not pay": [(1.5, DRAFTS[0] | SURE), (2.0, DRAFTS[1] | WIDE), (1.2, DRAFTS[2] | SURE)],
+    "a faster one on a busy machine": [(1.5, DRAFTS[0] | SURE), (2.0, DRAFTS[1] | SURE | {"processor_share": 0.5})],
+    "busy all the time": [(speedup, DRAFTS[0] | SURE | {"processor_share": 0.5, "k": 2}) for speedup in (1.5, 2.0)],
+    "none pays": [(0.8, draft | SURE) for draft in DRAFTS[:2]],
+    "none is shown to": [(1.02, draft | SURE) for draft in DRAFTS[:2]],
+    "regular arms apart": [(2.0, DRAFTS[ms] | SURE | {"ms_per_token": 10.0 * ms}) for ms in (5, 4, 3)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MANY)
+def test_many_latencies(snapshot: SnapshotAssertion, case: str) -> None:
+    note_command_line(["latency", "-m"])
+    runs = []
+    for number, (speedup, changes) in enumerate(MANY[case]):
+        found = latency_run(speedup=speedup, run=f"20261120T100000.00000{number}-abcdef", **changes)
+        runs.append(Run(found))
+    assert short(page_of_runs(runs), 100) == snapshot
 
 
 PAIR = {
