@@ -147,7 +147,8 @@ MANY: dict[str, list[tuple[float, Changes]]] = {
     "a faster draft may not pay": [(1.5, DRAFTS[0] | SURE), (2.0, DRAFTS[1] | WIDE), (1.2, DRAFTS[2] | SURE)],
     "a faster one on a busy machine": [(1.5, DRAFTS[0] | SURE), (2.0, DRAFTS[1] | SURE | {"processor_share": 0.5})],
     "busy all the time": [(speedup, DRAFTS[0] | SURE | {"processor_share": 0.5, "k": 2}) for speedup in (1.5, 2.0)],
-    "none pays": [(0.8, draft | SURE) for draft in DRAFTS[:2]],
+    "none pays": [(1.0, ALONE), *((0.8, draft | SURE) for draft in DRAFTS[:2])],
+    "two drafts with several K": [(1 + k / 9, draft | SURE | {"k": k}) for k in (2, 4, 8) for draft in DRAFTS[:2]],
     "none is shown to": [(1.02, draft | SURE) for draft in DRAFTS[:2]],
     "regular arms apart": [(2.0, DRAFTS[ms] | SURE | {"ms_per_token": 10.0 * ms}) for ms in (5, 4, 3)],
 }  # fmt: skip

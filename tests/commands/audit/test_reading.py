@@ -253,6 +253,7 @@ HEADINGS = [f"c{number}" for number in range(1, 10)]
         ("mode,tk/s,tau,speedup\nMTP,60,2,1x\nnone,60,2,1x\n", {}, ""),
         ("| | none | a |\n|---|---|---|\n| tk/s | 40 | 60 |\n| tau | | 2 |",
          {REGULAR: "40", "tokens_per_iteration": "2"}, ""),
+        ("x,tk/s,tau\nspeedup,60,2\nacceptance rate,60,2\n", {"tokens_per_iteration": "2"}, ""),
         (f"tk/s,{','.join(HEADINGS[:8])}\n60{',x' * 8}\n", {}, "c7, c8 (columns="),
         (f"tk/s,{','.join(HEADINGS)}\n60{',x' * 9}\n", {}, "c7, c8, 1 more (columns="),
         ("mode,tk/s\nblock 4,60\n", {"num_draft_tokens": "4"}, ""),

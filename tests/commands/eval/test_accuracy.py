@@ -127,7 +127,9 @@ def test_a_sweep_says_how_what_it_varied_changes_the_accuracy(tmp_path: Path) ->
     first, *others = (line.text for line in findings(build(directories)))
     assert mentions(first, "tiny_4bit against tiny", "regular", "-22.0 points")
     low, high = map(float, re.findall(r"interval (-[\d.]+) to (-[\d.]+)", first)[0])
-    assert -35 < low < -22 < high < -10
+    # Wald's interval is from -30.1 to -13.9; this one is a little wider.
+    assert -30.5 < low < -30.1
+    assert -13.9 < high < -13.5
     assert mentions(first, "same 100 questions")
     assert any("no significant difference" in other for other in others)
     assert not any("against" in other for other in others)
