@@ -162,7 +162,7 @@ def _page_of_many(rows: Sequence[PlanRow]) -> Page:
     several_pairs = len({pair_name(row) for row in rows}) > 1
     by_settings = not several_pairs and (several_k or has_settings)
     unnamed = "default" if by_settings and has_settings else None
-    k = Column("K", of="row.num_draft_tokens", optional=True, identifies_row=True)
+    k = Column("K", of="row.num_draft_tokens")
     columns = (
         *([] if by_settings else pair),
         *([k] if several_k else []),
