@@ -102,7 +102,7 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "a server alone": (COMMANDS | {"regular_url": None, "server": "harness 1", "server_command": None}, {}),
     "a server alone of others": (COMMANDS | {"regular_url": None, "server": "vLLM 1"}, {}),
     "no verdict": ({"status": "no_verdict", "error": "the regular server drafts", "speedup": None}, {}),
-    "laps": (UNSURE | {"speedup_covers": "15 laps", "num_prompts": 31}, {}),
+    "laps": (UNSURE | {"speedup_covers": "15 laps", "num_prompts": 31, "visible_difference": 0.04}, {}),
     "one command": (COMMANDS | {"server_command": "vllm A; vllm A", "speedup_covers": "15 prompts"}, {}),
     "two commands": (COMMANDS | {"speedup_covers": "15 prompts"}, {}),
     "blocks without an interval": (NO_BOUNDS | {"speedup_covers": "1 block"}, {}),
