@@ -270,11 +270,8 @@ def test_a_cache_that_answers_refuses(
 
 
 def test_rows_of_arms_that_cannot_be_compared_lose_their_speedup() -> None:
-    for arms in (rows(), rows()[:1]):
-        assert (
-            judged([replace(row, ignore_eos=False, temperature=1.0) for row in arms])[0].status
-            == "ok"
-        )
+    alone = [replace(rows()[0], ignore_eos=False)]
+    assert judged(alone) == alone
     assert judged(rows()) == rows()
     refused = judged(rows(num_tokens=30))
     assert [row.status for row in refused] == ["no_verdict", "no_verdict"]
