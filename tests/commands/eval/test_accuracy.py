@@ -125,7 +125,7 @@ def test_a_sweep_says_how_what_it_varied_changes_the_accuracy(tmp_path: Path) ->
         measured_eval(tmp_path / "3", four_bit, model="tiny", task="addition"),
     ]
     first, *others = (line.text for line in findings(build(directories)))
-    assert mentions(first, "tiny_4bit against tiny", "regular", "-22.0 points")
+    assert mentions(first, "tiny_4bit against tiny, regular: -22.0 points")
     low, high = map(float, re.findall(r"interval (-[\d.]+) to (-[\d.]+)", first)[0])
     # Wald's interval is from -30.1 to -13.9; this one is a little wider.
     assert -30.5 < low < -30.1

@@ -64,6 +64,7 @@ UNKNOWN_CACHE = {"needed_bytes": None, "cache_bytes": None, "read_bytes": None}
     [
         ({}, "7B · 2 pretended GPUs of 40GB · 128 prompt + 64 new tokens · K=4 · placement bal", "Gain"),
         ({"batch_size": 2}, "40GB · batch 2 · 128 prompt", "None"),
+        ({"batch_size": None}, "must read 60.0 GB, by any implementation.", "None"),
         ({"placement": "auto"}, "new tokens · K=4 fits", "auto"),
         (ALONE, "GB model KV cache before", "K=4 · draft B"),
         ({}, "68.0 GB of weights and KV cache; 7.00 GB stay free on the fullest GPU", ""),
