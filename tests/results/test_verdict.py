@@ -15,6 +15,7 @@ from harness.commands.latency.tables.run import headline
 from harness.commands.map.rows import MapRow
 from harness.commands.map.tables import finding, map_page
 from harness.config.errors import VerdictError
+from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
 from harness.results.runs import Run
 from harness.results.statistics.interval import Coverage, Interval
@@ -125,6 +126,8 @@ def test_one_server_must_draft_and_the_other_must_not(
     assert judged([replace(pair[0], drafted=True), pair[1]])[1].speedup == Interval(2.0, 1.9, 2.1)
     pair[1] = replace(pair[1], served_model="m; m-eagle3")
     assert judged([replace(pair[0], drafted=True), pair[1]])[1].speedup is None
+    # Of two commands either may draft.
+    assert judged(rows(drafted=False, draft=SECOND_COMMAND))[1].speedup is not None
 
 
 @pytest.mark.parametrize(
@@ -149,7 +152,7 @@ def test_both_servers_read_the_same_prompts(
         (0, 2.0, True),
         # Ties that rounding breaks: after many tokens, or in few texts.
         (0, 20.0, False),
-        (110, 2.0, False),
+        (100, 2.0, False),
         (0, None, False),
     ],
 )
@@ -171,13 +174,14 @@ def test_greedy_texts_of_one_model_agree(
 def test_an_arm_that_calls_itself_lossless_keeps_greedy_texts(
     excess: float | None, lossy: bool, refused: bool
 ) -> None:
-    pair = rows(margin_over_rounding=excess, lossy=lossy, identical_prompts=3)
+    found = {"num_prompts": 200, "num_failed": 2, "identical_prompts": 3}
+    pair = rows(margin_over_rounding=excess, lossy=lossy, **found)
     judgement = judged(pair)[1]
     assert (judgement.status == "no_verdict") == refused
     assert (judgement.speedup is None) == refused
     if refused:
         assert judgement.error is not None
-        assert "agree on 3 of 9 prompts, and part at a logit margin 1.1 times" in judgement.error
+        assert "agree on 3 of 198 prompts, and part at a logit margin 1.1 times" in judgement.error
 
 
 def test_a_tenth_more_tokens_is_other_work() -> None:
@@ -231,6 +235,12 @@ def test_nothing_is_faster_than_its_tokens_per_iteration() -> None:
     assert verdict_of(replace(lucky, tokens_per_iteration=2.0)).speedup.estimate == 2.0
     # At a rate the slower server also has the longer queue.
     assert refusal(arm("regular"), replace(speculative, request_rate=4.0), PAYS) is None
+    assert refusal(arm("regular"), replace(speculative, draft=SECOND_COMMAND), PAYS) is None
+    for most in ({"tokens_per_iteration": 2.0}, {"mean_proposed": 1.0}):
+        # By chance an interval begins a little above what is possible.
+        for low, refused in ((2.04, False), (2.05, True)):
+            found = refusal(arm("regular"), arm("speculative", **most), Interval(2.2, low, 2.3))
+            assert (found is not None) == refused
 
 
 @pytest.mark.parametrize(
@@ -240,9 +250,9 @@ def test_nothing_is_faster_than_its_tokens_per_iteration() -> None:
         # Asked again within the run, with and without salts; a server's own settings may differ.
         ({"cached_tokens": 900}, {"cached_tokens": 100}, False),
         ({"cached_tokens": 900, "salted": False}, {"cached_tokens": 100, "salted": False}, True),
-        ({"salted": False}, {"cached_tokens": 100, "salted": False}, True),
-        ({"salted": False}, {"cached_tokens": 10, "salted": False}, False),
-        ({"cached_tokens": 900, "cached_from_before": 30}, {"cached_tokens": 900}, True),
+        ({"salted": False}, {"cached_tokens": 21, "salted": False}, True),
+        ({"salted": False}, {"cached_tokens": 20, "salted": False}, False),
+        ({"cached_tokens": 900, "cached_from_before": 21}, {"cached_tokens": 900}, True),
         ({"cached_tokens": 900}, {"cached_tokens": 900, "cached_from_before": 20}, False),
     ],
 )
@@ -260,6 +270,8 @@ def test_a_cache_that_answers_refuses(
 
 
 def test_rows_of_arms_that_cannot_be_compared_lose_their_speedup() -> None:
+    alone = [replace(rows()[0], ignore_eos=False)]
+    assert judged(alone) == alone
     assert judged(rows()) == rows()
     refused = judged(rows(num_tokens=30))
     assert [row.status for row in refused] == ["no_verdict", "no_verdict"]
@@ -275,8 +287,12 @@ def test_rows_of_arms_that_cannot_be_compared_lose_their_speedup() -> None:
     require_verdict(rows())
     # Texts that are drawn and end by themselves may differ more.
     for temperature, refuses in ((1.0, False), (0.0, True)):
-        pair = [replace(r, ignore_eos=False, temperature=temperature) for r in rows(num_tokens=60)]
+        pair = [replace(r, ignore_eos=False, temperature=temperature) for r in rows(num_tokens=40)]
         assert (judged(pair)[1].speedup is None) == refuses
+    pair = [replace(row, ignore_eos=False, temperature=1.0) for row in rows(num_tokens=60)]
+    # One prompt has an answer of one arm alone.
+    shorter = {"regular": dict.fromkeys(range(9), 9), "speculative": dict.fromkeys(range(8), 5)}
+    assert "generated 72 tokens, speculative 40" in str(judged(pair, shorter)[1].error)
     # An interrupted run stays one.
     assert judged(rows(num_tokens=30, status="interrupted"))[1].status == "interrupted"
 

@@ -88,9 +88,9 @@ def _finding(row: PlanRow) -> Line:
     frees = {name: size["free"] for name, size in (row.devices_bytes or {}).items() if size["free"]}
     spare = {name: free - used[name] for name, free in frees.items()}
     tightest = min(spare, key=lambda name: spare[name])
-    where = f"{'in' if tightest == 'cpu' else 'on'} {_device(tightest)}"
-    if len(spare) > 1:
-        where = "on the fullest GPU"
+    where = f"on {_device(tightest)}" if len(spare) == 1 else "on the fullest GPU"
+    if tightest == "cpu":
+        where = "in main memory"
     stays = f"{amount(spare[tightest])} stay free {where}"
     weights = amount((row.model_bytes or 0) + (row.draft_bytes or 0))
     needed = f"{weights} of weights"
@@ -162,7 +162,7 @@ def _page_of_many(rows: Sequence[PlanRow]) -> Page:
     several_pairs = len({pair_name(row) for row in rows}) > 1
     by_settings = not several_pairs and (several_k or has_settings)
     unnamed = "default" if by_settings and has_settings else None
-    k = Column("K", of="row.num_draft_tokens", optional=True, identifies_row=True)
+    k = Column("K", of="row.num_draft_tokens")
     columns = (
         *([] if by_settings else pair),
         *([k] if several_k else []),

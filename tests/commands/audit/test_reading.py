@@ -116,6 +116,11 @@ def test_percentages_of_a_speedup_are_what_is_gained(cell: str, expected: str | 
         ("3.2 3.9", []),
         ("1.2", []),
         ("0.8 30", []),
+        ("0.5 30 40", []),
+        ("3 20", []),
+        ("3 20.5", ["consistent"] * 2),
+        ("1 0.5", ["consistent"] * 2),
+        ("0.8 2 0.9", []),
     ],
 )
 def test_a_rate_is_a_share_or_in_percent_by_its_column(cells: str, expected: list[str]) -> None:
@@ -230,6 +235,46 @@ def test_headings_of_threads(heading: str, name: str | None) -> None:
     cell = "4" if name in ("batch_size", "num_draft_tokens") else "0.5"
     (rows,) = read(f"| mode | {heading} | speedup |\n|---|---|---|\n| MTP | {cell} | 1.2x |").tables
     assert set(rows[0].numbers) - {"speedup"} == ({name} if name else set())
+
+
+ARMS = "| quant | mode | tk/s |\n|---|---|---|\n"
+REGULAR = "regular_tokens_per_second"
+HEADINGS = [f"c{number}" for number in range(1, 10)]
+
+
+@pytest.mark.parametrize(
+    ("text", "numbers", "note"),
+    [
+        (f"{ARMS}| | baseline | 40 |\n| Q4 | MTP n=3 | 60 |", {REGULAR: "40", "num_draft_tokens": "3"}, ""),
+        (f"{ARMS}| Q4 | baseline | 40 |\n| Q4 | MTP | 60 |", {REGULAR: "40"}, ""),
+        (f"{ARMS}| Q3 | baseline | 40 |\n| Q4 | MTP | 60 |", {}, ""),
+        (f"{ARMS}| | none | 40 |\n| Q3 | none | 41 |\n| Q4 | MTP | 60 |", {}, ""),
+        (f"{ARMS}| Q4 | none | 40 |\n| Q4 | none | 41 |\n| Q4 | MTP | 60 |", {}, ""),
+        ("mode,tk/s,tau,speedup\nMTP,60,2,1x\nnone,60,2,1x\n", {}, ""),
+        ("| | none | a |\n|---|---|---|\n| tk/s | 40 | 60 |\n| tau | | 2 |",
+         {REGULAR: "40", "tokens_per_iteration": "2"}, ""),
+        ("x,tk/s,tau\nspeedup,60,2\nacceptance rate,60,2\n", {"tokens_per_iteration": "2"}, ""),
+        (f"tk/s,{','.join(HEADINGS[:8])}\n60{',x' * 8}\n", {}, "c7, c8 (columns="),
+        (f"tk/s,{','.join(HEADINGS)}\n60{',x' * 9}\n", {}, "c7, c8, 1 more (columns="),
+        ("mode,tk/s\nblock 4,60\n", {"num_draft_tokens": "4"}, ""),
+        ("mode,tk/s\n5 draft tokens,60\n", {"num_draft_tokens": "5"}, ""),
+        ("mode,K,tk/s\nMTP n=3,4,60\n", {"num_draft_tokens": "4"}, ""),
+        ("mode,tk/s,gain\nMTP,60,~45 %\n", {"speedup": "+45 %"}, ""),
+    ],
+)  # fmt: skip
+def test_what_the_last_row_states(text: str, numbers: dict[str, str], note: str) -> None:
+    reading = read(text, "" if "|" in text else ".csv")
+    found = {name: number.text for name, number in reading.tables[0][-1].numbers.items()}
+    assert found == {"tokens_per_second": "60"} | numbers
+    assert note in " ".join(reading.notes)
+    assert bool(note) == bool(reading.notes)
+
+
+def test_a_figure_that_holds_everywhere_is_a_number() -> None:
+    (rows,) = read("K,AL\n4,2.5\n", ".csv", speedup="1.5x", model="7B").tables
+    assert (rows[0].numbers["speedup"].text, rows[0].settings["model"]) == ("1.5x", "7B")
+    with pytest.raises(SettingError, match="must be a number"):
+        read("K,AL\n4,2.5\n", ".csv", speedup="fast")
 
 
 def test_our_own_table_is_read(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from harness.config.machine import note_command_line
 from harness.reporting.table import Table
 from harness.results.files import append_rows
 from harness.results.runs import Run
-from pages import findings, full, short, tables_of
+from pages import findings, short, tables_of
 from report_files import eval_run
 from wording import mentions
 
@@ -42,63 +42,21 @@ def rows(*seeds: str, **changes: Any) -> list[EvalRow]:
     ]
 
 
-def printed(of: list[EvalRow]) -> str:
-    return full(eval_page([Run(of)]))
-
-
 def headings(table: Table) -> list[str]:
     return [column.heading.replace("\n", " ") for column in table.shown()[0]]
 
 
 @pytest.mark.parametrize(
-    ("changes", "finding", "command"),
-    [
-        ({}, "no significant difference: +1.0 points", "num_prompts=4000"),
-        (
-            {"mcnemar_p_value": 0.01},
-            "more accurate by 1.0 points",
-            "harness recovery model=13B draft=7B",
-        ),
-        (
-            {"mcnemar_p_value": 0.01, "difference": -0.021, "lossy": True, "rule": "typical"},
-            "less accurate by 2.1 points",
-            "rule=deepmind",
-        ),
-        ({"status": "failed", "error": "out of memory"}, "no verdict", ""),
-        (
-            {"difference": None, "difference_low": None, "difference_high": None},
-            "42.5 % correct",
-            "",
-        ),
-    ],
+    "changes",
+    [{}, {"mcnemar_p_value": 0.01, "difference": -0.021, "lossy": True, "rule": "typical"}],
 )
-def test_the_answer_is_short(changes: dict[str, Any], finding: str, command: str) -> None:
+def test_the_answer_is_short(changes: dict[str, Any]) -> None:
     note_command_line(["eval"])
     text = short(eval_page([Run(rows("0", **changes))]))
     # `Saved` is the twelfth.
     assert len(text.splitlines()) <= 11
     assert max(map(len, text.splitlines())) <= 80
-    assert finding in text
-    assert ("Next" in text) == bool(command)
-    assert command in " ".join(text.split())
-
-
-def test_few_questions_that_were_asked_often_are_said_first() -> None:
-    note_command_line(["eval"])
-    few = {"num_prompts": 100, "num_different_prompts": 4, "operands": "1-2", "temperature": 0.5}
-    text = short(eval_page([Run(rows("0", **few))]))
-    assert "100 questions, 4 different" in text
-    # More of them would be the same ones.
-    assert "num_prompts=" not in text
-
-
-def test_an_interval_without_width_is_explained() -> None:
-    table, *_ = tables_of(eval_page([Run(rows("0"))]))
-    assert not table.notes
-    perfect = rows("0", accuracy=1.0, wald_low=1.0, wald_high=1.0)
-    table, *_ = tables_of(eval_page([Run(perfect)]))
-    assert "100.0 ± 0.0" in table.shown()[1][0]
-    assert mentions(table.notes[0], "Wald", "no width", "Wilson")
+    assert ("rule=deepmind" in text) == bool(changes)
 
 
 def test_several_seeds_are_printed_with_their_merged_rows() -> None:
@@ -107,41 +65,6 @@ def test_several_seeds_are_printed_with_their_merged_rows() -> None:
     seeds = [texts[headings(table).index("seed")] for texts in table.shown()[1]]
     assert seeds == ["0", "0", "1", "1", "all", "all"]
     assert [row.strong for row in table.rows] == [False] * 4 + [True] * 2
-
-
-@pytest.mark.parametrize(
-    ("changes", "sentence"),
-    [
-        ({}, "no significant difference: +1.0 points 95 % interval -2.0 to 4.0; McNemar p = 0.55"),
-        (
-            {"identical_prompts": 1000},
-            "The greedy answers of both arms are identical on all 1000 questions.",
-        ),
-        (
-            {"identical_prompts": 990},
-            "differ on 10 of 1000 questions. In this number format ties may break",
-        ),
-        (
-            {"identical_prompts": 990, "dtype": "float32"},
-            "differ on 10 of 1000 questions. In float32 they must not.",
-        ),
-        (
-            {"num_resumed": 400},
-            "800 of 2000 answers, with their times, are from earlier runs of this command",
-        ),
-        (
-            {"lossy": True, "lenience": 0.8},
-            "lenience 0.8: the speculative output no longer follows the target",
-        ),
-        ({"lossy": True, "lenience": 0.8}, "speculative (lossy)"),
-        ({"status": "interrupted"}, "interrupted: the figures cover 1000 questions only."),
-        ({"published_accuracy": 0.429}, "Published: llama-ssp"),
-    ],
-)
-def test_what_is_said_of_it(changes: dict[str, Any], sentence: str) -> None:
-    assert sentence in " ".join(printed(rows("0", **changes)).split())
-    if changes:
-        assert sentence not in " ".join(printed(rows("0")).split())
 
 
 def test_nothing_answered_prints_nothing() -> None:
@@ -202,9 +125,11 @@ def test_a_sweep_says_how_what_it_varied_changes_the_accuracy(tmp_path: Path) ->
         measured_eval(tmp_path / "3", four_bit, model="tiny", task="addition"),
     ]
     first, *others = (line.text for line in findings(build(directories)))
-    assert mentions(first, "tiny_4bit against tiny", "regular", "-22.0 points")
+    assert mentions(first, "tiny_4bit against tiny, regular: -22.0 points")
     low, high = map(float, re.findall(r"interval (-[\d.]+) to (-[\d.]+)", first)[0])
-    assert -35 < low < -22 < high < -10
+    # Wald's interval is from -30.1 to -13.9; this one is a little wider.
+    assert -30.5 < low < -30.1
+    assert -13.9 < high < -13.5
     assert mentions(first, "same 100 questions")
     assert any("no significant difference" in other for other in others)
     assert not any("against" in other for other in others)

@@ -13,7 +13,6 @@ from harness.commands.latency.tables.answer import page_of_run
 from harness.config.machine import note_command_line
 from harness.reporting.table import Bar, Bars
 from harness.reporting.terminal import print_document
-from harness.results.statistics.interval import Interval
 from in_process import Harness
 from pages import full, short
 from report_files import latency_run
@@ -58,51 +57,12 @@ def test_a_command_is_never_cut_in_two() -> None:
     assert len(text.splitlines()) <= 13
 
 
-def test_a_server_that_drafts_nothing_has_no_acceptance() -> None:
-    unknown = dict.fromkeys(
-        ("acceptance_rate", "mean_acceptance_length", "tokens_per_iteration", "predicted_speedup")
-    )
-    served = {"engine": "server", "url": "http://a/v1"}
-    text = answer(drafted=False, draft_ms=None, **unknown | served)
-    assert "Why   nothing was drafted" in text
-    assert "Why   acceptance is not reported" in answer(draft_ms=None, **unknown | served)
-
-
 def test_the_price_of_an_iteration_is_a_ratio_that_can_be_checked() -> None:
     """3.5 tokens for 4 draft steps of 0.0625 and a verification of 1.03 steps."""
     why = "62 % accepted: 3.5 tokens in the time of 1.28 steps, decode-only 2.73×"
     assert f"Why {why}" in " ".join(answer().split())
     slow = answer(speedup=0.8, speedup_low=0.75, speedup_high=0.85)
     assert "acceptance is too low: full acceptance would give 3.90×" in slow
-
-
-def test_the_four_forms_of_the_verdict() -> None:
-    assert mentions(answer(), "1.83× faster", "1.70 to 1.95", "15 prompts of one run")
-    slower = answer(speedup=0.8, speedup_low=0.75, speedup_high=0.85)
-    assert mentions(slower, "1.25× slower", "1.18 to 1.33", "speed-up 0.80×")
-    unsure = answer(speedup=0.74, speedup_low=0.38, speedup_high=1.56)
-    assert mentions(unsure, "cannot tell: 0.74× (0.38 to 1.56)")
-    few = {"speedup_low": None, "speedup_high": None, "speedup_covers": "3 prompts"}
-    without = answer(**few, num_prompts=3)
-    assert mentions(without, "no interval: 3 prompts, 8 needed")
-    assert mentions(without, "harness latency num_prompts=8")
-    assert not mentions(without, "faster")
-    regular, speculative = latency_run(**FIGURES)
-    error = {"status": "no_verdict", "error": "the regular server drafts", "speedup": None}
-    refused = short(page_of_run([regular, dataclasses.replace(speculative, **error)]), 80)
-    assert mentions(refused, "no verdict", "the regular server drafts")
-    assert "Next" not in refused
-
-
-def test_steps_that_cannot_help_are_not_given() -> None:
-    one_block = {"speedup_low": None, "speedup_high": None, "speedup_covers": "1 block"}
-    text = answer(**one_block, num_prompts=8)
-    assert mentions(text, "an interval", "engine.blocks=4")
-    assert "num_prompts=64" not in text
-    none = {"speedup": 1.001, "speedup_low": 0.99, "speedup_high": 1.01}
-    assert "difference of 0%" not in answer(**none, visible_difference=0.005)
-    # A run that failed would fail again, however many prompts it has.
-    assert "Next" not in answer(**one_block, status="failed", error="the rule is wrong")
 
 
 def test_the_prompts_for_an_interval_fill_eight_batches() -> None:
@@ -160,28 +120,6 @@ def test_no_other_draft_is_advised_for_a_server(server: dict[str, Any]) -> None:
     by_k: dict[str, Any] = {"tokens_per_iteration_by_num_draft_tokens": None}
     assert "draft=lookup" in answer(**slower, **by_k)
     assert "draft=lookup" not in answer(engine="server", **slower, **by_k, **server)
-
-
-def test_no_more_prompts_are_asked_for_than_anybody_would_measure() -> None:
-    unsure: dict[str, Any] = {
-        "speedup": 1.02,
-        "speedup_low": 0.99,
-        "speedup_high": 1.05,
-        "visible_difference": 0.04,
-    }
-    prompts = answer(num_prompts=15, **unsure)
-    assert mentions(prompts, "to see a difference of 2%", "num_prompts=62")
-    # More prompts would not narrow what varies from run to run.
-    runs = answer(
-        num_prompts=15, repeat="all", **unsure | {"speedup_covers": "15 prompts and 5 runs"}
-    )
-    assert mentions(runs, "a narrower interval", "repeats=10")
-    # 62 laps of 2 prompts each.
-    laps = answer(num_prompts=30, **unsure | {"speedup_covers": "15 laps"})
-    assert mentions(laps, "to see a difference of 2%", "num_prompts=124")
-    # As many units, of 16 prompts each.
-    laps = answer(num_prompts=240, **unsure | {"speedup_covers": "15 laps"})
-    assert "enough prompts" not in laps
 
 
 @pytest.mark.parametrize(
@@ -243,23 +181,6 @@ def test_what_is_typed_next_replaces_a_setting_however_it_was_typed(
     assert f" {expected}\n" in f"{answer(arguments=typed)}\n"
 
 
-@pytest.mark.parametrize(
-    ("server", "other"),
-    [
-        ("harness 0.2.0", "http://h:5000/regular/v1"),
-        ("vLLM 0.32.0", "http://HOST:PORT/v1"),
-        (None, "http://HOST:PORT/v1"),
-    ],
-)
-def test_of_a_server_alone_the_next_step_is_one_to_compare_with(
-    server: str | None, other: str
-) -> None:
-    note_command_line(["latency", "engine=server"])
-    row = latency_run(**FIGURES, engine="server", url="http://h:5000/v1", server=server)[-1]
-    text = short(page_of_run([dataclasses.replace(row, speedup=None)]), 80)
-    assert mentions(text, "is it faster", f"harness latency engine=server regular_url={other}")
-
-
 def test_a_target_alone_has_its_times_and_its_roof_and_no_verdict() -> None:
     (regular,) = latency_run(draft=None, num_draft_tokens=None, step_bytes=10**9, floor_ms=50.0)
     text = short(page_of_run([regular]), 80)
@@ -286,23 +207,3 @@ def test_bars_are_plain_where_letters_are() -> None:
     stream.flush()
     text = stream.buffer.getvalue().decode()  # type: ignore[attr-defined]
     assert text.count("#") == 36
-
-
-def test_what_held_is_shown_and_what_is_not_known_is_not() -> None:
-    """Unequal work, caches and other clients have no verdict or a doubt; here stands what spoilt nothing."""
-    served = {"engine": "server", "cached_tokens": 0, "foreign_tokens": 0, "drafted": True}
-    regular, row = latency_run(**FIGURES, **served)
-    null = Interval(1.002, 0.994, 1.009)
-    row = dataclasses.replace(row, regular_against_itself=null, identical_prompts=row.num_prompts)
-    regular = dataclasses.replace(regular, drafted=False)
-    text = " ".join(short(page_of_run([regular, row]), 200).split())
-    checked = (
-        "Checked equal work · equal texts · caches cold · no other client · regular arm drafted nothing · machine"
-        " quiet · regular arm against itself 1.002 (0.994 to 1.009)"
-    )
-    assert checked in text
-    unknown = dataclasses.replace(row, cached_tokens=None, foreign_tokens=5, identical_prompts=3)
-    text = " ".join(short(page_of_run([regular, unknown]), 200).split())
-    assert "Checked equal work · regular arm drafted nothing" in text
-    starved = dataclasses.replace(row, processor_share=0.5)
-    assert "machine quiet" not in short(page_of_run([regular, starved]), 200)

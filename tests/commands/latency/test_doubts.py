@@ -1,28 +1,17 @@
-"""The table of doubts: every template can be filled, and every row has an order."""
+"""The table of doubts: each is said on its side of its bound, and explained on the page of messages."""
 
 from __future__ import annotations
 
 import string
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from harness.commands.latency.tables.doubts import DOUBTS
-from harness.measuring.rows import LatencyRow
+import pytest
 
-
-def test_templates_name_what_there_is() -> None:
-    for doubt in DOUBTS:
-        for _, field, _, _ in string.Formatter().parse(doubt.text):
-            if field is None:
-                continue
-            name, _, attribute = field.partition(".")
-            assert name in ("row", "found"), doubt.text
-            assert name == "found" or attribute in LatencyRow.columns(), doubt.text
-
-
-def test_sentences_are_sentences() -> None:
-    for doubt in DOUBTS:
-        assert doubt.text.endswith((".", "{found}"))
-
+from harness.commands.latency.tables.doubts import DOUBTS, caveats, doubts, not_quiet, notes
+from report_files import latency_run, prompt_rows
+from wording import mentions
 
 PAGE = Path(__file__).parents[3] / "docs" / "messages.md"
 
@@ -43,3 +32,180 @@ def test_the_page_of_messages_explains_each_of_them_and_no_other() -> None:
         [row] = [row for row in rows if all(piece in row for piece in pieces)]
         rows.remove(row)
     assert left == {"Warnings": [], "Notes": []}
+
+
+# By figures of the regular and of the speculative arm: what is said, `` for no sentence at all.
+Changes = dict[str, Any]
+SERVED = {"engine": "server", "url": "http://gpu:1/v1", "regular_url": "http://gpu:2/v1"}
+BUSY = {"processor_share": 0.4, "load": 9.0, "num_cores": 4}
+FAILED = {"status": "failed", "ms_per_token": 100.0, "num_prompts": 15}
+SYNTHETIC = {
+    "synthetic_acceptance": 0.8,
+    "engine": "server",
+    "num_draft_tokens": 4,
+    "num_tokens": 1000,
+}
+SLOW = {"time_to_first_token_ms": 170.0, "server_time_to_first_token_ms": 100.0}
+READ = {"num_prompts": 15, "num_prompt_tokens": 1000}
+AFTER = {"share_after_end": 0.06, "ignore_eos": True}
+DRIFT = {"drift": 0.8, "drift_low": 0.7, "drift_high": 0.9, "drifted": False}
+EXPERTS = {"experts_per_step": 4.0, "num_experts": 32}
+BY_ANSWER = {"ms_per_token_per_answer": 60.0, "shortest_answer": 3, "longest_answer": 30}
+LOW = {"requests_per_second": 1.0, "conditional_acceptance_rate": 0.2}
+SAID: list[tuple[Changes, Changes, str]] = [
+    ({}, {}, ""),
+    (BUSY, {}, "this run got 40% of the CPU time it wanted (load 0.0 on None cores)."),
+    ({}, BUSY | {"num_threads": 1}, "got 40% of the CPU time it wanted (load 9.0 on 4 cores)."),
+    ({}, BUSY | {"num_threads": 2}, "on 4 cores); OMP_NUM_THREADS=1 may help."),
+    ({}, BUSY | {"processor_share": 0.9}, ""),
+    ({}, BUSY | {"speedup": None}, ""),
+    (FAILED, FAILED, "failed: the figures cover 15 prompts."),
+    (FAILED, FAILED | {"num_failed": 2}, "15 regular and 13 speculative prompts."),
+    ({}, FAILED | {"status": "no_verdict"}, ""),
+    ({}, {"test": True, "num_prompts": 2}, "test=true: 2 prompts of 64 tokens show"),
+    ({}, {"engine": "simulated"}, "engine=simulated: costs and acceptance are planted"),
+    ({"num_failed": 1}, {"num_failed": 2}, "failed: 1 of 15 regular and 2 of 15 speculative."),
+    ({"num_failed": 1}, {}, "Requests failed: 1 of 15 regular."),
+    ({}, {"synthetic_acceptance": 0.8}, "=0.8: draft tokens were accepted at random, this often."),
+    ({}, SYNTHETIC | {"mean_acceptance_length": None}, "it does not report its acceptance."),
+    # Of 0.8 and K=4 follow 3.36 tokens. 303 iterations with a deviation of 1.6 leave them 0.18 either way.
+    ({}, SYNTHETIC, "and was: it yields 3.30 tokens per iteration, 3.36 were asked for."),
+    ({}, SYNTHETIC | {"mean_acceptance_length": 2.9}, "and was: it yields 2.90"),
+    ({}, SYNTHETIC | {"mean_acceptance_length": 2.7}, "and was not: it yields 2.70"),
+    ({}, SYNTHETIC | {"mean_acceptance_length": 2.7, "num_tokens": 12}, "and was: it yields 2.70"),
+    ({}, SYNTHETIC | {"mean_acceptance_length": 4.5}, "and was not: it yields 4.50"),
+    ({}, SYNTHETIC | {"synthetic_acceptance": 5.1}, "and was not: it drafts 4 tokens."),
+    ({}, SYNTHETIC | {"synthetic_acceptance": 5.0, "mean_acceptance_length": 5.0}, "and was: it"),
+    ({}, {"lossy": True, "lenience": 0.5}, "lenience 0.5: the speculative output no longer follows"),
+    ({}, {"runner": "eager+graphs"}, "which inflates the speed-up."),
+    ({}, {"runner": "static+compiled"}, "which inflates the speed-up."),
+    ({}, {"runner": "graphs+eager"}, ""),
+    ({}, {"runner": "eager+static"}, ""),
+    ({}, SERVED, "may use different devices of one machine: a slower one would"),
+    ({}, SERVED | {"url": "http://other:1/v1"}, "have different addresses: a slower machine would"),
+    ({}, SERVED | {"url": "http://gpu:2/v1/b"}, ""),
+    ({}, SERVED | {"regular_url": None}, ""),
+    ({}, SERVED | {"speedup": None}, ""),
+    ({}, SERVED | {"url": "http://gpu:2/v1"}, "Both URLs are the same server"),
+    ({}, {"server_command": "vllm A; vllm A"}, "Both commands are the same"),
+    ({}, {"other_gpu_processes": 1}, "not quiet: 1 other process computed on them."),
+    ({}, {"gpu_throttled": "heat", "lowest_gpu_clock_mhz": 900}, "lowered to 900 MHz (heat)."),
+    ({"num_throttled_units": 1}, {}, "The GPUs were not quiet: clocks were lowered."),
+    ({}, {"gpu_throttled": "heat", "other_gpu_processes": 2}, "computed on them and clocks were"),
+    ({}, DRIFT | {"drifted": True}, "has 0.80 times the speed-up of"),
+    ({}, DRIFT, ""),
+    ({}, {"rare_units": "2 of 8 prompts"}, "2 of 8 prompts: they cause most"),
+    ({"foreign_tokens": 5, "server_tokens": 9}, {}, "5 of 9 tokens during the regular arm are theirs."),
+    ({}, {"foreign_tokens": 5, "acceptance_source": "metrics"}, "theirs; acceptance includes them."),
+    ({}, {"foreign_tokens": 5, "speedup": None}, ""),
+    ({}, SLOW, "170 ms in the speculative arm, 100 ms by the server's clock: this"),
+    ({}, SLOW | {"time_to_first_token_ms": 160.0}, ""),
+    ({}, SLOW | {"server_time_to_first_token_ms": None}, ""),
+    ({"cached_tokens": 20} | READ, {"cached_tokens": 0}, ""),
+    ({"cached_tokens": 520} | READ, {"cached_tokens": 500}, ""),
+    ({"cached_tokens": 21} | READ, {"cached_tokens": 0}, "1000 prompt tokens from a cache: regular 21"),
+    ({"cached_tokens": 41, "read_prompt_tokens": 2000} | READ, {}, "2000 prompt tokens from a cache: regular 41"),
+    ({"cached_tokens": 21} | READ, {}, "regular 21, speculative unknown."),
+    (READ | {"read_prompt_tokens": 1035}, {}, ""),
+    (READ | {"read_prompt_tokens": 1036}, {}, "1036 prompt tokens in the regular arm, where 1000"),
+    ({}, READ | {"read_prompt_tokens": 964}, "964 prompt tokens in the speculative arm"),
+    (READ, READ, ""),
+    ({}, {"read_prompt_tokens": 16}, "16 prompt tokens in the speculative arm, where 0 are"),
+    ({}, {"read_prompt_tokens": 15}, ""),
+    ({}, {"interleaved": False}, "The arms did not take turns"),
+    ({}, AFTER, "after the end of their texts: 6 %; decoding.ignore_eos=false stops there."),
+    ({}, AFTER | {"acceptance_rate_before_end": 0.5}, "stops there."),
+    ({}, AFTER | {"acceptance_rate_before_end": 0.5, "acceptance_rate_after_end": 0.9},
+     "Acceptance is 50.0% before the end of a text and 90.0% after it."),
+    ({}, AFTER | {"share_after_end": 0.05}, ""),
+    ({}, AFTER | {"ignore_eos": False}, ""),
+    ({}, AFTER | {"share_after_end": 0.994}, "99 %"),
+    ({}, AFTER | {"share_after_end": 1.2}, "120 %"),
+    ({}, {"draft_remembers": True, "num_different_prompts": 3}, "3 prompts were asked 15 times"),
+    ({"ms_per_token_per_answer": 72.0}, BY_ANSWER, "tokens is 2.00×, the mean over answers 1.20×"),
+    ({"ms_per_token_per_answer": 108.0}, BY_ANSWER, ""),
+    ({"ms_per_token_per_answer": 156.0}, BY_ANSWER, "the mean over answers 2.60×"),
+    ({"num_prompts": 15}, BY_ANSWER, ""),
+    ({}, {"num_skipped": 3}, "3 prompts were left out (too long for the context)."),
+    ({"offered_rate": 10.0, "requests_per_second": 7.9}, {}, "10.0 requests/s were sent, 7.9 answered."),
+    ({"offered_rate": 10.0, "requests_per_second": 8.0}, {}, ""),
+    ({}, {"salted": False}, "takes no cache salt"),
+    ({}, {"salted": True}, ""),
+    ({}, LOW, "Acceptance is low: 20.0% of the tested draft tokens."),
+    ({}, LOW | {"conditional_acceptance_rate": 0.21}, ""),
+    ({}, LOW | {"requests_per_second": None}, ""),
+    ({"processor_share": 0.95} | READ, BUSY | {"processor_share": 0.89}, "got 89% of the CPU time"),
+    ({"unseen_tokens": 4, "server_tokens": 5, "num_tokens": 9}, {}, "only 5 of 9 tokens of the regular arm,"),
+    ({"num_preemptions": 1}, {}, "1 times in the regular arm and 0 times in the speculative arm."),
+    ({}, EXPERTS | {"experts_per_verification": 5.0}, "reads 5.0 of 32 experts in a layer, a regular step 4.0: 1.2"),
+    ({}, EXPERTS | {"experts_per_verification": 4.9}, ""),
+    ({}, {"experts_per_verification": 4.9}, ""),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("regular", "speculative", "said"), SAID)
+def test_what_is_said_of_a_run(regular: Changes, speculative: Changes, said: str) -> None:
+    plain, drafted = latency_run()
+    rows = [
+        plain.from_values(plain.values() | regular),
+        drafted.from_values(drafted.values() | speculative),
+    ]
+    text = " ".join([*doubts(rows), *notes(rows)])
+    assert said in text
+    assert said or not text
+
+
+def test_a_run_that_is_not_compared_has_no_doubt_about_the_arms() -> None:
+    found = {"interleaved": False, "rare_units": "2 of 8", "other_gpu_processes": 1} | DRIFT
+    found |= SLOW | AFTER | READ | {"read_prompt_tokens": 1, "cached_tokens": 900, "drifted": True}
+    regular, row = latency_run(**found, url="http://a/v1", regular_url="http://a/v1")
+    assert doubts([regular, replace(row, speedup=None)]) == []
+
+
+@pytest.mark.parametrize(("texts", "said"), [("ab", ""), ("aabb", ""), ("aab", "2 of 3 prompts")])
+def test_repeated_prompts_are_said(texts: str, said: str) -> None:
+    run = latency_run()
+    prompts = [
+        replace(row, prompt=texts[row.prompt_index or 0])
+        for row in prompt_rows(run, [("a", 50.0)] * len(texts))
+    ]
+    assert said in " ".join(found := doubts(run, prompts))
+    assert bool(found) == bool(said)
+
+
+def test_the_first_error_of_each_arm_is_named() -> None:
+    run = latency_run(num_failed=1)
+    prompts = [
+        replace(row, error=f"{row.arm} broke")
+        for row in prompt_rows(run, [("a", 50.0)])
+        if row.arm == "speculative"
+    ]
+    assert mentions(doubts(run, prompts)[0], "1 of 15 regular and", "(speculative broke)")
+
+
+def test_of_many_rows_each_sentence_about_their_settings_is_said_once() -> None:
+    [regular, row] = latency_run(**SYNTHETIC | BUSY, test=True, interleaved=False)
+    said = caveats([row, row, regular])
+    assert [text.split(":")[0] for text in said] == [
+        "test=true",
+        "decoding.synthetic_acceptance=0.8 is how the server should have been started, and was",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ([], None),
+        ([{"drifted": True}], "1 of 3 runs (times drifted): repeats=5 measures"),
+        ([BUSY, {"drifted": True}], "2 of 3 runs (one got 40% of the CPU time it wanted): repeats=5"),
+        ([BUSY | {"num_threads": 2}, BUSY], "OMP_NUM_THREADS=1 may help 1 of them."),
+        ([BUSY | {"num_threads": 2}], "OMP_NUM_THREADS=1 may help."),
+        ([{"drifted": True, "num_threads": 2}], "repeats=5"),
+    ],
+)  # fmt: skip
+def test_what_is_said_of_a_sweep_on_a_busy_machine(
+    changes: list[Changes], said: str | None
+) -> None:
+    runs = [latency_run(**run) for run in [*changes, {}, {}, {}][:3]]
+    found = not_quiet(runs)
+    assert found == said or (said and said in (found or ""))

@@ -9,7 +9,6 @@ import pytest
 
 from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.costs import held_back, main_limit
-from harness.commands.latency.tables.doubts import doubts
 from harness.measuring.prices import StepCosts
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
@@ -133,45 +132,6 @@ def test_greedy_texts_are_compared() -> None:
     assert "dentical" not in printed(prompts)
 
 
-def test_what_limits_the_numbers_is_said() -> None:
-    text = printed(lossy=True, lenience=0.5, test=True, status="interrupted", ms_per_token=100.0)
-    assert "speculative (lossy)" in text
-    assert "lenience 0.5: the speculative output no longer follows" in text
-    assert "test=true" in text
-    assert "interrupted: the figures cover 15 prompts." in text
-    rows = latency_run(status="failed", ms_per_token=100.0)
-    rows[1] = dataclasses.replace(rows[1], num_prompts=14, num_failed=1)
-    assert doubts(rows)[0] == "failed: the figures cover 15 regular and 13 speculative prompts."
-    text = printed(weights="random", synthetic_acceptance=0.8)
-    assert text.startswith("30B + 7B, random weights, synthetic 0.8 · NVIDIA A100")
-    assert "decoding.synthetic_acceptance=0.8: draft tokens were accepted at random" in text
-
-
-@pytest.mark.parametrize(
-    ("runner", "inflates"),
-    [
-        ("eager+graphs", True),
-        ("static+compiled", True),
-        ("graphs+eager", False),
-        ("graphs", False),
-        ("eager", False),
-    ],
-)
-def test_a_draft_with_a_faster_runner_is_said(runner: str, inflates: bool) -> None:
-    assert ("inflates the speed-up" in printed(runner=runner)) is inflates
-
-
-def test_repeated_prompts_are_said() -> None:
-    prompts = prompt_rows(rows(), [("a", 50.0)] * 3)
-    same = [
-        dataclasses.replace(row, prompt="p0") if (row.prompt_index or 0) < 2 else row
-        for row in prompts
-    ]
-    text = printed(same)
-    assert mentions(text, "2 of 3 prompts", "repetition")
-    assert "repetition" not in printed(prompts)
-
-
 def test_the_roof_is_not_clamped() -> None:
     roof = {"step_bytes": 65_000_000_000, "floor_ms": 40.0}
     text = " ".join(printed(**roof).split())
@@ -205,25 +165,6 @@ def test_later_turns_of_a_conversation_that_parted_are_not_compared() -> None:
     assert "identical on 1 of 2 prompts" in " ".join(text.split())
 
 
-def test_where_the_mean_over_answers_says_otherwise_the_page_names_it() -> None:
-    """Of short answers the wait for the first token is nearly all, which no draft shortens."""
-    regular, speculative = rows(ms_per_token_per_answer=60.0, shortest_answer=3, longest_answer=30)
-    regular = dataclasses.replace(regular, ms_per_token_per_answer=72.0)
-    text = full(page_of_run([regular, speculative]))
-    both = ("over all tokens is 1.83×", "over answers 1.20×")
-    assert mentions(text, "Answers have 3 to 30 tokens", *both)
-    alike = dataclasses.replace(regular, ms_per_token_per_answer=60.0 * 1.8)
-    assert "over answers" not in full(page_of_run([alike, speculative]))
-
-
 def test_the_length_of_answers_is_the_one_that_was_generated() -> None:
     assert "· 3 new tokens ·" in printed(shortest_answer=3, longest_answer=3)
     assert "· 3 to 8 new tokens ·" in printed(shortest_answer=3, longest_answer=8)
-
-
-def test_low_acceptance_of_a_server_names_what_compares_it_with_the_weights() -> None:
-    served: dict[str, Any] = {"engine": "server", "url": "http://a/v1", "requests_per_second": 1.0}
-    low = printed(**served, conditional_acceptance_rate=0.004)
-    assert mentions(low, "Acceptance is low: 0.4% of the tested draft tokens", "harness acceptance")
-    assert "harness acceptance" not in printed(**served, conditional_acceptance_rate=0.6)
-    assert "harness acceptance" not in printed(conditional_acceptance_rate=0.004)

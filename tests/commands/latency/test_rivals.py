@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from harness.commands.latency.tables.of_runs import page_of_runs
 from harness.commands.report.command import build
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import legend
 from harness.results.files import append_rows
-from harness.results.runs import Run
 from pages import findings, short
 from report_files import latency_run, prompt_rows, write
 from wording import mentions
@@ -122,62 +120,6 @@ def test_the_fastest_pair_is_no_rival_of_itself(tmp_path: Path) -> None:
     fastest, rivals, *_ = (line.text for line in findings(build([tmp_path])))
     assert "13B with 3B, K=4: 2.00×" in fastest
     assert rivals == "Cannot be told apart from the fastest: 13B with 7B, K=4."
-
-
-def page_of(*runs: Sequence[LatencyRow]) -> tuple[str, str]:
-    """What a sweep prints about runs, and its last lines, with what to type next."""
-    page = page_of_runs([Run([*rows]) for rows in runs])
-    shown = " ".join(short(page).split())
-    return shown.partition("Next")[0], shown.partition("Next")[2]
-
-
-def test_a_k_that_pays_comes_before_a_faster_one_that_may_not() -> None:
-    """By intervals that hold for both at once, as the table's last column has them."""
-    covers = {"speedup_covers": "15 prompts"}
-    sure = latency_run(k=4, speedup=1.32, speedup_low=1.15, speedup_high=1.55, **covers)
-    unsure = latency_run(k=8, speedup=1.39, speedup_low=1.02, speedup_high=2.05, **covers)
-    said, steps = page_of(sure, unsure)
-    assert "K=4: 1.32× faster" in said
-    assert "K=8 (1.39×) cannot be told from it." in said
-    assert "cannot tell" not in said
-    assert re.search(r"1\.32× 1\.15 to 1\.55 best K", said)
-    assert "K=16" not in steps
-    faster = latency_run(k=8, speedup=1.9, speedup_low=1.8, speedup_high=2.05, **covers)
-    # On a machine that is busy all the time, too.
-    busy = [
-        [dataclasses.replace(row, processor_share=0.5) for row in rows] for rows in (sure, unsure)
-    ]
-    assert "K=4: 1.32× faster" in page_of(*busy)[0]
-    said, steps = page_of(sure, faster)
-    assert "K=8: 1.90× faster" in said
-    assert "told from it" not in said
-
-
-def test_a_draft_that_pays_comes_before_a_faster_one_that_may_not(tmp_path: Path) -> None:
-    covers = {"speedup_covers": "15 prompts"}
-    sure = latency_run(draft="1B", speedup=1.32, speedup_low=1.15, speedup_high=1.55, **covers)
-    unsure = latency_run(draft="3B", speedup=1.39, speedup_low=0.9, speedup_high=2.05, **covers)
-    said, _ = page_of(unsure, sure)
-    assert "13B with 1B, K=4: 1.32× faster" in said
-    assert "13B with 3B, K=4 (1.39×) cannot be told from it." in said
-    assert "Fastest" not in said
-
-
-def test_no_draft_pays_where_all_are_shown_not_to() -> None:
-    covers = {"speedup_covers": "8 prompts"}
-    slow = latency_run(draft="1B", speedup=0.7, speedup_low=0.6, speedup_high=0.8, **covers)
-    slower = latency_run(draft="3B", speedup=0.5, speedup_low=0.4, speedup_high=0.6, **covers)
-    unsure = latency_run(draft="7B", speedup=0.74, speedup_low=0.56, speedup_high=0.99, **covers)
-    said, _ = page_of(slow, slower)
-    assert "No draft pays for 13B; the best, 13B with 1B, K=4: 1.43× slower" in said
-    assert re.search(r"speed-up 0\.70× \(95 % interval 0\.5\d to 0\.8\d\)", said)
-    # By its own interval it does not pay; by one that holds for both it may.
-    said, steps = page_of(slow, unsure)
-    assert (
-        "No draft is shown to pay for 13B; the best, 13B with 7B, K=4: cannot tell: 0.74×" in said
-    )
-    assert "No draft pays" not in said
-    assert not steps.startswith(" none pays")
 
 
 def test_another_target_is_no_rival(tmp_path: Path) -> None:

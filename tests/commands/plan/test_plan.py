@@ -349,10 +349,3 @@ def test_a_guess_of_the_acceptance_predicts_too(harness: Harness) -> None:
     assert re.search(rf"Gain +\d\.\d\d× at K={k:.0f} at best\n", outcome.stdout)
     refused = harness.refused(*asked, "acceptance=70")
     assert refused == "acceptance=70: must be above 0 and at most 1, or a run of acceptance"
-
-
-def test_the_reserve_is_in_the_sentence_that_nothing_fits(harness: Harness) -> None:
-    """157.4 of 160 GB did not fit, and nothing said why."""
-    asked = ["model=13B", "gpus=1", "gpu_memory=27GB", "placement.reserve_gb=4"]
-    outcome = harness("plan", *asked, code=1)
-    assert mentions(outcome.stdout, "does not fit", "27.0 GB are free less 4.00 GB reserve")

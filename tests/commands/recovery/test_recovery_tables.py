@@ -16,10 +16,8 @@ from harness.commands.recovery.tables import (
     pairs_table,
     recovery_page,
 )
-from harness.config.machine import note_command_line
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
-from pages import full, short, tables_of
 from wording import mentions
 
 RUN = {
@@ -50,18 +48,6 @@ def rows(*changes: dict[str, Any], **of_all: Any) -> list[RecoveryRow]:
     ]
 
 
-def printed(of: list[RecoveryRow], capsys: pytest.CaptureFixture[str]) -> str:
-    print(full(recovery_page([Run(of)])))
-    return " ".join(capsys.readouterr().out.split())
-
-
-def test_lossless_needs_every_check() -> None:
-    summary = Checks(rows())
-    assert summary.verdict == "lossless"
-    assert "15 of 15 greedy texts identical" in summary.findings
-    assert "25,000 drawn tokens follow the target's distribution" in summary.findings
-
-
 @pytest.mark.parametrize("number", range(3))
 def test_one_loss_is_a_loss(number: int) -> None:
     changes: list[dict[str, Any]] = [{}, {"verdict": "undecided"}, {"verdict": "undecided"}]
@@ -69,103 +55,8 @@ def test_one_loss_is_a_loss(number: int) -> None:
     assert Checks(rows(*changes)).verdict == "lossy"
 
 
-def test_undecided_says_what_is_missing() -> None:
-    weak = {"verdict": "undecided", "power": 0.43}
-    assert (
-        Checks(rows({}, weak)).verdict == "lossless"
-    )  # what one part cannot tell, all together can
-    summary = Checks(rows({}, weak, weak))
-    assert summary.verdict == "undecided"
-    assert "raise num_draws" in summary.in_short
-    assert "43.0 %" in summary.in_short
-    cut_short = Checks(rows({"verdict": "undecided", "num_cut_short": 2}))
-    assert "2 of 15 greedy texts ended before" in cut_short.in_short
-
-
-def test_what_was_not_tested_is_not_called_exact() -> None:
-    untested = {"verdict": "undecided", "power": 0.0, "p_value": None, "num_draws": 0}
-    summary = Checks(rows({}, untested, untested))
-    assert summary.verdict == "undecided"
-    assert "nothing was tested by 0 drawn tokens" in summary.findings
-    assert "follow" not in summary.findings
-
-
-def test_lenience_is_lossy_even_if_no_check_shows_it() -> None:
-    summary = Checks(rows(lossy=True, lenience=0.9))
-    assert summary.verdict == "lossy"
-    assert "lenience 0.9 is lossy by definition" in summary.reason
-
-
-def test_a_server_tells_no_number_format() -> None:
-    parted = {"divergence_position": 7, "logit_margin": -0.1, "logit_tolerance": 0.3}
-    sentence = Checks(rows(parted | {"dtype": None})).findings
-    assert "within rounding, 0.3" in sentence
-    assert "None" not in sentence
-
-
-def test_the_printed_report(capsys: pytest.CaptureFixture[str]) -> None:
-    parted = {
-        "identical_prompts": 14,
-        "divergence_position": 7,
-        "logit_margin": -0.1,
-        "logit_tolerance": 0.3,
-    }
-    shown = printed(rows(parted | {"dtype": "bfloat16"}, {"rounding": 0.25}), capsys)
-    assert "8 requests in flight · K=4 · temperature 0.5 · float32" in shown
-    assert "within the rounding of bfloat16, 0.3" in shown
-    assert "as it should be" in shown
-    assert "all draws" in shown
-    assert "top_k=5" not in shown.replace("Drawn top_k=5.", ""), (
-        "of parts only those that are lossy"
-    )
-    assert "The sampled tests call a lossless pair lossy in at most 1e-09 of such runs" in shown
-    assert mentions(shown, "shifts of up to 0.25", "rounding")
-    # A text that was cut short decides nothing, and the margin of another is as it is.
-    shown = printed(rows(parted | {"verdict": "undecided", "num_cut_short": 1}), capsys)
-    assert "within the rounding of float32, 0.3" in shown
-    shown = printed(rows(parted | {"verdict": "lossy", "logit_margin": 0.31}), capsys)
-    assert "beyond the rounding of float32, 0.3" in shown
-    assert "was planted" not in printed(rows(fault=None), capsys)
-    shown = printed(
-        rows({}, LOSSY, fault="lenience"),
-        capsys,
-    )
-    assert "fault=lenience was planted" in shown
-    assert "fail 1 of 2 tests, the first one after 712" in shown
-    assert mentions(shown, "drawn top_k=5", "shows after 712")
-    ended = printed(rows(status="interrupted"), capsys)
-    assert "no verdict: interrupted so far 15 of 15 greedy texts identical; 25,000" in ended
-    assert "only a whole run decides" in ended
-    assert "· K=4 ·" in ended
-    assert "nothing was sampled" in printed(rows()[:1], capsys)
-
-
-def test_what_to_type_next() -> None:
-    def shown(of: list[RecoveryRow]) -> str:
-        note_command_line(["recovery", "K=4", "rule=typical"])
-        return " ".join(short(recovery_page([Run(of)])).split())
-
-    weak = {"verdict": "undecided", "power": 0.4, "num_draws_needed": 12345}
-    assert "cannot tell 25,000 drawn tokens" in shown(rows({}, weak, weak))
-    assert "harness recovery K=4 rule=typical num_draws=13000" in shown(rows({}, weak, weak))
-    assert "Next" not in shown(rows(engine="local"))
-    assert "Next" not in shown(rows(engine="server"))
-    assert "harness recovery K=4 rule=deepmind" in shown(rows(lossy=True, rule="typical"))
-    assert "runner=eager" in shown(rows({"verdict": "lossy"}, runner="static"))
-    assert "runner=eager" in shown(rows({"verdict": "lossy"}, runner="static", fault=None))
-    assert "Next" not in shown(rows({"verdict": "lossy"}, runner="static", fault="lenience"))
-
-
 def test_a_run_without_a_check_prints_nothing() -> None:
     assert recovery_page([Run([RecoveryRow(**(RUN | {"status": "failed"}))])]) is None
-
-
-def test_one_run_is_shown_by_its_checks() -> None:
-    (table,) = tables_of(recovery_page([Run(rows())]))
-    assert [row.cells[0] for row in table.rows] == ["greedy", "all draws"]
-    missed = recovery_page([Run(rows(fault="lenience"))])
-    assert missed is not None
-    assert missed.doubts == ["A control: fault=lenience was planted, and the checks must find it."]
 
 
 def test_several_runs_are_one_row_each() -> None:

@@ -124,7 +124,7 @@ def _checked(rows: Sequence[LatencyRow]) -> Iterator[str]:
     if not has_verdict(rows) or not row.speedup or row.is_simulated:
         return
     held = []
-    if regular.num_tokens == row.num_tokens:
+    if row.num_tokens is not None and regular.num_tokens == row.num_tokens:
         held.append("equal work")
     if row.identical_prompts is not None and row.identical_prompts == row.num_prompts:
         held.append("equal texts")

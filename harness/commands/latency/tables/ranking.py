@@ -65,6 +65,9 @@ def _answer(group: Sequence[RankedRun]) -> list[Line]:
     beginning = ""
     with_intervals = [best, *(pair for pair in bests[1:] if pair.has_interval)]
     rivals = compared_with_first(with_intervals)
+    if restriction:
+        # They are no rivals on a quiet machine.
+        rivals = [rival for rival in rivals if rival.pair not in faster]
     if best.shown and (several or restriction) and (not faster or restriction):
         if not all(rival.gains_less for rival in rivals):
             restriction += " (by too little to tell)"

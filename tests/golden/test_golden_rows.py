@@ -1,0 +1,295 @@
+"""Whole pages of planted rows, in full: what no quick run of a real pair shows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from syrupy.assertion import SnapshotAssertion
+
+from harness.commands.acceptance.tables import acceptance_page
+from harness.commands.eval.tables import eval_page
+from harness.commands.latency.tables.answer import page_of_run
+from harness.commands.latency.tables.of_runs import page_of_runs
+from harness.commands.recovery.rows import RecoveryRow
+from harness.commands.recovery.tables import recovery_page
+from harness.config.machine import note_command_line
+from harness.results.rows.acceptance import AcceptanceRow
+from harness.results.runs import Run
+from harness.results.statistics.interval import NAN, Coverage, Interval
+from pages import full, short
+from report_files import eval_run, latency_run
+
+Changes = dict[str, Any]
+SEEDS = {"seeds": (0, 1)}
+ONE = {"seeds": (0,), "num_different_prompts": 900, "published_accuracy": None}
+BETTER = {
+    "mcnemar_p_value": 0.01,
+    "difference": 0.02,
+    "difference_low": 0.01,
+    "difference_high": 0.03,
+}
+EXACT = {"dtype": "float32", "temperature": 0.0, "identical_prompts": 990}
+UNKNOWN = dict.fromkeys(
+    ("difference", "difference_low", "difference_high", "ms_per_answer", "wald_high")
+)
+EVALS: dict[str, list[Changes]] = {
+    "two seeds": [SEEDS],
+    "greedy, and exact": [ONE | EXACT],
+    "exact but quantized": [ONE | EXACT | {"quantization": "8bit", "num_parsed": 990}],
+    "identical": [ONE | EXACT | {"identical_prompts": 1000, "num_resumed": 3, "accuracy": 1.0, "wald_high": 1.0}],
+    "all questions": [ONE | {"num_prompts": 100, "operands": "1-20"}],
+    "more than all": [ONE | {"num_prompts": 101, "operands": "1-20"}],
+    "more than all, replaced": [ONE | {"num_prompts": 101, "operands": "1-20", "replacement": True}],
+    "all asked": [ONE | {"num_prompts": 100, "num_different_prompts": 100, "operands": "1-10"}],
+    "at the level": [ONE | {"mcnemar_p_value": 0.05, "difference_low": 0.0}],
+    "below the level": [SEEDS | {"mcnemar_p_value": 0.0499, "lossy": True, "lenience": 0.8}],
+    "better": [ONE | BETTER | {"num_different_prompts": 1000}],
+    "no difference at all": [ONE | BETTER | {"difference": 0.0}],
+    "interrupted": [ONE | {"status": "interrupted", "accuracy": 0.0, "wald_high": 0.0}],
+    "nothing to compare": [ONE | UNKNOWN],
+    "without a draft": [ONE | {"draft": None, "identical_prompts": None}],
+    "several": [SEEDS, ONE | {"draft": "a", "mcnemar_p_value": 0.01}, ONE | {"status": "failed"}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", EVALS)
+def test_an_evaluation(snapshot: SnapshotAssertion, case: str) -> None:
+    note_command_line(["eval"])
+    runs = [eval_run(**changes) for changes in EVALS[case]]
+    known = [Run([row for row in rows if row.draft or row.arm == "regular"]) for rows in runs]
+    assert full(eval_page(known)) == snapshot
+
+
+# Changes of both arms, and of the regular one.
+HELD = {
+    "identical_prompts": 15,
+    "cached_tokens": 0,
+    "foreign_tokens": 0,
+    "drafted": True,
+    "num_tokens": 960,
+}
+STEADY = {"drift": 1.0, "drift_low": 0.9, "drift_high": 1.1, "drifted": False, "num_units": 15}
+UNSURE = {"speedup": 1.02, "speedup_low": 0.99, "speedup_high": 1.05, "visible_difference": 0.02}
+NO_BOUNDS = {"speedup_low": None, "speedup_high": None}
+PRECISE = {"precision": 0.05, "stopped_by": "budget", "speedup_covers": "15 prompts"}
+COMMANDS = {
+    "engine": "server",
+    "server_command": "vllm A; vllm A -x",
+    "url": "http://a/v1",
+    "regular_url": "http://b/v1",
+}
+ITSELF = {
+    "regular_against_itself": 1.0,
+    "regular_against_itself_low": 0.9,
+    "regular_against_itself_high": 1.1,
+}
+UNKNOWN_COSTS = dict.fromkeys(
+    "acceptance_rate tokens_per_iteration mean_acceptance_length predicted_speedup time_to_first_token_ms".split()
+)
+LATENCIES: dict[str, tuple[Changes, Changes]] = {
+    "all held": (HELD | STEADY | {"processor_share": 0.9}, {"drafted": False}),
+    "nothing held": (HELD | STEADY | {"drifted": True, "num_throttled_units": 1},
+                     {"num_tokens": 961, "cached_tokens": 1, "foreign_tokens": 1}),
+    "starved": (STEADY | {"processor_share": 0.8}, {}),
+    "as precise as asked": (PRECISE | {"speedup_low": 1.91}, {}),
+    "less precise": (PRECISE, {}),
+    "all prompts": (PRECISE | {"stopped_by": "num_prompts", "precision": 0.01}, {}),
+    "blocks": (PRECISE | {"stopped_by": "blocks", "speedup_covers": "4 blocks", "precision": 0.01}, {}),
+    "a budget": (PRECISE | NO_BOUNDS | {"speedup_covers": "3 prompts", "settings": {"budget": "2min"}}, {}),
+    "a budget in seconds": (PRECISE | NO_BOUNDS | {"speedup_covers": "5 prompts", "settings": {"budget": 60}}, {}),
+    "a trial": ({"test": True}, {}),
+    "a server alone": (COMMANDS | {"regular_url": None, "server": "harness 1", "server_command": None}, {}),
+    "a server alone of others": (COMMANDS | {"regular_url": None, "server": "vLLM 1"}, {}),
+    "no verdict": ({"status": "no_verdict", "error": "the regular server drafts", "speedup": None}, {}),
+    "laps": (UNSURE | {"speedup_covers": "15 laps", "num_prompts": 31, "visible_difference": 0.04}, {}),
+    "one command": (COMMANDS | {"server_command": "vllm A; vllm A", "speedup_covers": "15 prompts"}, {}),
+    "two commands": (COMMANDS | {"speedup_covers": "15 prompts"}, {}),
+    "blocks without an interval": (NO_BOUNDS | {"speedup_covers": "1 block"}, {}),
+    "as many prompts as anybody measures": (UNSURE | {"speedup_covers": "250 prompts", "num_prompts": 250}, {}),
+    "more than that": (UNSURE | {"speedup_covers": "251 prompts", "num_prompts": 251}, {}),
+    "no difference to see": (UNSURE | {"speedup": 1.0, "speedup_covers": "15 prompts"}, {}),
+    "runs": (UNSURE | {"speedup_covers": "15 prompts and 3 runs"}, {}),
+    "some drafted": ({"draft_ms": None, "mean_acceptance_length": 3.63}, {}),
+    "nearly all drafted": ({"draft_ms": None, "mean_acceptance_length": 3.62}, {}),
+    "slow": ({"speedup": 0.9, "speedup_low": 0.8, "speedup_high": 0.95, "speedup_covers": "15 prompts"}, {}),
+    "unknown": (UNKNOWN_COSTS, {}),
+    "unknown, of a server": (UNKNOWN_COSTS | COMMANDS, {}),
+    "nothing drafted": (UNKNOWN_COSTS | COMMANDS | {"drafted": False}, {}),
+    "a regular step of a server": ({"requests_per_second": 1.0} | ITSELF, {}),
+    "failed": (NO_BOUNDS | {"status": "failed", "error": "wrong", "speedup_covers": "1 block"}, {}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LATENCIES)
+def test_a_latency(snapshot: SnapshotAssertion, case: str) -> None:
+    note_command_line(["latency"])
+    both, of_regular = LATENCIES[case]
+    regular, speculative = latency_run(run="20261120T100000.000001-abcdef")
+    first = regular.from_values(regular.values() | both | {"speedup": None} | of_regular)
+    second = speculative.from_values(speculative.values() | both)
+    assert short(page_of_run([first, second])) == snapshot
+
+
+ALONE = {"draft": None, "num_draft_tokens": None}
+DRAFTS: list[Changes] = [{"draft": f"draft{number}"} for number in range(6)]
+SURE = {"speedup_covers": "15 prompts"}
+WIDE = SURE | {"speedup_low": 1.05, "speedup_high": 3.9}
+LOSS_AT_99 = {"speedup_low": 0.5, "speedup_high": 0.99}
+MANY: dict[str, list[tuple[float, Changes]]] = {
+    "one gains most": [(3.0, DRAFTS[0] | SURE), *((1.3, draft | SURE) for draft in DRAFTS[1:])],
+    "three rivals": [(2.0, draft | SURE) for draft in DRAFTS[:4]],
+    "four rivals": [(2.0, draft | SURE) for draft in DRAFTS[:5]],
+    "no draft": [(1.0, ALONE), (1.0, ALONE | {"model": "30B"})],
+    "no draft, stopped": [(1.0, ALONE | {"status": "interrupted", "ms_per_token": 90.0}), (1.0, ALONE)],
+    "six targets": [(2.0, SURE | {"model": str(number)}) for number in range(6)],
+    "eight targets": [(2.0, SURE | {"model": str(number)}) for number in range(8)],
+    "a target with a draft": [(1.0, ALONE), (2.0, SURE | {"model": "30B"})],
+    "made up": [(3.0, SURE | {"weights": "random", "model": "30B"}), (2.0, SURE)],
+    "two temperatures": [(2.0, draft | SURE | {"temperature": t}) for t in (0.0, 1.0) for draft in DRAFTS[:2]],
+    "several K": [(1.5, SURE | {"k": 2}), (2.0, SURE | {"k": 4}), (1.9, SURE | {"k": 8}), (2.4, WIDE | {"k": 6})],
+    "a faster draft may not pay": [(1.5, DRAFTS[0] | SURE), (2.0, DRAFTS[1] | WIDE), (1.2, DRAFTS[2] | SURE)],
+    "a faster one on a busy machine": [(1.5, DRAFTS[0] | SURE), (2.0, DRAFTS[1] | SURE | {"processor_share": 0.5})],
+    "a busy target beside a quiet one": [
+        (2.0, SURE | {"placement": "cpu"}), (1.5, SURE), (2.0, SURE | {"model": "30B", "processor_share": 0.5}),
+    ],
+    "busy all the time": [(speedup, DRAFTS[0] | SURE | {"processor_share": 0.5, "k": 2}) for speedup in (1.5, 2.0)],
+    "none pays": [(1.0, ALONE), *((0.8, draft | SURE) for draft in DRAFTS[:2])],
+    "two drafts with several K": [(1 + k / 9, draft | SURE | {"k": k}) for k in (2, 4, 8) for draft in DRAFTS[:2]],
+    "none is shown to": [(0.7, DRAFTS[0] | SURE), (0.74, DRAFTS[1] | SURE | LOSS_AT_99)],
+    "regular arms apart": [(2.0, DRAFTS[ms] | SURE | {"ms_per_token": 10.0 * ms}) for ms in (5, 4, 3)],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MANY)
+def test_many_latencies(snapshot: SnapshotAssertion, case: str) -> None:
+    note_command_line(["latency", "-m"])
+    runs = []
+    for number, (speedup, changes) in enumerate(MANY[case]):
+        found = latency_run(speedup=speedup, run=f"20261120T100000.00000{number}-abcdef", **changes)
+        runs.append(Run(found))
+    assert short(page_of_runs(runs), 100) == snapshot
+
+
+PAIR = {
+    "run": "1", "model": "tiny", "draft": "tiny_draft", "devices": "cpu", "dtype": "float16", "quantization": "none",
+    "arm": "speculative", "fault": "none", "status": "ok", "batch_size": 8, "false_alarm_rate": 1e-9,
+    "num_draft_tokens": 4, "shift": 0.05, "runner": "static", "lossy": False, "temperature": 0.5,
+}  # fmt: skip
+GREEDY = {
+    "check": "greedy",
+    "verdict": "lossless",
+    "num_prompts": 15,
+    "identical_prompts": 14,
+    "num_tokens": 960,
+}
+SAMPLED = {
+    "check": "sampled", "verdict": "lossless", "num_draws": 25_000, "p_value": 0.57, "significance_level": 2e-10,
+    "power": 0.999, "rounding": 0.001, "acceptance_rate": 0.7, "visible_shift": 0.031,
+}  # fmt: skip
+PART = SAMPLED | {"check": "setting", "sampling": "top_k=5", "p_value": 0.4, "rounding": 0.0}
+LOSS = {"verdict": "lossy", "p_value": 0.0, "num_draws_until": 712}
+UNSEEN = SAMPLED | {"visible_shift": None}
+WEAK = {"verdict": "undecided", "power": 0.4, "num_draws_needed": 120}
+ROUND = {
+    "check": "round", "verdict": "lossless", "num_requests": 1200, "elapsed_s": 90.0, "identical_prompts": 15,
+    "num_prompts": 15, "p_value": 0.3, "num_draws": 900, "acceptance_rate": 0.7, "visible_shift": 0.02,
+}  # fmt: skip
+KIND = {
+    "check": "kind",
+    "sampling": "top_k=5",
+    "verdict": "drafts",
+    "acceptance_rate": 0.7,
+    "finding": "its counters",
+}
+ANSWERS = {
+    "check": "answers",
+    "verdict": "lossless",
+    "num_prompts": 9,
+    "finding": "9 of 10 are judged, 1 left out",
+}
+PLANTED = {"fault": "lenience"}
+MARGIN = {"divergence_position": 7, "logit_margin": -0.3, "logit_tolerance": 0.3}
+RECOVERIES: dict[str, list[list[Changes]]] = {
+    "all kinds of checks": [[
+        GREEDY | MARGIN | {"fault": None}, PART, PART | LOSS | {"sampling": "min_p=0.1"}, SAMPLED | {"power": 0.9995},
+        SAMPLED | {"check": "compared", "sampling": "top_p=0.9", "p_value": 0.2, "verdict": "undecided"},
+        {"check": "logprobs", "verdict": "right", "num_tokens": 1200},
+        KIND, KIND | {"sampling": "seed", "verdict": "no drafts"}, KIND | {"verdict": "none accepted"},
+        KIND | {"verdict": "some drafts"}, ROUND, ROUND | {"finding": "0.7 before", "acceptance_rate": 0.3},
+    ]],
+    "lossless": [[GREEDY | {"batch_size": 1, "refused": "seed"}, PART | WEAK, SAMPLED | {"rounding": 0.002}, ROUND]],
+    "a later round is lossy": [[GREEDY | {"runner": "eager"}, SAMPLED, ROUND, ROUND | {"verdict": "lossy"}]],
+    "beyond rounding": [[GREEDY | MARGIN | {"verdict": "lossy", "logit_margin": 0.31, "dtype": None}, UNSEEN]],
+    "a margin without a tolerance": [[GREEDY | {"logit_margin": 0.31, "num_skipped": 2}]],
+    "planted and missed": [[GREEDY | PLANTED | {"weights": "random"}, SAMPLED]],
+    "planted and found": [[GREEDY | PLANTED, SAMPLED | LOSS]],
+    "a coin": [[GREEDY | {"lossy": True, "synthetic_acceptance": 0.8}, SAMPLED]],
+    "a lossy rule": [[GREEDY | {"lossy": True, "rule": "typical", "lenience": 0.9}, SAMPLED]],
+    "too few draws": [[GREEDY, SAMPLED | WEAK, SAMPLED | WEAK | {"power": None}]],
+    "cut short": [[GREEDY | {"num_cut_short": 2, "verdict": "undecided"}, SAMPLED | WEAK]],
+    "no reference": [[GREEDY, {"check": "reference", "verdict": "undecided", "finding": "no reference"}, SAMPLED]],
+    "greedy texts differ": [[GREEDY | {"verdict": "undecided"}, SAMPLED | {"num_draws": 0}]],
+    "recorded answers": [[ANSWERS, SAMPLED | WEAK | {"num_draws_needed": None}]],
+    "interrupted": [[GREEDY, SAMPLED | {"status": "interrupted"}]],
+    "several": [[GREEDY, SAMPLED], [GREEDY | {"draft": "b"}, SAMPLED | LOSS], [GREEDY | PLANTED],
+                [GREEDY | {"draft": "c", "status": "failed"}], [GREEDY | {"draft": "d"}, SAMPLED | WEAK]],
+    "several shifts": [[GREEDY | PLANTED], [GREEDY | PLANTED | {"shift": 0.1}, SAMPLED | WEAK]],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RECOVERIES)
+def test_a_recovery(snapshot: SnapshotAssertion, case: str) -> None:
+    note_command_line(["recovery"])
+    runs = []
+    for number, checks in enumerate(RECOVERIES[case]):
+        shared = {name: checks[0].get(name, value) for name, value in PAIR.items()}
+        rows = [RecoveryRow(**shared | {"run": str(number)} | check) for check in checks]
+        runs.append(Run(rows))
+    assert full(recovery_page(runs)) == snapshot
+
+
+COSTS = {"iteration_cost": 1.25, "cost_source": "bytes"}
+UNLIKELY = {"likelihood_z": -4.8, "log_probability": -2.5, "own_log_probability": -1.5}
+TEXTS = {
+    "text_source": "given", "num_tokens": 12345, "temperature": 0.5, "max_new_tokens": 64, "batch_size": 4,
+    "acceptance_rate": 0.8, "conditional_acceptance_rate": 0.9,
+    "weights_tokens_per_iteration": Interval(4.05, 3.8, 4.31), "served_tokens_per_iteration": 1.52,
+    "rules": "greedy 1.5",
+}  # fmt: skip
+ACCEPTANCES: dict[str, list[Changes]] = {
+    "costs": [COSTS],
+    "costs that were measured": [COSTS | {"cost_source": "costs.csv", "text_source": "served"}],
+    "greedy, and no interval": [{"temperature": 0.0, "low": (NAN, 7)}],
+    "without temperature": [{"temperature": None, "health": "healthy", "served_rule": "greedy"}],
+    "unlikely texts": [UNLIKELY],
+    "likely texts": [UNLIKELY | {"likelihood_z": 4.75, "impossible_share": 0.005}],
+    "impossible texts": [UNLIKELY | {"impossible_share": 0.0051}],
+    "likely without their own": [UNLIKELY | {"own_log_probability": None}],
+    "no rule": [{"health": "cannot tell"}],
+    "others": [UNLIKELY | {"health": "other texts"}],
+    "rule": [{"health": "another rule", "served_rule": "typical"}],
+    "rules": [{"health": "broken", "served_rule": "a or b"}],
+    "several": [COSTS, COSTS | {"draft": "b", "best": 5.0}, UNLIKELY | {"model": "30B", "text_source": "own"}],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ACCEPTANCES)
+def test_an_acceptance(snapshot: SnapshotAssertion, case: str) -> None:
+    note_command_line(["acceptance", "up_to=8", "seed=3"])
+    runs = []
+    for number, changes in enumerate(ACCEPTANCES[case]):
+        columns = {"run": str(number), "model": "13B", "draft": "a", "status": "ok", "best": 2.5}
+        columns |= TEXTS | changes
+        best = columns.pop("best")
+        low, units = columns.pop("low", (best - 0.1, 9))
+        tokens = Interval(best, low, best + 0.1, Coverage(units, "prompt"))
+        rows = []
+        for k in (1, 2, 5, 7):
+            of_k = columns if k == 7 else columns | {"health": None}
+            if "iteration_cost" in columns:
+                of_k = of_k | {"expected_speedup": tokens.scaled(0.8 - k / 100)}
+            rows.append(AcceptanceRow(num_draft_tokens=k, tokens_per_iteration=tokens, **of_k))
+        runs.append(Run(rows))
+    page = acceptance_page(runs)
+    assert f"{short(page)}\n\n{full(page)}" == snapshot
