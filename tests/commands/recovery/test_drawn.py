@@ -94,7 +94,8 @@ def test_sampling_settings_mean_what_transformers_means() -> None:
     bias = SequenceBiasLogitsProcessor([[[2], 1.5], [[7], -0.5]])
     cases = [
         ({"min_p": 0.2}, [*warpers, MinPLogitsWarper(0.2)]),
-        ({"repetition_penalty": 1.4}, [RepetitionPenaltyLogitsProcessor(1.4), *warpers]),
+        ({"min_p": 1.0}, [*warpers, MinPLogitsWarper(1.0)]),
+        ({"repetition_penalty": 2.0}, [RepetitionPenaltyLogitsProcessor(2.0), *warpers]),
         ({"logit_bias": {"2": 1.5, "7": -0.5}}, [bias, *warpers]),
     ]
     for parameters, processors in cases:
@@ -301,6 +302,9 @@ def test_the_reference_warps_as_the_loops_do(warp: dict[str, float]) -> None:
     exact = exact_probabilities(logits.double().numpy(), DecodingSettings(**warp))
     assert exact.dtype == np.float64
     assert exact == pytest.approx(Warp(**warp)(logits).double().numpy(), abs=1e-6)
+    # Of any shape, and whatever is added to all logits.
+    higher = exact_probabilities(logits[0].double().numpy() + 800, DecodingSettings(**warp))
+    assert higher == pytest.approx(exact[0])
 
 
 def test_of_equal_logits_at_the_edge_of_top_p_the_reference_keeps_those_that_the_loop_keeps() -> (
