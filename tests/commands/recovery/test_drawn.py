@@ -88,7 +88,8 @@ def test_exact_draws_pass_and_draws_at_another_temperature_do_not(sampling: Samp
 
 
 def test_sampling_settings_mean_what_transformers_means() -> None:
-    logits, prompt, text = random_logits(3), [4, 4, 7], [2, 9, 2]
+    # Some of those that top-k leaves are negative.
+    logits, prompt, text = random_logits(3) - 2, [4, 4, 7], [2, 9, 2]
     decoding = DecodingSettings(temperature=0.8, top_k=6)
     warpers: list[Any] = [TemperatureLogitsWarper(0.8), TopKLogitsWarper(6)]
     bias = SequenceBiasLogitsProcessor([[[2], 1.5], [[7], -0.5]])
@@ -294,6 +295,7 @@ def test_two_samples_are_compared_without_the_exact_distribution(
         {"temperature": 0.7, "top_k": 20, "top_p": 0.9},
         {"temperature": 0.0},
         {"temperature": 1.0, "top_k": 1},
+        {"temperature": 1.0, "top_k": 20},
     ],
     ids=str,
 )
