@@ -114,6 +114,8 @@ def test_models_that_declare_no_blocks_are_not_split() -> None:
     whole = dataclasses.replace(sketch(), blocks=(Block(("",), (TensorSketch("weight", 5 * GB),)),))
     assert not fits(case(whole, free=machine(11, 11)))
     assert fit(case(whole, free=machine(11, 13)))[0].device_map == {"": 1}
+    two = sketch(0, 50)
+    assert fit(case(two, free=machine(8, 8)))[0].device_map == {"model.embed": 0, "head": 1}
 
 
 def test_without_a_gpu_everything_is_the_cpus() -> None:
@@ -228,6 +230,9 @@ def test_captured_graphs_take_room_where_a_model_is_whole() -> None:
     assert fits(case(model, free=machine(24.3), demand=demand))
     assert not fits(case(model, free=machine(24.1), demand=demand))
     assert fits(case(model, free=machine(12.3, 12.3), demand=demand))
+    # Nor is one on the CPU.
+    on_cpu = dataclasses.replace(demand, runner="auto")
+    assert fits(case(model, free=machine(cpu_gb=10.3), demand=on_cpu))
 
 
 def test_a_map_may_fill_a_device_to_the_last_byte() -> None:
