@@ -32,6 +32,8 @@ def test_a_prediction_is_tokens_over_regular_steps() -> None:
     cost = IterationCost.of_points([(1, 1, 20.0), (5, 1, 30.0), (9, 1, 60.0)])
     assert cost.break_even(4).estimate == pytest.approx(1.5)
     assert cost.speedup(3.0, 4).estimate == pytest.approx(2)
+    assert not cost.speedup(3.0, 4).has_bounds
+    assert cost.speedup(Interval(0.0, 0.0, 0.1), 4).estimate == 0
     best = cost.best_k({4: 3.0, 8: 4.0, 16: 17.0})
     assert (best.k, best.speedup.estimate, best.alike) == (4, pytest.approx(2), [])
 
@@ -103,7 +105,15 @@ def test_nothing_is_extrapolated(k: int, rows: int, complaint: str) -> None:
 
 
 def test_a_load_that_is_refused_has_its_figures_but_no_price() -> None:
-    points = [(1, 1, 20.0), (5, 1, 30.0), (5, 1, 34.0), (1, 8, 25.0), (5, 8, 40.0), (2, 4, 9.0)]
+    points = [
+        (1, 1, 20.0),
+        (5, 1, 30.0),
+        (5, 1, 34.0),
+        (1, 8, 25.0),
+        (5, 8, 40.0),
+        (2, 4, 9.0),
+        (1, 16, 50.0),
+    ]
     cost = IterationCost.of_points(points, refused={8: "queued"})
     assert (cost.steps_at(4).estimate, cost.steps_at(4, 8).estimate) == (1.6, 1.6)
     assert (cost.step_ms().estimate, cost.step_ms(8).estimate) == (20, 25)
@@ -287,11 +297,12 @@ def test_the_intervals_of_a_line_cover_what_was_planted() -> None:
     assert min(covered) >= 176, covered
 
 
-def test_a_step_is_sought_by_what_was_measured_well() -> None:
-    """A jump of 8 ms at 9 tokens; of one width the mean of three prompts is far off, as its interval says."""
+@pytest.mark.parametrize(("from_k", "change"), [(8, 44 / 34), (3, 34 / 24)])
+def test_a_step_is_sought_by_what_was_measured_well(from_k: int, change: float) -> None:
+    """A jump of 8 ms; of one width the mean of three prompts is far off, as its interval says."""
     points = []
     for k in (2, 3, 4, 5, 6, 7, 8, 10, 12):
-        ms = 20.0 + 2.0 * k + (8.0 if k >= 8 else 0.0)
+        ms = 20.0 + 2.0 * k + (8.0 if k >= from_k else 0.0)
         half = 0.05
         if k == 4:
             ms, half = ms + 9.0, 12.0
@@ -299,9 +310,11 @@ def test_a_step_is_sought_by_what_was_measured_well() -> None:
     shape = IterationCost.of_points(points).shape()
     assert shape is not None
     (step,) = shape.steps
-    assert step[:2] == (8, 9)
-    assert step.change == pytest.approx(44 / 34 - 1)
-    assert str(shape) == "no line, from 8 to 9 tokens +29 %"
+    assert step[:2] == (from_k, from_k + 1)
+    assert step.change == pytest.approx(change - 1)
+    assert str(shape) == f"no line, from {from_k} to {from_k + 1} tokens +{change - 1:.0%}".replace(
+        "%", " %"
+    )
 
 
 @pytest.mark.parametrize(("off", "is_line"), [(0.25, True), (1.2, False)])
