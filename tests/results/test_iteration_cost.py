@@ -27,6 +27,15 @@ def free_draft(rate: float, most: int = 16) -> dict[int, float]:
     return {k: sum(rate**place for place in range(k + 1)) for k in range(1, most + 1)}
 
 
+def line_of(cost: IterationCost, rows: int = 1) -> tuple[float, float]:
+    shape = cost.shape(rows)
+    assert shape is not None
+    assert shape.fixed is not None
+    assert shape.per_token is not None
+    assert str(shape.fixed.covers) == str(shape.per_token.covers)
+    return shape.fixed.estimate, shape.per_token.estimate
+
+
 def test_a_prediction_is_tokens_over_regular_steps() -> None:
     """K=4: 30 ms, 1.5 steps, and 3 tokens in the time of 1.5: 2×."""
     cost = IterationCost.of_points([(1, 1, 20.0), (5, 1, 30.0), (9, 1, 60.0)])
@@ -105,15 +114,8 @@ def test_nothing_is_extrapolated(k: int, rows: int, complaint: str) -> None:
 
 
 def test_a_load_that_is_refused_has_its_figures_but_no_price() -> None:
-    points = [
-        (1, 1, 20.0),
-        (5, 1, 30.0),
-        (5, 1, 34.0),
-        (1, 8, 25.0),
-        (5, 8, 40.0),
-        (2, 4, 9.0),
-        (1, 16, 50.0),
-    ]
+    points = [(1, 1, 20.0), (5, 1, 30.0), (5, 1, 34.0), (1, 8, 25.0), (5, 8, 40.0)]
+    points += [(2, 4, 9.0), (1, 16, 50.0)]
     cost = IterationCost.of_points(points, refused={8: "queued"})
     assert (cost.steps_at(4).estimate, cost.steps_at(4, 8).estimate) == (1.6, 1.6)
     assert (cost.step_ms().estimate, cost.step_ms(8).estimate) == (20, 25)
@@ -122,11 +124,7 @@ def test_a_load_that_is_refused_has_its_figures_but_no_price() -> None:
     assert (cost.loads, cost.ks(), cost.ks(4)) == ([1, 4, 8], [4], [])
     read = IterationCost.of_steps({4: 1.25, 1: 1.0625, 2: 1.125}, "bytes")
     assert (read.break_even(4).estimate, read.in_bytes, cost.in_bytes) == (1.25, True, False)
-    line = read.shape()
-    assert line is not None
-    assert line.fixed is not None
-    assert line.per_token is not None
-    assert (line.fixed.estimate, line.per_token.estimate) == pytest.approx((1, 1 / 16))
+    assert line_of(read) == pytest.approx((1, 1 / 16))
 
 
 def test_a_load_between_two_is_on_the_lines_between_them() -> None:
@@ -154,9 +152,8 @@ def test_passes_in_rounds_have_the_median_of_their_ratios() -> None:
     cost = IterationCost.of_passes([*rounds[:-1], {1: 10.0, 3: 900.0, 5: 50.0}], "passes")
     steps = cost.at(2).steps
     assert (steps.low, steps.estimate, steps.high) == pytest.approx((1.1, 1.5, 1.9))
-    few = (
-        IterationCost.of_passes([{1: 10.0, 3: ms} for ms in (12.0, 14.0, 19.0)], "passes").at(2).ms
-    )
+    three = [{1: 10.0, 3: ms} for ms in (12.0, 14.0, 19.0)]
+    few = IterationCost.of_passes(three, "passes").at(2).ms
     assert (few.low, few.estimate, few.high, str(few.covers)) == (12, 14, 19, "3 rounds")
     assert cost.at(2).ms.estimate == pytest.approx(15.0)
     assert cost.at(4).steps.estimate == pytest.approx(5.0)
@@ -312,9 +309,8 @@ def test_a_step_is_sought_by_what_was_measured_well(from_k: int, change: float) 
     (step,) = shape.steps
     assert step[:2] == (from_k, from_k + 1)
     assert step.change == pytest.approx(change - 1)
-    assert str(shape) == f"no line, from {from_k} to {from_k + 1} tokens +{change - 1:.0%}".replace(
-        "%", " %"
-    )
+    percent = f"{change - 1:.0%}".replace("%", " %")
+    assert str(shape) == f"no line, from {from_k} to {from_k + 1} tokens +{percent}"
 
 
 @pytest.mark.parametrize(("off", "is_line"), [(0.25, True), (1.2, False)])
@@ -339,17 +335,12 @@ def test_times_of_unknown_noise_may_be_two_percent_off(off: float, is_line: bool
 
 
 def test_a_line_is_over_the_tokens_that_were_drafted() -> None:
-    """K=1 and 3, of which the ends of answers left 1 and 2: 5 ms each. The intervals cover what the first one does."""
+    """K=1 and 3, of which the ends of answers left 1 and 2: 5 ms each."""
     points = [
-        Point(2, 2, Interval(25, 24, 26, Coverage(15, "prompt"))),
-        Point(4, 2, Interval(30, 29, 31, Coverage(9, "prompt")), num_drafted=2.0),
+        Point(2, 2, Interval(25, 24, 26)),
+        Point(4, 2, Interval(30, 29, 31), num_drafted=2.0),
     ]
-    shape = IterationCost(points).shape(2)
-    assert shape is not None
-    assert shape.fixed is not None
-    assert shape.per_token is not None
-    assert (shape.fixed.estimate, shape.per_token.estimate) == pytest.approx((20, 5))
-    assert str(shape.fixed.covers) == str(shape.per_token.covers) == "15 prompts"
+    assert line_of(IterationCost(points), 2) == pytest.approx((20, 5))
     assert IterationCost(points).shape() is None
 
 

@@ -1,4 +1,4 @@
-"""Places of drawn tokens: uniform if they are drawn as they should be, for every sampling setting."""
+"""Places of drawn tokens: uniform if they are drawn as they should be; and what each sampling setting asks for."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def checked(exact: Floats, tokens: Sequence[int]) -> TokenResult:
 
 @pytest.mark.parametrize(
     "sampling",
-    [one for one in samplings(PLAIN, [3, 5]) if "logprobs" not in one.parameters],
+    samplings(PLAIN, [3, 5], names=["as_asked", "top_k", "logit_bias"]),
     ids=lambda one: one.name,
 )
 def test_exact_draws_pass_and_draws_at_another_temperature_do_not(sampling: Sampling) -> None:
@@ -152,22 +152,12 @@ def test_settings_are_tried_one_at_a_time_at_another_temperature_than_the_run_s(
 
 
 @pytest.mark.parametrize(
-    ("parameters", "num_top", "known"),
-    [
-        ({}, 5, True),
-        ({}, 4, False),
-        ({}, 0, False),
-        ({"min_p": 0.1}, 5, True),
-        ({"logit_bias": {"3": 1.0}}, 5, False),
-        ({"logit_bias": {"3": 1.0}}, -1, True),
-        ({"repetition_penalty": 1.3}, -1, False),
-    ],
+    ("parameter", "enough"),
+    [("min_p", {5, 6, -1}), ("logit_bias", {-1}), ("repetition_penalty", set())],
 )
-def test_the_likeliest_tokens_determine_what_a_setting_draws_from(
-    parameters: dict[str, Any], num_top: int, known: bool
-) -> None:
-    sampling = Sampling("any", DecodingSettings(temperature=1.0, top_k=5), parameters)
-    assert sampling.is_known_by(num_top) == known
+def test_so_many_likeliest_tokens_determine_what_is_drawn(parameter: str, enough: set[int]) -> None:
+    sampling = Sampling("any", DecodingSettings(temperature=1.0, top_k=5), {parameter: {}})
+    assert {number for number in (-1, 0, 4, 5, 6) if sampling.is_known_by(number)} == enough
 
 
 def test_tokens_that_no_text_has_and_those_of_which_only_their_sum_is_known() -> None:

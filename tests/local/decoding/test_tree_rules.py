@@ -159,24 +159,6 @@ def test_greedy_decoding_follows_the_path_of_the_target_s_tokens() -> None:
     assert int(verdict.next_token) == 3
 
 
-def test_a_shape_in_numbers() -> None:
-    """Of a root with two children, of which the first has one; in the second row one level counts."""
-    shape = TreeShape([(0, 0, 1), (0, 0, 1)], limits=[3, 1])
-    placed = shape.on(torch.device("cpu"))
-    assert placed.parents.tolist() == [[0, 0, 1]] * 2
-    assert placed.depths.tolist() == [[0, 1, 1, 2], [0, 1, 1, 1]]
-    assert placed.ancestors[0].int().tolist() == [
-        [1, 0, 0, 0],
-        [1, 1, 0, 0],
-        [1, 0, 1, 0],
-        [1, 1, 0, 1],
-    ]
-    assert shape.num_offered == [3, 2]
-    assert shape.offered_on(torch.device("cpu")).tolist() == [[True] * 3, [True, True, False]]
-    assert TreeShape([(0, 0, 1)]).num_offered == [3]
-    assert chain_of(3) == (0, 1, 2)
-
-
 @pytest.mark.parametrize(("parents", "node"), [((1,), 1), ((0, -1), 2), ((0, 1, 3), 3)])
 def test_a_node_whose_parent_is_not_before_it_is_refused(parents: Parents, node: int) -> None:
     with pytest.raises(ValueError, match=f"node {node} of a tree cannot have the parent"):
