@@ -27,13 +27,15 @@ def free_draft(rate: float, most: int = 16) -> dict[int, float]:
     return {k: sum(rate**place for place in range(k + 1)) for k in range(1, most + 1)}
 
 
-def line_of(cost: IterationCost, rows: int = 1) -> tuple[float, float]:
+def line_of(cost: IterationCost, rows: int = 1) -> tuple[float, float, float]:
+    """Its beginning, its slope, and how far that may be off."""
     shape = cost.shape(rows)
     assert shape is not None
     assert shape.fixed is not None
     assert shape.per_token is not None
     assert str(shape.fixed.covers) == str(shape.per_token.covers)
-    return shape.fixed.estimate, shape.per_token.estimate
+    slope = shape.per_token
+    return shape.fixed.estimate, slope.estimate, slope.high - slope.estimate
 
 
 def test_a_prediction_is_tokens_over_regular_steps() -> None:
@@ -118,13 +120,14 @@ def test_a_load_that_is_refused_has_its_figures_but_no_price() -> None:
     points += [(2, 4, 9.0), (1, 16, 50.0)]
     cost = IterationCost.of_points(points, refused={8: "queued"})
     assert (cost.steps_at(4).estimate, cost.steps_at(4, 8).estimate) == (1.6, 1.6)
+    assert cost.steps_at(0).estimate == 1
     assert (cost.step_ms().estimate, cost.step_ms(8).estimate) == (20, 25)
     absent = cost.steps_at(3), cost.step_ms(2), cost.steps_at(1, 4)
     assert not any(one.is_known for one in absent)
     assert (cost.loads, cost.ks(), cost.ks(4)) == ([1, 4, 8], [4], [])
     read = IterationCost.of_steps({4: 1.25, 1: 1.0625, 2: 1.125}, "bytes")
     assert (read.break_even(4).estimate, read.in_bytes, cost.in_bytes) == (1.25, True, False)
-    assert line_of(read) == pytest.approx((1, 1 / 16))
+    assert line_of(read)[:2] == pytest.approx((1, 1 / 16))
 
 
 def test_a_load_between_two_is_on_the_lines_between_them() -> None:
@@ -337,10 +340,10 @@ def test_times_of_unknown_noise_may_be_two_percent_off(off: float, is_line: bool
 def test_a_line_is_over_the_tokens_that_were_drafted() -> None:
     """K=1 and 3, of which the ends of answers left 1 and 2: 5 ms each."""
     points = [
-        Point(2, 2, Interval(25, 24, 26)),
-        Point(4, 2, Interval(30, 29, 31), num_drafted=2.0),
+        Point(2, 2, Interval(25, 24, 26, Coverage(15, "prompt"))),
+        Point(4, 2, Interval(30, 29, 31, Coverage(15, "prompt")), num_drafted=2.0),
     ]
-    assert line_of(IterationCost(points), 2) == pytest.approx((20, 5))
+    assert line_of(IterationCost(points), 2) == pytest.approx((20, 5, math.sqrt(2)))
     assert IterationCost(points).shape() is None
 
 

@@ -185,13 +185,6 @@ def test_what_is_likely_is_measured_again_until_it_is_significant(
     assert 2 * outcome.changed.comparison.p_value < 0.05
 
 
-def test_one_prompt_alone_accuses_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its interval has no bounds, however often it is asked."""
-    monkeypatch.setattr(sys.modules[__name__], "NUM_PROMPTS", 1)
-    outcome = Planted(np.random.default_rng(0), 6, 0.5, 0.005).found(most_starts=8)
-    assert (outcome.first_worse, outcome.num_starts) == (None, 8)
-
-
 def test_with_too_few_starts_it_says_which_are_possible() -> None:
     planted = Planted(np.random.default_rng(1), 8, 0.5, 0.005)
     outcome = planted.found(most_starts=4)

@@ -150,6 +150,7 @@ def test_a_recurrent_model_is_held_before_and_after_what_is_drafted(name: str) -
         map_tensors(lambda _, tensor: sizes.append(tensor.nbytes) or tensor, state.values)
     assert sum(sizes) == sum(predicted.block_caches(num_tokens=3 * (4 + 7), num_states=3 * 2))
     assert predicted.state_bytes > 0
+    assert predicted.cache_bytes + predicted.state_bytes == sum(predicted.block_caches())
     (placed,) = fit(case(predicted, free=machine(), demand=Demand(3, 4, 1, 2, "static")))
     assert placed.cache_per_device["cpu"] == sum(predicted.block_caches(3 * (7 + 7), 3 * 2))
 
@@ -217,7 +218,7 @@ def test_idle_experts_are_not_read() -> None:
     experts = 2 * 8 * 3 * 32 * 64 * 4
     others = parameter_bytes(config, torch.float32) - experts
     sketch = sketched(config, torch.float32)
-    assert read(sketch) == others - 4 * 320 * 32 + experts // 4
+    assert read(sketch) == sketch.read_bytes() == others - 4 * 320 * 32 + experts // 4
     # Five tokens with 2 of 8 experts each take 8 (1 − 0.75⁵) = 6.1 different ones.
     of_five = others - 4 * 320 * 32 + experts * (1 - 0.75**5)
     assert sketch.read_bytes(5) == pytest.approx(of_five, rel=1e-6)
@@ -271,6 +272,7 @@ def test_a_pass_reads_no_more_of_the_cache_than_the_windows_have() -> None:
         assert sum(sketch.block_caches(3000, 3)) == 6 * 3000 * of_layer
         assert sketch.read_cache_bytes(3000, 3) == (3000 + 5 * 3 * 16) * of_layer
         assert sketch.read_cache_bytes(30, 3) == 6 * 30 * of_layer
+    assert sketched(config).caches_on({"": 0}, 3000, 3) == {"cuda:0": 6 * 3000 * of_layer}
     of_one = sketched(config).caches_on({"": 0}, 3000, 3, only_read=True)
     assert of_one == {"cuda:0": (3000 + 5 * 3 * 16) * of_layer}
 

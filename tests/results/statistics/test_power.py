@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 
-from harness.results.statistics.runs import RatioEstimate, ratio_over_runs
+from harness.results.statistics.runs import RatioEstimate
 
 
 def test_a_visible_difference_is_the_textbooks() -> None:
@@ -21,22 +20,10 @@ def test_a_visible_difference_is_the_textbooks() -> None:
     assert estimate.chance_to_see(1.0) == pytest.approx(0.05)
 
 
-@pytest.mark.parametrize("ratio", [1.05, 0.95])
-def test_the_promised_power_is_what_simulation_finds(ratio: float) -> None:
-    """One run of 20 prompts; over 2000 simulated measurements, a standard error of 1 %."""
-    rng = np.random.default_rng(1)
-    found = 0
-    for _ in range(2000):
-        times = ratio * np.exp(rng.normal(-(0.08**2) / 2, 0.08, (1, 20)))
-        found += ratio_over_runs(times, np.ones((1, 20))).interval().excludes(1)
-    known = RatioEstimate(0.0, 20, 0.08**2 / 20)
-    assert found / 2000 == pytest.approx(known.chance_to_see(ratio), abs=0.04)
-
-
 def test_without_an_interval_nothing_is_promised() -> None:
     few = RatioEstimate(0.0, 7, 0.01)
     assert few.visible_difference is None
     assert math.isnan(few.chance_to_see(1.1))
     exact = RatioEstimate(0.0, 15, 0.0)
     assert exact.visible_difference == 0
-    assert exact.chance_to_see(1.001) == 1
+    assert [exact.chance_to_see(1.0), exact.chance_to_see(1.001)] == [0, 1]
