@@ -221,8 +221,7 @@ def test_directory_without_weights(save_model: SaveModel) -> None:
     Path(settings.repository, "model.safetensors").unlink()
     with pytest.raises(SettingError, match="holds no weights"):
         read_checkpoint("model", settings)
-    found = read_checkpoint("model", settings, weights=False)
-    assert (found.config.model_type, found.random) == ("llama", False)
+    assert not read_checkpoint("model", settings, weights=False).random
 
 
 def test_unknown_architecture_and_foreign_code(save_model: SaveModel) -> None:

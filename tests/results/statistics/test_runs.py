@@ -1,4 +1,4 @@
-"""Ratios over runs and units: coverage in simulation, and intervals that fail it."""
+"""Ratios over runs and units: coverage in simulation, intervals that fail it, and the smallest visible difference."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from scipy import stats
 from simulated_runs import Floats, Simulated
 
 from harness.results.statistics.ratios import ratio_over_blocks
-from harness.results.statistics.runs import MeanSquares, ratio_over_runs
+from harness.results.statistics.runs import MeanSquares, RatioEstimate, ratio_over_runs
 
 NUMBER = 1000
 # A quiet machine whose prompts differ, runs that vary as seen, and runs that vary most.
@@ -129,6 +129,26 @@ def test_few_units_have_no_interval() -> None:
     assert math.isnan(interval.low)
     assert math.isnan(interval.high)
     assert not interval.excludes(1)
+
+
+def test_a_visible_difference_is_the_textbooks() -> None:
+    # 30 pairs whose differences have a standard deviation of 1 in logs: the textbook's sample size
+    # for a shift of 0.53 at 80 % power is 30 (Cohen, 1988: d = 0.53 needs n = 30).
+    estimate = RatioEstimate(0.0, 30, 1 / 30)
+    visible = estimate.visible_difference
+    assert visible is not None
+    assert math.log1p(visible) == pytest.approx(0.53, abs=0.01)
+    assert estimate.chance_to_see(math.exp(0.53)) == pytest.approx(0.8, abs=0.01)
+    assert estimate.chance_to_see(1.0) == pytest.approx(0.05)
+
+
+def test_without_an_interval_nothing_is_promised() -> None:
+    few = RatioEstimate(0.0, 7, 0.01)
+    assert few.visible_difference is None
+    assert math.isnan(few.chance_to_see(1.1))
+    exact = RatioEstimate(0.0, 15, 0.0)
+    assert exact.visible_difference == 0
+    assert [exact.chance_to_see(1.0), exact.chance_to_see(1.001)] == [0, 1]
 
 
 def test_variances_are_split_by_runs_and_units() -> None:

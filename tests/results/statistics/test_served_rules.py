@@ -185,11 +185,7 @@ def by_hand(length: int, draft: float) -> TextProbabilities:
 
 
 def test_of_typical_acceptance_only_limits_are_known_where_other_tokens_are_typical_too() -> None:
-    """Two tokens behind the first: in one iteration if the draft token is kept, in two otherwise.
-
-    By typical acceptance it was kept in half of such texts, if every other one would have been refused, and in all
-    if none would.
-    """
+    """Two tokens in one iteration if the draft token is kept, which it was in half of such texts or in all."""
     fits = {fit.rule: fit for fit in expected_by_rule([by_hand(3, 0.5)], 1, own_texts=True)}
     assert fits["comparison"].tokens_per_iteration.estimate == pytest.approx(2 / 1.5)
     assert fits["rejection"].tokens_per_iteration.estimate == pytest.approx(2 / (2 - 0.5 / 0.8))
