@@ -290,7 +290,6 @@ def test_stored_quantization_is_read() -> None:
     quantized = sketched(make_config("llama", quantization_config=stored), torch.float32)
     assert quantized.stored == "4bit"
     assert quantized.num_parameters == one.num_parameters, "quantized or not"
-    # Of the last block a part, and of the last byte half.
     assert four_bit_bytes(65) == 33 + 64 + 2 + 4 + 4 + 1024
     # 256 scales, in float32 or in 8 bits.
     assert four_bit_bytes(64 * 256, nested=False) == 64 * 128 + 64 + 4 * 256

@@ -190,11 +190,12 @@ def test_of_typical_acceptance_only_limits_are_known_where_other_tokens_are_typi
     assert fits["comparison"].tokens_per_iteration.estimate == pytest.approx(2 / 1.5)
     assert fits["rejection"].tokens_per_iteration.estimate == pytest.approx(2 / (2 - 0.5 / 0.8))
     typical = fits["typical"].tokens_per_iteration
-    assert typical.estimate == pytest.approx((2 / 1.5 + 2) / 2)
-    assert typical.high == pytest.approx(1.03 * 2)
+    assert (typical.estimate, typical.high) == pytest.approx(((2 / 1.5 + 2) / 2, 1.03 * 2))
     assert typical.low == pytest.approx(0.97 * 2 / (1.5 + 4.75 * 0.5))
-    # There is one iteration at least.
     assert fits["comparison"].tokens_per_iteration.high == pytest.approx(1.03 * 2)
+    no_other = dataclasses.replace(by_hand(3, 0.5), others_typical=np.zeros(3, bool))
+    last = expected_by_rule([no_other], 1, own_texts=True)[-1]
+    assert last.tokens_per_iteration.estimate == pytest.approx(2 / 1.5)
 
 
 @pytest.mark.parametrize(
