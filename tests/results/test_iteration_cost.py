@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 from harness.config.errors import SettingError
 from harness.engines.simulated.settings import SimulatedSettings
 from harness.results.cost_tables import read_table
-from harness.results.iteration_cost import IterationCost, Shape, mean_time
+from harness.results.iteration_cost import Answers, IterationCost, Point, Shape, mean_time
 from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.ratios import ratio_of_products
 
@@ -27,11 +27,24 @@ def free_draft(rate: float, most: int = 16) -> dict[int, float]:
     return {k: sum(rate**place for place in range(k + 1)) for k in range(1, most + 1)}
 
 
+def line_of(cost: IterationCost, rows: int = 1) -> tuple[float, float, float]:
+    """Its beginning, its slope, and how far that may be off."""
+    shape = cost.shape(rows)
+    assert shape is not None
+    assert shape.fixed is not None
+    assert shape.per_token is not None
+    assert str(shape.fixed.covers) == str(shape.per_token.covers)
+    slope = shape.per_token
+    return shape.fixed.estimate, slope.estimate, slope.high - slope.estimate
+
+
 def test_a_prediction_is_tokens_over_regular_steps() -> None:
     """K=4: 30 ms, 1.5 steps, and 3 tokens in the time of 1.5: 2×."""
     cost = IterationCost.of_points([(1, 1, 20.0), (5, 1, 30.0), (9, 1, 60.0)])
     assert cost.break_even(4).estimate == pytest.approx(1.5)
     assert cost.speedup(3.0, 4).estimate == pytest.approx(2)
+    assert not cost.speedup(3.0, 4).has_bounds
+    assert cost.speedup(Interval(0.0, 0.0, 0.1), 4).estimate == 0
     best = cost.best_k({4: 3.0, 8: 4.0, 16: 17.0})
     assert (best.k, best.speedup.estimate, best.alike) == (4, pytest.approx(2), [])
 
@@ -44,6 +57,8 @@ def test_both_parts_widen_the_interval() -> None:
     found = cost.speedup(tokens, 4)
     of_cost, of_tokens = math.log(33 / 30), math.log(3 / 2.8)
     assert math.log(found.estimate / found.low) == pytest.approx(math.hypot(of_cost, of_tokens))
+    above = math.hypot(math.log(30 / 27), math.log(3.2 / 3))
+    assert found.high == pytest.approx(found.estimate * math.exp(above))
     assert found.low < cost.speedup(3.0, 4).low < 2 < cost.speedup(3.0, 4).high < found.high
     assert str(found.covers) == "15 prompts"
     exact = IterationCost.of_points([(1, 1, Interval(20, 20, 20, covers)), (5, 1, known)])
@@ -58,6 +73,12 @@ def test_a_k_that_cannot_be_told_from_the_best_is_named() -> None:
     )
     assert cost.best_k({2: 2.5, 4: 3.05}).alike == [2]
     assert cost.best_k({2: 2.0, 4: 3.05}).alike == []
+    with pytest.raises(SettingError, match="acceptance: has no K"):
+        cost.best_k({})
+    with pytest.raises(SettingError, match="has no price of K=3, but of K=2, 4"):
+        cost.best_k({3: 2.0})
+    with pytest.raises(SettingError, match="queued"):
+        replace(cost, refused={1: "queued"}).best_k({4: 3.05})
 
 
 def test_a_regular_step_that_they_share_moves_no_k_against_another() -> None:
@@ -86,6 +107,27 @@ def test_nothing_is_extrapolated(k: int, rows: int, complaint: str) -> None:
     with pytest.raises(SettingError, match="costs") as refused:
         cost.speedup(2.0, k, rows)
     assert complaint in str(refused.value)
+    # Where one load has prices it needs no name.
+    alone = IterationCost.of_points(points[:3])
+    with pytest.raises(SettingError, match="K=6, but of K=2, 4: measure K=6"):
+        alone.at(6)
+    with pytest.raises(SettingError, match="K=4 with 2 in flight, but with 1 in flight"):
+        alone.at(4, 2)
+
+
+def test_a_load_that_is_refused_has_its_figures_but_no_price() -> None:
+    points = [(1, 1, 20.0), (5, 1, 30.0), (5, 1, 34.0), (1, 8, 25.0), (5, 8, 40.0)]
+    points += [(2, 4, 9.0), (1, 16, 50.0)]
+    cost = IterationCost.of_points(points, refused={8: "queued"})
+    assert (cost.steps_at(4).estimate, cost.steps_at(4, 8).estimate) == (1.6, 1.6)
+    assert cost.steps_at(0).estimate == 1
+    assert (cost.step_ms().estimate, cost.step_ms(8).estimate) == (20, 25)
+    absent = cost.steps_at(3), cost.step_ms(2), cost.steps_at(1, 4)
+    assert not any(one.is_known for one in absent)
+    assert (cost.loads, cost.ks(), cost.ks(4)) == ([1, 4, 8], [4], [])
+    read = IterationCost.of_steps({4: 1.25, 1: 1.0625, 2: 1.125}, "bytes")
+    assert (read.break_even(4).estimate, read.in_bytes, cost.in_bytes) == (1.25, True, False)
+    assert line_of(read)[:2] == pytest.approx((1, 1 / 16))
 
 
 def test_a_load_between_two_is_on_the_lines_between_them() -> None:
@@ -96,6 +138,11 @@ def test_a_load_between_two_is_on_the_lines_between_them() -> None:
     assert between.ks(3) == [4]
     assert between.at(4, 3).ms.estimate == pytest.approx(35)
     assert between.break_even(4, 3).estimate == pytest.approx(1.5 + (50 / 24 - 1.5) / 4)
+    bounded = IterationCost.of_points(
+        [(1, 2, 20.0), (5, 2, Interval(30, 28, 34)), (5, 6, Interval(50, 40, 62))]
+    )
+    ms = bounded.between(3).points[-1].ms
+    assert (ms.low, ms.estimate, ms.high) == pytest.approx((31, 35, 41))
     assert cost.between(2) is cost.between(1) is cost.between(12) is cost
     crowded = IterationCost.of_points([*points, (5, 10, 30.0)], refused={10: "queued"})
     assert crowded.between(8).refused == {8: "queued", 10: "queued"}
@@ -108,6 +155,9 @@ def test_passes_in_rounds_have_the_median_of_their_ratios() -> None:
     cost = IterationCost.of_passes([*rounds[:-1], {1: 10.0, 3: 900.0, 5: 50.0}], "passes")
     steps = cost.at(2).steps
     assert (steps.low, steps.estimate, steps.high) == pytest.approx((1.1, 1.5, 1.9))
+    three = [{1: 10.0, 3: ms} for ms in (12.0, 14.0, 19.0)]
+    few = IterationCost.of_passes(three, "passes").at(2).ms
+    assert (few.low, few.estimate, few.high, str(few.covers)) == (12, 14, 19, "3 rounds")
     assert cost.at(2).ms.estimate == pytest.approx(15.0)
     assert cost.at(4).steps.estimate == pytest.approx(5.0)
     low, high = binomtest(2 - 1, 11).pvalue, binomtest(2, 11).pvalue
@@ -125,7 +175,12 @@ def test_the_value_survives_a_file() -> None:
     covers = Coverage(15, "prompt")
     times = [(1, 1, Interval(20.0, 19.0, 21.0, covers)), (5, 1, 30.0)]
     cost = IterationCost.of_points(times, "here", {4: "queued"})
-    assert repr(IterationCost.from_json(cost.as_json())) == repr(replace(cost, one_step=False))
+    answers = Answers(first_ms=300.0, length=120.5, tokens=2.5, lap=3.0)
+    last = replace(cost.points[-1], num_drafted=3.5, answers=answers)
+    cost = replace(cost, points=(cost.points[0], last), one_step=False)
+    assert repr(IterationCost.from_json(cost.as_json())) == repr(cost)
+    with pytest.raises(ValueError, match="is of version 7"):
+        IterationCost.from_json(cost.as_json() | {"version": 7})
 
 
 def test_repeated_measurements_cover_what_differs_between_them() -> None:
@@ -134,6 +189,11 @@ def test_repeated_measurements_cover_what_differs_between_them() -> None:
     mean = mean_time(several)
     assert mean.low < 28 < 32 < mean.high
     assert str(mean.covers) == "15 prompts and 3 runs"
+    # Student's t of two degrees of freedom at 95 % is 4.303; the three deviate by 2 ms.
+    assert mean.high - 30 == pytest.approx(4.303 * 2 / math.sqrt(3), rel=1e-4)
+    alike = mean_time([Interval(30, 29, 33), Interval(30, 28, 34)])
+    assert (alike.low, alike.high) == pytest.approx((30 - math.sqrt(5) / 2, 32.5))
+    assert not mean_time([Interval(30, 29, 33), Interval(31.0)]).has_bounds
 
 
 def test_a_published_curve_that_falls_at_eight_tokens_has_its_best_k_behind_it(
@@ -237,11 +297,12 @@ def test_the_intervals_of_a_line_cover_what_was_planted() -> None:
     assert min(covered) >= 176, covered
 
 
-def test_a_step_is_sought_by_what_was_measured_well() -> None:
-    """A jump of 8 ms at 9 tokens; of one width the mean of three prompts is far off, as its interval says."""
+@pytest.mark.parametrize(("from_k", "change"), [(8, 44 / 34), (3, 34 / 24)])
+def test_a_step_is_sought_by_what_was_measured_well(from_k: int, change: float) -> None:
+    """A jump of 8 ms; of one width the mean of three prompts is far off, as its interval says."""
     points = []
     for k in (2, 3, 4, 5, 6, 7, 8, 10, 12):
-        ms = 20.0 + 2.0 * k + (8.0 if k >= 8 else 0.0)
+        ms = 20.0 + 2.0 * k + (8.0 if k >= from_k else 0.0)
         half = 0.05
         if k == 4:
             ms, half = ms + 9.0, 12.0
@@ -249,8 +310,10 @@ def test_a_step_is_sought_by_what_was_measured_well() -> None:
     shape = IterationCost.of_points(points).shape()
     assert shape is not None
     (step,) = shape.steps
-    assert step[:2] == (8, 9)
-    assert step.change == pytest.approx(44 / 34 - 1)
+    assert step[:2] == (from_k, from_k + 1)
+    assert step.change == pytest.approx(change - 1)
+    percent = f"{change - 1:.0%}".replace("%", " %")
+    assert str(shape) == f"no line, from {from_k} to {from_k + 1} tokens +{percent}"
 
 
 @pytest.mark.parametrize(("off", "is_line"), [(0.25, True), (1.2, False)])
@@ -263,6 +326,16 @@ def test_times_without_decimals_are_known_to_their_rounding(off: float, is_line:
     shape = IterationCost.of_points(points).shape()
     assert shape is not None
     assert shape.is_line == is_line
+
+
+def test_a_line_is_over_the_tokens_that_were_drafted() -> None:
+    """K=1 and 3, of which the ends of answers left 1 and 2: 5 ms each."""
+    points = [
+        Point(2, 2, Interval(25, 24, 26, Coverage(15, "prompt"))),
+        Point(4, 2, Interval(30, 29, 31, Coverage(15, "prompt")), num_drafted=2.0),
+    ]
+    assert line_of(IterationCost(points), 2) == pytest.approx((20, 5, math.sqrt(2)))
+    assert IterationCost(points).shape() is None
 
 
 def test_two_points_are_a_line_that_nobody_tested() -> None:

@@ -41,10 +41,10 @@ class Measured:
     """
 
     version: str
-    runs: Sequence[Run] = ()
-    ratio: float | None = None
-    chance: float = 0.0
-    skipped: str = ""
+    runs: Sequence[Run]
+    ratio: float | None
+    chance: float
+    skipped: str
 
 
 @dataclass(frozen=True)

@@ -136,7 +136,7 @@ def chain_of(num_nodes: int) -> Parents:
     return tuple(range(num_nodes))
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class TreeProposal:
     """A tree of draft tokens for each row, a function of the row's text.
 

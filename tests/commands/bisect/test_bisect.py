@@ -7,11 +7,12 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from harness.commands.bisect.search import Outcome, Search
+from harness.commands.bisect.search import Outcome, Search, disturbed
 from harness.commands.bisect.starts import commits
 from harness.config.errors import RunError, SettingError
 from harness.reporting.changes import Compared, Figure, Sides
@@ -26,6 +27,7 @@ SUPPORT = Path(__file__).parents[2] / "support"
 NUM_VERSIONS = 12
 NUM_PROMPTS = 15
 TIME = Figure("ms per token", "lower", ("faster", "slower"), timed=True)
+RATE = Figure("tokens per second", "higher", ("faster", "slower"), timed=True)
 # Standard deviation of a prompt within a start, in logarithms; that of a start is planted.
 WITHIN = 0.02
 
@@ -37,6 +39,8 @@ class Planted:
     Attributes:
         of_starts: standard deviation between starts of one version, in logarithms.
         broken: versions that do not start.
+        unknown: versions whose runs have no figure, and why.
+        started: versions and the numbers of their starts, in turn.
     """
 
     rng: np.random.Generator
@@ -44,30 +48,39 @@ class Planted:
     slowdown: float
     of_starts: float
     broken: tuple[str, ...] = ()
+    figure: Figure = TIME
+    unknown: dict[str, str] = field(default_factory=dict)
     times: dict[str, np.ndarray] = field(default_factory=dict)
+    started: list[tuple[str, int]] = field(default_factory=list)
 
     def measure(self, version: str, number: int) -> Run | str:
+        self.started.append((version, number))
         if version in self.broken:
             return "it does not start"
-        run = Run([latency_run()[-1]])
+        run = Run([latency_run(seed=int(version))[-1]])
         level = np.log1p(self.slowdown) if int(version) >= self.first_worse else 0.0
         of_start = self.rng.normal(0, self.of_starts)
         of_prompts = self.rng.normal(0, WITHIN, NUM_PROMPTS)
         # Prompts differ by far more than anything else.
-        self.times[run.id] = np.exp(np.linspace(0, 3, NUM_PROMPTS) + level + of_start + of_prompts)
+        logs = np.linspace(0, 3, NUM_PROMPTS) + level + of_start + of_prompts
+        self.times[run.id] = np.exp(logs if self.figure.better == "lower" else -logs)
         return run
 
     def changes(self, sides: Sides) -> list[Compared]:
         before, after = (
             np.array([self.times[run.id] for run in runs]) for runs in (sides.before, sides.after)
         )
-        comparison = compare(before, after, TIME.better, sides.margin)
         row = sides.after[-1].last
-        return [Compared(row, row, TIME, name_of(row), comparison.verdict, comparison)]
+        if (version := str(row.seed)) in self.unknown:
+            return [Compared(row, row, self.figure, name_of(row), reason=self.unknown[version])]
+        comparison = compare(before, after, self.figure.better, sides.margin)
+        return [Compared(row, row, self.figure, name_of(row), comparison.verdict, comparison)]
 
-    def found(self, most_starts: int = 24) -> Outcome:
-        versions = [str(number) for number in range(NUM_VERSIONS)]
-        return Search(versions, TIME.name, 0.02, most_starts, self.measure, self.changes).find()
+    def found(self, most_starts: int = 24, num_versions: int = NUM_VERSIONS) -> Outcome:
+        versions = [str(number) for number in range(num_versions)]
+        return Search(
+            versions, self.figure.name, 0.02, most_starts, self.measure, self.changes
+        ).find()
 
 
 def searches(number: int, slowdown: float, of_starts: float) -> list[tuple[str | None, str, int]]:
@@ -111,15 +124,38 @@ def test_where_noise_hides_the_change_nobody_is_accused(
     assert (wrong <= 24) == knows_noise
 
 
-def test_a_version_that_does_not_start_is_skipped() -> None:
-    planted = Planted(np.random.default_rng(0), 6, 0.5, 0.005, broken=("5", "6"))
-    outcome = planted.found()
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ({"broken": ("5", "6")}, "it does not start"),
+        ({"unknown": {"5": "", "6": ""}}, "has no ms per token"),
+        ({"unknown": {"5": "other prompts", "6": "other prompts"}}, "other prompts"),
+    ],
+)
+def test_a_version_that_cannot_be_compared_is_skipped(how: dict[str, Any], reason: str) -> None:
+    outcome = Planted(np.random.default_rng(0), 6, 0.5, 0.005, **how).found()
     # Whether it was 5, 6 or 7 is not known: git bisect says the same.
     assert outcome.first_worse == "7"
     assert outcome.possible == ["5", "6", "7"]
-    skipped = {one.version for one in outcome.versions if one.skipped}
-    assert skipped <= {"5", "6"}
-    assert skipped
+    skipped = {one.version: one.skipped for one in outcome.versions if one.skipped}
+    assert skipped.keys() <= {"5", "6"}
+    assert set(skipped.values()) == {reason}
+    assert not any(one.chance or one.ratio for one in outcome.versions if one.skipped)
+    assert disturbed(outcome) == []
+
+
+@pytest.mark.parametrize("figure", [TIME, RATE], ids=lambda figure: figure.name)
+def test_worse_is_slower_or_a_lower_rate(figure: Figure) -> None:
+    """Starts of a version are numbered; what became better is not searched."""
+    planted = Planted(np.random.default_rng(0), 6, 0.5, 0.005, figure=figure)
+    outcome = planted.found()
+    assert (outcome.first_worse, outcome.possible) == ("6", ["6"])
+    last = outcome.versions[-1]
+    assert last.ratio == pytest.approx(1.5 if figure is TIME else 1 / 1.5, rel=0.03)
+    assert planted.started[:2] == [("0", 1), ("11", 1)]
+    assert sum(one.chance for one in outcome.versions) == pytest.approx(1)
+    better = Planted(np.random.default_rng(0), 6, -0.3, 0.005, figure=figure)
+    assert (better.found().possible, len(better.started)) == ([], 6)
 
 
 def test_an_end_must_start() -> None:
@@ -129,11 +165,24 @@ def test_an_end_must_start() -> None:
 
 
 def test_ends_that_do_not_differ_are_not_searched() -> None:
-    outcome = Planted(np.random.default_rng(0), NUM_VERSIONS, 0.0, 0.002).found()
+    planted = Planted(np.random.default_rng(0), NUM_VERSIONS, 0.0, 0.002)
+    outcome = planted.found()
     assert outcome.first_worse is None
     assert not outcome.possible
     assert outcome.changed.verdict == "no worse"
-    assert {one.version for one in outcome.versions if one.runs} == {"0", "11"}
+    assert sorted(planted.started) == [(end, number) for end in ("0", "11") for number in (1, 2, 3)]
+    assert not any(one.chance for one in outcome.versions)
+
+
+@pytest.mark.parametrize(("first_worse", "seed"), [(1, 12), (1, 18), (2, 3)])
+def test_what_is_likely_is_measured_again_until_it_is_significant(
+    first_worse: int, seed: int
+) -> None:
+    """At 5 % over both places where the change may be: one start of each of three versions is too few here."""
+    outcome = Planted(np.random.default_rng(seed), first_worse, 0.12, 0.01).found(num_versions=3)
+    assert (outcome.first_worse, outcome.num_starts) == (str(first_worse), 4)
+    assert outcome.changed.comparison is not None
+    assert 2 * outcome.changed.comparison.p_value < 0.05
 
 
 def test_with_too_few_starts_it_says_which_are_possible() -> None:

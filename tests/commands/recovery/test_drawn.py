@@ -1,4 +1,4 @@
-"""Places of drawn tokens: uniform if they are drawn as they should be, for every sampling setting."""
+"""Places of drawn tokens: uniform if they are drawn as they should be; and what each sampling setting asks for."""
 
 from __future__ import annotations
 
@@ -32,6 +32,7 @@ from harness.results.statistics.drawn_tokens import (
 )
 
 VOCABULARY_SIZE = 12
+WARPED = ("temperature", "top_k", "top_p")
 PLAIN = DecodingSettings(temperature=0.7)
 TEST = TokenTest(level_share=1e-9, shift=0.2)
 
@@ -69,7 +70,7 @@ def checked(exact: Floats, tokens: Sequence[int]) -> TokenResult:
 
 @pytest.mark.parametrize(
     "sampling",
-    [one for one in samplings(PLAIN, [3, 5]) if "logprobs" not in one.parameters],
+    samplings(PLAIN, [3, 5], names=["as_asked", "top_k", "logit_bias"]),
     ids=lambda one: one.name,
 )
 def test_exact_draws_pass_and_draws_at_another_temperature_do_not(sampling: Sampling) -> None:
@@ -87,13 +88,15 @@ def test_exact_draws_pass_and_draws_at_another_temperature_do_not(sampling: Samp
 
 
 def test_sampling_settings_mean_what_transformers_means() -> None:
-    logits, prompt, text = random_logits(3), [4, 4, 7], [2, 9, 2]
+    # Some of those that top-k leaves are negative.
+    logits, prompt, text = random_logits(3) - 2, [4, 4, 7], [2, 9, 2]
     decoding = DecodingSettings(temperature=0.8, top_k=6)
     warpers: list[Any] = [TemperatureLogitsWarper(0.8), TopKLogitsWarper(6)]
     bias = SequenceBiasLogitsProcessor([[[2], 1.5], [[7], -0.5]])
     cases = [
         ({"min_p": 0.2}, [*warpers, MinPLogitsWarper(0.2)]),
-        ({"repetition_penalty": 1.4}, [RepetitionPenaltyLogitsProcessor(1.4), *warpers]),
+        ({"min_p": 1.0}, [*warpers, MinPLogitsWarper(1.0)]),
+        ({"repetition_penalty": 2.0}, [RepetitionPenaltyLogitsProcessor(2.0), *warpers]),
         ({"logit_bias": {"2": 1.5, "7": -0.5}}, [bias, *warpers]),
     ]
     for parameters, processors in cases:
@@ -119,6 +122,55 @@ def test_penalties_count_the_text_alone_or_the_prompt_too() -> None:
     found = asked.probabilities_along(logits, [7, 7], text)
     assert np.log(found[0][3] / found[0][7]) == pytest.approx(2.0)
     assert np.log(found[1][3] / found[1][2]) == pytest.approx(1.5)
+
+
+def test_settings_are_tried_one_at_a_time_at_another_temperature_than_the_run_s() -> None:
+    run = DecodingSettings(temperature=1.0, top_k=9, top_p=0.9)
+    assert samplings(PLAIN, [])[1].name == "temperature=1"
+    found = {
+        one.name: (
+            *(getattr(one.decoding, name) for name in WARPED),
+            one.parameters,
+            one.penalises_prompts,
+        )
+        for one in samplings(run, [3, 5], penalises_prompts=True)
+    }
+    assert found == {
+        "as asked": (1.0, 9, 0.9, {}, False),
+        "temperature=0.7": (0.7, 0, 1.0, {}, False),
+        "top_k=5": (0.7, 5, 1.0, {}, False),
+        "top_p=0.8": (0.7, 0, 0.8, {}, False),
+        "min_p=0.1": (0.7, 0, 1.0, {"min_p": 0.1}, True),
+        "presence_penalty=1": (0.7, 0, 1.0, {"presence_penalty": 1.0}, True),
+        "frequency_penalty=0.5": (0.7, 0, 1.0, {"frequency_penalty": 0.5}, True),
+        "repetition_penalty=1.3": (0.7, 0, 1.0, {"repetition_penalty": 1.3}, True),
+        "logit_bias": (0.7, 0, 1.0, {"logit_bias": {"3": 1.0, "5": 1.0}}, True),
+        "log-probabilities": (1.0, 9, 0.9, {"logprobs": 1}, False),
+        "log-probabilities, no stream": (0.7, 0, 1.0, {"logprobs": 1, "stream": False}, False),
+    }  # fmt: skip
+    assert not any(one.penalises_prompts for one in samplings(run, []))
+
+
+@pytest.mark.parametrize(
+    ("parameter", "enough"),
+    [("min_p", {5, 6, -1}), ("logit_bias", {-1}), ("repetition_penalty", set())],
+)
+def test_so_many_likeliest_tokens_determine_what_is_drawn(parameter: str, enough: set[int]) -> None:
+    sampling = Sampling("any", DecodingSettings(temperature=1.0, top_k=5), {parameter: {}})
+    assert {number for number in (-1, 0, 4, 5, 6) if sampling.is_known_by(number)} == enough
+
+
+def test_tokens_that_no_text_has_and_those_of_which_only_their_sum_is_known() -> None:
+    logits = np.log([[0.4, 0.3, 0.1, 0.1, 0.1]])
+    texts = Sampling("any", DecodingSettings(temperature=1.0), left_out=[1])
+    found = texts.probabilities_along(logits, [7], [0])
+    assert found[0] == pytest.approx(np.array([4, 0, 1, 1, 1]) / 7)
+    nothing = dataclasses.replace(texts, left_out=range(5))
+    assert nothing.probabilities_along(logits, [7], [0]).tolist() == [[0.0] * 5]
+    # Top-p leaves one of the last three, and a server does not show which.
+    cut = Sampling("any", DecodingSettings(temperature=1.0, top_p=0.75))
+    found = cut.probabilities_along(logits, [7], [0])
+    assert found[0] == pytest.approx(np.array([12, 9, 1, 1, 1]) / 24)
 
 
 EVEN = np.full((2000, VOCABULARY_SIZE), 1 / VOCABULARY_SIZE)
@@ -232,6 +284,8 @@ def test_two_samples_are_compared_without_the_exact_distribution(
     [
         {"temperature": 0.7, "top_k": 20, "top_p": 0.9},
         {"temperature": 0.0},
+        {"temperature": 1.0, "top_k": 1},
+        {"temperature": 1.0, "top_k": 20},
     ],
     ids=str,
 )
@@ -240,6 +294,9 @@ def test_the_reference_warps_as_the_loops_do(warp: dict[str, float]) -> None:
     exact = exact_probabilities(logits.double().numpy(), DecodingSettings(**warp))
     assert exact.dtype == np.float64
     assert exact == pytest.approx(Warp(**warp)(logits).double().numpy(), abs=1e-6)
+    # Of any shape, and whatever is added to all logits.
+    higher = exact_probabilities(logits[0].double().numpy() + 800, DecodingSettings(**warp))
+    assert higher == pytest.approx(exact[0])
 
 
 def test_of_equal_logits_at_the_edge_of_top_p_the_reference_keeps_those_that_the_loop_keeps() -> (

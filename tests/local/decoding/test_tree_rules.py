@@ -157,3 +157,15 @@ def test_greedy_decoding_follows_the_path_of_the_target_s_tokens() -> None:
     verdict = verify_rounds(offer)
     assert (int(verdict.last_node), int(verdict.num_accepted)) == (6, 3)
     assert int(verdict.next_token) == 3
+
+
+@pytest.mark.parametrize(("parents", "node"), [((1,), 1), ((0, -1), 2), ((0, 1, 3), 3)])
+def test_a_node_whose_parent_is_not_before_it_is_refused(parents: Parents, node: int) -> None:
+    with pytest.raises(ValueError, match=f"node {node} of a tree cannot have the parent"):
+        TreeShape([parents])
+
+
+def test_nodes_below_the_limit_of_a_row_are_not_offered() -> None:
+    shape = TreeShape([(0, 0, 1)] * 2, limits=[3, 1])
+    assert shape.depths.tolist() == [[0, 1, 1, 2], [0, 1, 1, 1]]
+    assert shape.num_offered == [3, 2]

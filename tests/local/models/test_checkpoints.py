@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -187,6 +188,32 @@ def test_directory_without_configuration(tmp_path: Path) -> None:
         SettingError, match=r"holds no config\.json \(for a GGUF file set gguf_file\)$"
     ):
         read_checkpoint("model", settings_of(tmp_path))
+    (tmp_path / "model.gguf").unlink()
+    for name, hint in (("one", r"one\?\)$"), ("two", r"one or 1 others\?\)$")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").touch()
+        with pytest.raises(SettingError, match=rf"config\.json \(did you mean .*/{hint}"):
+            read_checkpoint("model", settings_of(tmp_path))
+    (tmp_path / "adapter_config.json").touch()
+    with pytest.raises(SettingError, match="it is an adapter, which must be merged"):
+        read_checkpoint("model", settings_of(tmp_path))
+
+
+def test_a_gguf_file_needs_its_package(
+    save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    model = save_model()
+    read_checkpoint("model", model)
+    with pytest.raises(RunError, match=r"reading model\.gguf needs the gguf package"):
+        read_checkpoint("model", settings_of(model.repository, gguf_file="model.gguf"))
+
+
+def test_a_preset_s_own_architecture_is_enough_where_no_weights_are_read(hub: None) -> None:
+    settings = settings_of("someone/absent", architecture={"model_type": "llama"})
+    assert read_checkpoint("model", settings, weights=False).config.model_type == "llama"
+    with pytest.raises(RunError, match="is not on the hub"):
+        read_checkpoint("model", settings)
 
 
 def test_directory_without_weights(save_model: SaveModel) -> None:
@@ -194,6 +221,7 @@ def test_directory_without_weights(save_model: SaveModel) -> None:
     Path(settings.repository, "model.safetensors").unlink()
     with pytest.raises(SettingError, match="holds no weights"):
         read_checkpoint("model", settings)
+    assert not read_checkpoint("model", settings, weights=False).random
 
 
 def test_unknown_architecture_and_foreign_code(save_model: SaveModel) -> None:
@@ -289,6 +317,7 @@ def test_short_convolutions_and_unknown_layers_are_recurrent() -> None:
     config = make_config("llama")
     config.layer_types = ["full_attention", "attention_of_tomorrow", "full_attention"]
     assert recurrent_kind(config) == "llama: attention_of_tomorrow"
+    assert recurrent_kind(AutoConfig.for_model("vit")) is None
 
 
 def test_foreign_recurrent_code_is_known_by_its_name() -> None:

@@ -114,6 +114,8 @@ def test_models_that_declare_no_blocks_are_not_split() -> None:
     whole = dataclasses.replace(sketch(), blocks=(Block(("",), (TensorSketch("weight", 5 * GB),)),))
     assert not fits(case(whole, free=machine(11, 11)))
     assert fit(case(whole, free=machine(11, 13)))[0].device_map == {"": 1}
+    two = sketch(0, 50)
+    assert fit(case(two, free=machine(8, 8)))[0].device_map == {"model.embed": 0, "head": 1}
 
 
 def test_without_a_gpu_everything_is_the_cpus() -> None:
@@ -222,12 +224,14 @@ def test_layers_make_way_for_their_own_keys_and_values() -> None:
 
 
 def test_captured_graphs_take_room_where_a_model_is_whole() -> None:
-    """8 GB beside weights of 10.2 GB and a reserve of 6 GB; a model on two GPUs is not captured."""
+    """8 GB beside weights of 10.2 GB and a reserve of 6 GB; a model on two GPUs or the CPU is not captured."""
     demand = Demand(100, 1, 1, num_draft_tokens=0, runner="graphs")
     model = sketch(10, vocabulary_size=10**7)
     assert fits(case(model, free=machine(24.3), demand=demand))
     assert not fits(case(model, free=machine(24.1), demand=demand))
     assert fits(case(model, free=machine(12.3, 12.3), demand=demand))
+    on_cpu = dataclasses.replace(demand, runner="auto")
+    assert fits(case(model, free=machine(cpu_gb=10.3), demand=on_cpu))
 
 
 def test_a_map_may_fill_a_device_to_the_last_byte() -> None:
@@ -325,6 +329,8 @@ def test_offloaded_layers_are_not_quantized_and_keep_their_cache_on_the_gpu() ->
     model = sketch(26, cache=1000, settings={"quantization": "8bit"})
     (one,) = fit(case(model, free=machine(10), offload="cpu", demand=demand))
     on_cpu = sum(device == "cpu" for name, device in one.device_map.items() if "layers" in name)
+    # The GPU has 8 GB, of which 1 stays free for a layer from outside, and half a GB for each of the others.
+    assert on_cpu == 26 - 13
     assert one.bytes_per_device["cpu"] == (on_cpu + 0.1) * GB
     assert one.cache_per_device == {"cuda:0": 1000 * 26 * 1000 * 2}
 

@@ -19,11 +19,12 @@ from harness.config.settings import Quantization
 from harness.local.models.cache_sizes import configured_caches, measured_caches
 from harness.local.models.fit import fit
 from harness.local.models.meta import bare_model, sketch_model
-from harness.local.models.sketch import Sketch, four_bit_bytes
+from harness.local.models.sketch import Sketch, TensorSketch, four_bit_bytes
 from harness.local.runners.eager import EagerRunner
 from harness.local.runners.recurrent_state import map_tensors
 from harness.local.runners.snapshot import SnapshotRunner
 from sketches import GB, case, gpus_of, machine
+from sketches import sketch as by_hand
 from tiny_checkpoints import (
     as_checkpoint,
     make_config,
@@ -149,6 +150,7 @@ def test_a_recurrent_model_is_held_before_and_after_what_is_drafted(name: str) -
         map_tensors(lambda _, tensor: sizes.append(tensor.nbytes) or tensor, state.values)
     assert sum(sizes) == sum(predicted.block_caches(num_tokens=3 * (4 + 7), num_states=3 * 2))
     assert predicted.state_bytes > 0
+    assert predicted.cache_bytes + predicted.state_bytes == sum(predicted.block_caches())
     (placed,) = fit(case(predicted, free=machine(), demand=Demand(3, 4, 1, 2, "static")))
     assert placed.cache_per_device["cpu"] == sum(predicted.block_caches(3 * (7 + 7), 3 * 2))
 
@@ -216,7 +218,7 @@ def test_idle_experts_are_not_read() -> None:
     experts = 2 * 8 * 3 * 32 * 64 * 4
     others = parameter_bytes(config, torch.float32) - experts
     sketch = sketched(config, torch.float32)
-    assert read(sketch) == others - 4 * 320 * 32 + experts // 4
+    assert read(sketch) == sketch.read_bytes() == others - 4 * 320 * 32 + experts // 4
     # Five tokens with 2 of 8 experts each take 8 (1 − 0.75⁵) = 6.1 different ones.
     of_five = others - 4 * 320 * 32 + experts * (1 - 0.75**5)
     assert sketch.read_bytes(5) == pytest.approx(of_five, rel=1e-6)
@@ -270,6 +272,7 @@ def test_a_pass_reads_no_more_of_the_cache_than_the_windows_have() -> None:
         assert sum(sketch.block_caches(3000, 3)) == 6 * 3000 * of_layer
         assert sketch.read_cache_bytes(3000, 3) == (3000 + 5 * 3 * 16) * of_layer
         assert sketch.read_cache_bytes(30, 3) == 6 * 30 * of_layer
+    assert sketched(config).caches_on({"": 0}, 3000, 3) == {"cuda:0": 6 * 3000 * of_layer}
     of_one = sketched(config).caches_on({"": 0}, 3000, 3, only_read=True)
     assert of_one == {"cuda:0": (3000 + 5 * 3 * 16) * of_layer}
 
@@ -287,9 +290,32 @@ def test_stored_quantization_is_read() -> None:
     quantized = sketched(make_config("llama", quantization_config=stored), torch.float32)
     assert quantized.stored == "4bit"
     assert quantized.num_parameters == one.num_parameters, "quantized or not"
+    assert four_bit_bytes(65) == 33 + 64 + 2 + 4 + 4 + 1024
     # 256 scales, in float32 or in 8 bits.
     assert four_bit_bytes(64 * 256, nested=False) == 64 * 128 + 64 + 4 * 256
     assert four_bit_bytes(64 * 256) == 64 * 128 + 64 + 256 + 4 + 4 + 1024
+
+
+def test_bytes_of_one_tensor_and_those_that_are_borrowed() -> None:
+    """Of 4 experts with 1 for each token two tokens read 7 of 16 parts."""
+    matrix, other = TensorSketch("w", 1000, outputs=10), TensorSketch("b", 1000, 4)
+    expert = TensorSketch("e", 1000, read_per_token=0.25)
+    assert [one.nbytes(torch.float16, "8bit") for one in (matrix, other)] == [1040, 4000]
+    alone = by_hand(3, cache=7)
+    borrowing = dataclasses.replace(alone, borrowed_bytes=100, borrowed_tensors=(expert,))
+    assert borrowing.read_bytes(2) - alone.read_bytes(2) == 100 + 2000 * 7 // 16
+    shared = dataclasses.replace(alone, borrowed_caches=alone.blocks[1].caches)
+    assert shared.read_cache_bytes(5, 1) == 4 * 5 * 7 * 2
+    assert (alone.cache_bytes, alone.state_bytes) == (3 * 7 * 2, 0)
+
+
+def test_what_is_said_of_a_cache() -> None:
+    known, unknown = by_hand(cache=7), by_hand()
+    assert known.about_cache is None
+    assert dataclasses.replace(unknown, spare_slots=0).about_cache is None
+    assert "nor does its configuration: it is not counted" in str(unknown.about_cache)
+    guessed = dataclasses.replace(known, estimated_cache=True).about_cache
+    assert str(guessed).endswith("its KV cache: it is estimated from the configuration")
 
 
 # What a pass works with ----------------------------------------------------------------------------------------------

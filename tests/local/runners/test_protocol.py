@@ -21,15 +21,6 @@ Kind = type[EagerRunner] | type[StaticRunner] | type[SnapshotRunner]
 PROMPTS = [[5, 9, 23, 4, 17, 31, 8], [11, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50]]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_runner_starts_again(kind: Kind) -> None:
-    model = random_model("gpt2")
-    runner = kind(model)
-    runner.start(PROMPTS)
-    runner.extend(torch.tensor([[7], [8], [9]]))
-    assert close(runner.start(PROMPTS[1:2]).logits[0], logits_without_cache(model, PROMPTS[1])[-1])
-
-
 @pytest.mark.parametrize("kind", [EagerRunner, StaticRunner])
 def test_a_row_that_is_selected_several_times_goes_on_apart(kind: Kind) -> None:
     """Also for more rows than there were."""

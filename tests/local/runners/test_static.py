@@ -22,6 +22,7 @@ from architectures import (
     SERVED,
     VOCABULARY,
     close,
+    generated,
     logits_without_cache,
     random_model,
 )
@@ -168,11 +169,12 @@ def test_a_model_that_is_partly_outside_the_gpus_is_refused(place: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "num_slots", "wrong"), [(8, 20, True), (200, 300, True), (200, 120, False)]
+    ("window", "num_slots", "wrong"), [(8, 20, True), (200, 193, True), (200, 192, False)]
 )
 def test_a_window_at_the_end_of_the_cache_is_found_where_rows_exceed_it(
     window: int, num_slots: int, wrong: bool
 ) -> None:
+    """Or where a mask does, which may end seven slots behind them."""
     model = random_model("gpt_neo", window_size=window)
     EagerRunner(model).check(2, num_slots)
     runner = StaticRunner(model)
@@ -240,7 +242,7 @@ def test_slots_that_are_too_few_are_gone_before_a_prompt_is_read(
 
 
 @pytest.mark.parametrize(
-    ("other", "num_tokens", "width"), [([9] * 11, 1, 12), ([9] * 11, 3, 16), ([9] * 5, 1, 16)]
+    ("other", "num_tokens", "width"), [([9] * 11, 1, 12), ([9] * 11, 2, 16), ([9] * 5, 1, 16)]
 )
 def test_attention_reads_hardly_more_slots_than_the_longest_row_has(
     other: list[int], num_tokens: int, width: int, monkeypatch: pytest.MonkeyPatch
@@ -261,17 +263,52 @@ def test_attention_reads_hardly_more_slots_than_the_longest_row_has(
     assert widths == [(2, width)] * 3
 
 
-def test_slots_grow_when_they_are_full() -> None:
-    model = random_model("llama")
-    runner, eager = StaticRunner(model), EagerRunner(model)
-    generator = torch.Generator().manual_seed(2)
-    for each in (runner, eager):
-        each.start(PROMPTS)
-    for _ in range(3):
-        fed = torch.randint(3, VOCABULARY, (3, BUCKET // 2), generator=generator)
-        assert close(runner.extend(fed).logits, eager.extend(fed).logits)
-        for each in (runner, eager):
-            each.keep([60, 64, 50])
+@pytest.mark.parametrize(
+    ("length", "fed", "num_slots"),
+    [(127, (), 128), (128, (), 256), (20, (108,), 128), (20, (60, 60), 3 * 128)],
+)
+def test_slots_are_whole_buckets_and_twice_what_a_row_needs_where_they_grow(
+    length: int, fed: tuple[int, ...], num_slots: int
+) -> None:
+    """A prompt gets one for the token behind it; what is not kept yet needs slots too."""
+    model, text = random_model("llama"), [3 + place % 50 for place in range(length + sum(fed))]
+    runner = StaticRunner(model)
+    logits = runner.start([text[:length]]).logits[0]
+    for count in fed:
+        logits = runner.extend(torch.tensor([text[length : length + count]])).logits[0, -1]
+        length += count
+    assert runner._slots.num_slots == num_slots
+    assert close(logits, logits_without_cache(model, text)[-1])
+
+
+@pytest.mark.parametrize(
+    ("kept", "length", "num_slots"), [(1, 127, 128), (2, 127, 128), (1, 128, 256)]
+)
+def test_rows_that_are_added_get_new_slots_only_where_there_are_none(
+    kept: int, length: int, num_slots: int
+) -> None:
+    runner = StaticRunner(random_model("llama"))
+    runner.start([[5] * 20, [6] * 20])
+    slots = runner._slots
+    runner.select([1, 0][:kept])
+    assert runner._slots is slots
+    runner.add([[7] * length])
+    assert (runner._slots is slots) == (kept == 1 and length < 128)
+    assert runner._slots.num_slots == num_slots
+
+
+@pytest.mark.parametrize("kind", [StaticRunner, EagerRunner])
+def test_drawn_tokens_are_transformers_own_and_layers_are_those_of_its_cache(kind: Any) -> None:
+    model, prompt = random_model("llama"), PROMPTS[0]
+    runner = kind(model, hidden_layers=(0,))
+    first = runner.start([prompt]).logits.argmax(-1, keepdim=True)
+    tokens = [first, runner.draw(first, torch.full((1, 4), 0.5), Warp(0.0))[0]]
+    assert torch.cat(tokens, -1).tolist() == [generated(model, prompt, 5)]
+    runner.keep([1])
+    expected = model(torch.tensor([[*prompt, first.item()]])).past_key_values.layers
+    for layer, found in zip([2, 0], runner.cached([2, 0]).layers, strict=True):
+        own = [expected[layer].keys, expected[layer].values]
+        assert all(close(states[:, :, :8], one) for states, one in zip(found, own, strict=True))
 
 
 @pytest.mark.parametrize("kind", [StaticRunner, EagerRunner])

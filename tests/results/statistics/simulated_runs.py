@@ -50,15 +50,3 @@ class Simulated:
             scale = self.unit / np.sqrt(2)
             of_unit = np.exp(-2 * scale) / (1 - scale) ** 2
         return float(of_unit * np.exp(self.residual**2 / 2))
-
-
-def two_level_percentile_interval(
-    tops: Floats, bottoms: Floats, num_resamples: int, rng: np.random.Generator
-) -> tuple[float, float]:
-    """The obvious bootstrap: resample runs and then, in each of them, prompts."""
-    num_runs, num_units = tops.shape
-    runs = rng.integers(0, num_runs, (num_resamples, num_runs, 1))
-    units = rng.integers(0, num_units, (num_resamples, num_runs, num_units))
-    ratios = tops[runs, units].sum(axis=(1, 2)) / bottoms[runs, units].sum(axis=(1, 2))
-    low, high = np.quantile(ratios, [0.025, 0.975])
-    return float(low), float(high)

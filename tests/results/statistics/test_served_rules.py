@@ -175,3 +175,40 @@ def test_limits_allow_chance_and_rounding() -> None:
     assert rejection.estimate == pytest.approx(num_tokens / iterations)
     assert rejection.low == pytest.approx(0.97 * num_tokens / (iterations + spread))
     assert rejection.high == pytest.approx(1.03 * num_tokens / (iterations - spread))
+
+
+def by_hand(length: int, draft: float) -> TextProbabilities:
+    """A text whose tokens are the target's likeliest, each with a chance of 0.8."""
+    flags = np.ones(length, bool)
+    offers = np.full((length - 1, 1), draft)
+    return TextProbabilities(np.full(length, 0.8), offers, flags, flags, flags)
+
+
+def test_of_typical_acceptance_only_limits_are_known_where_other_tokens_are_typical_too() -> None:
+    """Two tokens in one iteration if the draft token is kept, which it was in half of such texts or in all."""
+    fits = {fit.rule: fit for fit in expected_by_rule([by_hand(3, 0.5)], 1, own_texts=True)}
+    assert fits["comparison"].tokens_per_iteration.estimate == pytest.approx(2 / 1.5)
+    assert fits["rejection"].tokens_per_iteration.estimate == pytest.approx(2 / (2 - 0.5 / 0.8))
+    typical = fits["typical"].tokens_per_iteration
+    assert (typical.estimate, typical.high) == pytest.approx(((2 / 1.5 + 2) / 2, 1.03 * 2))
+    assert typical.low == pytest.approx(0.97 * 2 / (1.5 + 4.75 * 0.5))
+    assert fits["comparison"].tokens_per_iteration.high == pytest.approx(1.03 * 2)
+    no_other = dataclasses.replace(by_hand(3, 0.5), others_typical=np.zeros(3, bool))
+    last = expected_by_rule([no_other], 1, own_texts=True)[-1]
+    assert last.tokens_per_iteration.estimate == pytest.approx(2 / 1.5)
+
+
+@pytest.mark.parametrize(
+    ("other", "greedy", "typical"),
+    [([50], True, False), ([0, 50, 200], True, False), ([1, 199], False, True), ([], True, False)],
+)
+def test_one_token_of_two_hundred_may_be_another_than_the_rule_writes(
+    other: list[int], greedy: bool, typical: bool
+) -> None:
+    """Beside the first, which no rule writes, and the last, for which nothing is offered."""
+    text = by_hand(201, 0.5)
+    is_likeliest = text.is_likeliest.copy()
+    is_likeliest[other] = False
+    texts = [dataclasses.replace(text, is_likeliest=is_likeliest)]
+    writes = {fit.rule: fit.writes for fit in expected_by_rule(texts, 1, own_texts=False)}
+    assert writes == {"rejection": False, "comparison": False, "greedy": greedy, "typical": typical}
