@@ -142,6 +142,17 @@ def test_a_visible_difference_is_the_textbooks() -> None:
     assert estimate.chance_to_see(1.0) == pytest.approx(0.05)
 
 
+def test_the_promised_power_is_what_simulation_finds() -> None:
+    """One run of 20 prompts; over 2000 simulated measurements, a standard error of 1 %."""
+    rng = np.random.default_rng(1)
+    found = 0
+    for _ in range(2000):
+        times = 1.05 * np.exp(rng.normal(-(0.08**2) / 2, 0.08, (1, 20)))
+        found += ratio_over_runs(times, np.ones((1, 20))).interval().excludes(1)
+    known = RatioEstimate(0.0, 20, 0.08**2 / 20)
+    assert found / 2000 == pytest.approx(known.chance_to_see(1.05), abs=0.04)
+
+
 def test_without_an_interval_nothing_is_promised() -> None:
     few = RatioEstimate(0.0, 7, 0.01)
     assert few.visible_difference is None
