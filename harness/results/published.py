@@ -52,7 +52,7 @@ class Published:
         is_of_times = not self.accuracy
         return same_pair and same_prompts and same_temperature and is_of_times
 
-    @property
+    @functools.cached_property
     def judged(self) -> Judged | None:
         """The verdict on its speed-up, else on its tokens per iteration; None where it states neither."""
         stated = {
