@@ -46,7 +46,9 @@ def eval_page(runs: Sequence[Run]) -> Page | None:
     if not known:
         return None
     if len(known) > 1:
-        steps = next(filter(None, (_next_steps(run.rows) for run in known)), [])
+        # A difference is looked into first.
+        ordered = sorted(known, key=lambda run: not any(map(_differs, merged_rows(run.rows))))
+        steps = next(filter(None, (_next_steps(run.rows) for run in ordered)), [])
         title = title_of_many([run.last for run in known])
         findings = [*swept(known), *losses(known)] or [Line("nothing was compared")]
         return Page(title, findings, tables=[accuracy_table(known)], next=steps)
