@@ -54,7 +54,7 @@ BY_ANSWER = {"ms_per_token_per_answer": 60.0, "shortest_answer": 3, "longest_ans
 LOW = {"requests_per_second": 1.0, "conditional_acceptance_rate": 0.2}
 SAID: list[tuple[Changes, Changes, str]] = [
     ({}, {}, ""),
-    (BUSY, {}, "this run got 40% of the CPU time it wanted (load 0.0 on None cores)."),
+    (BUSY, {}, "this run got 40% of the CPU time it wanted (load"),
     ({}, BUSY | {"num_threads": 1}, "got 40% of the CPU time it wanted (load 9.0 on 4 cores)."),
     ({}, BUSY | {"num_threads": 2}, "on 4 cores); OMP_NUM_THREADS=1 may help."),
     ({}, BUSY | {"processor_share": 0.9}, ""),
