@@ -204,9 +204,10 @@ class Search:
         (Bonferroni).
         """
         changed = self._of_figure(self._across(place))
-        if changed.comparison is None or not changed.comparison.change.has_bounds:
+        if changed.comparison is None:
             return False
         change = changed.comparison.change
+        # False where there are no bounds.
         is_worse = change.low > 1 if changed.figure.better == "lower" else change.high < 1
         num_places = len(self._usable) - 1
         return is_worse and changed.comparison.p_value * num_places < _LEVEL

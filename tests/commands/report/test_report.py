@@ -581,17 +581,6 @@ def test_a_picture_for_a_slide(harness: Harness) -> None:
     assert "no run with a speed-up" in harness.refused("report", "alone", "format=svg")
 
 
-def test_the_k_of_a_server_is_what_it_reported(tmp_path: Path) -> None:
-    served = {"url": "http://a/v1", "engine": "server", "num_draft_tokens": None}
-    runs = [
-        latency_run(mean_proposed=4.0, temperature=0.0, **served),
-        latency_run(mean_proposed=2.6, marginal_acceptance_by_position=[0.9, 0.8, 0.6], **served),
-        latency_run(mean_proposed=2.6, temperature=1.0, **served),
-    ]
-    report = build([write(tmp_path / "latency.csv", *runs)])
-    assert sorted(str(pair.k) for pair in pairs_of(report)) == ["3", "4", "None"]
-
-
 def test_servers_are_told_apart_by_the_words_of_their_commands(tmp_path: Path) -> None:
     served = {"engine": "server", "url": "http://127.0.0.1:18801/v1", "draft": "server"}
     method = "--spec-type"
