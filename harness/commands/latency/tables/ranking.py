@@ -64,10 +64,8 @@ def _answer(group: Sequence[RankedRun]) -> list[Line]:
     several = len(bests) > 1
     beginning = ""
     with_intervals = [best, *(pair for pair in bests[1:] if pair.has_interval)]
-    rivals = compared_with_first(with_intervals)
-    if restriction:
-        # They are no rivals on a quiet machine.
-        rivals = [rival for rival in rivals if rival.pair not in faster]
+    # Those that are faster have sentences of their own, or are no rivals on a quiet machine.
+    rivals = [rival for rival in compared_with_first(with_intervals) if rival.pair not in faster]
     if best.shown and (several or restriction) and (not faster or restriction):
         if not all(rival.gains_less for rival in rivals):
             restriction += " (by too little to tell)"
@@ -86,7 +84,6 @@ def _answer(group: Sequence[RankedRun]) -> list[Line]:
     lines = [Line(text, found.style, more)]
     if faster and not restriction:
         lines += _about_faster(best, faster)
-        rivals = [rival for rival in rivals if (rival.pair.speedup or 0.0) < (best.speedup or 0.0)]
     return [*lines, *_about_rivals(rivals)]
 
 
