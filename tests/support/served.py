@@ -9,7 +9,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import httpx2 as httpx
+
 from forked import Forked, begin
+
+# Without certificates: to read them takes longer than an answer. Each request has a connection of its own.
+CLIENT = httpx.Client(timeout=None, verify=False, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 @contextmanager

@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from served import served
+from served import CLIENT, served
 
 pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
-httpx = pytest.importorskip("httpx2")
 
 
 @pytest.fixture(scope="module")
@@ -38,8 +37,8 @@ def test_requests_around_the_schema(url: str, tmp_path: Path) -> None:
     command = [sys.executable, "-c", program, "run", f"{url}/openapi.json", *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout[-5000:]
-    assert httpx.get(f"{url}/health", timeout=None).status_code == 200
-    lines = httpx.get(f"{url}/metrics", timeout=None).text.splitlines()
+    assert CLIENT.get(f"{url}/health").status_code == 200
+    lines = CLIENT.get(f"{url}/metrics").text.splitlines()
     counted = [line for line in lines if line.startswith("harness_requests_total")]
     assert any('status="200"' in line for line in counted), "nothing came through"
     assert any('status="422"' in line for line in counted), "nothing was refused"
@@ -77,8 +76,7 @@ def post(url: str, body: Any) -> Any:
     headers = {"Content-Type": "application/json"}
     content = json.dumps(body)
     path = f"{url}/v1/completions"
-    # Without reading certificates, which takes longer than the answer.
-    return httpx.post(path, content=content, headers=headers, timeout=None, verify=False)
+    return CLIENT.post(path, content=content, headers=headers)
 
 
 def test_what_a_generator_of_requests_hardly_finds(url: str) -> None:

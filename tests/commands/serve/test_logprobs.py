@@ -12,10 +12,9 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from harness.config.sizes import PACKAGE
-from served import served
+from served import CLIENT, served
 
 pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
-httpx = pytest.importorskip("httpx2")
 
 TINY = PACKAGE / "local" / "models" / "shipped" / "tiny"
 PROMPTS = ["Once upon a time", "12 + 30 =", "The fox", "In a small village"]
@@ -47,15 +46,13 @@ def exact(model: Any, token_ids: list[int]) -> torch.Tensor:
 
 
 def ask(url: str, body: dict[str, Any], path: str = "/v1/completions") -> Any:
-    # Without reading certificates, which takes longer than the answer.
-    answer = httpx.post(url + path, json=body, timeout=None, verify=False)
+    answer = CLIENT.post(url + path, json=body)
     assert answer.status_code == 200, answer.text
     return answer.json()["choices"][0]
 
 
 def stream(url: str, body: dict[str, Any], path: str = "/v1/completions") -> list[Any]:
-    asked = {"json": {**body, "stream": True}, "timeout": None, "verify": False}
-    with httpx.stream("POST", url + path, **asked) as response:
+    with CLIENT.stream("POST", url + path, json={**body, "stream": True}) as response:
         lines = [line.removeprefix("data: ") for line in response.iter_lines() if line]
     assert lines[-1] == "[DONE]"
     return [json.loads(line)["choices"][0] for line in lines[:-1]]
@@ -184,7 +181,7 @@ def test_refused(url: str, path: str, parameters: dict[str, Any], message: str) 
         else {"messages": [{"role": "user", "content": "a"}]}
     )
     asked = {**body, "max_tokens": 2, **parameters}
-    answer = httpx.post(f"{url}/v1/{path}", json=asked, timeout=None, verify=False)
+    answer = CLIENT.post(f"{url}/v1/{path}", json=asked)
     assert answer.status_code in (400, 422)
     assert answer.json()["error"]["message"].startswith(message)
 
@@ -207,6 +204,6 @@ def test_removed_forms_name_the_one_that_stays(
     prompt = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}
     member = "prompt" if path == "completions" else "messages"
     body = {member: prompt[member], "max_tokens": 2, **parameters}
-    answer = httpx.post(f"{url}/v1/{path}", json=body, timeout=None, verify=False)
+    answer = CLIENT.post(f"{url}/v1/{path}", json=body)
     assert answer.status_code == 400
     assert answer.json()["error"]["message"] == message

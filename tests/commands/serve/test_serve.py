@@ -19,7 +19,7 @@ import pytest
 from forked import Forked
 from harness import __version__
 from in_process import Harness
-from served import serving
+from served import CLIENT, serving
 from tiny_checkpoints import make_tokenizer, save_talkative_pair
 
 openai = pytest.importorskip("openai", reason="is not installed")
@@ -63,12 +63,11 @@ def regular(url: str) -> Any:
 
 
 def get(url: str, **options: Any) -> Any:
-    # Without reading certificates, which takes longer than the answer.
-    return httpx.get(url, timeout=None, verify=False, **options)
+    return CLIENT.get(url, **options)
 
 
 def post(url: str, path: str, body: Any, **options: Any) -> Any:
-    return httpx.post(f"{url}{path}", json=body, timeout=None, verify=False, **options)
+    return CLIENT.post(f"{url}{path}", json=body, **options)
 
 
 def test_tells_its_version_and_start(url: str) -> None:
@@ -224,12 +223,10 @@ def test_a_seed_decides_and_the_batch_does_not(client: Any) -> None:
 )  # fmt: skip
 def test_errors_say_what_is_wrong(url: str, path: str, body: Any, status: int, says: str) -> None:
     content = json.dumps(body)
-    answer = httpx.post(
+    answer = CLIENT.post(
         f"{url}/v1/{path}",
         content=content,
         headers={"Content-Type": "application/json"},
-        timeout=None,
-        verify=False,
     )
     assert answer.status_code == status, answer.text
     message = answer.json()["error"]["message"]
@@ -246,11 +243,9 @@ def test_bodies_that_are_no_json_or_too_large(url: str) -> None:
         ("9" * 5000, 400),
         ('{"prompt": "%s"}' % ("a" * 2_000_000), 413),
     ):
-        answer = httpx.post(f"{url}/v1/completions", content=content, headers=headers, timeout=None)
+        answer = CLIENT.post(f"{url}/v1/completions", content=content, headers=headers)
         assert answer.status_code == status
-    chunked = httpx.post(
-        f"{url}/v1/completions", content=iter([b"{}"]), headers=headers, timeout=None
-    )
+    chunked = CLIENT.post(f"{url}/v1/completions", content=iter([b"{}"]), headers=headers)
     assert chunked.status_code == 411
     assert get(f"{url}/nowhere").json()["error"]["code"] == 404
 
@@ -389,7 +384,7 @@ def test_a_long_prompt_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         answer = pool.submit(post, url, "/completions", {"prompt": "a", "max_tokens": 1})
         try:
             assert begun.wait()
-            assert httpx.get(f"{url}/models", timeout=60).status_code == 200
+            assert CLIENT.get(f"{url}/models", timeout=60).status_code == 200
         finally:
             answered.set()
         assert answer.result().status_code == 200
@@ -424,7 +419,7 @@ def test_an_answer_whose_numbers_overflow_spoils_no_other(tmp_path: Path) -> Non
 
 def test_a_race_is_shown_while_it_runs(url: str) -> None:
     body = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 40, "ignore_eos": True}
-    with httpx.stream("POST", f"{url}/race", json={**body, "stream": True}, timeout=None) as stream:
+    with CLIENT.stream("POST", f"{url}/race", json={**body, "stream": True}) as stream:
         lines = [line.removeprefix("data: ") for line in stream.iter_lines() if line]
     assert lines[-1] == "[DONE]"
     *frames, race = map(json.loads, lines[:-1])
@@ -488,7 +483,7 @@ def test_a_key_is_asked_for_and_a_signal_ends_streams_with_an_error(tmp_path: Pa
 
     def read(url: str) -> None:
         path = f"{url}/v1/completions"
-        with httpx.stream("POST", path, timeout=None, verify=False, **options) as stream:
+        with CLIENT.stream("POST", path, **options) as stream:
             started.release()
             lines = [line for line in stream.iter_lines() if line]
         ends.append(lines[-2])
