@@ -88,9 +88,9 @@ def _finding(row: PlanRow) -> Line:
     frees = {name: size["free"] for name, size in (row.devices_bytes or {}).items() if size["free"]}
     spare = {name: free - used[name] for name, free in frees.items()}
     tightest = min(spare, key=lambda name: spare[name])
-    where = f"on {_device(tightest)}" if len(spare) == 1 else "on the fullest GPU"
-    if tightest == "cpu":
-        where = "in main memory"
+    where = f"{'in' if tightest == 'cpu' else 'on'} {_device(tightest)}"
+    if len(spare) > 1 and tightest != "cpu":
+        where = "on the fullest GPU"
     stays = f"{amount(spare[tightest])} stay free {where}"
     weights = amount((row.model_bytes or 0) + (row.draft_bytes or 0))
     needed = f"{weights} of weights"

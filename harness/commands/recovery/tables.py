@@ -115,13 +115,13 @@ class Checks:
         if not self.num_draws:
             return f"nothing was tested by {draws}"
         smallest = _p_value(self.smallest_p_value)
-        p_value = f"p {smallest}" if smallest.startswith("<") else f"p = {smallest}"
         num_failed = sum(row.verdict == "lossy" for row in self.tested)
         if num_failed:
             number = f"{num_failed} of {counted(len(self.tested), 'test')}"
             first = _least(row.num_draws_until for row in self.tested)
             after = "" if first is None else f", the first one after {first:,}"
-            return f"{draws} fail {number}{after} ({p_value})"
+            equals = "= " if self.smallest_p_value else ""
+            return f"{draws} fail {number}{after} (p {equals}{smallest})"
         is_certain = self.sampled is not None and self.sampled.verdict == "lossless"
         agree = "follow" if is_certain else "show no difference from"
         return (

@@ -161,10 +161,10 @@ class DrawnText:
 
 
 def tilted(masses: Floats, exact: Floats, exponent: float) -> Floats:
-    """What tokens win for a bettor on the distributions [n, V] to this power, normalised: its logarithms [n, m].
+    """Logarithms [n, m] of what a bettor on the distributions [n, V] to this power, normalised, wins with tokens.
 
     Args:
-        masses: [n, m], of tokens by these distributions; where one is 0, nothing is won.
+        masses: [n, m], of these tokens by the distributions; a token without mass wins nothing.
     """
     # 0 to the power of 0 is 1, and no token's.
     powers = np.power(exact, exponent, out=np.zeros_like(exact), where=exact > 0)

@@ -294,7 +294,7 @@ def test_the_reference_warps_as_the_loops_do(warp: dict[str, float]) -> None:
     exact = exact_probabilities(logits.double().numpy(), DecodingSettings(**warp))
     assert exact.dtype == np.float64
     assert exact == pytest.approx(Warp(**warp)(logits).double().numpy(), abs=1e-6)
-    # Of any shape, and whatever is added to all logits.
+    # One row of logits will do, and what is added to all of them changes nothing.
     higher = exact_probabilities(logits[0].double().numpy() + 800, DecodingSettings(**warp))
     assert higher == pytest.approx(exact[0])
 

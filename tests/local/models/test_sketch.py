@@ -297,7 +297,7 @@ def test_stored_quantization_is_read() -> None:
 
 
 def test_bytes_of_one_tensor_and_those_that_are_borrowed() -> None:
-    """Of 4 experts with 1 for each token two tokens read 7 of 16 parts."""
+    """Two tokens that choose one of 4 experts each read 7 of 16 parts of them."""
     matrix, other = TensorSketch("w", 1000, outputs=10), TensorSketch("b", 1000, 4)
     expert = TensorSketch("e", 1000, read_per_token=0.25)
     assert [one.nbytes(torch.float16, "8bit") for one in (matrix, other)] == [1040, 4000]

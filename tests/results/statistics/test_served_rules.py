@@ -205,7 +205,7 @@ def test_of_typical_acceptance_only_limits_are_known_where_other_tokens_are_typi
 def test_one_token_of_two_hundred_may_be_another_than_the_rule_writes(
     other: list[int], greedy: bool, typical: bool
 ) -> None:
-    """Beside the first, which no rule writes, and the last, for which nothing is offered."""
+    """The first one counts for no rule, and the last, for which nothing is offered, does not either."""
     text = by_hand(201, 0.5)
     is_likeliest = text.is_likeliest.copy()
     is_likeliest[other] = False
