@@ -14,7 +14,6 @@ import argparse
 import json
 import random
 import re
-import tempfile
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +21,9 @@ from pathlib import Path
 import numpy
 import pandas as pd
 
-from harness.commands.audit.tables import read_tables
-from harness.results.claims.judge import judge
+from harness.commands.audit.figures import Row
+from harness.commands.audit.judge import judge
+from harness.commands.audit.tables import read_text
 
 COLUMNS = (
     "draft", "K", "temperature", "num prompts", "tokens", "batch size", "regular ms/token", "ms/token", "regular tok/s",
@@ -32,7 +32,6 @@ COLUMNS = (
 SHORT = ("draft", "K", "num prompts", "speed-up", "tokens per iteration", "accepted")
 # A rate whose definition is named, and which is not accused.
 NAMED = "named"
-MEANINGS = {"tokens": "max_new_tokens"}
 DIGITS = (
     "regular ms/token",
     "ms/token",
@@ -128,13 +127,9 @@ def accusations(rows: list[dict[str, str]], columns: tuple[str, ...]) -> list[st
     """What `audit` says against a table, and rates that it calls accepted ÷ tested."""
     lines = [columns, ["---"] * len(columns), *([row[name] for name in columns] for row in rows)]
     text = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory, "table.md")
-        path.write_text(text, encoding="utf-8")
-        meanings = {name: meant for name, meant in MEANINGS.items() if name in columns}
-        (table,) = read_tables(path, meanings, {}).tables
+    (table,) = read_text(text, {}, Row(""), "table").tables
     accused = []
-    for one in judge(table):
+    for one in (claim for row in table for claim in judge(row)):
         if one.verdict in ("impossible", "unlikely"):
             accused.append(
                 f"{one.row.place} {one.figure} {one.printed} {one.verdict}: {one.reason}"

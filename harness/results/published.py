@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 
+from pydantic import TypeAdapter
+
 from harness.config.model_names import canonical_name
-from harness.results.claims.judge import Judged, judge
-from harness.results.claims.stated import Printed, Stated
 from harness.results.schema import PromptedRow
 
 
@@ -25,8 +25,8 @@ class Published:
         drafts: names of the draft; empty for the target alone.
         hardware: as they name it; empty where they do not.
         ms_per_token: of the speculative arm where there is a draft.
-        speedup: lowest and highest that they give.
-        accuracy: arm -> proportion of correct products of numbers from 1 to 99.
+        speedup_low, speedup_high: lowest and highest that they give.
+        accuracy_regular, accuracy_speculative: proportion of correct products of numbers from 1 to 99.
         prompts: the set here that has the same prompts; empty where they do not say which.
         temperature: None where they do not say it.
         mean_acceptance_length: tokens per iteration.
@@ -36,10 +36,12 @@ class Published:
     named: str
     models: tuple[str, ...]
     drafts: tuple[str, ...]
-    hardware: str
-    ms_per_token: float | None
-    speedup: tuple[float, ...]
-    accuracy: Mapping[str, float]
+    hardware: str = ""
+    ms_per_token: float | None = None
+    speedup_low: float | None = None
+    speedup_high: float | None = None
+    accuracy_regular: float | None = None
+    accuracy_speculative: float | None = None
     prompts: str = ""
     temperature: float | None = None
     mean_acceptance_length: float | None = None
@@ -49,22 +51,8 @@ class Published:
         same_pair = model in self.models and (not self.drafts or draft in self.drafts)
         same_prompts = self.prompts in ("", row.prompts)
         same_temperature = self.temperature in (None, row.temperature)
-        is_of_times = not self.accuracy
+        is_of_times = self.accuracy_regular is None
         return same_pair and same_prompts and same_temperature and is_of_times
-
-    @functools.cached_property
-    def judged(self) -> Judged | None:
-        """The verdict on its speed-up, else on its tokens per iteration; None where it states neither."""
-        stated = {
-            "speedup": self.speedup_text,
-            "tokens_per_iteration": f"{self.mean_acceptance_length or ''}",
-            "ms_per_token": f"{self.ms_per_token or ''}",
-        }
-        read = {name: Printed.read(name, text) for name, text in stated.items()}
-        numbers = {name: number for name, number in read.items() if number is not None}
-        settings = {"model": self.named, "devices": self.hardware}
-        claims = judge([Stated(self.named, settings, numbers)])
-        return max(claims, key=lambda one: one.figure == "speedup", default=None)
 
     @property
     def prompts_text(self) -> str:
@@ -76,12 +64,22 @@ class Published:
     @property
     def speedup_text(self) -> str:
         """`1.80×`, `1.31× to 1.42×`, or nothing."""
-        return " to ".join(f"{value:.2f}×" for value in dict.fromkeys(self.speedup))
+        ends = filter(None, (self.speedup_low, self.speedup_high))
+        return " to ".join(dict.fromkeys(f"{end:.2f}×" for end in ends))
 
     @property
     def accuracy_text(self) -> str:
         """`28.4 / 28.1`, regular and speculative, in percent; or nothing."""
         return " / ".join(f"{100 * value:.1f}" for value in self.accuracy.values())
+
+    @property
+    def accuracy(self) -> Mapping[str, float]:
+        """By arm; empty where they give none."""
+        arms = {"regular": self.accuracy_regular, "speculative": self.accuracy_speculative}
+        return {arm: value for arm, value in arms.items() if value is not None}
+
+
+_FIGURE = TypeAdapter(Published)
 
 
 @functools.cache
@@ -112,28 +110,9 @@ def published_for(row: PromptedRow) -> list[Published]:
 
 def _figure(cells: Mapping[str, str]) -> Published:
     """A line of `published.csv`."""
-    numbers = {
-        name: float(cell)
-        for name, cell in cells.items()
-        if cell and name.startswith(("ms_", "speedup", "accuracy", "temperature", "mean_"))
-    }
-    return Published(
-        source=cells["source"],
-        named=cells["named"],
-        models=tuple(filter(None, cells["models"].split(";"))),
-        drafts=tuple(filter(None, cells["drafts"].split(";"))),
-        hardware=cells["hardware"],
-        ms_per_token=numbers.get("ms_per_token"),
-        speedup=tuple(number for name, number in numbers.items() if name.startswith("speedup")),
-        accuracy={
-            name.removeprefix("accuracy_"): value
-            for name, value in numbers.items()
-            if name.startswith("accuracy_")
-        },
-        prompts=cells["prompts"],
-        temperature=numbers.get("temperature"),
-        mean_acceptance_length=numbers.get("mean_acceptance_length"),
-    )
+    stated: dict[str, object] = {name: cell for name, cell in cells.items() if cell}
+    names = {name: [*filter(None, cells[name].split(";"))] for name in ("models", "drafts")}
+    return _FIGURE.validate_python(stated | names)
 
 
 # Differences that the presets of a published protocol cannot remove, by source.

@@ -1,4 +1,9 @@
-"""The cost of an iteration by published figures, in sentences and a table."""
+"""The cost of an iteration by a row's figures: tokens per iteration ÷ speed-up, in regular steps.
+
+An iteration of K draft tokens yields 1 + K × rate tokens on average, if all K are drafted in every iteration and an
+answer's first token, which comes from reading the prompt, is left out. If that makes decoding s times as fast, an
+iteration takes (1 + K × rate) ÷ s times as long as a regular step. This is arithmetic on printed figures.
+"""
 
 from __future__ import annotations
 
@@ -6,213 +11,127 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from harness.config.amounts import counted
-from harness.reporting.table import Column, Line, Table
-from harness.results.claims.stated import Stated
-from harness.results.explained import (
-    Explained,
-    Span,
-    contradicting,
-    explained,
-    speedup_of,
-    tokens_of,
+from harness.commands.audit.figures import UNKNOWN, Figure, Row
+
+# Noise of single runs, in which an iteration that costs a step may seem to cost less.
+NOISE = 0.05
+# How far the speed-ups of one row may be apart before no cost follows from them.
+_APART = 1.25
+# Rows in which a speed-up is what its acceptance gives, to the last digit, before it counts as computed.
+_FEWEST_COMPUTED = 3
+_EXACT = 0.02
+_SPEEDUPS = (
+    ("ms/token", "regular_ms_per_token", "ms_per_token"),
+    ("tokens/s per user", "user_tokens_per_second", "regular_user_tokens_per_second"),
+    ("as printed", "speedup", "itself"),
+    ("tokens/s", "tokens_per_second", "regular_tokens_per_second"),
+    ("latency", "regular_latency_s", "latency_s"),
 )
-from harness.results.iteration_cost import IterationCost, Point
-from harness.results.runs import grouped
-from harness.results.statistics.interval import Interval
-
-# Rows that get a sentence; more are in the table.
-_MOST_SENTENCES = 4
-_MOST_LINES = 3
-# Below this cost, drafting and verifying are almost free.
-_NEARLY_FREE = 1.15
-# Costs that are tried where no other row has a lower one.
-_ROUND_STEPS = (1.5, 1.2, 1)
 
 
-def lines_of_costs(tables: Sequence[Sequence[Stated]]) -> list[Line]:
-    """What an iteration costs, what holds the speed-up back, and what other values would give."""
-    lines = []
-    rows = [row for table in tables for row in table if not row.is_regular]
-    costs = _explained(tables)
-    if costs:
-        least = min(costs, key=lambda one: one.cost.middle).cost
-        most = max(costs, key=lambda one: one.cost.middle).cost
-        span = str(least) if len(costs) == 1 else f"{least.middle:.2f} to {most.middle:.2f}"
-        steps = "" if len(costs) == 1 else f", in {counted(len(costs), 'row')}"
-        lines.append(Line(f"An iteration costs {span} regular steps{steps}", "strong"))
-        slowest_first = sorted(costs, key=lambda one: one.speedup.middle)
-        chosen = costs if len(costs) <= _MOST_SENTENCES else [slowest_first[0], slowest_first[-1]]
-        lines += [Line(_sentence(one, costs)) for one in chosen]
-        lines += _lines_over_k(tables)
-        if any(one.by == "K" for one in costs):
-            lines.append(
-                Line(
-                    "assumed: K tokens are drafted in every iteration, and the first token of an answer is left out",
-                    "dim",
-                )
-            )
-    elif len(rows) == 1:
-        lines += _of_one_figure(rows[0])
-    return lines
-
-
-def cost_table(tables: Sequence[Sequence[Stated]]) -> Table:
-    """Each row whose figures hold the cost of an iteration."""
-    rows = _explained(tables)
-
-    def held_by(one: Explained) -> str | None:
-        if one.cost.high < 1 or math.isnan(one.row.k):
-            return None
-        return _ways(one, rows).held_by
-
-    columns = (
-        Column("row", of=lambda one: one.row.name or one.row.place, text=True),
-        Column("K", of=lambda one: _count(one.row, "num_draft_tokens"), optional=True),
-        Column("load", of=lambda one: _count(one.row, "batch_size"), optional=True),
-        Column(
-            "costs,\nsteps",
-            of=lambda one: str(one.cost),
-            meaning="of an iteration, in regular steps",
-        ),
-        Column("yields,\ntokens", of=lambda one: f"{one.tokens.middle:.2f}"),
-        Column("speed-up", of=lambda one: f"{one.speedup.middle:.2f}×"),
-        Column(
-            "accepted",
-            of=lambda one: None if math.isnan(one.rate) else f"{one.rate:.0%}",
-            optional=True,
-        ),
-        Column(
-            "if all were\naccepted",
-            of=lambda one: None if math.isnan(one.row.k) else f"{one.at_rate(1):.2f}×",
-            optional=True,
-        ),
-        Column("held back\nby its", of=held_by, text=True, optional=True),
-    )
-    return Table.of("costs", "", rows, columns)
-
-
-def _explained(tables: Sequence[Sequence[Stated]]) -> list[Explained]:
-    return [one for table in tables for row in table if (one := explained(row)) is not None]
-
-
-def _count(row: Stated, name: str) -> str | None:
-    return f"{row.numbers[name].low:g}" if name in row.numbers else None
-
-
-def _sentence(one: Explained, others: Sequence[Explained]) -> str:
-    """`row 1 (CUDA, K=6): 3.15 tokens per iteration of 4.63 steps, 0.68×. Its cost holds it back more: …`."""
-    cost = one.cost
-    start = f"{one.row.label}: {one.tokens.middle:.2f} tokens per iteration of {cost} steps, {one.speedup.middle:.2f}×"
-    if cost.high < 1:
-        return (
-            f"{start}: less than one step, so that more than speculation differs between the arms"
-        )
-    if math.isnan(one.row.k) and cost.middle >= _NEARLY_FREE:
-        return f"{start}; at one step it would be {one.at_cost(1):.2f}×"
-    if cost.middle < _NEARLY_FREE:
-        return f"{start}: drafting and verifying must be almost free"
-    if one.at_rate(1) < 1:
-        return (
-            f"{start}: slower than regular decoding even with all accepted ({one.at_rate(1):.2f}×)"
-        )
-    ways = _ways(one, others)
-    return f"{start}. Its {ways.held_by} holds it back more: {ways.words}"
-
-
-class _Ways(NamedTuple):
-    """What another acceptance and another cost would give: those of other rows of the same K, or round ones.
+class Explained(NamedTuple):
+    """What a row says of an iteration.
 
     Attributes:
-        by_rate, by_cost: the speed-up with each.
-        words: both, as printed.
+        tokens: per iteration.
+        is_stated: whether they are printed, and not computed from the acceptance.
+        speedup: over regular decoding.
+        steps: the cost of an iteration, in regular steps.
     """
 
-    by_rate: float
-    by_cost: float
-    words: str
+    row: Row
+    tokens: Figure
+    is_stated: bool
+    speedup: Figure
+    steps: Figure
 
     @property
-    def held_by(self) -> str:
-        """What holds the speed-up back: the one of the two that gains more."""
-        return "cost" if self.by_cost > self.by_rate else "acceptance"
+    def rate(self) -> float:
+        """Accepted ÷ drafted; NaN where it does not follow."""
+        stated = self.row.figures.get("acceptance_rate")
+        if stated and not self.row.is_tree:
+            return stated.middle
+        return (self.tokens.middle - 1) / self.row.k if self.row.proposes_k else math.nan
+
+    @property
+    def most_tokens(self) -> float:
+        """Tokens per iteration if all draft tokens were accepted; NaN where that is not known."""
+        return self.row.k + 1 if self.row.proposes_k or self.row.is_tree else math.nan
+
+    @property
+    def is_possible(self) -> bool:
+        return self.steps.high >= 1 - NOISE
+
+    def at_rate(self, rate: float) -> float:
+        """The speed-up if this share of draft tokens were accepted, at the same cost."""
+        return (1 + (self.most_tokens - 1) * rate) / self.steps.middle
+
+    def at_steps(self, steps: float) -> float:
+        """The speed-up if an iteration took so many regular steps, at the same acceptance."""
+        return self.tokens.middle / steps
 
 
-def _ways(one: Explained, others: Sequence[Explained]) -> _Ways:
-    """Of a row that states K."""
-    same_k = [other for other in others if other is not one and other.row.k == one.row.k]
-    better = [other for other in same_k if other.rate > one.rate + 0.03]
-    rate, accepted = 1.0, "with all accepted"
-    if better:
-        best = max(better, key=lambda other: other.rate)
-        rate, accepted = best.rate, f"at {best.rate:.0%} accepted ({best.row.place})"
-    by_rate = one.at_rate(rate)
-    cheaper = [other for other in same_k if 1 <= other.cost.middle < 0.9 * one.cost.middle]
-    if cheaper:
-        least = min(cheaper, key=lambda other: other.cost.middle)
-        steps, whose = round(least.cost.middle, 1), f" ({least.row.place})"
-    else:
-        steps = next((steps for steps in _ROUND_STEPS if steps < 0.9 * one.cost.middle), 1)
-        whose = ""
-    by_cost = one.at_cost(steps)
-    words = f"{accepted} {by_rate:.2f}×, at {_steps(steps)}{whose} {by_cost:.2f}×"
-    return _Ways(by_rate, by_cost, words)
+def explained(row: Row) -> Explained:
+    """What a row says of an iteration, as far as it follows."""
+    tokens = _computed_tokens(row)
+    stated = row.figures.get("tokens_per_iteration")
+    if stated is not None:
+        # Some lengths are of accepted draft tokens, without the target's own.
+        agrees = stated.high >= 0.99 * (tokens.low - 1) and 1.01 * (tokens.high - 1) >= stated.low
+        tokens = stated.plus(1 if stated.high < 1 or agrees else 0)
+    speedup = _speedup_of(row)
+    steps = UNKNOWN if is_apart(row) else tokens.over(speedup)
+    return Explained(row, tokens, stated is not None, speedup, steps)
 
 
-def _steps(steps: float) -> str:
-    return "one step" if steps == 1 else f"{steps:g} steps"
+def _computed_tokens(row: Row) -> Figure:
+    """Tokens per iteration by the acceptance."""
+    rate = row.figures.get("acceptance_rate")
+    drafted = row.figures.get("mean_num_draft_tokens")
+    if drafted is None and row.proposes_k:
+        drafted = Figure(row.k, row.k)
+    if rate and rate.low <= 1 and drafted:
+        return Figure(1 + drafted.low * rate.low, 1 + drafted.high * min(rate.high, 1))
+    return UNKNOWN
 
 
-def _lines_over_k(tables: Sequence[Sequence[Stated]]) -> list[Line]:
-    """The fixed part and the part of each draft token, where a curve has several K."""
-    lines = []
-    for table in tables:
-        # A length that is of another K is on no line.
-        wrong = contradicting(table)
-        points = [one for one in _explained([table]) if one.row.place not in wrong]
-        for curve in grouped(points, lambda one: one.row.circumstances(("run", "arm"))).values():
-            costs = {one.row.k: one.cost for one in curve if not math.isnan(one.row.k)}
-            if len(costs) < len(curve) or len(costs) < 2 or costs[max(costs)] <= costs[min(costs)]:
-                continue
-            name = curve[0].row.name
-            of = f" of {name}" if name and len(table) > len(curve) + 1 else ""
-            lines.append(Line(f"over K{of}: {_over_k(costs)}"))
-    return lines[:_MOST_LINES]
+def speedups(row: Row) -> dict[str, Figure]:
+    """Each speed-up that a row has, by what it is of: those of one user come first."""
+    figures = {**row.figures, "itself": Figure(1, 1)}
+    return {
+        what: figures[above].over(figures[below])
+        for what, above, below in _SPEEDUPS
+        if above in figures and below in figures
+    }
 
 
-def _over_k(costs: dict[float, Span]) -> str:
-    points = []
-    for k, cost in sorted(costs.items()):
-        steps = Interval(cost.middle, cost.low, cost.high)
-        points.append(Point(int(k) + 1, 1, Interval(), steps, k))
-    shape = IterationCost(points).shape()
-    assert shape is not None
-    if shape.fixed is None or shape.per_token is None:
-        return str(shape)
-    each = f"{shape.per_token.estimate:.2f}"
-    if len(points) == 2:
-        first, last = sorted(costs)
-        between = f"between K={first:g} and K={last:g}; two points test no line"
-        return f"a draft token adds {each} steps {between}"
-    return f"{shape.fixed.estimate:.2f} steps and {each} for each draft token, a line within noise"
+def _speedup_of(row: Row) -> Figure:
+    """That of one user; of those that agree with it, the values that all leave possible."""
+    first, *others = speedups(row).values() or [UNKNOWN]
+    for other in others:
+        if first.overlaps(other):
+            first = Figure(max(first.low, other.low), min(first.high, other.high))
+    return first
 
 
-def _of_one_figure(row: Stated) -> list[Line]:
-    """What a figure needs, where the cost does not follow."""
-    speedup = speedup_of(row)
-    tokens = tokens_of(row)
-    if speedup is not None and row.k >= 1:
-        most = (row.k + 1) / speedup.middle
-        if most < 1:
-            return []
-        needed = max(0.0, (speedup.middle - 1) / row.k)
-        text = (
-            f"{speedup.middle:.2f}× at K={row.k:g}: at least {needed:.0%} must be accepted, and if all are,"
-            f" an iteration may cost {most:.2f} regular steps"
-        )
-        return [Line(text, "strong")]
-    if tokens is not None and speedup is None:
-        least = f"{tokens[0].middle:.2f}"
-        text = f"{least} tokens per iteration pay if an iteration costs less than {least} regular steps"
-        return [Line(text, "strong")]
-    return []
+def is_apart(row: Row) -> bool:
+    """Whether the gain of a user and that of the server are too far apart: then requests queue."""
+    gains = [gain.middle for what, gain in speedups(row).items() if what != "latency"]
+    return row.load != 1 and bool(gains) and max(gains) > _APART * min(gains)
+
+
+def computed_speedups(tables: Sequence[Sequence[Row]]) -> set[str]:
+    """Places of rows whose speed-up is what the acceptance gives, to the last digit, in all rows of their table."""
+    places: set[str] = set()
+    for rows in tables:
+        with_speedup = {row.place: row for row in rows if "speedup" in row.figures}
+        if all(map(_is_computed, with_speedup.values())):
+            places |= with_speedup.keys()
+    return places if len(places) >= _FEWEST_COMPUTED else set()
+
+
+def _is_computed(row: Row) -> bool:
+    speedup, tokens = row.figures["speedup"], explained(row).tokens
+    # Small ones may be alike by chance.
+    is_exact = speedup.high - speedup.low < _EXACT * (speedup.middle - 1)
+    return is_exact and speedup.overlaps(tokens)

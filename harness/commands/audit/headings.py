@@ -1,135 +1,153 @@
-"""What the columns of a table hold, by the headings that others use and by what their cells can be."""
+"""Our names of a table's columns, by headings that others use and by the kind of their cells."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
 
-from harness.results.claims.stated import CLAIMS, NAMES, Printed, Stated
+from harness.commands.audit.figures import (
+    MARKS,
+    NAMES,
+    SETTINGS,
+    Figure,
+    is_regular_arm,
+    is_stated,
+)
 
-# What columns hold, by words in their headings in lower case; the first that is found counts.
-_SPEED = r"(tok\w*.?(/|per )\s?s|\btps\b|\bt[ok]{0,2}/s|throughput"
-_ARM = r"baseline|regular|vanilla|without|no.spec\w*|no.mtp|plain|classic|autoregressive|ar|off"
-_ITERATION = r"(iter|step|round|forward|verif|cycle)"
-_HEADINGS = (
-    ("speedup", r"speed.?up|faster|\bgains?\b|uplift|^[δΔ]|\bdelta\b"),
-    ("speedup", rf"\b(vs\.?|versus|over|relative to) (the )?({_ARM})"),
-    ("speedup", r"^speed$|^ratio$"),
-    ("mean_num_draft_tokens", rf"(proposed|drafted|draft tokens).*(per |/)\s?{_ITERATION}"),
-    ("num_accepted", r"^(n|num|#)? ?accept(ed)?( draft)?( tokens)?$"),
-    ("num_drafted", r"^(n|num|#)? ?(drafted|draft|proposed|generated)( tokens)?$"),
-    ("conditional_acceptance_rate", r"\balpha\b|α|conditional accept"),
-    ("acceptance_rate", r"^((draft|mtp|avg\.?|mean|token) )?accept(ed|ance)?( \(.*\))?$"),
-    ("acceptance_rate", r"accept\w*\.? ?(rate|ratio|%|pct|percent)"),
-    ("acceptance_rate", r"(rate|%) accepted|^acc\.? (rate|%)"),
-    ("tokens_per_iteration", r"(?<!et )\bm?al\b|\btau\b|τ|accept\w*\.? len|\ba\.?len\b|^mean len|block efficiency"),
-    ("tokens_per_iteration", rf"(mean|avg\.?|average) accepted (tokens|len)|tok\w*.?(per |/)\s?{_ITERATION}"),
-    ("user_tokens_per_second", rf"^(?!.*(total|input|prompt|req/)).*{_SPEED}|speed).*(per.|/ ?)(user|request|stream)"),
-    ("user_tokens_per_second", rf"per.(user|stream|request).*{_SPEED}|speed)"),
-    ("tokens_per_second", rf"^(?!.*(total|input|prompt|prefill|\bpp\b|req)).*{_SPEED})"),
-    ("ms_per_token", r"ms.?(/|per )\s?tok|tpot|\bitl\b"),
-    ("latency_s", r"^(\w+ )?latency( \(?s\)?)?$|^(\w+ )?seconds$|^(wall|time)( time)? ?\(s\)$"),
-    ("num_draft_tokens", r"^k$|^n.?draft$|γ|gamma"),
-    ("num_draft_tokens", r"\bn.?max|draft.?max|^block( size)?$|^depth$|draft (len\w*|size|depth)"),
-    ("num_draft_tokens", r"^(?!.*(accept|mean|avg|average|total)).*(draft|spec\w*|assistant) tokens"),
-    ("num_prompts", r"(num|number of|#) ?(prompts|samples|questions)|^n$"),
-    ("max_new_tokens", r"(max|new|output) .*(tokens|len)|^n.predict$"),
-    ("temperature", r"^t$|^temp"),
-    ("batch_size", r"batch|concurren|\bbs\b|in.?flight|^parallel|^streams?$|^users?$|^clients?$"),
-    ("tensor_parallel", r"^tp( size)?$|tensor.parallel"),
-    ("num_devices", r"^(#|n|num|number of) ?(gpus?|devices|cards)$|^gpus$|^devices$"),
-    ("dtype", r"precision|quant|^dtype$"),
-    ("prompts", r"^prompts?( type)?$|data ?set|bench|task|^content$|workload|category|domain"),
-    ("devices", r"device|gpu|hardware"),
-    ("engine", r"engine|framework|backend"),
-    ("draft", r"^(?!.*tokens).*(draft|method|head)|^(mode|arm|config\w*|setup|variant|condition|spec\w*)$"),
-    ("model", r"model|target"),
-)  # fmt: skip
-_OF_REGULAR = re.compile(rf"\b({_ARM})\b")
-# More are counts of draft tokens.
+_MEAN = r"(?:(?:avg|average|mean|median|pooled|overall|measured|effective|expected) )"
+_ARM = (
+    r"baseline|base|regular|vanilla|without mtp|without spec\w*|without|no spec\w*|no mtp|no draft"
+    r"|plain|classic|autoregressive|ar|off"
+)
+_SPECULATIVE = r"(?:with )?(?:spec|speculative|speculation|mtp|sd|eagle\d?|dflash|draft)"
+_PER_SECOND = r"(?:tok\w*|tk|t) ?(?:/|per) ?s\w*|tps"
+_OUTPUT = (
+    r"decod\w*|output|generation|gen|tg ?\d*|eval|pred|token|text|throughput|speed|rate"
+    r"|single stream|aggregate|system"
+)
+_SPEED = (
+    rf"{_MEAN}*(?:(?:{_OUTPUT}) )*(?:{_PER_SECOND}|throughput|tg ?\d*)"
+    rf"(?: (?:{_OUTPUT}|{_PER_SECOND}))*"
+)
+_USER = r"(?:per|/) ?(?:user|stream|request)"
+_ITERATION = r"(?:per |/ ?)(?:iter\w*|step|round|forward\w*|verif\w*|cycle|pass)"
+_ACCEPT = r"acc(?:ept(?:ance|ed)?)?\.?"
+_THAN = rf"(?:vs\.?|versus|over|relative to) (?:the )?(?:{_ARM})(?: .*)?"
+_GAIN = (
+    rf"(?:speed ?ups?|uplift|gains?|improvement|faster)(?: (?:factor|ratio|x|×|%))?(?: {_THAN})?"
+)
+# Whole headings, in lower case and without marks; the first that fits counts.
+_HEADINGS = {
+    "speedup": rf"{_MEAN}*(?:(?:{_OUTPUT}|{_PER_SECOND}|wall|end to end|e2e) )*(?:{_GAIN}|{_THAN})"
+    r"|[δΔ](?: ?%)?|delta(?: %)?",
+    "mean_num_draft_tokens": rf"{_MEAN}*(?:proposed|drafted|draft)(?: tokens)? ?{_ITERATION}",
+    "acceptance_rate": rf"{_MEAN}*(?:(?:draft|mtp|token|spec\w*) )*(?:tokens )?{_ACCEPT}"
+    r"(?: ?(?:rate|ratio|%|pct|percent|share|pooled))*|(?:%|rate) accepted",
+    "tokens_per_iteration": rf"m?al|tau|τ|{_MEAN}*(?:(?:mtp|draft|spec\w*) )?m?{_ACCEPT} ?len\w*|{_MEAN}len\w*|a\.?len"
+    rf"|block efficiency|#?{_MEAN}accepted tokens|{_MEAN}*(?:accepted )?tok\w*\.? ?{_ITERATION}",
+    "user_tokens_per_second": rf"{_SPEED} ?{_USER}|{_USER} {_SPEED}|user {_SPEED}",
+    "tokens_per_second": _SPEED,
+    "ms_per_token": rf"{_MEAN}*(?:tpot(?: ms)?|ms ?(?:/|per) ?tok\w*)(?: after the first)?",
+    "latency_s": rf"{_MEAN}*(?:(?:request|e2e|end to end|total|wall) )*(?:latency|seconds|time|wall)(?: s\w*)?",
+    "topk": r"(?:speculative )?(?:eagle )?top ?k",
+    "num_draft_tokens": r"k|γ|gamma|(?:spec )?(?:draft )?n ?max|(?:n|num) ?draft|draft max|block(?: size)?"
+    r"|(?:draft |mtp )?depth|draft (?:len\w*|size)|(?:num )?(?:draft|spec|speculative|assistant) tokens|mtp [kn]",
+    "temperature": r"t|temp|temperature",
+    "batch_size": r"(?:max )?(?:batch(?: size)?|bs|concurrency|conc|(?:requests )?in flight|parallel(?: requests)?)"
+    r"|streams?|users?|clients?|concurrent (?:requests|users|streams)",
+    "dtype": r"precision|quant\w*|dtype",
+    "prompts": r"prompts?(?: type)?|data ?set|bench(?:mark)?|task|content|workload|category|domain",
+    "devices": r"devices?|gpus?|cards?|hardware|machine|backend / gpu",
+    "engine": r"engine|framework|backend",
+    "draft": r"(?:draft|drafter|spec\w*)(?: model)?|method|head|mode|arm|config\w*|setup|variant|condition|strategy",
+    "model": r"model|target(?: model)?",
+}
+# SGLang's depth of a tree, and its nodes, the root among them.
+_DEPTH = r"(?:(?:speculative|spec) )?(?:num )?steps"
+_NODES = r"(?:speculative )?(?:num )?draft(?: tokens)?|nodes"
 _LARGEST_K = 64
 
 Cells = Mapping[str, str]
 
 
-def names_of_columns(table: Sequence[Cells], columns: Cells) -> dict[str, str]:
-    """Our name of what each column holds, by heading; the first column names the rows if nothing else is known."""
-    headings = list(dict.fromkeys(heading for row in table for heading in row))
-    names = {heading: columns.get(heading, heading) for heading in headings}
-    names = {heading: name for heading, name in names.items() if name in NAMES}
-    # The columns of this project's own files, which have `run`, have these names exactly.
-    unknown = [one for one in headings if one not in names] if "run" not in headings else []
-    cells = {one: [row.get(one, "").strip("*~≈ ") for row in table] for one in unknown}
-    # K drafts, each of L tokens.
-    by_words = {plain(heading): heading for heading in unknown}
-    if "k" in by_words and (
-        length := next((by_words[one] for one in ("l", "γ", "gamma") if one in by_words), None)
-    ):
-        names |= {by_words["k"]: "num_drafts", length: "num_draft_tokens"}
+def names_of_columns(rows: Sequence[Cells], columns: Cells) -> dict[str, str]:
+    """Our name of what each column holds, by heading; the first column names the rows if nothing else does."""
+    names = {heading: columns[heading] for heading in rows[0] if heading in columns}
+    cells = {heading: [row[heading].strip(MARKS) for row in rows] for heading in rows[0]}
+    unknown = [heading for heading in rows[0] if heading not in names]
+    words = {heading: plain(heading) for heading in unknown}
+    # Steps without a top-k are many things.
+    has_depth = any(re.fullmatch(_HEADINGS["topk"], text) for text in words.values())
+    has_depth &= any(re.fullmatch(_DEPTH, text) for text in words.values())
     for heading in unknown:
-        meant = meaning(heading, cells[heading])
-        if meant is not None and heading not in names and meant not in names.values():
+        meant = _meaning(words[heading], cells[heading])
+        if has_depth and re.fullmatch(_DEPTH, words[heading]):
+            meant = "num_draft_tokens"
+        elif has_depth and re.fullmatch(_NODES, words[heading]):
+            meant = "num_nodes"
+        if words[heading] == "k" and not {"l", "γ", "gamma"}.isdisjoint(words.values()):
+            # It is a number of drafts.
+            meant = None
+        if meant and meant not in names.values():
             names[heading] = meant
-    for heading in unknown:
-        # A column in which some rows are called regular is that of the arms.
-        regular = [Stated("", {"draft": cell}).is_regular for cell in cells[heading] if cell]
-        if (
-            heading not in names
-            and "draft" not in names.values()
-            and any(regular)
-            and not all(regular)
-        ):
-            names[heading] = "draft"
-    if headings and "name" not in names.values():
-        names.setdefault(headings[0], "name")
+    _name_by_cells({h: cells[h] for h in unknown if h not in names}, names)
+    first = next(iter(rows[0]))
+    if first not in names and not all(re.fullmatch(r"[\d.]*", cell) for cell in cells[first]):
+        names[first] = "name"
     return names
+
+
+def _name_by_cells(cells: Mapping[str, Sequence[str]], names: dict[str, str]) -> None:
+    """Names the only column whose cells all are in tokens/s, and one in which some rows are called regular."""
+    in_tokens_per_second = [
+        heading
+        for heading, texts in cells.items()
+        if any(map(is_stated, texts))
+        and all(re.search(r"\d\s*(?:tok\w*|tk|t)/s", text) for text in filter(is_stated, texts))
+        and not re.search(r"prompt|prefill|\bpp|total", plain(heading))
+    ]
+    if "tokens_per_second" not in names.values() and len(in_tokens_per_second) == 1:
+        names[in_tokens_per_second[0]] = "tokens_per_second"
+    for heading, texts in cells.items():
+        regular = [is_regular_arm(text) for text in texts if text]
+        if "draft" not in names.values() and any(regular) and not all(regular):
+            names[heading] = "draft"
 
 
 def plain(heading: str) -> str:
     """A heading in lower case, without marks."""
-    return " ".join(heading.lower().replace("_", " ").strip("*` ").split())
+    words = re.sub(r"[*`_()\[\]:,]|--|(?<=\w)-(?=\w)", " ", heading.lower())
+    return " ".join(words.split())
 
 
-def meaning(heading: str, cells: Sequence[str]) -> str | None:
-    """Our name of what a column holds, by its heading and by what its cells can be."""
-    words = plain(heading)
-    stated = [cell for cell in cells if Printed.is_stated(cell)]
-    counts = [int(cell.replace(",", "")) for cell in stated if re.fullmatch(r"\d[\d,]*", cell)]
-    are_counts = bool(counts) and len(counts) == len(stated)
-    for name, pattern in _HEADINGS:
-        if not re.search(pattern, words):
+def _meaning(words: str, cells: Sequence[str]) -> str | None:
+    for name, pattern in _HEADINGS.items():
+        if re.fullmatch(pattern, words) and _fits(name, words, cells):
+            return name
+    arm = re.search(rf"\b({_ARM})\b", words)
+    if arm:
+        of_both = _meaning(" ".join(f"{words[: arm.start()]} {words[arm.end() :]}".split()), cells)
+        return f"regular_{of_both}" if f"regular_{of_both}" in NAMES else None
+    of_arm = re.sub(rf"^{_SPECULATIVE} | {_SPECULATIVE}$", "", words)
+    return _meaning(of_arm, cells) if of_arm != words else None
+
+
+def _fits(name: str, words: str, cells: Sequence[str]) -> bool:
+    """Whether a column may have such cells: counts may be rates or K by their heading."""
+    if name == "speedup" or name in SETTINGS:
+        return True
+    stated = [cell for cell in cells if is_stated(cell) and not is_regular_arm(cell)]
+    figures = []
+    for cell in stated:
+        try:
+            figures.append(Figure.read(name, cell))
+        except ValueError:
             continue
-        if name == "speedup":
-            has_signs = all(re.search(r"[×xX%]", cell) for cell in stated)
-            if re.search(r"speed.?up", words) or (has_signs and stated):
-                # `Speedup over vanilla` is not that of vanilla.
-                return name
-            continue
-        if name in ("num_accepted", "num_drafted"):
-            # `accepted` may be a rate, and `draft` a name or K.
-            least = 1 if name == "num_accepted" else _LARGEST_K
-            if not are_counts or max(counts) <= least:
-                continue
-        if (
-            name == "acceptance_rate"
-            and words in ("accepted", "accept")
-            and are_counts
-            and max(counts) > 1
-        ):
-            return None
-        if name == "num_devices" and not are_counts:
-            continue
-        if name == "num_draft_tokens" and are_counts and max(counts) > _LARGEST_K:
-            name = "num_drafted"
-        if _OF_REGULAR.search(words) and f"regular_{name}" in NAMES:
-            name = f"regular_{name}"
-        elif _OF_REGULAR.search(words) and name in CLAIMS:
-            return None
-        return name
-    # Units of the cells, where the heading has none.
-    is_speed = stated and all(re.search(r"\b(tok\w*|tk|t)/s", cell) for cell in stated)
-    return (
-        "tokens_per_second"
-        if is_speed and not re.search(r"prompt|prefill|\bpp\b|total", words)
-        else None
-    )
+    numbers = [figure.high for figure in figures if figure]
+    if not numbers:
+        return not stated
+    if name == "num_draft_tokens":
+        return max(numbers) <= _LARGEST_K
+    if name == "latency_s":
+        return bool(re.search(r"\bs\b|sec", words)) or any("s" in cell for cell in stated)
+    return True

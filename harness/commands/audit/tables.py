@@ -1,37 +1,45 @@
-"""Tables of published figures: what each row states, with our names of what its cells are."""
+"""From a text, or typed figures, to rows with our names."""
 
 from __future__ import annotations
 
+import contextlib
 import csv
+import itertools
+import json
 import re
+import shlex
 from collections import defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from pathlib import Path
+from collections.abc import Collection, MutableMapping, Sequence
 from typing import NamedTuple
 
-import yaml
-
-from harness.commands.audit.formats import raw_tables, why_no_table
-from harness.commands.audit.headings import Cells, names_of_columns, plain
-from harness.config.errors import SettingError, nearest
-from harness.results.claims.stated import (
+from harness.commands.audit.figures import (
     CLAIMS,
+    MARKS,
     NAMES,
-    OF_ARMS,
-    OF_SPECULATION,
-    RATES,
     SETTINGS,
-    Printed,
-    Stated,
+    SPEEDS,
+    Figure,
+    Row,
+    is_regular_arm,
+    is_stated,
+    speculative_rows,
 )
+from harness.commands.audit.headings import Cells, names_of_columns, plain
+from harness.commands.audit.result_files import rows_of_results
+from harness.config.errors import SettingError, nearest
 
+# What to type in place of a text that is not read.
+FORMS = (
+    "reads a table (audit table.md; CSV, TSV, columns by spaces), a result file of vllm bench serve, SGLang's"
+    " bench_serving, AIPerf or guidellm (audit with.json baseline=without.json), or bare figures"
+    " (audit speedup=1.4 K=3 acceptance=0.7)"
+)
 # Headings below which `45 %` is 1.45×.
 _IS_GAIN = re.compile(r"faster|gain|uplift|improve|[δΔ]|delta|\bvs\b|versus|over|relative")
 # K inside the words of an arm: `MTP n=3`, `draft-max 8`, `MTP, block 4`, `5 draft tokens`.
 _K_IN_WORDS = re.compile(
-    r"[\s,(]*(?:\b(?:k|n|γ|gamma|n[-_ ]?max|spec-draft-n-max|draft[-_ ]?max|depth|block|num_speculative_tokens)"
-    r"\s*[=:\s]\s*(\d{1,2})\b|\b(\d{1,2}) (?:draft|speculative) tokens)\)?",
+    r"[\s,(`]*(?:(?<![\w-])(?:(?:k|n|γ|gamma)\s*=|(?:n[-_ ]?max|spec-draft-n-max|draft[-_ ]?max|depth|block"
+    r"|num_speculative_tokens)\s*[=:\s])\s*(\d{1,2})\b|\b(\d{1,2}) (?:draft|speculative) tokens)[)`]?",
     re.IGNORECASE,
 )
 # Columns and cells of a note.
@@ -44,244 +52,245 @@ class Reading(NamedTuple):
     """What a text states.
 
     Attributes:
-        tables: rows of each; one without a claim has none.
-        notes: what was not read, in sentences.
+        tables: the rows of each table that has a figure.
+        read, unread: columns and what they were read as, and the others, a sentence for each table.
+        notes: further sentences.
     """
 
-    tables: list[list[Stated]]
+    tables: list[list[Row]]
+    read: list[str]
+    unread: list[str]
     notes: list[str]
 
 
-def read_tables(path: Path, columns: Cells, everywhere: Cells) -> Reading:
-    """The tables of a file.
+def stated_row(place: str, cells: Cells, everywhere: Row | None = None) -> Row:
+    """A row by arguments, or by keys of a result file.
+
+    Raises:
+        SettingError: one is no such number.
+    """
+    odd: dict[str, list[str]] = defaultdict(list)
+    row = _row(place, cells, everywhere or Row(place), (), odd)
+    for name, (text, *_) in odd.items():
+        raise SettingError(name, "must be a number, with a unit or a range", text[:40])
+    return row
+
+
+def read_text(text: str, columns: Cells, everywhere: Row, title: str) -> Reading:
+    """The tables of a text, or the runs of a result file.
 
     Args:
         columns: our names of what columns hold, by heading, for headings that are not known.
-        everywhere: what holds for all rows, by our names.
+        everywhere: what holds for all rows.
 
     Raises:
-        SettingError: no table has a claim.
+        SettingError: there is none, or none has a figure.
     """
-    try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise SettingError(str(path), f"cannot be read: {error.strerror}") from error
-    except UnicodeDecodeError as error:
-        raise SettingError(str(path), "is no text: save the table as CSV or Markdown") from error
-    return read_text(text, columns, everywhere, title=str(path), suffix=path.suffix.lower())
-
-
-def read_text(
-    text: str, columns: Cells, everywhere: Cells, *, title: str, suffix: str = ""
-) -> Reading:
-    """The tables, logs and sentences of a text; see `read_tables`."""
-    try:
-        tables = raw_tables(text, suffix)
-    except (ValueError, csv.Error, yaml.YAMLError, RecursionError) as error:
-        reason = " ".join(str(error).split())[:100]
-        raise SettingError(title, f"is no {suffix or 'text'} file: {reason}") from error
-    headings = list(dict.fromkeys(name for table in tables for row in table.rows for name in row))
+    results = rows_of_results(text)
+    if results is not None:
+        tool, records = results
+        runs = [
+            stated_row(f"run {place}", record, everywhere)
+            for place, record in enumerate(records, start=1)
+        ]
+        figures = [f"{name} {text}" for record in records[:1] for name, text in record.items()]
+        return Reading([runs], [f"read of {tool}: {' · '.join(figures)}"], [], [])
+    marked = _markdown_tables(text)
+    raw = marked or _table_by_lines(text)
+    headings = list(dict.fromkeys(heading for rows in raw for heading in rows[0]))
     for heading, name in columns.items():
         if heading not in headings:
             rule = f"no table has this column{nearest(heading, headings)}; there are {', '.join(headings)}"
             raise SettingError("columns", rule, heading)
         if name not in NAMES:
             raise SettingError("columns", f"no such NAME{nearest(name, NAMES)} (--help)", name)
-    claims: list[list[Stated]] = []
-    notes: list[str] = []
-    for number, table in enumerate(tables, start=1):
-        rows = [row for row in table.rows if row.get("status") != "failed"]
-        if len(rows) < len(table.rows):
-            notes.append(f"left out: {len(table.rows) - len(rows)} of a run that failed")
-        names = names_of_columns(rows, columns)
-        if rows and _num_claims(names) < 2:
-            # The arms may be columns.
-            turned = _transposed(rows)
-            names_of_turned = names_of_columns(turned, columns)
-            if _num_claims(names_of_turned) > 1:
-                rows, names = turned, names_of_turned
-        if CLAIMS.keys().isdisjoint(names.values()):
-            claims.append([])
+    reading = Reading([], [], [], [])
+    for number, rows in enumerate(raw, start=1):
+        where = f"table {number}, row" if len(raw) > 1 else "row"
+        _read_table(rows, columns, everywhere, where, reading)
+    if not reading.tables:
+        raise SettingError(
+            title, _why_nothing(text, raw, bool(marked) or title.endswith((".csv", ".tsv")))
+        )
+    return reading
+
+
+def _why_nothing(text: str, raw: Sequence[Sequence[Cells]], is_table: bool) -> str:
+    headings = [heading for rows in raw for heading in rows[0]]
+    if re.search(r"<t[rdh]\b", text):
+        return "has an HTML table, which is not read: save it as Markdown or CSV"
+    if any("" in list(rows[0])[1:] for rows in raw):
+        return "has columns without a heading: write two rows of headings as one"
+    if is_table and headings:
+        figures = "acceptance, length, speed-up or speed of both arms"
+        return f"has no {figures} in columns that are known: {_listed(headings)} ({_to_name(headings[0])} reads one)"
+    return f"has no table that is read; audit {FORMS}"
+
+
+def _markdown_tables(text: str) -> list[list[dict[str, str]]]:
+    tables = []
+    for has_cells, lines in itertools.groupby(text.splitlines(), lambda line: "|" in line):
+        if not has_cells:
             continue
-        where = f"table {number}, {table.row}" if len(tables) > 1 else table.row
-        stated = _stated_rows(rows, names, everywhere, where, notes)
-        if all(CLAIMS.keys().isdisjoint(row.numbers) for row in stated):
-            claims.append([])
-            continue
-        claims.append(_with_regular(stated))
-        unread = [heading for heading in rows[0] if heading not in names and heading.strip()]
-        # Our own files have many columns that are no figures of a paper.
-        if unread and "run" not in rows[0]:
-            notes.append(f"not read: {_listed(unread)} (columns= names a column)")
-    if not headings:
-        raise SettingError(title, why_no_table(text, suffix))
-    if not any(claims):
-        rule = f"has no column with a claim that is known: {', '.join(headings)} (columns=, see --help)"
-        raise SettingError(title, rule)
-    return Reading(claims, list(dict.fromkeys(notes)))
+        rows = [re.split(r"(?<!\\)\|", _bare(line)) for line in lines]
+        if len(rows) > 2 and all(re.fullmatch(r"\s*:?-+:?\s*", cell) for cell in rows[1]):
+            tables.append(_by_heading([rows[0], *rows[2:]]))
+    return tables
 
 
-def read_figures(stated: Cells) -> Reading:
-    """Figures without a table, by our names."""
-    settings: dict[str, str] = {}
-    numbers: dict[str, Printed] = {}
-    for name, text in stated.items():
-        _state(name, text, settings, numbers, name)
-    return Reading([[Stated("the figure", settings, numbers)]], [])
+def _bare(line: str) -> str:
+    """A line of a table without its outer bars, tags and marks."""
+    return re.sub(r"</?[a-zA-Z][^>]*>|\*\*|`", "", line).strip().removeprefix("|").removesuffix("|")
 
 
-def _num_claims(names: Cells) -> int:
-    return len(CLAIMS.keys() & set(names.values()))
+def _table_by_lines(text: str) -> list[list[dict[str, str]]]:
+    """A table whose columns are apart by a sign, or by spaces, in every line."""
+    lines = [line for line in text.splitlines() if line.strip(" -=+\t|:")]
+    # A comment above the heading.
+    while len(lines) > 1 and lines[0][0] == "#" and lines[0].count(",") != lines[-1].count(","):
+        del lines[0]
+    by_spaces = [re.split(r"\s{2,}", line.strip()) for line in lines]
+    for delimiter in "\t;,|":
+        with contextlib.suppress(csv.Error):
+            rows = [*csv.reader(lines, delimiter=delimiter)]
+            if _are_even(rows, 2):
+                return [_by_heading(rows)]
+    # Two cells apart by spaces have the lines of a summary.
+    return [_by_heading(by_spaces)] if _are_even(by_spaces, 3) else []
+
+
+def _are_even(rows: Sequence[Sequence[str]], fewest: int) -> bool:
+    widths = {len(row) for row in rows}
+    return len(rows) > 1 and len(widths) == 1 and min(widths) >= fewest
+
+
+def _by_heading(rows: Sequence[Sequence[str]]) -> list[dict[str, str]]:
+    headings: list[str] = []
+    for heading in map(str.strip, rows[0]):
+        is_new = not heading or heading not in headings
+        headings.append(heading if is_new else f"{heading} ({len(headings) + 1})")
+    padding = [""] * len(headings)
+    return [dict(zip(headings, map(str.strip, [*row, *padding]), strict=False)) for row in rows[1:]]
+
+
+def _read_table(
+    rows: Sequence[Cells], columns: Cells, everywhere: Row, where: str, reading: Reading
+) -> None:
+    """Adds the rows of a table that has figures, and what was read of it."""
+    names = names_of_columns(rows, columns)
+    turned = _transposed(rows)
+    if turned and _num_figures(names) < 2 <= _num_figures(names_of_columns(turned, columns)):
+        # The arms are columns.
+        rows, names = turned, names_of_columns(turned, columns)
+    in_percent = set()
+    for heading, name in list(names.items()):
+        cells = [row[heading].strip(MARKS) for row in rows]
+        share = _are_in_percent(plain(heading), name, cells) if heading not in columns else False
+        if share is None:
+            # It may be a rate in percent, a share or a length.
+            del names[heading]
+        elif share:
+            in_percent.add(name)
+    odd: dict[str, list[str]] = defaultdict(list)
+    stated = []
+    for place, row in enumerate(rows, start=1):
+        cells_by_name = {name: row[heading] for heading, name in names.items()}
+        stated.append(_row(f"{where} {place}", cells_by_name, everywhere, in_percent, odd))
+    joined = speculative_rows(stated)
+    if not any(_has_figures(row) for row in joined):
+        return
+    reading.tables.append(joined)
+    meant = [f"{heading} → {name}" for heading, name in names.items() if name != "name"]
+    if any(row.k_is_in_words for row in joined):
+        meant.append("words of an arm → num_draft_tokens")
+    reading.read.append(f"read: {' · '.join(meant)}")
+    unread = [heading for heading in rows[0] if heading not in names and heading]
+    if unread:
+        reading.unread.append(f"not read: {_listed(unread)} ({_to_name(unread[0])} reads one)")
+    for name, texts in odd.items():
+        reading.notes.append(f"no {name} that is read: {_listed(texts)}")
+    gains = [row.figures["speedup"].text for row in joined if "speedup" in row.figures]
+    if any("slower" in gain or gain.startswith("-") for gain in gains):
+        reading.notes.append("50 % slower is read as 0.50× the tokens/s; in time it would be 0.67×")
+
+
+def _has_figures(row: Row) -> bool:
+    """Whether it has a figure of speculation, or the speeds of both arms."""
+    both = any({name, f"regular_{name}"} <= row.figures.keys() for name in SPEEDS)
+    return both or not CLAIMS.keys().isdisjoint(row.figures)
+
+
+def _num_figures(names: Cells) -> int:
+    return len({*CLAIMS, *SPEEDS} & {*names.values()})
 
 
 def _transposed(rows: Sequence[Cells]) -> list[dict[str, str]]:
     """A table whose first column has the headings, and whose further columns are the rows."""
     first, *arms = rows[0]
-    return [
-        {"name": arm} | {row.get(first, ""): row.get(arm, "") for row in rows if row.get(first)}
-        for arm in arms
-    ]
+    return [{"columns": arm} | {row[first]: row[arm] for row in rows if row[first]} for arm in arms]
+
+
+def _are_in_percent(words: str, name: str, cells: Sequence[str]) -> bool | None:
+    """Whether numbers without a sign are in percent; None where that is not certain."""
+    if name == "speedup":
+        return bool(_IS_GAIN.search(words)) and "speed up" not in words and "speedup" not in words
+    stated = list(filter(is_stated, cells))
+    if name != "acceptance_rate" or any("%" in cell for cell in stated):
+        return False
+    if re.search(r"%|percent|pct", words):
+        return True
+    numbers = [float(number[0]) for cell in stated if (number := re.match(r"\d*\.?\d+", cell))]
+    if max(numbers, default=0) <= 1:
+        return False
+    return True if min(numbers) > 1 and max(numbers) > _LONGEST else None
 
 
 def _listed(texts: Sequence[str]) -> str:
-    shown = [" ".join(text.split())[:40] for text in texts[:_MOST_NAMED]]
-    more = [f"{len(texts) - _MOST_NAMED} more"] if len(texts) > _MOST_NAMED else []
-    return ", ".join([*shown, *more])
+    more = f", {len(texts) - _MOST_NAMED} more" if len(texts) > _MOST_NAMED else ""
+    return ", ".join(text[:40] for text in texts[:_MOST_NAMED]) + more
 
 
-def _stated_rows(
-    rows: Sequence[Cells], names: Cells, everywhere: Cells, where: str, notes: list[str]
-) -> list[Stated]:
-    """The rows of a table as claims; a cell that is no number is noted and left out.
+def _to_name(heading: str) -> str:
+    """The argument that names a column."""
+    return shlex.quote(f"columns={json.dumps({heading: 'NAME'}, ensure_ascii=False)}")
 
-    Raises:
-        SettingError: a number that holds everywhere is none.
-    """
-    forms = {heading: _form(heading, name, rows, notes) for heading, name in names.items()}
-    odd = defaultdict(list)
-    stated = []
-    for place, row in enumerate(rows, start=1):
-        settings: dict[str, str] = {}
-        numbers: dict[str, Printed] = {}
-        for name, text in everywhere.items():
-            _state(name, text, settings, numbers, name)
-        for heading, name in names.items():
-            form = forms[heading]
-            text = row.get(heading, "").strip()
-            if form is None:
-                continue
+
+def _row(
+    place: str,
+    cells: Cells,
+    everywhere: Row,
+    in_percent: Collection[str],
+    odd: MutableMapping[str, list[str]],
+) -> Row:
+    """A row by cells with our names; what is no such number is added to `odd`."""
+    settings, figures = dict(everywhere.settings), dict(everywhere.figures)
+    for name, text in cells.items():
+        is_none = is_regular_arm(text) or text.strip(MARKS).lower() == "n/a"
+        if name in SETTINGS:
+            if text:
+                settings[name] = "none" if name == "draft" and is_none else text
+        elif name == "num_draft_tokens" and is_none:
+            figures[name] = Figure(0, 0, text)
+        else:
             try:
-                _state(name, form(text) if text else "", settings, numbers)
+                figure = Figure.read(name, text, name in in_percent)
             except ValueError:
-                odd[heading].append(text)
-        stated.append(_with_k(Stated(f"{where} {place}", settings, numbers)))
-    for heading, texts in odd.items():
-        notes.append(f"no number that is read, in column {heading}: {_listed(texts)}")
-    return stated
+                odd[name].append(text)
+                continue
+            if figure is not None:
+                figures[name] = figure
+    return _with_k_in_words(Row(place, settings, figures))
 
 
-def _state(
-    name: str, text: str, settings: dict[str, str], numbers: dict[str, Printed], argument: str = ""
-) -> None:
-    """Adds a cell, or an argument.
-
-    Raises:
-        ValueError: a cell is no number.
-        SettingError: an argument is none.
-    """
-    if name in SETTINGS:
-        if text:
-            settings[name] = text
-        return
-    try:
-        number = Printed.read(name, text)
-    except ValueError as error:
-        if not argument:
-            raise
-        rule = f"must be a number, with a unit or an interval: {text[:40]}"
-        raise SettingError(argument, rule) from error
-    if number is not None:
-        numbers[name] = number
-
-
-def _form(
-    heading: str, name: str, rows: Sequence[Cells], notes: list[str]
-) -> Callable[[str], str] | None:
-    """How the cells of a column are read; None where it is not certain what they are."""
-    cells = [row.get(heading, "").strip("*~≈ ") for row in rows]
-    stated = [cell for cell in cells if Printed.is_stated(cell)]
-    words = plain(heading)
-    if name == "speedup" and _IS_GAIN.search(words) and not re.search("speed.?up", words):
-        return _gained
-    if name not in RATES or any("%" in cell for cell in stated):
-        return str
-    if re.search(r"%|percent|pct", words):
-        return _percent
-    numbers = [float(one[0]) for cell in stated if (one := re.match(r"\d*\.?\d+", cell))]
-    above = [number for number in numbers if number > 1]
-    if not above or (max(above) < 2 and len(above) < len(numbers)):
-        return str
-    if len(above) == len(numbers) and max(above) > _LONGEST:
-        return _percent
-    notes.append(f"not read: {heading}, which may be a rate in percent, a share or a length")
-    return None
-
-
-def _percent(cell: str) -> str:
-    return re.sub(r"^([*~≈ ]*[-−]?[\d.,]+)(?!.*%)", r"\1 %", cell)
-
-
-def _gained(cell: str) -> str:
-    """`+45 %` for a gain of `45 %`.
-
-    Raises:
-        ValueError: `45`, which may be 45 % or 45×.
-    """
-    if re.match(r"[*~≈ ]*[\d.,]+\s*%", cell):
-        return "+" + cell.lstrip("*~≈ ")
-    if not re.search(r"[×xX%]", cell) and Printed.is_stated(cell):
-        raise ValueError(cell)
-    return cell
-
-
-def _with_k(row: Stated) -> Stated:
+def _with_k_in_words(row: Row) -> Row:
     """The row with the K that stands in the words of its arm, `MTP n=3`."""
-    if "num_draft_tokens" in row.numbers:
-        return row
     for name in ("draft", "name"):
-        found = _K_IN_WORDS.search(row.settings.get(name, ""))
-        if found is None or row.is_regular:
-            continue
-        text = row.settings[name]
-        settings = {**row.settings, name: (text[: found.start()] + text[found.end() :]).strip()}
-        k = Printed.read("num_draft_tokens", found[1] or found[2])
-        if k is not None:
-            kept = {key: value for key, value in settings.items() if value}
-            return replace(row, settings=kept, numbers={**row.numbers, "num_draft_tokens": k})
+        text = row.settings.get(name, "")
+        match = _K_IN_WORDS.search(text)
+        if match and "num_draft_tokens" not in row.figures and not row.is_regular:
+            words = f"{text[: match.start()]}{text[match.end() :]}".strip()
+            k = float(match[1] or match[2])
+            settings = {**row.settings, name: words or text}
+            figures = {**row.figures, "num_draft_tokens": Figure(k, k, f"{k:g}")}
+            return Row(row.place, settings, figures, k_is_in_words=True)
     return row
-
-
-def _with_regular(rows: Sequence[Stated]) -> list[Stated]:
-    """The rows, with the times of the regular arm where it has one row of the same circumstances."""
-    regular = defaultdict(list)
-    for row in rows:
-        if row.is_regular:
-            regular[row.circumstances(OF_ARMS)].append(row)
-    only = [row for arms in regular.values() for row in arms]
-    whole = []
-    for row in rows:
-        ours = row.circumstances(OF_ARMS)
-        arms = regular.get(ours, [])
-        if not arms and len(only) == 1 and set(only[0].circumstances(OF_ARMS)) <= set(ours):
-            # The only regular row leaves open what the others state.
-            arms = only
-        numbers = dict(row.numbers)
-        if row.is_regular:
-            numbers = {
-                name: number for name, number in numbers.items() if name not in OF_SPECULATION
-            }
-        elif len(arms) == 1:
-            known = {f"regular_{name}": number for name, number in arms[0].numbers.items()}
-            numbers = {name: number for name, number in known.items() if name in NAMES} | numbers
-        whole.append(replace(row, numbers=numbers))
-    return whole

@@ -1,269 +1,288 @@
-"""`audit` through the files that people have, good and bad."""
+"""`audit` through the files that people have and what they type, good and bad."""
 
 from __future__ import annotations
 
+import io
 import json
+import random
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from harness.commands.audit.command import main
-from harness.commands.audit.tables import read_tables
 from harness.config.errors import SettingError, VerdictError
-from harness.results.claims.judge import judge
 
-ROOT = Path(__file__).parents[3]
-PUBLISHED = ROOT / "benchmarks" / "published"
+Audit = Callable[..., tuple[int, str]]
 
-CARD = """\
----
-license: mit
----
-# A head
-Some | pipes in a text, and a table without claims:
 
-| setting | value |
-|---|---|
-| learning rate | 1e-4 |
-
-| method | tok/s | **speed-up** | acceptance rate | τ | K |
-|---|---|---|---|---|---|
-| baseline | 1,234 | 1.00× | n/a | – | |
-| **EAGLE-3** | 3,196 tok/s | <span>2.59×</span> (2.4 to 2.7) | 80 % | 4.2 | 4 |
-
-| data set | avg acceptance length | num_speculative_tokens |
-|--|--|--|
-| MT-bench | 2.26 (2.07 to 2.50) | 3 |
-| GSM8K | 4.5 | 3 |
-| code | 1.9 - 2.3 | 3 |
-"""
-# Of nine levels, a billion cells.
-ALIASES = "".join(
-    f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" if i else "a0: &a0 [{K: 4, AL: 2.5}]\n"
-    for i in range(10)
-)
-Write = Callable[[str, str], Path]
+class Pasted(io.TextIOWrapper):
+    def __init__(self, text: bytes) -> None:
+        super().__init__(io.BytesIO(text))
 
 
 @pytest.fixture
-def write(tmp_path: Path) -> Write:
-    def write_file(name: str, text: str) -> Path:
-        path = tmp_path / name
-        path.write_text(text, encoding="utf-8")
-        return path
+def audit(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Audit:
+    """What `audit` prints of pasted text, or of arguments alone, on one line; with its exit code."""
+    monkeypatch.chdir(tmp_path)
 
-    return write_file
+    def run(*arguments: str, pasted: str | bytes = "") -> tuple[int, str]:
+        if pasted:
+            text = pasted if isinstance(pasted, bytes) else pasted.encode()
+            monkeypatch.setattr(sys, "stdin", Pasted(text))
+        code, message = 0, ""
+        try:
+            main([*arguments, *(["-"] if pasted else [])])
+        except (SettingError, VerdictError) as error:
+            code, message = error.exit_code, str(error)
+            assert len(message.splitlines()) == 1
+        return code, " ".join(f"{capsys.readouterr().out} {message}".split())
+
+    return run
 
 
-def code(*arguments: object) -> tuple[int, str]:
-    """The exit code, and the line on stderr."""
-    try:
-        main([str(argument) for argument in arguments])
-    except (SettingError, VerdictError) as error:
-        return error.exit_code, str(error)
-    return 0, ""
+# The form of llama.cpp #26750.
+BACKENDS = """\
+| Backend / GPU | n-max | accept rate | decode vs baseline |
+|---|---|---|---|
+| CUDA | 6 | **35.8%** | **−32%** (61 vs 90 tok/s) |
+| Vulkan | 6 | **92.2%** | **+128%** (218 vs 96 tok/s) |
+"""
 
 
-def test_every_table_with_a_claim_is_read(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    exit_code, message = code(write("card.md", CARD))
-    printed = capsys.readouterr().out
-    assert exit_code == 1
-    assert "table 3, row 2 (GSM8K, K=3): tokens per iteration 4.5" in message
-    assert "2 of 3 tables" in printed
-    assert "impossible" in printed
+def test_a_thread_gets_its_answer(audit: Audit) -> None:
+    """1 + 6 × 0.358 = 3.148 tokens at 0.68×: 4.63 steps; at 92.2 % 6.532 ÷ 4.63 = 1.41×."""
+    code, printed = audit(pasted=BACKENDS)
+    assert code == 0
+    read = (
+        "read: Backend / GPU → devices · n-max → num_draft_tokens · accept rate → acceptance_rate"
+    )
+    assert f"2 rows {read} · decode vs baseline → speedup An iteration costs" in printed
+    assert "An iteration costs 2.86 to 4.63 regular steps, in 2 rows" in printed
+    slow = "row 1 (CUDA, K=6): 3.15 tokens per iteration of 4.63 steps, 0.68×."
+    ways = "at 92% accepted (row 2) 1.41×, at 2.9 steps (row 2) 1.09×"
+    assert f"{slow} Its acceptance holds it back more: {ways}" in printed
+    assert "assumed: K tokens are drafted in every iteration, and the first token" in printed
     assert "harness latency -- YOUR_SERVER_COMMAND" in printed
-    # The row of the baseline gives the other its regular arm, and makes no claim of speculation itself.
-    _, first, _ = read_tables(write("card.md", CARD), {}, {}).tables
-    assert first[1].numbers["regular_tokens_per_second"].text == "1,234"
-    assert first[0].numbers.keys() == {"tokens_per_second"}
-    reasons = {one.figure: one.reason for one in judge(first)}
-    assert reasons["speedup"] == "is the ratio of the tokens/s"
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("text", "expected"),
     [
-        ("a.csv", "K,speed-up,τ\n4,1.95×,2.50\n8,2.10×,2.90\n"),
-        # The delimiter is found.
-        ("a.csv", "K;speed-up;τ\n4;1,95;2,50\n8;2,10;2,90\n"),
-        ("a.tsv", "K\tspeed-up\tτ\n4\t1.95\t2.50\n8\t2.10\t2.90\n"),
+        ("mode,K,AL,tk/s\nplain,,,50\nMTP,8,1.80,75.0\n", "Its acceptance holds it back more: with all accepted 7.50×"),
+        # A length without the target's own token, as its rate shows: two tokens at most.
         (
-            "a.json",
-            '[{"K": 4, "speedup": 1.95, "AL": 2.50}, {"K": 8, "speedup": 2.10, "AL": 2.90}]',
+            "mode,K,t/s,acceptance rate,mean accepted len\nnone,,14.5,,\nMTP,1,11.1,55.6%,0.56\n",
+            "of 2.04 steps, 0.77×: slower than regular decoding even with all accepted (0.98×)",
         ),
-        ("a.yaml", "- {K: 4, speedup: 1.95, AL: 2.50}\n- {K: 8, speedup: 2.10, AL: 2.90}\n"),
+        ("n-max,tok/s,accept rate\n0,14.20,\n2,47.30,79.8%\n", "less than one step, so more than speculation differs"),
+        # A user's gain, not the server's.
         (
-            "a.txt",
-            "Ours:\n\n| K | speed-up | τ |\n|-|-|-|\n| 4 | 1.95× | 2.50 |\n| 8 | 2.10 | 2.90 |\n",
+            "mode,in flight,tok/s per user,accept len\nno speculation,8,50.0,\nDSpark,8,100.0,3.00\n",
+            "3.00 tokens per iteration of 1.50 steps, 2.00×",
+        ),
+        # Of a tree at most its depth and one.
+        (
+            "mode,steps,topk,num_draft_tokens,tok/s,acc len\nplain,0,0,0,100,1\nEAGLE,7,10,64,88.0,3.03\n",
+            "of 3.44 steps, 0.88×. Its acceptance holds it back more: with all accepted 2.32×",
+        ),
+        # Of n-grams, and of fewer drafts than K, nobody knows what all of them would be.
+        ("draft,K,AL,speedup\nngram,8,1.80,1.50x\n", "of 1.20 steps, 1.50×; at one step it would be 1.80×"),
+        (
+            "draft,K,accept rate,drafted per iteration,speedup\nMTP,4,50 %,2.00,1.50x\n",
+            "2.00 tokens per iteration of 1.33 steps, 1.50×; at one step it would be 2.00×",
         ),
     ],
-)
-def test_a_table_is_read_from_every_kind_of_file(write: Write, name: str, text: str) -> None:
-    (rows,) = read_tables(write(name, text), {}, {}).tables
-    figures = [
-        [
-            round(row.numbers[name].low, 4)
-            for name in ("num_draft_tokens", "speedup", "tokens_per_iteration")
-        ]
-        for row in rows
-    ]
-    # 2.50 keeps its second decimal.
-    assert figures == [[4, 1.945, 2.495], [8, 2.095, 2.895]]
+)  # fmt: skip
+def test_costs(audit: Audit, text: str, expected: str) -> None:
+    _, printed = audit(pasted=text)
+    assert expected in printed
 
 
-def test_lengths_by_k_are_a_curve(write: Write) -> None:
-    path = write(
-        "golden.yaml", "a_mtp:\n  thinking_on: {1: 1.79, 2: 2.27}\n  thinking_off: {1: 1.92}\n"
+def test_where_gains_part_no_cost_is_given(audit: Audit) -> None:
+    """The last row of a published sweep: 1.41× by its users' times, 0.74× by what the server does."""
+    text = (
+        "draft,K,in_flight,tokens_per_second_per_user,ms_per_token,AL\n"
+        "none,,128,41.872,23.6244,\nDSpark,7,128,30.992,16.7543,3.4276\n"
     )
-    (rows,) = read_tables(path, {}, {"num_prompts": "80"}).tables
-    names = [(row.settings["name"], row.numbers["num_draft_tokens"].text) for row in rows]
-    assert names == [
-        ("a_mtp thinking_on", "1"),
-        ("a_mtp thinking_on", "2"),
-        ("a_mtp thinking_off", "1"),
-    ]
-    assert {row.numbers["num_prompts"].text for row in rows} == {"80"}
+    code, printed = audit(pasted=text)
+    parts = "1.41× by ms/token, 0.74× by tokens/s per user: so far apart, requests queue, and no cost follows"
+    assert parts in printed
+    assert (code, "An iteration costs" in printed) == (0, False)
+    # A single request waits for none: its first token counts in one of them.
+    _, printed = audit(pasted=text.replace(",128,", ",1,"))
+    assert "An iteration costs 2.43 regular steps" in printed
 
 
-def test_columns_may_be_named(write: Write) -> None:
-    path = write("a.csv", "case,avg,n_d\nx,5.5,4\n")
-    assert code(path)[0] == 2
-    exit_code, message = code(path, "columns={avg: tokens_per_iteration, n_d: num_draft_tokens}")
-    assert (exit_code, "row 1 (x, K=4)" in message) == (1, True)
+@pytest.mark.parametrize("seed", range(2))
+def test_planted_lines_are_found_and_steps_are_named(audit: Audit, seed: int) -> None:
+    """Costs that are planted come back from rounded figures: fixed and per token, or the place of the step."""
+    rng = random.Random(seed)
+    fixed, per_token = rng.uniform(0.9, 1.3), rng.uniform(0.05, 0.4)
+    place, height = rng.choice([4, 6]), rng.uniform(0.8, 1.5)
 
+    def table(step: float) -> str:
+        lines = ["K,acceptance rate,baseline tok/s,tok/s"]
+        for k in (2, 4, 6, 8):
+            cost = fixed + per_token * k + (step if k > place else 0)
+            rate = round(rng.uniform(0.4, 0.9), 3)
+            lines.append(f"{k},{100 * rate:.1f}%,100.0,{100 * (1 + k * rate) / cost:.1f}")
+        return "\n".join(lines)
 
-def test_exit_codes(write: Write) -> None:
-    assert code(write("a.csv", "K,AL\n4,2.5\n")) == (0, "")
-    assert code(write("a.csv", "K,AL\n4,5.5\n"))[0] == 1
-    assert code(write("a.csv", "tok/s,baseline tok/s,speedup\n365,187,2.40\n"))[0] == 3
-    exit_code, message = code(write("a.csv", "draft,speedup\nx,2.5\n"))
-    assert (exit_code, message) == (3, "nothing could be checked: the table states too little")
+    _, printed = audit(pasted=table(0))
+    found = printed.partition("over K: ")[2].split()
+    assert float(found[0]) == pytest.approx(fixed, abs=0.03)
+    assert float(found[3]) == pytest.approx(per_token, abs=0.01)
+    _, printed = audit(pasted=table(height))
+    before, after = (fixed + per_token * place, fixed + per_token * (place + 2) + height)
+    assert f"over K: no line, from {place + 1} to {place + 3} tokens +" in printed
+    named = float(printed.partition("tokens +")[2].split()[0])
+    assert named == pytest.approx(100 * (after / before - 1), abs=1.5)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "said"),
+    ("arguments", "code", "expected"),
     [
-        ("a.csv", "", "has no table"),
-        ("a.md", "", "has no table"),
-        ("a.md", "only text\n", "Markdown tables are read"),
-        ("a.yaml", "a: [1", "is no .yaml file"),
-        ("a.json", "{]", "is no .json file"),
-        ("a.csv", "model,score\nx,1\n", "that is known: model, score"),
-        ("a.csv", "K,AL\n4,2.5\n5,2.6,7\n", "row 2 has not as many cells"),
-        ("a.csv", "K,AL\n4\n", "row 1 has not as many cells"),
-        ("a.csv", "K,speed-up\n", "a heading and no rows"),
-        ("a.md", "| K | AL |\n|---|---|\n", "a heading and no rows"),
-        ("a.html", "<table><tr><td>4</td></tr></table>", "an HTML table, which is not read"),
-        (
-            "a.csv",
-            "my results, of May\nK,AL,x\n4,2.5,1\n",
-            "the heading, its first line: my results",
-        ),
-        ("a.yaml", ALIASES, "aliases (*name) are not read"),
-        ("a.jsonl", "{]\n", "is no .jsonl file"),
+        ("speedup=5.9 K=3", 1, "speed-up 5.9 is above 4: K=3 draft tokens and the target's own"),
+        # (2.4 - 1) / 4 and 5 / 2.4.
+        ("speedup=2.4 K=4", 0, "at least 35% must be accepted, and if all are, an iteration may cost 2.08"),
+        ("speedup=2.40 length=2.60", 0, "drafting and verifying must be almost free"),
+        ("speedup=2.0 K=3 acceptance=0.70", 0, "3.10 tokens per iteration of"),
+        ("length=6.2 K=4", 1, "tokens per iteration 6.2 is above 5"),
+        ("length=3.1", 3, "3.10 tokens per iteration pay if an iteration costs less than 3.10"),
+        # It yields 2.6 tokens, and nothing takes less than a step.
+        ("speedup=5 K=4 acceptance=0.4", 3, "is above the 2.60 tokens per iteration, in no less than a regular step"),
     ],
-)
-def test_a_bad_table_ends_in_one_line(write: Write, name: str, text: str, said: str) -> None:
-    exit_code, message = code(write(name, text))
-    assert exit_code == 2
-    assert said in message
-    assert len(message.splitlines()) == 1
+)  # fmt: skip
+def test_bare_figures(audit: Audit, arguments: str, code: int, expected: str) -> None:
+    found, printed = audit(*arguments.split())
+    assert (found, expected in printed) == (code, True), printed
+    assert "9.5" not in printed
 
 
-def test_a_bad_argument_ends_in_one_line(tmp_path: Path, write: Write) -> None:
-    table = write("a.csv", "K,AL\n4,2.5\n")
-    binary = tmp_path / "b.csv"
-    binary.write_bytes(bytes(range(128, 256)))
-    for arguments, said in (
-        ([], "takes one file with a table, not 0"),
-        ([table, table], "takes one file with a table, not 2"),
-        ([tmp_path / "none.csv"], "No such file"),
-        ([tmp_path], "directory"),
-        ([binary], "is no text"),
-        ([table, "num_prompt=3"], "did you mean num_prompts?"),
-        ([table, "detail=true"], "did you mean details?"),
-        ([table, "details=yes"], "must be true or false"),
-        ([table, "columns={AL}"], "must be {HEADING: NAME, ...}"),
-        ([table, "num_prompts=many"], "num_prompts: must be a number"),
-        ([table, "columns={AL"], "must be {HEADING: NAME, ...}"),
-        ([table, "columns={LA: speedup}"], "no table has this column (did you mean AL?)"),
-        ([table, "columns={AL: speed_up}"], "did you mean speedup?"),
-    ):
-        exit_code, message = code(*arguments)
-        assert (exit_code, said in message) == (2, True), (arguments, message)
-        assert len(message.splitlines()) == 1
-
-
-def test_counts_of_accepted_tokens_are_no_k_and_prompts_no_output(write: Write) -> None:
-    text = "K,AL,accepted draft tokens,total tok/s\n4,2.84,1.8,9000\n"
-    (rows,) = read_tables(write("a.csv", text), {}, {}).tables
-    assert rows[0].numbers["num_draft_tokens"].text == "4"
-    assert "draft" not in rows[0].settings
-    (rows,) = read_tables(
-        write("b.csv", text.removeprefix("K,").replace("\n4,", "\n")), {}, {}
-    ).tables
-    assert rows[0].numbers.keys() == {"tokens_per_iteration"}
-
-
-def test_a_result_file_of_ours_is_read(write: Write) -> None:
-    record = {
-        "run": "a",
-        "tokens_per_iteration": 2.0345678901,
-        "settings": {"engine.chat": "false"},
+def test_result_files_are_read_by_their_keys(audit: Audit, tmp_path: Path) -> None:
+    """A planted pair: 2.65 tokens per iteration of 1.26 steps, 2.10 times as fast."""
+    served = {"total_token_throughput": 109.5, "max_concurrency": 1, "output_throughput": 83.6}
+    drafts = {"spec_decode_num_drafts": 7698, "spec_decode_draft_tokens": 23094}
+    rates = {"spec_decode_acceptance_length": 2.65, "spec_decode_acceptance_rate": 55.0}
+    vllm = {**served, "mean_tpot_ms": 11.96, **drafts, **rates}
+    plain = {**served, "mean_tpot_ms": 25.12, "output_throughput": 39.8}
+    sglang = {
+        **served,
+        "total_output_tokens_retokenized": 1,
+        "mean_tpot_ms": 11.96,
+        "accept_length": 2.65,
     }
-    record["speedup"] = {"estimate": 1.0138222753, "low": 0.93, "high": 1.0931065288, "covers": ""}
-    content = {"version": 1, "verdict": {"conclusion": "cannot tell"}, "rows": [record]}
-    (rows,) = read_tables(write("result.json", json.dumps(content)), {}, {}).tables
-    assert len(rows) == 1
-    assert rows[0].numbers["speedup"].text == "1.014 (0.93 to 1.093)"
-    assert rows[0].numbers["speedup"].interval == pytest.approx((0.93, 1.0931), abs=0.01)
+    aiperf = {
+        "aiperf_version": "0.5.0",
+        "inter_token_latency": {"unit": "ms", "avg": 11.96},
+        "spec_decode_acceptance_length": {"unit": "tokens", "avg": 2.65},
+    }
+    mean = {"successful": {"mean": 11.96}}
+    metrics = {
+        "inter_token_latency_ms": mean,
+        "output_tokens_per_second": {"successful": {"mean": 83.6}},
+    }
+    for name, content in {
+        "plain": plain,
+        "vllm": vllm,
+        "sglang": sglang,
+        "aiperf": aiperf,
+        "guidellm": {"benchmarks": [{"metrics": metrics}]},
+    }.items():
+        Path(f"{name}.json").write_text(json.dumps(content))
+        arguments = ["length=2.65"] if name == "guidellm" else []
+        _, printed = audit(f"{name}.json", "baseline=plain.json", *arguments)
+        if name != "plain":
+            assert "2.65 tokens per iteration of 1.26 steps, 2.10×" in printed, name
+    _, printed = audit("vllm.json", "baseline=39.8")
+    read = "acceptance_rate 55.000 % · num_draft_tokens 3"
+    assert read in printed
+    assert "with all accepted 3.1" in printed
+    # SGLang appends a line for each run.
+    Path("runs.jsonl").write_text(f"{json.dumps(sglang)}\n{json.dumps(sglang)}\n")
+    code, printed = audit("runs.jsonl", "baseline=39.8")
+    assert (code, "in 2 rows" in printed) == (0, True)
+    assert audit("vllm.json", "baseline=runs.jsonl")[0] == 2
 
 
-def test_the_arms_of_a_ratio_have_the_same_batch_size(write: Write) -> None:
-    text = "method,batch size,tok/s,speedup\nbaseline,1,100,1\nheads,1,200,2.0\nheads,32,1500,1.1\n"
-    (rows,) = read_tables(write("a.csv", text), {}, {}).tables
-    assert "regular_tokens_per_second" in rows[1].numbers
-    assert "regular_tokens_per_second" not in rows[2].numbers
+FORMS = ("table.md", "baseline=without.json", "speedup=1.4 K=3 acceptance=0.7")
 
 
-def test_rows_that_differ_in_an_unknown_column_are_no_curve(write: Write) -> None:
-    text = "model,step,K,AL,n\nx,1,2,2.0,80\nx,1,4,2.5,80\nx,9,2,2.9,80\n"
-    assert code(write("a.csv", text)) == (0, "")
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Our draft is 3.0x faster, with an acceptance rate of 70.0% at 4 draft tokens.",
+        "Without SD: 2.2 t/s.\nWith SD: 3.5 t/s.\n",
+        "slot print_timing:\n       eval time = 2020.00 ms / 101 tokens (   20.00 ms per token,    50 tokens/s)\n",
+        "Drafts:                 104880    \nDraft tokens:           839040    \n",
+        '[{"K": 4, "speedup": 1.95}]',
+        "a_mtp:\n  thinking_on: {1: 1.79, 2: 2.27}\n",
+        '{"a": ' * 5000,
+        "a" * 300,
+    ],
+)
+def test_other_texts_are_refused_in_one_line_that_shows_what_is_read(
+    audit: Audit, text: str
+) -> None:
+    for arguments, pasted in (([], text), ([text], "")):
+        code, message = audit(*arguments, pasted=pasted)
+        assert code == 2
+        assert all(form in message for form in FORMS), message
+        assert len(message) < 500
 
 
-def test_commands_repeat_what_is_stated(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
-    table = write(
-        "a.csv",
-        "model,draft,K,temperature,data set,num prompts,GPU,speedup,AL\n"
-        "Qwen/Qwen3-8B,z-lab/x,4,0,gsm8k,80,H200,1.9,2.5\n"
-        "Qwen/Qwen3-8B,z-lab/x,8,0,gsm8k,80,H200,2.1,2.9\n",
-    )
-    assert code(table, "details=true")[0] == 0
-    printed = " ".join(capsys.readouterr().out.split())
-    command = "harness latency -m model=Qwen/Qwen3-8B draft=z-lab/x prompts=gsm8k num_prompts=80 temperature=0 K=4,8"
-    assert command in printed
-    assert "on H200; left open: tokens, batch_size" in printed
-    # Without a claim about time, one pass over the texts has every K.
-    assert code(write("a.yaml", "m: {1: 1.79, 2: 2.27}\n"), "draft=x")[0] == 0
-    assert "harness acceptance model=YOUR_MODEL draft=YOUR_DRAFT up_to=2" in capsys.readouterr().out
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("model,score\nx,1\n", "no acceptance, length, speed-up or speed of both arms"),
+        ("model,score\nx,1\n", "'columns={\"model\": \"NAME\"}'"),
+        ("K,AL\n4,2.5\n5,2.6,7\n", "no table that is read"),
+        ("| K | AL |\n|---|---|\n", "no table that is read"),
+        ("<table><tr><td>4</td></tr></table>", "an HTML table, which is not read"),
+        ("| M | GSM8K | | code | |\n|---|---|---|---|---|\n| | tok/s | τ | tok/s | τ |", "two rows of headings as one"),
+    ],
+)  # fmt: skip
+def test_a_bad_table_ends_in_one_line(audit: Audit, text: str, expected: str) -> None:
+    Path("a.csv").write_text(text, encoding="utf-8")
+    code, message = audit("a.csv")
+    assert (code, expected in message) == (2, True), message
 
 
-def test_published_curves_that_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of eleven curves of chains, by 80 prompts."""
-    stated = ("num_prompts=80", "max_new_tokens=4096")
-    exit_code, _ = code(PUBLISHED / "inferencex_golden_lengths.yaml", *stated)
-    printed = " ".join(capsys.readouterr().out.split())
-    assert exit_code == 3
-    assert "104 claims: 4 unlikely, 100 consistent" in printed
-    assert (
-        "dsv4_mtp thinking_off, K=7): tokens per iteration 3.00 is at least 0.15 below 3.16"
-        in printed
-    )
+def test_a_bad_argument_ends_in_one_line(audit: Audit, tmp_path: Path) -> None:
+    Path("a.csv").write_text("K,AL\n4,2.5\n")
+    Path("b.csv").write_bytes("K,AL\n4,2.5\n".encode("utf-16"))
+    for arguments, expected in (
+        ([], "takes one file, not 0"),
+        (["a.csv", "a.csv"], "takes one file, not 2"),
+        (["none.csv"], "No such file"),
+        ([""], "directory"),
+        (["b.csv"], "is no text in UTF-8"),
+        (["a.csv", "bach_size=3"], "did you mean batch_size?"),
+        (["a.csv", "temperature=-1"], "no such argument"),
+        (["a.csv", "batch_size=many"], "batch_size=many: must be a number"),
+        (["K=-1", "speedup=2"], "num_draft_tokens=-1: must be a number"),
+        (["K=3", "model=x"], "takes one file"),
+        (["a.csv", "columns={AL"], "must be {HEADING: NAME, ...}"),
+        (["a.csv", "columns={AL}"], "no such NAME"),
+        (["a.csv", "columns={LA: speedup}"], "no table has this column (did you mean AL?)"),
+        (["a.csv", "columns={AL: speed_up}"], "did you mean speedup?"),
+        (["a.csv", "baseline=none.json"], "No such file"),
+    ):
+        code, message = audit(*arguments)
+        assert (code, expected in message) == (2, True), (arguments, message)
+    assert "is no text in UTF-8" in audit(pasted="K,AL\n4,2.5\n".encode("utf-16"))[1]
 
 
-def test_a_speedup_of_other_engines_is_not_of_speculation() -> None:
-    (rows,) = read_tables(PUBLISHED / "gpustack_qwen3_8b.md", {}, {}).tables
-    judged = judge(rows)
-    assert {one.verdict for one in judged} == {"not stated"}
-    assert "engine (vLLM, SGLang)" in judged[0].reason
+def test_exit_codes(audit: Audit) -> None:
+    assert audit(pasted="K,AL\n4,2.5\n")[0] == 0
+    assert audit(pasted="K,AL\n4,5.5\n")[0] == 1
+    assert audit(pasted="tok/s,baseline tok/s,speedup\n365,187,2.40\n")[0] == 3
+    code, printed = audit(pasted="draft,speedup\nx,2.5\n")
+    assert (code, "nothing could be checked" in printed) == (3, True)
+    # What cannot be heads no page.
+    code, printed = audit(pasted="K,AL,speedup\n4,6.2,2.0x\n")
+    assert (code, "steps" in printed) == (1, False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import random
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
@@ -12,8 +13,14 @@ import numpy
 import pandas as pd
 import pytest
 
+from harness.commands.audit.costs import computed_speedups
+from harness.commands.audit.figures import Row
+from harness.commands.audit.judge import judge
+from harness.commands.audit.tables import read_text
+
 ROOT = Path(__file__).parents[3]
 TOKENS = 128
+ACCUSED = ("unlikely", "impossible")
 
 
 @pytest.fixture(scope="module")
@@ -30,10 +37,12 @@ def benchmark() -> ModuleType:
     return module
 
 
-def decoded(rng: random.Random, k: int, chance: float, length: float) -> dict[str, float]:
+def decoded(
+    rng: random.Random, k: int, chance: float, length: float, tokens: int = TOKENS
+) -> dict[str, float]:
     """Counts and times of one prompt: a draft of up to K tokens, each accepted with a chance."""
     step, cost = rng.uniform(9.8, 10.2), 1.1 + 0.1 * k
-    left, iterations, drafting, proposed, tested, accepted = TOKENS - 1, 0, 0, 0, 0, 0
+    left, iterations, drafting, proposed, tested, accepted = tokens - 1, 0, 0, 0, 0, 0
     while left > 0:
         drafted = min(k, int(rng.expovariate(1 / length)) if length else k, left - 1)
         right = next((place for place in range(drafted) if rng.random() > chance), drafted)
@@ -44,9 +53,9 @@ def decoded(rng: random.Random, k: int, chance: float, length: float) -> dict[st
         accepted += right
         left -= right + 1
     return {
-        "tokens": TOKENS,
+        "tokens": tokens,
         "ms": iterations * step * cost * rng.uniform(0.97, 1.03),
-        "regular_ms": (TOKENS - 1) * step,
+        "regular_ms": (tokens - 1) * step,
         "iterations": iterations,
         "drafting": drafting,
         "accepted": accepted,
@@ -98,14 +107,37 @@ def test_honest_tables_are_not_accused(
 
 
 def test_planted_edits_are_found(benchmark: ModuleType, curves: dict[str, list[object]]) -> None:
-    """At least 88 of 100."""
+    """All speed-ups above the tokens per iteration, all rates of the other definition, and some others."""
     rng = random.Random(2)
-    found = 0
+    found: Counter[str] = Counter()
     for edit in benchmark.EDITS:
         tried = 0
         while tried < 25:
             rows = table(benchmark, curves, rng)
             if edit(rng, rows, benchmark.COLUMNS) is not None:
                 tried += 1
-                found += bool(benchmark.accusations(rows, benchmark.COLUMNS))
-    assert found >= 88
+                found[edit.__name__] += bool(benchmark.accusations(rows, benchmark.COLUMNS))
+    assert (found["too_fast"], found["other_rate"]) == (25, 25)
+    assert found.total() >= 58
+
+
+def test_short_answers_of_few_prompts_are_not_accused() -> None:
+    """Answers of 20 to 300 tokens, drafts up to K=12 and from hardly any to nearly all accepted, 1 to 80 prompts."""
+    rng = random.Random(3)
+    for _ in range(300):
+        mean, answers = rng.uniform(0.03, 0.97), rng.randint(20, 300)
+        num_prompts = rng.choice([1, 2, 5, 20])
+        chances = [min(0.99, max(0.01, rng.gauss(mean, 0.1))) for _ in range(num_prompts)]
+        decimals, digits = rng.choice([1, 2, 3]), rng.choice([0, 1, 2])
+        lines = ["K,acceptance length,acceptance rate,speedup"]
+        for k in sorted(rng.sample(range(1, 13), rng.randint(1, 5))):
+            runs = [decoded(rng, k, chance, 0, answers) for chance in chances]
+            total = {name: sum(run[name] for run in runs) for name in runs[0]}
+            length = 1 + total["accepted"] / total["iterations"]
+            rate = 100 * total["accepted"] / total["proposed"]
+            gain = total["regular_ms"] / total["ms"]
+            lines.append(f"{k},{length:.{decimals}f},{rate:.{digits}f}%,{gain:.2f}x")
+        (rows,) = read_text("\n".join(lines), {}, Row(""), "table").tables
+        accused = [claim for row in rows for claim in judge(row) if claim.verdict in ACCUSED]
+        assert accused == [], lines
+        assert computed_speedups([rows]) == set()

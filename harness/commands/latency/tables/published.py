@@ -53,26 +53,16 @@ def published_tables(measured: Sequence[Measured]) -> list[Table]:
             "their tokens\nper iteration", number(), "theirs.mean_acceptance_length", optional=True
         ),
         Column("our tokens\nper iteration", number(), our_length, optional=True),
-        Column("their speed-up is", of="theirs.judged.verdict", text=True, optional=True),
     )
     counterparts = _counterparts(measured)
     sources = dict.fromkeys(item.theirs.source for item in counterparts)
-    judged = [item.theirs.judged for item in counterparts]
-    reasons = dict.fromkeys(
-        f"{one.verdict.capitalize()}: {one.printed} {one.reason}."
-        for one in judged
-        if one is not None and one.verdict in ("impossible", "unlikely")
-    )
     next_to_ours = Table.of(
         "published",
         "Next to published figures",
         counterparts,
         columns,
         about="Hardware, prompts and code differ: compare speed-ups rather than times.",
-        notes=(
-            *(f"{name}: {DIFFERENCES[name]}." for name in sources if name in DIFFERENCES),
-            *reasons,
-        ),
+        notes=[f"{name}: {DIFFERENCES[name]}." for name in sources if name in DIFFERENCES],
     )
     accuracy = Column("correct products %, regular / speculative", of="theirs.accuracy_text")
     every = Table.of(

@@ -1,0 +1,274 @@
+"""Figures as somebody printed them, and the rows of a table that state them."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from typing import NamedTuple
+
+# The figures that are judged, with their names in sentences.
+CLAIMS: Mapping[str, str] = {
+    "tokens_per_iteration": "tokens per iteration",
+    "acceptance_rate": "acceptance rate",
+    "speedup": "speed-up",
+}
+COUNTS = ("num_draft_tokens", "num_nodes", "topk", "batch_size")
+# Speeds, which both arms have.
+SPEEDS = ("tokens_per_second", "user_tokens_per_second", "ms_per_token", "latency_s")
+NUMBERS = (
+    *CLAIMS,
+    *SPEEDS,
+    *(f"regular_{name}" for name in SPEEDS),
+    *("mean_num_draft_tokens", *COUNTS),
+)
+# What else a row may state.
+SETTINGS = ("name", "model", "draft", "prompts", "temperature", "devices", "engine", "dtype")
+NAMES = (*NUMBERS, *SETTINGS)
+# Settings in which a row may differ from that of its regular arm.
+_ARMS = ("name", "draft")
+
+_NUMBER = r"(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,2})?"
+_TO = r"\s*(?:to|-|–|…|\.\.+)\s*"
+# `+45 %`, `45 % faster`, `-32 % (61 against 90 tok/s)`: what is gained or lost, not what the speed is.
+_CHANGE = re.compile(
+    rf"([-+]?)\s*({_NUMBER})\s*%\s*(faster|slower|gain|speed-?up|improvement)?\s*(?:[(\[].*)?", re.I
+)
+_PER_SECOND = (
+    r"(?:tps|(?:tok\w*|tk|t)(?: ?(?:/|per) ?s\w*)?)?(?: ?(?:/|per) ?(?:user|stream|request))?"
+)
+# What may stand behind a number, by the end of its name.
+_UNITS = {
+    "acceptance_rate": "%?",
+    "speedup": "[×xX]?(?: faster)?",
+    "tokens_per_second": _PER_SECOND,
+    "ms_per_token": r"(?:ms)?(?: ?/ ?tok\w*)?",
+    "latency_s": r"(?:m?s(?:ec\w*)?)?",
+    "": r"(?:tok\w*)?",
+}
+# Signs around a cell.
+MARKS = "*`~≈ "
+# No figure of any of these tables is larger.
+_LARGEST = 1e15
+_NOT_STATED = set("- – — n/a na nan none null ? tbd oom".split()) | {""}
+# Drafts without a fixed K, and those that propose a block at once.
+_VARYING = re.compile(r"lookup|n-?gram|pld|suffix|\bsam\b|\brest\b|\bauto\b|tree", re.IGNORECASE)
+_BLOCKS = re.compile(r"flash|dspark|p-?eagle|pard|medusa|domino|jetspec|block", re.IGNORECASE)
+# `no speculation`, `n/a - no mtp`, `plain`, `MTP off`, `baseline (greedy)`, `w/o draft`.
+_REGULAR = re.compile(
+    r"(n/?a\W+)?((spec\w*|mtp|draft\w*|eagle\S*)[\s:=-]+)?"
+    r"(none|no|off|disabled|plain|regular|baseline|vanilla|classic|serial|standard"
+    r"|(standard )?auto-?regressive|ar|base|target only"
+    r"|(no|w/o|without)\b[\s-]*(any )?(spec\S*|mtp|draft\S*|eagle\S*|sd)?|(non|no)-?(spec\w*|mtp))"
+    r"(\s+(decod\w*|spec\w*|mtp|draft\w*|model|target|ref\w*|run|\d+b))*(\s*[(,:].*)?",
+    re.IGNORECASE,
+)
+
+
+def is_regular_arm(text: str) -> bool:
+    """Whether the words of a cell say that nothing is drafted."""
+    return bool(_REGULAR.fullmatch(text.strip(MARKS)))
+
+
+def is_stated(text: str) -> bool:
+    """Whether a cell is more than `n/a`."""
+    return text.strip(MARKS).lower() not in _NOT_STATED
+
+
+class Figure(NamedTuple):
+    """All values that a printed number stands for: 1.95 for 1.945 to 1.955."""
+
+    low: float
+    high: float
+    text: str = ""
+
+    @property
+    def is_known(self) -> bool:
+        return not math.isnan(self.low)
+
+    @property
+    def middle(self) -> float:
+        return (self.low + self.high) / 2
+
+    def __str__(self) -> str:
+        if self.high - self.low < 0.04 * self.middle:
+            return f"{self.middle:.2f}"
+        return f"{self.low:.2f} to {self.high:.2f}"
+
+    def over(self, other: Figure) -> Figure:
+        return Figure(self.low / other.high, self.high / other.low)
+
+    def plus(self, number: float) -> Figure:
+        return Figure(self.low + number, self.high + number)
+
+    def overlaps(self, other: Figure) -> bool:
+        return self.high >= other.low and other.high >= self.low
+
+    @classmethod
+    def read(cls, name: str, text: str, in_percent: bool = False) -> Figure | None:
+        """`1.95×`, `80 %`, `1,234 tok/s`, `1.31× to 1.42×`, `2.26 (2.07 to 2.50)`; None for `n/a`.
+
+        Args:
+            name: what it is a number of, one of `NUMBERS`; the number may have its unit behind it.
+            in_percent: whether numbers of its column are in percent: shares, or what a speed-up gains.
+
+        Raises:
+            ValueError: there is no such number.
+        """
+        text = text.strip(MARKS).replace("−", "-").replace("\N{NO-BREAK SPACE}", " ")
+        if not is_stated(text):
+            return None
+        if name == "speedup" and (change := _CHANGE.fullmatch(text)):
+            return cls._gained(change, in_percent)
+        of_unit = next(unit for end, unit in _UNITS.items() if name.endswith(end))
+        number = rf"({_NUMBER})\s*({of_unit})"
+        cell = re.fullmatch(rf"{number}(?:{_TO}{number})?\s*(?:[±(\[].*)?", text)
+        if cell is None or (name == "speedup" and in_percent and not cell[2]):
+            raise ValueError(text)
+        first, last = (cls._rounded(name, digits) for digits in (cell[1], cell[3] or cell[1]))
+        unit = cell[4] or cell[2]
+        scale = 1.0
+        if name == "acceptance_rate" and (in_percent or "%" in unit or first.low > 2):
+            scale = 0.01
+        elif name.endswith("latency_s") and "ms" in unit:
+            scale = 0.001
+        if last.high < first.low:
+            raise ValueError(text)
+        return cls(scale * first.low, scale * last.high, text)
+
+    @classmethod
+    def _rounded(cls, name: str, digits: str) -> Figure:
+        """Raises:
+        ValueError: no such figure can have this value.
+        """
+        is_whole = re.fullmatch(r"\d{1,3}(,\d{3})+(\.\d*)?", digits)
+        number = Decimal(digits.replace(",", "" if is_whole else "."))
+        may_be_0 = name in ("acceptance_rate", "num_draft_tokens", "num_nodes", "topk")
+        if number > _LARGEST or not (number or may_be_0) or (name in COUNTS and number % 1):
+            raise ValueError(digits)
+        if name in COUNTS:
+            return cls(float(number), float(number))
+        # The last of many digits is not exact: programs add in another order.
+        half = max(Decimal(5).scaleb(int(number.as_tuple().exponent) - 1), number / 10**9)
+        return cls(max(float(number - half), 1e-9), float(number + half))
+
+    @classmethod
+    def _gained(cls, change: re.Match[str], in_percent: bool) -> Figure:
+        """The speed-up of `+45 %` or `45 % faster`, 1.45×.
+
+        Raises:
+            ValueError: `45 %`, which may be 0.45× or 1.45×.
+        """
+        sign, digits, word = change.groups()
+        if not (sign or word or in_percent):
+            raise ValueError(change[0])
+        gain = cls._rounded("acceptance_rate", digits)
+        low, high = gain.low / 100, gain.high / 100
+        if sign == "-" or (word or "").lower() == "slower":
+            low, high = -high, -low
+        return cls(max(1 + low, 1e-9), max(1 + high, 1e-9), change[0])
+
+
+UNKNOWN = Figure(math.nan, math.nan)
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a row of a table states.
+
+    Attributes:
+        place: of the row in its file: `row 3`.
+        settings: by the names of `SETTINGS`, without empty ones.
+        figures: by the names of `NUMBERS`, as far as they are stated.
+        k_is_in_words: whether K stands in the words of its arm, `MTP n=3`, and in no column.
+    """
+
+    place: str
+    settings: Mapping[str, str] = field(default_factory=dict)
+    figures: Mapping[str, Figure] = field(default_factory=dict)
+    k_is_in_words: bool = False
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether it is a row of regular decoding alone."""
+        return self.k == 0 or any(is_regular_arm(self.settings.get(name, "")) for name in _ARMS)
+
+    @property
+    def circumstances(self) -> tuple[tuple[str, str], ...]:
+        """What it has in common with the row of its regular arm."""
+        texts = {name: text for name, text in self.settings.items() if name not in _ARMS}
+        load = self.figures.get("batch_size", UNKNOWN)
+        return (*sorted(texts.items()), ("load", load.text))
+
+    @property
+    def curve(self) -> tuple[object, ...]:
+        """What points over K have in common."""
+        return self.name, self.circumstances
+
+    @property
+    def k(self) -> float:
+        """NaN where it is not stated."""
+        return self.figures.get("num_draft_tokens", UNKNOWN).low
+
+    @property
+    def load(self) -> float:
+        """Requests in flight; NaN where they are not stated."""
+        return self.figures.get("batch_size", UNKNOWN).low
+
+    @property
+    def name(self) -> str:
+        """What the table calls it: its own name, and that of its draft and prompts."""
+        parts = map(self.settings.get, ("name", "devices", "draft", "prompts"))
+        return ", ".join(dict.fromkeys(filter(None, parts)))
+
+    @property
+    def label(self) -> str:
+        """`row 7 (DSpark, code, K=7)`."""
+        about = ", ".join(filter(None, [self.name, f"K={self.k:g}" if self.k >= 1 else ""]))
+        return f"{self.place} ({about})" if about else self.place
+
+    @property
+    def _drafts_with(self) -> str:
+        return " ".join(self.settings.get(name, "") for name in ("draft", "name", "model"))
+
+    @property
+    def is_tree(self) -> bool:
+        """Whether it drafts a tree whose depth is K."""
+        width, nodes = (self.figures.get(name, UNKNOWN).low for name in ("topk", "num_nodes"))
+        return width > 1 or nodes > self.k + 1
+
+    @property
+    def varies_by_text(self) -> bool:
+        """Whether its draft has no fixed K, so that K is a limit."""
+        return bool(_VARYING.search(self._drafts_with))
+
+    @property
+    def proposes_k(self) -> bool:
+        """Whether K tokens are drafted in every iteration but the last ones of an answer."""
+        is_limit = self.varies_by_text or "mean_num_draft_tokens" in self.figures
+        return self.k >= 1 and not is_limit and not self.is_tree
+
+    @property
+    def drafts_blocks(self) -> bool:
+        """Whether its draft proposes a block at once."""
+        return bool(_BLOCKS.search(self._drafts_with))
+
+
+def speculative_rows(rows: Sequence[Row]) -> list[Row]:
+    """The rows with speculation, with the speeds of the regular arm where it has one row of the same circumstances."""
+    regular = [row for row in rows if row.is_regular]
+    joined = []
+    for row in rows:
+        arms = [arm for arm in regular if arm.circumstances == row.circumstances]
+        if not arms and len(regular) == 1 and {*regular[0].circumstances} <= {*row.circumstances}:
+            # The only regular row leaves open what the others state.
+            arms = regular
+        speeds = {}
+        if len(arms) == 1:
+            speeds = {f"regular_{name}": arms[0].figures.get(name) for name in SPEEDS}
+        known = {name: speed for name, speed in speeds.items() if speed is not None}
+        if not row.is_regular:
+            joined.append(replace(row, figures=known | {**row.figures}))
+    return joined

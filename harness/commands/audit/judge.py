@@ -1,0 +1,167 @@
+"""Whether the figures of a row are possible, given the others.
+
+A claim is impossible if no value that rounds to it is possible, by any usual definition and whatever the noise; where
+another average, definition or run may explain it, it is unlikely.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from typing import Literal, NamedTuple, get_args
+
+from harness.commands.audit.costs import NOISE, explained, is_apart, speedups
+from harness.commands.audit.figures import CLAIMS, Figure, Row
+
+Verdict = Literal["not stated", "consistent", "unlikely", "impossible"]
+Found = tuple[Verdict, str]
+# From the best to the worst.
+VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
+# Tokens of an answer, as few as may be: its last iterations propose less than K.
+_ANSWER = 16
+# How many times as many draft tokens as on average the ends of few answers may lose.
+_BADLY = 1.5
+# How far a mean of prompts' ratios may be from the ratio of means.
+_MEANS = 0.2
+_UNCHECKED: Found = "not stated", "cannot be checked: the row lacks what it could be held against"
+
+
+class Judged(NamedTuple):
+    """A claim with its verdict, and the reason in one sentence that follows the figure."""
+
+    row: Row
+    figure: str
+    verdict: Verdict
+    reason: str
+
+    @property
+    def printed(self) -> str:
+        return self.row.figures[self.figure].text
+
+
+def judge(row: Row, computed: Collection[str] = ()) -> list[Judged]:
+    """Every claim of a row; a word of a cell is no column, so that nothing is held against a K in words.
+
+    Args:
+        computed: places of rows whose speed-up was computed from the acceptance.
+    """
+    judged = []
+    for figure in CLAIMS:
+        if figure not in row.figures:
+            continue
+        found: list[Found] = [_UNCHECKED, *_CHECKS[figure](row, row.figures[figure])]
+        if figure == "speedup" and row.place in computed:
+            reason = "is what the acceptance gives, to the last digit: computed, not measured"
+            found = [("not stated", reason)]
+        worst = max(reversed(found), key=lambda verdict: VERDICTS.index(verdict[0]))
+        judged.append(Judged(row, figure, *worst))
+    return judged
+
+
+def _length(row: Row, length: Figure) -> Iterator[Found]:
+    """Tokens per iteration are at most K + 1, and one more where an answer's first token counts."""
+    most = row.k + 1
+    # Not a number where K is not stated.
+    if row.k_is_in_words or not row.k >= 1:
+        return
+    if length.high < 1:
+        yield "not stated", "is below 1, so that it leaves out the target's own token"
+    elif length.low <= most:
+        yield "consistent", "is between 1 and K + 1"
+    elif length.low <= most * _ANSWER / (_ANSWER - 1):
+        first = "an answer's first token, which comes from reading the prompt"
+        yield "unlikely", f"is above {most:g}: it may count {first}"
+    else:
+        yield "impossible", f"is above {most:g}: K={row.k:g} draft tokens and the target's own"
+
+
+def _rate(row: Row, rate: Figure) -> Iterator[Found]:
+    """A rate is accepted ÷ proposed, or by another definition what the tokens per iteration give."""
+    tokens = row.figures.get("tokens_per_iteration")
+    drafted = row.figures.get("mean_num_draft_tokens")
+    is_chain = row.proposes_k and not row.drafts_blocks and not row.k_is_in_words
+    if rate.low > 1:
+        yield "impossible", "is no share"
+    elif tokens and (drafted or is_chain):
+        drafted = drafted or Figure(_least_proposed(row.k), row.k)
+        without_first = Figure(tokens.low * (1 - 1 / _ANSWER), tokens.high)
+        definitions = {
+            "is accepted ÷ proposed": tokens.plus(-1).over(drafted),
+            "is accepted ÷ tested, not ÷ proposed": _of_tested(tokens, drafted),
+            "is accepted ÷ proposed if an answer's first token counts": without_first.plus(-1).over(
+                drafted
+            ),
+            "is accepted ÷ proposed if the length leaves out the target's own token": tokens.over(
+                drafted
+            ),
+        }
+        proposed = definitions["is accepted ÷ proposed"]
+        neither = (
+            f"is neither accepted ÷ proposed, {proposed.low:.4g} to {proposed.high:.4g} by the tokens per iteration,"
+            " nor accepted ÷ tested: it may be of first draft tokens, or a mean of prompts"
+        )
+        fitting = [name for name, limits in definitions.items() if rate.overlaps(limits)]
+        yield ("consistent", fitting[0]) if fitting else ("unlikely", neither)
+
+
+def _speedup(row: Row, speedup: Figure) -> Iterator[Found]:
+    """A speed-up is at most what an iteration yields, and the ratio of both arms' speeds."""
+    most = row.k + 1
+    if not (row.k_is_in_words or row.varies_by_text) and speedup.low > most:
+        verdict: Verdict = "impossible" if speedup.low > (1 + NOISE) * most else "unlikely"
+        all_accepted = (
+            f"K={row.k:g} draft tokens and the target's own, in no less than a regular step"
+        )
+        yield verdict, f"is above {most:g}: {all_accepted}"
+    elif row.k >= 1 and not row.k_is_in_words:
+        yield "consistent", "is at most K + 1"
+    _, tokens, is_stated, *_ = explained(row)
+    if tokens.is_known and (is_stated or not row.k_is_in_words):
+        yields = f"the {tokens.middle:.2f} tokens per iteration"
+        if speedup.low <= (1 + NOISE) * tokens.high:
+            yield "consistent", f"is at most {yields}"
+        else:
+            verdict = "impossible" if is_stated and speedup.low > tokens.high + 1 else "unlikely"
+            differs = (
+                "more than speculation differs between the arms, or one figure is of another kind"
+            )
+            yield verdict, f"is above {yields}, in no less than a regular step: {differs}"
+    if row.load > 1 and is_apart(row):
+        return
+    for what, ratio in speedups(row).items():
+        if what == "as printed":
+            continue
+        near = Figure((1 - _MEANS) * ratio.low, (1 + _MEANS) * ratio.high)
+        if speedup.overlaps(near):
+            yield (
+                "consistent",
+                f"is the ratio of {what}, {ratio}, or near it as means over prompts are",
+            )
+        else:
+            other = "one of them is of other requests, counts the prompt's time, or is a mean over few prompts"
+            yield "unlikely", f"is not the ratio of {what}, {ratio}, unless {other}"
+
+
+_CHECKS: dict[str, Callable[[Row, Figure], Iterator[Found]]] = {
+    "tokens_per_iteration": _length,
+    "acceptance_rate": _rate,
+    "speedup": _speedup,
+}
+
+
+def _least_proposed(k: float) -> float:
+    """The fewest draft tokens per iteration: the last K tokens of an answer leave room for fewer.
+
+    If iterations begin anywhere, those of an answer lose K (K + 1) / (2 tokens) together; few answers may end badly.
+    """
+    return max(k - _BADLY * k * (k + 1) / 2 / (_ANSWER - 1), k / 4)
+
+
+def _of_tested(tokens: Figure, drafted: Figure) -> Figure:
+    """Accepted over tested draft tokens, whatever the share of iterations that accept all of them.
+
+    At least max(0, A - K + 1) of them do for A accepted tokens per iteration of K, at most A / K.
+    """
+    fewest, most = (min(max(end - 1, 0), drafted.high) for end in (tokens.low, tokens.high))
+    lowest = fewest / (fewest + 1 - max(0.0, fewest - drafted.high + 1))
+    highest = most / (most + 1 - most / drafted.high)
+    return Figure(lowest, highest * drafted.high / drafted.low)

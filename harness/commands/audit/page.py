@@ -1,0 +1,193 @@
+"""What a text says as one page: what was read, what an iteration costs, and what cannot be."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Collection, Sequence
+
+from harness.commands.audit.costs import Explained, explained, is_apart, speedups
+from harness.commands.audit.figures import CLAIMS, Figure, Row
+from harness.commands.audit.judge import Judged
+from harness.commands.audit.tables import Reading
+from harness.config.amounts import counted
+from harness.reporting.page import Page, Step
+from harness.reporting.table import Column, Line, Table
+from harness.results.iteration_cost import IterationCost, Point
+from harness.results.runs import grouped
+from harness.results.statistics.interval import Interval
+
+# Rows that get a sentence; more are in the table.
+_MOST_SENTENCES = 4
+_MOST_LINES = 3
+# Below this cost, drafting and verifying are almost free.
+_NEARLY_FREE = 1.15
+# Costs that are tried where no other row has a lower one.
+_ROUND_STEPS = (1.5, 1.2, 1)
+_ON_SERVER = Step("on your server", command="harness latency -- YOUR_SERVER_COMMAND")
+
+
+def _cell(form: str, value: float) -> str | None:
+    return None if math.isnan(value) else form.format(value)
+
+
+def _at_most(item: Explained) -> str | None:
+    return _cell("{:.2f}×", item.at_rate(1)) if item.is_possible else None
+
+
+_COLUMNS = (
+    Column("row", of=lambda item: item.row.name or item.row.place, text=True),
+    Column("K", of=lambda item: _cell("{:g}", item.row.k), optional=True),
+    Column("load", of=lambda item: _cell("{:g}", item.row.load), optional=True),
+    Column(
+        "costs,\nsteps",
+        of=lambda item: str(item.steps) if item.steps.is_known else None,
+        optional=True,
+        meaning="of an iteration, in regular steps",
+    ),
+    Column("yields,\ntokens", of=lambda item: _cell("{:.2f}", item.tokens.middle), optional=True),
+    Column("speed-up", of=lambda item: _cell("{:.2f}×", item.speedup.middle), optional=True),
+    Column("accepted", of=lambda item: _cell("{:.0%}", item.rate), optional=True),
+    Column("if all were\naccepted", of=_at_most, optional=True),
+)
+
+
+def audit_page(
+    title: str, reading: Reading, judged: Sequence[Judged], computed: Collection[str]
+) -> Page:
+    """What was read first, then what iterations cost, then the verdicts."""
+    excluded = {claim.row.place for claim in judged if claim.verdict == "impossible"}
+    rows = [row for table in reading.tables for row in table]
+    items = [explained(row) for row in rows if row.place not in {*excluded, *computed}]
+    finding = [Line(text, "dim") for text in (*reading.read, *reading.unread)]
+    if computed:
+        measured = "computed, not measured, so that no cost follows"
+        text = f"the speed-ups of {counted(len(computed), 'row')} are what the acceptance gives, to the last digit"
+        finding.append(Line(f"{text}: {measured}", "strong"))
+    finding += _lines_of_costs(items)
+    counts = Counter(claim.verdict for claim in judged if claim.verdict != "not stated")
+    if counts:
+        verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
+        checked = f"{counts.total()} of {counted(len(judged), 'figure')}"
+        finding.append(Line(f"held against others: {checked}, {verdicts}", "strong"))
+    for verdict in ("impossible", "unlikely"):
+        accused = [claim for claim in judged if claim.verdict == verdict]
+        finding += [Line(f"{verdict}: {accusation(claim)}") for claim in accused]
+    finding += [Line(note, "dim") for note in reading.notes]
+    table = Table.of("costs", "", items, _COLUMNS, look="bare")
+    size = f"{counted(len(reading.tables), 'table')} · {counted(len(rows), 'row')}"
+    return Page(f"{title} · {size}", finding, tables=[table] if items else (), next=[_ON_SERVER])
+
+
+def accusation(claim: Judged) -> str:
+    return f"{claim.row.label}: {CLAIMS[claim.figure]} {claim.printed} {claim.reason}"
+
+
+def _lines_of_costs(rows: Sequence[Explained]) -> list[Line]:
+    """What an iteration costs, what holds the speed-up back, and what other values would give."""
+    apart = [Line(_where_apart(item.row)) for item in rows if is_apart(item.row)]
+    priced = [item for item in rows if item.steps.is_known]
+    if not priced:
+        return [*apart, Line(_without_cost(rows), "strong")] if rows else []
+    by_steps = sorted((item.steps for item in priced), key=lambda steps: steps.middle)
+    least, most = by_steps[0], by_steps[-1]
+    headline = f"An iteration costs {least} regular steps"
+    if len(priced) > 1:
+        span = f"{least.middle:.2f} to {most.middle:.2f}"
+        headline = f"An iteration costs {span} regular steps, in {len(priced)} rows"
+    by_gain = sorted(priced, key=lambda item: item.speedup.middle)
+    chosen = priced if len(priced) <= _MOST_SENTENCES else [by_gain[0], by_gain[-1]]
+    sentences = [Line(_sentence(item, priced)) for item in chosen]
+    lines = [Line(headline, "strong"), *sentences, *apart, *_lines_over_k(priced)]
+    if any(not item.is_stated and item.row.proposes_k for item in priced):
+        assumed = (
+            "K tokens are drafted in every iteration, and the first token of an answer is left out"
+        )
+        lines.append(Line(f"assumed: {assumed}", "dim"))
+    return lines
+
+
+def _where_apart(row: Row) -> str:
+    gains = ", ".join(f"{gain.middle:.2f}× by {what}" for what, gain in speedups(row).items())
+    return f"{row.label}: {gains}: so far apart, requests queue, and no cost follows"
+
+
+def _sentence(item: Explained, others: Sequence[Explained]) -> str:
+    """`row 1 (CUDA, K=6): 3.15 tokens per iteration of 4.63 steps, 0.68×. Its cost holds it back more: …`."""
+    yields = f"{item.tokens.middle:.2f} tokens per iteration of {item.steps} steps"
+    start = f"{item.row.label}: {yields}, {item.speedup.middle:.2f}×"
+    if not item.is_possible:
+        return f"{start}: less than one step, so more than speculation differs between the arms"
+    if item.steps.middle < _NEARLY_FREE:
+        return f"{start}: drafting and verifying must be almost free"
+    if math.isnan(item.most_tokens):
+        return f"{start}; at one step it would be {item.at_steps(1):.2f}×"
+    at_most = item.at_rate(1)
+    if at_most < 1:
+        return f"{start}: slower than regular decoding even with all accepted ({at_most:.2f}×)"
+    return f"{start}. {_held_back_by(item, others)}"
+
+
+def _held_back_by(item: Explained, others: Sequence[Explained]) -> str:
+    """What another acceptance and another cost would give: those of other rows of the same K, or round ones."""
+    same_k = [other for other in others if other is not item and other.row.k == item.row.k]
+    better = [other for other in same_k if other.rate > item.rate + 0.03]
+    rate, accepted = 1.0, "with all accepted"
+    if better:
+        best = max(better, key=lambda other: other.rate)
+        rate, accepted = best.rate, f"at {best.rate:.0%} accepted ({best.row.place})"
+    cheaper = [other for other in same_k if 1 <= other.steps.middle < 0.9 * item.steps.middle]
+    if cheaper:
+        least = min(cheaper, key=lambda other: other.steps.middle)
+        steps, whose = round(least.steps.middle, 1), f" ({least.row.place})"
+    else:
+        steps = next((steps for steps in _ROUND_STEPS if steps < 0.9 * item.steps.middle), 1)
+        whose = ""
+    by_rate, by_steps = item.at_rate(rate), item.at_steps(steps)
+    held_by = "cost" if by_steps > by_rate else "acceptance"
+    at = "one step" if steps == 1 else f"{steps:g} steps"
+    return f"Its {held_by} holds it back more: {accepted} {by_rate:.2f}×, at {at}{whose} {by_steps:.2f}×"
+
+
+def _lines_over_k(priced: Sequence[Explained]) -> list[Line]:
+    """The fixed part and the part of each draft token, where a curve has several K."""
+    chains = [item for item in priced if item.row.k >= 1 and not item.row.is_tree]
+    lines = []
+    for curve in grouped(chains, lambda item: item.row.curve).values():
+        by_k = {item.row.k: item.steps for item in curve}
+        if len(by_k) < max(3, len(curve)) or by_k[max(by_k)].middle <= by_k[min(by_k)].middle:
+            continue
+        of = f" of {curve[0].row.name}" if len(curve) < len(priced) else ""
+        lines.append(Line(f"over K{of}: {_over_k(by_k)}"))
+    return lines[:_MOST_LINES]
+
+
+def _over_k(by_k: dict[float, Figure]) -> str:
+    points = []
+    for k, figure in sorted(by_k.items()):
+        steps = Interval(figure.middle, figure.low, figure.high)
+        points.append(Point(int(k) + 1, 1, Interval(), steps, k))
+    shape = IterationCost(points).shape()
+    assert shape is not None
+    if shape.fixed is None or shape.per_token is None:
+        return str(shape)
+    per_token = f"{shape.per_token.estimate:.2f}"
+    fixed = f"{shape.fixed.estimate:.2f}"
+    return f"{fixed} steps and {per_token} for each draft token, a line within noise"
+
+
+def _without_cost(rows: Sequence[Explained]) -> str:
+    """What figures need, where no cost follows."""
+    with_gain = [item for item in rows if item.speedup.is_known]
+    with_tokens = [item for item in rows if item.tokens.is_known]
+    if len(rows) == 1 and with_tokens and not with_gain:
+        least = f"{rows[0].tokens.middle:.2f}"
+        return f"{least} tokens per iteration pay if an iteration costs less than {least} regular steps"
+    if len(rows) == 1 and with_gain and rows[0].row.k >= 1:
+        k, gain = rows[0].row.k, rows[0].speedup.middle
+        needed = f"at least {max(0.0, (gain - 1) / k):.0%} must be accepted"
+        most = f"if all are, an iteration may cost {(k + 1) / gain:.2f} regular steps"
+        return f"{gain:.2f}× at K={k:g}: {needed}, and {most}"
+    lacking = [] if with_gain else ["a speed-up or the regular arm's speed (baseline=)"]
+    lacking += [] if with_tokens else ["a length, or K and an acceptance rate"]
+    return f"no cost of an iteration follows: that needs {' and '.join(lacking)}"

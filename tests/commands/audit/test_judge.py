@@ -1,0 +1,229 @@
+"""What must hold among published figures, and what does not have to."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import pytest
+
+from harness.commands.audit.costs import computed_speedups
+from harness.commands.audit.figures import NUMBERS, Figure, Row
+from harness.commands.audit.judge import judge
+from harness.results.acceptance import Acceptance
+
+
+def row(**cells: object) -> Row:
+    figures = {}
+    settings = {}
+    for name, cell in cells.items():
+        if name not in NUMBERS:
+            settings[name] = str(cell)
+        elif (figure := Figure.read(name, str(cell))) is not None:
+            figures[name] = figure
+    return Row("row 1", settings, figures)
+
+
+def verdicts(**cells: object) -> dict[str, str]:
+    return {claim.figure: claim.verdict for claim in judge(row(**cells))}
+
+
+def reasons(**cells: object) -> dict[str, str]:
+    return {claim.figure: claim.reason for claim in judge(row(**cells))}
+
+
+@pytest.mark.parametrize(
+    ("text", "low", "high"),
+    [
+        ("1.95×", 1.945, 1.955),
+        ("1.95x", 1.945, 1.955),
+        ("1,95", 1.945, 1.955),
+        ("+45 %", 1.445, 1.455),
+        ("45% faster", 1.445, 1.455),
+        ("50 % slower", 0.495, 0.505),
+        ("−32% (61 vs 90 tok/s)", 0.675, 0.685),
+        ("1.31× to 1.42×", 1.305, 1.425),
+        ("2.1-2.4", 2.05, 2.45),
+        ("2.26 (2.07 to 2.50)", 2.255, 2.265),
+        ("2.793 ± 0.061", 2.7925, 2.7935),
+        ("**2.7x faster**", 2.65, 2.75),
+        ("1e3", 500, 1500),
+        (".5", 0.45, 0.55),
+    ],
+)
+def test_a_number_stands_for_all_that_rounds_to_it(text: str, low: float, high: float) -> None:
+    read = Figure.read("speedup", text)
+    assert read is not None
+    assert (read.low, read.high) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "low", "high"),
+    [
+        ("tokens_per_second", "3.2 tok/s", 3.15, 3.25),
+        ("tokens_per_second", "1,234.5 tokens/s", 1234.45, 1234.55),
+        ("tokens_per_second", "20.84 (4.91, 4)", 20.835, 20.845),
+        ("acceptance_rate", "45-53%", 0.445, 0.535),
+        ("acceptance_rate", "73.2", 0.7315, 0.7325),
+        ("latency_s", "620 ms", 0.6195, 0.6205),
+        ("num_draft_tokens", "4 (shipped default)", 4, 4),
+    ],
+)
+def test_a_number_has_its_own_unit_behind_it(name: str, text: str, low: float, high: float) -> None:
+    read = Figure.read(name, text)
+    assert read is not None
+    assert (read.low, read.high) == pytest.approx((low, high))
+
+
+@pytest.mark.parametrize("text", ["", "n/a", "–", "-", "None", "nan", " N/A "])
+def test_an_empty_cell_states_nothing(text: str) -> None:
+    assert Figure.read("speedup", text) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        *(("speedup", text) for text in ("fast", "3.2 k", "-2", "K=4", "1.2.3", "45%", "0x", "1e99")),
+        # A word, or a unit, of another meaning.
+        ("tokens_per_second", "3.84x"),
+        ("tokens_per_second", "8 concurrent"),
+        ("acceptance_rate", "538/660"),
+        ("acceptance_rate", "0.87, 0.64"),
+        ("ms_per_token", "0 ms"),
+        ("tokens_per_iteration", "1.83 / 4"),
+        ("num_draft_tokens", "2.5"),
+        ("num_draft_tokens", "2, 4, 8"),
+        ("batch_size", "0"),
+    ],
+)  # fmt: skip
+def test_anything_else_is_no_number(name: str, text: str) -> None:
+    with pytest.raises(ValueError, match=r".*"):
+        Figure.read(name, text)
+
+
+# Limits worked out by hand from the definitions: the last cell within each and the first beyond.
+LIMITS: list[tuple[str, dict[str, object], dict[str, str]]] = [
+    ("speedup", {"num_draft_tokens": 4}, {"5.0×": "consistent", "5.2×": "unlikely", "5.4×": "impossible"}),
+    ("speedup", {"num_draft_tokens": 4, "draft": "lookup"}, {"5.0×": "consistent"}),
+    # Noise of 5 %, and one more where a length leaves out the target's own token.
+    (
+        "speedup",
+        {"tokens_per_iteration": "2.40"},
+        {"2.52×": "consistent", "2.55×": "unlikely", "3.40×": "unlikely", "3.60×": "impossible"},
+    ),
+    # 1 + 4 · 0.4 tokens per iteration: the rate may be of another kind.
+    (
+        "speedup",
+        {"num_draft_tokens": 4, "acceptance_rate": "40.0 %"},
+        {"2.60×": "consistent", "2.80×": "unlikely", "5.0×": "unlikely", "5.4×": "impossible"},
+    ),
+    # All of 16 tokens in 15 ÷ 5 iterations: the first one comes from reading the prompt.
+    (
+        "tokens_per_iteration",
+        {"num_draft_tokens": 4},
+        {"5.00": "consistent", "5.33": "unlikely", "5.34": "impossible", "0.98": "not stated"},
+    ),
+    # A tree of depth 3.
+    ("tokens_per_iteration", {"num_draft_tokens": 3, "num_nodes": 64}, {"4.00": "consistent", "4.5": "impossible"}),
+    ("tokens_per_iteration", {}, {"9.1": "not stated"}),
+    # An answer of 16 tokens loses 1.5 · 10 ÷ 15 of 4 draft tokens: 0.305 ÷ 3.
+    (
+        "acceptance_rate",
+        {"tokens_per_iteration": "1.30", "num_draft_tokens": 4},
+        {"7.5 %": "consistent", "10.1 %": "consistent", "10.4 %": "unlikely"},
+    ),
+    # 3 · 15 ÷ 16 tokens per iteration without the first one.
+    (
+        "acceptance_rate",
+        {"tokens_per_iteration": "3.00", "num_draft_tokens": 4},
+        {"45.3 %": "consistent", "45.0 %": "unlikely"},
+    ),
+    # 1.5 ÷ 2.4 where fewer than K are drafted.
+    (
+        "acceptance_rate",
+        {"tokens_per_iteration": "2.50", "num_draft_tokens": 4, "mean_num_draft_tokens": "2.40"},
+        {"62.5 %": "consistent", "82.0 %": "unlikely"},
+    ),
+    ("acceptance_rate", {}, {"100 %": "not stated", "120 %": "impossible"}),
+    # Nothing follows where K is a limit, the depth of a tree, or the size of a block.
+    *(
+        (
+            "acceptance_rate",
+            {"tokens_per_iteration": "1.50", "num_draft_tokens": 10, **draft},
+            {"3.8 %": "not stated"},
+        )
+        for draft in (
+            {"draft": "suffix"},
+            {"topk": 4},
+            {"draft": "DFlash"},
+        )
+    ),
+    (
+        "speedup",
+        {"tokens_per_second": "365", "regular_tokens_per_second": "187"},
+        {"1.95×": "consistent", "2.40×": "unlikely"},
+    ),
+    ("speedup", {"ms_per_token": "4.00", "regular_ms_per_token": "8.00"}, {"2.3": "consistent", "2.5": "unlikely"}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("figure", "stated", "cells"), LIMITS)
+def test_limits_of_a_figure(figure: str, stated: dict[str, object], cells: dict[str, str]) -> None:
+    assert {cell: verdicts(**stated, **{figure: cell})[figure] for cell in cells} == cells
+
+
+def test_both_definitions_of_the_rate_are_tried() -> None:
+    """Of iterations whose counts are known, K the same in each."""
+    rng = random.Random(0)
+    for k in (2, 4, 8):
+        for chance in (0.3, 0.7, 0.95):
+            outcomes = []
+            for _ in range(500):
+                accepted = next((n for n in range(k) if rng.random() > chance), k)
+                outcomes.append((k, accepted))
+            counts = Acceptance.of(outcomes)
+            stated = {
+                "tokens_per_iteration": f"{counts.mean_acceptance_length:.2f}",
+                "num_draft_tokens": k,
+                "mean_num_draft_tokens": f"{k:.2f}",
+            }
+            proposed = counts.acceptance_rate or 0
+            num_tested = sum(min(accepted + 1, k) for _, accepted in outcomes)
+            tested = counts.num_accepted / num_tested
+
+            def reason(rate: float, stated: Mapping[str, object] = stated) -> str:
+                return reasons(acceptance_rate=f"{100 * rate:.1f} %", **stated)["acceptance_rate"]
+
+            assert reason(proposed) == "is accepted ÷ proposed"
+            if chance < 0.9:
+                assert reason(tested) == "is accepted ÷ tested, not ÷ proposed"
+            assert reason(0.6 * proposed).startswith("is neither accepted ÷ proposed")
+
+
+def test_nothing_is_held_against_a_k_in_words() -> None:
+    cells = {"tokens_per_iteration": "4.3", "acceptance_rate": "10 %", "num_draft_tokens": 3}
+    columns = row(**cells, speedup="6.0×")
+    words = Row(columns.place, columns.settings, columns.figures, k_is_in_words=True)
+    assert {claim.verdict for claim in judge(columns)} == {"impossible", "unlikely"}
+    # The speed-up is above the tokens per iteration, whatever K is.
+    found = {claim.figure: claim.verdict for claim in judge(words)}
+    assert found == {
+        "tokens_per_iteration": "not stated",
+        "acceptance_rate": "not stated",
+        "speedup": "impossible",
+    }
+
+
+def test_speedups_that_are_what_the_acceptance_gives_are_computed() -> None:
+    """Three to the last digit; two may be chance, and one that is not shows that they are measured."""
+    rates = {"63.9%": "3.56x", "69.4%": "3.78x", "80.6%": "4.22x"}
+    rows = [
+        Row(f"row {place}", {}, row(num_draft_tokens=4, acceptance_rate=rate, speedup=gain).figures)
+        for place, (rate, gain) in enumerate(rates.items())
+    ]
+    assert computed_speedups([rows]) == {"row 0", "row 1", "row 2"}
+    (judged,) = [claim for claim in judge(rows[0], {"row 0"}) if claim.figure == "speedup"]
+    assert (judged.verdict, "computed, not measured" in judged.reason) == ("not stated", True)
+    assert computed_speedups([rows[:2]]) == set()
+    measured = row(num_draft_tokens=4, acceptance_rate="70 %", speedup="2.1x")
+    assert computed_speedups([[*rows, measured]]) == set()
