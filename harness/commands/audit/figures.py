@@ -59,10 +59,10 @@ _BLOCKS = re.compile(r"flash|dspark|p-?eagle|pard|medusa|domino|jetspec|block", 
 # `no speculation`, `n/a - no mtp`, `plain`, `MTP off`, `baseline (greedy)`, `w/o draft`.
 _REGULAR = re.compile(
     r"(n/?a\W+)?((spec\w*|mtp|draft\w*|eagle\S*)[\s:=-]+)?"
-    r"(none|no|off|disabled|plain|regular|baseline|vanilla|classic|serial|standard"
+    r"(none|no|off|disabled|plain|regular|((?!vs|than|over|to)\S+ )?baseline|vanilla|classic|serial|standard|stock"
     r"|(standard )?auto-?regressive|ar|base|target only"
     r"|(no|w/o|without)\b[\s-]*(any )?(spec\S*|mtp|draft\S*|eagle\S*|sd)?|(non|no)-?(spec\w*|mtp))"
-    r"(\s+(decod\w*|spec\w*|mtp|draft\w*|model|target|ref\w*|run|\d+b))*(\s*[(,:].*)?",
+    r"(\s+(decod\w*|spec\w*|mtp|draft\w*|model|target|ref\w*|run|\d+b|tp\d+))*(\s*[(,:].*)?",
     re.IGNORECASE,
 )
 
@@ -75,6 +75,11 @@ def is_regular_arm(text: str) -> bool:
 def is_stated(text: str) -> bool:
     """Whether a cell is more than `n/a`."""
     return text.strip(MARKS).lower() not in _NOT_STATED
+
+
+def leading_numbers(cells: Sequence[str]) -> list[float]:
+    """The number that each cell begins with."""
+    return [float(number[0]) for cell in cells if (number := re.match(r"\d*\.?\d+", cell))]
 
 
 class Figure(NamedTuple):
@@ -130,11 +135,12 @@ class Figure(NamedTuple):
         first, last = (cls._rounded(name, digits) for digits in (cell[1], cell[3] or cell[1]))
         unit = cell[4] or cell[2]
         scale = 1.0
-        if name == "acceptance_rate" and (in_percent or "%" in unit or first.low > 2):
+        if name == "acceptance_rate" and (in_percent or "%" in unit):
             scale = 0.01
         elif name.endswith("latency_s") and "ms" in unit:
             scale = 0.001
-        if last.high < first.low:
+        if last.high < first.low or (name == "acceptance_rate" and scale == 1 and first.low > 1):
+            # `0.9-0.8`; `3.1` beside `74 %`.
             raise ValueError(text)
         return cls(scale * first.low, scale * last.high, text)
 

@@ -8,10 +8,9 @@ from collections.abc import Mapping, Sequence
 from harness.commands.audit.figures import (
     MARKS,
     NAMES,
-    SETTINGS,
-    Figure,
     is_regular_arm,
     is_stated,
+    leading_numbers,
 )
 
 _MEAN = r"(?:(?:avg|average|mean|median|pooled|overall|measured|effective|expected) )"
@@ -20,7 +19,7 @@ _ARM = (
     r"|plain|classic|autoregressive|ar|off"
 )
 _SPECULATIVE = r"(?:with )?(?:spec|speculative|speculation|mtp|sd|eagle\d?|dflash|draft)"
-_PER_SECOND = r"(?:tok\w*|tk|t) ?(?:/|per) ?s\w*|tps"
+_PER_SECOND = r"(?:tok\w*|tk|t)(?: ?(?:/|per) ?| )s(?:ec\w*)?|tps"
 _OUTPUT = (
     r"decod\w*|output|generation|gen|tg ?\d*|eval|pred|token|text|throughput|speed|rate"
     r"|single stream|aggregate|system"
@@ -42,9 +41,9 @@ _HEADINGS = {
     r"|[δΔ](?: ?%)?|delta(?: %)?",
     "mean_num_draft_tokens": rf"{_MEAN}*(?:proposed|drafted|draft)(?: tokens)? ?{_ITERATION}",
     "acceptance_rate": rf"{_MEAN}*(?:(?:draft|mtp|token|spec\w*) )*(?:tokens )?{_ACCEPT}"
-    r"(?: ?(?:rate|ratio|%|pct|percent|share|pooled))*|(?:%|rate) accepted",
-    "tokens_per_iteration": rf"m?al|tau|τ|{_MEAN}*(?:(?:mtp|draft|spec\w*) )?m?{_ACCEPT} ?len\w*|{_MEAN}len\w*|a\.?len"
-    rf"|block efficiency|#?{_MEAN}accepted tokens|{_MEAN}*(?:accepted )?tok\w*\.? ?{_ITERATION}",
+    rf"(?: ?(?:rate|ratio|%|pct|percent|share|pooled))*|(?:%|rate) ?{_ACCEPT}",
+    "tokens_per_iteration": rf"{_MEAN}*(?:m?al|tau|τ|(?:(?:mtp|draft|spec\w*) )?m?{_ACCEPT} ?len\w*)|{_MEAN}len\w*"
+    rf"|a\.?len|block efficiency|#?{_MEAN}accepted tokens|{_MEAN}*(?:accepted )?tok\w*\.? ?{_ITERATION}",
     "user_tokens_per_second": rf"{_SPEED} ?{_USER}|{_USER} {_SPEED}|user {_SPEED}",
     "tokens_per_second": _SPEED,
     "ms_per_token": rf"{_MEAN}*(?:tpot(?: ms)?|ms ?(?:/|per) ?tok\w*)(?: after the first)?",
@@ -133,21 +132,12 @@ def _meaning(words: str, cells: Sequence[str]) -> str | None:
 
 
 def _fits(name: str, words: str, cells: Sequence[str]) -> bool:
-    """Whether a column may have such cells: counts may be rates or K by their heading."""
-    if name == "speedup" or name in SETTINGS:
-        return True
-    stated = [cell for cell in cells if is_stated(cell) and not is_regular_arm(cell)]
-    figures = []
-    for cell in stated:
-        try:
-            figures.append(Figure.read(name, cell))
-        except ValueError:
-            continue
-    numbers = [figure.high for figure in figures if figure]
-    if not numbers:
-        return not stated
+    """Whether a column may have such cells: by its heading alone it may be a count, or have no unit."""
+    numbers = leading_numbers(cells)
+    if name == "draft":
+        return len(numbers) < len(list(filter(is_stated, cells)))
     if name == "num_draft_tokens":
-        return max(numbers) <= _LARGEST_K
+        return max(numbers, default=0) <= _LARGEST_K
     if name == "latency_s":
-        return bool(re.search(r"\bs\b|sec", words)) or any("s" in cell for cell in stated)
+        return bool(re.search(r"\bs\b|sec", words)) or any("s" in cell for cell in cells)
     return True

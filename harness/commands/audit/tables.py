@@ -21,7 +21,7 @@ from harness.commands.audit.figures import (
     Figure,
     Row,
     is_regular_arm,
-    is_stated,
+    leading_numbers,
     speculative_rows,
 )
 from harness.commands.audit.headings import Cells, names_of_columns, plain
@@ -38,7 +38,7 @@ FORMS = (
 _IS_GAIN = re.compile(r"faster|gain|uplift|improve|[δΔ]|delta|\bvs\b|versus|over|relative")
 # K inside the words of an arm: `MTP n=3`, `draft-max 8`, `MTP, block 4`, `5 draft tokens`.
 _K_IN_WORDS = re.compile(
-    r"[\s,(`]*(?:(?<![\w-])(?:(?:k|n|γ|gamma)\s*=|(?:n[-_ ]?max|spec-draft-n-max|draft[-_ ]?max|depth|block"
+    r"[\s,(`]*(?:(?<![\w-])(?:(?:k|n|γ|gamma|mtp)\s*=|(?:n[-_ ]?max|spec-draft-n-max|draft[-_ ]?max|depth|block"
     r"|num_speculative_tokens)\s*[=:\s])\s*(\d{1,2})\b|\b(\d{1,2}) (?:draft|speculative) tokens)[)`]?",
     re.IGNORECASE,
 )
@@ -72,7 +72,7 @@ def stated_row(place: str, cells: Cells, everywhere: Row | None = None) -> Row:
     odd: dict[str, list[str]] = defaultdict(list)
     row = _row(place, cells, everywhere or Row(place), (), odd)
     for name, (text, *_) in odd.items():
-        raise SettingError(name, "must be a number, with a unit or a range", text[:40])
+        raise SettingError(name, "must be a number, with its unit, or a range", text[:40])
     return row
 
 
@@ -185,11 +185,11 @@ def _read_table(
     in_percent = set()
     for heading, name in list(names.items()):
         cells = [row[heading].strip(MARKS) for row in rows]
-        share = _are_in_percent(plain(heading), name, cells) if heading not in columns else False
-        if share is None:
-            # It may be a rate in percent, a share or a length.
+        share = _are_in_percent(plain(heading), name, cells)
+        if share is None and heading not in columns:
+            # It may be a rate in percent, a share, a length or a count.
             del names[heading]
-        elif share:
+        elif share is not False:
             in_percent.add(name)
     odd: dict[str, list[str]] = defaultdict(list)
     stated = []
@@ -234,15 +234,14 @@ def _are_in_percent(words: str, name: str, cells: Sequence[str]) -> bool | None:
     """Whether numbers without a sign are in percent; None where that is not certain."""
     if name == "speedup":
         return bool(_IS_GAIN.search(words)) and "speed up" not in words and "speedup" not in words
-    stated = list(filter(is_stated, cells))
-    if name != "acceptance_rate" or any("%" in cell for cell in stated):
+    if name != "acceptance_rate" or any("%" in cell for cell in cells):
         return False
     if re.search(r"%|percent|pct", words):
         return True
-    numbers = [float(number[0]) for cell in stated if (number := re.match(r"\d*\.?\d+", cell))]
+    numbers = leading_numbers(cells)
     if max(numbers, default=0) <= 1:
         return False
-    return True if min(numbers) > 1 and max(numbers) > _LONGEST else None
+    return True if min(numbers) > 1 and _LONGEST < max(numbers) <= 100 else None
 
 
 def _listed(texts: Sequence[str]) -> str:

@@ -63,6 +63,8 @@ def test_a_table_is_read_in_every_form(text: str) -> None:
         ("max concurrency", "batch_size"),
         ("tokens/step", "tokens_per_iteration"),
         ("accept-len", "tokens_per_iteration"),
+        ("Mean AL", "tokens_per_iteration"),
+        ("baseline_tok_s", "regular_tokens_per_second"),
         ("mean len", "tokens_per_iteration"),
         ("proposed per iteration", "mean_num_draft_tokens"),
         # Of another meaning, or of none that is known.
@@ -90,6 +92,7 @@ def test_headings_of_threads(heading: str, name: str | None) -> None:
 @pytest.mark.parametrize("words", [
     "no speculation", "n/a - no mtp", "plain", "off", "none", "w/o", "vanilla", "AR", "baseline", "MTP off", "N/A",
     "without speculation", "baseline (greedy)", "no MTP", "plain decoding", "autoregressive", "Baseline 8B",
+    "TP8 baseline", "stock",
 ])  # fmt: skip
 def test_the_baseline_is_known_by_its_words(words: str) -> None:
     text = f"| quant | mode | tk/s |\n|---|---|---|\n| Q4 | {words} | 40 |\n| Q4 | MTP n=3 | 60 |"
@@ -104,7 +107,9 @@ def test_the_baseline_is_known_by_its_words(words: str) -> None:
     assert figures_of(rows[0])[REGULAR] == "40"
 
 
-@pytest.mark.parametrize("words", ["arm", "normal", "novel", "nowhere", "offload", "auto", "noise"])
+@pytest.mark.parametrize(
+    "words", ["arm", "MTP vs baseline", "normal", "novel", "nowhere", "offload", "auto", "noise"]
+)
 def test_other_words_are_no_baseline(words: str) -> None:
     (rows,) = read(
         f"| mode | tk/s | gain |\n|---|---|---|\n| {words} | 40 | |\n| MTP | 60 | 1.1x |"
@@ -120,6 +125,10 @@ def test_other_words_are_no_baseline(words: str) -> None:
         ("mode,tk/s,tau\nblock 4,60,2\n", {"num_draft_tokens": "4", "tokens_per_iteration": "2"}),
         ("mode,tk/s,tau\n5 draft tokens,60,2\n", {"num_draft_tokens": "5", "tokens_per_iteration": "2"}),
         ("mode,tk/s,tau\ntop-k=5,60,2\n", {"tokens_per_iteration": "2"}),
+        ("mode,tk/s,tau\nMTP=3,60,2\n", {"num_draft_tokens": "3", "tokens_per_iteration": "2"}),
+        # A length beside rates in percent, and a draft that is a count.
+        ("mode,tk/s,accept\nMTP,60,74%\nEAGLE,60,3.1\n", {"tokens_per_second": "60"}),
+        ("model,draft,tk/s,tau\n7B,289,60,2\n", {"tokens_per_iteration": "2"}),
         ("mode,K,tk/s,tau\nMTP n=3,4,60,2\n", {"num_draft_tokens": "4", "tokens_per_iteration": "2"}),
         ("mode,tk/s,gain\nMTP,60,~45 %\n", {"speedup": "45 %"}),
         # A unit in each cell of one column names it; of two neither.
@@ -174,7 +183,7 @@ def test_arms_of_other_circumstances_are_not_compared(text: str) -> None:
         ("1 0.5", [1, 0.5]),
         ("3 20.5", [0.03, 0.205]),
         # A length, a share or percent.
-        *((cells, []) for cells in ("3.2 3.9", "1.2", "0.8 30", "0.5 30 40", "3 20", "0.8 1.2 0.9")),
+        *((cells, []) for cells in ("3.2 3.9", "1.2", "0.8 30", "0.5 30 40", "3 20", "0.8 1.2 0.9", "158 220")),
     ],
 )  # fmt: skip
 def test_a_rate_is_a_share_or_in_percent_by_its_column(cells: str, expected: list[float]) -> None:
