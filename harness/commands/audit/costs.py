@@ -124,9 +124,11 @@ def computed_speedups(tables: Sequence[Sequence[Row]]) -> set[str]:
     """Places of rows whose speed-up is what the acceptance gives, to the last digit, in all rows of their table."""
     places: set[str] = set()
     for rows in tables:
-        with_speedup = {row.place: row for row in rows if "speedup" in row.figures}
-        if all(map(_is_computed, with_speedup.values())):
-            places |= with_speedup.keys()
+        with_both = [
+            row for row in rows if "speedup" in row.figures and explained(row).tokens.is_known
+        ]
+        if all(map(_is_computed, with_both)):
+            places |= {row.place for row in with_both}
     return places if len(places) >= _FEWEST_COMPUTED else set()
 
 

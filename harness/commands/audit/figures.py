@@ -59,7 +59,8 @@ _BLOCKS = re.compile(r"flash|dspark|p-?eagle|pard|medusa|domino|jetspec|block", 
 # `no speculation`, `n/a - no mtp`, `plain`, `MTP off`, `baseline (greedy)`, `w/o draft`.
 _REGULAR = re.compile(
     r"(n/?a\W+)?((spec\w*|mtp|draft\w*|eagle\S*)[\s:=-]+)?"
-    r"(none|no|off|disabled|plain|regular|((?!vs|than|over|to)\S+ )?baseline|vanilla|classic|serial|standard|stock"
+    r"(none|no|off|disabled|plain|regular|vanilla|classic|serial|standard|stock"
+    r"|((?!vs|than|over|to)\S+ )?(baseline|(no|w/o|without)[\s-]+(spec\S*|mtp|draft\S*|sd))"
     r"|(standard )?auto-?regressive|ar|base|target only"
     r"|(no|w/o|without)\b[\s-]*(any )?(spec\S*|mtp|draft\S*|eagle\S*|sd)?|(non|no)-?(spec\w*|mtp))"
     r"(\s+(decod\w*|spec\w*|mtp|draft\w*|model|target|ref\w*|run|\d+b|tp\d+))*(\s*[(,:].*)?",

@@ -46,8 +46,8 @@ _HEADINGS = {
     rf"|a\.?len|block efficiency|#?{_MEAN}accepted tokens|{_MEAN}*(?:accepted )?tok\w*\.? ?{_ITERATION}",
     "user_tokens_per_second": rf"{_SPEED} ?{_USER}|{_USER} {_SPEED}|user {_SPEED}",
     "tokens_per_second": _SPEED,
-    "ms_per_token": rf"{_MEAN}*(?:tpot(?: ms)?|ms ?(?:/|per) ?tok\w*)(?: after the first)?",
-    "latency_s": rf"{_MEAN}*(?:(?:request|e2e|end to end|total|wall) )*(?:latency|seconds|time|wall)(?: s\w*)?",
+    "ms_per_token": rf"{_MEAN}*(?:latency )?(?:tpot(?: ms)?|ms ?(?:/|per) ?tok\w*)(?: after the first)?",
+    "latency_s": rf"{_MEAN}*(?:(?:request|e2e|end to end|total|wall) )*(?:latency|seconds|time|wall)(?: m?s\w*)?",
     "topk": r"(?:speculative )?(?:eagle )?top ?k",
     "num_draft_tokens": r"k|γ|gamma|(?:spec )?(?:draft )?n ?max|(?:n|num) ?draft|draft max|block(?: size)?"
     r"|(?:draft |mtp )?depth|draft (?:len\w*|size)|(?:num )?(?:draft|spec|speculative|assistant) tokens|mtp [kn]",
@@ -115,7 +115,7 @@ def _name_by_cells(cells: Mapping[str, Sequence[str]], names: dict[str, str]) ->
 
 def plain(heading: str) -> str:
     """A heading in lower case, without marks."""
-    words = re.sub(r"[*`_()\[\]:,]|--|(?<=\w)-(?=\w)", " ", heading.lower())
+    words = re.sub(r"[*`_()\[\]:,]|95 ?% ci|--|(?<=\w)-(?=\w)", " ", heading.lower())
     return " ".join(words.split())
 
 

@@ -222,7 +222,8 @@ def test_speedups_that_are_what_the_acceptance_gives_are_computed() -> None:
         Row(f"row {place}", {}, row(num_draft_tokens=4, acceptance_rate=rate, speedup=gain).figures)
         for place, (rate, gain) in enumerate(rates.items())
     ]
-    assert computed_speedups([rows]) == {"row 0", "row 1", "row 2"}
+    # One without an acceptance says nothing.
+    assert computed_speedups([[*rows, row(speedup="3.85x")]]) == {"row 0", "row 1", "row 2"}
     (judged,) = [claim for claim in judge(rows[0], {"row 0"}) if claim.figure == "speedup"]
     assert (judged.verdict, "computed, not measured" in judged.reason) == ("not stated", True)
     assert computed_speedups([rows[:2]]) == set()

@@ -52,6 +52,7 @@ def test_a_table_is_read_in_every_form(text: str) -> None:
         ("tok/s/user", "user_tokens_per_second"),
         ("per-user tok/s", "user_tokens_per_second"),
         ("TPOT (ms)", "ms_per_token"),
+        ("Latency (ms/token)", "ms_per_token"),
         ("--spec-draft-n-max", "num_draft_tokens"),
         ("num_speculative_tokens", "num_draft_tokens"),
         ("block", "num_draft_tokens"),
@@ -92,7 +93,7 @@ def test_headings_of_threads(heading: str, name: str | None) -> None:
 @pytest.mark.parametrize("words", [
     "no speculation", "n/a - no mtp", "plain", "off", "none", "w/o", "vanilla", "AR", "baseline", "MTP off", "N/A",
     "without speculation", "baseline (greedy)", "no MTP", "plain decoding", "autoregressive", "Baseline 8B",
-    "TP8 baseline", "stock",
+    "TP8 baseline", "stock", "Qwen no-spec",
 ])  # fmt: skip
 def test_the_baseline_is_known_by_its_words(words: str) -> None:
     text = f"| quant | mode | tk/s |\n|---|---|---|\n| Q4 | {words} | 40 |\n| Q4 | MTP n=3 | 60 |"
@@ -142,6 +143,7 @@ def test_other_words_are_no_baseline(words: str) -> None:
             "batch,steps,topk,num_draft_tokens,AL\n1,3,2,8,2.1\n",
             {"batch_size": "1", "num_draft_tokens": "3", "topk": "2", "num_nodes": "8", "tokens_per_iteration": "2.1"},
         ),
+        ("draft,speedup (95% CI)\nx,\"2.31x (2.18, 2.42)\"\n", {"speedup": "2.31x (2.18, 2.42)"}),
         # The second column of one heading has another one.
         ("mode,tk/s,tk/s,tau\nMTP,60,70,2\n", {"tokens_per_second": "60", "tokens_per_iteration": "2"}),
         # The arms are columns.
