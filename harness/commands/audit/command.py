@@ -135,7 +135,7 @@ def _text_of(path: str) -> str:
     """Raises:
     SettingError: there is no such file, or it is no text.
     """
-    title = "standard input" if path == "-" else " ".join(path.split())[:60]
+    title = "standard input" if path == "-" else " ".join(path.split())[:60] or "FILE"
     try:
         if path == "-":
             if sys.stdin.isatty():

@@ -134,6 +134,6 @@ def computed_speedups(tables: Sequence[Sequence[Row]]) -> set[str]:
 
 def _is_computed(row: Row) -> bool:
     speedup, tokens = row.figures["speedup"], explained(row).tokens
-    # Small ones may be alike by chance.
-    is_exact = speedup.high - speedup.low < _EXACT * (speedup.middle - 1)
-    return is_exact and speedup.overlaps(tokens)
+    # Small ones, and few digits, may be alike by chance.
+    are_exact = [end.high - end.low < _EXACT * (end.middle - 1) for end in (speedup, tokens)]
+    return all(are_exact) and speedup.overlaps(tokens)

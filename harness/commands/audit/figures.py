@@ -27,7 +27,7 @@ NUMBERS = (
 # What else a row may state.
 SETTINGS = ("name", "model", "draft", "prompts", "temperature", "devices", "engine", "dtype")
 NAMES = (*NUMBERS, *SETTINGS)
-# Settings in which a row may differ from that of its regular arm.
+# Settings that say which arm a row is of.
 _ARMS = ("name", "draft")
 
 _NUMBER = r"(?:\d[\d,]*\.?\d*|\.\d+)(?:[eE][-+]?\d{1,2})?"
@@ -205,7 +205,9 @@ class Row:
     @property
     def circumstances(self) -> tuple[tuple[str, str], ...]:
         """What it has in common with the row of its regular arm."""
-        texts = {name: text for name, text in self.settings.items() if name not in _ARMS}
+        # Without a column of arms, the first one has their names.
+        arms = ("draft",) if "draft" in self.settings else _ARMS
+        texts = {name: text for name, text in self.settings.items() if name not in arms}
         load = self.figures.get("batch_size", UNKNOWN)
         return (*sorted(texts.items()), ("load", load.text))
 
@@ -237,7 +239,7 @@ class Row:
         return f"{self.place} ({about})" if about else self.place
 
     @property
-    def _drafts_with(self) -> str:
+    def _draft_words(self) -> str:
         return " ".join(self.settings.get(name, "") for name in ("draft", "name", "model"))
 
     @property
@@ -249,7 +251,7 @@ class Row:
     @property
     def varies_by_text(self) -> bool:
         """Whether its draft has no fixed K, so that K is a limit."""
-        return bool(_VARYING.search(self._drafts_with))
+        return bool(_VARYING.search(self._draft_words))
 
     @property
     def proposes_k(self) -> bool:
@@ -260,7 +262,7 @@ class Row:
     @property
     def drafts_blocks(self) -> bool:
         """Whether its draft proposes a block at once."""
-        return bool(_BLOCKS.search(self._drafts_with))
+        return bool(_BLOCKS.search(self._draft_words))
 
 
 def speculative_rows(rows: Sequence[Row]) -> list[Row]:
@@ -272,10 +274,10 @@ def speculative_rows(rows: Sequence[Row]) -> list[Row]:
         if not arms and len(regular) == 1 and {*regular[0].circumstances} <= {*row.circumstances}:
             # The only regular row leaves open what the others state.
             arms = regular
-        speeds = {}
-        if len(arms) == 1:
-            speeds = {f"regular_{name}": arms[0].figures.get(name) for name in SPEEDS}
-        known = {name: speed for name, speed in speeds.items() if speed is not None}
+        figures = dict(row.figures)
+        for name in SPEEDS:
+            if len(arms) == 1 and name in arms[0].figures:
+                figures.setdefault(f"regular_{name}", arms[0].figures[name])
         if not row.is_regular:
-            joined.append(replace(row, figures=known | {**row.figures}))
+            joined.append(replace(row, figures=figures))
     return joined

@@ -125,10 +125,10 @@ def _meaning(words: str, cells: Sequence[str]) -> str | None:
             return name
     arm = re.search(rf"\b({_ARM})\b", words)
     if arm:
-        of_both = _meaning(" ".join(f"{words[: arm.start()]} {words[arm.end() :]}".split()), cells)
-        return f"regular_{of_both}" if f"regular_{of_both}" in NAMES else None
-    of_arm = re.sub(rf"^{_SPECULATIVE} | {_SPECULATIVE}$", "", words)
-    return _meaning(of_arm, cells) if of_arm != words else None
+        shared = _meaning(" ".join(f"{words[: arm.start()]} {words[arm.end() :]}".split()), cells)
+        return f"regular_{shared}" if f"regular_{shared}" in NAMES else None
+    rest = re.sub(rf"^{_SPECULATIVE} | {_SPECULATIVE}$", "", words)
+    return _meaning(rest, cells) if rest != words else None
 
 
 def _fits(name: str, words: str, cells: Sequence[str]) -> bool:

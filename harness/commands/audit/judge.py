@@ -13,16 +13,16 @@ from harness.commands.audit.costs import NOISE, explained, is_apart, speedups
 from harness.commands.audit.figures import CLAIMS, Figure, Row
 
 Verdict = Literal["not stated", "consistent", "unlikely", "impossible"]
-Found = tuple[Verdict, str]
+Finding = tuple[Verdict, str]
 # From the best to the worst.
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
 # Tokens of an answer, as few as may be: its last iterations propose less than K.
 _ANSWER = 16
-# How many times as many draft tokens as on average the ends of few answers may lose.
-_BADLY = 1.5
+# Draft tokens that the ends of few answers may lose, by those that they lose on average.
+_WORST_ENDS = 1.5
 # How far a mean of prompts' ratios may be from the ratio of means.
-_MEANS = 0.2
-_UNCHECKED: Found = "not stated", "cannot be checked: the row lacks what it could be held against"
+_TOLERANCE = 0.2
+_UNCHECKED: Finding = "not stated", "cannot be checked: the row lacks what it could be held against"
 
 
 class Judged(NamedTuple):
@@ -48,16 +48,16 @@ def judge(row: Row, computed: Collection[str] = ()) -> list[Judged]:
     for figure in CLAIMS:
         if figure not in row.figures:
             continue
-        found: list[Found] = [_UNCHECKED, *_CHECKS[figure](row, row.figures[figure])]
+        findings: list[Finding] = [_UNCHECKED, *_CHECKS[figure](row, row.figures[figure])]
         if figure == "speedup" and row.place in computed:
             reason = "is what the acceptance gives, to the last digit: computed, not measured"
-            found = [("not stated", reason)]
-        worst = max(reversed(found), key=lambda verdict: VERDICTS.index(verdict[0]))
+            findings = [("not stated", reason)]
+        worst = max(reversed(findings), key=lambda finding: VERDICTS.index(finding[0]))
         judged.append(Judged(row, figure, *worst))
     return judged
 
 
-def _length(row: Row, length: Figure) -> Iterator[Found]:
+def _length(row: Row, length: Figure) -> Iterator[Finding]:
     """Tokens per iteration are at most K + 1, and one more where an answer's first token counts."""
     most = row.k + 1
     # Not a number where K is not stated.
@@ -74,7 +74,7 @@ def _length(row: Row, length: Figure) -> Iterator[Found]:
         yield "impossible", f"is above {most:g}: K={row.k:g} draft tokens and the target's own"
 
 
-def _rate(row: Row, rate: Figure) -> Iterator[Found]:
+def _rate(row: Row, rate: Figure) -> Iterator[Finding]:
     """A rate is accepted ÷ proposed, or by another definition what the tokens per iteration give."""
     tokens = row.figures.get("tokens_per_iteration")
     drafted = row.figures.get("mean_num_draft_tokens")
@@ -83,18 +83,15 @@ def _rate(row: Row, rate: Figure) -> Iterator[Found]:
         yield "impossible", "is no share"
     elif tokens and (drafted or is_chain):
         drafted = drafted or Figure(_least_proposed(row.k), row.k)
-        without_first = Figure(tokens.low * (1 - 1 / _ANSWER), tokens.high)
+        accepted = tokens.plus(-1)
+        without_first = Figure(tokens.low * (1 - 1 / _ANSWER) - 1, accepted.high)
+        proposed = accepted.over(drafted)
         definitions = {
-            "is accepted ÷ proposed": tokens.plus(-1).over(drafted),
-            "is accepted ÷ tested, not ÷ proposed": _of_tested(tokens, drafted),
-            "is accepted ÷ proposed if an answer's first token counts": without_first.plus(-1).over(
-                drafted
-            ),
-            "is accepted ÷ proposed if the length leaves out the target's own token": tokens.over(
-                drafted
-            ),
+            "is accepted ÷ proposed": proposed,
+            "is accepted ÷ tested, not ÷ proposed": _tested_share(accepted, drafted),
+            "is accepted ÷ proposed without an answer's first token": without_first.over(drafted),
+            "is accepted ÷ proposed by a length without the target's own": tokens.over(drafted),
         }
-        proposed = definitions["is accepted ÷ proposed"]
         neither = (
             f"is neither accepted ÷ proposed, {proposed.low:.4g} to {proposed.high:.4g} by the tokens per iteration,"
             " nor accepted ÷ tested: it may be of first draft tokens, or a mean of prompts"
@@ -103,7 +100,7 @@ def _rate(row: Row, rate: Figure) -> Iterator[Found]:
         yield ("consistent", fitting[0]) if fitting else ("unlikely", neither)
 
 
-def _speedup(row: Row, speedup: Figure) -> Iterator[Found]:
+def _speedup(row: Row, speedup: Figure) -> Iterator[Finding]:
     """A speed-up is at most what an iteration yields, and the ratio of both arms' speeds."""
     most = row.k + 1
     if not (row.k_is_in_words or row.varies_by_text) and speedup.low > most:
@@ -130,7 +127,7 @@ def _speedup(row: Row, speedup: Figure) -> Iterator[Found]:
     for what, ratio in speedups(row).items():
         if what == "as printed":
             continue
-        near = Figure((1 - _MEANS) * ratio.low, (1 + _MEANS) * ratio.high)
+        near = Figure((1 - _TOLERANCE) * ratio.low, (1 + _TOLERANCE) * ratio.high)
         if speedup.overlaps(near):
             yield (
                 "consistent",
@@ -141,7 +138,7 @@ def _speedup(row: Row, speedup: Figure) -> Iterator[Found]:
             yield "unlikely", f"is not the ratio of {what}, {ratio}, unless {other}"
 
 
-_CHECKS: dict[str, Callable[[Row, Figure], Iterator[Found]]] = {
+_CHECKS: dict[str, Callable[[Row, Figure], Iterator[Finding]]] = {
     "tokens_per_iteration": _length,
     "acceptance_rate": _rate,
     "speedup": _speedup,
@@ -153,15 +150,15 @@ def _least_proposed(k: float) -> float:
 
     If iterations begin anywhere, those of an answer lose K (K + 1) / (2 tokens) together; few answers may end badly.
     """
-    return max(k - _BADLY * k * (k + 1) / 2 / (_ANSWER - 1), k / 4)
+    return max(k - _WORST_ENDS * k * (k + 1) / 2 / (_ANSWER - 1), k / 4)
 
 
-def _of_tested(tokens: Figure, drafted: Figure) -> Figure:
+def _tested_share(accepted: Figure, drafted: Figure) -> Figure:
     """Accepted over tested draft tokens, whatever the share of iterations that accept all of them.
 
     At least max(0, A - K + 1) of them do for A accepted tokens per iteration of K, at most A / K.
     """
-    fewest, most = (min(max(end - 1, 0), drafted.high) for end in (tokens.low, tokens.high))
+    fewest, most = (min(max(end, 0), drafted.high) for end in (accepted.low, accepted.high))
     lowest = fewest / (fewest + 1 - max(0.0, fewest - drafted.high + 1))
     highest = most / (most + 1 - most / drafted.high)
     return Figure(lowest, highest * drafted.high / drafted.low)

@@ -69,14 +69,14 @@ def audit_page(
     if counts:
         verdicts = ", ".join(f"{number} {verdict}" for verdict, number in counts.items())
         checked = f"{counts.total()} of {counted(len(judged), 'figure')}"
-        finding.append(Line(f"held against others: {checked}, {verdicts}", "strong"))
+        finding.append(Line(f"checked against each other: {checked}, {verdicts}", "strong"))
     for verdict in ("impossible", "unlikely"):
         accused = [claim for claim in judged if claim.verdict == verdict]
         finding += [Line(f"{verdict}: {accusation(claim)}") for claim in accused]
     finding += [Line(note, "dim") for note in reading.notes]
     table = Table.of("costs", "", items, _COLUMNS, look="bare")
-    size = f"{counted(len(reading.tables), 'table')} · {counted(len(rows), 'row')}"
-    return Page(f"{title} · {size}", finding, tables=[table] if items else (), next=[_ON_SERVER])
+    heading = f"{title} · {counted(len(rows), 'row')}"
+    return Page(heading, finding, tables=[table] if items else (), next=[_ON_SERVER])
 
 
 def accusation(claim: Judged) -> str:
@@ -89,14 +89,14 @@ def _lines_of_costs(rows: Sequence[Explained]) -> list[Line]:
     priced = [item for item in rows if item.steps.is_known]
     if not priced:
         return [*apart, Line(_without_cost(rows), "strong")] if rows else []
-    by_steps = sorted((item.steps for item in priced), key=lambda steps: steps.middle)
-    least, most = by_steps[0], by_steps[-1]
+    costs = sorted((item.steps for item in priced), key=lambda steps: steps.middle)
+    least, most = costs[0], costs[-1]
     headline = f"An iteration costs {least} regular steps"
     if len(priced) > 1:
         span = f"{least.middle:.2f} to {most.middle:.2f}"
         headline = f"An iteration costs {span} regular steps, in {len(priced)} rows"
-    by_gain = sorted(priced, key=lambda item: item.speedup.middle)
-    chosen = priced if len(priced) <= _MOST_SENTENCES else [by_gain[0], by_gain[-1]]
+    slowest_first = sorted(priced, key=lambda item: item.speedup.middle)
+    chosen = priced if len(priced) <= _MOST_SENTENCES else [slowest_first[0], slowest_first[-1]]
     sentences = [Line(_sentence(item, priced)) for item in chosen]
     lines = [Line(headline, "strong"), *sentences, *apart, *_lines_over_k(priced)]
     if any(not item.is_stated and item.row.proposes_k for item in priced):
@@ -109,7 +109,7 @@ def _lines_of_costs(rows: Sequence[Explained]) -> list[Line]:
 
 def _where_apart(row: Row) -> str:
     gains = ", ".join(f"{gain.middle:.2f}× by {what}" for what, gain in speedups(row).items())
-    return f"{row.label}: {gains}: so far apart, requests queue, and no cost follows"
+    return f"{row.label}: {gains}: so far apart, requests queue or runs differ, and no cost follows"
 
 
 def _sentence(item: Explained, others: Sequence[Explained]) -> str:

@@ -12,7 +12,7 @@ class Audit(PathCommand):
 
     name = "audit"
     summary = "what an iteration costs by published figures, and whether they are possible: exit code 0 yes, 1 no"
-    example = "README.md num_prompts=80"
+    example = "speedup=1.05 K=3 acceptance=0.85"
     help_order = 11
     program = "harness.commands.audit.command"
 

@@ -71,11 +71,15 @@ _TOOLS = (
 
 def rows_of_results(text: str) -> tuple[str, list[dict[str, str]]] | None:
     """The tool that wrote a JSON text, or lines of it, and the figures of each of its runs; None for any other."""
-    content = _content(text)
+    content: Any = _content(text)
     if len(content) == 1 and isinstance(content[0], dict):
         content = content[0].get("benchmarks", content)
     for tool in _TOOLS:
-        if content and all(_at(run, tool.mark) is not None for run in content):
+        if (
+            isinstance(content, list)
+            and content
+            and all(_at(run, tool.mark) is not None for run in content)
+        ):
             return tool.name, [_row(tool, run) for run in content]
     return None
 
