@@ -135,7 +135,7 @@ def _fits(name: str, words: str, cells: Sequence[str]) -> bool:
     """Whether a column may have such cells: by its heading alone it may be a count, or have no unit."""
     numbers = leading_numbers(cells)
     if name == "draft":
-        return len(numbers) < len(list(filter(is_stated, cells)))
+        return len(numbers) < sum(map(is_stated, cells))
     if name == "num_draft_tokens":
         return max(numbers, default=0) <= _LARGEST_K
     if name == "latency_s":

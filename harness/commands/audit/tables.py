@@ -97,7 +97,7 @@ def read_text(text: str, columns: Cells, everywhere: Row, title: str) -> Reading
         return Reading([runs], [f"read of {tool}: {' · '.join(figures)}"], [], [])
     marked = _markdown_tables(text)
     raw = marked or _table_by_lines(text)
-    headings = list(dict.fromkeys(heading for rows in raw for heading in rows[0]))
+    headings = [heading for rows in raw for heading in rows[0]]
     for heading, name in columns.items():
         if heading not in headings:
             rule = f"no table has this column{nearest(heading, headings)}; there are {', '.join(headings)}"
