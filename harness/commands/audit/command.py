@@ -51,7 +51,7 @@ _SHORT_NAMES = {
     "length": "tokens_per_iteration",
     "baseline": "regular_tokens_per_second",
 }
-_STATED = (*NUMBERS, "draft", "model")
+_STATED = (*NUMBERS, "draft")
 
 
 def main(arguments: Sequence[str]) -> None:

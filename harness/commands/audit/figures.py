@@ -42,7 +42,7 @@ _PER_SECOND = (
 # What may stand behind a number, by the end of its name.
 _UNITS = {
     "acceptance_rate": "%?",
-    "speedup": "[×xX]?(?: faster)?",
+    "speedup": "(?:[×x]| times)?(?: faster)?",
     "tokens_per_second": _PER_SECOND,
     "ms_per_token": r"(?:ms)?(?: ?/ ?tok\w*)?",
     "latency_s": r"(?:m?s(?:ec\w*)?)?",
@@ -130,7 +130,7 @@ class Figure(NamedTuple):
             return cls._gained(change, in_percent)
         of_unit = next(unit for end, unit in _UNITS.items() if name.endswith(end))
         number = rf"({_NUMBER})\s*({of_unit})"
-        cell = re.fullmatch(rf"{number}(?:{_TO}{number})?\s*(?:[±(\[].*)?", text)
+        cell = re.fullmatch(rf"(?i){number}(?:{_TO}{number})?\s*(?:[±(\[].*)?", text)
         if cell is None or (name == "speedup" and in_percent and not cell[2]):
             raise ValueError(text)
         first, last = (cls._rounded(name, digits) for digits in (cell[1], cell[3] or cell[1]))

@@ -91,7 +91,7 @@ def names_of_columns(rows: Sequence[Cells], columns: Cells) -> dict[str, str]:
             names[heading] = meant
     _name_by_cells({h: cells[h] for h in unknown if h not in names}, names)
     first = next(iter(rows[0]))
-    if first not in names and not all(re.fullmatch(r"[\d.]*", cell) for cell in cells[first]):
+    if first not in names and not _are_numbers(cells[first]):
         names[first] = "name"
     return names
 
@@ -102,7 +102,7 @@ def _name_by_cells(cells: Mapping[str, Sequence[str]], names: dict[str, str]) ->
         heading
         for heading, texts in cells.items()
         if any(map(is_stated, texts))
-        and all(re.search(r"\d\s*(?:tok\w*|tk|t)/s", text) for text in filter(is_stated, texts))
+        and all(re.search(r"(?i)\d\s*(?:tok\w*|tk|t)/s", text) for text in filter(is_stated, texts))
         and not re.search(r"prompt|prefill|\bpp|total", plain(heading))
     ]
     if "tokens_per_second" not in names.values() and len(in_tokens_per_second) == 1:
@@ -133,11 +133,14 @@ def _meaning(words: str, cells: Sequence[str]) -> str | None:
 
 def _fits(name: str, words: str, cells: Sequence[str]) -> bool:
     """Whether a column may have such cells: by its heading alone it may be a count, or have no unit."""
-    numbers = leading_numbers(cells)
     if name == "draft":
-        return len(numbers) < sum(map(is_stated, cells))
+        return not _are_numbers(cells)
     if name == "num_draft_tokens":
-        return max(numbers, default=0) <= _LARGEST_K
+        return max(leading_numbers(cells), default=0) <= _LARGEST_K
     if name == "latency_s":
         return bool(re.search(r"\bs\b|sec", words)) or any("s" in cell for cell in cells)
     return True
+
+
+def _are_numbers(cells: Sequence[str]) -> bool:
+    return all(re.fullmatch(r"[\d.,]*", cell) for cell in cells)

@@ -139,8 +139,13 @@ def _markdown_tables(text: str) -> list[list[dict[str, str]]]:
 
 
 def _bare(line: str) -> str:
-    """A line of a table without its outer bars, tags and marks."""
-    return re.sub(r"</?[a-zA-Z][^>]*>|\*\*|`", "", line).strip().removeprefix("|").removesuffix("|")
+    """A line of a table without its outer bars, tags, marks, and those of a quotation."""
+    return (
+        re.sub(r"^[\s>]+|</?[a-zA-Z][^>]*>|\*\*|`", "", line)
+        .strip()
+        .removeprefix("|")
+        .removesuffix("|")
+    )
 
 
 def _table_by_lines(text: str) -> list[list[dict[str, str]]]:
@@ -289,7 +294,7 @@ def _with_k_in_words(row: Row) -> Row:
         if match and "num_draft_tokens" not in row.figures and not row.is_regular:
             words = f"{text[: match.start()]}{text[match.end() :]}".strip()
             k = float(match[1] or match[2])
-            settings = {**row.settings, name: words or text}
+            settings = {**row.settings, name: words}
             figures = {**row.figures, "num_draft_tokens": Figure(k, k, f"{k:g}")}
             return Row(row.place, settings, figures, k_is_in_words=True)
     return row

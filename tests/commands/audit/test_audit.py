@@ -267,7 +267,7 @@ def test_a_bad_argument_ends_in_one_line(audit: Audit, tmp_path: Path) -> None:
         (["a.csv", "temperature=-1"], "no such argument"),
         (["a.csv", "batch_size=many"], "batch_size=many: must be a number"),
         (["K=-1", "speedup=2"], "num_draft_tokens=-1: must be a number"),
-        (["K=3", "model=x"], "takes one file"),
+        (["K=3", "draft=x"], "takes one file"),
         (["a.csv", "columns={AL"], "must be {HEADING: NAME, ...}"),
         (["a.csv", "columns={AL}"], "no such NAME"),
         (["a.csv", "columns={LA: speedup}"], "no table has this column (did you mean AL?)"),

@@ -62,6 +62,8 @@ def test_a_number_stands_for_all_that_rounds_to_it(text: str, low: float, high: 
     [
         ("tokens_per_second", "3.2 tok/s", 3.15, 3.25),
         ("tokens_per_second", "1,234.5 tokens/s", 1234.45, 1234.55),
+        ("tokens_per_second", "41.2 T/s", 41.15, 41.25),
+        ("speedup", "2.1 times faster", 2.05, 2.15),
         ("tokens_per_second", "20.84 (4.91, 4)", 20.835, 20.845),
         ("acceptance_rate", "45-53%", 0.445, 0.535),
         ("acceptance_rate", "73.2 %", 0.7315, 0.7325),

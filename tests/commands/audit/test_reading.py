@@ -30,6 +30,7 @@ def figures_of(row: Row) -> dict[str, str]:
         "# my results\nK,speed-up,τ\n4,1.95×,2.50\n8,2.10×,2.90\n",
         "Ours:\n\n| K | speed-up | τ |\n|-|-|-|\n| 4 | <b>1.95×</b> | **2.50** |\n| 8 | 2.10 | 2.90 |\nand text\n",
         "K | speed-up | τ\n-- | -- | --\n4 | 1.95× | 2.50\n8 | 2.10 | 2.90\n",
+        "> | K | speed-up | τ |\n> |---|---|---|\n> | 4 | 1.95× | 2.50 |\n> | 8 | 2.10 | 2.90 |\n",
     ],
 )
 def test_a_table_is_read_in_every_form(text: str) -> None:
@@ -130,6 +131,7 @@ def test_other_words_are_no_baseline(words: str) -> None:
         # A length beside rates in percent, and a draft that is a count.
         ("mode,tk/s,accept\nMTP,60,74%\nEAGLE,60,3.1\n", {"tokens_per_second": "60"}),
         ("model,draft,tk/s,tau\n7B,289,60,2\n", {"tokens_per_iteration": "2"}),
+        ("draft model,tk/s,tau\nN/A,30,\n0.5B,60,2\n", {REGULAR: "30", "tokens_per_iteration": "2"}),
         ("mode,K,tk/s,tau\nMTP n=3,4,60,2\n", {"num_draft_tokens": "4", "tokens_per_iteration": "2"}),
         ("mode,tk/s,gain\nMTP,60,~45 %\n", {"speedup": "45 %"}),
         # A unit in each cell of one column names it; of two neither.
