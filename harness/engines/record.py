@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from harness.config.methods import MethodRecord
     from harness.config.run import RunnerName, RunSettings
     from harness.config.settings import DecodingSettings, DraftSettings
-    from harness.engines.counts import Counts
     from harness.engines.door.pairs import AnyPair, Pair
     from harness.engines.protocol import Engine
 
@@ -179,15 +178,6 @@ class EngineRecord(RecordWithSettings, Abilities, Generic[OwnSettings]):
         Who they are is part of what is measured.
         """
         return []
-
-    def counted(self, url: str, key: str | None) -> Counts | None:
-        """What the server at an address has counted since it started; None where it does not answer, or counts nothing,
-        and of an engine that is no server.
-
-        Args:
-            key: of its API; None without one.
-        """
-        return None
 
     def pass_times(
         self, url: str, prefix_length: int, key: str | None

@@ -18,10 +18,8 @@ import numpy as np
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
-from harness.results.cost_tables import Served
 from harness.results.iteration_cost import (
     QUEUED,
-    Answers,
     IterationCost,
     Point,
     mean_time,
@@ -85,7 +83,7 @@ def _means(by_place: Mapping[tuple[int, int], Sequence[Point]]) -> list[Point]:
     means = []
     for (rows, width), several in sorted(by_place.items()):
         steps = [point.steps for point in several if point.steps.is_known]
-        answers = [point.answers for point in several if point.answers]
+        lengths = [point.answer_length for point in several if point.answer_length]
         means.append(
             Point(
                 width,
@@ -93,7 +91,7 @@ def _means(by_place: Mapping[tuple[int, int], Sequence[Point]]) -> list[Point]:
                 mean_time([point.ms for point in several]),
                 mean_time(steps) if steps else Interval(),
                 float(np.mean([point.drafted for point in several])),
-                Answers(*np.mean(answers, axis=0).tolist()) if answers else None,
+                float(np.mean(lengths)) if lengths else None,
             )
         )
     return means
@@ -114,7 +112,7 @@ def points_of(run: Run[LatencyRow]) -> list[Point]:
     if step_ms and regular is not None:
         of_steps = spent_by_unit(regular, run.prompt_rows)
         ms = _time(of_steps, unit, step_ms)
-        points.append(Point(1, load, ms, Interval(1.0), answers=_answers(run, regular)))
+        points.append(Point(1, load, ms, Interval(1.0), answer_length=regular.mean_answer_length))
     iteration_ms = _iteration_ms(row)
     k = k_of(row)
     if row.arm != "speculative" or not iteration_ms or k is None:
@@ -126,30 +124,8 @@ def points_of(run: Run[LatencyRow]) -> list[Point]:
         both = np.array([[*of_iterations[one], *of_steps[one]] for one in common]).T
         steps = ratio_of_products([both[0], both[3]], [both[1], both[2]], unit)
     ms = _time(of_iterations, unit, iteration_ms)
-    points.append(Point(k + 1, load, ms, steps, row.mean_num_draft_tokens, _answers(run, row)))
+    points.append(Point(k + 1, load, ms, steps, row.mean_num_draft_tokens, row.mean_answer_length))
     return points
-
-
-def _answers(run: Run[LatencyRow], row: LatencyRow) -> Answers | None:
-    """What the requests of an arm were; None where they were none."""
-    first_ms, length = row.time_to_first_token_p50_ms, row.mean_answer_length
-    if first_ms is None or length is None:
-        return None
-    return Answers(first_ms, length, row.tokens_per_iteration or 1.0, _lap(run, row))
-
-
-def _lap(run: Run[LatencyRow], row: LatencyRow) -> float:
-    own = [(one.unit, one.asked_before) for one in run.prompt_rows if one.arm == row.arm]
-    return len(own) / len(set(own)) if own else row.batch_size or 1
-
-
-def served_of(run: Run[LatencyRow], row: LatencyRow) -> Served | None:
-    """How the requests of an arm were answered; None where they were none."""
-    first_ms, ms_per_token = row.time_to_first_token_p50_ms, row.ms_per_token_after_first
-    if not row.tokens_per_second or first_ms is None or ms_per_token is None:
-        return None
-    lap = _lap(run, row)
-    return Served(row.tokens_per_second, first_ms, ms_per_token, row.goodput_share, lap)
 
 
 def _by_phases(

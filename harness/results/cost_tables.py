@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
-from typing import NamedTuple
 
 from harness.config.errors import SettingError
 from harness.results.iteration_cost import QUEUED, IterationCost, why_queued
@@ -36,28 +35,6 @@ _COLUMNS: Mapping[str, Sequence[str]] = {
 }  # fmt: skip
 
 
-class Served(NamedTuple):
-    """How the requests of an arm were answered.
-
-    Attributes:
-        tokens_per_second: of all requests together.
-        first_ms: to the first token, the median.
-        ms_per_token: after the first, over all requests.
-        good: the share of requests within limits; None without limits.
-        lap: requests that were asked one after the other.
-    """
-
-    tokens_per_second: float
-    first_ms: float
-    ms_per_token: float
-    good: float | None = None
-    lap: float | None = None
-
-
-# Rows in flight, or requests per second.
-LoadKey = tuple[int | None, float | None]
-
-
 @dataclass(frozen=True)
 class Table:
     """What a table holds, by the name of the draft; `""` where it names none.
@@ -66,7 +43,6 @@ class Table:
         costs: of an iteration.
         yields: tokens per iteration by K, over all loads: what is accepted depends on none.
         measured: speed-ups of decoding by draft, K and rows in flight.
-        served: requests under load, by draft, K (0 of the regular arm) and load.
         origin: columns of the runs that it was made of: model, engine and devices.
         notes: why runs have no price, and what figures are means of.
     """
@@ -74,7 +50,6 @@ class Table:
     costs: Mapping[str, IterationCost] = field(default_factory=dict)
     yields: Mapping[str, Mapping[int, Interval]] = field(default_factory=dict)
     measured: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
-    served: Mapping[tuple[str, int, LoadKey], Served] = field(default_factory=dict)
     origin: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
 

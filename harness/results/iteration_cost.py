@@ -93,22 +93,6 @@ class Shape:
         return ", ".join(["no line", *map(str, self.steps)])
 
 
-class Answers(NamedTuple):
-    """The answers of requests by which an iteration was measured, on average.
-
-    Attributes:
-        first_ms: to the first token, the median.
-        length: tokens of an answer.
-        tokens: per iteration.
-        lap: requests that were asked one after the other, before the arms changed turns.
-    """
-
-    first_ms: float
-    length: float
-    tokens: float
-    lap: float
-
-
 @dataclass(frozen=True)
 class Point:
     """An iteration that was measured.
@@ -119,7 +103,7 @@ class Point:
         ms: its time.
         steps: the same in regular steps at this load; without an estimate where no regular step is known.
         num_drafted: draft tokens that it had on average: fewer than K at the ends of answers.
-        answers: those that it was measured by, of requests; None where they are unknown.
+        answer_length: mean tokens of the answers that it was measured by; None where it is unknown.
     """
 
     width: int
@@ -127,7 +111,7 @@ class Point:
     ms: Interval
     steps: Interval = field(default_factory=Interval)
     num_drafted: float | None = None
-    answers: Answers | None = None
+    answer_length: float | None = None
 
     @property
     def drafted(self) -> float:
@@ -252,29 +236,6 @@ class IterationCost:
             "costs", f"{rule}, but with {loads} in flight: measure batch_size={rows}"
         )
 
-    def between(self, rows: int) -> IterationCost:
-        """The same with points at a load between those that were measured: on straight lines between these, of each K.
-
-        A load beyond all others, and one beside which the engine queues, gets none.
-        """
-        if rows in self.loads:
-            return self
-        below = max((load for load in self.loads if load < rows), default=None)
-        above = min((load for load in self.loads if load > rows), default=None)
-        if below is None or above is None:
-            return self
-        if above in self.refused:
-            return replace(self, refused={**self.refused, rows: self.refused[above]})
-        share = (rows - below) / (above - below)
-        places = {(point.width, point.rows): point for point in self.points}
-        points = []
-        for (width, load), first in places.items():
-            second = places.get((width, above))
-            if load == below and second is not None:
-                ms, steps = _mix(first.ms, second.ms, share), _mix(first.steps, second.steps, share)
-                points.append(Point(width, rows, ms, steps))
-        return replace(self, points=(*self.points, *points))
-
     def break_even(self, k: int, rows: int = 1) -> Interval:
         """Tokens per iteration from which on K pays: what an iteration costs in regular steps."""
         return self.at(k, rows).steps
@@ -352,7 +313,7 @@ class IterationCost:
                     "num_drafted": point.num_drafted,
                     "ms": _as_json(point.ms),
                     "steps": _as_json(point.steps),
-                    "answers": point.answers and point.answers._asdict(),
+                    "answer_length": point.answer_length,
                 }
             )
         refused = {str(rows): reason for rows, reason in self.refused.items()}
@@ -371,8 +332,8 @@ class IterationCost:
         for one in content["points"]:
             drafted = one.get("num_drafted")
             times = (_from_json(one["ms"]), _from_json(one["steps"]))
-            answers = Answers(**one["answers"]) if one.get("answers") else None
-            points.append(Point(int(one["width"]), int(one["rows"]), *times, drafted, answers))
+            length = one.get("answer_length")
+            points.append(Point(int(one["width"]), int(one["rows"]), *times, drafted, length))
         refused = {int(rows): str(reason) for rows, reason in content.get("refused", {}).items()}
         return cls(tuple(points), str(content.get("source", "")), refused)
 
@@ -473,16 +434,6 @@ def _ratio(numerator: Interval, denominator: Interval) -> Interval:
     covers = min(known, key=lambda coverage: coverage.num_units) if known else None
     low, high = estimate * math.exp(-math.sqrt(below)), estimate * math.exp(math.sqrt(above))
     return Interval(estimate, low, high, covers)
-
-
-def _mix(first: Interval, second: Interval, share: float) -> Interval:
-    """Between two times; bounds where both have some."""
-
-    def at(before: float, behind: float) -> float:
-        return (1 - share) * before + share * behind
-
-    estimate = at(first.estimate, second.estimate)
-    return Interval(estimate, at(first.low, second.low), at(first.high, second.high), first.covers)
 
 
 def _median(values: Sequence[float]) -> Interval:

@@ -21,7 +21,6 @@ from harness.servers.started import commands_of, labelled, start
 
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
-    from harness.engines.counts import Counts
     from harness.engines.protocol import Engine
 
 # Variables that say on which devices a server runs, and where its models are.
@@ -133,11 +132,6 @@ class Server(EngineRecord[ServerSettings]):
             if one.reports_by and (server is None or one.title in server):
                 return f"{one.title} reports it when started with {one.reports_by}"
         return ""
-
-    def counted(self, url: str, key: str | None) -> Counts | None:
-        from harness.servers.counters import CounterPage
-
-        return CounterPage(url, key).read()
 
     def pass_times(
         self, url: str, prefix_length: int, key: str | None

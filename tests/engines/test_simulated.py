@@ -104,24 +104,6 @@ def test_requests_that_fill_free_places_wait_for_each_other(harness: Harness) ->
     assert rows["time_to_first_token_ms"][0] == pytest.approx(45, rel=0.02)
 
 
-def test_prompts_that_are_read_together_have_their_first_tokens_together(harness: Harness) -> None:
-    load = ["engine.prompt_ms=0", "engine.first_ms=10", "batch_size=4", "num_prompts=8", ALWAYS]
-    one_by_one = speculative(harness, *QUIET, *load)
-    together = speculative(harness, *QUIET, *load, "engine.reads_together=true")
-    assert one_by_one["time_to_first_token_ms"] == pytest.approx(np.mean([10, 20, 30, 40]))
-    assert together["time_to_first_token_ms"] == pytest.approx(40)
-
-
-def test_a_request_that_comes_a_moment_later_waits_for_an_iteration(harness: Harness) -> None:
-    """Read at once it takes 10 ms, and beside an iteration of 20 ms that has just begun 29."""
-    load = ["batch_size=2", "num_prompts=64", "laps=1", "K=4", "engine.row_ms=0"]
-    costs = ["engine.prompt_ms=0", "engine.first_ms=10", "engine.draft_ms=0", "engine.width_ms=0"]
-    at_once = speculative(harness, *QUIET, *costs, *load)
-    later = speculative(harness, *QUIET, *costs, *load, "engine.gap_ms=1")
-    assert at_once["time_to_first_token_p50_ms"] == pytest.approx(10)
-    assert later["time_to_first_token_p50_ms"] == pytest.approx(29)
-
-
 def test_at_a_rate_laps_neither_begin_nor_end_empty(harness: Harness) -> None:
     """Of one lap of 2048 requests the beginning and the end hardly count."""
     asked = ["engine.rate=20", "num_prompts=2048", "tokens=16"]

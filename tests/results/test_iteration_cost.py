@@ -14,7 +14,7 @@ from scipy.stats import binomtest
 from harness.config.errors import SettingError
 from harness.engines.simulated.settings import SimulatedSettings
 from harness.results.cost_tables import read_table
-from harness.results.iteration_cost import Answers, IterationCost, Point, Shape, mean_time
+from harness.results.iteration_cost import IterationCost, Point, Shape, mean_time
 from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.ratios import ratio_of_products
 
@@ -130,24 +130,6 @@ def test_a_load_that_is_refused_has_its_figures_but_no_price() -> None:
     assert line_of(read)[:2] == pytest.approx((1, 1 / 16))
 
 
-def test_a_load_between_two_is_on_the_lines_between_them() -> None:
-    """A quarter of the way: 21 and 35 ms, and a quarter of the steps between 1.5 and 50 ÷ 24."""
-    points = [(1, 2, 20.0), (5, 2, 30.0), (9, 2, 60.0), (1, 6, 24.0), (5, 6, 50.0)]
-    cost = IterationCost.of_points(points, refused={10: "queued"})
-    between = cost.between(3)
-    assert between.ks(3) == [4]
-    assert between.at(4, 3).ms.estimate == pytest.approx(35)
-    assert between.break_even(4, 3).estimate == pytest.approx(1.5 + (50 / 24 - 1.5) / 4)
-    bounded = IterationCost.of_points(
-        [(1, 2, 20.0), (5, 2, Interval(30, 28, 34)), (5, 6, Interval(50, 40, 62))]
-    )
-    ms = bounded.between(3).points[-1].ms
-    assert (ms.low, ms.estimate, ms.high) == pytest.approx((31, 35, 41))
-    assert cost.between(2) is cost.between(1) is cost.between(12) is cost
-    crowded = IterationCost.of_points([*points, (5, 10, 30.0)], refused={10: "queued"})
-    assert crowded.between(8).refused == {8: "queued", 10: "queued"}
-
-
 def test_passes_in_rounds_have_the_median_of_their_ratios() -> None:
     """Of 11 rounds, one of which stalls. The bounds are the 2nd and the 10th in order: the sign test's at 95 %."""
     ratios = [1.0 + place / 10 for place in range(11)]
@@ -175,8 +157,7 @@ def test_the_value_survives_a_file() -> None:
     covers = Coverage(15, "prompt")
     times = [(1, 1, Interval(20.0, 19.0, 21.0, covers)), (5, 1, 30.0)]
     cost = IterationCost.of_points(times, "here", {4: "queued"})
-    answers = Answers(first_ms=300.0, length=120.5, tokens=2.5, lap=3.0)
-    last = replace(cost.points[-1], num_drafted=3.5, answers=answers)
+    last = replace(cost.points[-1], num_drafted=3.5, answer_length=120.5)
     cost = replace(cost, points=(cost.points[0], last), one_step=False)
     assert repr(IterationCost.from_json(cost.as_json())) == repr(cost)
     with pytest.raises(ValueError, match="is of version 7"):

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from harness.commands.command import Experiment
-from harness.commands.plan.load import Load
 from harness.commands.plan.predictions import Prediction, predictions
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
@@ -80,13 +79,10 @@ class Plan(Experiment[PlanSettings, PlanRow]):
         accepted = Table(yields={"": self.accepted})
         typed = self.settings.acceptance_path
         if typed is not None:
-            accepted = read_prices("acceptance", typed, key=key)
-        settings = self.settings
-        load = None
-        if settings.batch_size > 1 or settings.rate is not None:
-            in_flight = settings.batch_size if settings.rate is None else None
-            load = Load(in_flight, settings.rate, settings.slo)
-        self.predictions, notes = predictions(costs, accepted, load, settings)
+            accepted = read_prices("acceptance", typed)
+        in_flight = self.settings.batch_size
+        load = in_flight if in_flight > 1 else None
+        self.predictions, notes = predictions(costs, accepted, load)
         model = ModelSettings(name=costs.origin.get("model") or Path(path).stem, repository=SERVED)
         self.settings = replace(self.settings, model=model, draft=None)
         # Settings that nothing was measured with.

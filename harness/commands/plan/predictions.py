@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
-from harness.commands.plan.load import Load, UnderLoad
 from harness.commands.plan.rows import PlanRow
 from harness.config.errors import SettingError
-from harness.config.run import RunSettings
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, interval, number, times
 from harness.results import cost_tables
-from harness.results.cost_tables import Served
-from harness.results.iteration_cost import Best, IterationCost, Point
+from harness.results.iteration_cost import Best, Point
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
 
 # A prediction counts as right within this share of what was measured, where intervals do not judge it.
 _CLOSE = 0.05
-_LOAD = (
-    Column("requests\nper second", "{:g}".format, "request_rate", optional=True),
-    Column("in\nflight", of="batch_size", identifies_row=True, optional=True),
-)
 # Loads whose best K is named in a sentence.
 _MOST_NAMED = 4
 
@@ -36,8 +29,6 @@ class Prediction:
     Attributes:
         best: of this draft and load.
         measured: the same as the texts' own runs measured it; None where they did not.
-        load: requests in flight, or at a rate, that were asked for; then `served`, of the regular arm and of K, are how
-            they would be answered, and `as_measured` how these runs answered them.
     """
 
     draft: str
@@ -46,16 +37,12 @@ class Prediction:
     speedup: Interval
     best: Best
     measured: float | None = None
-    load: Load | None = None
-    served: Sequence[Served] = ()
-    as_measured: Sequence[Served | None] = ()
 
     def columns(self) -> dict[str, Any]:
-        columns = self._of_load()
-        return columns | {
+        return {
             "draft": self.draft or None,
             "num_draft_tokens": self.point.width - 1,
-            "batch_size": self.point.rows or None,
+            "batch_size": self.point.rows,
             "break_even_tokens": self.point.steps.estimate if self.point.steps.is_known else None,
             "iteration_ms": self.point.ms,
             "predicted_speedup": self.speedup,
@@ -65,30 +52,16 @@ class Prediction:
             "measured_speedup": self.measured,
         }
 
-    def _of_load(self) -> dict[str, Any]:
-        if self.load is None:
-            return {}
-        columns: dict[str, Any] = {"request_rate": self.load.rate}
-        for kind, both in (("predicted", self.served), ("measured", self.as_measured)):
-            for arm, served in zip(("regular_", ""), both, strict=True):
-                if served is not None:
-                    columns[f"{kind}_{arm}tokens_per_second"] = served.tokens_per_second
-                    columns[f"{kind}_{arm}first_token_ms"] = served.first_ms
-                    columns[f"{kind}_{arm}goodput_share"] = served.good
-        return columns
-
 
 def predictions(
     costs: cost_tables.Table,
     accepted: cost_tables.Table,
-    load: Load | None = None,
-    settings: RunSettings | None = None,
+    load: int | None = None,
 ) -> tuple[list[Prediction], list[str]]:
     """All that costs and yields have in common, and why there is no more.
 
     Args:
-        load: that is asked for; None for every one that was measured.
-        settings: of answers under it.
+        load: rows in flight that are asked for; None for all that were measured.
 
     Raises:
         SettingError: they have nothing in common.
@@ -106,13 +79,7 @@ def predictions(
         for name in known:
             yields = accepted.yields[name]
             own = draft or name
-            if load is not None and settings is not None:
-                try:
-                    found += _under_load(own, cost, yields, accepted.served, load, settings)
-                except SettingError as error:
-                    problems.append((own or error.setting, error))
-                continue
-            for rows in cost.loads:
+            for rows in cost.loads if load is None else (load,):
                 try:
                     best = cost.best_k(yields, rows)
                 except SettingError as error:
@@ -131,54 +98,6 @@ def predictions(
     return found, [*dict.fromkeys([*notes, *costs.notes, *accepted.notes])]
 
 
-def _under_load(
-    draft: str,
-    cost: IterationCost,
-    yields: Mapping[int, Interval],
-    measured: Mapping[tuple[str, int, cost_tables.LoadKey], Served],
-    load: Load,
-    settings: RunSettings,
-) -> list[Prediction]:
-    """Predictions for each K at a load, of decoding and of requests.
-
-    Raises:
-        SettingError: the load is beyond those that have a price.
-    """
-    rows = load.in_flight
-    key = (rows, load.rate)
-    under_load = UnderLoad(cost, settings, load)
-    if rows is not None:
-        cost = cost.between(rows)
-        best = cost.best_k(yields, rows)
-        ks = cost.ks(rows)
-    else:
-        ks = sorted({k for one in cost.loads for k in cost.ks(one)})
-    found = []
-    for k in ks:
-        if k not in yields:
-            continue
-        beside = [measured.get((draft, one, key)) for one in (0, k)]
-        laps = [one.lap if one else None for one in beside]
-        served = [
-            under_load.served(one, tokens, lap)
-            for one, tokens, lap in zip((0, k), (1.0, yields[k].estimate), laps, strict=True)
-        ]
-        regular, own = beside
-        both = regular.ms_per_token / own.ms_per_token if regular and own else None
-        if rows is not None:
-            point, speedup = cost.at(k, rows), cost.speedup(yields[k], k, rows)
-        else:
-            point = Point(k + 1, 0, Interval())
-            speedup = Interval(served[0].ms_per_token / served[1].ms_per_token)
-            best = Best(k, speedup, [])
-        one = Prediction(draft, point, yields[k], speedup, best, both, load, served, beside)
-        found.append(one)
-    if rows is None and found:
-        most = max(found, key=lambda one: one.speedup.estimate).best
-        found = [replace(one, best=most) for one in found]
-    return found
-
-
 def predictions_page(rows: Sequence[PlanRow], failed: Sequence[PlanRow] = ()) -> Page:
     """The best K at each load, and every K beside what was measured, where that is known.
 
@@ -195,7 +114,7 @@ def predictions_page(rows: Sequence[PlanRow], failed: Sequence[PlanRow] = ()) ->
     columns = (
         Column("acceptance", of="acceptance_source", text=True, once=True, optional=True),
         Column("draft", of=lambda row: row.draft, text=True, once=True, optional=True),
-        *_LOAD,
+        Column("in\nflight", of="batch_size", identifies_row=True, optional=True),
         Column("K", of="num_draft_tokens", identifies_row=True),
         Column("predicted\nspeed-up", times, "predicted_speedup.estimate"),
         Column("95 % interval", of=lambda row: interval(row.predicted_speedup), optional=True),
@@ -221,9 +140,6 @@ def predictions_page(rows: Sequence[PlanRow], failed: Sequence[PlanRow] = ()) ->
         shown,
         strong=lambda row: row.num_draft_tokens == row.best_num_draft_tokens,
     )
-    tables = [table]
-    if any(row.predicted_tokens_per_second for row in rows):
-        tables.insert(0, _requests(rows))
     return Page(
         title,
         [*_findings(rows), *_beside_measured(rows)],
@@ -231,65 +147,9 @@ def predictions_page(rows: Sequence[PlanRow], failed: Sequence[PlanRow] = ()) ->
             *(f"Failed: {row.error}" for row in failed),
             *(f"{note[:1].upper()}{note[1:]}." for note in notes),
         ],
-        tables,
+        [table],
         [("Covers", _covers(rows))],
         _next_steps(rows),
-    )
-
-
-class _Arm(NamedTuple):
-    """A line of the table of requests: of the regular arm, or of K."""
-
-    row: PlanRow
-    arm: str
-
-    def figure(self, name: str) -> float | None:
-        value = getattr(self.row, name.format("" if self.arm != "regular" else "regular_"))
-        return None if value is None else float(value)
-
-
-def _requests(rows: Sequence[PlanRow]) -> Table:
-    """How requests would be answered at the load that was asked for, and how they were."""
-    lines = []
-    regular = set()
-    for row in rows:
-        place = (row.acceptance_source, row.draft, row.batch_size, row.request_rate)
-        if place not in regular:
-            regular.add(place)
-            lines.append(_Arm(row, "regular"))
-        lines.append(_Arm(row, f"K={row.num_draft_tokens}"))
-
-    def column(name: str, form: str, figure: str) -> Column:
-        return Column(name, form.format, lambda line: line.figure(figure), optional=True)
-
-    columns = (
-        Column("acceptance", of="row.acceptance_source", text=True, once=True, optional=True),
-        Column("draft", of="row.draft", text=True, once=True, optional=True),
-        *(column.at("row") for column in _LOAD),
-        Column("", of="arm", text=True),
-        Column(
-            "speed-up", times, lambda line: None if line.arm == "regular" else _estimate(line.row)
-        ),
-        column("tokens\nper second", "{:.1f}", "predicted_{}tokens_per_second"),
-        column("\nmeasured", "{:.1f}", "measured_{}tokens_per_second"),
-        column("first token\nms, median", "{:.1f}", "predicted_{}first_token_ms"),
-        column("\nmeasured", "{:.1f}", "measured_{}first_token_ms"),
-        column("within\nlimits", "{:.0%}", "predicted_{}goodput_share"),
-        column("\nmeasured", "{:.0%}", "measured_{}goodput_share"),
-    )
-    hidden = set()
-    for name, values in (
-        ("draft", {row.draft for row in rows}),
-        ("acceptance", {row.acceptance_source for row in rows}),
-    ):
-        if len(values) == 1:
-            hidden.add(name)
-    return Table.of(
-        "requests",
-        "",
-        lines,
-        tuple(column for column in columns if column.name not in hidden),
-        strong=lambda line: line.arm == f"K={line.row.best_num_draft_tokens}",
     )
 
 
@@ -320,7 +180,7 @@ def _findings(rows: Sequence[PlanRow]) -> list[Line]:
     sources = grouped(rows, lambda row: str(row.acceptance_source))
     for source, members in sources.items():
         about = f"{source}: " if len(sources) > 1 else ""
-        by_load = grouped(members, lambda row: row.request_rate or row.batch_size or 1)
+        by_load = grouped(members, lambda row: row.batch_size or 1)
         bests = [max(by_load[load], key=_estimate) for load in sorted(by_load)]
         drafts = {row.draft for row in members}
         if len(bests) == 1:
@@ -331,23 +191,14 @@ def _findings(rows: Sequence[PlanRow]) -> list[Line]:
             rows_of_part = [*same]
             first, last = rows_of_part[0], rows_of_part[-1]
             name = f"{draft} K={k}" if len(drafts) > 1 else f"K={k}"
-            loads, gains = f"{_load(first)}", _speedup(first)
+            loads, gains = f"{first.batch_size or 1}", _speedup(first)
             if first is not last:
-                loads += f" to {_load(last)}"
+                loads += f" to {last.batch_size or 1}"
                 gains = f"{times(_estimate(first))} to {times(_estimate(last))}"
-            at = (
-                f"at {loads} requests per second"
-                if first.request_rate
-                else f"with {loads} in flight"
-            )
-            parts.append(f"{name} {at}: {gains}")
+            parts.append(f"{name} with {loads} in flight: {gains}")
         more = f"; and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
         lines.append(Line(f"{about}predicted {'; '.join(parts[:_MOST_NAMED])}{more}", "strong"))
     return lines
-
-
-def _load(row: PlanRow) -> str:
-    return f"{row.request_rate or row.batch_size or 1:g}"
 
 
 def _of_one_load(best: PlanRow, about: str, *, several: bool) -> Line:
@@ -392,11 +243,8 @@ def _covers(rows: Sequence[PlanRow]) -> str:
     intervals = (
         f"intervals are over {'; '.join(sorted(covers))}" if covers else "no interval is known"
     )
-    requests = ""
-    if any(row.predicted_tokens_per_second for row in rows):
-        requests = " Requests are answered on the simulated engine's clock, at these costs."
     return (
-        f"speed-ups are of decoding, without reading the prompt; {intervals}.{requests} It is assumed that an iteration"
+        f"speed-ups are of decoding, without reading the prompt; {intervals}. It is assumed that an iteration"
         " costs the same with these texts, at about their lengths"
     )
 
@@ -406,8 +254,6 @@ def _next_steps(rows: Sequence[PlanRow]) -> list[Step]:
     largest = max(row.num_draft_tokens or 0 for row in rows if row.draft == best.draft)
     several = len({row.num_draft_tokens for row in rows if row.draft == best.draft}) > 1
     load = f" batch_size={best.batch_size}" if (best.batch_size or 1) > 1 else ""
-    if best.request_rate:
-        load = f" engine.rate={best.request_rate:g}"
     if several and best.num_draft_tokens == largest:
         command = f"harness latency … K={2 * largest}{load}"
         return [Step(f"K={largest} is the largest with a price", command=command)]

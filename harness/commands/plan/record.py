@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +13,7 @@ from harness.commands.plan.rows import PlanRow
 from harness.config.errors import SettingError
 from harness.config.machine import gpu_names
 from harness.config.run import RunSettings
-from harness.config.settings import check_limits, require, require_at_least
+from harness.config.settings import require, require_at_least
 
 if TYPE_CHECKING:
     from harness.reporting.page import Page
@@ -35,12 +35,9 @@ class PlanSettings(RunSettings):
             `FILE@WORD` for its rows with that word), or the address of a plain server, whose passes are timed. The
             speed-up is predicted from it and from `acceptance`, without models; None for the bytes that the pair reads.
         acceptance: what an iteration yields: a run of `acceptance` or, with `costs`, of `latency` (its directory, CSV
-            file or `result.json`) or a table; with `costs` also the address of a server, for its counters, or a JSON
-            file with a histogram by vLLM or AIPerf; or a guess, the chance that a draft token is accepted if those
-            before it were: `0.7`, or for each position `[0.8,0.7,0.6]`; or tokens per iteration at one K: `3.2@4`.
-        api_key_variable: name of the environment variable with the API key of servers in `costs` and `acceptance`.
-        rate: with `costs`, requests per second at random (Poisson) times; else `batch_size` of them are in flight.
-        slo: with these, the most milliseconds of a good request, such as `{ttft_ms: 500, itl_ms: 50}`.
+            file or `result.json`) or a table; or a guess, the chance that a draft token is accepted if those before it
+            were: `0.7`, or for each position `[0.8,0.7,0.6]`; or tokens per iteration at one K: `3.2@4`.
+        api_key_variable: name of the environment variable with the API key of a server in `costs`.
     """
 
     gpus: int | None = None
@@ -50,8 +47,6 @@ class PlanSettings(RunSettings):
     costs: str | None = None
     acceptance: str | tuple[float, ...] | None = None
     api_key_variable: str | None = None
-    rate: float | None = None
-    slo: Mapping[str, float] | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -76,14 +71,6 @@ class PlanSettings(RunSettings):
         require(finite, "bandwidth", "must be positive, in GB/s", self.bandwidth)
         rule = "needs acceptance=: what an iteration yields, such as acceptance=0.7 or a run"
         require(self.costs is None or self.acceptance is not None, "costs", rule, self.costs)
-        require(self.rate is None or self.rate > 0, "rate", "must be positive", self.rate)
-        rule = "needs costs=: what an iteration costs at several loads"
-        has_load = self.rate is not None or self.slo is not None
-        require(not has_load or self.costs is not None, "rate", rule, self.rate)
-        rule = "must be null with rate=: requests come whatever is in flight"
-        both = self.rate is not None and self.batch_size > 1
-        require(not both, "batch_size", rule, self.batch_size)
-        check_limits(self.slo)
         rule = "must be null without a draft: nothing is accepted"
         with_bytes = self.acceptance is not None and self.costs is None
         require(not (with_bytes and self.draft is None), "acceptance", rule, self.acceptance)

@@ -66,22 +66,6 @@ class PlanRow(RunRow):
     measured_speedup: MaybeFloat = figure(
         "what `acceptance` itself measured of decoding at this load, to be compared with the prediction"
     )
-    request_rate: MaybeFloat = figure("`rate`, where a load was asked for", "requests/s")
-    slo: dict[str, float] | None = setting(
-        "most milliseconds of a good request, as JSON", "slo", "ms"
-    )
-    predicted_tokens_per_second: MaybeFloat = figure("of requests under that load", "tokens/s")
-    predicted_first_token_ms: MaybeFloat = figure("their median time to the first token", "ms")
-    predicted_goodput_share: MaybeFloat = figure("share of them within `slo`")
-    predicted_regular_tokens_per_second: MaybeFloat = figure("without a draft", "tokens/s")
-    predicted_regular_first_token_ms: MaybeFloat = figure("without a draft", "ms")
-    predicted_regular_goodput_share: MaybeFloat = figure("without a draft")
-    measured_tokens_per_second: MaybeFloat = figure("as `acceptance` measured it", "tokens/s")
-    measured_first_token_ms: MaybeFloat = figure("as `acceptance` measured it, the median", "ms")
-    measured_goodput_share: MaybeFloat = figure("as `acceptance` measured it")
-    measured_regular_tokens_per_second: MaybeFloat = figure("the same without a draft", "tokens/s")
-    measured_regular_first_token_ms: MaybeFloat = figure("the same without a draft", "ms")
-    measured_regular_goodput_share: MaybeFloat = figure("the same without a draft")
     cost_source: MaybeText = figure("`costs`, where a prediction is from measured costs")
     acceptance_source: MaybeText = figure("`acceptance` of such a prediction")
     bandwidths: dict[str, float] | None = figure(

@@ -244,7 +244,6 @@ class _Batch:
         """Read the prompts that have come, as far as there is room."""
         settings, clock = self._settings, self._clock
         rate = settings.rate
-        together: list[_Row] = []
         while rate is not None or (self.free and self.free[0] <= clock.now_s):
             while self._next_extra_s <= clock.now_s:
                 assert rate is not None
@@ -260,15 +259,10 @@ class _Batch:
                 # Sent when there was room, and read behind others for which there was.
                 row.sent_s = self.free.popleft()
             self._pass(settings.first_ms + settings.prompt_ms * row.record.num_prompt_tokens)
-            if settings.reads_together:
-                together.append(row)
-                continue
             self._give(row, 1)
             # However many come that do not count: others go on.
             if row.is_extra:
                 break
-        for row in together:
-            self._give(row, 1)
 
     def _iterate(self) -> None:
         """Draft tokens of all rows and verify them."""
@@ -308,7 +302,7 @@ class _Batch:
             return
         self.ended.append(row)
         if self._settings.rate is None:
-            self.free.append(self._clock.now_s + self._settings.gap_ms / 1000)
+            self.free.append(self._clock.now_s)
 
     def _extra_row(self, sent_s: float) -> _Row:
         asked = self._extra[self._num_extra % len(self._extra)]

@@ -25,9 +25,6 @@ class SimulatedSettings(EngineSettings):
         draft_ms: drafting one token, of all rows together.
         prompt_ms: reading one token of a prompt.
         first_ms: added to each prompt, such as what a request takes on its way.
-        reads_together: whether prompts that wait are read in one pass, behind which all have their first token, as in
-            llama-server; else one after the other.
-        gap_ms: from the end of an answer until the next request comes, where some are kept in flight: others go on.
         acceptance: the chance that a draft token is accepted if those before it were: one number, or one for each
             position.
         prompts_differ: how far prompts differ in that, as a standard deviation of its log-odds.
@@ -50,8 +47,6 @@ class SimulatedSettings(EngineSettings):
     draft_ms: float = 2.0
     prompt_ms: float = 0.1
     first_ms: float = 5.0
-    reads_together: bool = False
-    gap_ms: float = 0.0
     acceptance: float | tuple[float, ...] = 0.8
     prompts_differ: float = 0.3
     lengths: tuple[int, ...] = ()
@@ -75,7 +70,6 @@ class SimulatedSettings(EngineSettings):
                 "draft_ms",
                 "prompt_ms",
                 "first_ms",
-                "gap_ms",
                 "prompts_differ",
             ),
             *("noise", "start_noise", "stall_every", "stall_ms", "drift", "blocks"),
