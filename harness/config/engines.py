@@ -45,9 +45,9 @@ class EngineSettings:
         return None
 
     @property
-    def has_rate(self) -> bool:
-        """Whether the prompts of a question are sent at a rate, however many are in flight."""
-        return False
+    def rate(self) -> float | None:
+        """Requests per second of an engine that takes requests; None to keep `batch_size` of them in flight."""
+        return None
 
     @property
     def has_two(self) -> bool:

@@ -65,7 +65,12 @@ class Request:
 
     def record(self) -> RequestRecord:
         """A new record of this request."""
-        return RequestRecord(self.index, len(self.prompt), leave_after=self.leave_after)
+        return RequestRecord(
+            self.index,
+            len(self.prompt),
+            max_new_tokens=self.decoding.max_new_tokens,
+            leave_after=self.leave_after,
+        )
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ class RequestRecord:
         num_read: tokens of the prompt by the server's count; None where it does not report them.
         num_cached: of these, those that the server took from a cache; None where it does not report them.
         num_drafted, num_accepted: draft tokens of all iterations, as a server reports them; None where it does not.
+        max_new_tokens: that it was to have at most; None where nothing bounds it.
         leave_after: tokens, or arrivals without token ids, after which nobody waits for the rest;
             None to wait for all.
         error: why it failed; None where it did not.
@@ -86,6 +87,7 @@ class RequestRecord:
     num_cached: int | None = None
     num_drafted: int | None = None
     num_accepted: int | None = None
+    max_new_tokens: int | None = None
     leave_after: int | None = None
     error: RequestError | None = None
 
@@ -127,6 +129,23 @@ class RequestRecord:
         proposed = self.num_drafted or sum(each for each, _ in self.outcomes)
         accepted = self.num_accepted or sum(each for _, each in self.outcomes)
         return proposed, accepted
+
+    @property
+    def num_iterations(self) -> int | None:
+        """Iterations behind the pass over the prompt, also those that drafted nothing; None where they are unknown.
+
+        Servers count draft tokens as accepted that are behind the end of a text, so that totals give the iterations of
+        an answer only where it has all the tokens that were asked for.
+        """
+        if self.outcomes:
+            return len(self.outcomes)
+        num_decoded = max(0, self.num_tokens - 1)
+        num_undrafted = num_decoded - (self.num_accepted or 0)
+        if self.histogram:
+            return max(num_undrafted, sum(self.histogram))
+        if self.num_drafted and (self.num_tokens != self.max_new_tokens or num_undrafted < 1):
+            return None
+        return num_undrafted
 
     @property
     def bursts(self) -> list[float]:

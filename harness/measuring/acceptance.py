@@ -4,7 +4,8 @@ where they give none.
 A server counts the iterations that drafted something. Those that drafted nothing yielded a token each, so that all
 iterations of an answer of n tokens, whose first comes with the prompt, are n - 1 less the accepted draft tokens: of 64
 tokens with 16 accepted in 4 iterations that drafted, 47 iterations yielded 1.34 tokens each on average, and those that
-drafted 5.
+drafted 5. From every source tokens per iteration are tokens that were decoded over iterations: accepted draft tokens
+behind the end of an answer are none of its tokens.
 """
 
 from __future__ import annotations
@@ -45,12 +46,15 @@ def acceptance_columns(
     reported = [request for request in requests if request.outcomes or request.num_drafted]
     if not reported:
         return Acceptance().columns()
+    num_decoded = sum(max(0, request.num_tokens - 1) for request in requests)
     if iterations_are_known(requests):
         acceptance = Acceptance()
         for request in requests:
             num_undrafted = 0 if request.outcomes else max(0, request.num_tokens - 1)
             acceptance += Acceptance.of([*request.outcomes, *[(0, 0)] * num_undrafted])
-        return acceptance.columns(num_levels)
+        num_iterations = acceptance.iterations.total()
+        of_all = _over_all_iterations(num_decoded, acceptance.num_proposed, num_iterations)
+        return acceptance.columns(num_levels) | of_all
     num_drafted = sum(request.num_drafted or 0 for request in reported)
     num_accepted = sum(request.num_accepted or 0 for request in reported)
     columns: dict[str, Any] = dict.fromkeys(Acceptance().columns())
@@ -64,19 +68,21 @@ def acceptance_columns(
         columns["acceptance_histogram"] = histogram
         columns["mean_acceptance_length"] = 1 + num_accepted / num_drafting
         columns["mean_proposed"] = num_drafted / num_drafting
-    num_decoded = sum(max(0, request.num_tokens - 1) for request in requests)
-    return columns | _over_all_iterations(num_decoded, num_drafted, num_accepted, num_drafting)
+    by_request = [request.num_iterations for request in requests]
+    known = [number for number in by_request if number is not None]
+    if len(known) < len(by_request):
+        return columns
+    return columns | _over_all_iterations(num_decoded, num_drafted, sum(known))
 
 
-def counted_acceptance(
-    counts: Counts, num_requests: int, num_tokens: float | None = None
-) -> dict[str, Any]:
+def counted_acceptance(counts: Counts, requests: Sequence[RequestRecord]) -> dict[str, Any]:
     """The columns about acceptance that counters give; none where nothing was drafted.
 
     Args:
-        num_requests: answers, whose first tokens come without a verification.
-        num_tokens: of these answers, where the server does not count new tokens.
+        requests: those that were counted. Their first tokens come without a verification.
     """
+    num_requests = len(requests)
+    num_tokens = sum(request.num_tokens for request in requests)
     drafts = counts.drafts
     proposed = counts.proposed
     accepted = counts.accepted
@@ -95,26 +101,26 @@ def counted_acceptance(
         rates = [number / drafts for _, number in sorted(counts.accepted_at.items())]
         if rates:
             columns["marginal_acceptance_by_position"] = [round(rate, 4) for rate in rates]
-    if generated is not None:
-        num_decoded = generated - num_requests
-        columns |= _over_all_iterations(num_decoded, proposed, accepted, drafts or 0.0)
+    num_decoded = generated - num_requests
+    # Accepted tokens behind the end of an answer are no tokens of it, and there are no fewer iterations than drafts.
+    are_whole = all(request.num_tokens == request.max_new_tokens for request in requests)
+    if drafts is not None or are_whole:
+        num_iterations = max(num_decoded - accepted, drafts or 0.0)
+        columns |= _over_all_iterations(num_decoded, proposed, num_iterations)
     return columns
 
 
 def _over_all_iterations(
-    num_decoded: float, num_drafted: float | None, num_accepted: float, num_drafting: float
+    num_decoded: float, num_drafted: float | None, num_iterations: float
 ) -> dict[str, Any]:
     """The columns over all iterations, also those that drafted nothing.
 
     Args:
         num_decoded: tokens after the first of each answer.
-        num_drafting: iterations that drafted something; 0 where that is not known. A server may count tokens as
-            accepted that are behind the end of an answer, and there are no fewer iterations than these.
     """
-    num_iterations = max(num_decoded - num_accepted, num_drafting)
     if num_decoded <= 0 or num_iterations <= 0:
         return {}
-    columns: dict[str, Any] = {"tokens_per_iteration": num_decoded / num_iterations}
+    columns: dict[str, Any] = {"tokens_per_iteration": max(1.0, num_decoded / num_iterations)}
     if num_drafted:
         columns["mean_num_draft_tokens"] = num_drafted / num_iterations
     return columns

@@ -178,7 +178,7 @@ def first_turns(
     in_flight: int | None = None
     if engine_of(settings).queues:
         in_flight = len(warmup.prompts)
-    if in_flight and (settings.engine.has_rate or in_flight > 1):
+    if in_flight and (settings.engine.rate or in_flight > 1):
         extra = dataclasses.replace(warmup, salts=["extra"] * len(warmup.prompts))
     questions = []
     for moment, part in enumerate(parts):

@@ -26,7 +26,7 @@ from harness.results.iteration_cost import (
     why_queued,
 )
 from harness.results.prompt_times import Unit, rows_by_unit
-from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.rows.prompts import LatencyPromptRow, decoded_and_iterations
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.ratios import ratio_of_products, skewed_ratio_of_totals
@@ -260,16 +260,15 @@ def tokens_by_k(runs: Sequence[Run[LatencyRow]]) -> dict[int, Interval]:
     for k, of_k in grouped(runs, lambda run: k_of(run.last)).items():
         if k is None:
             continue
-        totals: dict[Unit, list[float]] = {}
+        answers: dict[Unit, list[LatencyPromptRow]] = {}
         for run in of_k:
             for unit, rows in rows_by_unit(run.prompt_rows, "speculative").items():
-                total = totals.setdefault(unit, [0.0, 0.0])
-                for row in rows:
-                    total[0] += (row.tokens_per_iteration or 0.0) * (row.num_iterations or 0)
-                    total[1] += row.num_iterations or 0
-        known = [total for total in totals.values() if total[1]]
+                answers.setdefault(unit, []).extend(rows)
+        are_reported = any(row.num_iterations for rows in answers.values() for row in rows)
+        totals = [decoded_and_iterations(rows) for rows in answers.values()]
+        known = [total for total in totals if total]
         coverage = Coverage.of(of_k[0].last.speedup)
-        if known:
+        if are_reported and len(known) == len(totals):
             tokens, iterations = np.array(known).T
             unit_name = coverage.unit if coverage else "prompt"
             yields[k] = skewed_ratio_of_totals(tokens, iterations, unit=unit_name)

@@ -141,10 +141,6 @@ class ServerSettings(EngineSettings):
         return any("{K}" in word for word in (*self.first_command, *self.start_command))
 
     @property
-    def has_rate(self) -> bool:
-        return self.rate is not None
-
-    @property
     def asks_chats(self) -> bool:
         return self.chat is True
 

@@ -70,24 +70,26 @@ def test_the_size_of_a_cache_is_no_growth() -> None:
 def test_names_of_others(page: str) -> None:
     counted = read_counters(page)
     assert (counted.proposed, counted.accepted) == (80, 50)
-    assert counted_acceptance(counted, 1)["acceptance_rate"] == 50 / 80
+    assert counted_acceptance(counted, [RequestRecord(0, 1)])["acceptance_rate"] == 50 / 80
 
 
 def test_sglang_tells_verifications_and_tokens() -> None:
     page = "sglang:generation_tokens_total 102\nsglang:spec_verify_calls_total 40\n"
-    columns = counted_acceptance(read_counters(page), num_requests=2)
+    columns = counted_acceptance(read_counters(page), [RequestRecord(0, 1)] * 2)
     # 102 tokens without the first of each of 2 requests, in 40 verifications.
     assert columns["mean_acceptance_length"] == 2.5
     assert "acceptance_rate" not in columns
 
 
 def test_rates_follow_from_vllms_definitions() -> None:
-    columns = counted_acceptance(read_counters(VLLM), 1)
+    columns = counted_acceptance(read_counters(VLLM), [RequestRecord(0, 1)])
     assert columns["mean_acceptance_length"] == 1 + 50 / 40
     assert columns["mean_proposed"] == 2
     assert columns["marginal_acceptance_by_position"] == [0.75, 0.5]
     assert columns["acceptance_source"] == "metrics"
-    thirds = counted_acceptance(Counts(drafts=3, accepted=1, accepted_at={0: 1}), 1)
+    thirds = counted_acceptance(
+        Counts(drafts=3, accepted=1, accepted_at={0: 1}), [RequestRecord(0, 1)]
+    )
     assert thirds["marginal_acceptance_by_position"] == [0.3333]
 
 
@@ -150,8 +152,8 @@ def test_traffic_of_others_is_what_is_not_ours() -> None:
 
 def test_a_server_that_drafts_nothing_has_no_acceptance() -> None:
     nothing = Counts(generated=100, drafts=0, proposed=0, accepted=0)
-    assert counted_acceptance(nothing, 1) == {}
-    assert counted_acceptance(Counts(generated=100), 1) == {}
+    assert counted_acceptance(nothing, [RequestRecord(0, 1)]) == {}
+    assert counted_acceptance(Counts(generated=100), [RequestRecord(0, 1)]) == {}
 
 
 def test_a_page_that_was_read_before_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

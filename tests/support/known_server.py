@@ -40,6 +40,8 @@ class KnownServer(EchoServer):
         lengths: tokens of answers, by prompt in turn of its hash; as many as asked for where empty.
         drafts: (drafted, accepted) of an answer's iterations, from the first on and again; (0, 0) drafts nothing.
         reports: each iteration, a histogram, totals, or nothing (then its page has counters).
+        counts_behind_ends: whether an answer that ends by itself is drafted and counted beyond its end, as engines do,
+            which do not know it before.
         slots: requests that it works on at once.
         noted: every answer, in the order of their ends.
     """
@@ -49,6 +51,7 @@ class KnownServer(EchoServer):
     lengths: Sequence[int] = ()
     drafts: Sequence[tuple[int, int]] = ()
     reports: Literal["iterations", "histogram", "totals", "counters"] = "counters"
+    counts_behind_ends: bool = False
     slots: int = 1
     noted: list[NotedAnswer] = field(default_factory=list)
     num_proposed: int = 0
@@ -81,7 +84,8 @@ class KnownServer(EchoServer):
                 if not is_first and self.drafts:
                     drafted, accepted = self.drafts[len(noted.outcomes) % len(self.drafts)]
                     # The last iteration of an answer drafts no more than it lacks.
-                    drafted = min(drafted, count - place - 1)
+                    known_end = body["max_tokens"] if self.counts_behind_ends else count
+                    drafted = min(drafted, known_end - place - 1)
                     accepted = min(accepted, drafted)
                 if not is_first:
                     noted.outcomes.append((drafted, accepted))

@@ -71,7 +71,7 @@ def health_columns(
         for sampling, texts in readings.items()
     }
     num_tokens = sum(text.cut.num_tokens for text in first)
-    counted = _reported_iterations(first, requests)
+    counted = _reported_iterations(requests)
     served = num_tokens / counted if counted else _tokens_in_burst(requests)
     explaining = [
         (sampling, fit)
@@ -110,18 +110,15 @@ def _in_words(sampling: str, fit: RuleFit) -> str:
     return f"{fit.rule}, {sampling} drafts" if sampling else fit.rule
 
 
-def _reported_iterations(
-    texts: Sequence[ReadText], requests: Sequence[RequestRecord]
-) -> float | None:
-    """How many iterations the engine reported; None where it reports none of an answer."""
-    counted = 0.0
-    for request, text in zip(requests, texts, strict=True):
-        if request.outcomes:
-            counted += len(request.outcomes)
-        elif request.num_accepted is not None:
-            counted += text.cut.num_tokens - request.num_accepted
-        else:
+def _reported_iterations(requests: Sequence[RequestRecord]) -> int | None:
+    """How many iterations the engine reported; None where those of an answer are unknown."""
+    counted = 0
+    for request in requests:
+        is_reported = request.outcomes or request.num_drafted is not None
+        number = request.num_iterations
+        if number is None or not is_reported:
             return None
+        counted += number
     return counted
 
 

@@ -410,9 +410,9 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
 def _acceptance_of_prompt(request: RequestRecord, num_levels: int | None) -> dict[str, Any]:
     """The columns about acceptance of the row of an answer."""
     columns = acceptance_columns([request], num_levels)
-    num_iterations: int | None = len(request.outcomes) or None
-    if num_iterations is None and columns["tokens_per_iteration"] is not None:
-        num_iterations = round((request.num_tokens - 1) / columns["tokens_per_iteration"])
+    # One that reports nothing may have drafted nothing.
+    is_reported = request.outcomes or request.num_drafted
+    num_iterations = request.num_iterations if is_reported else None
     known = {name: columns[name] for name in columns.keys() & LatencyPromptRow.columns().keys()}
     return known | {"num_iterations": num_iterations}
 

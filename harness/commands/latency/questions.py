@@ -50,7 +50,7 @@ def num_laps_of(settings: LatencySettings, engine: Engine, num_prompts: int) -> 
         return settings.laps
     if engine.blocks is not None:
         return engine.blocks.number
-    has_rate = settings.engine.has_rate
+    has_rate = settings.engine.rate is not None
     # The last requests of a lap have fewer beside them, which one arm alone can do without.
     if len(engine.arms) == 1 and (settings.batch_size > 1 or has_rate):
         return 1

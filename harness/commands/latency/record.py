@@ -112,7 +112,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
 
     @property
     def num_over_starts(self) -> int:
-        is_divided = self.laps != "auto" or self.precision is not None or self.engine.has_rate
+        is_divided = self.laps != "auto" or self.precision is not None or bool(self.engine.rate)
         return 0 if is_divided or self.test else self.num_asked
 
     @property
@@ -128,7 +128,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
             # answer to a prompt that is asked again.
             return _PROMPTS
         together = self.batch_size
-        if self.engine.has_rate:
+        if self.engine.rate:
             together = max(together, OPEN_LOOP_LAP)
         if together == 1:
             return _PROMPTS

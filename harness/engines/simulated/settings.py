@@ -87,10 +87,6 @@ class SimulatedSettings(EngineSettings):
         return (self.acceptance,) if isinstance(self.acceptance, int | float) else self.acceptance
 
     @property
-    def has_rate(self) -> bool:
-        return self.rate is not None
-
-    @property
     def fills_in_k(self) -> bool:
         """Like a server that is started with the K of the run."""
         return True

@@ -68,7 +68,7 @@ class AcceptanceFigures(Group, Accepted):
         "mean", "the same over all iterations: K of `auto`", "tokens"
     )
     tokens_per_iteration: MaybeFloat = pooled(
-        "mean", "tokens per iteration, over all iterations: 1 + accepted / iterations", "tokens"
+        "mean", "tokens after the first of each answer / all iterations", "tokens"
     )
 
     @classmethod
@@ -115,14 +115,16 @@ def _reported(arm: MeasuredArm) -> dict[str, Any]:
 
     answered = arm.answered
     reported = acceptance_columns(answered)
+    if arm.keeps_up_load and reported["acceptance_rate"] is not None:
+        # Counters have the requests that only keep up the load, too.
+        return reported
     if arm.counted is None or any(request.outcomes or request.histogram for request in answered):
         return reported
     requests = arm.counted_requests
     if traffic_columns(arm.counted, requests).get("unseen_tokens"):
         return reported
     begun = [request for request in requests if request.answered or request.is_cancelled]
-    num_tokens = sum(request.num_tokens for request in begun)
-    counted = counted_acceptance(arm.counted, len(begun), num_tokens)
+    counted = counted_acceptance(arm.counted, begun)
     return counted | {name: value for name, value in reported.items() if value is not None}
 
 

@@ -112,6 +112,11 @@ class MeasuredArm:
         return requests
 
     @property
+    def keeps_up_load(self) -> bool:
+        """Whether there were requests that only kept up the load."""
+        return any(lap.load is not None and lap.load.extra for lap in self.generations)
+
+    @property
     def num_restarts(self) -> int:
         """How often the server was restarted meanwhile, as its counters show."""
         return 0 if self.counted is None else round(self.counted.restarts)

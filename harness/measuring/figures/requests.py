@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.row import pooled
-from harness.results.schema import MaybeFloat, MaybeInt
+from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
+# Of a normal distribution, at a level of 1 %.
+_DEVIATIONS = 2.33
 PERCENTILES = (50, 90, 99)
 
 
@@ -54,6 +57,11 @@ class Requests(Group):
         "requests per second that were sent, as the random times for `engine.rate` came out",
         "requests/s",
     )
+    fell_behind: MaybeBool = pooled(
+        "any",
+        "whether the server answered fewer requests than `engine.rate` sends, those that only keep up the load counted,"
+        " by more than chance explains at a level of 1 %: the queue grew",
+    )
     requests_per_second: MaybeFloat = pooled(
         "mean",
         "requests that were answered, over total time, less the share of it that went to those that only kept up the"
@@ -85,6 +93,7 @@ class Requests(Group):
         num_arrived = sum(request.num_tokens for request in with_arrivals)
         loads = [one.load for one in arm.generations if one.load is not None]
         load_s = sum(load.seconds for load in loads)
+        rate = run.settings.engine.rate
         offered_s = sum(load.offered_s for load in loads)
         return cls(
             requests_per_second=len(answered) / arm.seconds,
@@ -94,6 +103,7 @@ class Requests(Group):
             tokens_per_arrival=num_arrived / num_bursts if num_bursts else None,
             mean_in_flight=sum(load.request_seconds for load in loads) / load_s if loads else None,
             offered_rate=len(requests) / offered_s if offered_s else None,
+            fell_behind=_fell_behind(arm, rate) if rate else None,
             **percentile_columns(
                 time_to_first_token=[request.time_to_first_token_ms for request in answered],
                 time_per_output_token=[request.time_per_output_token_ms for request in answered],
@@ -102,6 +112,16 @@ class Requests(Group):
                 ),
             ),
         )
+
+
+def _fell_behind(arm: MeasuredArm, rate: float) -> bool:
+    """Whether fewer requests ended than come at a rate, beyond the chance of their random times."""
+    num_ended = num_expected = 0.0
+    for lap in arm.generations:
+        if lap.load is not None and lap.load.share:
+            num_ended += len(lap.requests) / lap.load.share
+            num_expected += rate * lap.load.seconds
+    return num_ended < num_expected - _DEVIATIONS * math.sqrt(num_expected)
 
 
 def percentile_columns(**series: Iterable[float | None]) -> dict[str, float | None]:

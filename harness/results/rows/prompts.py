@@ -104,27 +104,28 @@ def share_prompts(places: Mapping[int, set[int]]) -> bool:
     return sum(map(len, places.values())) > len(set().union(*places.values()))
 
 
-def tokens_per_iteration(rows: Sequence[LatencyPromptRow]) -> float | None:
-    """Tokens per iteration of an arm over all iterations of these answers; None where none of them reports any.
+def decoded_and_iterations(
+    rows: Sequence[LatencyPromptRow],
+) -> tuple[float, float] | None:
+    """Tokens after the first of each answer, and iterations; None where the iterations of one are unknown.
 
     An answer that reports nothing, among others that do, drafted nothing: llama.cpp leaves zeros out.
     """
-    num_tokens = 0.0
-    num_iterations = 0.0
-    is_reported = False
+    num_tokens = num_iterations = 0.0
     for row in rows:
-        num_decoded = max(0, (row.num_tokens or 0) - 1)
-        if row.tokens_per_iteration:
-            is_reported = True
-            of_row = row.num_iterations or num_decoded / row.tokens_per_iteration
-            num_tokens += row.tokens_per_iteration * of_row
-            num_iterations += of_row
-        elif histogram := row.acceptance_histogram:
-            is_reported = True
-            of_row = row.num_iterations or sum(histogram)
-            num_iterations += of_row
-            num_tokens += of_row + sum(place * number for place, number in enumerate(histogram))
+        if row.num_iterations and row.tokens_per_iteration:
+            num_tokens += row.tokens_per_iteration * row.num_iterations
+            num_iterations += row.num_iterations
+        elif row.acceptance_rate is not None:
+            return None
         else:
-            num_tokens += num_decoded
-            num_iterations += num_decoded
-    return num_tokens / num_iterations if is_reported and num_iterations else None
+            num_tokens += max(0, (row.num_tokens or 0) - 1)
+            num_iterations += max(0, (row.num_tokens or 0) - 1)
+    return num_tokens, num_iterations
+
+
+def tokens_per_iteration(rows: Sequence[LatencyPromptRow]) -> float | None:
+    """Tokens per iteration of an arm over these answers; None where these are unknown, or none of them reports any."""
+    totals = decoded_and_iterations(rows)
+    is_reported = any(row.num_iterations for row in rows)
+    return totals[0] / totals[1] if totals and totals[1] and is_reported else None

@@ -136,18 +136,23 @@ def read_text(is_own: bool) -> ReadText:
     )
 
 
+TOTALS = {"num_drafted": 27, "num_accepted": 13, "max_new_tokens": 41}
+
+
 @pytest.mark.parametrize(
     ("is_own", "answer", "health"),
     [
-        (True, {"num_accepted": 13}, "as its weights say"),
+        (True, TOTALS, "as its weights say"),
         (True, {"outcomes": [(1, 1)] * 13 + [(1, 0)] * 14}, "as its weights say"),
         (True, {"outcomes": [(1, 1)] * 5 + [(1, 0)] * 30}, "broken"),
         (True, {}, "cannot tell"),
+        # It ended by itself: what was accepted may be behind its end.
+        (True, TOTALS | {"max_new_tokens": 64}, "cannot tell"),
         # A burst for each iteration.
         (True, {"arrivals": [0.0, *np.arange(1.0, 28.0)]}, "as its weights say"),
         # What arrives together is no report: it accuses nobody.
         (True, {"arrivals": [0.0, *np.arange(1.0, 36.0)]}, "cannot tell"),
-        (False, {"num_accepted": 13}, "other texts"),
+        (False, TOTALS, "other texts"),
         (False, {}, "other texts"),
     ],
 )

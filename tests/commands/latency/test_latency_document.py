@@ -105,7 +105,9 @@ def test_a_tree_accepts_no_more_than_a_path(tree: str, most: float) -> None:
 def test_tokens_per_iteration_are_those_of_all_iterations() -> None:
     """As `lookup` has them: of 10 iterations 2 proposed something, and one of these had a token accepted."""
     prompts = [
-        dataclasses.replace(row, num_iterations=10) if row.arm == "speculative" else row
+        dataclasses.replace(row, num_iterations=10, tokens_per_iteration=1.1)
+        if row.arm == "speculative"
+        else row
         for row in prompt_rows(rows(run="1"), [("story", 40.0), ("sum", 80.0)])
     ]
     text = printed(prompts, tokens_per_iteration=1.1, mean_acceptance_length=1.5)

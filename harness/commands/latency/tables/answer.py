@@ -156,6 +156,9 @@ def _where_drafted(row: LatencyRow) -> str:
     length = row.mean_acceptance_length
     if length is None or length < _MORE_WHERE_DRAFTED * (row.tokens_per_iteration or 0.0):
         return ""
+    # Else accepted tokens behind the ends of answers make the difference.
+    if (row.mean_proposed or length) <= (row.mean_num_draft_tokens or 0.0):
+        return ""
     return f" ({length:.1f} in those that drafted)"
 
 

@@ -30,8 +30,6 @@ _SLOW_RUNNERS = ("eager", "static")
 # A server's mean acceptance may differ from the one that was set by 10 % and two standard errors.
 _MOST_OFF = 0.1
 _STANDARD_ERRORS = 2.0
-# A server that answers less than this share of the requests that are sent does not keep up.
-_KEEPS_UP = 0.8
 # Of an engine that verifies by itself, a smaller share of the tested draft tokens gets a note.
 _LOW_ACCEPTANCE = 0.2
 # A verification that reads this many times the experts of a regular step gets a note.
@@ -323,11 +321,9 @@ def _otherwise_by_answer(run: _Run) -> str | None:
 
 def _too_slow(row: LatencyRow) -> str | None:
     answered = row.requests_per_second
-    if not row.offered_rate or answered is None or answered >= _KEEPS_UP * row.offered_rate:
+    if not row.fell_behind or answered is None:
         return None
-    return (
-        f"in the {row.arm} arm {row.offered_rate:.1f} requests/s were sent, {answered:.1f} answered"
-    )
+    return f"in the {row.arm} arm {answered:.2g} requests/s were answered"
 
 
 def _same_prompts(run: _Run) -> str | None:
@@ -452,7 +448,8 @@ DOUBTS = (
     Doubt(
         "setting against",
         lambda run: run.each_arm(_too_slow),
-        "The server did not keep up: {found}.",
+        "The server did not keep up with {row.request_rate:g} requests/s: {found}, so that the queue and the ratio"
+        " depend on how long it is asked.",
     ),
     Doubt(
         "against",
