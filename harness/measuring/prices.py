@@ -300,6 +300,8 @@ def why_no_price(run: Run[LatencyRow]) -> str:
         return f"{drafted:.1f} tokens were drafted of K={k}, so that the text decides what an iteration costs"
     if _load(row) is None:
         return "rows of a batch wait for each other, or requests came at a rate: keep some in flight (batch_size=4)"
+    if row.held_back:
+        return "tokens were held back, so that the time of an iteration is unknown"
     if run.row("regular") is None or _step_ms(run.rows[0]) is None:
         return "the regular arm was not measured without a draft"
     if _iteration_ms(row) is None:

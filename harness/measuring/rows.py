@@ -99,10 +99,14 @@ class LatencyRow(
 
     @property
     def ms_per_token_after_first(self) -> float | None:
-        """Milliseconds per token after the first, over all answers; None where rows of a batch wait for each other, and
-        without further tokens.
+        """Milliseconds per token after the first, over all answers; None where rows of a batch wait for each other,
+        where tokens were held back, and without further tokens.
         """
-        if self.ms_per_token is None or ((self.batch_size or 1) > 1 and not self.was_served):
+        if (
+            self.ms_per_token is None
+            or self.held_back
+            or ((self.batch_size or 1) > 1 and not self.was_served)
+        ):
             return None
         length = self.mean_answer_length
         first_ms = self.time_to_first_token_ms

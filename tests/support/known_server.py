@@ -42,6 +42,7 @@ class KnownServer(EchoServer):
         reports: each iteration, a histogram, totals, or nothing (then its page has counters).
         counts_behind_ends: whether an answer that ends by itself is drafted and counted beyond its end, as engines do,
             which do not know it before.
+        held_tokens: tokens that it sends together, before further ones, as behind hidden thoughts or a proxy.
         slots: requests that it works on at once.
         noted: every answer, in the order of their ends.
     """
@@ -52,6 +53,7 @@ class KnownServer(EchoServer):
     drafts: Sequence[tuple[int, int]] = ()
     reports: Literal["iterations", "histogram", "totals", "counters"] = "counters"
     counts_behind_ends: bool = False
+    held_tokens: int = 1
     slots: int = 1
     noted: list[NotedAnswer] = field(default_factory=list)
     num_proposed: int = 0
@@ -77,6 +79,7 @@ class KnownServer(EchoServer):
             self._free = asyncio.Semaphore(self.slots)
         async with self._free:
             place = 0
+            held: list[int] = []
             while place < count:
                 is_first = place == 0
                 await asyncio.sleep(self.first_s if is_first else self.step_s)
@@ -92,9 +95,12 @@ class KnownServer(EchoServer):
                     self.num_drafts += drafted > 0
                     self.num_proposed += drafted
                     self.num_accepted += accepted
-                step = tokens[place : place + 1 + accepted]
-                place += len(step)
-                self.num_tokens += len(step)
+                held += tokens[place : place + 1 + accepted]
+                self.num_tokens += len(tokens[place : place + 1 + accepted])
+                place = min(count, place + 1 + accepted)
+                if place < min(self.held_tokens, count):
+                    continue
+                step, held = held, []
                 choice: dict[str, Any] = {"index": 0, "finish_reason": None}
                 if place >= count:
                     choice["finish_reason"] = "length"

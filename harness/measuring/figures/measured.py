@@ -28,6 +28,11 @@ if TYPE_CHECKING:
     from harness.results.verdict import ArmEvidence
 
 
+# Tokens of a server without a draft that arrive together from here on were held back; some have no text of their own,
+# and a busy client sees some together.
+_HELD_BACK = 1.5
+
+
 @dataclass
 class MeasuredArm:
     """The work of one arm.
@@ -112,6 +117,13 @@ class MeasuredArm:
         return requests
 
     @property
+    def tokens_per_arrival(self) -> float | None:
+        """Tokens that arrived together, on average; None where nothing was sent."""
+        arrived = [request for request in self.answered if request.arrivals]
+        num_bursts = sum(len(request.bursts) for request in arrived)
+        return sum(request.num_tokens for request in arrived) / num_bursts if num_bursts else None
+
+    @property
     def keeps_up_load(self) -> bool:
         """Whether there were requests that only kept up the load."""
         return any(lap.load is not None and lap.load.extra for lap in self.generations)
@@ -167,6 +179,18 @@ class MeasuredRun:
     smaller_k_follow: bool = True
     stopped_by: StoppedBy | None = None
     confidence: float = CONFIDENCE
+
+    @property
+    def is_held_back(self) -> bool:
+        """Whether tokens that were decoded one by one arrived together, as behind hidden thoughts or a proxy: then
+        nothing is known of the time after the first.
+        """
+        regular = self.arms.get("regular")
+        if regular is None or not regular.was_sent:
+            return False
+        drafts = any(request.num_drafted for request in regular.answered)
+        drafts = drafts or bool(regular.counted and regular.counted.proposed)
+        return not drafts and (regular.tokens_per_arrival or 1.0) >= _HELD_BACK
 
     def pair(self, arm: MeasuredArm) -> tuple[MeasuredArm, MeasuredArm] | None:
         """The regular arm and this one, where this one is compared with it."""

@@ -46,6 +46,11 @@ class Requests(Group):
         "tokens that arrived together, on average: above 1 the server sends bursts",
         "tokens",
     )
+    held_back: MaybeBool = pooled(
+        "any",
+        "whether tokens of the regular arm, which are decoded one by one, arrived together, so that nothing is known of"
+        " the time after the first",
+    )
     mean_in_flight: MaybeFloat = pooled(
         "mean",
         "requests that a server had in flight, on average, from the first of a lap until its last had ended; those"
@@ -88,9 +93,6 @@ class Requests(Group):
         requests = arm.requests
         answered = arm.answered
         errors = [request.error for request in requests]
-        with_arrivals = [request for request in answered if request.arrivals]
-        num_bursts = sum(len(request.bursts) for request in with_arrivals)
-        num_arrived = sum(request.num_tokens for request in with_arrivals)
         loads = [one.load for one in arm.generations if one.load is not None]
         load_s = sum(load.seconds for load in loads)
         rate = run.settings.engine.rate
@@ -100,13 +102,16 @@ class Requests(Group):
             num_failed=len(requests) - len(answered),
             num_timed_out=sum(error is not None and error.code == 408 for error in errors),
             num_sent_again=sum(request.sent_again for request in requests),
-            tokens_per_arrival=num_arrived / num_bursts if num_bursts else None,
+            tokens_per_arrival=arm.tokens_per_arrival,
+            held_back=run.is_held_back,
             mean_in_flight=sum(load.request_seconds for load in loads) / load_s if loads else None,
             offered_rate=len(requests) / offered_s if offered_s else None,
             fell_behind=_fell_behind(arm, rate) if rate else None,
             **percentile_columns(
                 time_to_first_token=[request.time_to_first_token_ms for request in answered],
-                time_per_output_token=[request.time_per_output_token_ms for request in answered],
+                time_per_output_token=[
+                    request.time_per_output_token_ms for request in answered if not run.is_held_back
+                ],
                 inter_token_latency=itertools.chain.from_iterable(
                     request.inter_token_latencies_ms for request in answered
                 ),

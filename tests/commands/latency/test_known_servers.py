@@ -92,6 +92,7 @@ CASES: dict[str, tuple[dict[str, Any], list[str]]] = {
     "early ends, iterations": ({"reports": "iterations", **EARLY_ENDS}, []),
     "early ends, a histogram": ({"reports": "histogram", **EARLY_ENDS}, []),
     "early ends, totals": ({"reports": "totals", **EARLY_ENDS}, []),
+    "most of a stream is held back": ({"drafts": ALL_DRAFT, "held_tokens": 24}, []),
     "at a rate": ({"drafts": ALL_DRAFT, "slots": 2}, ["engine.rate=60", "num_prompts=15"]),
 }
 # Of the regular server, unless a case says otherwise.
@@ -176,13 +177,19 @@ def test_figures_are_those_that_the_servers_noted(harness: Harness, case: str) -
     if not are_known:
         assert "tokens per iteration" not in summary
         return
+    is_held_back = servers[1].held_tokens > 1
+    assert ("when each was decoded is unknown" in summary) == is_held_back
+    assert bool(pd.isna(row["time_per_output_token_p50_ms"])) == is_held_back
+    has_costs = [*Path("outputs").rglob("costs.json")] != []
+    assert has_costs == (are_known and not is_held_back and "engine.rate=60" not in settings)
+
     shown = re.search(r"([\d.]+) tokens per iteration", summary)
     assert shown is not None
     assert float(shown[1]) == pytest.approx(truth.tokens_per_iteration, abs=0.051)
     # A regular step is one token's time, an iteration that of all that it yields.
     share = re.search(r"a regular step is (\d+) % of an iteration", summary)
     # Beside other programs no cost is named.
-    assert (share is None) == ("The machine was not quiet" in summary)
+    assert (share is None) == ("The machine was not quiet" in summary or is_held_back)
     if share is not None:
         expected = 100 * each_ms[0] / (each_ms[1] * row["tokens_per_iteration"])
         assert float(share[1]) == pytest.approx(expected, abs=0.51)

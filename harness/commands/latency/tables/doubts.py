@@ -453,6 +453,12 @@ DOUBTS = (
     ),
     Doubt(
         "against",
+        lambda run: run.last.held_back and run.rows[0].tokens_per_arrival,
+        "Tokens of the regular arm arrive {found:.1f} at a time: when each was decoded is unknown, so that there is no"
+        " time per token after the first, and no price of an iteration.",
+    ),
+    Doubt(
+        "against",
         _same_prompts,
         "{found} prompts are the same: the interval covers repetition of it, not other prompts.",
     ),
