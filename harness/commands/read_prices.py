@@ -5,9 +5,11 @@ plain server, whose passes are timed.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
 
 from harness.commands.read_runs import every_run
 from harness.config.errors import SettingError
@@ -106,12 +108,15 @@ def _yields(
 ) -> Table:
     _check_alike("acceptance", [*runs, *read], _OF_YIELDS, path)
     yields: dict[str, Mapping[int, Interval]] = {}
+    lengths: dict[str, float] = {}
     measured = {}
     with_draft = [run for run in runs if run.last.arm == "speculative"]
     for draft, of_draft in grouped(with_draft, _draft).items():
         known = tokens_by_k(of_draft)
         if known:
             yields[draft] = known
+            known_lengths = [run.last.mean_answer_length or math.nan for run in of_draft]
+            lengths[draft] = fmean(known_lengths)
         priced = iteration_cost([run for run in of_draft if not why_no_price(run)])
         for point in priced.points:
             k = point.width - 1
@@ -126,9 +131,11 @@ def _yields(
         }
         if of_run:
             yields[_draft(run)] = of_run
+            # Of each text all tokens but the first are decided by iterations.
+            lengths[_draft(run)] = 1 + (run.last.num_tokens or 0) / (run.last.num_texts or 1)
     if not yields:
         raise SettingError("acceptance", "has no tokens per iteration of any K", path)
-    return Table(yields=yields, measured=measured)
+    return Table(yields=yields, lengths=lengths, measured=measured)
 
 
 def _check_alike(setting: str, runs: Sequence[Run], names: Sequence[str], path: str) -> None:

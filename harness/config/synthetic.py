@@ -88,6 +88,40 @@ def mean_length(rates: Rates, num_draft_tokens: int) -> float:
     return 1 + sum(marginal_rates(conditional, num_draft_tokens))
 
 
+def length_in_answers(
+    conditional: Sequence[float], num_draft_tokens: int, num_tokens: float
+) -> float:
+    """Tokens per iteration of answers of `num_tokens`, whose last iterations draft no more than is left of them.
+
+    By renewal, exactly: what is left after an iteration is an answer again. The first token comes with the prompt.
+    """
+    reached = [1.0, *marginal_rates(conditional, num_draft_tokens)]
+    if math.isinf(num_tokens):
+        return sum(reached)
+    num_decoded = max(1, round(num_tokens) - 1)
+    expected = [0.0]
+    for left in range(1, num_decoded + 1):
+        most = min(num_draft_tokens, left - 1)
+        further = reached[most] * expected[left - 1 - most]
+        for accepted in range(most):
+            chance = reached[accepted] - reached[accepted + 1]
+            further += chance * expected[left - 1 - accepted]
+        expected.append(1 + further)
+    return num_decoded / expected[-1]
+
+
+def at_length(tokens: float, num_draft_tokens: int, length: float, other: float) -> float:
+    """Tokens per iteration of answers of another length than these are of, as if all draft tokens had one rate."""
+    from scipy.optimize import brentq
+
+    def excess(rate: float) -> float:
+        return length_in_answers([rate], num_draft_tokens, length) - tokens
+
+    rate = float(brentq(excess, 0.0, 1.0)) if excess(1.0) > 0 > excess(0.0) else float(tokens > 1)
+    known = length_in_answers([rate], num_draft_tokens, length)
+    return tokens * length_in_answers([rate], num_draft_tokens, other) / known
+
+
 def length_deviation(rates: Rates, num_draft_tokens: int) -> float:
     """The standard deviation of an iteration's tokens that follows from the rates."""
     conditional = conditional_rates(rates, num_draft_tokens)

@@ -42,6 +42,8 @@ class Table:
     Attributes:
         costs: of an iteration.
         yields: tokens per iteration by K, over all loads: what is accepted depends on none.
+        lengths: mean tokens of the answers that yields are of, by draft; infinite for endless texts.
+        rates: of acceptance by position, the last of which holds for further ones, where yields follow from these.
         measured: speed-ups of decoding by draft, K and rows in flight.
         origin: columns of the runs that it was made of: model, engine and devices.
         notes: why runs have no price, and what figures are means of.
@@ -49,6 +51,8 @@ class Table:
 
     costs: Mapping[str, IterationCost] = field(default_factory=dict)
     yields: Mapping[str, Mapping[int, Interval]] = field(default_factory=dict)
+    lengths: Mapping[str, float] = field(default_factory=dict)
+    rates: Sequence[float] = ()
     measured: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
     origin: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
@@ -176,7 +180,7 @@ def _table(rows: Sequence[_Row], path: str) -> Table:
                 if row.tokens and k in costs[draft].ks(row.rows):
                     speedup = row.tokens / costs[draft].steps_at(k, row.rows).estimate
                     measured[draft, k, row.rows] = speedup
-    return Table(costs, yields, measured, notes=notes)
+    return Table(costs, yields, measured=measured, notes=notes)
 
 
 def _draft(row: _Row) -> str:

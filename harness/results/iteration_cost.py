@@ -213,6 +213,11 @@ class IterationCost:
         known = [one.steps for one in self.points if (one.width, one.rows) == (k + 1, rows)]
         return known[0] if known else Interval()
 
+    def answer_length(self, k: int, rows: int = 1) -> float | None:
+        """Mean tokens of the answers by which an iteration was measured; None where that is unknown."""
+        places = {(point.width, point.rows): point.answer_length for point in self.points}
+        return places.get((k + 1, rows))
+
     def at(self, k: int, rows: int = 1) -> Point:
         """The iteration of K draft tokens at a load.
 

@@ -22,7 +22,7 @@ from harness.commands.read_prices import read_prices
 from harness.commands.read_runs import runs_of_pair
 from harness.config.errors import VerdictError
 from harness.config.model_names import SERVED
-from harness.config.settings import LARGEST_K, ModelSettings, api_key
+from harness.config.settings import LARGEST_K, DecodingSettings, ModelSettings, api_key
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
 from harness.engines.door.wing import local
 from harness.measuring.session import Session
@@ -76,13 +76,16 @@ class Plan(Experiment[PlanSettings, PlanRow]):
         costs = read_prices("costs", path, self.settings.prompt_length, key)
         if "://" in path:
             self.timed = costs.costs[""]
-        accepted = Table(yields={"": self.accepted})
+        rates = self.settings.acceptance_rates or ()
+        accepted = Table(yields={"": self.accepted}, rates=rates)
         typed = self.settings.acceptance_path
         if typed is not None:
             accepted = read_prices("acceptance", typed)
         in_flight = self.settings.batch_size
         load = in_flight if in_flight > 1 else None
-        self.predictions, notes = predictions(costs, accepted, load)
+        typed_length = self.settings.decoding.max_new_tokens
+        length = None if typed_length == DecodingSettings.max_new_tokens else typed_length
+        self.predictions, notes = predictions(costs, accepted, load, length)
         model = ModelSettings(name=costs.origin.get("model") or Path(path).stem, repository=SERVED)
         self.settings = replace(self.settings, model=model, draft=None)
         # Settings that nothing was measured with.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -9,6 +10,7 @@ from typing import Any
 
 from harness.commands.plan.rows import PlanRow
 from harness.config.errors import SettingError
+from harness.config.synthetic import at_length, length_in_answers
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Column, Line, Table, interval, number, times
 from harness.results import cost_tables
@@ -29,6 +31,7 @@ class Prediction:
     Attributes:
         best: of this draft and load.
         measured: the same as the texts' own runs measured it; None where they did not.
+        length: tokens of an answer; None where neither costs nor settings say it.
     """
 
     draft: str
@@ -37,6 +40,7 @@ class Prediction:
     speedup: Interval
     best: Best
     measured: float | None = None
+    length: float | None = None
 
     def columns(self) -> dict[str, Any]:
         return {
@@ -50,6 +54,7 @@ class Prediction:
             "best_num_draft_tokens": self.best.k,
             "as_good_num_draft_tokens": [*self.best.alike] or None,
             "measured_speedup": self.measured,
+            "max_new_tokens": self.length and round(self.length),
         }
 
 
@@ -57,11 +62,13 @@ def predictions(
     costs: cost_tables.Table,
     accepted: cost_tables.Table,
     load: int | None = None,
+    length: float | None = None,
 ) -> tuple[list[Prediction], list[str]]:
     """All that costs and yields have in common, and why there is no more.
 
     Args:
         load: rows in flight that are asked for; None for all that were measured.
+        length: tokens of the answers that are asked for; None for those that costs were measured with.
 
     Raises:
         SettingError: they have nothing in common.
@@ -80,22 +87,46 @@ def predictions(
             yields = accepted.yields[name]
             own = draft or name
             for rows in cost.loads if load is None else (load,):
+                at_lengths = {
+                    k: (length or cost.answer_length(k, rows)) for k in cost.ks(rows) if k in yields
+                }
+                tokens_by_k = {
+                    k: _at_length(accepted, name, k, of_answers)
+                    for k, of_answers in at_lengths.items()
+                }
                 try:
-                    best = cost.best_k(yields, rows)
+                    best = cost.best_k(tokens_by_k or yields, rows)
                 except SettingError as error:
                     problems.append((draft or name or error.setting, error))
                     continue
-                for k in cost.ks(rows):
-                    if k in yields:
-                        tokens = yields[k]
-                        speedup = cost.speedup(tokens, k, rows)
-                        measured = accepted.measured.get((name, k, rows))
-                        point = cost.at(k, rows)
-                        found.append(Prediction(own, point, tokens, speedup, best, measured))
+                for k, tokens in tokens_by_k.items():
+                    prediction = Prediction(
+                        own,
+                        cost.at(k, rows),
+                        tokens,
+                        cost.speedup(tokens, k, rows),
+                        best,
+                        accepted.measured.get((name, k, rows)),
+                        at_lengths[k],
+                    )
+                    found.append(prediction)
     if not found:
         raise problems[0][1]
     notes = [f"{subject} {error.rule}" for subject, error in problems]
     return found, [*dict.fromkeys([*notes, *costs.notes, *accepted.notes])]
+
+
+def _at_length(accepted: cost_tables.Table, name: str, k: int, length: float | None) -> Interval:
+    """Tokens per iteration at K of answers of a length, where that of the yields is known, too."""
+    tokens = accepted.yields[name][k]
+    if length is None:
+        return tokens
+    if accepted.rates:
+        return Interval(length_in_answers(accepted.rates, k, length))
+    measured = accepted.lengths.get(name, math.nan)
+    if math.isnan(measured) or round(measured) == round(length):
+        return tokens
+    return tokens.scaled(at_length(tokens.estimate, k, measured, length) / tokens.estimate)
 
 
 def predictions_page(rows: Sequence[PlanRow], failed: Sequence[PlanRow] = ()) -> Page:
@@ -243,9 +274,15 @@ def _covers(rows: Sequence[PlanRow]) -> str:
     intervals = (
         f"intervals are over {'; '.join(sorted(covers))}" if covers else "no interval is known"
     )
+    lengths = sorted({row.max_new_tokens for row in rows if row.max_new_tokens})
+    answers = (
+        f" of answers of {' to '.join(map(str, lengths[:1] + lengths[1:][-1:]))} tokens"
+        if lengths
+        else ""
+    )
     return (
-        f"speed-ups are of decoding, without reading the prompt; {intervals}. It is assumed that an iteration"
-        " costs the same with these texts, at about their lengths"
+        f"speed-ups are of decoding{answers}, without reading the prompt; {intervals}. It is assumed that an iteration"
+        " costs the same with these texts"
     )
 
 

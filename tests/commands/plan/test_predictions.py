@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from pathlib import Path
 from typing import Any
 
 import jsonschema
+import numpy as np
 import pandas as pd
 import pytest
 
 import harness as package
+from harness.config.synthetic import length_in_answers
 from harness.engines.simulated.settings import SimulatedSettings
 from harness.results.iteration_cost import IterationCost
 from in_process import Harness, only
@@ -54,6 +57,61 @@ def test_a_sweep_predicts_the_speedup_on_texts_that_it_never_saw(harness: Harnes
     assert "3 of 3 within 5 % of what was measured" in page
     assert "planted costs, no measurement" in page
     assert "intervals are over 15 prompts" in page
+
+
+def truth(settings: SimulatedSettings, k: int, num_tokens: int) -> float:
+    """The speed-up of decoding answers of so many tokens, by the expected time of what is left after each token."""
+    expected_ms = [0.0]
+    for left in range(1, num_tokens):
+        most = min(k, left - 1)
+        rates = [*settings.rates, *[settings.rates[-1]] * k][:most]
+        reached = np.cumprod([1.0, *rates])
+        chances = [*(reached[:-1] - reached[1:]), reached[-1]]
+        further = sum(
+            chance * expected_ms[left - 1 - accepted] for accepted, chance in enumerate(chances)
+        )
+        expected_ms.append(settings.iteration_ms(most) + further)
+    return (num_tokens - 1) * settings.iteration_ms(0) / expected_ms[-1]
+
+
+KS = (2, 4, 6, 8, 10)
+
+
+@pytest.mark.parametrize(
+    ("planted", "typed", "tokens"),
+    [(0.9, "0.9", 64), (0.9, "0.9", 24), ((0.95, 0.9, 0.6, 0.5), "[0.95,0.9,0.6,0.5]", 48)],
+)
+def test_predictions_hold_the_planted_truth_of_answers_as_long_as_the_prices(
+    harness: Harness, planted: Any, typed: str, tokens: int
+) -> None:
+    """Where passes get slower at nine tokens. The intervals are those of costs, of texts that accept less."""
+    jumps = {9: 8.0}
+    sweep = ["engine=simulated", "engine.jumps={9: 8.0}", f"tokens={tokens}", "num_prompts=24"]
+    harness("latency", "-m", *sweep, f"K={','.join(map(str, KS))}", "results.file=costs.csv")
+    rows, page = rows_of(harness, "costs=costs.csv", f"acceptance={typed}")
+    assert f"answers of {tokens} tokens" in page
+    settings = SimulatedSettings(acceptance=planted, jumps=jumps)
+    for row in rows.itertuples():
+        expected = truth(settings, row.num_draft_tokens, tokens)
+        half = row.predicted_speedup_high / row.predicted_speedup
+        assert abs(math.log(row.predicted_speedup / expected)) < 1.5 * math.log(half), row
+
+
+def test_yields_of_texts_of_another_length_are_those_of_answers_as_long_as_the_prices(
+    harness: Harness,
+) -> None:
+    asked = ["engine=simulated", "K=6", "engine.prompts_differ=0", "num_prompts=100"]
+    harness("latency", *asked, "tokens=24", "results.file=costs.csv")
+    harness("latency", *asked, "tokens=200", "engine.acceptance=0.9", "results.file=other.csv")
+    settings = SimulatedSettings(acceptance=0.9)
+    for more, tokens in ((), 24), (("tokens=200",), 200):
+        rows, _ = rows_of(harness, "costs=costs.csv", "acceptance=other.csv", *more)
+        [row] = rows.to_dict("records")
+        assert row["max_new_tokens"] == tokens
+        yielded = length_in_answers([0.9], 6, tokens)
+        assert row["predicted_tokens_per_iteration"] == pytest.approx(yielded, rel=0.02)
+    rows, _ = rows_of(harness, "costs=costs.csv", "acceptance=other.csv")
+    assert rows.predicted_speedup[0] == pytest.approx(truth(settings, 6, 24), rel=0.02)
 
 
 def test_the_published_sweep_is_predicted_by_one_command(harness: Harness) -> None:
