@@ -39,7 +39,9 @@ class SimulatedEngine(Engine):
         assert isinstance(settings, SimulatedSettings)
         # Runs with the same seed and the same texts are other runs.
         repeat = run.repeat if isinstance(run, RepeatedSettings) else 1
-        clock = _Clock(noise=random.Random(f"noise {run.seed} {repeat}"))
+        # So are those with other settings: the jobs of a sweep do not share their noise.
+        circumstances = f"{run.engine} {run.decoding} {run.batch_size}"
+        clock = _Clock(noise=random.Random(f"noise {run.seed} {repeat} {circumstances}"))
         self.arms = [SimulatedArm(name, settings, clock) for name in run.arms]
         if settings.blocks:
             self.blocks = Blocks(settings.blocks, _start_again)
