@@ -22,6 +22,7 @@ from harness.results.iteration_cost import (
     QUEUED,
     IterationCost,
     Point,
+    StartNoise,
     mean_time,
     why_queued,
 )
@@ -75,7 +76,10 @@ def iteration_cost(
 def measured_over_k(runs: Sequence[Run[LatencyRow]]) -> IterationCost:
     """The iterations of runs of one pair that differ in K, as they were measured: nothing follows from phases."""
     points = [point for run in runs for point in points_of(run)]
-    return IterationCost(_means(grouped(points, _PLACE)))
+    noise = {}
+    for rows, of_load in grouped(points, attrgetter("rows")).items():
+        noise[rows] = StartNoise.of([one.ms.estimate for one in of_load if one.width == 1])
+    return IterationCost(_means(grouped(points, _PLACE)), start_noise=noise)
 
 
 def _means(by_place: Mapping[tuple[int, int], Sequence[Point]]) -> list[Point]:

@@ -53,11 +53,30 @@ def why_queued(rows: int, waits: float) -> str:
     )
 
 
+class StartNoise(NamedTuple):
+    """What differs from start to start: each width was measured with another one.
+
+    Attributes:
+        share: standard deviation, as a share of a time.
+        freedom: degrees of freedom of this estimate.
+    """
+
+    share: float
+    freedom: float
+
+    @classmethod
+    def of(cls, steps_ms: Sequence[float]) -> StartNoise:
+        """From one time that several starts repeat, the regular step; of fewer than two a usual one."""
+        if len(steps_ms) < 2:
+            return cls(_UNKNOWN_NOISE, 1e6)
+        return cls(float(np.std(np.log(steps_ms), ddof=1)), len(steps_ms) - 1)
+
+
 class Step(NamedTuple):
     """A jump of the time between two neighbouring widths that were measured.
 
     Attributes:
-        change: of the whole time from the first to the second: 0.41 for +41 %.
+        change: what it adds to a line, as a share of the time before it: 0.41 for +41 %.
     """
 
     before: int
@@ -141,6 +160,7 @@ class IterationCost:
         refused: why there is no price at a load, by its rows in flight.
         in_bytes: whether it is of the bytes that must be read, which is a bound and no measurement; then there are
             steps without milliseconds.
+        start_noise: by rows in flight, of widths that were measured with a start each.
         one_step: whether all K of a load have the same regular step, whose error then moves none against another.
     """
 
@@ -149,6 +169,7 @@ class IterationCost:
     refused: Mapping[int, str] = field(default_factory=dict)
     in_bytes: bool = False
     one_step: bool = False
+    start_noise: Mapping[int, StartNoise] = field(default_factory=dict)
 
     @classmethod
     def of_points(
@@ -278,8 +299,9 @@ class IterationCost:
     def shape(self, rows: int = 1) -> Shape | None:
         """Whether the times of an iteration at a load are a line over its draft tokens; None with fewer than two.
 
-        The line is weighted by the times' own noise. Residuals over that noise are tested as a sum of squares over the
-        degrees of freedom, by Fisher's F with the units' own; a regular step, which drafts nothing, is not part of it.
+        The line is weighted by the times' own noise and that between starts. Residuals over that noise are tested as a
+        sum of squares over the degrees of freedom, by Fisher's F with those of the noise; a regular step, which drafts
+        nothing, is not part of it.
         """
         points = [
             one for one in self.points if one.rows == rows and one.width > 1 and one.time.is_known
@@ -292,7 +314,15 @@ class IterationCost:
         errors = np.maximum([_standard_error(point.time) for point in points], 1e-6 * ms)
         covers = [one.time.covers for one in points if one.time.covers and one.time.has_bounds]
         known = len(covers) == len(points)
-        freedom = min([cover.num_units - 1 for cover in covers], default=1e6)
+        freedom: float = min([cover.num_units - 1 for cover in covers], default=1e6)
+        if rows in self.start_noise:
+            share, starts_freedom = self.start_noise[rows]
+            own, between = float(np.square(errors / ms).mean()), share**2
+            # Several runs of a width show what differs between them by themselves.
+            were_once = [cover.num_runs is None for cover in covers] if known else True
+            errors = np.hypot(errors, share * ms * np.array(were_once))
+            # Of a sum of two variances, by Satterthwaite.
+            freedom = (own + between) ** 2 / (own**2 / freedom + between**2 / starts_freedom)
         line = np.stack([np.ones_like(drafted), drafted], axis=1)
         tested = known and len(points) > 2
         if _fits(line, ms, errors, freedom):
@@ -403,8 +433,8 @@ def _steps(
     jumps = np.linalg.lstsq(design / errors[:, None], ms / errors, rcond=None)[0][line.shape[1] :]
     steps = []
     for place, jump in zip(found, jumps, strict=True):
-        if abs(jump) >= _LEAST_STEP * ms[place - 1]:
-            change = float(ms[place] / ms[place - 1]) - 1
+        change = float(jump / ms[place - 1])
+        if abs(change) >= _LEAST_STEP:
             steps.append(Step(points[place - 1].width, points[place].width, change))
     return sorted(steps)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,8 @@ from scipy.stats import binomtest
 from harness.config.errors import SettingError
 from harness.engines.simulated.settings import SimulatedSettings
 from harness.results.cost_tables import read_table
-from harness.results.iteration_cost import IterationCost, Point, Shape, mean_time
+from harness.results.iteration_cost import IterationCost, Point, Shape, StartNoise, mean_time
+from harness.results.statistics.distributions import t_quantile
 from harness.results.statistics.interval import Coverage, Interval
 from harness.results.statistics.ratios import ratio_of_products
 
@@ -130,6 +131,53 @@ def test_a_load_that_is_refused_has_its_figures_but_no_price() -> None:
     assert line_of(read)[:2] == pytest.approx((1, 1 / 16))
 
 
+def swept(
+    rng: np.random.Generator, ks: Sequence[int], start_noise: float, jump_ms: float = 0.0
+) -> tuple[list[Point], list[float]]:
+    """Iterations of 20 + 2.5 K ms, of 15 prompts, each behind a start of its own; and the regular steps beside them."""
+    points, steps_ms = [], []
+    for k in ks:
+        iteration_ms = 20 + 2.5 * k + (jump_ms if k >= 8 else 0)
+        for width, ms in ((1, 20.0), (k + 1, iteration_ms)):
+            prompts = ms * np.exp(rng.normal(0, start_noise)) * rng.normal(1, 0.02, 15)
+            half = t_quantile(0.025, 14) * prompts.std(ddof=1) / math.sqrt(15)
+            mean = prompts.mean()
+            time = Interval(mean, mean - half, mean + half, Coverage(15, "prompt"))
+            if width == 1:
+                steps_ms.append(mean)
+            else:
+                points.append(Point(width, 1, time))
+    return points, steps_ms
+
+
+@pytest.mark.parametrize("ks", [(2, 4, 6, 8, 10), (1, 2, 3, 4, 6, 8, 10)])
+@pytest.mark.parametrize("start_noise", [0.0, 0.01, 0.02, 0.04])
+def test_starts_that_differ_invent_no_steps(ks: Sequence[int], start_noise: float) -> None:
+    """A line is called none in about 5 % of the sweeps, and its slope is in its interval; a jump of 8 ms is found."""
+    rng = np.random.default_rng(0)
+    number = 200
+    false_alarms = twin_alarms = num_covered = num_found = 0
+    for _ in range(number):
+        points, steps_ms = swept(rng, ks, start_noise)
+        noise = {1: StartNoise.of(steps_ms)}
+        shape = IterationCost(points, start_noise=noise).shape()
+        twin = IterationCost(points).shape()
+        assert shape is not None
+        assert twin is not None
+        false_alarms += not shape.is_line
+        twin_alarms += not twin.is_line
+        num_covered += shape.per_token is None or shape.per_token.low < 2.5 < shape.per_token.high
+        points, steps_ms = swept(rng, ks, start_noise, jump_ms=8.0)
+        shape = IterationCost(points, start_noise={1: StartNoise.of(steps_ms)}).shape()
+        num_found += shape is not None and [step[:2] for step in shape.steps] == [(7, 9)]
+    assert false_alarms <= 0.09 * number
+    assert num_covered >= 0.9 * number
+    if start_noise >= 0.02:
+        assert twin_alarms > 0.3 * number
+    if start_noise <= 0.01:
+        assert num_found > 0.9 * number
+
+
 def test_passes_in_rounds_have_the_median_of_their_ratios() -> None:
     """Of 11 rounds, one of which stalls. The bounds are the 2nd and the 10th in order: the sign test's at 95 %."""
     ratios = [1.0 + place / 10 for place in range(11)]
@@ -190,7 +238,7 @@ def test_a_published_curve_that_falls_at_eight_tokens_has_its_best_k_behind_it(
     shape = cost.shape()
     assert shape is not None
     assert not shape.is_line
-    assert "from 7 to 8 tokens −14 %" in map(str, shape.steps)
+    assert "from 7 to 8 tokens −26 %" in map(str, shape.steps)
 
 
 @pytest.mark.parametrize("regular", ["0,20", ",20"])
@@ -278,7 +326,7 @@ def test_the_intervals_of_a_line_cover_what_was_planted() -> None:
     assert min(covered) >= 176, covered
 
 
-@pytest.mark.parametrize(("from_k", "change"), [(8, 44 / 34), (3, 34 / 24)])
+@pytest.mark.parametrize(("from_k", "change"), [(8, 8 / 34), (3, 8 / 24)])
 def test_a_step_is_sought_by_what_was_measured_well(from_k: int, change: float) -> None:
     """A jump of 8 ms; of one width the mean of three prompts is far off, as its interval says."""
     points = []
@@ -292,9 +340,8 @@ def test_a_step_is_sought_by_what_was_measured_well(from_k: int, change: float) 
     assert shape is not None
     (step,) = shape.steps
     assert step[:2] == (from_k, from_k + 1)
-    assert step.change == pytest.approx(change - 1)
-    percent = f"{change - 1:.0%}".replace("%", " %")
-    assert str(shape) == f"no line, from {from_k} to {from_k + 1} tokens +{percent}"
+    assert step.change == pytest.approx(change, abs=0.003)
+    assert str(shape) == f"no line, {step}"
 
 
 @pytest.mark.parametrize(("off", "is_line"), [(0.25, True), (1.2, False)])

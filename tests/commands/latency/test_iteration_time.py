@@ -134,7 +134,7 @@ def test_a_staircase_is_shown_as_points_with_its_step() -> None:
     line = sweep(21.4, 3.1, ks=(2, 4, 6, 8, 10), jump=12.0, noise=0.01)
     found = re.fullmatch(
         r"An iteration takes 27\.\d ms at K=2, 33\.\d ms at K=4, [34]\d\.\d ms at K=6, 58\.\d ms at K=8,"
-        r" 64\.\d ms at K=10: no line, from 7 to 9 tokens \+4\d %; a regular step takes 22\.0 ms:"
+        r" 64\.\d ms at K=10: no line, from 7 to 9 tokens \+[23]\d %; a regular step takes 22\.0 ms:"
         r" the price of a K between them is not known\.",
         line,
     )
