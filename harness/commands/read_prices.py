@@ -40,8 +40,8 @@ _OF_YIELDS = ("model", "prompts", "prompts_digest", "temperature", "rule")
 
 
 def read_prices(setting: str, path: str, context: int = 128, key: str | None = None) -> Table:
-    """The costs and yields in a directory, a CSV file of results, a `costs.json`, a table (`FILE`, `FILE@WORD`), or by
-    a server at an address.
+    """The costs and yields in a directory or a CSV file of results (`FILE@DRAFT` for those of one draft), a
+    `costs.json`, a table (`FILE`, `FILE@WORD`), or by a server at an address.
 
     Args:
         context: tokens before those that a server is timed with.
@@ -59,6 +59,10 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
         costs = _read_json(setting, place)
         if costs is not None:
             return Table({"": costs})
+    if not place.exists() and "@" in path:
+        file, _, draft = path.rpartition("@")
+        if Path(file).expanduser().is_dir() or _is_ours(Path(file).expanduser()):
+            return read_prices(setting, file).of_draft(setting, draft, path)
     if not place.is_dir() and not _is_ours(place):
         return read_table(setting, path)
     try:

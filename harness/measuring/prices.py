@@ -144,16 +144,13 @@ def _by_phases(
     regular, row = run.row("regular"), run.last
     costs = costs_in_steps(regular, row)
     step_ms = None if regular is None else _step_ms(regular)
-    if costs is None or not step_ms or (in_one_pass is None and not lengths_by_k(row)):
+    if costs is None or not step_ms or _drafts_less(row):
+        return []
+    if in_one_pass is None and not lengths_by_k(row):
         return []
     is_block = bool(in_one_pass)
-    per_token = steps_by_k(row, costs, in_one_pass=is_block, by_width=False)
-    if _drafts_less(row):
-        return [
-            Point(k + 1, 1, Interval(steps * step_ms), Interval(steps))
-            for k, steps in per_token.items()
-        ]
-    phases = steps_by_k(row, costs, in_one_pass=is_block) or per_token
+    phases = steps_by_k(row, costs, in_one_pass=is_block)
+    phases = phases or steps_by_k(row, costs, in_one_pass=is_block, by_width=False)
     known = [point for point in of_run if point.width > 1]
     if not known or not known[0].steps.is_known:
         return []
@@ -300,7 +297,7 @@ def why_no_price(run: Run[LatencyRow]) -> str:
     if k is None:
         known = "not reported" if row.num_draft_tokens is None else row.num_draft_tokens
         return f"K is {known}: a price is that of one K (K=4)"
-    if _drafts_less(row) and costs_in_steps(run.row("regular"), row) is None:
+    if _drafts_less(row):
         return f"{drafted:.1f} tokens were drafted of K={k}, so that the text decides what an iteration costs"
     if _load(row) is None:
         return "rows of a batch wait for each other, or requests came at a rate: keep some in flight (batch_size=4)"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import csv
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -56,6 +56,19 @@ class Table:
     measured: Mapping[tuple[str, int, int], float] = field(default_factory=dict)
     origin: Mapping[str, str] = field(default_factory=dict)
     notes: Sequence[str] = ()
+
+    def of_draft(self, setting: str, draft: str, path: str) -> Table:
+        """The same of one draft alone.
+
+        Raises:
+            SettingError: it has none of that name.
+        """
+        costs = {name: cost for name, cost in self.costs.items() if name == draft}
+        yields = {name: known for name, known in self.yields.items() if name == draft}
+        if not costs and not yields:
+            names = ", ".join([*self.costs, *self.yields])
+            raise SettingError(setting, f"has no draft {draft}, but {names}", path)
+        return replace(self, costs=costs, yields=yields)
 
 
 @dataclass(frozen=True)

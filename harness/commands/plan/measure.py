@@ -20,7 +20,7 @@ from harness.commands.plan.rows import PlanRow
 from harness.commands.plan.tables import least_ms
 from harness.commands.read_prices import read_prices
 from harness.commands.read_runs import runs_of_pair
-from harness.config.errors import VerdictError
+from harness.config.errors import SettingError, VerdictError
 from harness.config.model_names import SERVED
 from harness.config.settings import LARGEST_K, DecodingSettings, ModelSettings, api_key
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
@@ -81,6 +81,11 @@ class Plan(Experiment[PlanSettings, PlanRow]):
         typed = self.settings.acceptance_path
         if typed is not None:
             accepted = read_prices("acceptance", typed)
+        elif len(costs.costs) > 1:
+            names = ", ".join(costs.costs)
+            example = f"costs={path}@{next(iter(costs.costs))}"
+            rule = f"is of one draft, and costs are of {names}: name it ({example})"
+            raise SettingError("acceptance", rule, self.settings.acceptance)
         in_flight = self.settings.batch_size
         load = in_flight if in_flight > 1 else None
         typed_length = self.settings.decoding.max_new_tokens

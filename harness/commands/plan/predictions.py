@@ -81,7 +81,7 @@ def predictions(
         known = [name for name in accepted.yields if name in names]
         if not known:
             others = ", ".join(accepted.yields)
-            error = SettingError("acceptance", f"is of {others}, and costs of {draft}")
+            error = SettingError("acceptance", f"has nothing of {draft}, only of {others}")
             problems.append((error.setting, error))
         for name in known:
             yields = accepted.yields[name]

@@ -161,10 +161,14 @@ def test_texts_of_a_prompt_that_are_read_together_are_as_those_read_apart(
     assert np.stack(iterations[0]) == pytest.approx(np.stack(iterations[1]), abs=1e-4)
 
 
+# It drafts K tokens in each iteration, but at the ends.
+EARLY_EXIT = ("model=tiny_draft", "draft=early_exit_1")
+
+
 def test_an_earlier_run_of_latency(harness: Harness) -> None:
     harness(
         "latency",
-        *QUICKEST_PAIR,
+        *EARLY_EXIT,
         "num_prompts=3",
         "num_warmup=0",
         "decoding.max_new_tokens=9",
@@ -172,20 +176,12 @@ def test_an_earlier_run_of_latency(harness: Harness) -> None:
     )
     answered = pd.read_csv(only("latency_prompts.csv")).query("arm == 'regular'")
     directory = only("latency_prompts.csv").parent
-    harness("acceptance", *QUICKEST_PAIR, f"prompts={directory}", "up_to=8", f"costs={directory}")
+    harness("acceptance", *EARLY_EXIT, f"prompts={directory}", "up_to=8", f"costs={directory}")
     assert texts().completion.tolist() == answered.completion.tolist()
     # The costs that the run measured, of its own K and below: nothing is extrapolated.
     rows = results("acceptance").set_index("num_draft_tokens")
-    regular, measured = results().to_dict("records")
-    k = int(measured["num_draft_tokens"])
-    step = regular["target_step_ms"]
-    proposed = measured["mean_num_draft_tokens"]
-    verifying = 1 + k * (measured["verify_ms"] / step - 1) / proposed
-    steps = max(1, verifying + k * measured["draft_ms"] / step / proposed)
-    # Of few tokens: lookup often proposes fewer than K, so that the price is that of phases.
-    assert proposed < 0.75 * k
-    assert rows.iteration_cost[k] == pytest.approx(steps)
-    assert rows.iteration_cost[: k - 1].notna().all()
+    k = int(results().num_draft_tokens.iloc[-1])
+    assert rows.iteration_cost[:k].notna().all()
     assert rows.iteration_cost[:k].is_monotonic_increasing
     assert rows.iteration_cost[k:].isna().all()
     assert rows.expected_speedup[k:].isna().all()
@@ -197,7 +193,7 @@ def test_an_earlier_run_of_latency(harness: Harness) -> None:
 
 
 def test_costs_are_those_of_one_prompt_at_a_time_on_the_same_device(harness: Harness) -> None:
-    asked = [*QUICKEST_PAIR, "num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=5"]
+    asked = [*EARLY_EXIT, "num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=5"]
     harness("latency", *asked)
     single = results().iloc[-1]
     harness("latency", *asked, "batch_size=2")

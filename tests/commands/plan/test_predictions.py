@@ -175,7 +175,7 @@ def test_mistakes(harness: Harness, table: str, arguments: list[str], complaint:
 
 def test_costs_of_another_draft_are_refused(harness: Harness, table: str) -> None:
     asked = (f"costs={SWEEP}@HumanEval@MTP", f"acceptance={SWEEP}@math_reasoning@DSpark")
-    assert "acceptance: is of DSpark, and costs of MTP" in harness.refused("plan", *asked)
+    assert "acceptance: has nothing of MTP, only of DSpark" in harness.refused("plan", *asked)
 
 
 def test_a_run_leaves_its_costs_and_they_are_read_again(harness: Harness) -> None:
@@ -211,6 +211,34 @@ def test_several_acceptances_make_one_page(harness: Harness, table: str) -> None
     outcome = harness("plan", "-m", table, "acceptance=0.7,0.9")
     shown = " ".join(outcome.stdout.split())
     assert re.search(r"0\.7: predicted .*0\.9: predicted", shown)
+
+
+def test_a_typed_rate_is_of_one_draft_and_what_drafted_nothing_has_no_price(
+    harness: Harness,
+) -> None:
+    """Of one draft each iteration drafts K, of the other one in ten."""
+    names = "few,good"
+    for name in names.split(","):
+        harness("latency", *SIMULATED, "K=4")
+        rows = pd.read_csv("results/latency.csv", dtype=str)
+        Path("results/latency.csv").unlink()
+        rows["draft"] = rows.draft.where(rows.draft.isna(), name)
+        if name == "few":
+            rows["mean_num_draft_tokens"] = "0.4"
+        rows.to_csv(f"{name}.csv", index=False)
+    both = pd.concat([pd.read_csv(f"{name}.csv", dtype=str) for name in names.split(",")])
+    both.to_csv("both.csv", index=False)
+    rows, page = rows_of(harness, "costs=both.csv", "acceptance=0.7")
+    assert [*rows.draft] == ["good"]
+    assert "0.4 tokens were drafted of K=4" in page
+    both["mean_num_draft_tokens"] = "3.9"
+    both.to_csv("both.csv", index=False)
+    refused = harness.refused("plan", "costs=both.csv", "acceptance=0.7")
+    assert mentions(refused, "acceptance=0.7: is of one draft", "few, good", "costs=both.csv@few")
+    rows, _ = rows_of(harness, "costs=both.csv@good", "acceptance=0.7")
+    assert [*rows.draft] == ["good"]
+    refused = harness.refused("plan", "costs=both.csv@other", "acceptance=0.7")
+    assert "has no draft other, but few, good" in refused
 
 
 def test_another_run_of_the_model_or_machine_is_not_mixed_in(harness: Harness) -> None:
