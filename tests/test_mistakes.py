@@ -378,7 +378,21 @@ MISTAKES = {
     "recovery fault=residual_warped_twice decoding.temperature=1":
         "fault=residual_warped_twice: changes nothing at decoding.temperature=1",
     "recovery fault=rollback_off_by_one draft=none": "fault=rollback_off_by_one: changes nothing with draft=",
+    # engine=simulated
+    "latency engine=simulated 'engine.jumps={a: 8.0}'": "engine.jumps={a: 8.0}: must be milliseconds from 0",
+    "latency engine=simulated 'engine.jumps={9: nan}'": "engine.jumps",
+    "latency engine=simulated 'engine.jumps={0: 8.0}'": "engine.jumps={0: 8.0}: must be milliseconds from 0",
+    "latency engine=simulated engine.acceptance=[]": "engine.acceptance=[]: must have a rate",
+    "latency engine=simulated engine.prompts_differ=1e6": "engine.prompts_differ=1000000.0: must be from 0 to 10",
+    "latency engine=simulated engine.noise=1e308": "engine.noise=1e+308: must be from 0 to 10",
+    "latency engine=simulated engine.step_ms=1e308": "engine.step_ms=1e+308: must be from 0 to 1e+07",
+    "latency engine=simulated engine.drift=1e308": "engine.drift=1e+308: must be from 0 to 100",
+    "latency engine=simulated engine.rate=1e12": "engine.rate=1000000000000.0: must be from 0 to 100",
+    f"latency {URL} engine.rate=1e12": "engine.rate=1000000000000.0: must be positive and at most 1000",
+    "latency engine=simulated 'engine.slo={ttft_ms: 0}'": "engine.slo={ttft_ms: 0}: must be milliseconds by name",
     # plan
+    "plan costs= acceptance=0.7": "costs=: must not be empty",
+    "plan costs=. acceptance=": "acceptance=: must not be empty",
     "plan gpu_memory=40": "gpu_memory=40: must be an amount with its unit, such as 40GB or 80GiB (did you mean 40GB?)",
     "plan gpu_memory=foo": "gpu_memory=foo: must be an amount with its unit, such as 40GB or 80GiB",
     "plan gpu_memory=0GB": "gpu_memory=0GB: must be an amount",

@@ -169,11 +169,11 @@ def _draft(run: Run) -> str:
 def _read_json(setting: str, file: Path) -> IterationCost | None:
     """The costs in a file; None for a file of another kind."""
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8-sig"))
         if not isinstance(content, dict) or "points" not in content:
             return None
         return replace(IterationCost.from_json(content), source=str(file))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise SettingError(setting, f"is no file of costs: {error}", str(file)) from error
 
 

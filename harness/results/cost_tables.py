@@ -15,12 +15,16 @@ from pathlib import Path
 from statistics import fmean
 
 from harness.config.errors import SettingError
+from harness.config.settings import LARGEST_K
 from harness.results.iteration_cost import QUEUED, IterationCost, why_queued
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
 
 # Lengths that differ by less between loads are the same but for noise.
 _SAME = 0.05
+# What a number may be: of times and speeds, and by column.
+_TIMES = (1e-6, 1e9)
+_BOUNDS = {"k": (0, LARGEST_K), "width": (1, LARGEST_K + 1), "rows": (1, 1e6)}
 # Names of columns, the first of which is ours. What has none of them is text, by which rows are selected.
 _COLUMNS: Mapping[str, Sequence[str]] = {
     "width": ("width", "tokens", "verified"),
@@ -93,7 +97,7 @@ def read_table(setting: str, path: str) -> Table:
     """
     name, *words = [path] if Path(path).is_file() else path.split("@")
     try:
-        lines = Path(name).expanduser().read_text(encoding="utf-8").splitlines()
+        lines = Path(name).expanduser().read_text(encoding="utf-8-sig").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise SettingError(setting, "cannot be read as text", path) from error
     table = csv.DictReader(line for line in lines if line.strip() and not line.startswith("#"))
@@ -104,6 +108,9 @@ def read_table(setting: str, path: str) -> Table:
     }
     if columns["k"] is None and columns["width"] is None:
         rule = "must have a column k or width (and rows, ms), or be a run of harness"
+        raise SettingError(setting, rule, path)
+    if columns["k"] and columns["width"]:
+        rule = f"has two columns for what an iteration verifies, {columns['k']} and {columns['width']}: leave one out"
         raise SettingError(setting, rule, path)
     known = {column for column in columns.values() if column}
     texts = [
@@ -145,13 +152,14 @@ def _row(row: Mapping[str, str], columns: Mapping[str, str | None], draft: str) 
         if not text:
             return None
         value = float(text)
-        if not math.isfinite(value) or value < 0:
+        least, most = _BOUNDS.get(name, _TIMES)
+        if not least <= value <= most:
             raise ValueError(f"{column} is {text}")
         return value
 
     width = number("width")
     width = 1 + (number("k") or 0) if width is None else width
-    if width != int(width) or width < 1:
+    if width != int(width):
         raise ValueError(f"a width of {width:g}")
     ms, low, high = (number(name) for name in ("ms", "low", "high"))
     ms_per_token, tokens, speed = (number(name) for name in ("ms_per_token", "tokens", "speed"))
@@ -159,6 +167,8 @@ def _row(row: Mapping[str, str], columns: Mapping[str, str | None], draft: str) 
         ms = ms_per_token * (tokens or (1 if width == 1 else math.nan))
     time = Interval() if not ms else Interval(ms)
     if ms and low and high:
+        if not low <= ms <= high:
+            raise ValueError(f"{ms:g} ms is not between {low:g} and {high:g}")
         time = Interval(ms, low, high)
     waits = 1000 / speed / ms_per_token if speed and ms_per_token else None
     is_regular = width == 1

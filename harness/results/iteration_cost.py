@@ -253,8 +253,9 @@ class IterationCost:
         known = ", ".join(map(str, self.ks(rows)))
         load = f" with {rows} in flight" if rows > 1 or len(self.loads) > 1 else ""
         rule = f"has no price of K={k}{load}"
-        if any((point.width, point.rows) == (k + 1, rows) for point in self.points):
-            raise SettingError("costs", f"{rule} in regular steps: measure one{load} (draft=none)")
+        if rows in self.loads and not known:
+            step = "measure one (draft=none), or add a row without k"
+            raise SettingError("costs", f"has no regular step{load}: {step}")
         if known:
             raise SettingError("costs", f"{rule}, but of K={known}: measure K={k}")
         loads = ", ".join(map(str, self.loads)) or "none"
@@ -482,25 +483,25 @@ def _median(values: Sequence[float]) -> Interval:
 
 
 def mean_time(times: Sequence[Interval]) -> Interval:
-    """The mean of independent measurements of one time, whose interval has what the measurements say of themselves,
-    and is no narrower than what differs between them.
+    """The geometric mean of independent measurements of one time, whose interval has what the measurements say of
+    themselves, and is no narrower than what differs between them.
     """
     number = len(times)
     if number == 1:
         return times[0]
-    estimates = np.array([time.estimate for time in times])
-    mean = float(estimates.mean())
+    logarithms = np.log([time.estimate for time in times])
+    mean = math.exp(logarithms.mean())
     if not all(time.has_bounds for time in times):
         return Interval(mean)
-    between = (
-        t_quantile((1 - CONFIDENCE) / 2, number - 1) * estimates.std(ddof=1) / math.sqrt(number)
-    )
-    below = math.sqrt(sum((time.estimate - time.low) ** 2 for time in times)) / number
-    above = math.sqrt(sum((time.high - time.estimate) ** 2 for time in times)) / number
+    below = [math.log(time.estimate / time.low) for time in times]
+    above = [math.log(time.high / time.estimate) for time in times]
+    between = t_quantile((1 - CONFIDENCE) / 2, number - 1) * logarithms.std(ddof=1)
+    lower = max(math.hypot(*below) / number, between / math.sqrt(number))
+    upper = max(math.hypot(*above) / number, between / math.sqrt(number))
     covers = times[0].covers
     if covers is not None:
         covers = replace(covers, num_runs=number)
-    return Interval(mean, mean - max(below, between), mean + max(above, between), covers)
+    return Interval(mean, mean * math.exp(-lower), mean * math.exp(upper), covers)
 
 
 def _as_json(value: Interval) -> dict[str, Any] | None:
@@ -514,7 +515,9 @@ def _as_json(value: Interval) -> dict[str, Any] | None:
 def _from_json(content: Mapping[str, Any] | None) -> Interval:
     if content is None:
         return Interval()
-    estimate, low, high = (content.get(name) for name in ("estimate", "low", "high"))
+    numbers = [content.get(name) for name in ("estimate", "low", "high")]
     covers = Coverage.read(content["covers"]) if content.get("covers") else None
-    nan = float("nan")
-    return Interval(float(estimate or nan), float(low or nan), float(high or nan), covers)
+    if any(number is not None and not 0 < number < math.inf for number in numbers):
+        raise ValueError(f"a time is not positive: {content}")
+    estimate, low, high = (math.nan if number is None else float(number) for number in numbers)
+    return Interval(estimate, low, high, covers)

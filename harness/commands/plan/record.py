@@ -70,6 +70,8 @@ class PlanSettings(RunSettings):
         )
         finite = self.bandwidth is None or 0 < self.bandwidth < float("inf")
         require(finite, "bandwidth", "must be positive, in GB/s", self.bandwidth)
+        for name in ("costs", "acceptance"):
+            require(getattr(self, name) != "", name, "must not be empty", "")
         rule = "needs acceptance=: what an iteration yields, such as acceptance=0.7 or a run"
         require(self.costs is None or self.acceptance is not None, "costs", rule, self.costs)
         rule = "must be null without a draft: nothing is accepted"

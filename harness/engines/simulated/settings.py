@@ -6,11 +6,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from harness.config.engines import EngineSettings
-from harness.config.settings import require
+from harness.config.settings import check_limits, require
 from harness.results.schema import SIMULATED
 
 # What rows call engine, model, draft and method.
 NAME = SIMULATED
+_MOST_MS = 1e7
+# The most that settings may be, beyond which numbers overflow or no run ends.
+_BOUNDS: Mapping[Sequence[str], float] = {
+    ("step_ms", "width_ms", "row_ms", "draft_ms", "prompt_ms", "first_ms", "stall_ms"): _MOST_MS,
+    ("prompts_differ", "noise", "start_noise"): 10,
+    ("rate", "drift"): 100,
+    ("stall_every", "blocks"): 1e6,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,19 +71,17 @@ class SimulatedSettings(EngineSettings):
         for name in ("step_ms", "rate"):
             value = getattr(self, name)
             require(value is None or value > 0, name, "must be positive", value)
-        for name in (
-            *(
-                "width_ms",
-                "row_ms",
-                "draft_ms",
-                "prompt_ms",
-                "first_ms",
-                "prompts_differ",
-            ),
-            *("noise", "start_noise", "stall_every", "stall_ms", "drift", "blocks"),
-        ):
-            value = getattr(self, name)
-            require(value >= 0, name, "must not be negative", value)
+        for names, most in _BOUNDS.items():
+            for name in names:
+                value = getattr(self, name)
+                rule = f"must be from 0 to {most:g}"
+                require(value is None or 0 <= value <= most, name, rule, value)
+        for width, ms in (self.jumps or {}).items():
+            is_width = str(width).isdecimal() and int(width) >= 1
+            rule = f"must be milliseconds from 0 to {_MOST_MS:g} by width, from 1 on"
+            require(is_width and 0 <= ms <= _MOST_MS, "jumps", rule, f"{{{width}: {ms}}}")
+        require(bool(self.rates), "acceptance", "must have a rate", self.acceptance)
+        check_limits(self.slo)
         for rate in self.rates:
             require(0 <= rate <= 1, "acceptance", "must be from 0 to 1", rate)
         for length in self.lengths:
