@@ -107,14 +107,20 @@ def _finding(row: PlanRow) -> Line:
 
 
 def _least_times(row: PlanRow) -> Iterator[tuple[str, str]]:
-    """The least times at the lowest bandwidth, the most that speculation can gain, and the prediction."""
-    alone = _least_ms_alone(row)
+    """The least times at the bandwidths that are possible, the most that speculation can gain, and the prediction."""
+    rates = row.bandwidths or {}
+    fastest = max(rates, key=lambda name: rates[name], default="")
+    alone = least_ms(row.read_bytes, rates.get(fastest))
     if alone is not None:
         text = f"{_ms(alone)} ms/token at least"
-        with_draft = _least_ms_with_draft(row)
+        with_draft = least_ms(row.speculative_read_bytes, rates[fastest])
         if with_draft is not None and row.highest_speedup is not None:
             text += f", {_ms(with_draft)} with all drafts accepted: at most {times(row.highest_speedup)}"
-        yield "Time", f"{text} ({_slowest(row)})"
+        text += f" ({fastest})"
+        slowest = _slowest(row)
+        if rates[slowest] < rates[fastest]:
+            text += f"; {_ms(_least_ms_alone(row) or 0.0)} ms/token ({slowest})"
+        yield "Time", text
     if row.predicted_speedup is not None:
         yield "Gain", f"{_predicted(row)} at best{_of_acceptance(row.predicted_speedup)}"
 

@@ -83,8 +83,10 @@ def _pretended_machine(pretended: PretendedGpus) -> Machine:
     free["cpu"] = psutil.virtual_memory().available
     # What is pretended has memory of its own.
     known = [gpu for gpu in known_gpus() if gpu.memory == "own"]
-    similar = [gpu for gpu in known if abs(gpu.memory_gb * 1e9 / memory - 1) < 0.1]
-    possible = similar or known
+    # A gigabyte of a GPU, as sold, is about 2^30 bytes.
+    enough = [gpu for gpu in known if gpu.memory_gb * 2**30 >= 0.99 * memory]
+    similar = [gpu for gpu in enough if gpu.memory_gb * 1e9 < 1.1 * memory]
+    possible = similar or enough
     bandwidths = {gpu.name: gpu.bandwidth_gb_s for gpu in possible}
     gpus = "GPU" if pretended.number == 1 else "GPUs"
     size = pretended.size or f"{memory / 1e9:.1f} GB"

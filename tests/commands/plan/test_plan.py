@@ -349,3 +349,10 @@ def test_a_guess_of_the_acceptance_predicts_too(harness: Harness) -> None:
     assert re.search(rf"Gain +\d\.\d\d× at K={k:.0f} at best\n", outcome.stdout)
     refused = harness.refused(*asked, "acceptance=70")
     assert refused == "acceptance=70: must be above 0 and at most 1, or a run of acceptance"
+
+
+def test_times_are_of_cards_with_that_memory(plan: Plan) -> None:
+    alike = json.loads(plan("model=7B", "gpus=1", "gpu_memory=80GB").row["bandwidths"])
+    assert {"H100 SXM", "A100 PCIe 80GB"} <= alike.keys()
+    assert not {"RTX PRO 5000 72GB", "RTX PRO 6000"} & alike.keys()
+    assert json.loads(plan("model=7B", "gpus=1", "gpu_memory=400GB").row["bandwidths"]) == {}

@@ -83,7 +83,7 @@ UNKNOWN_CACHE = {"needed_bytes": None, "cache_bytes": None, "read_bytes": None}
         (TOO_LARGE | {"instead": None}, "A smaller model is needed.", "instead"),
         ({"num_gpus": 0}, "No GPU here: planned for main memory", ""),
         ({}, "40.0 ms/token at least, 13.3 with all drafts accepted: at most 3.00× (A100 40GB)", "Gain"),
-        ({"bandwidths": RATES}, "200.0 ms/token at least, 66.7 with all", ""),
+        ({"bandwidths": RATES}, "20.0 ms/token at least, 6.67 with all", ""),
         ({"bandwidths": RATES}, "(L4)", ""),
         ({"bandwidths": RATES}, "A100 40GB 1500 40.0 13.3 L4 300 200.0 66.7 H100 3000 20.0 6.67", ""),
         ({"read_bytes": 15 * GB}, "10.0 ms/token at least", "10.00"),
