@@ -96,8 +96,6 @@ def length_in_answers(
     By renewal, exactly: what is left after an iteration is an answer again. The first token comes with the prompt.
     """
     reached = [1.0, *marginal_rates(conditional, num_draft_tokens)]
-    if math.isinf(num_tokens):
-        return sum(reached)
     num_decoded = max(1, round(num_tokens) - 1)
     expected = [0.0]
     for left in range(1, num_decoded + 1):

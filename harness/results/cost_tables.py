@@ -46,7 +46,7 @@ class Table:
     Attributes:
         costs: of an iteration.
         yields: tokens per iteration by K, over all loads: what is accepted depends on none.
-        lengths: mean tokens of the answers that yields are of, by draft; infinite for endless texts.
+        lengths: mean tokens of the answers that yields are of, by draft.
         rates: of acceptance by position, the last of which holds for further ones, where yields follow from these.
         measured: speed-ups of decoding by draft, K and rows in flight.
         origin: columns of the runs that it was made of: model, engine and devices.

@@ -72,7 +72,11 @@ def _acceptance(row: LatencyRow) -> str | None:
         parts.append(length)
     if not parts:
         return not_reported(row) if row.is_elsewhere else None
-    source = ", by the server's counters" if row.acceptance_source == "metrics" else ""
+    source = ""
+    if row.acceptance_source == "metrics":
+        source = ", by the server's counters"
+        if row.request_rate or (row.batch_size or 1) > 1:
+            source += ", of the requests that only keep up the load, too"
     return "; ".join(parts) + source
 
 
