@@ -139,10 +139,10 @@ def test_planted_lines_are_found_and_steps_are_named(audit: Audit, seed: int) ->
     assert float(found[0]) == pytest.approx(fixed, abs=0.03)
     assert float(found[3]) == pytest.approx(per_token, abs=0.01)
     _, printed = audit(pasted=table(height))
-    before, after = (fixed + per_token * place, fixed + per_token * (place + 2) + height)
+    added = height / (fixed + per_token * place)
     assert f"over K: no line, from {place + 1} to {place + 3} tokens +" in printed
     named = float(printed.partition("tokens +")[2].split()[0])
-    assert named == pytest.approx(100 * (after / before - 1), abs=1.5)
+    assert named == pytest.approx(100 * added, abs=1.5)
 
 
 @pytest.mark.parametrize(
