@@ -74,6 +74,10 @@ MISTAKES = {
     "latency -- llama-server -m a.gguf -md b.gguf":
         "the command behind --: nothing in it makes llama.cpp speculate, -md alone does not: "
         "add --spec-type draft-simple",
+    "latency -m K=2,4 -- sh -c 'exec vllm serve A --port {port} --n {K} --api-key X'":
+        "the command behind --: --api-key: what is typed is written into files",
+    "bisect versions=1,2 -- sh -c 'HF_TOKEN=x exec a {port} {x}'":
+        "the command behind --: HF_TOKEN: what is typed is written into files",
     "race": "race: no such command; type: harness compare",
     "diff a.csv b.csv": "diff: no such command; type: harness regress a.csv b.csv",
     "vllm serve X": "vllm: is the command of a server, which stands behind --: harness latency -- vllm serve X",

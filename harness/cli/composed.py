@@ -58,7 +58,8 @@ def _remove_unused(directory: Path, typed: Path) -> None:
         typed: the same as it is set; of a relative path empty parents go, too.
     """
     found = {path for path in directory.rglob("*") if path.is_file()}
-    if found - {directory / "log.txt", *directory.glob(".hydra/*")} or directory == Path.cwd():
+    unasked = {directory / "log.txt", directory / "environment.json", *directory.glob(".hydra/*")}
+    if found - unasked or directory == Path.cwd():
         return
     # What is logged later in this process must not look for the file there.
     for logger in (logging.getLogger(), logging.getLogger("harness")):

@@ -13,6 +13,7 @@ from statistics import fmean
 
 from harness.commands.read_runs import every_run
 from harness.config.errors import SettingError
+from harness.config.settings import check_address
 from harness.engines.registry import ENGINES
 from harness.measuring.prices import (
     iteration_cost,
@@ -51,6 +52,7 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
         SettingError: it has none, or those of different machines, models or texts.
     """
     if setting == "costs" and path.startswith(("http://", "https://")):
+        check_address(setting, path)
         rounds = ENGINES["server"].pass_times(path, context, key)
         cost = IterationCost.of_passes(rounds, path)
         return Table({"": cost}, notes=[_ALONE])

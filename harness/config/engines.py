@@ -7,6 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from harness.config.errors import SettingError
+from harness.config.secrets import secrets_in
+
+# What errors call a server's command.
+COMMAND = "the command behind --"
 # `{K}`, and neither `{{name}}` of a format nor `${NAME}` of a shell.
 _PLACEHOLDER = re.compile(r"(?<![{$])\{([A-Za-z_]\w*)\}(?!\})")
 
@@ -25,6 +30,13 @@ def divided(words: Sequence[str]) -> list[list[str]]:
         else:
             parts[-1].append(word)
     return parts
+
+
+def check_has_no_key(words: Sequence[str]) -> None:
+    """Raise a SettingError for a command of a server that has a key in it."""
+    for secret in secrets_in(words):
+        rule = "what is typed is written into files: leave it out, or set it in the environment"
+        raise SettingError(COMMAND, f"{secret}: {rule}")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from harness.config import synonyms
+from harness.config.secrets import masked
 
 # Sequences that steer a terminal: ESC [ … letter, ESC ] … end, and ESC with one character.
 _SEQUENCE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b.?")
@@ -106,13 +107,13 @@ def did_you_mean(suggestions: Sequence[str]) -> str:
 def in_one_line(error: Exception) -> str:
     """An error that nothing explains, for a user who may ask for its traceback."""
     lines = str(error).strip().splitlines()
-    first_line = lines[0] if lines else ""
+    first_line = masked(lines[0]) if lines else ""
     return f"{type(error).__name__}: {first_line} (HYDRA_FULL_ERROR=1 shows the traceback)"
 
 
 def from_outside(text: str) -> str:
     """A message of a server or another program in one short line that cannot steer a terminal."""
-    beginning = _SEQUENCE.sub("", text[:_MOST_READ])
+    beginning = _SEQUENCE.sub("", masked(text)[:_MOST_READ])
     # Neither control characters nor those that change the direction of writing.
     printable = "".join(letter if letter.isprintable() else " " for letter in beginning)
     line = " ".join(printable.split())

@@ -1,9 +1,10 @@
-"""Words of commands that have a key in them, or before one: no file may have it."""
+"""Keys that no file, message or page may have: those in the words of commands, and those that were read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import shlex
+from collections.abc import Iterator, Sequence
 
 # `HF_TOKEN=x`; for a container also `--env=HF_TOKEN=x` and `-eHF_TOKEN=x`.
 _VARIABLE = re.compile(r"(?:--env=|-e)?(\w*(?:KEY|TOKEN|SECRET|PASSWORD))=", re.ASCII)
@@ -13,6 +14,55 @@ _ABBREVIATED = ("--api-key", "--hf-token", "--admin-api-key")
 _SHORT = ("-hft",)
 # `--ap` may be any flag.
 _SHORTEST = len("--api")
+# Inside a word: a header, and an address with a password or a key.
+_HEADER = re.compile(r"\b(authorization|(?:x-)?api-key) *:|\b(bearer) ", re.IGNORECASE)
+_ADDRESS = re.compile(
+    r"\w://[^/\s]*@|\w://\S*[?&][\w-]*(?:key|token|secret|password|signature)=", re.IGNORECASE
+)
+# The keys that were read in this process.
+_KEYS: set[str] = set()
+
+
+def note_key(key: str) -> None:
+    """Keep a key out of every message from now on."""
+    _KEYS.add(key)
+
+
+def masked(text: str) -> str:
+    """A text without the keys that were read, as they are and as Python writes them in quotes."""
+    for key in _KEYS:
+        for written in (key, repr(key)[1:-1]):
+            text = text.replace(written, "***")
+    return text
+
+
+def secrets_in(words: Sequence[str]) -> Iterator[str]:
+    """What shows that a command has a key: the flag, the variable, the header, or an address; also within one word, as
+    of `sh -c '...'`.
+    """
+    for word in words:
+        if name := secret_flag(word) or secret_variable(word):
+            yield name
+        if header := _HEADER.search(word):
+            yield header[1] or header[2]
+        if _ADDRESS.search(word):
+            yield "the address"
+        inner = _shell_words(word)
+        if len(inner) > 1:
+            yield from secrets_in(inner)
+
+
+def _shell_words(line: str) -> list[str]:
+    """The words of a line as a shell divides it, `;` and brackets alone; of one that it would refuse those between
+    spaces.
+    """
+    lexer = shlex.shlex(line, posix=True, punctuation_chars=True)
+    lexer.whitespace_split = True
+    lexer.commenters = ""
+    try:
+        return list(lexer)
+    except ValueError:
+        return line.split()
 
 
 def secret_variable(word: str) -> str | None:

@@ -11,9 +11,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
+from harness.config.secrets import note_key
 from harness.config.synthetic import Rates, check_rates, conditional_rates
 
 Quantization = Literal["none", "8bit", "4bit"]
@@ -50,12 +52,42 @@ def api_key(setting: str, variable: str | None) -> str | None:
     """The key in the environment variable that a setting names; None where it names none.
 
     Raises:
-        SettingError: there is no such variable.
+        SettingError: there is no such variable, or no header can hold its value.
     """
-    key = os.environ.get(variable) if variable else None
-    if variable and not key:
+    if not variable:
+        return None
+    key = os.environ.get(variable)
+    if not key:
         raise SettingError(setting, "must name a variable of the environment", variable)
+    has_line_break = "\r" in key or "\n" in key
+    require(not has_line_break, setting, "its value has a line break", variable)
+    is_possible = key.isascii() and key.isprintable() and " " not in key
+    rule = "its value has a space, or a character that is not ASCII"
+    require(is_possible, setting, rule, variable)
+    note_key(key)
     return key
+
+
+_ADDRESS_RULE = "must be an address such as http://host:8000/v1"
+
+
+def check_address(setting: str, url: str | None) -> None:
+    """Raise a SettingError for what is no address of a server, or has a key in it; None passes."""
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url)
+    except ValueError as error:
+        raise SettingError(setting, _ADDRESS_RULE, "***") from error
+    # Settings are written into rows, so the message must not repeat a password either.
+    rule = "must hold no user, password or query: use api_key_variable"
+    require("@" not in parts.netloc and not parts.query, setting, rule, "***")
+    try:
+        is_possible = parts.port is None or parts.port > 0
+    except ValueError:  # no number, or one that is too large
+        is_possible = False
+    is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and is_possible
+    require(is_address, setting, _ADDRESS_RULE, url)
 
 
 # The times that `slo` may bound: to the first token, and between further ones.

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 
-from harness.config.engines import placeholders
+from harness.config.engines import COMMAND as SETTING
+from harness.config.engines import check_has_no_key, placeholders
 from harness.config.errors import SettingError, nearest
-from harness.config.secrets import secret_flag, secret_variable
 from harness.servers.dialects import Dialect, known_programs
 from harness.servers.startup import Startup
 
@@ -25,9 +25,7 @@ _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 CONTAINERS = ("docker", "podman", "nerdctl")
 # Their flags before a variable.
 _OF_CONTAINERS = ("-e", "--env")
-_WRITTEN = "what is typed is written into files: set it in the environment"
 _BOTH = "harness latency -- COMMAND -- COMMAND compares any two commands"
-SETTING = "the command behind --"
 
 
 @dataclass(frozen=True)
@@ -258,8 +256,6 @@ class ServerCommand:
             name = word.partition("=")[0].replace("_", "-")
             if name in refused:
                 raise SettingError(SETTING, f"{name}: {refused[name]}")
-            if secret := secret_flag(word):
-                raise SettingError(SETTING, f"{secret}: {_WRITTEN}")
         if self.dialect is None:
             if has_port:
                 return self
@@ -376,9 +372,7 @@ def read_command(
                 rule = f"{{{name}}} has no value: vary.{name}=VALUE sets one; {{port}} and {{K}} have theirs"
                 raise SettingError(SETTING, rule)
         filled.append(word)
-    for word in filled:
-        if secret := secret_variable(word):
-            raise SettingError(SETTING, f"{secret}: {_WRITTEN}")
+    check_has_no_key(filled)
     if filled and is_variable(filled[0]):
         filled = ["env", *filled]
     return _divided(filled, dialects)

@@ -320,7 +320,7 @@ class ServerArm(Arm):
         engine = self._engine
         url = self._url
         self.client = new_client(url, engine.key, self._settings.timeout_s)
-        self._sender = Sender(self.client, engine.key, engine.tokenizer, self._settings)
+        self._sender = Sender(self.client, engine.tokenizer, self._settings)
         self._page = CounterPage(url, engine.key, self.served.pages)
         self._num_restarts = 0.0
         self._may_be_busy = False

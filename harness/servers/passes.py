@@ -14,7 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from harness.config.errors import SettingError
+from harness.config.errors import SettingError, from_outside
 from harness.servers.connection import authorization
 
 WIDTHS = range(1, 17)
@@ -88,7 +88,8 @@ def pass_times(
             rule += "; api_key_variable=NAME names the variable with its key"
         raise SettingError("costs", rule, url) from error
     except (httpx2.HTTPError, ValueError, KeyError, IndexError, TypeError) as error:
-        rule = f"is no server that takes token ids ({type(error).__name__}: {error})"
+        reason = from_outside(f"{type(error).__name__}: {error}")
+        rule = f"is no server that takes token ids ({reason})"
         raise SettingError("costs", rule, url) from error
     return rounds
 

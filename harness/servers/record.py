@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.config.model_names import SERVED
-from harness.config.settings import require
+from harness.config.settings import api_key, require
 from harness.config.synthetic import marginal_rates
 from harness.engines.record import EngineRecord, Opening
 from harness.servers.command import CONTAINERS
@@ -102,7 +101,7 @@ class Server(EngineRecord[ServerSettings]):
 
     def identities(self, run: RunSettings) -> Sequence[ServerReport] | None:
         settings = self.settings_of(run)
-        key = os.environ.get(settings.api_key_variable or "")
+        key = api_key("engine.api_key_variable", settings.api_key_variable)
         reports = []
         # The regular one first; both may be the same.
         for url in dict.fromkeys([settings.regular_url, settings.url]):

@@ -61,7 +61,6 @@ class Sender:
 
     Args:
         client: of the server's API.
-        key: of the API, which no message shows; None without one.
         tokenizer: of the model that is served.
         settings: of `engine=server`.
 
@@ -74,12 +73,10 @@ class Sender:
     def __init__(
         self,
         client: httpx2.AsyncClient,
-        key: str | None,
         tokenizer: Tokenizer,
         settings: ServerSettings,
     ) -> None:
         self._client = client
-        self._key = key
         self._tokenizer = tokenizer
         self._knows_tokens = not isinstance(tokenizer, TextTokenizer)
         self._settings = settings
@@ -125,10 +122,7 @@ class Sender:
             if isinstance(error, RequestFailed):
                 code = error.code
                 was_answered = code > 0
-            message = str(error)
-            if self._key is not None:
-                message = message.replace(self._key, "***")
-            reason = from_outside(message).rstrip(".")
+            reason = from_outside(str(error)).rstrip(".")
             request.error = RequestError(code, type(error).__name__, reason)
         finally:
             self.request_seconds()

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
-from urllib.parse import urlsplit
 
 from harness.config.engines import EngineSettings
-from harness.config.errors import SettingError
-from harness.config.settings import check_limits, require, require_at_least
+from harness.config.settings import check_address, check_limits, require, require_at_least
 
 # Entries of a request's body that other settings decide.
 _SET_ELSEWHERE = {
@@ -113,9 +111,9 @@ class ServerSettings(EngineSettings):
             require(not self.vary, "vary", rule, self.vary)
             require(self.blocks == "auto", "blocks", rule, self.blocks)
         for name in ("url", "regular_url"):
-            _check_url(name, getattr(self, name))
+            check_address(name, getattr(self, name))
         for page in self.metrics_url:
-            _check_url("metrics_url", page)
+            check_address("metrics_url", page)
         if self.blocks != "auto":
             require_at_least(self, blocks=0)
         rule = "must be positive"
@@ -157,24 +155,3 @@ class ServerSettings(EngineSettings):
             if name in _GRAMMARS:
                 return f"engine.extra={{{name}: {grammar}}}"
         return None
-
-
-_ADDRESS_RULE = "must be an address such as http://host:8000/v1"
-
-
-def _check_url(setting: str, url: str | None) -> None:
-    if url is None:
-        return
-    try:
-        parts = urlsplit(url)
-    except ValueError as error:
-        raise SettingError(setting, _ADDRESS_RULE, "***") from error
-    # Settings are written into rows, so the message must not repeat a password either.
-    rule = "must hold no user, password or query: use engine.api_key_variable"
-    require("@" not in parts.netloc and not parts.query, setting, rule, "***")
-    try:
-        is_possible = parts.port is None or parts.port > 0
-    except ValueError:  # no number, or one that is too large
-        is_possible = False
-    is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and is_possible
-    require(is_address, setting, _ADDRESS_RULE, url)

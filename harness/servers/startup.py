@@ -90,9 +90,6 @@ _TLS = "the harness asks a server that it starts without TLS: start it yourself 
 _PREFIX = (
     "the harness asks a server that it starts at /v1: start it yourself and name url=http://..."
 )
-# What is typed is written into files.
-_KEY = "no one else reaches a server that the harness starts: leave the key out"
-_TOKEN = "what is typed is written into files: set HF_TOKEN in the environment"
 _SEVERAL = "starts more than one server, or a part of one: start it yourself and name url="
 _CONFIG = "may set how the server speculates: type these settings as flags"
 
@@ -159,10 +156,7 @@ LLAMA_CPP = Startup(
         "--ssl-key-file": _TLS,
         "--ssl-cert-file": _TLS,
         "--api-prefix": _PREFIX,
-        "--api-key": _KEY,
-        "--api-key-file": _KEY,
-        "-hft": _TOKEN,
-        "--hf-token": _TOKEN,
+        "--api-key-file": "no one else reaches a server that the harness starts: leave the key out",
     },
     for_all=("--metrics",),
     num_draft_tokens={
@@ -216,8 +210,6 @@ VLLM = Startup(
     refused={
         "--config": _CONFIG,
         "--uds": "it would listen on no port",
-        "--api-key": _KEY,
-        "--hf-token": _TOKEN,
         "--headless": _SEVERAL,
         "--ssl-keyfile": _TLS,
         "--root-path": _PREFIX,
@@ -277,7 +269,6 @@ SGLANG = Startup(
     variables=("SGLANG_SIMULATE_ACC_",),
     refused={
         "--config": _CONFIG,
-        "--api-key": _KEY,
         "--smg-grpc-mode": "it would have no HTTP",
         "--ssl-keyfile": _TLS,
         "--fastapi-root-path": _PREFIX,
@@ -315,7 +306,6 @@ MLX_VLM = Startup(
     drafts_by=("--draft-model", "MLX_VLM_DRAFT_MODEL"),
     prefixes=("--draft",),
     variables=("MLX_VLM_DRAFT_",),
-    refused={"--api-key": _KEY},
     argparse=True,
     method=("--draft-kind",),
     draft=("--draft-model",),
@@ -350,7 +340,7 @@ RAPID_MLX = Startup(
         "--dflash-",
         "--ddtree-",
     ),
-    refused={"--api-key": _KEY, "--listen-fd": "it would listen on no port of ours"},
+    refused={"--listen-fd": "it would listen on no port of ours"},
     argparse=True,
     json_flags=("--speculative-config",),
     # Some models speculate where nothing is said.

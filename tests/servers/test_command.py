@@ -117,7 +117,13 @@ def test_a_command_says_what_it_runs(
         ("llama-server --fim-qwen-14b-spec --spec-default", "no such preset without speculation"),
         ("vllm serve A --hf-token secret -sc {}", "--hf-token: what is typed is written into files"),
         ("HF_TOKEN=secret vllm serve A -sc {}", "HF_TOKEN: what is typed is written into files"),
-        ("vllm serve A --api-key secret -sc {}", "--api-key: no one else reaches a server"),
+        ("vllm serve A --api-key secret -sc {}", "--api-key: what is typed is written into files"),
+        ("sh -c 'exec llama-server --port {port} --alias a#b --api-key X'", "--api-key: what is typed"),
+        ("sh -c 'export HF_TOKEN=x; exec vllm serve --port {port}'", "HF_TOKEN: what is typed"),
+        ("bash -c '(sh -c \"HF_TOKEN=x vllm serve --port {port}\")'", "HF_TOKEN: what is typed"),
+        ("./mine {port} --header 'Authorization: Bearer X'", "Authorization: what is typed"),
+        ("llama-server -mu https://user:word@hf.co/x -md Y --spec-type draft-simple", "address: what is typed"),
+        ("./mine {port} https://hf.co/x?token=y", "address: what is typed"),
         *(
             (f"docker run {typed} -p {{port}}:8000 vllm/vllm-openai --model A -sc {{}}", "HF_TOKEN: what is typed")
             for typed in ("-e HF_TOKEN=x", "--env=HF_TOKEN=x", "-eHF_TOKEN=x")

@@ -384,6 +384,11 @@ def test_the_key_comes_from_the_environment_and_goes_nowhere_else(
     assert "s3cret" not in str(arm_of(engine).requests)
     with pytest.raises(SettingError, match=r"engine.api_key_variable=NO_KEY"):
         open_engine(server, api_key_variable="NO_KEY")
+    for key, why in (("sk-s3cret\r", "a line break"), ("sk-s\xe9cret", "not ASCII")):
+        monkeypatch.setenv("THE_KEY", key)
+        with pytest.raises(SettingError, match=why) as refused:
+            open_engine(server, api_key_variable="THE_KEY")
+        assert "cret" not in str(refused.value)
 
 
 def test_a_server_that_does_not_answer_is_named() -> None:

@@ -56,8 +56,13 @@ class Harness:
         return outcome
 
     def refused(self, *arguments: str) -> str:
-        """Why the settings are wrong: the only line that is printed, but for lines about prompts and models."""
+        """Why the settings are wrong: the only line that is printed, but for lines about prompts and models.
+
+        No directory of the run is left.
+        """
+        before = set(Path().rglob("outputs/*"))
         outcome = self(*arguments, code=2)
+        assert set(Path().rglob("outputs/*")) == before
         *others, _ = outcome.stderr.splitlines()
         assert outcome.stdout == "", outcome
         assert all(re.match(r"\d+ of \d+ prompts |model |draft ", line) for line in others), outcome

@@ -8,7 +8,7 @@ import psutil
 
 from harness.cli.menu.typed import in_quotes, literal
 from harness.commands.registry import configured
-from harness.config.engines import divided
+from harness.config.engines import check_has_no_key, divided
 from harness.config.errors import SettingError
 from harness.engines.registry import ENGINES
 
@@ -54,7 +54,10 @@ def server_settings(
             value = typed[setting].partition("=")[2]
             rule = f"the command behind -- has no {{{name}}}, in the place of which it would be filled in"
             raise SettingError(name, rule, value)
-    commands = [_in_brackets(_of_process(server)) for server in servers]
+    started = [_of_process(server) for server in servers]
+    for command_words in started:
+        check_has_no_key(command_words)
+    commands = [_in_brackets(command_words) for command_words in started]
     added = ["engine=server", *(["model=served"] if "model" not in typed else [])]
     if len(commands) > 1:
         added.append(f"engine.first_command={commands.pop(0)}")

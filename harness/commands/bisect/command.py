@@ -11,7 +11,7 @@ from harness.commands.bisect.search import Measured, Outcome, Search, disturbed
 from harness.commands.bisect.starts import Starts, commits
 from harness.commands.registry import measurement
 from harness.config.amounts import counted
-from harness.config.engines import divided, placeholders
+from harness.config.engines import check_has_no_key, divided, placeholders
 from harness.config.errors import SettingError, VerdictError, nearest
 from harness.measuring.progress import say
 from harness.reporting.page import Page, Step, heading, in_full, in_short
@@ -96,6 +96,8 @@ def main(arguments: Sequence[str]) -> None:
     if own["figure"] not in _FIGURES:
         rule = f"must be one of {', '.join(_FIGURES)}{nearest(own['figure'], _FIGURES)}"
         raise SettingError("figure", rule, own["figure"])
+    for words in servers:
+        check_has_no_key(words)
     if len(servers) > 1:
         raise SettingError("--", "is followed by one command, with the version in it")
     name = _placeholder(settings, servers)

@@ -131,19 +131,34 @@ def commits(repository: str, good: str, bad: str) -> dict[str, str]:
     Raises:
         SettingError: there is no such repository or commit, or the bad one does not follow the good one.
     """
+    ids = []
+    for end, revision in (("good", good), ("bad", bad)):
+        # What is typed is never an option of git's.
+        words = ("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
+        ids.append(_git(repository, words, f"{end}={revision}").strip())
+    first, last = ids
     listed = {}
-    for revisions in (["-1", good], ["--reverse", "--first-parent", f"{good}..{bad}"]):
-        command = ["git", "-C", repository, "log", "--format=%H %h %s", *revisions, "--"]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True)
-        except OSError as error:
-            raise RunError(f"git cannot be run: {error.strerror}") from error
-        if done.returncode:
-            reason = done.stderr.strip().splitlines()[-1].removeprefix("fatal: ")
-            raise SettingError("good, bad", f"no commits of git={repository}: {reason}")
-        for line in done.stdout.splitlines():
+    for revisions in (("-1", first), ("--reverse", "--first-parent", f"{first}..{last}")):
+        words = ("log", "--format=%H %h %s", *revisions, "--")
+        for line in _git(repository, words, "good, bad").splitlines():
             commit, _, shown = line.partition(" ")
             listed[commit] = shown
     if len(listed) < 2:
         raise SettingError("bad", f"must be a commit after good={good}", bad)
     return listed
+
+
+def _git(repository: str, words: Sequence[str], setting: str) -> str:
+    """What git prints.
+
+    Args:
+        setting: that is wrong where git refuses.
+    """
+    try:
+        done = subprocess.run(["git", "-C", repository, *words], capture_output=True, text=True)
+    except OSError as error:
+        raise RunError(f"git cannot be run: {error.strerror}") from error
+    if done.returncode:
+        reason = done.stderr.strip().splitlines()[-1].removeprefix("fatal: ")
+        raise SettingError(setting, f"no commits of git={repository}: {reason}")
+    return done.stdout

@@ -230,5 +230,8 @@ def test_commits_are_those_between_both_in_their_order(tmp_path: Path) -> None:
     assert found[hashes[3]].endswith(" Change 3")
     with pytest.raises(SettingError, match="must be a commit after good=HEAD"):
         commits(str(tmp_path), "HEAD", "HEAD~1")
-    with pytest.raises(SettingError, match="no commits"):
-        commits(str(tmp_path), "no-such", "HEAD")
+    precious = tmp_path / "precious"
+    for wrong in ("no-such", f"--output={precious}"):
+        with pytest.raises(SettingError, match=f"good={wrong}: no commits"):
+            commits(str(tmp_path), wrong, "HEAD")
+    assert list(tmp_path.iterdir()) == [tmp_path / ".git"]

@@ -237,10 +237,14 @@ def test_servers_are_told_apart_by_what_they_say(harness: Harness, serve: Serve)
 def test_failed_requests_are_counted_and_the_key_is_nowhere(
     harness: Harness, serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("A_KEY", "sk-s3cret")
     server = EchoServer(key="sk-s3cret", fail_every=4)
     asked = "engine.api_key_variable=A_KEY", "num_warmup=0"
-    outcome = harness("latency", *QUICK, *serve(server), *asked, code=1)
+    addresses = serve(server)
+    monkeypatch.setenv("A_KEY", "sk-s3cret\r")
+    why = harness.refused("latency", *QUICK, *addresses, *asked)
+    assert why == "engine.api_key_variable=A_KEY: its value has a line break"
+    monkeypatch.setenv("A_KEY", "sk-s3cret")
+    outcome = harness("latency", *QUICK, *addresses, *asked, code=1)
     (row,) = results().to_dict("records")
     assert (row["arm"], row["num_failed"], row["num_timed_out"], row["num_tokens"]) == (
         "regular",
