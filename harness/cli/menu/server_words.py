@@ -1,4 +1,4 @@
-"""What is typed behind `--`: commands that start servers, as settings of `engine=server`."""
+"""Servers that are typed: their commands behind `--`, or their addresses, as settings of `engine=server`."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ def split_commands(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
 def server_settings(
     servers: Sequence[Sequence[str]], settings: Sequence[str], command: str
 ) -> list[str]:
-    """The settings that commands behind `--` stand for; none without one. Three and more are a sweep over all but the
-    first, which each of them is compared with.
+    """The settings that commands behind `--`, or an address, stand for; none without one. Three and more commands are a
+    sweep over all but the first, which each of them is compared with.
 
     Args:
         settings: that are typed before them, as Hydra's overrides.
@@ -33,15 +33,20 @@ def server_settings(
     Raises:
         SettingError: there is no command, or one that leaves a setting without effect.
     """
-    if not servers:
+    typed = {setting.partition("=")[0].lstrip("+"): setting for setting in settings}
+    engine = typed.get("engine", "engine=server")
+    has_address = "engine.url" in typed and engine == "engine=server"
+    if not servers and (not has_address or "experiment" in typed):
         return []
+    added = ["engine=server", *([] if typed.keys() & {"model", "pair"} else ["model=served"])]
+    if not servers:
+        return added
     if not all(servers):
         rule = "is followed by the command of a server, and a second -- by another one to compare"
         raise SettingError("--", f"{rule}: harness {command} -- llama-server -m MODEL.gguf ...")
     words = [word for server in servers for word in server]
-    typed = {setting.partition("=")[0].lstrip("+"): setting for setting in settings}
-    if typed.get("engine", "engine=server") != "engine=server":
-        raise SettingError("--", f"is for engine=server, and {typed['engine']} is typed")
+    if engine != "engine=server":
+        raise SettingError("--", f"is for engine=server, and {engine} is typed")
     names = {"decoding.num_draft_tokens": "K", "draft_tokens": "K"}
     for name in typed:
         if name.startswith("engine.vary."):
@@ -58,7 +63,6 @@ def server_settings(
     for command_words in started:
         check_has_no_key(command_words)
     commands = [_in_brackets(command_words) for command_words in started]
-    added = ["engine=server", *(["model=served"] if "model" not in typed else [])]
     if len(commands) > 1:
         added.append(f"engine.first_command={commands.pop(0)}")
     # Each of several is compared with the first: a sweep.

@@ -111,9 +111,6 @@ def for_hydra(
             raise _no_setting(word, [beginning, *before], remaining, known)
     _check(settings, command, known)
     _refuse_other_names(names_typed, settings)
-    given = {setting.partition("=")[0] for setting in settings}
-    if "engine.url" in given and "engine" in known and given.isdisjoint({"engine", "+experiment"}):
-        settings.append("engine=server")
     return options, [_readable(setting) for setting in settings], topic
 
 

@@ -12,6 +12,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from harness.cli.menu.conversion import setting_hints
+from harness.cli.menu.server_words import server_settings
 from harness.cli.menu.typed import changed, for_hydra, from_keywords, without_dashes
 from harness.commands.compare.record import CompareSettings
 from harness.commands.latency.record import LatencySettings
@@ -70,8 +71,11 @@ def test_a_word_becomes_a_setting(typed: str, expected: str) -> None:
 
 
 def test_an_address_is_that_of_a_server() -> None:
-    assert overrides("url=http://h/v1") == ["engine.url=http://h/v1", "engine=server"]
-    assert overrides("engine=local", "url=http://h/v1")[-1] == "engine.url=http://h/v1"
+    address = overrides("url=http://h/v1")
+    assert address == ["engine.url=http://h/v1"]
+    assert server_settings([], address, "latency") == ["engine=server", "model=served"]
+    assert server_settings([], [*address, "model=7B"], "latency") == ["engine=server"]
+    assert server_settings([], [*address, "engine=local"], "latency") == []
 
 
 def test_options_of_hydra_stay_beside_the_settings() -> None:

@@ -64,7 +64,7 @@ def test_each_arm_goes_on_from_its_own_answers(harness: Harness) -> None:
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(server)) for server in servers.values()]
         addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
-        asked = ["engine=server", "engine.chat=true", "prompts.turns=all", *addresses]
+        asked = ["engine=server", "model=tiny", "engine.chat=true", "prompts.turns=all", *addresses]
         # What two models say is not compared: no verdict.
         harness(*(word for word in TALK if "chat_template" not in word), *asked, code=3)
     answers = pd.read_csv(only("latency_prompts.csv"))

@@ -106,7 +106,12 @@ def test_figures_are_those_that_the_servers_noted(harness: Harness, case: str) -
     servers = KnownServer(**{**behaviour, "drafts": ()}), KnownServer(**behaviour)
     # A step that drafts takes longer.
     servers[1].step_s = 1.5 * servers[0].step_s
-    asked = ["engine=server", f"num_prompts={NUM_PROMPTS}", "decoding.max_new_tokens=30"]
+    asked = [
+        "engine=server",
+        "model=tiny",
+        f"num_prompts={NUM_PROMPTS}",
+        "decoding.max_new_tokens=30",
+    ]
     asked += ["decoding.ignore_eos=false", "decoding=greedy", "resume=false", *settings]
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(server)) for server in servers]
@@ -211,7 +216,13 @@ def test_categories_are_those_that_the_server_noted(
     ]
     file = tmp_path / "prompts.jsonl"
     file.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
-    asked = ["engine=server", f"prompts={file}", "num_prompts=12", "decoding.max_new_tokens=30"]
+    asked = [
+        "engine=server",
+        "model=tiny",
+        f"prompts={file}",
+        "num_prompts=12",
+        "decoding.max_new_tokens=30",
+    ]
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(server)) for server in servers]
         asked += [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]

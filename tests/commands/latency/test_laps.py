@@ -17,7 +17,7 @@ from harness.measuring.asking import in_laps
 from in_process import Harness, only, results
 from wording import mentions
 
-QUICK = ["latency", "engine=server", "decoding.max_new_tokens=8", "decoding=greedy"]
+QUICK = ["latency", "engine=server", "model=tiny", "decoding.max_new_tokens=8", "decoding=greedy"]
 
 Serve = Callable[..., list[str]]
 

@@ -125,7 +125,12 @@ def test_a_server_is_asked_past_its_cache(
     server, other = (EchoServer(dialect=dialect, version="1") for _ in range(2))  # type: ignore[arg-type]
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(each)) for each in (server, other)]
-        asked = ["engine=server", f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
+        asked = [
+            "engine=server",
+            "model=tiny",
+            f"engine.regular_url={urls[0]}",
+            f"engine.url={urls[1]}",
+        ]
         load = ["batch_size=4", "num_prompts=32", "num_warmup=0", "prompts=./three.txt"]
         shown = " ".join(harness(*QUICK, *asked, *load).summary.split())
     assert ("its prefix cache may have seen" in shown) == doubted
@@ -149,7 +154,7 @@ def test_no_prompt_is_known_from_before(harness: Harness, dialect: str) -> None:
     """Neither from warm-ups, nor from an earlier run."""
     server = EchoServer(dialect=dialect, version="1")  # type: ignore[arg-type]
     with serving(server) as url:
-        asked = ["engine=server", f"engine.regular_url={url}", f"engine.url={url}"]
+        asked = ["engine=server", "model=tiny", f"engine.regular_url={url}", f"engine.url={url}"]
         for _ in range(2):
             harness(*QUICK, *asked, "num_prompts=3")
     # The request that finds out how the server is asked has one token.

@@ -12,7 +12,15 @@ from in_process import Harness, results
 from pair_server import PairServer, addresses, pair_servers, shipped_pair
 from wording import mentions
 
-EVAL = ["eval", "engine=server", "num_prompts=6", "batch_size=2", "seeds=[0]", "decoding=greedy"]
+EVAL = [
+    "eval",
+    "engine=server",
+    "model=tiny",
+    "num_prompts=6",
+    "batch_size=2",
+    "seeds=[0]",
+    "decoding=greedy",
+]
 
 
 @pytest.fixture
@@ -54,6 +62,7 @@ def test_compare_races_two_servers(
 ) -> None:
     settings = [
         "engine=server",
+        "model=tiny",
         "decoding=greedy",
         "decoding.max_new_tokens=12",
         "prompt=Once upon a time",

@@ -19,7 +19,7 @@ from in_process import Harness, only, results
 from tiny_checkpoints import make_tokenizer
 from wording import mentions
 
-QUICK = ["engine=server", "num_prompts=8", "decoding.max_new_tokens=8"]
+QUICK = ["engine=server", "model=tiny", "num_prompts=8", "decoding.max_new_tokens=8"]
 
 
 def addresses(stack: ExitStack, regular: EchoServer, speculative: EchoServer) -> list[str]:
@@ -243,7 +243,7 @@ def test_requests_have_what_the_user_adds(harness: Harness) -> None:
     further = ["prompts.template_arguments={enable_thinking: false}", "engine.extra={priority: 2}"]
     with ExitStack() as stack:
         url = stack.enter_context(serving(server))
-        settings = ["engine=server", f"engine.url={url}", "num_prompts=2", *further]
+        settings = ["engine=server", "model=tiny", f"engine.url={url}", "num_prompts=2", *further]
         harness("latency", *settings, "engine.chat=true", "decoding.max_new_tokens=4")
         assert server.bodies[-1]["chat_template_kwargs"] == thoughtless
         assert server.bodies[-1]["priority"] == 2
@@ -274,7 +274,7 @@ def test_a_kind_of_server_in_a_file_of_the_user(harness: Harness, tmp_path: Path
     server = EchoServer()
     with ExitStack() as stack:
         url = stack.enter_context(serving(server))
-        settings = ["engine=server", f"engine.url={url}", "num_prompts=2"]
+        settings = ["engine=server", "model=tiny", f"engine.url={url}", "num_prompts=2"]
         dialect = "engine.dialect=./my_server.py:MINE"
         harness("latency", *settings, dialect, "decoding.max_new_tokens=4")
     body = server.bodies[-1]

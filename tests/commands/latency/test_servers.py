@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,12 +15,21 @@ import transformers
 from packaging.version import Version
 
 import processes
+from documented import typed_lines, words_of
 from echo_server import EchoServer, serving
 from harness.config.settings import ModelSettings
 from in_process import Harness, only, results
 from wording import mentions
 
-QUICK = ["engine=server", "num_prompts=9", "decoding.max_new_tokens=8"]
+QUICK = ["engine=server", "model=tiny", "num_prompts=9", "decoding.max_new_tokens=8"]
+
+# Documented lines about servers that run, but for those that need the hub, a log, a draw of tokens, or real time.
+ASKED = [
+    line
+    for line in typed_lines()
+    if "url=http" in line
+    and not re.search(r" (model|answers|minutes|engine.rate)=|response_format", line)
+]
 
 Serve = Callable[..., list[str]]
 
@@ -71,12 +81,32 @@ def test_two_servers_are_compared_request_by_request(harness: Harness, serve: Se
     assert [server.most_in_flight for server in servers] == [3, 3]
 
 
+@pytest.mark.parametrize("line", ASKED)
+def test_a_documented_line_about_running_servers_measures_them_as_it_is_written(
+    harness: Harness, line: str
+) -> None:
+    names = dict.fromkeys(("m", "qwen-mtp", "qwen-plain", "qwen3-8b"))
+    servers = EchoServer(models=names), EchoServer(models=names, num_draft_tokens=4)
+    with serving(servers[0]) as regular, serving(servers[1]) as drafting:
+        places = {"regular_url": regular, "url": drafting}
+        words = [
+            re.sub(r"(regular_url|url)=http\S+", lambda name: f"{name[1]}={places[name[1]]}", word)
+            for word in words_of(line)
+        ]
+        harness(*words)
+    assert set(results(words[0])["model"]) <= set(names)
+    for server in servers:
+        assert all(body["model"] in names for body in server.bodies)
+        assert all("messages" in body for body in server.bodies)
+
+
 @pytest.mark.skipif(
     Version(transformers.__version__) < Version("5.23"), reason="imports torch with any tokenizer"
 )
 def test_a_run_that_only_sends_requests_waits_for_no_torch(tmp_path: Path, serve: Serve) -> None:
     """torch and transformers' models take seconds to import, in a process that sends HTTP."""
     script = """
+import re
 import sys
 from harness.cli.main import main
 try:
@@ -191,7 +221,14 @@ def test_a_server_alone_that_speculates_is_the_same_arm_in_eval(
     harness: Harness, serve: Serve
 ) -> None:
     addresses = serve(EchoServer(num_draft_tokens=4, version="1.0", started=100))
-    asked = ["eval", "engine=server", "num_prompts=4", "decoding.max_new_tokens=8", *addresses]
+    asked = [
+        "eval",
+        "engine=server",
+        "model=tiny",
+        "num_prompts=4",
+        "decoding.max_new_tokens=8",
+        *addresses,
+    ]
     harness(*asked)
     rows = results("eval")
     assert set(rows["arm"]) == {"speculative"}
@@ -207,7 +244,8 @@ def test_an_adapter_is_asked_by_its_name(
 ) -> None:
     server = EchoServer(models={"base": "/models/base", "fin": "/adapters/fin"})
     directory = save_model("llama", "fin").repository
-    harness("latency", f"model={directory}", *QUICK, *serve(server))
+    asked = [word for word in QUICK if word != "model=tiny"]
+    harness("latency", f"model={directory}", *asked, *serve(server))
     assert {body["model"] for body in server.bodies} == {"fin"}
 
 
@@ -310,7 +348,7 @@ def test_answers_of_different_lengths_give_no_verdict(harness: Harness, serve: S
 
 def test_a_race_of_different_lengths_has_no_verdict(harness: Harness, serve: Serve) -> None:
     servers = EchoServer(), EchoServer(num_draft_tokens=4, stop_after=3)
-    race = ["compare", "engine=server", "prompt=7 * 8 =", "decoding.max_new_tokens=8"]
+    race = ["compare", "engine=server", "model=tiny", "prompt=7 * 8 =", "decoding.max_new_tokens=8"]
     outcome = harness(*race, *serve(*servers))
     assert mentions(outcome.stdout, "No verdict", "regular generated 8 tokens, speculative 3")
     assert "×" not in outcome.stdout
@@ -320,7 +358,7 @@ def test_a_race_of_different_lengths_has_no_verdict(harness: Harness, serve: Ser
 def test_answers_that_failed_in_one_arm_give_no_verdict(harness: Harness, serve: Serve) -> None:
     """Every arm's first request asks how a server is used; the next ones warm it up."""
     servers = EchoServer(), EchoServer(num_draft_tokens=4, die_after=5)
-    ask = ["eval", "engine=server", "task=addition", "num_prompts=6", "batch_size=1"]
+    ask = ["eval", "engine=server", "model=tiny", "task=addition", "num_prompts=6", "batch_size=1"]
     outcome = harness(*ask, *serve(*servers), code=1)
     said = " ".join(outcome.summary.split())
     assert "no verdict speculative: 1 of 1 requests failed" in said
@@ -388,6 +426,7 @@ def test_what_a_server_does_not_tell_is_an_empty_cell(harness: Harness, serve: S
 RECOVERY = [
     "recovery",
     "engine=server",
+    "model=tiny",
     "by_kind=false",
     "num_prompts=2",
     "decoding.max_new_tokens=8",

@@ -48,6 +48,7 @@ QUICK = [
 
 SERVER = [
     "engine=server",
+    "model=tiny",
     "engine.regular_url=http://localhost:1/v1",
     "engine.url=http://localhost:2/v1",
 ]
@@ -127,7 +128,7 @@ def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(server)) for server in servers]
         addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
-        asked = ["num_prompts=8", "batch_sizes=[1,2,4]", "engine=server"]
+        asked = ["num_prompts=8", "batch_sizes=[1,2,4]", "engine=server", "model=tiny"]
         harness(*QUICK, *asked, *addresses)
     rows = results("map")
     assert list(rows["batch_size"]) == [1, 2, 4]
@@ -185,7 +186,12 @@ def test_servers_that_do_other_work_have_no_map(harness: Harness) -> None:
     servers = EchoServer(), EchoServer(num_draft_tokens=4, stop_after=3)
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(server)) for server in servers]
-        addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}", "engine=server"]
+        addresses = [
+            f"engine.regular_url={urls[0]}",
+            f"engine.url={urls[1]}",
+            "engine=server",
+            "model=tiny",
+        ]
         outcome = harness(*QUICK, "batch_sizes=[1,2]", *addresses, code=3)
     rows = results("map")
     assert list(rows["status"]) == ["no_verdict"] * 2
@@ -234,7 +240,10 @@ def test_a_server_whose_k_depends_on_its_load_has_none() -> None:
             "engine.regular_url=http://localhost:1/v1: must be another",
         ),
         ([*SERVER, "draft_tokens=[2]"], "draft_tokens=[2]: must be null with engine=server"),
-        (["engine=server", "engine.url=http://localhost:1/v1"], "draft=none: must be set"),
+        (
+            ["engine=server", "model=tiny", "engine.url=http://localhost:1/v1"],
+            "draft=none: must be set",
+        ),
     ],
 )
 def test_wrong_settings(harness: Harness, arguments: list[str], complaint: str) -> None:

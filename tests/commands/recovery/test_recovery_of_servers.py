@@ -101,7 +101,7 @@ def test_texts_beside_a_grammar_are_the_regular_servers(
 
 def test_a_grammar_has_no_probabilities_as_its_reference(harness: Harness) -> None:
     """Neither weights nor log-probabilities of texts know it."""
-    asked = ["engine=server", "engine.url=http://127.0.0.1:9/v1", "reference=weights"]
+    asked = ["engine=server", "model=tiny", "engine.url=http://127.0.0.1:9/v1", "reference=weights"]
     complaint = harness("recovery", *asked, "engine.extra={grammar: x}", code=2).complaint
     assert mentions(complaint, "reference=weights", "must be auto with engine.extra={grammar: x}")
 

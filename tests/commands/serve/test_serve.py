@@ -517,6 +517,7 @@ def test_latency_agrees_with_the_local_engine(url: str, tmp_path: Path, harness:
     ]
     server = [
         "engine=server",
+        "model=tiny",
         f"engine.url={url}/v1",
         f"engine.regular_url={url}/regular/v1",
         "batch_size=3",
