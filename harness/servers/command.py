@@ -147,7 +147,7 @@ class ServerCommand:
 
     @property
     def model(self) -> str | None:
-        """The model, as tables show it: the name under which it is served, else its file or repository."""
+        """The model as it is typed: the name under which it is served, else its file or repository."""
         startup = self.startup
         # The first of several names, between commas or spaces.
         names = (self.value(startup.served_name) or "").replace(",", " ").split()
@@ -157,7 +157,7 @@ class ServerCommand:
         if model is None and startup.model_follows and self.start < len(self.words):
             first = self.words[self.start]
             model = None if first.startswith("-") else first
-        return model and _name_of(model)
+        return model
 
     @property
     def draft(self) -> str | None:
@@ -165,7 +165,7 @@ class ServerCommand:
         known.
         """
         draft = self.value(self.startup.draft)
-        return self.method if draft is None else _name_of(draft)
+        return self.method if draft is None else shown_name(draft)
 
     @property
     def method(self) -> str | None:
@@ -436,7 +436,7 @@ def removed_words(command: ServerCommand, regular: ServerCommand) -> Iterator[st
             yield word
 
 
-def _name_of(place: str) -> str:
+def shown_name(place: str) -> str:
     """A file or directory by its last part; a repository by its whole name."""
     is_path = place.startswith(("/", "./", "../", "~")) or Path(place).exists()
     return PurePosixPath(place.rstrip("/")).name if is_path else place

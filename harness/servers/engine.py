@@ -298,12 +298,18 @@ class ServerArm(Arm):
         opening = engine.opening
         url = self._url
         if self._started is not None:
-            self._started.wait_until_ready(engine.say, engine.key)
+            needs_list = self.served.typed_model is None
+            self._started.wait_until_ready(engine.say, engine.key, needs_list)
         report = server_report(url, engine.key)
         served = self.served
         place = served.setting if self._started else f"{served.setting}={url}"
         model = choose_model(
-            report, opening.settings.model, served.model, served.model_setting, place
+            report,
+            opening.settings.model,
+            served.model,
+            served.typed_model,
+            served.model_setting,
+            place,
         )
         max_new_tokens = opening.decoding.max_new_tokens
         num_tokens = opening.longest_prompt + max_new_tokens
@@ -311,7 +317,7 @@ class ServerArm(Arm):
             context = f"{place} has a context of {model.context} tokens"
             rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
-        self.dialect = dialect_of(model.owner, self._settings.dialect)
+        self.dialect = dialect_of(model.owner or served.dialect, self._settings.dialect)
         self.server = (report and self.dialect.named(report.about)) or None
         self.model = model
 
@@ -542,7 +548,8 @@ class ServerArm(Arm):
         chat = self._settings.chat is True
         ids = self._engine.tokenizer("a")["input_ids"]
         # Enough that a server that speculates drafts something.
-        decoding = DecodingSettings(max_new_tokens=_PROBE_TOKENS, temperature=0)
+        temperature = self._engine.opening.decoding.temperature
+        decoding = DecodingSettings(max_new_tokens=_PROBE_TOKENS, temperature=temperature)
         probe = Request(ids, decoding, seed=0, index=0, salt="form")
         extra = self._settings.extra or {}
         prompts = getattr(self._engine.opening.settings, "prompts", None)
@@ -582,18 +589,13 @@ class ServerArm(Arm):
                 self.drafts = any(numbers)
                 return
             # Of another status the form is not the reason.
-            if error.code not in (400, 404, 422):
+            if error.code not in (400, 404, 422, 500):
                 break
         assert error is not None
         place = self.served.setting
         if self._url not in error.message and self._started is None:
             place += f"={self._url}"
-        advice = ""
-        has_none = self._engine.tokenizer.chat_template is None
-        if chat and has_none and error.code in (400, 500):
-            advice = (
-                "\nthe server may have no chat template; engine.chat=false sends prompts as text"
-            )
+        advice = "\nengine.chat=false sends prompts as text" if chat and error.code else ""
         raise RunError(f"{place}: {error}{advice}")
 
 

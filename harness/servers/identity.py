@@ -21,7 +21,7 @@ from harness.config.errors import SettingError, from_outside
 from harness.config.model_names import SERVED
 from harness.config.settings import ModelSettings
 from harness.engines.record import ServerIdentity
-from harness.servers.dialects import known_pages
+from harness.servers.dialects import DIALECTS, known_pages
 
 _TIMEOUT_S = 5.0
 _MOST_BYTES = 4_000_000
@@ -47,6 +47,7 @@ class ServedModel(NamedTuple):
         root: where its weights are; None where the server does not report it.
         owner: `owned_by`, by which the kind of server is known; None where the server does not report it.
         context: the most tokens of a prompt with its answer; None where the server does not report it.
+        parent: the model that it is an adapter of; None for a whole one.
         is_listed: False for a model that a server is asked for without a list to choose from.
     """
 
@@ -54,6 +55,7 @@ class ServedModel(NamedTuple):
     root: str | None = None
     owner: str | None = None
     context: int | None = None
+    parent: str | None = None
     is_listed: bool = True
 
     def __str__(self) -> str:
@@ -104,11 +106,14 @@ def server_report(url: str, key: str | None = None) -> ServerReport | None:
     return ServerReport(about, None if started is None else str(started), models)
 
 
-def why_not_ready(url: str, key: str | None) -> str | None:
+def why_not_ready(url: str, key: str | None, needs_list: bool = True) -> str | None:
     """Why a server is not ready: it does not answer with its models, or its page of health, if it has one, is not good;
     None where it is, empty where nothing answers.
 
-    llama.cpp lists models while it loads them, and its health is 503 until then.
+    llama.cpp lists models while it loads them, and its health is 503 until then. mlx_lm may list none, and answers.
+
+    Args:
+        needs_list: whether a good page of health is not enough.
 
     Raises:
         SettingError: it wants a key, or another one.
@@ -126,6 +131,8 @@ def why_not_ready(url: str, key: str | None) -> str | None:
             raise SettingError("engine.api_key_variable", f"{rule}: {answer}") from error
         except _NO_ANSWER:
             return ""
+        if body is not None and not needs_list:
+            return None
     return None if _models(body) else f"it answers, but {models} lists no model"
 
 
@@ -186,11 +193,11 @@ def _models(body: str | None) -> list[ServedModel]:
     for entry in listed if isinstance(listed, list) else []:
         if not isinstance(entry, dict) or not isinstance(entry.get("id"), str):
             continue
-        texts = (entry.get(key) for key in ("root", "owned_by"))
-        root, owner = (text if isinstance(text, str) else None for text in texts)
+        texts = (entry.get(key) for key in ("root", "owned_by", "parent"))
+        root, owner, parent = (text if isinstance(text, str) else None for text in texts)
         context = entry.get("max_model_len")
         is_number = isinstance(context, int) and context > 0
-        models.append(ServedModel(entry["id"], root, owner, context if is_number else None))
+        models.append(ServedModel(entry["id"], root, owner, context if is_number else None, parent))
     return models
 
 
@@ -198,6 +205,7 @@ def choose_model(
     report: ServerReport | None,
     model: ModelSettings,
     name: str | None,
+    typed_model: str | None,
     model_setting: str,
     place: str,
 ) -> ServedModel:
@@ -206,25 +214,35 @@ def choose_model(
     Args:
         report: None for a server that does not describe itself.
         name: under which it is served; None to look for the run's model.
-        model_setting: that sets this name, `engine.model` or `engine.regular_model`.
+        typed_model: that the server's command names; None where it is not known.
+        model_setting: that sets the name, `engine.model` or `engine.regular_model`.
         place: the setting with the server's address, `engine.url=http://host:8000/v1`.
 
     Raises:
-        SettingError: the server lists models, and this one is not among them.
+        SettingError: the server lists its models, and this one is not among them, or which is meant cannot be told.
     """
     models = [] if report is None else report.models
-    if not models:
-        return ServedModel(name or model.repository, is_listed=False)
-    if name is None and model.repository == SERVED:
-        # An alias in a command; adapters come behind the model that they are for.
-        return next((each for each in models if each.name == model.name), models[0])
-    exact = (model.repository, model.name) if name is None else (name,)
-    chosen = [each for each in models if each.name in exact]
-    if name is None:
+    is_any = name is None and model.repository == SERVED
+    if is_any:
+        name = typed_model
+    exact = (model.repository, model.name) if name is None else (name, str(Path(name).resolve()))
+    chosen = [each for each in models if each.name in exact or (is_any and each.root in exact)]
+    if name is None and not is_any:
         chosen += [each for each in models if _is_model(each, model)]
+    # Names of one model, and adapters behind it.
+    weights = {each.root or each.name for each in models if each.parent is None}
+    if is_any and len(weights) == 1:
+        chosen += models
     if chosen:
         return chosen[0]
+    lists_all = bool(models) and models[0].owner in DIALECTS.names()
+    if not models or (name is not None and not lists_all):
+        return ServedModel(name or model.repository, is_listed=False)
     names = ", ".join(str(each) for each in models[:_MOST_NAMED])
+    if is_any:
+        raise SettingError(
+            model_setting, f"must name one of the models that {place} serves: {names}"
+        )
     if name is not None:
         raise SettingError(model_setting, f"must be one that {place} serves: {names}", name)
     rule = f"must name a model of {place}, which serves {names} and not {model.name}"

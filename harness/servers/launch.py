@@ -88,6 +88,8 @@ class Served:
         model: the name under which it serves the model; None to look for that.
         model_setting: that sets this name.
         label: what messages call the server, where that is not the arm's name.
+        typed_model: the model that its command names; None where it is not known.
+        dialect: the name of the dialect of its command, for a server that does not tell its own.
         url: its address; None for one that is started here.
         pages: of its counters, where they are not below its address.
         launch: how it is started here.
@@ -101,6 +103,8 @@ class Served:
     launch: Launch | None = None
     model_setting: str = "engine.model"
     label: str = ""
+    typed_model: str | None = None
+    dialect: str | None = None
 
 
 class StartedServer:
@@ -174,33 +178,35 @@ class StartedServer:
             self._guard.wait(_MOST_ENDING_S)
         return self.ended
 
-    def wait_until_ready(self, say: Callable[[str], None], key: str | None) -> None:
+    def wait_until_ready(
+        self, say: Callable[[str], None], key: str | None, needs_list: bool = True
+    ) -> None:
         """Wait until it answers.
 
         Args:
             say: gets a line now and then where that takes long, with the last line of the server's output.
             key: of its API.
+            needs_list: whether it must list a model; its command may name none.
 
         Raises:
             RunError: it has ended, or is not ready in time.
             SettingError: it wants a key.
         """
         next_line_s = _SAY_S
-        while (why_not := why_not_ready(self.url, key)) is not None:
+        while (why_not := why_not_ready(self.url, key, needs_list)) is not None:
             reason = self.ended
             if reason is not None:
                 raise RunError(reason)
             seconds = time.monotonic() - self._started
-            last = (self._log or [""])[-1]
+            last = f"its last line is: {self._log[-1]}" if self._log else "it wrote nothing"
+            why = f"{why_not}; {last}" if why_not else last
             if seconds > self._launch.timeout_s:
                 limit = f"engine.start_timeout_s={self._launch.timeout_s:g}"
-                why = f"its last line is: {last}" if last else "it wrote nothing"
-                why = why_not or why
                 raise RunError(
                     f"the {self.name} server was not ready within {limit}: {why} (all of it: {self._launch.log})"
                 )
             if seconds > next_line_s:
-                say(f"{self.name}: starting for {seconds:.0f} s: {why_not or last}")
+                say(f"{self.name}: starting for {seconds:.0f} s: {why}")
                 # The other server may have been waited for meanwhile.
                 next_line_s = seconds + _SAY_S
             time.sleep(_LOOK_S)

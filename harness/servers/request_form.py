@@ -73,12 +73,14 @@ class RequestForm:
         if self.takes_extensions:
             # By vLLM's names.
             extensions: dict[str, Any] = {
-                "top_k": decoding.top_k or dialect.top_k_of_all,
                 "min_p": 0.0,
                 "repetition_penalty": 1.0,
                 "ignore_eos": not request.stop_tokens if knows_tokens else decoding.ignore_eos,
                 "stop_token_ids": sorted(request.stop_tokens),
             }
+            # Where it changes nothing: some servers refuse every number that would mean all.
+            if decoding.top_k or decoding.temperature:
+                extensions["top_k"] = decoding.top_k or dialect.top_k_of_all
             if self.asks_for_details:
                 extensions |= {"return_token_ids": True, "return_spec_tokens_details": True}
             if dialect.seeded:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from harness.config.errors import HarnessError, RunError, from_outside
-from harness.config.packages import INSTALL_LOCAL
+from harness.config.packages import INSTALL_LOCAL, missing_local
 from harness.engines.rates import has_built_up
 from harness.engines.requests import Load, RequestError, RequestRecord
 from harness.engines.text_tokenizer import TextTokenizer
@@ -159,9 +159,10 @@ class Sender:
         is_whole = request.error is None and not request.may_be_left
         if is_whole and request.text and not request.num_tokens:
             reason = (
-                "the server does not count its tokens, and no tokenizer is here:"
-                f" model= names one ({INSTALL_LOCAL})"
+                "the server does not count its tokens, and no tokenizer is here: model= names one"
             )
+            if missing_local():
+                reason += f" ({INSTALL_LOCAL})"
             request.error = RequestError(0, "AnswerError", reason)
 
     async def _read(self, outgoing: Outgoing) -> None:

@@ -12,7 +12,7 @@ from harness.config.errors import SettingError
 from harness.config.model_names import SECOND_COMMAND, SERVED
 from harness.config.settings import ModelSettings
 from harness.engines.record import Opening
-from harness.servers.command import ServerCommand, read_command, removed_words
+from harness.servers.command import ServerCommand, read_command, removed_words, shown_name
 from harness.servers.dialects import DIALECTS
 from harness.servers.settings import ServerSettings
 
@@ -63,7 +63,8 @@ def labelled(run: RunSettings, commands: Sequence[ServerCommand]) -> RunSettings
     assert isinstance(settings, ServerSettings)
     measured = commands[-1]
     if run.model.repository == SERVED and measured.dialect is not None and measured.model:
-        run = dataclasses.replace(run, model=dataclasses.replace(run.model, name=measured.model))
+        model = dataclasses.replace(run.model, name=shown_name(measured.model))
+        run = dataclasses.replace(run, model=model)
     draft = run.draft
     if draft is not None and draft.name == _ITS_OWN:
         name = SECOND_COMMAND if settings.first_command else measured.draft
@@ -104,7 +105,19 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
         log = opening.directory.resolve() / f"{name}_server.log"
         launch = Launch(command.words, log, settings.start_timeout_s)
         model = (settings.regular_model if name == "regular" else None) or settings.model
-        served.append(Served(name, f"the {label} command", model, launch=launch, label=label))
+        place = f"the {label} command"
+        dialect = command.dialect
+        served.append(
+            Served(
+                name,
+                place,
+                model,
+                launch=launch,
+                label=label,
+                typed_model=None if dialect is None else command.model,
+                dialect=None if dialect is None else dialect.name,
+            )
+        )
         opening.say(f"{label}: {launch}")
     if len(commands) < 2:
         return ServerEngine(opening, served)

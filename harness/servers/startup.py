@@ -1,8 +1,8 @@
 """How the commands of known servers are read: which of their flags make a server speculate, and what else a measurement
 must know of them. Values without code, one for each kind of server, `Dialect.startup`.
 
-The flags are those of llama.cpp b10434, vLLM 0.32 and SGLang 0.5.23; `command.py` applies them. Those of ik_llama.cpp,
-mlx_lm, mlx_vlm and Rapid-MLX are from their sources and documentation: no such server was run by us.
+The flags are those of llama.cpp b10434, vLLM 0.32, mlx_lm 0.32 and SGLang 0.5.23; `command.py` applies them. Those of
+ik_llama.cpp, mlx_vlm and Rapid-MLX are from their sources and documentation: no such server was run by us.
 """
 
 from __future__ import annotations
@@ -296,7 +296,6 @@ MLX_LM = Startup(
     num_draft_tokens={"": (("--num-draft-tokens",), 3)},
     draft=("--draft-model",),
     served_name=(),
-    is_untried=True,
     example="--draft-model DRAFT",
 )
 

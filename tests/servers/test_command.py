@@ -77,7 +77,7 @@ def test_ports_are_ours_unless_the_user_places_them() -> None:
 @pytest.mark.parametrize(
     ("typed", "model", "draft", "method", "k"),
     [
-        ("llama-server -m ./a/Q.gguf --spec-type draft-mtp", "Q.gguf", "draft-mtp", "draft-mtp", 3),
+        ("llama-server -m ./a/Q.gguf --spec-type draft-mtp", "./a/Q.gguf", "draft-mtp", "draft-mtp", 3),
         ("llama-server -hf o/r:Q4 -hfd o/d --spec-type draft-eagle3 --spec-draft-n-max 7", "o/r:Q4", "o/d",
             "draft-eagle3", 7),
         ("llama-server -a one,two --spec-type ngram-mod", "one", "ngram-mod", "ngram-mod", 64),

@@ -198,7 +198,7 @@ def test_a_server_that_refuses_every_request_is_asked_on(open_engine: Open) -> N
 
 def test_a_chat_without_a_template_is_told_apart_from_other_failures(open_engine: Open) -> None:
     """`transformers serve` answers with status 500 and no reason."""
-    with pytest.raises(RunError, match=r"engine.url=.*told to fail.*\n.* no chat template"):
+    with pytest.raises(RunError, match=r"engine.url=.*told to fail.*\n.*engine.chat=false"):
         open_engine(EchoServer(fail_every=1), chat=True)
     with pytest.raises(RunError, match=r"nothing answers at .*running\?$"):
         engine_of(url="http://127.0.0.1:9/v1", chat=True)

@@ -85,7 +85,7 @@ def test_two_servers_are_compared_request_by_request(harness: Harness, serve: Se
 def test_a_documented_line_about_running_servers_measures_them_as_it_is_written(
     harness: Harness, line: str
 ) -> None:
-    names = dict.fromkeys(("m", "qwen-mtp", "qwen-plain", "qwen3-8b"))
+    names = dict.fromkeys(re.findall(r"model=(\S+)", line) or ["m"])
     servers = EchoServer(models=names), EchoServer(models=names, num_draft_tokens=4)
     with serving(servers[0]) as regular, serving(servers[1]) as drafting:
         places = {"regular_url": regular, "url": drafting}
@@ -151,10 +151,8 @@ def test_texts_part_where_the_servers_tokens_do(
         return twist
 
     asked = ["model=served", "chat=false", "tokens=32", "num_prompts=8", "decoding=greedy"]
-    servers = (
-        EchoServer(dialect=dialect, version="1"),
-        EchoServer(dialect=dialect, version="1", twist=parting()),
-    )
+    settings = {"dialect": dialect, "version": "1", "models": {"m": None}}
+    servers = EchoServer(**settings), EchoServer(**settings, twist=parting())
     harness("latency", *asked, *serve(*servers))
     row = results().iloc[-1]
     assert (row["tokens_per_difference"], row["identical_prompts"]) == (after, 0)
@@ -179,7 +177,8 @@ def test_nothing_about_a_server_is_taken_from_the_settings(harness: Harness, ser
 
 def test_a_model_that_is_not_served_is_refused(harness: Harness, serve: Serve) -> None:
     """Until `engine.model` names it, also where the server has no other."""
-    servers = EchoServer(), EchoServer(models={"tiny_draft.gguf": None, "other": "/x/tiny_draft"})
+    others = {"tiny_draft.gguf": None, "other": "/x/tiny_draft"}
+    servers = EchoServer(version="1"), EchoServer(models=others, version="1")
     addresses = serve(*servers)
     refused = harness.refused("latency", *QUICK, *addresses)
     served = "tiny_draft.gguf, other (/x/tiny_draft) and not tiny"
@@ -191,6 +190,13 @@ def test_a_model_that_is_not_served_is_refused(harness: Harness, serve: Serve) -
     harness("latency", *QUICK, *addresses, *named)
     assert [server.bodies[-1]["model"] for server in servers] == ["tiny", "other"]
     assert set(results()["served_model"]) == {"tiny; other (/x/tiny_draft)"}
+    # Of several nobody can tell which is meant, and a list of a server of an unknown kind may lack some.
+    unnamed = [word for word in QUICK if word != "model=tiny"]
+    refused = harness.refused("latency", *unnamed, *addresses)
+    assert mentions(refused, "engine.regular_model: must name one of", "tiny, tiny_draft")
+    unknown = EchoServer()
+    harness("latency", *unnamed, *serve(unknown), "engine.model=../unlisted")
+    assert {body["model"] for body in unknown.bodies} == {"../unlisted"}
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "llama.cpp"])
