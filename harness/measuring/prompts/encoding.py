@@ -191,6 +191,8 @@ def encode_set(
     described = prompt_set.described(encoded.prompts)
     if described:
         note(described)
+    if prompt_set.num_left_out:
+        say(f"{counted(prompt_set.num_left_out, 'row')} without a question left out")
     num_chats = sum(len(prompt.chat().messages) > 1 for prompt in encoded.prompts)
     is_text = template_here(settings, planned.tokenizer) == "never"
     if is_text and num_chats and not settings.engine.asks_chats:

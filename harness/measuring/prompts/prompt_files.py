@@ -27,6 +27,10 @@ class BadFile(Exception):
     """Why a file is refused. `load_prompts` adds the setting and its value."""
 
 
+class NoQuestion(BadFile):
+    """Why a row is left out: nobody asks anything in it."""
+
+
 def local_files(settings: PromptSettings) -> list[Path]:
     """The files of a prompt set on this machine; those on the hub are fetched unless they are in
     its cache.
@@ -122,7 +126,8 @@ def read_rows(path: Path, source: str | None = None) -> Iterator[NumberedRow]:
     except UnicodeDecodeError as error:
         line = content.count(b"\n", 0, error.start) + 1
         raise BadFile(f"line {line} is not UTF-8; convert the file to UTF-8") from None
-    if path.suffix == ".json":
+    # Arrays are often called .jsonl.
+    if path.suffix == ".json" or (path.suffix == ".jsonl" and text.lstrip().startswith("[")):
         rows = _parsed(text, "the file")
         if not isinstance(rows, list):
             rule = "must hold a JSON array of objects; a file of one object per line is .jsonl"
@@ -155,7 +160,10 @@ def _table(content: bytes, suffix: str) -> list[dict[str, Any]]:
     file = io.BytesIO(content)
     try:
         if suffix == ".csv":
-            table = pandas.read_csv(file, dtype=str, keep_default_na=False)
+            # Excel writes semicolons where a comma divides decimals.
+            heading = content.partition(b"\n")[0].decode(errors="replace")
+            separator = max(",;\t", key=heading.count)
+            table = pandas.read_csv(file, sep=separator, dtype=str, keep_default_na=False)
         else:
             table = pandas.read_parquet(file, engine="pyarrow")
     except ImportError:

@@ -30,7 +30,7 @@ from harness.config.settings import PROMPT_COLUMNS, PromptSettings
 from harness.config.sizes import PACKAGE
 from harness.engines.chat import Chat, Message
 from harness.measuring.prompts.messages import messages_of, text_of, tools_of
-from harness.measuring.prompts.prompt_files import BadFile, local_files, read_rows
+from harness.measuring.prompts.prompt_files import BadFile, NoQuestion, local_files, read_rows
 
 # Where a licence forbids copying, SPEED-Bench publishes a line of capitals in place of the text,
 # which says where to fetch it. Only capitals count, because "Data should be fetched ..." may well
@@ -47,6 +47,11 @@ _PLACEHOLDER = re.compile(
 _CHARACTERS_PER_TOKEN = 12
 # Keys of a prompt; the first that a row has counts.
 _KEYS = tuple(column for column in PROMPT_COLUMNS if column != "category")
+# Names of columns that hold no prompts, however long their texts are, and the fewest words of one that may.
+_NO_PROMPT = re.compile(
+    r"(^|_)(id|name|url|uri|path|source|author|address|model)s?$", re.IGNORECASE
+)
+_FEWEST_WORDS = 3
 # Roles of the messages that a model answers.
 _ASKS = ("user", "tool")
 # Names of lines or categories in a message.
@@ -137,12 +142,14 @@ class PromptSet:
     Attributes:
         digest: of texts and messages: the same in any file format.
         seed: takes prompts of each category at random; None takes the first.
+        num_left_out: rows of the files in which nobody asks anything.
     """
 
     name: str
     prompts: tuple[Prompt, ...]
     digest: str
     seed: int | None = None
+    num_left_out: int = 0
 
     def take(self, count: int) -> tuple[Prompt, ...]:
         """`count` prompts, from each category in turn.
@@ -244,9 +251,12 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
         RunError: it is on the hub, which is out of reach.
     """
     read: list[Prompt] = []
+    num_left_out = 0
     for name, path in zip(settings.files, local_files(settings), strict=True):
         try:
-            read += _prompts_of(path, settings)
+            asked, unasked = _prompts_of(path, settings)
+            read += asked
+            num_left_out += unasked
         except BadFile as bad:
             raise SettingError("prompts", str(bad), name) from bad
     if settings.lengths:
@@ -258,12 +268,13 @@ def load_prompts(settings: PromptSettings) -> PromptSet:
         for further in [(prompt.num_tokens, prompt.turns, prompt.tools)]
     ]
     digest = hashlib.sha256("\n".join(contents).encode()).hexdigest()[:12]
-    return PromptSet(settings.name, prompts, digest, settings.seed)
+    return PromptSet(settings.name, prompts, digest, settings.seed, num_left_out)
 
 
-def _prompts_of(path: Path, settings: PromptSettings) -> list[Prompt]:
-    """The prompts of one file; of several files each is a category."""
+def _prompts_of(path: Path, settings: PromptSettings) -> tuple[list[Prompt], int]:
+    """The prompts of one file, and how many rows have none; of several files each is a category."""
     prompts = []
+    left_out: list[str] = []
     category = path.stem if len(settings.files) > 1 else None
     for number, row in read_rows(path, settings.source):
         if isinstance(row, dict) and row.get("arm") == "speculative":
@@ -272,12 +283,15 @@ def _prompts_of(path: Path, settings: PromptSettings) -> list[Prompt]:
             prompt = _from_row(row, settings)
         except BadFile as bad:
             place = "line" if path.suffix in (".txt", ".jsonl") else "row"
+            if isinstance(bad, NoQuestion):
+                left_out.append(f"{place} {number} {bad}")
+                continue
             raise BadFile(f"{place} {number} {bad}") from None
         prompts.append(
             dataclasses.replace(prompt, line=number, category=prompt.category or category)
         )
     if not prompts:
-        raise BadFile("the file holds no prompts")
+        raise BadFile(left_out[0] if left_out else "the file holds no prompts")
     placeholders = [
         prompt.text
         for prompt in prompts
@@ -291,7 +305,7 @@ def _prompts_of(path: Path, settings: PromptSettings) -> list[Prompt]:
             settings.source or "fetch the real texts with the script that comes with the data set"
         )
         raise BadFile(f"{found}; {advice}")
-    return prompts
+    return prompts, len(left_out)
 
 
 def _cut(documents: Sequence[Prompt], lengths: Sequence[int]) -> list[Prompt]:
@@ -383,10 +397,18 @@ def _column(row: Mapping[str, Any], column: str, setting: str) -> Any:
 
 def _of_first_key(row: Mapping[str, Any]) -> Prompt:
     """The prompt that the first of the known keys holds: a text, turns or messages."""
+    if not any(row.get(key) is not None for key in _KEYS):
+        row = _with_messages(row) or row
     key = next((key for key in _KEYS if row.get(key) is not None), None)
     if key is None:
         # The longest text is most likely the prompt.
-        lengths = {name: len(value) for name, value in row.items() if isinstance(value, str)}
+        lengths = {
+            name: len(value)
+            for name, value in row.items()
+            if isinstance(value, str)
+            and len(value.split()) >= _FEWEST_WORDS
+            and not _NO_PROMPT.search(name)
+        }
         longest = max(lengths, key=lengths.__getitem__, default=None)
         advice = f"; 'prompts.columns={{prompt: {longest}}}' takes {longest}" if longest else ""
         raise BadFile(
@@ -403,14 +425,14 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
             raise BadFile("must have a list of objects with from and value as conversations")
         by_human = [entry for entry in value if entry.get("from") in ("human", "user")]
         if not by_human:
-            raise BadFile("has nothing from a human among its conversations")
+            raise NoQuestion("has nothing from a human among its conversations")
         turns = [text_of(entry.get("value"), "every value of a human") for entry in by_human]
         return Prompt(turns[0], turns=tuple(turns))
     if key == "messages":
         messages = messages_of(value)
         asked = [place for place, message in enumerate(messages) if message["role"] in _ASKS]
         if not asked:
-            raise BadFile("has no message of a user among its messages")
+            raise NoQuestion("has no message of a user among its messages")
         end = asked[-1] + 1
         return Prompt(
             messages[end - 1]["content"],
@@ -421,12 +443,28 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
     if value == "" and row.get("turn") and row.get("token_ids"):
         # A row of `acceptance_texts.csv`, which does not have what precedes the turn.
         raise BadFile("is one turn of a conversation: take the file of conversations as prompts")
+    if isinstance(value, str) and not value.strip():
+        raise NoQuestion(f"must have text as {key}")
     text = text_of(value, key)
     # An instruction's subject has its own key, and is often empty.
     subject = row.get("input") or row.get("context")
     if key == "instruction" and subject:
         text = f"{text}\n\n{text_of(subject, 'input or context')}"
     return Prompt(text)
+
+
+def _with_messages(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """A row with the messages that it has in a column of any name, or in an object of one: `conversation`,
+    `body.messages`.
+    """
+    for value in row.values():
+        if isinstance(value, dict) and (inner := _with_messages(value)):
+            return {**row, **inner}
+        entries = value if isinstance(value, list) and value else [None]
+        for known, part in (("messages", "role"), ("conversations", "from")):
+            if all(isinstance(entry, dict) and part in entry for entry in entries):
+                return {**row, known: value}
+    return None
 
 
 def _completion(value: Any) -> str | tuple[int, ...]:

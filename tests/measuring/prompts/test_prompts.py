@@ -261,7 +261,11 @@ REFUSED = {
         "line 1 must have text as input or context",
     ),
     "not JSON": (b'{"prompt": "a"}\n\n{"prompt": "b"\n', r"line 3 is not JSON \(.+, column \d+\)"),
-    "a list": (b'["a", "b"]', "line 1 must be an object with prompt, turns or messages"),
+    "a number": (b"7", "line 1 must be an object with prompt, turns or messages"),
+    "no column of prompts": (
+        b'{"id": "a b c d", "url": "/v1/chat/completions", "model_name": "Meta Llama 3.1 8B", "note": "hm"}',
+        "it has id, url, model_name, note$",
+    ),
     "prompt is a number": (b'{"prompt": 7}', "line 1 must have text as prompt"),
     "prompt is blank": (b'{"prompt": " "}', "line 1 must have text as prompt"),
     "a turn that was read": (
@@ -328,6 +332,37 @@ def test_a_bad_file_is_refused_with_its_line(load: Load, content: bytes, rule: s
         load(content)
     assert caught.value.setting == "prompts"
     assert str(caught.value.value).endswith("mine.jsonl")
+
+
+ASKED = [{"role": "user", "content": "Who?"}]
+TOLD = {"from": "gpt", "value": "Because."}
+
+
+@pytest.mark.parametrize(
+    ("content", "name", "expected", "num_left_out"),
+    [
+        ('[{"prompt": "Who?"}, "Why?"]', "mine.jsonl", ["Who?", "Why?"], 0),
+        ('\ufeffid;prompt;category\n1;"Who, and\nwhy?";a\n', "mine.csv", ["Who, and\nwhy?"], 0),
+        ([{"model": "a", "conversation": ASKED}], "mine.jsonl", ["Who?"], 0),
+        (
+            [{"url": "/v1/x y z", "body": {"model": "a", "messages": ASKED}}],
+            "mine.jsonl",
+            ["Who?"],
+            0,
+        ),
+        (
+            [{"prompt": "Why?"}, {"prompt": " "}, {"conversations": [TOLD]}, {"messages": []}],
+            "mine.jsonl",
+            ["Why?"],
+            3,
+        ),
+    ],
+)
+def test_the_questions_of_a_file_are_found_and_rows_without_one_counted(
+    load: Load, content: str | list[object], name: str, expected: list[str], num_left_out: int
+) -> None:
+    loaded = load(content, name)
+    assert (texts(loaded), loaded.num_left_out) == (expected, num_left_out)
 
 
 def test_an_empty_text_file_is_refused(load: Load) -> None:
