@@ -31,8 +31,7 @@ def note_key(key: str) -> None:
 def masked(text: str) -> str:
     """A text without the keys that were read, as they are and as Python writes them in quotes."""
     for key in _KEYS:
-        for written in (key, repr(key)[1:-1]):
-            text = text.replace(written, "***")
+        text = text.replace(key, "***").replace(repr(key)[1:-1], "***")
     return text
 
 
@@ -76,21 +75,3 @@ def secret_flag(word: str) -> str | None:
     name = word.partition("=")[0].replace("_", "-")
     is_beginning = len(name) >= _SHORTEST and any(flag.startswith(name) for flag in _ABBREVIATED)
     return name if name in _SHORT or _FLAG.fullmatch(name) or is_beginning else None
-
-
-def without_secrets(words: Sequence[str]) -> list[str]:
-    """A command without flags that have a key, and without the values of variables that may have one."""
-    kept: list[str] = []
-    is_value = False
-    for word in words:
-        if is_value:
-            is_value = False
-        elif secret_flag(word):
-            is_value = "=" not in word
-        elif secret_variable(word):
-            kept.append(
-                f"{word.partition(f'{secret_variable(word)}=')[0]}{secret_variable(word)}=***"
-            )
-        else:
-            kept.append(word)
-    return kept

@@ -23,6 +23,11 @@ from harness.servers.startup import Startup
 _VARIABLE = re.compile(r"[A-Za-z_]\w*=.*", re.DOTALL)
 # Programs whose servers listen in a network of their own.
 CONTAINERS = ("docker", "podman", "nerdctl")
+# Their flags under which a server cannot be measured, with the reason.
+_REFUSED_OF_CONTAINERS = {
+    **dict.fromkeys(("-d", "--detach"), "detaches: leave it out"),
+    "--name": "cannot be both arms': leave it out",
+}
 # Their flags before a variable.
 _OF_CONTAINERS = ("-e", "--env")
 _BOTH = "harness latency -- COMMAND -- COMMAND compares any two commands"
@@ -98,7 +103,8 @@ class ServerCommand:
                     found.append(Flag(name, None, place, following))
                 else:
                     value = self.words[following] if following < len(self.words) else ""
-                    if not value or value.startswith("--"):
+                    # `-draft` takes a line of flags.
+                    if not value or (value.startswith("--") and " " not in value):
                         raise SettingError(SETTING, f"{typed} needs a value behind it")
                     following += 1
                     found.append(Flag(name, value, place, following))
@@ -188,9 +194,11 @@ class ServerCommand:
             return None
         for beginning, (flags, default) in self.startup.num_draft_tokens.items():
             if method.startswith(beginning):
-                values = filter(None, map(self._number_at, flags))
-                value = next(values, None)
-                return int(value) if value is not None and value.isdigit() else default
+                for flag in flags:
+                    value = self._number_at(flag) or ""
+                    if value.isdigit():
+                        return int(value) - (flag in self.startup.counts_root)
+                return default
         return None
 
     def _number_at(self, place: str) -> str | None:
@@ -272,6 +280,10 @@ class ServerCommand:
         if is_contained and not has_port:
             rule = "write {port} where the container's port goes: docker run --rm -p {port}:8000"
             raise SettingError(SETTING, rule)
+        for word in self.words[: self.start] if is_contained else ():
+            name = word.partition("=")[0]
+            if name in _REFUSED_OF_CONTAINERS:
+                raise SettingError(SETTING, f"{name}: {_REFUSED_OF_CONTAINERS[name]}")
         if not has_port:
             words = list(self.words)
             for flag in reversed(self.flags(startup.address)):
@@ -397,6 +409,7 @@ def _divided(words: Sequence[str], dialects: Sequence[Dialect]) -> ServerCommand
             for program in startup.programs:
                 first, *others = program.split()
                 name = word if first.startswith("-") else PurePosixPath(word).name
+                name = name.removesuffix(".exe")
                 is_named = name == first or (not others and name.startswith(f"{first}-"))
                 end = place + 1 + len(others)
                 if is_named and list(words[place + 1 : end]) == others:

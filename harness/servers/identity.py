@@ -239,14 +239,9 @@ def choose_model(
     if not models or (name is not None and not lists_all):
         return ServedModel(name or model.repository, is_listed=False)
     names = ", ".join(str(each) for each in models[:_MOST_NAMED])
-    if is_any:
-        raise SettingError(
-            model_setting, f"must name one of the models that {place} serves: {names}"
-        )
-    if name is not None:
-        raise SettingError(model_setting, f"must be one that {place} serves: {names}", name)
-    rule = f"must name a model of {place}, which serves {names} and not {model.name}"
-    raise SettingError(model_setting, f"{rule}: {model_setting}={from_outside(models[0].name)}")
+    rule = f"must name a model that {place} serves: {names}"
+    wanted = model.name if name is None else name
+    raise SettingError(model_setting, rule, *([] if is_any else [wanted]))
 
 
 def check_same_weights(models: Sequence[ServedModel]) -> None:

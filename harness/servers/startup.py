@@ -37,6 +37,7 @@ class Startup:
         listening: these flags with `{port}`.
         num_draft_tokens: where K is: by the beginning of the method's name (`""` for any), the flags and their default;
             `--spec-type:n_max` is an entry in the value of a flag.
+        counts_root: those of its flags that count the token before the draft tokens, too.
         method: flags that name the way to draft.
         draft: flags that name the draft model.
         pools: methods that learn from all requests: a prompt that is asked again finds its own answer there, whatever
@@ -72,6 +73,7 @@ class Startup:
     address: tuple[str, ...] = ("--host", "--port")
     listening: tuple[str, ...] = ("--host", "127.0.0.1", "--port", "{port}")
     num_draft_tokens: Mapping[str, tuple[Sequence[str], int | None]] = field(default_factory=dict)
+    counts_root: tuple[str, ...] = ()
     method: tuple[str, ...] = ()
     draft: tuple[str, ...] = ()
     pools: tuple[str, ...] = ()
@@ -92,6 +94,9 @@ _PREFIX = (
 )
 _SEVERAL = "starts more than one server, or a part of one: start it yourself and name url="
 _CONFIG = "may set how the server speculates: type these settings as flags"
+
+# Where llama.cpp's K was before it had --spec-type.
+_OLDER_K = ("--draft-max", "--draft-n", "--draft")
 
 LLAMA_CPP = Startup(
     programs=("llama-server",),
@@ -160,13 +165,14 @@ LLAMA_CPP = Startup(
     },
     for_all=("--metrics",),
     num_draft_tokens={
-        "draft": (("--spec-draft-n-max",), 3),
+        "draft": (("--spec-draft-n-max", *_OLDER_K), 3),
         # ik_llama.cpp: `--spec-type mtp:n_max=3,p_min=0.0`.
         "mtp": (("--spec-type:n_max", "--spec-stage:n_max", "--draft-max"), None),
         "ngram-mod": (("--spec-ngram-mod-n-max",), 64),
         "ngram-simple": (("--spec-ngram-simple-size-m",), 48),
         "ngram-map-k4v": (("--spec-ngram-map-k4v-size-m",), 48),
         "ngram-map-k": (("--spec-ngram-map-k-size-m",), 48),
+        "": (_OLDER_K, None),
     },
     method=("--spec-type", "--spec-stage"),
     draft=(
@@ -278,7 +284,11 @@ SGLANG = Startup(
     for_all=("--enable-metrics", "--enable-cache-report"),
     # Its limit where it speculates and none is set.
     for_regular=("--max-running-requests", "48"),
-    num_draft_tokens={"": (("--speculative-num-steps",), None)},
+    num_draft_tokens={
+        "DFLASH": (("--speculative-num-draft-tokens",), None),
+        "": (("--speculative-num-steps",), None),
+    },
+    counts_root=("--speculative-num-draft-tokens",),
     method=("--speculative-algorithm",),
     draft=("--speculative-draft-model-path", "--speculative-draft-model"),
     pools=("NGRAM",),

@@ -31,6 +31,7 @@ def flags_of(command: ServerCommand) -> str:
         ("llama-server -m X -ngl 9 --spec-type draft-mtp --spec-draft-n-max 2", "llama-server -m X -ngl 9"),
         ("/opt/b/llama-server -m X -md Y --spec_type draft-simple -cd 9 -t 4", "/opt/b/llama-server -m X -t 4"),
         ("llama-server -m X --spec-type ngram-simple --spec-type ngram-mod", "llama-server -m X"),
+        ("llama-server -m X -md Y -draft '--model Z -ot exps=CPU' --draft 4 -t 4", "llama-server -m X -t 4"),
         ("llama-server-vulkan --fim-qwen-7b-spec", "llama-server-vulkan --fim-qwen-7b-default"),
         ("vllm serve A --speculative-config '{\"method\": \"ngram\"}' --dtype half", "vllm serve A --dtype half"),
         ("vllm serve A --speculative_config={} -sc.method x --speculative-confi.model=y", "vllm serve A"),
@@ -90,6 +91,10 @@ def test_ports_are_ours_unless_the_user_places_them() -> None:
         ("vllm serve A --spec-method ngram --spec-tokens 6", "A", "ngram", "ngram", 6),
         ("sglang serve --model A --speculative-algorithm EAGLE3 --speculative-draft-model o/h"
             " --speculative-num-steps 3", "A", "o/h", "EAGLE3", 3),
+        ("sglang serve --model A --speculative-algorithm DFLASH --speculative-num-draft-tokens 8",
+            "A", "DFLASH", "DFLASH", 7),
+        ("/opt/llama-server.exe -m X -md Y --draft-max 10", "X", "Y", None, 10),
+        ("llama-server -m X -md Y --draft-n 6 --spec-type draft-simple", "X", "Y", "draft-simple", 6),
         ("harness serve model=7B draft=68m K=6", "7B", "68m", None, 6),
     ],
 )  # fmt: skip
@@ -128,6 +133,8 @@ def test_a_command_says_what_it_runs(
             (f"docker run {typed} -p {{port}}:8000 vllm/vllm-openai --model A -sc {{}}", "HF_TOKEN: what is typed")
             for typed in ("-e HF_TOKEN=x", "--env=HF_TOKEN=x", "-eHF_TOKEN=x")
         ),
+        ("docker run -d -p {port}:80 vllm/vllm-openai --model A -sc {}", "-d: detaches: leave it out"),
+        ("docker run --name=v -p {port}:80 vllm/vllm-openai --model A -sc {}", "--name: cannot be both arms'"),
         ("./mine --port {port} --auth-token=x", "--auth-token: what is typed is written"),
         ("vllm serve A --uds /s -sc {}", "--uds: it would listen on no port"),
     ],

@@ -22,7 +22,7 @@ def test_a_row_over_repeats_has_the_command_of_its_runs(tmp_path: Path) -> None:
     for number in (1, 2):
         directory = tmp_path / f"run{number}"
         directory.mkdir()
-        command = {"command_line": "harness latency -m K=4 repeats=2 --api-key sk-1"}
+        command = {"command_line": "harness latency -m K=4 repeats=2"}
         (directory / "environment.json").write_text(json.dumps(command))
         runs.append(latency_run(repeat=str(number), directory=str(directory)))
     over = {"run": run_id(), "repeat": "all", "pooled_runs": [run[0].run for run in runs]}

@@ -1,4 +1,4 @@
-"""The command of a run as it may be shown to others: without keys, and without the port that the harness adds."""
+"""The command of a run as others can type it: without the port that the harness adds."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import shlex
 
 from harness.config.engines import divided
-from harness.config.secrets import without_secrets
 from harness.engines.registry import ENGINES
 from harness.measuring.rows import LatencyRow
 from harness.results.runs import Run
@@ -29,7 +28,7 @@ def typed_command(run: Run[LatencyRow]) -> str | None:
             # Nobody else has this process, but its command.
             servers[place] = shlex.split(started)
     words = [*typed, *(word for server in servers for word in ["--", *server])]
-    return shlex.join(without_secrets(words))
+    return shlex.join(words)
 
 
 def server_commands(row: LatencyRow) -> list[str]:
@@ -46,5 +45,5 @@ def server_commands(row: LatencyRow) -> list[str]:
             typed = words if engine is None else engine.typed_command(words)
             # Of a process that ran: its directory is nobody else's.
             typed = [word for word in typed if not word.startswith("--chdir=")]
-            commands.append(shlex.join(without_secrets(typed)))
+            commands.append(shlex.join(typed))
     return commands
