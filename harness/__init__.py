@@ -3,9 +3,22 @@
 From Python: `harness.run("latency", "model=7B", "draft=none")`. Nothing heavy is imported before that.
 """
 
-from harness.cli.frames import pairs
-from harness.cli.main import run
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from harness.config.errors import HarnessError, RunError, SettingError, VerdictError
+
+if TYPE_CHECKING:
+    from harness.cli.frames import pairs
+    from harness.cli.main import run
 
 __version__ = "0.3.0"
 __all__ = ["HarnessError", "RunError", "SettingError", "VerdictError", "pairs", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    """What a command line need not import before it may be interrupted."""
+    modules = {"run": "main", "pairs": "frames"}
+    if name not in modules:
+        raise AttributeError(f"module harness has no attribute {name}")
+    return getattr(import_module(f"harness.cli.{modules[name]}"), name)

@@ -32,7 +32,7 @@ from harness.config.errors import (
 from harness.config.run import RepeatedSettings
 from harness.engines.registry import pair_of
 from harness.measuring.measurement import identify, measured_rows
-from harness.measuring.progress import show
+from harness.measuring.progress import say, show
 from harness.results.files import SUMMARY_FILE, read_rows, write_rows
 from harness.results.rows.prompts import PROMPTS_FILE
 from harness.results.schema import ComparedRow, RunRow
@@ -126,6 +126,9 @@ def run_job(job: Job) -> Sequence[RunRow]:
         return rows
     started = time.monotonic()
     error: HarnessError | None = None
+    if not sys.stderr.isatty():
+        num_jobs = Manifest.read(job.sweep).num_jobs if job.sweep else 1
+        say(f"job {job.number + 1} of {num_jobs}: {_label(job)}")
     try:
         if measurement(job.command).measures:
             error = _crew.run(job)
@@ -259,9 +262,7 @@ def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
         if measured:
             seconds_per_job = (time.time() - manifest.started) / len(measured)
             notes[-1] += f", about {_duration(num_left * seconds_per_job)}"
-    label = " ".join(map(_as_typed, manifest.differing(job.overrides)))
-    label = label.replace("decoding.num_draft_tokens=", "K=").replace("engine.vary.", "")
-    words = ": ".join(filter(None, [label, job_line(job.command, rows)]))
+    words = ": ".join(filter(None, [_label(job), job_line(job.command, rows)]))
     if notes:
         words += f" ({'; '.join(notes)})"
     # The line about progress may still be on the terminal.
@@ -269,6 +270,14 @@ def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
     # One write, so that lines of jobs side by side do not mix.
     sys.stderr.write(f"[{num_ended}/{manifest.num_jobs}] {words}\n")
     sys.stderr.flush()
+
+
+def _label(job: Job) -> str:
+    """What differs between this job and the others, as it is typed."""
+    assert job.sweep is not None
+    differing = Manifest.read(job.sweep).differing(job.overrides)
+    label = " ".join(map(_as_typed, differing))
+    return label.replace("decoding.num_draft_tokens=", "K=").replace("engine.vary.", "")
 
 
 def _duration(seconds: float) -> str:

@@ -334,8 +334,9 @@ class DecodedRow(Accepted, RunRow):
     lossy: MaybeBool = setting(
         "whether the speculative output may differ from the target's", "decoding.lossy"
     )
-    ignore_eos: MaybeBool = setting(
-        "whether texts went on past the end of sequence", "decoding.ignore_eos"
+    ignore_eos: bool | Literal["auto"] | None = setting(
+        "whether texts went on past the end of sequence; `auto` in a run that ended before that was decided",
+        "decoding.ignore_eos",
     )
 
 

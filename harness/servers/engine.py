@@ -298,8 +298,7 @@ class ServerArm(Arm):
         opening = engine.opening
         url = self._url
         if self._started is not None:
-            needs_list = self.served.typed_model is None
-            self._started.wait_until_ready(engine.say, engine.key, needs_list)
+            self._started.wait_until_ready(engine.say, engine.key)
         report = server_report(url, engine.key)
         served = self.served
         place = served.setting if self._started else f"{served.setting}={url}"

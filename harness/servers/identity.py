@@ -106,14 +106,11 @@ def server_report(url: str, key: str | None = None) -> ServerReport | None:
     return ServerReport(about, None if started is None else str(started), models)
 
 
-def why_not_ready(url: str, key: str | None, needs_list: bool = True) -> str | None:
-    """Why a server is not ready: it does not answer with its models, or its page of health, if it has one, is not good;
-    None where it is, empty where nothing answers.
+def why_not_ready(url: str, key: str | None) -> str | None:
+    """Why a server is not ready: its page of health is not good, or, without one, it lists no models; None where it is,
+    empty where nothing answers.
 
     llama.cpp lists models while it loads them, and its health is 503 until then. mlx_lm may list none, and answers.
-
-    Args:
-        needs_list: whether a good page of health is not enough.
 
     Raises:
         SettingError: it wants a key, or another one.
@@ -131,7 +128,7 @@ def why_not_ready(url: str, key: str | None, needs_list: bool = True) -> str | N
             raise SettingError("engine.api_key_variable", f"{rule}: {answer}") from error
         except _NO_ANSWER:
             return ""
-        if body is not None and not needs_list:
+        if body is not None and page != models:
             return None
     return None if _models(body) else f"it answers, but {models} lists no model"
 

@@ -89,7 +89,7 @@ class Served:
         model_setting: that sets this name.
         label: what messages call the server, where that is not the arm's name.
         typed_model: the model that its command names; None where it is not known.
-        dialect: the name of the dialect of its command, for a server that does not tell its own.
+        dialect: the name of its command's, for a server that tells none.
         url: its address; None for one that is started here.
         pages: of its counters, where they are not below its address.
         launch: how it is started here.
@@ -104,7 +104,7 @@ class Served:
     model_setting: str = "engine.model"
     label: str = ""
     typed_model: str | None = None
-    dialect: str | None = None
+    dialect: str = ""
 
 
 class StartedServer:
@@ -178,22 +178,19 @@ class StartedServer:
             self._guard.wait(_MOST_ENDING_S)
         return self.ended
 
-    def wait_until_ready(
-        self, say: Callable[[str], None], key: str | None, needs_list: bool = True
-    ) -> None:
+    def wait_until_ready(self, say: Callable[[str], None], key: str | None) -> None:
         """Wait until it answers.
 
         Args:
             say: gets a line now and then where that takes long, with the last line of the server's output.
             key: of its API.
-            needs_list: whether it must list a model; its command may name none.
 
         Raises:
             RunError: it has ended, or is not ready in time.
             SettingError: it wants a key.
         """
         next_line_s = _SAY_S
-        while (why_not := why_not_ready(self.url, key, needs_list)) is not None:
+        while (why_not := why_not_ready(self.url, key)) is not None:
             reason = self.ended
             if reason is not None:
                 raise RunError(reason)

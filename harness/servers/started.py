@@ -13,7 +13,7 @@ from harness.config.model_names import SECOND_COMMAND, SERVED
 from harness.config.settings import ModelSettings
 from harness.engines.record import Opening
 from harness.servers.command import ServerCommand, read_command, removed_words, shown_name
-from harness.servers.dialects import DIALECTS
+from harness.servers.dialects import DIALECTS, UNKNOWN
 from harness.servers.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -106,7 +106,7 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
         launch = Launch(command.words, log, settings.start_timeout_s)
         model = (settings.regular_model if name == "regular" else None) or settings.model
         place = f"the {label} command"
-        dialect = command.dialect
+        kind = command.dialect or UNKNOWN
         served.append(
             Served(
                 name,
@@ -114,8 +114,8 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
                 model,
                 launch=launch,
                 label=label,
-                typed_model=None if dialect is None else command.model,
-                dialect=None if dialect is None else dialect.name,
+                typed_model=command.model if kind.startup else None,
+                dialect=kind.name,
             )
         )
         opening.say(f"{label}: {launch}")

@@ -330,3 +330,19 @@ def test_a_run_is_ended_while_models_are_loaded(tmp_path: Path) -> None:
     run.send_signal(signal.SIGTERM)
     run.wait()
     assert run.returncode == 130, (tmp_path / "said.txt").read_text()
+
+
+def test_ctrl_c_while_it_begins_to_import_is_one_line(tmp_path: Path) -> None:
+    script = """
+import os, signal, sys
+class Interrupting:
+    def find_spec(self, name, *_):
+        if name == "harness.cli.main":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupting())
+from harness.__main__ import main
+main()
+"""
+    command = [sys.executable, "-c", script, "latency"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "harness: interrupted\n")

@@ -99,7 +99,7 @@ def test_lines_about_a_slow_start_are_far_apart(
     seconds = iter([0.0, 252.0, 253.0, 254.0, 273.0, 601.0])
     clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda seconds: None)
     monkeypatch.setattr(launch_module, "time", clock)
-    monkeypatch.setattr(launch_module, "why_not_ready", lambda url, key, needs_list: "")
+    monkeypatch.setattr(launch_module, "why_not_ready", lambda url, key: "")
     command = [sys.executable, "-c", "import time; time.sleep(600)"]
     server = StartedServer("speculative", Launch(command, tmp_path / "server.log", 600))
     lines: list[str] = []

@@ -44,6 +44,11 @@ def explained(error: Exception, command: str) -> SettingError | None:
         group, _, choice = (error.missing_cfg_file or "").rpartition("/")
         if group:
             return _no_such_preset(error, command, group, choice)
+    # What yaml says of a preset: "while parsing a flow sequence\n  in \"mine.yaml\", line 2, column 3"
+    if (mark := getattr(error, "problem_mark", None)) is not None:
+        return SettingError(
+            f"{mark.name}, line {mark.line + 1}", f"is no YAML ({text.split(chr(10))[0]})"
+        )
     # "The --resolve flag can only be used in conjunction with --cfg or --help"
     if "--resolve flag" in text:
         return SettingError("--resolve", "needs --cfg job, or --help")

@@ -41,7 +41,7 @@ def server_settings(
     added = ["engine=server", *([] if typed.keys() & {"model", "pair"} else ["model=served"])]
     if not servers:
         return added
-    if not all(servers):
+    if not all(map(any, servers)):
         rule = "is followed by the command of a server, and a second -- by another one to compare"
         raise SettingError("--", f"{rule}: harness {command} -- llama-server -m MODEL.gguf ...")
     words = [word for server in servers for word in server]

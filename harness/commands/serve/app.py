@@ -60,7 +60,7 @@ def make_app(served: ServedModel, key: str | None) -> FastAPI:
     """
     settings = served.settings
     registry = CollectorRegistry()
-    app = FastAPI(title="harness", docs_url=None, redoc_url=None)
+    app = FastAPI(title="harness", version=__version__, docs_url=None, redoc_url=None)
     max_bytes = max(
         _MOST_BYTES, _BYTES_PER_TOKEN * settings.batch_size * settings.max_prompt_tokens
     )
@@ -152,6 +152,8 @@ def _add_error_handlers(app: FastAPI) -> None:
         parts = [str(part) for part in first["loc"][1:]]
         place = ".".join(part for part in parts if "[" not in part) or "body"
         reason = first["msg"].removeprefix("Value error, ")
+        if place == "body" and "json" not in request.headers.get("content-type", ""):
+            reason = "must be JSON: send content-type: application/json"
         return error_response(400 if first["type"] == "json_invalid" else 422, f"{place}: {reason}")
 
 

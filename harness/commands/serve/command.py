@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import socket
-import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 
@@ -20,6 +19,7 @@ from harness.config.failures import as_run_error
 from harness.config.settings import api_key
 from harness.engines.door.serving import Service
 from harness.engines.keeper import PairKeeper
+from harness.measuring.progress import say
 
 # Seconds after a signal in which answers may end, and then those in which the rest of them is sent.
 _GRACE_S = 3
@@ -47,10 +47,10 @@ def run(
             runner=settings.runner,
         )
         placed = keeper.place(settings, demand)
-        _say(placed.describe())
+        say(placed.describe())
         keeper.load()
         with loading():
-            served = ServedModel(keeper, settings, _say)
+            served = ServedModel(keeper, settings, say)
         gc.collect()
         gc.freeze()
     except BaseException as error:
@@ -87,10 +87,6 @@ class _Server(uvicorn.Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         closing = asyncio.to_thread(self._service.close, _GRACE_S)
         await asyncio.gather(closing, super().shutdown(sockets))
-
-
-def _say(message: str) -> None:
-    print(message, file=sys.stderr, flush=True)
 
 
 def listen(settings: ServeSettings) -> socket.socket:
