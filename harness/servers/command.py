@@ -77,7 +77,7 @@ class ServerCommand:
         for word in words:
             if word == "-u":
                 next(words, None)
-            elif word != "env" and not is_variable(word) and not word.startswith("--chdir="):
+            elif word != "env" and not is_variable(word):
                 return self.words[0] if word.startswith("-") else word
         return self.words[0]
 

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import psutil
-
 from harness.cli.menu.typed import in_quotes, literal
 from harness.commands.registry import configured
 from harness.config.engines import check_has_no_key, divided
 from harness.config.errors import SettingError
-from harness.engines.registry import ENGINES
 
 
 def split_commands(words: Sequence[str]) -> tuple[list[str], list[list[str]]]:
@@ -59,41 +56,12 @@ def server_settings(
             value = typed[setting].partition("=")[2]
             rule = f"the command behind -- has no {{{name}}}, in the place of which it would be filled in"
             raise SettingError(name, rule, value)
-    started = [_of_process(server) for server in servers]
-    for command_words in started:
-        check_has_no_key(command_words)
-    commands = [_in_brackets(command_words) for command_words in started]
+    check_has_no_key(words)
+    commands = [_in_brackets(server) for server in servers]
     if len(commands) > 1:
         added.append(f"engine.first_command={commands.pop(0)}")
     # Each of several is compared with the first: a sweep.
     return [*added, f"engine.start_command={','.join(commands)}"]
-
-
-def _of_process(server: Sequence[str]) -> Sequence[str]:
-    """The command of a server that runs, of `pid 4711`: in its directory, with what its environment sets of devices and
-    of the server; any other command as it is.
-    """
-    if len(server) != 2 or server[0] != "pid":
-        return server
-    if not server[1].isdigit():
-        raise SettingError("-- pid", "must be the number of a server's process", server[1])
-    try:
-        process = psutil.Process(int(server[1]))
-        line = process.cmdline()
-        directory = process.cwd()
-        environment = process.environ()
-    except psutil.AccessDenied as error:
-        rule = "its command cannot be read: it is another user's process"
-        raise SettingError("-- pid", rule, server[1]) from error
-    except psutil.Error as error:
-        raise SettingError("-- pid", f"its command cannot be read: {error}", server[1]) from error
-    if not line:
-        raise SettingError("-- pid", "the process has no command", server[1])
-    # A server of ours on this machine needs no key.
-    variables = [
-        f"{name}={value}" for name, value in ENGINES["server"].variables(environment).items()
-    ]
-    return ["env", f"--chdir={directory}", *variables, *line]
 
 
 def _in_brackets(words: Sequence[str]) -> str:

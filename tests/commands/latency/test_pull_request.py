@@ -53,21 +53,3 @@ def test_what_weakens_a_result_stands_behind_it(tmp_path: Path) -> None:
     run = latency_run(processor_share=0.4, num_threads=1, load=9.0, num_cores=2)
     write(busy / "latency.csv", run)
     assert mentions(lines(busy), "doubts: ", "40%")
-
-
-def test_a_process_is_shown_by_its_command(tmp_path: Path) -> None:
-    directory = tmp_path / "run"
-    directory.mkdir()
-    typed = {"command_line": ["harness", "latency", "K=2", "--", "pid", "4711"]}
-    (directory / "environment.json").write_text(json.dumps(typed))
-    words = "env --chdir=/home/me/models llama-server -m a.gguf"
-    started = {
-        "engine": "server",
-        "salted": True,
-        "server": "llama.cpp b1",
-        "server_command": f"{words}; {words} -md d.gguf",
-    }
-    write(directory / "latency.csv", latency_run(directory=str(directory), **started))
-    text = lines(directory)
-    assert "`harness latency K=2 -- env llama-server -m a.gguf -md d.gguf`" in text
-    assert "prefix cache: switched off" in text

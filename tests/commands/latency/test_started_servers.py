@@ -7,7 +7,6 @@ import random
 import re
 import shlex
 import signal
-import subprocess
 import sys
 import time
 from functools import partial
@@ -136,8 +135,6 @@ def test_the_second_of_two_commands_may_be_faster_by_more_than_its_drafts(harnes
             "no-such-server: no such program",
         ),
         (["latency", "url=http://127.0.0.1:9/v1", *behind(ECHO, ECHO)], "not beside a command"),
-        (["latency", *behind("pid 999999999")], "-- pid=999999999: its command cannot be read"),
-        (["latency", *behind("pid abc")], "-- pid=abc: must be the number of a server's process"),
         (["latency", *behind("nosuchprogram --port {port}")], "nosuchprogram: no such program"),
     ],
 )
@@ -347,21 +344,6 @@ def test_our_own_server_is_started_and_measured_alone(harness: Harness) -> None:
     (row,) = results().to_dict("records")
     assert (row["num_failed"], row["drafted"]) == (0, True)
     assert "draft=early_exit_1 K=3" in row["server_command"]
-
-
-def test_a_server_that_runs_gives_its_command(harness: Harness) -> None:
-    """In its own directory, with what its environment says of devices."""
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "7"}
-    running = subprocess.Popen([*shlex.split(SERVER), "--port", "0", "-k", "3"], env=environment)
-    try:
-        harness("latency", *QUICK, KNOWN, *behind(f"pid {running.pid}"), code=None)
-    finally:
-        running.kill()
-        running.wait()
-    command = results()["server_command"][0]
-    assert "CUDA_VISIBLE_DEVICES=7" in command
-    assert f"--chdir={Path.cwd()}" in command
-    assert results().iloc[-1]["drafted"]
 
 
 def test_a_server_that_dies_is_the_reason(harness: Harness, tmp_path: Path) -> None:

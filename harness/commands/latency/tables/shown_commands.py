@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 
-from harness.config.engines import divided
 from harness.engines.registry import ENGINES
 from harness.measuring.rows import LatencyRow
 from harness.results.runs import Run
@@ -21,14 +20,7 @@ def typed_command(run: Run[LatencyRow]) -> str | None:
         words = command if isinstance(command, list) else shlex.split(command)
     except (OSError, ValueError, AttributeError, TypeError):
         return None
-    typed, *servers = divided([str(word) for word in words])
-    commands = server_commands(run.last)[-len(servers) :]
-    for place, (server, started) in enumerate(zip(servers, commands, strict=False)):
-        if server[:1] == ["pid"]:
-            # Nobody else has this process, but its command.
-            servers[place] = shlex.split(started)
-    words = [*typed, *(word for server in servers for word in ["--", *server])]
-    return shlex.join(words)
+    return shlex.join(map(str, words))
 
 
 def server_commands(row: LatencyRow) -> list[str]:
@@ -43,7 +35,5 @@ def server_commands(row: LatencyRow) -> list[str]:
             return []
         if words:
             typed = words if engine is None else engine.typed_command(words)
-            # Of a process that ran: its directory is nobody else's.
-            typed = [word for word in typed if not word.startswith("--chdir=")]
             commands.append(shlex.join(typed))
     return commands
