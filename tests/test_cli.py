@@ -96,6 +96,10 @@ def test_users_bring_their_own_presets(harness: Harness) -> None:
     assert "name: our8b_8bit" in shown
     assert "quantization: 8bit" in shown
     assert "our8b" in harness("latency", "--config-dir", "mine", "--help", "presets").stdout
+    damaged = Path("mine/model/damaged.yaml")
+    damaged.write_text("name: x\nrepository: [a\n")
+    refused = harness.refused("latency", "-cd", "mine", "model=damaged")
+    assert refused.startswith(f"{damaged.resolve()}, line 3: is no YAML")
 
 
 def test_several_values_are_a_sweep_wherever_the_flag_stands(harness: Harness) -> None:

@@ -245,6 +245,8 @@ def test_bodies_that_are_no_json_or_too_large(url: str) -> None:
     ):
         answer = CLIENT.post(f"{url}/v1/completions", content=content, headers=headers)
         assert answer.status_code == status
+    form = CLIENT.post(f"{url}/predict", content='{"prompt": "x"}')
+    assert "body: must be JSON: send content-type: application/json" in form.text
     chunked = CLIENT.post(f"{url}/v1/completions", content=iter([b"{}"]), headers=headers)
     assert chunked.status_code == 411
     assert get(f"{url}/nowhere").json()["error"]["code"] == 404
