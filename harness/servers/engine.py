@@ -547,8 +547,7 @@ class ServerArm(Arm):
         chat = self._settings.chat is True
         ids = self._engine.tokenizer("a")["input_ids"]
         # Enough that a server that speculates drafts something.
-        temperature = self._engine.opening.decoding.temperature
-        decoding = DecodingSettings(max_new_tokens=_PROBE_TOKENS, temperature=temperature)
+        decoding = DecodingSettings(max_new_tokens=_PROBE_TOKENS, temperature=0)
         probe = Request(ids, decoding, seed=0, index=0, salt="form")
         extra = self._settings.extra or {}
         prompts = getattr(self._engine.opening.settings, "prompts", None)
@@ -567,6 +566,7 @@ class ServerArm(Arm):
                 takes_extensions,
                 asks_for_details,
                 extra,
+                draws=self._engine.opening.decoding.temperature > 0,
             )
             request = probe.record()
             await self._sender.send(Outgoing(self.form.body(probe), request))
@@ -594,7 +594,11 @@ class ServerArm(Arm):
         place = self.served.setting
         if self._url not in error.message and self._started is None:
             place += f"={self._url}"
-        advice = "\nengine.chat=false sends prompts as text" if chat and error.code else ""
+        advice = (
+            "\nif it has no chat template: engine.chat=false sends prompts as text"
+            if chat and error.code
+            else ""
+        )
         raise RunError(f"{place}: {error}{advice}")
 
 

@@ -30,6 +30,7 @@ class RequestForm:
         asks_for_details: whether some of these ask for token ids and counts of draft tokens. TensorRT-LLM and Dynamo
             refuse parameters that they do not know.
         extra: entries of every body that the user sets.
+        draws: whether the run draws tokens, so that `top_k` means something.
         salt: random text before the salts of questions, so that no earlier run had the same.
     """
 
@@ -41,6 +42,7 @@ class RequestForm:
     takes_extensions: bool
     asks_for_details: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict)
+    draws: bool = True
     salt: str = field(default_factory=lambda: secrets.token_hex(16))
 
     def body(self, request: Request) -> dict[str, Any]:
@@ -78,8 +80,8 @@ class RequestForm:
                 "ignore_eos": not request.stop_tokens if knows_tokens else decoding.ignore_eos,
                 "stop_token_ids": sorted(request.stop_tokens),
             }
-            # Where it changes nothing: some servers refuse every number that would mean all.
-            if decoding.top_k or decoding.temperature:
+            # Some servers refuse every number that would mean all.
+            if decoding.top_k or self.draws:
                 extensions["top_k"] = decoding.top_k or dialect.top_k_of_all
             if self.asks_for_details:
                 extensions |= {"return_token_ids": True, "return_spec_tokens_details": True}

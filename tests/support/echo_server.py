@@ -383,7 +383,9 @@ async def _main() -> None:
     parser.add_argument("--delay", type=float, default=0.001)
     asked, _ = parser.parse_known_args()
     k = asked.k or asked.speculative_config.get("num_speculative_tokens")
-    server = EchoServer(models={"tiny": None}, num_draft_tokens=k, delay_s=asked.delay)
+    server = EchoServer(
+        models={"tiny": None, "tiny_draft": "tiny"}, num_draft_tokens=k, delay_s=asked.delay
+    )
     listening = await asyncio.start_server(server.serve, "127.0.0.1", asked.port)
     print(f"http://127.0.0.1:{listening.sockets[0].getsockname()[1]}/v1", flush=True)
     await listening.serve_forever()
