@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import re
@@ -21,8 +20,6 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from forked import begin_program
-from harness.local.runners.graphs import GraphRecorder
-from pretended_gpus import pretended_gpus
 
 ROOT = Path(__file__).parents[1]
 PAIR = "7B+llama_68m-batch1-k4"
@@ -81,8 +78,7 @@ def arm(name: str, seconds: float, decode_ms: float, **more: Any) -> dict[str, A
 def test_a_case_that_was_cut_off_runs_once_more(suite: ModuleType, tmp_path: Path) -> None:
     save(tmp_path, "tests", [], done=False)
     save(tmp_path, "commands", [], done=False, attempts=2)
-    save(tmp_path, "attention", [])
-    found = suite.gpu_report.read(tmp_path, ["tests", "commands", "attention", "growth"])
+    found = suite.gpu_report.read(tmp_path, ["tests", "commands", "growth"])
     due = [name for name in (*found, "growth") if suite.is_due(name, found)]
     assert due == ["tests", "growth"]
 
@@ -202,8 +198,8 @@ def test_the_report_fills_the_readme_with_peers_of_other_processes(
     speculative = {"predicted_speedup": 2.0, "decode_speedup": 1.96, "reached": 0.98}
     lines = [
         arm("eager regular", 1.0, 14.0),
-        arm("graphs regular", 0.25, 3.3),
-        arm("graphs speculative", 0.125, 1.7, **speculative),
+        arm("compiled regular", 0.25, 3.3),
+        arm("compiled speculative", 0.125, 1.7, **speculative),
     ]
     save(tmp_path, PAIR, lines)
     assisted = {"arm": "assisted, constant K", "seconds": [0.5], "ms_per_token": 7.8}
@@ -249,10 +245,10 @@ def test_on_a_pretended_gpu_cases_run_to_their_end_in_their_own_processes(
         wanted
     )
     arms = {line["arm"] for line in results[PAIR].lines}
-    assert arms >= {"eager regular", "graphs regular", "graphs speculative"}
+    assert arms >= {"eager regular", "compiled regular", "compiled speculative"}
     assert [line["exit_code"] for line in results["no-cudnn"].lines] == [0]
     report = suite.gpu_report.report(results)
-    for found in ("pretended GPU", "captured passes against eager", "graphs speculative"):
+    for found in ("pretended GPU", "compiled passes against eager", "compiled speculative"):
         assert found in report
     assert len(list(tmp_path.glob("*.tar.gz"))) == 2
     assert (out / "results/latency.csv").exists()
@@ -262,9 +258,8 @@ def test_the_report_says_what_is_decided(suite: ModuleType, tmp_path: Path) -> N
     both = [1.0, 1.1] * 4
     lines = [
         arm("eager regular", 8.0, 14.0) | {"seconds": [4 * one for one in both]},
-        arm("graphs regular", 2.0, 3.3) | {"seconds": both},
-        arm("graphs speculative", 1.0, 1.7) | {"seconds": [one / 2 for one in both]},
-        arm("graphs speculative, not ahead", 1.0, 1.7) | {"seconds": [one * 0.6 for one in both]},
+        arm("compiled regular", 2.0, 3.3) | {"seconds": both},
+        arm("compiled speculative", 1.0, 1.7) | {"seconds": [one / 2 for one in both]},
     ]
     save(tmp_path, PAIR, lines)
     compiled = "generate, static compiled cache"
@@ -327,39 +322,3 @@ def test_a_suite_that_is_ended_ends_its_case_and_archives_its_results(tmp_path: 
     assert not case.is_running()
     assert (tmp_path / "results.tar.gz").exists()
     assert "to take home" in stdout
-
-
-def test_a_capture_that_fails_ends_the_comparison_of_attention_kernels(
-    suite: ModuleType, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One that would wait is refused before; after one that broke, the process can capture nothing more."""
-    if torch.cuda.is_available():
-        pytest.skip("for machines without")
-    import attention
-
-    monkeypatch.setattr(GraphRecorder, "has_failed", False)
-    monkeypatch.setattr(attention, "copy_bandwidth", lambda device: None)
-    monkeypatch.setitem(attention.COLD_BYTES, "cuda", 1)
-    monkeypatch.setitem(attention.SECONDS, "cuda", 0.001)
-    with pretended_gpus() as gpus:
-
-        def waiting(self: Any, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-            keys.sum().item()
-            return self._share(keys, values)
-
-        def broken(self: Any, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-            if gpus.recorded is not None:
-                raise ValueError("only in a capture")
-            return self._share(keys, values)
-
-        def kernels(self: Any) -> dict[str, Any]:
-            makers = {"waits": waiting, "fine": type(self)._share, "breaks": broken}
-            bound = {name: functools.partial(make, self) for name, make in makers.items()}
-            return {name: lambda kernel=kernel: kernel for name, kernel in bound.items()}
-
-        monkeypatch.setattr(attention.Inputs, "kernels", kernels)
-        shapes = [attention.Shape(8, 1, 1, 2, 2, 4)] * 2
-        (line,) = attention.measure(shapes, torch.device("cuda", 0))
-    assert list(line["ms"]) == ["fine"]
-    assert set(line["failed"]) == {"waits", "breaks"}
-    assert line["failed"]["breaks"] == "ValueError: only in a capture"

@@ -22,7 +22,7 @@ from harness.engines.timing import timed_answer
 from harness.local.engine import runner_choice
 from harness.local.engine.engine import LocalEngine
 
-RUNNERS: tuple[RunnerName, ...] = ("eager", "static", "graphs_only")
+RUNNERS: tuple[RunnerName, ...] = ("eager", "static")
 NUM_PROMPT_TOKENS = 16
 
 

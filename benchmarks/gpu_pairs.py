@@ -11,7 +11,6 @@ the first token, without the prompt.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -32,7 +31,7 @@ from harness.engines.record import Preparation
 from harness.engines.timing import timed_answer
 from harness.local.decoding.verify import Offer, verify
 from harness.local.decoding.warp import Warp
-from harness.local.engine.engine import LocalArm, LocalEngine
+from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair
 from harness.local.engine.profiling import profile_arms
 from harness.local.engine.roofline import roofs
@@ -55,7 +54,6 @@ Lines = list[dict[str, Any]]
 # Takes all lines so far: one about the case, then the others.
 Save = Callable[[Lines], None]
 WITHOUT_CACHE = "speculative without a cache"
-WITHOUT_WORK_AHEAD = ", not ahead"
 PEERS = (
     "generate", "assisted, constant K", "assisted, its own K", WITHOUT_CACHE,
     "generate, static compiled cache",
@@ -92,13 +90,9 @@ class Case:
         return f"{sizes}-runners" if self.every_runner else sizes
 
     def runners(self, on_gpu: bool) -> tuple[RunnerName, ...]:
-        if not on_gpu:
-            return ("eager", "static", "compiled") if self.every_runner else ("eager", "static")
-        return (
-            ("eager", "compiled", "graphs_only", "graphs")
-            if self.every_runner
-            else ("eager", "graphs")
-        )
+        if self.every_runner:
+            return ("eager", "static", "compiled")
+        return ("eager", "compiled" if on_gpu else "static")
 
     def settings(self, num_tokens: int) -> LatencySettings:
         on_gpu = torch.cuda.is_available()
@@ -219,14 +213,6 @@ def our_arms(case: Case, pair: Pair, decoding: DecodingSettings, on_gpu: bool) -
             name = f"{engine.runner} {arm.name}"
             arms.contenders[name] = functools.partial(ours, name, engine, arm)
             arms.watched[name] = engine, watched, Phases()
-        if engine.runners.works_ahead:
-            # What it is worth that a turn is queued before the host has read the one before it.
-            waiting = dataclasses.replace(engine.runners, works_ahead=False)
-            speculative = engine.arms[-1]
-            assert isinstance(speculative, LocalArm)
-            alone = dataclasses.replace(speculative, runners=waiting)
-            name = f"{engine.runner} speculative{WITHOUT_WORK_AHEAD}"
-            arms.contenders[name] = functools.partial(ours, name, engine, alone)
     return arms
 
 

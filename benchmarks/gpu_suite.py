@@ -1,4 +1,4 @@
-"""The first thing to run on a GPU: pairs of models, the command line, attention, tests, against the targets to reach.
+"""The first thing to run on a GPU: pairs of models, the command line, tests, against the targets to reach.
 
 With one 80 GB GPU, these calls; nothing needs to be exported:
 
@@ -21,7 +21,7 @@ that it printed, and DIR/outputs and DIR/results what its commands save. A case 
 again in the next call (tests and commands go on where they stopped); after two attempts it counts as done with what it
 has, and so does one that failed. --case NAME runs a case (--again: from the beginning), no option runs the next one.
 
-The pairs are in `gpu_pairs.py`, attention in `attention.py`, growth in `growth.py`. Minutes are guesses until a case
+The pairs are in `gpu_pairs.py`, growth in `growth.py`. Minutes are guesses until a case
 has run. Without a GPU there is a small plan over the shipped pair.
 """
 
@@ -38,14 +38,13 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where harness is not installed
 
-import attention
 import common
 import gpu_report
 import growth
@@ -184,22 +183,6 @@ def with_project() -> dict[str, str]:
     }
 
 
-def run_attention(save: Save, done: Lines) -> None:
-    """Two shapes of heads over a short and a long cache; shapes that an earlier attempt measured are left out."""
-    on_gpu = torch.cuda.is_available()
-    sizes = attention.default_sizes(on_gpu)
-    if on_gpu:
-        sizes["slots"] = [256, 4096]
-    device = torch.device("cuda" if on_gpu else "cpu")
-    lines = list(done)
-    for shape in attention.shapes(
-        sizes["slots"], sizes["batch"], sizes["queries"], attention.HEADS[:2]
-    ):
-        if not any(asdict(shape).items() <= line.items() for line in lines):
-            lines += attention.measure([shape], device)
-            save([{}, *lines])
-
-
 def run_growth(save: Save, done: Lines) -> None:
     """A target with 16 layers of width 1,024 on a GPU, whose cache fits at every point."""
     if torch.cuda.is_available():
@@ -233,26 +216,20 @@ def peers(model: str, draft: str, minutes: float, linked: bool = True) -> list[C
 RANDOM = "weights=random decoding.synthetic_acceptance=0.8 dtype=bfloat16"
 MAIN = f"latency model=7B draft=llama_68m {RANDOM}"
 # The table of its kernels shows where the time of a step goes.
-PROFILE = f"{MAIN} runner=graphs profile=true num_prompts=2"
+PROFILE = f"{MAIN} runner=compiled profile=true num_prompts=2"
 EAGLE = (
     f"latency model=llama3.1_8B-instruct draft=llama3.1_8B-eagle3 {RANDOM} profile=true"
     " num_prompts=4"
 )
-# A pass by its width and rows: is it a line, or has it steps? Captured, because each shape would compile anew.
+# A pass by its width and rows: is it a line, or has it steps? Not compiled: each shape would take seconds.
 PRICES = tuple(
-    f"map model={model} draft=llama_68m {RANDOM} runner=graphs_only batch_sizes=[1,4,32]"
+    f"map model={model} draft=llama_68m {RANDOM} runner=static batch_sizes=[1,4,32]"
     " draft_tokens=[1,2,4,8,15] num_prompts=8 tokens=32"
     for model in ("7B", "7B_4bit")
 )
-# What an iteration of each takes: a tree has no synthetic acceptance, and random weights accept nothing.
-TREES = tuple(
-    "latency model=llama3.1_8B-instruct draft=llama3.1_8B-eagle3 weights=random dtype=bfloat16"
-    f" num_prompts=4 details=true draft.tree={tree}"
-    for tree in ("chain", "dynamic")
-)
 OTHER_COMMANDS = (
     "latency draft=tiny_eagle3 num_prompts=8",
-    *(f"{MAIN} runner={runner} num_prompts=4" for runner in ("graphs_only", "static")),
+    f"{MAIN} runner=static num_prompts=4",
 )
 PEER_CASES = {case.peer: case for case in peers("7B", "llama_68m", 1.5)}
 COMPILED_PEER = replace(PEER_CASES.pop("generate, static compiled cache"), minutes=3)
@@ -266,16 +243,14 @@ GPU_JOBS: list[Job] = [
     COMPILED_PEER,
     Other("prices", 6, partial(run_commands, PRICES)),
     Other("eagle3", 5, partial(run_commands, [EAGLE])),
-    Other("trees", 5, partial(run_commands, TREES)),
     Case("7B_4bit", "llama_68m", 3),
     # About the pair of 1.5B and 0.5B for which 1.5× over `generate` was published.
     Case("smollm2-1.7b", "smollm2-360m", 3),
     Case("30B", "7B", 6),
     Case("7B", "llama_68m", 4, batch_size=16),
     Case("llama3.1_8B", "llama3.2_1B", 4),
-    Other("attention", 2, run_attention),
     Other("tests", 4, partial(run_tests, "gpu and not slow")),
-    Other("recovery", 4, partial(run_commands, ["recovery dtype=float32 runner=graphs_only"])),
+    Other("recovery", 4, partial(run_commands, ["recovery dtype=float32"])),
     *PEER_CASES.values(),
     Case("7B_8bit", "llama_68m", 3),
     # Beyond an hour.
@@ -293,7 +268,6 @@ CPU_JOBS: list[Job] = [
     Case("tiny", "tiny_draft", 2, linked=False),
     *peers("tiny", "tiny_draft", 0.5, linked=False)[:-1],  # compiling takes minutes there
     Case("tiny_8bit", "tiny_draft", 2, linked=False),
-    Other("attention", 1, run_attention),
     Other("growth", 1, run_growth),
 ]
 AN_HOUR = 60

@@ -37,14 +37,12 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-from harness.local.decoding.protocols import Proposal, Step
+from harness.local.decoding.protocols import Proposal, Runner, Step
 from harness.local.decoding.verify import Offer, verify
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
-from harness.local.runners.base import CacheRunner
-from harness.local.runners.compiled import PreparedRunner
-from harness.local.runners.eager import EagerRunner
-from harness.local.runners.prepared_calls import RunnerShapes
+from harness.local.runners.compiled import CompiledRunner, RunnerShapes
+from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from harness.reporting.table import Table
 from harness.results.statistics.interval import Interval
@@ -55,7 +53,7 @@ PARTS = ("regular", "verification", "drafting", "roll-back", "verdict", "iterati
 # Seconds by part.
 Times = dict[str, float]
 # Of a model at a point; whether it is the draft.
-MakeRunner = Callable[[PreTrainedModel, "Point", bool], CacheRunner]
+MakeRunner = Callable[[PreTrainedModel, "Point", bool], Runner]
 
 
 @dataclass(frozen=True)
@@ -123,23 +121,21 @@ class Pair:
         return common.timed(call, [self.device], self._clock)
 
 
-def captured(model: PreTrainedModel, point: Point, drafts: bool) -> CacheRunner:
-    """The static runner with its passes as CUDA graphs, and room for all turns."""
-    runner, k = PreparedRunner(model, compiled=False, captured=True), point.num_draft_tokens
-    widths, drawn = ((1, 2), (k,)) if drafts else ((1, k + 1), ())
-    runner.prepare(
-        RunnerShapes(point.batch_size, point.context + 32 * (k + 1), widths, drawn, WARP)
-    )
+def compiled(model: PreTrainedModel, point: Point, drafts: bool) -> Runner:
+    """The static runner with its passes compiled, and room for all turns."""
+    runner, k = CompiledRunner(model), point.num_draft_tokens
+    widths = (1, 2) if drafts else (1, k + 1)
+    runner.prepare(RunnerShapes(point.batch_size, point.context + 32 * (k + 1), widths))
     return runner
 
 
 def makers(device: torch.device) -> dict[str, MakeRunner]:
     """Functions that make the runners, of the target or of the draft."""
     found: dict[str, MakeRunner] = {
-        "eager": lambda model, point, drafts: EagerRunner(model),
+        "eager": lambda model, point, drafts: SnapshotRunner(model),
         "static": lambda model, point, drafts: StaticRunner(model),
     }
-    return found | {"graphs": captured} if device.type == "cuda" else found
+    return found | {"compiled": compiled} if device.type == "cuda" else found
 
 
 class Decoder:

@@ -145,7 +145,8 @@ def block_loss(head: BlockHead, batch: Batch, embedding: Any, output: Any) -> Te
     cache.num_slots = length + config.block_size
     cache.place(torch.zeros(num_rows, dtype=torch.long), length)
     head.read(batch.features, cache)
-    cache.repeat(rows)
+    cache.ensure_rows(len(rows))
+    cache.select(rows)
     cache.place(anchors, config.block_size)
     queries = torch.full((len(rows), config.block_size), config.mask_token_id)
     queries[:, :1] = tokens.gather(1, anchors.unsqueeze(1))

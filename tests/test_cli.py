@@ -50,16 +50,16 @@ def test_help_and_version_are_answered_in_any_place(harness: Harness) -> None:
 
 def test_help_has_sections(harness: Harness) -> None:
     everything = harness("help", "latency", "all").stdout
-    assert "draft.tree" in everything
+    assert "draft.layers" in everything
     presets = harness("latency", "--help", "presets").stdout
     assert "llama3.1_8B" in presets
-    assert "draft.tree" not in presets
+    assert "draft.layers" not in presets
     assert presets == harness("help", "presets").stdout
     of_k = harness("help", "K").stdout
     assert "decoding.num_draft_tokens" in of_k
     assert "decoding.temperature" not in of_k
-    complaint = harness.refused("latency", "-h", "trees")
-    assert complaint.startswith("trees: is not in the help of latency, which has: all, presets,")
+    complaint = harness.refused("latency", "-h", "oaks")
+    assert complaint.startswith("oaks: is not in the help of latency, which has: all, presets,")
 
 
 def test_short_names_and_dashes_are_recorded_as_settings(harness: Harness) -> None:

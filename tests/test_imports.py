@@ -277,7 +277,7 @@ FORBIDDEN = [
     pytest.param("engines/registry.py", "from harness.servers import record", id="servers"),
     pytest.param(
         "commands/latency/measure.py",
-        "from harness.local.runners.eager import EagerRunner",
+        "from harness.local.runners.snapshot import SnapshotRunner",
         id="the other wing",
     ),
     pytest.param("config/settings.py", "from transformers import AutoConfig", id="transformers in config"),

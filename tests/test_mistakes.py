@@ -20,7 +20,6 @@ MISTAKES = {
     "latency draft=lookup draft.repository=x": "draft.repository=x: is for models and heads, not for draft=lookup",
     # acceptance
     "acceptance draft=none": "draft=none: must be set: without one nothing is accepted",
-    "acceptance draft=tiny_eagle3 draft.tree=dynamic": "draft.tree=dynamic: must be chain: which branch of a tree",
     "acceptance decoding.rule=typical": "decoding.rule=typical: must be one of deepmind, google, block",
     "acceptance decoding.rule=google decoding.lenience=0.5": "decoding.lenience=0.5: below 1 has no closed form",
     "acceptance decoding.synthetic_acceptance=0.5": "decoding.synthetic_acceptance=0.5: must be null: a coin accepts",
@@ -131,7 +130,6 @@ MISTAKES = {
     "latency draft=tiny_draf": "draft=tiny_draf: no such preset (did you mean tiny_draft?)",
     "latency model=tiny_eagle3": "model=tiny_eagle3: is a head that drafts for another model: draft=tiny_eagle3",
     "plan model=tiny_medusa": "model=tiny_medusa: is a head that drafts for another model: draft=tiny_medusa",
-    "latency draft=lokup_tree": "draft=lokup: no such preset (did you mean lookup?)",
     "latency draft=tiny_draf_8bit": "draft=tiny_draf: no such preset (did you mean tiny_draft?)",
     "latency +pair=7B+tiny_draf": "draft=tiny_draf: no such preset (did you mean tiny_draft?)",
     "latency prompts=englsh": "prompts=englsh: no such preset (did you mean english?)",
@@ -165,7 +163,6 @@ MISTAKES = {
         "model: is typed with an equals sign and no spaces: harness latency seed=1 model=7B K=2",
     "latency 7B": "7B: is a value without its setting: harness latency model=7B",
     "latency =3": "=3: is a value without its setting",
-    "latency draft=none_tree": "draft=none_tree: no such preset",
     "latency draft=lookup_8bits": "draft=lookup_8bits: no such preset (did you mean lookup?)",
     "latency model=tiny_0GPUs": "model.gpus=0: must be at least 1",
     "latency model=https://hub.example/me/it?x=1": "model=https://hub.example/me/it?x=1: must be the repository's name "
@@ -187,7 +184,6 @@ MISTAKES = {
     "latency placement=gpu": "placement=gpu: no such preset (did you mean auto?)",
     "latency model.quantization=int8": "model.quantization=int8: must be one of none, 8bit, 4bit (did you mean 8bit?)",
     "latency dtype=half": "dtype=half: must be one of auto, float32, bfloat16, float16 (did you mean float16?)",
-    "latency draft.treee=static": "draft.treee: no such setting (did you mean draft.tree?)",
     "latency model=7": "model=7: must be a preset",
     "latency prompts=true": "prompts=true: must be a preset",
     "latency model=[tiny]": "model=[tiny]: must be a preset",
@@ -216,7 +212,7 @@ MISTAKES = {
     f"latency seed={5000 * '9'}": "seed: a number is too long, or brackets are nested too deeply",
     f"latency placement.device_map={3000 * '['}{3000 * ']'}": "placement.device_map: a number is too long, or",
     # Values
-    "latency runner=graph": "runner=graph: must be one of auto, eager, static, compiled, graphs, graphs_only",
+    "latency runner=graph": "runner=graph: must be one of auto, eager, static, compiled",
     "latency job_timeout_s=0": "job_timeout_s=0.0: must be positive",
     "latency decoding.num_draft_tokens=1000000000000": "decoding.num_draft_tokens=1000000000000: must be at most 1024",
     "latency decoding.temperature=1e-300": "decoding.temperature=1e-300: must be 0 (greedy) or at least 0.0001",
@@ -271,7 +267,6 @@ MISTAKES = {
     "latency engine=huggingface draft=lookup draft.min_ngram=2": "draft.min_ngram=2: must be 1 with engine=huggingface",
     "latency engine=huggingface draft.sampling=greedy":
         "draft.sampling=greedy: must be target with engine=huggingface, unless decoding.temperature=0",
-    "plan draft=tiny_eagle3 draft.tree=dynamic acceptance=0.7": "acceptance=0.7: must be null with draft.tree=dynamic",
     "latency draft=early_exit draft.layers=[3,4]": "draft.layers=[3,4]: must be one number: how many of the target's",
     "latency draft=mtp": "draft=mtp: needs multi-token-prediction layers, and model=tiny (llama)",
     "latency draft=eagle3": "draft=eagle3: no such preset (did you mean llama3.1_8B-eagle3 or",
@@ -363,18 +358,6 @@ MISTAKES = {
     "recovery num_draws=10": "num_draws=10: must be auto or at least 1000, and at most 10^8",
     "recovery shift=0": "shift=0.0: must be in (0, 0.5]",
     "recovery false_alarm_rate=2": "false_alarm_rate=2.0: must be in (0, 1)",
-    # Trees
-    "latency draft.tree=wide": "draft.tree=wide: must be one of chain, dynamic",
-    "latency draft.budget=0": "draft.budget=0: must be from 1 to 256",
-    "latency draft.tree=dynamic decoding.rule=typical": "decoding.rule=typical: must be one of deepmind, google with",
-    "latency draft.tree=dynamic decoding.synthetic_acceptance=0.5": "decoding.synthetic_acceptance=0.5: must be null",
-    "latency draft.tree=dynamic engine=huggingface": "draft.tree=dynamic: must be chain unless engine=local",
-    "latency draft=none draft.tree=dynamic": "draft.tree=dynamic: needs a draft, but draft=none",
-    "latency draft=tiny_eagle3_tree_tree": "draft=tiny_eagle3_tree_tree: no such preset",
-    "latency draft=lookup draft.tree=dynamic": "draft.tree=dynamic: is for models and heads, not for draft=lookup",
-    "recovery draft=tiny_eagle3_tree fault=draft_probabilities_ignored":
-        "fault=draft_probabilities_ignored: must be one of none, bonus_from_wrong_position",
-    "serve draft.tree=dynamic": "draft.tree=dynamic: must be chain with serve",
     "serve fault=rollback_off_by_one draft=none": "fault=rollback_off_by_one: changes nothing with draft=none",
     "recovery fault=draft_probabilities_ignored decoding=greedy":
         "fault=draft_probabilities_ignored: changes nothing at decoding.temperature=0",

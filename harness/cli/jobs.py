@@ -83,8 +83,7 @@ class Crew:
             self._failures[pair, settings.job_timeout_s] = error
         has_succeeded = error is None or isinstance(error, VerdictError)
         if worker.has_ended or not has_succeeded:
-            # A failure may have left something behind. A process also ends by itself after a good job,
-            # where the capture of a CUDA graph failed in it.
+            # A failure may have left something behind.
             self.dismiss()
         elif settings.gpus_per_job is not None:
             self._idle = threading.Timer(_IDLE_S, self._end_worker)

@@ -305,7 +305,7 @@ def serve(file_descriptor: int) -> None:
             terminal = os.fdopen(os.dup(2), "w", encoding="utf-8", errors="replace")
         while True:
             error = _run(job, keeper, terminal)
-            is_last = isinstance(error, RunError) or keeper.needs_new_process()
+            is_last = isinstance(error, RunError)
             connection.send(_JobEnded(error, is_last))
             if is_last:
                 break

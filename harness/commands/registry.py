@@ -5,11 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from harness.commands.command import Command, CommandRecord, ConfiguredCommand
-from harness.config.acceptance_rules import RULES
 from harness.config.methods import METHODS
 from harness.config.registry import Registry
 from harness.config.run import RunSettings
-from harness.config.settings import require
 from harness.engines.registry import engine_of
 from harness.results.row import Row
 
@@ -67,30 +65,8 @@ def checked(settings: RunSettings) -> RunSettings:
     settings = engine.adapted(settings)
     engine.check(settings)
     settings.check_engine(engine)
-    _check_trees(settings, own_loop=engine.own_loop)
     if settings.draft is not None:
         method = METHODS[settings.draft.method]
         method.check(settings)
         engine.check_draft(method, settings.draft, settings)
     return settings
-
-
-def _check_trees(run: RunSettings, *, own_loop: bool) -> None:
-    """Raise a SettingError for a run that cannot decode with trees, where its draft proposes them.
-
-    Args:
-        own_loop: whether its engine has this project's own loop.
-    """
-    draft = run.draft
-    decoding = run.decoding
-    if draft is None or not draft.most_nodes:
-        return
-    tree = draft.tree
-    of_trees = f"with draft.tree={tree}"
-    require(own_loop, "draft.tree", "must be chain unless engine=local", tree)
-    rules = [name for name, one in RULES.all().items() if one.of_trees]
-    rule = f"must be one of {', '.join(rules)} {of_trees}"
-    require(RULES[decoding.rule].of_trees, "decoding.rule", rule, decoding.rule)
-    require(decoding.lenience == 1, "decoding.lenience", f"must be 1 {of_trees}", decoding.lenience)
-    rates = decoding.synthetic_acceptance
-    require(rates is None, "decoding.synthetic_acceptance", f"must be null {of_trees}", rates)

@@ -27,7 +27,6 @@ class AcceptanceRule(Record):
             accepted of fewer than K tokens follows from that of K.
         redraws: whether each iteration takes new random numbers for its draft tokens.
         takes_lenience: whether it divides the ratio target / draft by `decoding.lenience`.
-        of_trees: whether it verifies trees as well.
     """
 
     lossless: ClassVar[bool] = False
@@ -35,7 +34,6 @@ class AcceptanceRule(Record):
     tests_each_token: ClassVar[bool] = False
     redraws: ClassVar[bool] = False
     takes_lenience: ClassVar[bool] = False
-    of_trees: ClassVar[bool] = False
 
     def is_lossless(self, temperature: float, top_k: int, top_p: float) -> bool:
         """Whether the output follows the target's distribution with these settings, at lenience 1."""
@@ -48,12 +46,8 @@ class AcceptanceRule(Record):
         raise NotImplementedError
 
     def verification(self) -> Callable[[Any], Any]:
-        """The function that judges chains, the same one at every call."""
+        """The function that judges proposals, the same one at every call."""
         return self.verify
-
-    def tree_verification(self) -> Callable[[Any], Any]:
-        """The function that judges trees, a `TreeOffer` (`harness/local/decoding/tree_rules.py`)."""
-        raise NotImplementedError
 
 
 class _Plain(AcceptanceRule):
@@ -62,16 +56,10 @@ class _Plain(AcceptanceRule):
     lossless = True
     lossless_greedily = True
     tests_each_token = True
-    of_trees = True
     path = "harness.local.decoding.verify:verify"
-    path_for_trees = "harness.local.decoding.tree_rules:verify_rounds"
 
     def verification(self) -> Callable[[Any], Any]:
         function: Callable[[Any], Any] = pkgutil.resolve_name(self.path)
-        return function
-
-    def tree_verification(self) -> Callable[[Any], Any]:
-        function: Callable[[Any], Any] = pkgutil.resolve_name(self.path_for_trees)
         return function
 
 
@@ -86,7 +74,6 @@ class _Block(_Plain):
 
     tests_each_token = False
     redraws = True
-    of_trees = False
     path = "harness.local.decoding.rules:verify_block"
 
 
@@ -95,7 +82,6 @@ class _Typical(_Plain):
 
     lossless = False
     lossless_greedily = False
-    of_trees = False
     path = "harness.local.decoding.rules:verify_typical"
 
 

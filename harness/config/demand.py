@@ -16,7 +16,7 @@ class Demand:
         batch_size: the most rows that are decoded at once.
         prompt_tokens: length of the longest prompt.
         new_tokens: the most new tokens of a row.
-        num_draft_tokens: K, or the nodes of a tree; 0 without a draft.
+        num_draft_tokens: K; 0 without a draft.
         rows_setting, tokens_setting: the settings of `batch_size` and `new_tokens`, which advice
             names.
     """

@@ -18,14 +18,12 @@ class FaultRecord(Record):
         in_texts: whether texts change; otherwise only the log-probabilities that `serve` returns with them, or whether
             it drafts.
         in_greedy_texts: whether greedy texts change too, and not only the probabilities that tokens are drawn with.
-        in_trees: whether drafts that propose trees can have it.
         fewest_rows: how many rows must be decoded at once before it changes anything.
         lenience: replaces the run's; None keeps the run's.
     """
 
     in_texts: ClassVar[bool] = True
     in_greedy_texts: ClassVar[bool] = False
-    in_trees: ClassVar[bool] = False
     fewest_rows: ClassVar[int] = 1
     lenience: ClassVar[float | None] = None
 
@@ -65,10 +63,6 @@ def require_effect(
     require(decoding.synthetic_acceptance is None, "fault", rule, name)
     idle = fault.why_idle(decoding)
     require(idle is None, "fault", f"changes nothing {idle}", name)
-    if draft is not None and draft.most_nodes:
-        of_trees = [name for name, one in FAULTS.all().items() if one.in_trees]
-        rule = f"must be one of none, {', '.join(of_trees)} with draft.tree"
-        require(fault.in_trees, "fault", rule, name)
     rule = f"changes nothing with fewer than {fault.fewest_rows} rows at once (batch_size)"
     require(batch_size >= fault.fewest_rows, "fault", rule, name)
     require(draft is not None, "fault", "changes nothing with draft=none", name)

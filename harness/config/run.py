@@ -22,7 +22,7 @@ from harness.config.settings import (
 )
 
 Weights = Literal["stored", "random"]
-RunnerName = Literal["auto", "eager", "static", "compiled", "graphs", "graphs_only"]
+RunnerName = Literal["auto", "eager", "static", "compiled"]
 ChatTemplate = Literal["auto", "always", "never"]
 
 _LOCAL = EngineSettings()
@@ -50,8 +50,7 @@ class RunSettings:
         force: load the pair even if the plan says that it does not fit.
         weights: `random` builds the models from their configurations alone, without a download, to measure times.
         runner: what runs the models. `eager` as they are; `static` on a cache of fixed size; `compiled` by torch on
-            such a cache; `graphs` compiled and captured as CUDA graphs, `graphs_only` captured alone. `auto` is
-            `graphs` on CUDA and `static` elsewhere.
+            such a cache. `auto` is `compiled` on CUDA and `static` elsewhere.
         engine: who generates.
     """
 
@@ -149,18 +148,6 @@ class RunSettings:
     def most_draft_tokens(self) -> int:
         """The largest K of an iteration; 0 without a draft."""
         return 0 if self.draft is None else self.decoding.most_draft_tokens
-
-    @property
-    def most_verified(self) -> int:
-        """The most draft tokens that an iteration verifies: K, or the nodes of a tree."""
-        num_nodes = 0 if self.draft is None else self.draft.most_nodes
-        return max(self.most_draft_tokens, num_nodes)
-
-    @property
-    def num_levels(self) -> int | None:
-        """The largest depth of the trees that are proposed; None for chains."""
-        is_tree = self.draft is not None and self.draft.most_nodes
-        return self.most_draft_tokens if is_tree else None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -191,16 +191,6 @@ class DraftSettings:
     method: str
 
     @property
-    def most_nodes(self) -> int:
-        """The most nodes of a tree; 0 where proposals are no trees."""
-        return 0
-
-    @property
-    def tree(self) -> str:
-        """The form of a proposal."""
-        return "chain"
-
-    @property
     def sampling(self) -> str | None:
         """How draft tokens are chosen, `target` or `greedy`; None where the same are proposed in any case."""
         return None

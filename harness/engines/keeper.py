@@ -69,7 +69,6 @@ class PairKeeper:
         elif not self._placed.suits(demand, force=settings.force):
             self._let_go()
             self._placed = planned.place(demand, force=settings.force)
-        self._placed.check_runner(settings.runner)
         return self._placed
 
     def load(self) -> Pair:
@@ -116,12 +115,6 @@ class PairKeeper:
             directory=directory,
         )
         return engine_of(settings).open(opening)
-
-    def needs_new_process(self) -> bool:
-        """Whether the capture of a CUDA graph failed, after which this process should not go on."""
-        if self._placed is None:
-            return False  # as with an engine elsewhere, for which torch need not be imported
-        return local().capture_has_failed()
 
 
 def _planned_pair(settings: RunSettings) -> AnyPair:

@@ -44,7 +44,6 @@ class Preparation:
         share_prefix: read the common beginning of a batch's prompts only once, if possible.
         fault: a mistake to plant in the speculative arm, for engines with `own_loop`.
         say: shows the user a line.
-        most_nodes: of the trees that are verified; 0 for chains. Runners of a pair set it.
     """
 
     decoding: DecodingSettings
@@ -54,14 +53,12 @@ class Preparation:
     share_prefix: bool = False
     fault: str = "none"
     say: Callable[[str], None] = lambda message: None
-    most_nodes: int = 0
 
     @property
     def num_slots(self) -> int:
         """The most tokens of a row: prompt, answer, a proposal beyond its end, and one more."""
         decoding = self.decoding
-        drafted = max(decoding.most_draft_tokens, self.most_nodes)
-        return self.longest_prompt + decoding.max_new_tokens + drafted + 1
+        return self.longest_prompt + decoding.max_new_tokens + decoding.most_draft_tokens + 1
 
     @property
     def numbers_drafted(self) -> list[int]:

@@ -62,14 +62,9 @@ class Wing(LocalWing):
         return open_reference(pair, preparation, never_drawn)
 
     def release_memory(self, devices: Sequence[Any]) -> None:
-        from harness.local.runners.graphs import release_memory
+        from harness.local.models.devices import release_memory
 
         release_memory(devices)
-
-    def capture_has_failed(self) -> bool:
-        from harness.local.runners.graphs import GraphRecorder
-
-        return GraphRecorder.has_failed
 
     def check_hub_access(
         self, repository: str, file: str, revision: str | None, kind: Literal["model", "dataset"]

@@ -33,15 +33,12 @@ def iterations_are_known(requests: Iterable[RequestRecord]) -> bool:
     return len(of_histograms) <= 1
 
 
-def acceptance_columns(
-    requests: Sequence[RequestRecord], num_levels: int | None = None
-) -> dict[str, Any]:
+def acceptance_columns(requests: Sequence[RequestRecord]) -> dict[str, Any]:
     """The fields of `AcceptanceFigures` that these answers give, by name; None for what they do not report.
 
     An answer that reports nothing, among others that do, drafted nothing: llama.cpp leaves zeros out.
 
     Args:
-        num_levels: see `Acceptance.columns`.
     """
     reported = [request for request in requests if request.outcomes or request.num_drafted]
     if not reported:
@@ -54,7 +51,7 @@ def acceptance_columns(
             acceptance += Acceptance.of([*request.outcomes, *[(0, 0)] * num_undrafted])
         num_iterations = acceptance.iterations.total()
         of_all = _over_all_iterations(num_decoded, acceptance.num_proposed, num_iterations)
-        return acceptance.columns(num_levels) | of_all
+        return acceptance.columns() | of_all
     num_drafted = sum(request.num_drafted or 0 for request in reported)
     num_accepted = sum(request.num_accepted or 0 for request in reported)
     columns: dict[str, Any] = dict.fromkeys(Acceptance().columns())

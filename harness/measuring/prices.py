@@ -233,7 +233,7 @@ def lengths_by_k(row: LatencyRow) -> dict[int, Interval]:
     lengths = row.tokens_per_iteration_by_num_draft_tokens
     if not lengths:
         # Newer files have no lengths then, see `measure._smaller_k_follow`.
-        if row.draft_tree not in (None, "chain") or not tests_each_token(row.rule):
+        if not tests_each_token(row.rule):
             return {}
         lengths = row.acceptance_length_by_num_draft_tokens or []
         if not is_exact(row):
@@ -362,7 +362,7 @@ def _iteration_ms(row: LatencyRow) -> float | None:
     """The time of an iteration; None where it is unknown."""
     ms_per_token = row.ms_per_token_after_first
     tokens = row.tokens_per_iteration
-    if ms_per_token is None or tokens is None or row.draft_tree == "dynamic":
+    if ms_per_token is None or tokens is None:
         return None
     return ms_per_token * tokens
 

@@ -257,7 +257,7 @@ class Session:
                 batch_size,
                 prompt_tokens,
                 new_tokens or settings.decoding.max_new_tokens,
-                num_draft_tokens=settings.most_verified,
+                num_draft_tokens=settings.most_draft_tokens,
                 runner=settings.runner,
                 rows_setting=rows_setting,
                 tokens_setting=tokens_setting,
@@ -372,7 +372,7 @@ class Session:
         if issubclass(kind, PromptedRow):
             columns |= self._too_long
         if acceptance is not None:
-            about_acceptance = acceptance.columns(self.settings.num_levels)
+            about_acceptance = acceptance.columns()
             for name in about_acceptance.keys() & kind.columns().keys():
                 columns[name] = about_acceptance[name]
         for name, value in figures.items():

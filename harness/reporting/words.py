@@ -320,7 +320,7 @@ def _batch(row: RunRow) -> str:
 # The line of settings of one run.
 _LINE = (
     "prompts max_new_tokens batch_size num_draft_tokens temperature top_k top_p rule lenience draft_sampling"
-    " draft_tree draft_budget shared number_formats engine runner"
+    " shared number_formats engine runner"
 ).split()
 # Settings that readers look at first among many runs; K has a column of its own in their tables.
 FIRST_SETTINGS = [
@@ -339,7 +339,6 @@ _PHRASES = {
     "devices": "on {}",
     "test": "test={}",
     "draft_layers": "layers {}",
-    "draft_budget": "trees of up to {} tokens",
     "max_ngram": "n-grams of up to {}",
 }
 # Values with words of their own.
@@ -348,14 +347,13 @@ _PHRASES_OF_VALUES = {
     "ignore_eos=false": "ends where the model does",
     "rule=typical": "rule typical (lossy)",
     "draft_sampling=greedy": "drafts by argmax",
-    "draft_tree=dynamic": "dynamic trees",
     "shared=true": "searches earlier answers",
 }
 # Values that go without saying, most of them defaults.
 _UNSAID = (
     "seed=0 seed=all repeats=1 num_warmup=1 laps=auto too_long=refuse placement=auto test=false"
     " chat_template=auto schedule=constant ignore_eos=true rule=deepmind lenience=1 top_k=0 top_p=1"
-    " draft_sampling=target draft_tree=chain draft_budget=16 shared=false engine=local runner=static"
+    " draft_sampling=target shared=false engine=local runner=static"
     " runner=generate fault=none quantization=none draft_quantization=none draft_method=model"
 ).split()
 # What is said of a row by more than the value of one column.

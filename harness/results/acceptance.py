@@ -89,14 +89,8 @@ class Acceptance:
                 counts[accepted] += times
         return counts
 
-    def columns(self, num_levels: int | None = None) -> dict[str, Any]:
-        """The fields of `AcceptanceFigures` that counts of iterations give, by name; None where nothing was proposed.
-
-        Args:
-            num_levels: of the trees that were proposed; None for chains. A tree proposes more nodes than it has
-                levels, but accepts at most one node of each, so that the positions end there.
-        """
-        num_counts = None if num_levels is None else num_levels + 1
+    def columns(self) -> dict[str, Any]:
+        """The fields of `AcceptanceFigures` that counts of iterations give; None where nothing was proposed."""
         num_tested = sum(map(self.num_tested_at, range(self.num_places)))
         return {
             "acceptance_rate": self.acceptance_rate,
@@ -105,9 +99,9 @@ class Acceptance:
             "mean_proposed": _ratio(self.num_proposed, self.num_iterations),
             "mean_num_draft_tokens": _ratio(self.num_proposed, self.iterations.total()),
             "tokens_per_iteration": self.tokens_per_iteration,
-            "acceptance_by_position": _rounded(self.conditional_rates[:num_levels]),
-            "marginal_acceptance_by_position": _rounded(self.marginal_rates[:num_levels]),
-            "acceptance_histogram": self.histogram[:num_counts] if self.num_places else None,
+            "acceptance_by_position": _rounded(self.conditional_rates),
+            "marginal_acceptance_by_position": _rounded(self.marginal_rates),
+            "acceptance_histogram": self.histogram if self.num_places else None,
         }
 
     def num_accepted_at(self, place: int) -> int:

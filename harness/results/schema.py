@@ -45,8 +45,6 @@ OF_A_PAIR_HERE = (
     "draft_quantization",
     "draft_method",
     "draft_sampling",
-    "draft_tree",
-    "draft_budget",
     "draft_layers",
     "max_ngram",
     "shared",
@@ -80,7 +78,7 @@ CORE_COLUMNS = (
 class RunnerNames(NamedTuple):
     """The column `runner`: the runners of the target and of what drafts.
 
-    As text `static`, or `graphs+eager` where they differ; a draft without a runner has the
+    As text `static`, or `compiled+eager` where they differ; a draft without a runner has the
     target's.
     """
 
@@ -136,15 +134,6 @@ class RunRow(Row):
     )
     draft_sampling: MaybeText = setting(
         "how draft tokens are drawn: `target` or `greedy`", "draft.sampling"
-    )
-    draft_tree: MaybeText = setting(
-        "whether proposals are a `chain`, or `dynamic` trees",
-        "draft.tree",
-    )
-    draft_budget: MaybeInt = setting(
-        "draft tokens of a tree, at most; its depth is `num_draft_tokens`. Not of a chain",
-        "draft.budget",
-        "tokens",
     )
     draft_layers: list[int] | None = setting(
         "how many layers `early_exit` has, or those a head reads", "draft.layers"
@@ -203,9 +192,9 @@ class RunRow(Row):
         "schedule of Hugging Face's number of draft tokens", "engine.schedule"
     )
     runner: MaybeText = circumstance(
-        "what ran the models; `eager+graphs` where target and draft differ"
+        "what ran the models; `eager+compiled` where target and draft differ"
     )
-    setup_s: MaybeFloat = circumstance("time to compile and capture", "s")
+    setup_s: MaybeFloat = circumstance("time to compile", "s")
     timestamp: MaybeText = circumstance("when the row was written, UTC")
     devices: MaybeText = circumstance("names of the devices that computed")
     num_threads: MaybeInt = circumstance("threads that computed on the CPU")

@@ -17,7 +17,7 @@ from harness.config.settings import ModelSettings
 from harness.local.decoding.loops import speculative
 from harness.local.decoding.warp import Warp
 from harness.local.models.checkpoints import Checkpoint
-from harness.local.runners.eager import EagerRunner
+from harness.local.runners.snapshot import SnapshotRunner
 from head_references import PROMPTS, Checked, Expected
 from known_heads import read_head
 from small_heads import target_model
@@ -96,7 +96,7 @@ def test_logits_equal_theirs(shift_label: bool, names: str, tmp_path: Path) -> N
     assert head.kind.name == "domino"
     ours = head.load(torch.device("cpu"), torch.float32)
     checked = Checked(ours.drafter(target, Warp()), target, expected_from(theirs, target))
-    runner = EagerRunner(target, hidden_layers=checked.layers)
+    runner = SnapshotRunner(target, hidden_layers=checked.layers)
     num_iterations = sum(
         1 for _ in speculative(runner, checked, request(PROMPTS, Warp(), length=24), BLOCK - 1)
     )

@@ -17,7 +17,7 @@ from harness.config.settings import ModelSettings
 from harness.local.decoding.loops import speculative
 from harness.local.decoding.warp import Warp
 from harness.local.models.checkpoints import Checkpoint
-from harness.local.runners.eager import EagerRunner
+from harness.local.runners.snapshot import SnapshotRunner
 from head_references import PROMPTS, Checked, Expected
 from known_heads import read_head
 from small_heads import layer_config, target_model
@@ -213,7 +213,7 @@ def test_logits_equal_theirs(name: str, tmp_path: Path, monkeypatch: pytest.Monk
         ours.drafter(target, Warp()), target, expected_from(theirs, kind, monkeypatch)
     )
     what = request(PROMPTS, Warp(), length=24)
-    runner = EagerRunner(target, hidden_layers=checked.layers)
+    runner = SnapshotRunner(target, hidden_layers=checked.layers)
     # In training their window of a drafted position ends at the first one's.
     k = 1 if kind == "eagle3" and "own" in changes else K
     num_iterations = sum(1 for _ in speculative(runner, checked, what, k))

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from chains import request, texts
 from harness.local.decoding.loops import autoregressive
-from harness.local.runners.eager import EagerRunner
+from harness.local.runners.snapshot import SnapshotRunner
 from real_servers import gguf_pair, llama_serving, post
 from recipes.tiny_gguf import PAIR, SHIPPED
 
@@ -29,7 +29,7 @@ def test_a_llama_server_writes_what_our_loop_writes(name: str) -> None:
     model = AutoModelForCausalLM.from_pretrained(SHIPPED / name, dtype=torch.float32).eval()
     prompts = [tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
     end = tokenizer.eos_token_id
-    loop = autoregressive(EagerRunner(model), request(prompts, length=NEW_TOKENS, stop=[end]))
+    loop = autoregressive(SnapshotRunner(model), request(prompts, length=NEW_TOKENS, stop=[end]))
     expected = texts(loop, len(prompts))
     with llama_serving(gguf_pair()[PAIR.index(name)]) as url:
         found: list[Any] = [post(f"{url}/tokenize", {"content": text}) for text in PROMPTS]

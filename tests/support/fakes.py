@@ -9,13 +9,11 @@ import torch
 from torch import Tensor
 
 from harness.local.decoding.adaptive import DraftLength
-from harness.local.decoding.protocols import Drafter, Proposal, Step, TreeDrafter, TreeRunner
-from harness.local.decoding.trees import Parents, TreeProposal, TreeShape
-from harness.local.drafting.trees.growth import Predictor
+from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step
 
 
-class MarkovRunner(TreeRunner):
-    """A `TreeRunner` over transition probabilities [V, V].
+class MarkovRunner(Runner):
+    """A `Runner` over transition probabilities [V, V].
 
     Its hidden states [.., 1, 2] are each position and its token.
     """
@@ -32,24 +30,12 @@ class MarkovRunner(TreeRunner):
         width = max(map(len, prompts))
         return Step(self._logits[torch.tensor([row[-1] for row in self.rows])], self._hidden(width))
 
-    def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
-        """The hidden states of a tree have each node's own position."""
+    def extend(self, tokens: Tensor) -> Step:
         self.num_calls += 1
-        first = [len(row) for row in self.rows]
         for row, new in zip(self.rows, tokens.tolist(), strict=True):
             row += new
         self._num_extended += tokens.shape[1]
-        logits = self._logits[tokens]
-        if tree is None:
-            return Step(logits, self._hidden(tokens.shape[1]))
-        positions = torch.from_numpy(tree.depths) + torch.tensor(first).unsqueeze(1)
-        return Step(logits, torch.stack([positions, tokens], dim=-1).unsqueeze(2))
-
-    def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
-        for row, path in zip(self.rows, paths.tolist(), strict=True):
-            first = len(row) - self._num_extended
-            row[first:] = [row[first + number] for number in path]
-        self.keep(counts)
+        return Step(self._logits[tokens], self._hidden(tokens.shape[1]))
 
     def _hidden(self, count: int) -> Tensor:
         """Hidden states of each row's last `count` tokens; before the first one there is (-1, -1)."""
@@ -134,78 +120,3 @@ class Scripted(DraftLength):
 
     def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
         self.seen.append((limits, num_accepted))
-
-
-class ChainTreeDrafter(TreeDrafter):
-    """Proposes trees of one shape, of the likeliest tokens by transition probabilities [V, V].
-
-    It follows the target's hidden states, which must tell it the same sequences as the verdicts do.
-    """
-
-    layers = (0,)
-
-    def __init__(self, transitions: Tensor, parents: Parents) -> None:
-        self._transitions = transitions
-        self._parents = parents
-        self.rows: list[list[int]] = []
-        self._proposed = torch.empty(0)
-
-    def start(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
-        self.rows = [[*prompt, first] for prompt, first in zip(prompts, first_tokens, strict=True)]
-
-    def add(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
-        self.rows += [[*prompt, first] for prompt, first in zip(prompts, first_tokens, strict=True)]
-
-    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        raise NotImplementedError
-
-    def propose_tree(self, depth: int) -> TreeProposal:
-        tokens = torch.tensor([[row[-1]] for row in self.rows])
-        for node, parent in enumerate(self._parents):
-            siblings = [one + 1 for one in range(node) if self._parents[one] == parent]
-            after = self._transitions[tokens[:, parent]]
-            new = after.argsort(dim=1, descending=True)[:, len(siblings)]
-            tokens = torch.cat([tokens, new.unsqueeze(1)], dim=1)
-        self._proposed = tokens[:, 1:]
-        shape = TreeShape([self._parents] * len(self.rows))
-        return TreeProposal(tokens[:, 1:], shape)
-
-    def follow(self, path: Tensor) -> None:
-        self._proposed = self._proposed.gather(1, path - 1)
-
-    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        assert step.hidden is not None
-        states = step.hidden[:, :, 0].tolist()
-        numbers = zip(num_accepted, next_tokens, strict=True)
-        for index, (accepted, following) in enumerate(numbers):
-            row = self.rows[index]
-            decided = [*row[-1:], *self._proposed[index, :accepted].tolist()]
-            first = len(row) - 1
-            known = [[first + place, token] for place, token in enumerate(decided)]
-            assert states[index][: accepted + 1] == known
-            row += [*decided[1:], following]
-
-    def select(self, rows: Sequence[int]) -> None:
-        self.rows = [self.rows[row] for row in rows]
-
-
-class TablePredictor(Predictor):
-    """What follows a token depends on that token alone.
-
-    Args:
-        last: the last token of each row's text.
-    """
-
-    def __init__(self, transitions: Tensor, last: Sequence[int]) -> None:
-        self._logits = transitions.log()
-        self._last = torch.tensor(last).unsqueeze(1)
-
-    def root(self) -> Tensor:
-        return self._logits[self._last]
-
-    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        return self._logits[tokens]

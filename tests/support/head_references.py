@@ -16,10 +16,8 @@ from harness.local.decoding.loops import speculative
 from harness.local.decoding.protocols import Drafter, Proposal, Step
 from harness.local.decoding.warp import Warp
 from harness.local.models.checkpoints import recurrent_kind
-from harness.local.runners.compiled import PreparedRunner
-from harness.local.runners.eager import EagerRunner
-from harness.local.runners.prepared_calls import RunnerShapes
 from harness.local.runners.snapshot import SnapshotRunner
+from harness.local.runners.static import StaticRunner
 
 PROMPTS = [[5, 9, 3, 4, 7, 1, 8], [11, 3], [10, 1, 6, 3, 4, 5, 6, 7, 8, 9, 20]]
 
@@ -90,7 +88,7 @@ def check_against(
     checked = Checked(drafter, target, expected)
     what = request(PROMPTS, Warp(), length=40, stop=range(60, 63))
     has_state = recurrent_kind(target.config) is not None
-    runner = (SnapshotRunner if has_state else EagerRunner)(target, hidden_layers=drafter.layers)
+    runner = (SnapshotRunner if has_state else StaticRunner)(target, hidden_layers=drafter.layers)
     iterations = list(speculative(runner, checked, what, k))
     assert len({len(iteration.rows) for iteration in iterations}) > 1
     assert len(checked.num_accepted) >= 3
@@ -98,11 +96,10 @@ def check_against(
 
 
 def check_greedy(target: PreTrainedModel, drafter: Drafter, k: int = 3) -> None:
-    """On the runner with fixed slots, before and after it is prepared; one after the other with one drafter."""
-    runner = PreparedRunner(target, compiled=False, captured=False, hidden_layers=drafter.layers)
+    """On the runner with fixed slots, twice with one drafter."""
+    runner = StaticRunner(target, hidden_layers=drafter.layers)
     what = request(PROMPTS, GREEDY, length=20)
     actual = texts(speculative(runner, drafter, what, k), len(PROMPTS))
-    runner.prepare(RunnerShapes(len(PROMPTS), 48, (1, k + 1)))
     assert texts(speculative(runner, drafter, what, k), len(PROMPTS)) == actual
     assert actual == [generated(target, prompt, 20) for prompt in PROMPTS]
 

@@ -5,12 +5,10 @@ So programs that start processes of their own run as they would on a GPU, `bench
 
     PYTHONPATH=tests/support PRETENDED_GPUS=1 python benchmarks/gpu_suite.py --minutes 60 --out DIR
 
-They know nothing of it. Presets have the architectures of their names in small sizes, and the sizes of attention and
-growth are small too, because the numbers are a CPU's. What stays to be seen on a real GPU:
+They know nothing of it. Presets have the architectures of their names in small sizes, and the sizes of growth
+are small too, because the numbers are a CPU's. What stays to be seen on a real GPU:
 
-- nothing is compiled, neither by us nor by `torch.compile`: what is to be compiled runs as it is, captured where it
-  would be (`tests/local/runners/test_cuda_code.py` has the code for a GPU);
-- flex_attention fails, an operation of a higher order which no dispatch mode sees;
+- nothing is compiled: what is to be compiled runs as it is, without graphs;
 - 4-bit weights do not load: bitsandbytes' parameter is a kind of tensor itself, and so is one on a pretended GPU;
 - models are not split over GPU and main memory, whose hooks (accelerate's) make such parameters, too;
 - the profiler finds no kernels;
@@ -60,7 +58,6 @@ def enter() -> None:
 
     from harness.config.settings import ModelSettings
     from harness.local.engine import profiling
-    from harness.local.runners import prepared_calls
     from pretended_gpus import pretended_gpus
 
     _for_life.enter_context(pretended_gpus())
@@ -69,7 +66,6 @@ def enter() -> None:
         patch.setattr(torch.cuda, name, member)
     patch.setattr(torch, "Generator", _generator(torch.Generator))
     patch.setattr(torch, "compile", _uncompiled)
-    patch.setattr(prepared_calls, "compile_call", lambda call, model: call)
     # Without CUDA's library torch would ask each operation for an event.
     patch.setattr(
         profiling, "profile", lambda activities: torch.profiler.profile(activities=activities[:1])
@@ -84,9 +80,7 @@ def enter() -> None:
             object.__setattr__(settings, "architecture", small(settings.architecture))
 
     patch.setattr(ModelSettings, "__post_init__", check_and_shrink)
-    sys.meta_path.insert(
-        0, _AfterImport({"attention": _shrink_attention, "growth": _shrink_growth})
-    )
+    sys.meta_path.insert(0, _AfterImport({"growth": _shrink_growth}))
 
 
 def small(architecture: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,12 +147,6 @@ def _load_by_names(load: Any, cls: Any, *args: Any, **kwargs: Any) -> Any:
         names = {place: f"cuda:{place}" for place in places.values() if isinstance(place, int)}
         kwargs["device_map"] = {part: names.get(place, place) for part, place in places.items()}
     return load(cls, *args, **kwargs)
-
-
-def _shrink_attention(attention: Any) -> None:
-    attention.HEADS = ((4, 4, 16), (4, 1, 16))
-    attention.COLD_BYTES["cuda"] = 1
-    attention.SECONDS["cuda"] = 0.001
 
 
 def _shrink_growth(growth: Any) -> None:

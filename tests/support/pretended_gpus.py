@@ -1,9 +1,6 @@
 """GPUs where there are none: tensors that say they are on `cuda:0` or `cuda:1`, with their numbers in main memory.
 
-What runs on them gives the numbers of a CPU. Operations over several devices fail, as they do on a GPU. Every
-wait for the device is noted, and fails in the capture of a graph. Numbers that are copied to main memory without
-waiting are garbage until they are waited for. A graph does again exactly what was captured, and its outputs are garbage
-until then. A capture must not use the workspace that products allocated before it.
+What runs on them gives the numbers of a CPU. Operations over several devices fail, as they do on a GPU.
 """
 
 from __future__ import annotations
@@ -23,11 +20,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
 
-# The host needs results of these, or their sizes. And indices that are booleans become numbers, however many these are.
-_READING = {
-    _aten._local_scalar_dense, _aten.equal, _aten.masked_select, _aten.nonzero, _aten.repeat_interleave, _aten._unique2,
-    _aten.unique_dim, _aten.unique_consecutive, _aten.bincount,
-}  # fmt: skip
 _INDEXING = {_aten.index, _aten.index_put, _aten.index_put_, _aten._index_put_impl_}
 
 # Made of other operations; of these all stay on one device and none waits.
@@ -38,10 +30,6 @@ _WHOLE = {
     _aten.flatten,
     _aten.scaled_dot_product_attention,
 }
-
-
-# By cuBLAS, which needs a workspace.
-_PRODUCTS = {_aten.linear, _aten.matmul, _aten.mm, _aten.addmm, _aten.bmm}
 
 
 class _OnGpu(torch.Tensor):
@@ -83,24 +71,12 @@ class PretendedGpus(TorchDispatchMode):
     """Stands in for CUDA.
 
     Attributes:
-        waits: what made the host wait for a GPU, in order.
-        forbidden: whether such a thing fails.
         plans: the sizes of queries and keys for which cuDNN, where it was allowed, would make a plan for attention.
-        has_no_plan: whether cuDNN, where it is allowed, finds none.
-        has_workspace: whether cuBLAS has memory from outside of every graph's pool.
     """
 
     def __init__(self) -> None:
         super().__init__()
-        self.waits: list[str] = []
-        self.forbidden = False
         self.plans: set[tuple[torch.Size, ...]] = set()
-        self.has_no_plan = False
-        self.has_workspace = False
-        self.arriving: list[
-            tuple[Tensor, Tensor]
-        ] = []  # what is copied to main memory: where to, and the numbers
-        self.recorded: list[Any] | None = None  # by the capture that goes on
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -120,17 +96,8 @@ class PretendedGpus(TorchDispatchMode):
             return self._copy(func, args, kwargs, wanted)
         if packet in _INDEXING:
             tensors = [tensor for tensor in tensors if isinstance(tensor, _OnGpu)]
-            for index in args[1]:
-                if index is not None and not (
-                    isinstance(index, _OnGpu) and index.dtype != torch.bool
-                ):
-                    self._wait(
-                        packet, "by booleans" if isinstance(index, _OnGpu) else "from main memory"
-                    )
-        if packet in _READING:
-            self._wait(packet)
-            if packet is _aten._local_scalar_dense:
-                return func(args[0].held)
+        if packet is _aten._local_scalar_dense:
+            return func(args[0].held)
         # A single number in main memory is an argument of a kernel.
         places = {
             _place(tensor) for tensor in tensors if isinstance(tensor, _OnGpu) or tensor.dim()
@@ -154,7 +121,8 @@ class PretendedGpus(TorchDispatchMode):
             _mapped(held, args),
             {name: _mapped(held, value) for name, value in kwargs.items()},
         )
-        self._note_use(func, args)
+        if func is _aten.scaled_dot_product_attention.default and cudnn_sdp_enabled():
+            self.plans.add((args[0].shape, args[1].shape))
         if func is _aten.histc.default:
             func = _histogram
         if func is _aten.scaled_dot_product_attention.default:
@@ -162,63 +130,21 @@ class PretendedGpus(TorchDispatchMode):
         if getattr(func, "namespace", "") == "_c10d_functional":
             func = _in_order(func)
         results = func(*args, **kwargs)
-        if self.recorded is not None:
-            self.recorded.append((func, args, kwargs, results))
         return _mapped(
             lambda one: given.get(id(one), _OnGpu(one, place)) if isinstance(one, Tensor) else one,
             results,
         )
-
-    def _note_use(self, func: Any, args: Any) -> None:
-        """Note plans and workspaces, and fail where a GPU would go wrong with them."""
-        if func is _aten.scaled_dot_product_attention.default and cudnn_sdp_enabled():
-            if self.has_no_plan:
-                raise RuntimeError("cuDNN has no plan")
-            self.plans.add((args[0].shape, args[1].shape))
-        if func.overloadpacket in _PRODUCTS:
-            if self.recorded is None:
-                self.has_workspace = True
-            elif self.has_workspace:
-                raise RuntimeError("a graph would keep the address of a workspace outside its pool")
 
     def _copy(
         self, func: Any, args: Any, kwargs: dict[str, Any], wanted: torch.device | None
     ) -> Any:
         into = func is _aten.copy_.default
         here, there = _place(args[into]), _place(args[0]) if into else wanted or _place(args[0])
-        waits = not (kwargs.get("non_blocking") or (into and len(args) > 2 and args[2]))
-        if here == there or not args[into].numel():
-            return self._run(func, args, kwargs, there)
-        if self.recorded is not None:
-            # To another GPU as well: the capturing stream would wait for an event of one that is not captured.
-            raise RuntimeError(f"copy from {here} to {there} in a capture")
-        if {here.type, there.type} == {"cuda"}:
-            return self._run(func, args, kwargs, there)
-        if there.type == "cuda":
-            if waits or not getattr(args[into], "pinned", False):
-                self._wait(func.overloadpacket, f"from {here} to {there}")
+        if here == there or there.type == "cuda" or not args[into].numel():
             return self._run(func, args, kwargs, there)
         assert not into, "not needed so far"
-        numbers = func(args[0].held, **{**kwargs, "device": there}).clone()
-        if waits:
-            self._wait(func.overloadpacket, f"from {here} to {there}")
-            return numbers
-        self.arriving.append((_spoil(torch.empty_like(numbers)), numbers))
-        return self.arriving[-1][0]
-
-    def _wait(self, *what: object) -> None:
-        name = " ".join(map(str, what))
-        if self.recorded is not None or self.forbidden:
-            raise RuntimeError(f"{name}: the host would wait")
-        self.waits.append(name)
-        self.arrive(self.arriving)
-
-    def arrive(self, copies: list[tuple[Tensor, Tensor]]) -> None:
-        """These reach main memory."""
-        with torch.inference_mode():  # outside of it tensors that were made within stay as they are
-            for destination, numbers in copies:
-                destination.copy_(numbers)
-        self.arriving = [one for one in self.arriving if all(one is not other for other in copies)]
+        kwargs = {name: value for name, value in kwargs.items() if name != "non_blocking"}
+        return func(args[0].held, **{**kwargs, "device": there}).clone()
 
 
 class _Stream:
@@ -229,64 +155,31 @@ class _Stream:
     def wait_stream(self, other: _Stream) -> None: ...
 
 
-class _Graph:
-    """A CUDA graph: calls of operations on memory that stays where it is."""
-
-    calls: list[Any]
-
-    def replay(self) -> None:
-        for func, args, kwargs, results in self.calls:
-            for before, now in zip(_within(results), _within(func(*args, **kwargs)), strict=True):
-                if now.data_ptr() != before.data_ptr():
-                    before.copy_(now)
-
-
-def _members(gpus: PretendedGpus) -> dict[str, Any]:
+def _members() -> dict[str, Any]:
     """The members of `torch.cuda` that are replaced, by name."""
 
     class Event:
         def __init__(self, enable_timing: bool = False) -> None: ...
 
         def record(self, stream: Any = None) -> None:
-            self.awaited = list(gpus.arriving)
             self.recorded_s = time.perf_counter()
 
-        def synchronize(self) -> None:
-            gpus.arrive(self.awaited)
+        def synchronize(self) -> None: ...
 
         def elapsed_time(self, end: Event) -> float:
             return 1000 * (end.recorded_s - self.recorded_s)
 
-    @contextmanager
-    def graph(captured: _Graph, **options: Any) -> Iterator[None]:
-        gpus.recorded = captured.calls = []
-        try:
-            yield
-        finally:
-            gpus.recorded = None
-        for _, args, kwargs, results in captured.calls:
-            given = _within((args, tuple(kwargs.values())))
-            memory = {one.untyped_storage().data_ptr() for one in given if isinstance(one, Tensor)}
-            for one in _within(results):
-                if one.untyped_storage().data_ptr() not in memory:
-                    _spoil(one)
-
     stream = _Stream()
     return {
-        "CUDAGraph": _Graph,
         "Event": Event,
         "Stream": _Stream,
         "_lazy_init": lambda: None,
         "current_stream": lambda device=None: stream,
         "device": nullcontext,
         "get_device_capability": lambda device=None: (9, 0),
-        "graph": graph,
-        "graph_pool_handle": object,
         "set_stream": lambda stream: None,
-        "get_sync_debug_mode": lambda: 2 * gpus.forbidden,
-        "set_sync_debug_mode": lambda mode: setattr(gpus, "forbidden", mode in ("error", 2)),
         "stream": nullcontext,
-        "synchronize": lambda device=None: gpus.arrive(gpus.arriving),
+        "synchronize": lambda device=None: None,
     }
 
 
@@ -324,16 +217,10 @@ def pretended_gpus() -> Iterator[PretendedGpus]:
 
     gpus = PretendedGpus()
     with pytest.MonkeyPatch.context() as patch:
-        for name, member in _members(gpus).items():
+        for name, member in _members().items():
             patch.setattr(torch.cuda, name, member)
         patch.setattr(torch, "tensor", tensor)
         patch.setattr(torch.Tensor, "cuda", lambda self, device=None: self.to(device or "cuda:0"))
-        clear = functools.partial(setattr, gpus, "has_workspace", False)
-        patch.setattr(torch._C, "_cuda_clearCublasWorkspaces", clear, raising=False)
-        patch.setattr("harness.local.runners.graphs._NUM_WARMUPS", 1)
-        # So that no kernel is chosen by chance, and only passes are captured.
-        choice = "harness.local.runners.compiled.is_faster_without_cudnn"
-        patch.setattr(choice, lambda caches, query_counts: False)
         # A module that moves gets other parameters, not other numbers in the same ones.
         patch.setattr(torch.__future__, "_overwrite_module_params_on_conversion", True)
         torch._C._set_only_lift_cpu_tensors(True)
@@ -393,9 +280,3 @@ def _told(place: torch.device) -> torch.device:
 
 def _place(tensor: Tensor) -> torch.device:
     return tensor.on if isinstance(tensor, _OnGpu) else tensor.device
-
-
-def _spoil(tensor: Tensor) -> Tensor:
-    if tensor.is_floating_point():
-        return tensor.fill_(torch.nan)
-    return tensor.fill_(torch.iinfo(tensor.dtype).min if tensor.dtype != torch.bool else True)

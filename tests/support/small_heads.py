@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -156,16 +155,3 @@ def mtp_head(layers: MtpModel) -> MtpHead:
         transformer=own,
     )
     return MtpHead(config, layers).eval().requires_grad_(False)
-
-
-# Of every kind that grows trees, some with a vocabulary of their own.
-TREE_HEADS: dict[str, Callable[[], Any]] = {
-    "eagle3": lambda: eagle_head(layer_config("llama")),
-    "eagle3, reduced": lambda: eagle_head(layer_config("llama"), reduced=True, norm_output=True),
-    "peagle": lambda: eagle_head(layer_config("llama", 2), mask_token_id=96, reduced=True),
-    "medusa": lambda: medusa_head(own_outputs=True),
-    "dflash": lambda: block_head(window=True, causal_windows=True),
-    "jetspec": lambda: block_head(causal=True),
-    "dflash2": selector_head,
-    "dspark": lambda: block_head(from_anchor=True, markov_rank=6, reduced=True),
-}

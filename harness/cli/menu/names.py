@@ -43,8 +43,6 @@ from harness.config.settings import PROMPT_FILES, PromptSettings
 from harness.config.sizes import CONF
 from harness.engines.registry import ENGINES
 
-# Ends the name of a draft that proposes dynamic trees.
-_TREE_SUFFIX = "_tree"
 # Begins the name of the configuration of a command that has no file in `conf/`.
 _COMMAND_PREFIX = "command:"
 
@@ -94,8 +92,6 @@ def _draft(name: str) -> dict[str, Any] | None:
     if name == "none":
         return {"name": "none"}
     METHODS.check_names_class(name)
-    if (drafter := _drafter_of_trees(name)) is not None:
-        return {"defaults": [drafter, "_self_"], "name": name, "tree": "dynamic"}
     method, chosen = _method_and_choice(name)
     if method != "model":
         return _defaults(METHODS[method].settings) | {"name": name, "method": method} | chosen
@@ -104,15 +100,6 @@ def _draft(name: str) -> dict[str, Any] | None:
         return _model(name)
     own_defaults = _defaults(METHODS["model"].settings)
     return {"defaults": ["_self_", {"/model@_here_": name}], **own_defaults}
-
-
-def _drafter_of_trees(name: str) -> str | None:
-    """`tiny_eagle3_tree` -> `tiny_eagle3`, a head or a model; None for any other name."""
-    drafter = name.removesuffix(_TREE_SUFFIX)
-    is_suffixed = drafter not in (name, "", "none") and not drafter.endswith(_TREE_SUFFIX)
-    if not is_suffixed or "/" in name or name in presets("model"):
-        return None
-    return drafter if method_name(drafter) == "model" else None
 
 
 def method_name(draft: str) -> str:

@@ -150,10 +150,8 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         """The run before the first question: what follows from its settings and its engine."""
         settings = self.settings
         known_salts = [arm.traits.salts for arm in engine.arms if arm.traits.salts is not None]
-        # A smaller tree or a smaller block is not the beginning of a larger one, and what a server drafts is unknown.
-        accepts_beginnings = settings.num_levels is None and tests_each_token(
-            settings.decoding.rule
-        )
+        # A smaller block is not the beginning of a larger one, and what a server drafts is unknown.
+        accepts_beginnings = tests_each_token(settings.decoding.rule)
         # With `precision`, what ends the run after the last question.
         stopped_by: StoppedBy | None = None
         if settings.precision is not None:
@@ -384,7 +382,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         divergence = self.run.arms[arm].divergences.get(request.index)
         return session.row(
             LatencyPromptRow,
-            **_acceptance_of_prompt(request, self.settings.num_levels),
+            **_acceptance_of_prompt(request),
             prompt_index=request.index,
             prompt_place=occurrence.place,
             asked_before=occurrence.repeat,
@@ -407,9 +405,9 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         )
 
 
-def _acceptance_of_prompt(request: RequestRecord, num_levels: int | None) -> dict[str, Any]:
+def _acceptance_of_prompt(request: RequestRecord) -> dict[str, Any]:
     """The columns about acceptance of the row of an answer."""
-    columns = acceptance_columns([request], num_levels)
+    columns = acceptance_columns([request])
     # One that reports nothing may have drafted nothing.
     is_reported = request.outcomes or request.num_drafted
     num_iterations = request.num_iterations if is_reported else None

@@ -77,10 +77,6 @@ class PlanSettings(RunSettings):
         rule = "must be null without a draft: nothing is accepted"
         with_bytes = self.acceptance is not None and self.costs is None
         require(not (with_bytes and self.draft is None), "acceptance", rule, self.acceptance)
-        has_trees = self.draft is not None and self.draft.most_nodes > 0
-        tree = "chain" if self.draft is None else self.draft.tree
-        rule = f"must be null with draft.tree={tree}: it is of chains, and a tree keeps more"
-        require(not (with_bytes and has_trees), "acceptance", rule, self.acceptance)
         rule = "must be above 0 and at most 1, or a run of acceptance"
         for rate in self.acceptance_rates or ():
             require(0 < rate <= 1, "acceptance", rule, self.acceptance)

@@ -128,8 +128,6 @@ def _least_times(row: PlanRow) -> Iterator[tuple[str, str]]:
 def _next_step(row: PlanRow) -> Iterator[Step]:
     if row.status == "ok":
         draft = f" draft={row.draft}" if row.draft else ""
-        if row.draft_tree not in (None, "chain"):
-            draft += f" draft.tree={row.draft_tree} draft.budget={row.draft_budget}"
         if row.best_num_draft_tokens is not None:
             draft += f" K={row.best_num_draft_tokens}"
             if row.temperature not in (None, DecodingSettings().temperature):

@@ -28,7 +28,7 @@ _OF_A_REPETITION = ("seed", "repeat", "repeats", "url", "regular_url")
 _FOLLOWING = {
     "model": ("repository",),
     "draft": tuple(
-        "draft_repository draft_quantization draft_method draft_sampling draft_tree draft_budget draft_layers"
+        "draft_repository draft_quantization draft_method draft_sampling draft_layers"
         " max_ngram shared num_draft_tokens rule lenience lossy".split()
     ),
     "prompts": ("prompts_digest",),

@@ -68,9 +68,6 @@ class ServeSettings(RunSettings):
     def check_engine(self, engine: Abilities) -> None:
         rule = "must be local: serve runs our own loop"
         require(engine.own_loop, "engine", rule, self.engine.name)
-        if self.draft is not None:
-            has_trees = self.draft.most_nodes > 0
-            require(not has_trees, "draft.tree", "must be chain with serve", self.draft.tree)
 
 
 class Serve(Service[ServeSettings]):

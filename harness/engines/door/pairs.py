@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from harness.config.demand import Demand
-from harness.config.run import RunnerName
 from harness.engines.tokenizer import Tokenizer
 
 
@@ -77,9 +76,6 @@ class PlacedPair(Protocol):
 
     def suits(self, demand: Demand, *, force: bool = False) -> bool:
         """Whether every layer would be where it is for another demand, too."""
-
-    def check_runner(self, runner: RunnerName) -> None:
-        """Raise a SettingError for a runner that the devices do not have."""
 
     def device_names(self) -> list[str]:
         """Product names of the devices, `NVIDIA A100-SXM4-40GB` or the CPU's model."""

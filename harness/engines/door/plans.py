@@ -72,7 +72,7 @@ class PassBytes:
 
     Attributes:
         step: of the target for one token of each row.
-        verification: of the target for K + 1 tokens of each row, or for the nodes of a tree of K levels and one.
+        verification: of the target for K + 1 tokens of each row.
         drafting: of all passes of the draft; 0 where drafting reads no weights.
     """
 

@@ -81,9 +81,6 @@ class LocalWing(Protocol):
     def release_memory(self, devices: Sequence[Any]) -> None:
         """Give memory that is no longer used back to the GPUs among the devices."""
 
-    def capture_has_failed(self) -> bool:
-        """Whether the capture of a CUDA graph failed, after which this process should not go on."""
-
     def check_hub_access(
         self, repository: str, file: str, revision: str | None, kind: Literal["model", "dataset"]
     ) -> None:

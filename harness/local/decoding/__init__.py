@@ -14,6 +14,6 @@ no model library is imported. Words, after Leviathan et al. 2023 (arXiv:2211.171
   call it a turn, and a step of regular decoding as well.
 - stream: the random numbers of a row.
 
-Shapes: B rows of a batch, V vocabulary, K draft tokens, N nodes of a tree, n tokens of one call,
+Shapes: B rows of a batch, V vocabulary, K draft tokens, n tokens of one call,
 L captured layers, S slots of a cache, D hidden size.
 """

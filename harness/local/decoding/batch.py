@@ -15,7 +15,7 @@ from harness.engines.arrivals import Origin
 from harness.local.decoding.iteration import Iteration
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.decoding.randomness import Purpose, inverse_cdf
-from harness.local.decoding.transfer import Arriving, to_device
+from harness.local.decoding.transfer import to_device
 from harness.local.decoding.warp import BatchWarp, Warp
 
 
@@ -27,7 +27,7 @@ class Request:
         prompts: token ids of B prompts, none empty.
         uniforms: [B, at least max_new_tokens + 1, len(Purpose)] from `randomness.uniforms`, on the
             target's device; (max_new_tokens + 1) (K + 1) where each iteration needs numbers of its
-            own, see `Rows.turn_uniforms`. With trees K is the most nodes.
+            own, see `Rows.turn_uniforms`.
         warp: how logits become probabilities.
         max_new_tokens: a row ends when it has this many tokens, if not before.
         stop_tokens: a row ends after the first of these.
@@ -56,9 +56,6 @@ class Request:
 class Change:
     """Sent to a loop after a record, to end rows or let requests join.
 
-    Where a loop works ahead, a turn is queued already: its record comes before that of the prompts
-    that join.
-
     Attributes:
         ended: numbers of rows that end here, even if their request goes on.
         joining: requests whose prompts join the batch; their first tokens are the next record.
@@ -70,20 +67,6 @@ class Change:
 
 
 Records = Generator[Iteration, Change | None, None]
-
-
-class Progress(NamedTuple):
-    """How far each row is when a turn begins. The numbers may be `transfer.Arriving`.
-
-    Attributes:
-        num_generated: how many tokens each row has.
-        num_iterations: how many turns it has had.
-        next_tokens: its last token, which the target reads in this turn.
-    """
-
-    num_generated: Sequence[int]
-    num_iterations: Sequence[int]
-    next_tokens: Sequence[int]
 
 
 class TurnUniforms(NamedTuple):
@@ -140,13 +123,14 @@ class Rows:
     vocabulary_size: int = 0
 
     @property
-    def progress(self) -> Progress:
-        """How far the rows are, as the host knows it."""
-        return Progress(
-            [row.num_generated for row in self.members],
-            [row.num_iterations for row in self.members],
-            [row.last_token for row in self.members],
-        )
+    def num_generated(self) -> list[int]:
+        """How many tokens each row has."""
+        return [row.num_generated for row in self.members]
+
+    @property
+    def last_tokens(self) -> list[int]:
+        """The last token of each row, which the target reads in the next turn."""
+        return [row.last_token for row in self.members]
 
     def join(self, joining: Sequence[Request], logits: Tensor) -> Iteration:
         """Append the rows of some requests, with the first tokens that the logits [B, V] after
@@ -193,14 +177,6 @@ class Rows:
         if token >= self.vocabulary_size:
             raise NonFiniteError("model", position, row)
 
-    def all_go_on_beyond(self, count: int) -> bool:
-        """Return whether no row has ended, nor would by its length within `count` further tokens: a
-        turn may then be queued ahead. A row that has ended leaves before the next turn is queued.
-        """
-        if any(row.ended for row in self.members):
-            return False
-        return all(row.num_generated + count < row.request.max_new_tokens for row in self.members)
-
     def going_on(self) -> list[int]:
         """Return positions of the rows that have not ended."""
         return [position for position, row in enumerate(self.members) if not row.ended]
@@ -218,44 +194,39 @@ class Rows:
             self.uniforms = self.uniforms[to_device(positions, self.uniforms.device)]
             self._set_warps()
 
-    def draft_limits(self, num_draft_tokens: int, progress: Progress) -> list[int]:
+    def draft_limits(self, num_draft_tokens: int) -> list[int]:
         """Return how many tokens to draft for each row: no more than it may still take.
 
         So the cache never holds more than prompt and `max_new_tokens`.
         """
-        # Numbers are still on the device only while the loop works ahead, far from each row's end.
-        if isinstance(progress.num_generated, Arriving):
-            return [num_draft_tokens] * len(self.members)
         # The last token of a row is the next token of a verdict, so one fewer needs to be drafted
         # than is missing. Each row has its own limit, however many tokens the others need: an
         # answer must not depend on its batch.
         return [
-            min(num_draft_tokens, row.request.max_new_tokens - num_generated - 1)
-            for row, num_generated in zip(self.members, progress.num_generated, strict=True)
+            min(num_draft_tokens, row.request.max_new_tokens - row.num_generated - 1)
+            for row in self.members
         ]
 
-    def turn_uniforms(
-        self, progress: Progress, count: int, num_per_iteration: int = 0
-    ) -> TurnUniforms:
+    def turn_uniforms(self, count: int, num_per_iteration: int = 0) -> TurnUniforms:
         """Return the random numbers of a turn that drafts up to `count` tokens for each row.
 
         Args:
             num_per_iteration: 0: a position keeps its numbers until its token is decided. Otherwise
                 drafting and accepting take numbers that no other iteration takes, of which each
                 iteration has this many: for rules by which a rejection depends on later tokens
-                (block verification, trees). A position that is drafted again must then not meet the
+                (block verification). A position that is drafted again must then not meet the
                 numbers by which it was rejected, see `randomness`.
 
         With max_new_tokens=64 and 4 numbers per iteration a row's stream has 65 entries by
         position, then a block of 4 for each iteration.
         """
-        by_position = self.uniforms_from(progress.num_generated, count + 1)
+        by_position = self.uniforms_from(self.num_generated, count + 1)
         own = by_position[:, :count]
         if num_per_iteration:
             starts: list[int] = []
-            for row, iteration in zip(self.members, progress.num_iterations, strict=True):
+            for row in self.members:
                 num_positions = row.request.max_new_tokens + 1
-                starts.append(num_positions + iteration * num_per_iteration)
+                starts.append(num_positions + row.num_iterations * num_per_iteration)
             own = self.uniforms_from(starts, count)
         return TurnUniforms(
             draft=own[..., Purpose.DRAFT],
@@ -268,7 +239,7 @@ class Rows:
         len(Purpose)].
         """
         uniforms = self.uniforms
-        if not isinstance(positions, Arriving) and len(set(positions)) == 1:
+        if len(set(positions)) == 1:
             start = positions[0]
             return uniforms[:, start : start + count]
         device = uniforms.device

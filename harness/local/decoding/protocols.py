@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from harness.local.decoding.trees import TreeProposal, TreeShape
     from harness.local.decoding.warp import AnyWarp
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,23 +31,6 @@ class Step:
     hidden: Tensor | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Cached:
-    """Keys and values of some layers in a runner's own memory: valid until its next call.
-
-    Attributes:
-        layers: keys and values [B or more, heads, S, D] of each layer.
-        first_slots: [B, 1], where each row's text begins, a token to a slot; slots before it and
-            behind the kept tokens hold anything. 0 where all begin at the first.
-        is_fixed: whether this is the memory of the runner's prepared calls, so that calls prepared
-            over it stay valid.
-    """
-
-    layers: Sequence[tuple[Tensor, Tensor]]
-    first_slots: Tensor | int = 0
-    is_fixed: bool = False
-
-
 class Runner(Protocol):
     """A batch of sequences that can be extended and rolled back, to inherit from."""
 
@@ -60,15 +44,8 @@ class Runner(Protocol):
         """
         ...
 
-    def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
-        """Append tokens [B, n] to every row.
-
-        Args:
-            tree: None where the tokens continue the text. For a `TreeRunner` also a shape: the
-                tokens are then the last ones of the root and the N nodes of a tree for each row. A
-                whole tree has N + 1 tokens; one that grows is appended in parts, each with the
-                shape of all that is appended by then.
-        """
+    def extend(self, tokens: Tensor) -> Step:
+        """Append tokens [B, n] to every row."""
         ...
 
     def read(self, tokens: Tensor, lengths: Sequence[int]) -> Step:
@@ -86,7 +63,7 @@ class Runner(Protocol):
 
     def keep(self, counts: Sequence[int]) -> None:
         """Keep the first counts[b] tokens of row b that were extended since the last `keep` or
-        `start`, and forget the others. The counts may be `transfer.Arriving`.
+        `start`, and forget the others.
         """
         ...
 
@@ -104,22 +81,12 @@ class Runner(Protocol):
 
         return draw(lambda new: self.extend(new).logits, tokens, uniforms, warp)
 
-    def decide(
-        self,
-        tokens: Tensor,
-        decision: Callable[..., tuple[Tensor, ...]],
-        *inputs: Tensor,
-        tree: TreeShape | None = None,
-    ) -> tuple[Step, tuple[Tensor, ...]]:
-        """Extend as `extend` does -> the step, and what a decision (see `decisions`) makes of its
-        logits and of the inputs.
+    def decide(self, tokens: Tensor, decision: Callable[[Tensor], T]) -> tuple[Step, T]:
+        """Extend as `extend` does -> the step, and what the decision makes of its logits. Stopwatches
+        time both as one phase.
         """
-        step = self.extend(tokens, tree)
-        return step, decision(step.logits, *inputs)
-
-    def cached(self, layers: Sequence[int]) -> Cached:
-        """Return the keys and values of these layers, counted from 0."""
-        raise TypeError(f"{type(self).__name__} keeps no keys and values by layer")
+        step = self.extend(tokens)
+        return step, decision(step.logits)
 
     def clear(self) -> None:
         """Forget the batch and its numbers, after a `NonFiniteError`. `start` follows.
@@ -129,20 +96,6 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Give back the memory of the batch and of everything prepared. No other call follows."""
-
-
-class TreeRunner(Runner, Protocol):
-    """A runner that can also be extended by trees, and keep a path of each."""
-
-    def keep_path(self, paths: Tensor, counts: Sequence[int]) -> None:
-        """Keep a path of each row's tree, and drop its other tokens.
-
-        Args:
-            paths: [B, n], numbers of the tree's tokens; 0 is the root.
-            counts: how many of them stay: the path (0, 2, 5) with the count 2 keeps the root and
-                node 2.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,16 +119,9 @@ class Drafter(Protocol):
 
     Attributes:
         layers: the target's layers whose hidden states it reads; the target's runner captures them.
-        cached_layers: the target's layers whose keys and values it reads.
-        target_runner: where it reads them; set by who pairs both, None where there are none.
-        reads_verdicts: whether `observe` reads its numbers on the host. Working ahead of the host
-            then gains nothing.
     """
 
     layers: tuple[int, ...]
-    cached_layers: tuple[int, ...] = ()
-    target_runner: Runner | None = None
-    reads_verdicts: bool = False
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
@@ -199,27 +145,12 @@ class Drafter(Protocol):
 
         `step` is the target's, over the token before the proposal and then the longest offer. Of
         row b its first num_accepted[b] + 1 entries are of kept tokens; the others are to be
-        ignored. Both lists may be `transfer.Arriving`.
+        ignored.
         """
         ...
 
     def select(self, rows: Sequence[int]) -> None:
         """Continue with these rows only, renumbered in this order."""
-        ...
-
-
-class TreeDrafter(Drafter, Protocol):
-    """A drafter that proposes trees, of at most the number of nodes that it was made for."""
-
-    def propose_tree(self, depth: int) -> TreeProposal:
-        """Propose trees of at most `depth` levels, which follow from the rows' texts alone."""
-        ...
-
-    def follow(self, path: Tensor) -> None:
-        """Learn that the last proposal begins with the nodes path [B, n], numbered from 1.
-
-        `observe` follows, as if they had been a proposal of n tokens.
-        """
         ...
 
 

@@ -7,7 +7,7 @@ tests can feed chosen numbers.
 A position that is proposed again after an earlier rejection reuses its uniforms, of all purposes.
 That is sound: a rejection at position t depends on the uniforms up to t alone, so those of the
 discarded positions after it are still uniform. That does not hold for block verification, whose rejection at
-t depends on the tokens after it too, nor for trees, where several nodes share a position. There
+t depends on the tokens after it too. There
 drafting and accepting take new numbers in every iteration (`batch.Rows.turn_uniforms`).
 """
 
@@ -108,7 +108,10 @@ def existing_index(weights: Tensor, uniforms: Tensor) -> Tensor:
     """Draw as `inverse_cdf`, but weights that are nan give V - 1, an index that exists.
 
     A model that is fed the index V makes a GPU fail; with V - 1 the host can still report the nan.
+    Whole numbers in place of uniforms are the tokens to take: so an existing text is replayed.
     """
+    if not uniforms.is_floating_point():
+        return uniforms
     return inverse_cdf(weights, uniforms).clamp(max=weights.shape[-1] - 1)
 
 

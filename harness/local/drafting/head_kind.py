@@ -30,13 +30,11 @@ class HeadKind(Record):
         name: as speculators and vLLM call it.
         head_class: the subclass of `Head` that is made of what `config` returns.
         one_pass: whether one forward pass of the head drafts all tokens.
-        drafts_trees: whether its drafters can propose trees.
         weight_files: names of files with its weights, in the order in which they are looked for.
     """
 
     head_class: ClassVar[Any]
     one_pass: ClassVar[bool] = True
-    drafts_trees: ClassVar[bool] = False
     weight_files: ClassVar[tuple[str, ...]] = ("model.safetensors", "pytorch_model.bin")
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:

@@ -5,7 +5,7 @@ point group `harness.methods`), or in a file of the user's (`draft=./my_method.p
 needs torch is imported inside functions: names, settings and help are known without it.
 
 A run calls it in this order: `check` with the settings alone, `plan` and `sketch` before weights
-load, `layers`, `model`, `passes` and `warp` while the pair is prepared, and `drafter` when it
+load, `layers`, `model` and `widths` while the pair is prepared, and `drafter` when it
 decodes. Hugging Face's engine asks for transformers' words instead: `huggingface`.
 """
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from harness.config.settings import DecodingSettings
     from harness.local.decoding.protocols import Drafter, Runner
-    from harness.local.decoding.warp import AnyWarp, Warp
+    from harness.local.decoding.warp import AnyWarp
     from harness.local.drafting.heads.blocks import Head
     from harness.local.drafting.heads.find import DraftPlan
     from harness.local.drafting.text import Text
@@ -56,19 +56,6 @@ class LoadedPair:
     head: Head | None = None
     draft_settings: DraftSettings | None = None
     translation: Translation | None = None
-
-
-@dataclass(frozen=True)
-class Passes:
-    """The shapes that the runner of a model that drafts is prepared for.
-
-    Attributes:
-        widths: the numbers of tokens that it is extended by.
-        num_drawn: the numbers of tokens that it draws in one call.
-    """
-
-    widths: Sequence[int]
-    num_drawn: Sequence[int]
 
 
 class Method(MethodRecord):
@@ -118,20 +105,13 @@ class Method(MethodRecord):
         """Return the model that drafts, for which a runner is made; None if no model drafts."""
         return None
 
-    def passes(self, pair: LoadedPair, numbers: Sequence[int]) -> Passes:
-        """Return the shapes that the runner of `model` is prepared for.
+    def widths(self, pair: LoadedPair, numbers: Sequence[int]) -> Sequence[int]:
+        """Return the numbers of tokens that the runner of `model` is extended by.
 
         Args:
             numbers: every number of draft tokens, K, that the run may use.
         """
-        return Passes(widths=(1, 2), num_drawn=numbers)
-
-    def warp(self, settings: Any, pair: LoadedPair, of_target: Warp) -> AnyWarp:
-        """Return the warp that the runner of `model` is prepared to draw with.
-
-        It is the one that drafters use, if the target's logits are warped by `of_target`.
-        """
-        return of_target
+        return (1, 2)
 
     def drafter(self, settings: Any, pair: LoadedPair, runner: Runner | None) -> MakeDrafter:
         """Return a function that makes a drafter, given the warp of the target's logits.

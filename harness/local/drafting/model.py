@@ -1,7 +1,6 @@
 """A draft model as drafter: token by token, with the target's tokenizer.
 
-`parallel` drafts all tokens in one pass, `translated` has another tokenizer, and `model_trees`
-drafts trees.
+`parallel` drafts all tokens in one pass, and `translated` has another tokenizer.
 """
 
 from __future__ import annotations
@@ -12,9 +11,9 @@ import torch
 from torch import Tensor
 
 from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step
-from harness.local.decoding.transfer import Arriving, added, to_device
+from harness.local.decoding.transfer import to_device
 from harness.local.decoding.warp import AnyWarp
-from harness.local.drafting.teacher_forcing import own_probabilities, places_of, windows
+from harness.local.drafting.teacher_forcing import own_probabilities
 
 
 class ModelDrafter(Drafter):
@@ -27,9 +26,8 @@ class ModelDrafter(Drafter):
         accepted b, then x         the cache keeps `a b`, and lacks `x`
         accepted b, c, d, then x   the cache keeps `a b c`, and lacks `d x`
 
-    To keep the batch rectangular, all rows lack two tokens as soon as one does, or may while the
-    host has not read the verdict. The other rows give a cached token back: the first one then lacks
-    `b x`. Tokens that were decided without a proposal are unseen, too.
+    To keep the batch rectangular, all rows lack two tokens as soon as one does. The other rows give a cached token
+    back: the first one then lacks `b x`. Tokens that were decided without a proposal are unseen, too.
 
     Args:
         runner: the draft model's.
@@ -81,26 +79,27 @@ class ModelDrafter(Drafter):
         if num_proposed == 0:
             self._unseen = torch.cat([self._unseen, next_token], dim=1)
             return
-        has_arrived = not isinstance(num_accepted, Arriving)
-        if has_arrived and max(num_accepted) < num_proposed:
+        if max(num_accepted) < num_proposed:
             # The runner was fed all tokens that were accepted.
-            self._runner.keep(added(num_accepted, num_unseen))
+            self._runner.keep([num_unseen + count for count in num_accepted])
             self._unseen = next_token
         else:
-            self._runner.keep(added(num_accepted, num_unseen - 1))
+            self._runner.keep([num_unseen - 1 + count for count in num_accepted])
             # All are seen but the last accepted token and the next one.
             text = torch.cat([self._unseen[:, -1:], self._proposed], dim=1)
             places = to_device(num_accepted, device).unsqueeze(1)
             self._unseen = torch.cat([text.gather(1, places), next_token], dim=1)
         self._forget_proposal()
 
-    def along(
-        self, tokens: Sequence[int], answers: Sequence[range], hidden: Tensor | None, most: int
-    ) -> Tensor:
-        wanted = {place: tokens[place + 1] for place in places_of(answers)}
-        own = own_probabilities(self._runner, self._warp, tokens, wanted)
-        lengths = [len(answer) - 1 for answer in answers]
-        return torch.cat([windows(part, most) for part in own.split(lengths)])
+    def along(self, tokens: Sequence[int], answer: range) -> Tensor:
+        """Return the probabilities [len(answer) - 1] of an answer's tokens but the first, in one pass over the text.
+
+        Args:
+            tokens: all tokens, of prompt and answer.
+            answer: the answer's places in `tokens`.
+        """
+        wanted = {place: tokens[place + 1] for place in answer[:-1]}
+        return own_probabilities(self._runner, self._warp, tokens, wanted)
 
     def select(self, rows: Sequence[int]) -> None:
         self._runner.select(rows)

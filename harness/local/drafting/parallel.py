@@ -17,16 +17,8 @@ from transformers import PreTrainedConfig
 from harness.config.errors import SettingError
 from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.local.decoding.randomness import existing_index
-from harness.local.decoding.transfer import added, decided_tokens, most, to_device
-from harness.local.decoding.trees import TreeShape
+from harness.local.decoding.transfer import decided_tokens, to_device
 from harness.local.decoding.warp import AnyWarp
-from harness.local.drafting.teacher_forcing import (
-    CHUNK,
-    as_offered,
-    in_parts,
-    places_of,
-    upcoming,
-)
 from harness.local.runners.sizes import filled_up
 
 # Where a configuration names the mask, in the order in which vLLM looks for it.
@@ -60,8 +52,7 @@ class ParallelDrafter(Drafter):
     """Proposes by one pass of a parallel draft model.
 
     A pass reads the tokens that were decided since the last one, and masks. The masks are dropped
-    from the cache at once, so that nothing has to be taken back after a verdict. The host reads no
-    token, so that a loop can work ahead.
+    from the cache at once, so that nothing has to be taken back after a verdict.
 
     Args:
         runner: the draft model's.
@@ -79,8 +70,7 @@ class ParallelDrafter(Drafter):
         self._warp = warp
         self._mask = mask
         self._device = device
-        # Tokens [B, n], of which the first `_num_unseen` of each row are decided and unread. After
-        # a verdict that the host has not read, these numbers are `Arriving`.
+        # Tokens [B, n], of which the first `_num_unseen` of each row are decided and unread.
         self._unseen = torch.empty(0)
         self._num_unseen: Sequence[int] = []
         self._proposed = torch.empty(0)
@@ -119,51 +109,10 @@ class ParallelDrafter(Drafter):
         self._num_unseen = [0] * len(counts)
         return Proposal(self._proposed.to(self._device), probabilities.to(self._device))
 
-    def along(
-        self, tokens: Sequence[int], answers: Sequence[range], hidden: Tensor | None, most: int
-    ) -> Tensor:
-        """A pass reads the text at some places, and behind them the masks that follow each: a tree
-        whose trunk is the text, and whose branches are the masks.
-        """
-        device = self._runner.start([tokens[:1]]).logits.device
-        num_read = 1
-        num_masks = most - 1
-        parts = []
-        for answer in answers:
-            # What lies between, without masks.
-            while num_read < answer.start:
-                between = tokens[num_read : min(answer.start, num_read + CHUNK)]
-                self._runner.extend(to_device([between], device))
-                self._runner.keep([len(between)])
-                num_read += len(between)
-            for places in in_parts(places_of([answer])):
-                count = len(places)
-                # The first `count` nodes, the root included, are the trunk.
-                parents = list(range(count - 1))
-                nodes = []  # for each place its node of the trunk, then those of its masks
-                for trunk in range(count):
-                    branch = [trunk]
-                    for _ in range(num_masks):
-                        parents.append(branch[-1])
-                        branch.append(len(parents))
-                    nodes.append(branch)
-                masks = [self._mask] * (count * num_masks)
-                trunk_tokens = tokens[num_read : num_read + count]
-                read = torch.tensor([[*trunk_tokens, *masks]], device=device)
-                logits = self._runner.extend(read, TreeShape((tuple(parents),))).logits[0]
-                self._runner.keep([count])
-                num_read += count
-                probabilities = self._warp(logits[torch.tensor(nodes, device=device)])
-                expected = upcoming(tokens, places, most).to(device)
-                index = expected.clamp(min=0).unsqueeze(-1)
-                found = probabilities.gather(-1, index).squeeze(-1)
-                parts.append(as_offered(found, expected))
-        return torch.cat(parts)
-
     def _with_masks(self, num_masks: int) -> Tensor:
         """Return the unseen tokens of each row, and at least `num_masks` masks behind them [B, n]."""
         num_rows = len(self._num_unseen)
-        longest = most(self._num_unseen)
+        longest = max(self._num_unseen)
         width = longest + num_masks
         unseen = filled_up(self._unseen[:, :longest], num_rows, width)
         places = torch.arange(width, device=unseen.device)
@@ -172,8 +121,7 @@ class ParallelDrafter(Drafter):
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
         decided = decided_tokens(self._proposed, num_accepted, next_tokens)
-        # Numbers of an earlier verdict have reached the host by now.
-        num_before = list(self._num_unseen)
+        num_before = self._num_unseen
         longest = max(num_before)
         if longest == 0:
             self._unseen = decided
@@ -183,7 +131,8 @@ class ParallelDrafter(Drafter):
             starts = to_device(num_before, decided.device).unsqueeze(1)
             places = starts + torch.arange(num_decided, device=decided.device)
             self._unseen = unseen.scatter(1, places, decided)
-        self._num_unseen = added(added(num_accepted, 1), num_before)
+        counts = zip(num_before, num_accepted, strict=True)
+        self._num_unseen = [before + count + 1 for before, count in counts]
         self._proposed = self._proposed[:, :0]
 
     def select(self, rows: Sequence[int]) -> None:

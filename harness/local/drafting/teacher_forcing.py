@@ -1,75 +1,85 @@
 """Teacher forcing: the probabilities that a drafter gives to the tokens of an existing text.
 
-`results.statistics.iterations` computes acceptance from them. A drafter that can give them has a method `along`
-(`TextFollower`): a model reads the text in one pass; a parallel model and a head draft at all places of
-it at once, with the text's tokens in place of those that they would draw. Any other drafter is asked at every
-place for a proposal (`by_prefixes`), which is enough where proposals are deterministic.
+`results.statistics.iterations` computes acceptance from them. A draft model reads the text in one
+pass. Any other drafter replays it: after each token of an answer it proposes, taking the text's own
+tokens in place of those that it would draw.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from harness.local.decoding.protocols import Drafter, NonFiniteError, Runner, Step
+from harness.local.decoding.protocols import Drafter, NonFiniteError, Proposal, Runner, Step
 from harness.local.decoding.warp import AnyWarp
 
 # Tokens of a text that are read in one pass: their logits and probabilities are in memory at once.
 CHUNK = 256
-# A token that no model has.
-NO_TOKEN = 2**31
-# Places of a text at which proposals are drafted at once.
-PLACES = 64
 
 
-@runtime_checkable
-class TextFollower(Protocol):
-    """A drafter that gives probabilities to a text."""
-
-    def along(
-        self, tokens: Sequence[int], answers: Sequence[range], hidden: Tensor | None, most: int
-    ) -> Tensor:
-        """Return the probabilities [places, most] that it gives to the tokens of answers.
-
-        The places are those of each answer's tokens but the last (`places_of`), in order. Entry (s, j) is of
-        the token 1 + j after place s, as the draft token number j of an iteration that begins after that
-        place and has drafted the text's own tokens so far. It is nan where nothing is offered. What it is
-        beyond an answer does not matter.
-
-        Args:
-            tokens: all tokens, of prompts and answers.
-            answers: their places in `tokens`, ascending; none begins with the first token.
-            hidden: [tokens but the last, L, D], the target's states of the L layers that the drafter reads;
-                None for none.
-        """
-        ...
-
-
-def probabilities_along(
+def replayed(
     drafter: Drafter,
     tokens: Sequence[int],
-    answers: Sequence[range],
+    answer: range,
     hidden: Tensor | None,
     most: int,
+    vocabulary_size: int,
 ) -> Tensor | None:
-    """Return what `TextFollower.along` does, of any drafter; None for a drafter that draws and has no `along`."""
-    if isinstance(drafter, TextFollower):
-        return drafter.along(tokens, answers, hidden, most)
-    return by_prefixes(drafter, tokens, answers, hidden, most)
+    """Replay an answer: propose `most` tokens after each of its tokens but the last, of which the
+    text's next one is always kept.
+
+    Args:
+        tokens: all tokens, of prompt and answer.
+        answer: the answer's places in `tokens`; the first token is not among them.
+        hidden: [tokens but the last, L, D], the target's states of the L layers that the drafter
+            reads; None for none.
+        vocabulary_size: of the target's logits, which no drafter reads.
+
+    Returns:
+        Probabilities [len(answer) - 1, most]. Entry (s, j) is of the token 1 + j after the s-th, as
+        the draft token number j of an iteration that has drafted the text's own tokens so far. It
+        is nan where nothing is offered, and beyond the text. None for a drafter that draws by other
+        means than `randomness.existing_index`, and so does not take the text's tokens.
+    """
+    first = answer.start
+    logits = torch.empty(1, vocabulary_size)
+    begun = Step(logits, None if hidden is None else hidden[:first].unsqueeze(0))
+    drafter.start([tokens[:first]], [tokens[first]], begun)
+    found = torch.full((len(answer) - 1, most), torch.nan)
+    for number, place in enumerate(answer[:-1]):
+        upcoming = tokens[place + 1 : place + 1 + most]
+        # Any token beyond the text.
+        taken = [*upcoming, *[0] * (most - len(upcoming))]
+        proposal = drafter.propose(most, torch.tensor([taken]))
+        probabilities = _offered(proposal, taken)
+        if probabilities is None:
+            return None
+        probabilities = probabilities[: len(upcoming)]
+        found[number, : len(probabilities)] = probabilities
+        states = None if hidden is None else hidden[place].unsqueeze(0).unsqueeze(0)
+        drafter.observe([0], [tokens[place + 1]], Step(logits, states))
+    return found
 
 
-def places_of(answers: Sequence[range]) -> list[int]:
-    """Return the places after which an iteration can begin: each answer's tokens but the last."""
-    return [place for answer in answers for place in answer[:-1]]
-
-
-def overlap(places: range, others: range) -> range:
-    """Return the places that both have."""
-    begin = max(places.start, others.start)
-    return range(begin, max(begin, min(places.stop, others.stop)))
+def _offered(proposal: Proposal, taken: Sequence[int]) -> Tensor | None:
+    """Return the probabilities [n] of the tokens of a text in a proposal of n tokens for one row;
+    None if another token was drawn in place of one that could have been.
+    """
+    tokens = proposal.tokens[0].cpu()
+    wanted = torch.tensor(taken[: len(tokens)], dtype=torch.long)
+    is_taken = tokens == wanted
+    probabilities = is_taken.float()
+    if proposal.probabilities is not None:
+        probabilities = chosen(proposal.probabilities[0].cpu(), wanted.tolist())
+        if not is_taken.all():
+            # What follows it is never accepted.
+            first_other = int(is_taken.int().argmin())
+            if probabilities[first_other] > 0:
+                return None
+    return probabilities if proposal.lengths is None else probabilities[: proposal.lengths[0]]
 
 
 class ReadPart(NamedTuple):
@@ -147,10 +157,10 @@ def require_finite(probabilities: Tensor, role: str, places: Sequence[int]) -> N
 
 
 def chosen(probabilities: Tensor, tokens: Sequence[int]) -> Tensor:
-    """Return the probabilities [..., m] of m tokens in distributions [..., m, V]; 0 of tokens beyond V."""
-    wanted = torch.tensor(tokens, device=probabilities.device)
+    """Return the probabilities [m] of m tokens in distributions [m, V]; 0 of tokens beyond V."""
+    wanted = torch.tensor(tokens, dtype=torch.long, device=probabilities.device)
     is_known = wanted < probabilities.shape[-1]
-    index = wanted.where(is_known, 0).unsqueeze(-1).expand(*probabilities.shape[:-1], 1)
+    index = wanted.where(is_known, 0).unsqueeze(-1)
     return probabilities.gather(-1, index).squeeze(-1) * is_known
 
 
@@ -163,67 +173,3 @@ def windows(probabilities: Tensor, most: int) -> Tensor:
     return (
         torch.cat([probabilities, beyond]).unfold(0, most, 1).clone()
     )  # a view shares its entries
-
-
-def as_offered(
-    found: Tensor, expected: Tensor, lengths: Tensor | Sequence[int] | None = None
-) -> Tensor:
-    """Return [places, most] from what was found for the first tokens [places, n] after each place.
-
-    Args:
-        expected: the upcoming tokens.
-        lengths: how many tokens were offered at each place; None for n.
-    """
-    num_missing = expected.shape[1] - found.shape[1]
-    entries = torch.nn.functional.pad(found, (0, num_missing), value=torch.nan)
-    if lengths is not None:
-        ahead = torch.arange(expected.shape[1], device=found.device)
-        num_offered = torch.as_tensor(lengths, device=found.device).unsqueeze(1)
-        entries = entries.masked_fill(ahead >= num_offered, torch.nan)
-    return entries.masked_fill(expected < 0, torch.nan)
-
-
-def upcoming(text: Sequence[int], places: Sequence[int], most: int) -> Tensor:
-    """Return the `most` tokens [places, most] of a text after each of these places; -1 beyond the text."""
-    padded = [*text, *[-1] * most]
-    return torch.tensor([padded[place + 1 : place + 1 + most] for place in places])
-
-
-def by_prefixes(
-    drafter: Drafter,
-    tokens: Sequence[int],
-    answers: Sequence[range],
-    hidden: Tensor | None,
-    most: int,
-) -> Tensor | None:
-    """Return the probabilities 0 and 1 of deterministic proposals, each drafted from a batch that has the text
-    up to one place; None if a proposal is drawn.
-    """
-    parts = []
-    for places in in_parts(places_of(answers)):
-        prefixes = [tokens[:place] for place in places]
-        longest = len(prefixes[-1])
-        # Right-aligned, as a target's step has them.
-        states = None
-        if hidden is not None:
-            states = hidden.new_zeros(len(places), longest, *hidden.shape[1:])
-            for row, prefix in enumerate(prefixes):
-                states[row, longest - len(prefix) :] = hidden[: len(prefix)]
-        # No drafter reads the logits.
-        drafter.start(prefixes, [tokens[place] for place in places], Step(torch.empty(0), states))
-        proposal = drafter.propose(most, torch.zeros(len(places), most))
-        drawn = proposal.probabilities
-        if drawn is not None and not bool(((drawn == 0) | (drawn == 1)).all()):
-            return None
-        proposed = proposal.tokens.cpu()
-        expected = upcoming(tokens, places, most)
-        agreement = (proposed == expected[:, : proposed.shape[1]]).float()
-        parts.append(as_offered(agreement, expected, proposal.lengths))
-    return torch.cat(parts)
-
-
-def in_parts(places: Sequence[int], at_once: int = 2**31) -> Iterator[Sequence[int]]:
-    """Yield so many places at a time as are drafted at once."""
-    at_once = min(at_once, PLACES)
-    for first in range(0, len(places), at_once):
-        yield places[first : first + at_once]

@@ -14,7 +14,6 @@ from torch import Tensor
 
 from harness.local.decoding.protocols import Drafter, Proposal, Step
 from harness.local.decoding.transfer import padded, to_device
-from harness.local.drafting.teacher_forcing import places_of
 
 
 class Text(Protocol):
@@ -39,7 +38,6 @@ class TextDrafter(Drafter):
     """
 
     layers = ()
-    reads_verdicts = True
 
     def __init__(
         self,
@@ -78,26 +76,6 @@ class TextDrafter(Drafter):
         # One flat list is what `to_device` copies fastest.
         tokens = list(itertools.chain.from_iterable(padded(proposed, width)))
         return Proposal(to_device(tokens, self._device).view(len(lengths), width), None, lengths)
-
-    def along(
-        self, tokens: Sequence[int], answers: Sequence[range], hidden: Tensor | None, most: int
-    ) -> Tensor:
-        # An answer's first token is decided with its prompt: `draft.shared` learns no prompts.
-        first = answers[0].start
-        self.start([tokens[:first]], tokens[first : first + 1], Step(torch.empty(0)))
-        (row,) = self._texts
-        num_read = first + 1
-        places = places_of(answers)
-        found = torch.full((len(places), most), torch.nan)
-        for number, place in enumerate(places):
-            row.extend(tokens[num_read : place + 1])
-            num_read = place + 1
-            proposed = row.continuation(most)
-            for ahead, (token, following) in enumerate(
-                zip(proposed, tokens[num_read : num_read + most], strict=False)
-            ):
-                found[number, ahead] = float(token == following)
-        return found
 
     def _propose_nothing(self) -> None:
         self._proposed = [[] for _ in self._texts]

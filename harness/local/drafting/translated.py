@@ -17,7 +17,6 @@ from torch import Tensor
 from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.warp import AnyWarp, CommonWarp, TokenIds, current_warp
-from harness.local.drafting.teacher_forcing import NO_TOKEN, own_probabilities, windows
 
 
 @dataclass(frozen=True)
@@ -94,7 +93,6 @@ class TranslatedDrafter(Drafter):
     """
 
     layers = ()
-    reads_verdicts = True
 
     def __init__(
         self,
@@ -129,6 +127,8 @@ class TranslatedDrafter(Drafter):
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         last = self._feed_all_but_last()
         warp = self._translation.drawing_warp(self._warp)
+        if not uniforms.is_floating_point():
+            uniforms = self._common_draft_token(uniforms)
         drawn, draft_probabilities = self._runner.draw(last, uniforms.to(last.device), warp)
         target_tokens = self._translation.target_tokens
         # Of nan a token is drawn that the target may lack; the verdict refuses the probabilities.
@@ -140,11 +140,20 @@ class TranslatedDrafter(Drafter):
         tokens = to_device([row.offered for row in self._rows], self._device)
         return Proposal(tokens, self._over_target(draft_probabilities))
 
+    def _common_draft_token(self, tokens: Tensor) -> Tensor:
+        """Turn tokens [B, K] of the target that are to be taken into the draft's; of those that the draft lacks any,
+        because nothing is accepted from them on.
+        """
+        common = self._translation.common
+        any_token = next(iter(common.values()))
+        rows = [[common.get(token, any_token) for token in row] for row in tokens.tolist()]
+        return to_device(rows, tokens.device)
+
     def _feed_all_but_last(self) -> Tensor:
         """Feed the unread tokens of each row, but for the last [B, 1 or 2], which are returned.
 
         Two are the usual number after a proposal that was accepted whole: its last token, and the
-        token that follows it. Runners are prepared for a draw after one or two (`Method.passes`).
+        token that follows it. Runners compile passes over one or two (`Method.widths`).
         """
         unread = [row.unread for row in self._rows]
         num_last = min([2, *map(len, unread)])
@@ -176,26 +185,6 @@ class TranslatedDrafter(Drafter):
     def select(self, rows: Sequence[int]) -> None:
         self._runner.select(rows)
         self._rows = [self._rows[row] for row in rows]
-
-    def along(
-        self, tokens: Sequence[int], answers: Sequence[range], hidden: Tensor | None, most: int
-    ) -> Tensor:
-        """Each answer is read after its own prompt: the draft's tokens of an earlier answer's text are not those that
-        spell the answer.
-        """
-        translation = self._translation
-        warp = translation.drawing_warp(self._warp)
-        parts = []
-        for answer in answers:
-            read = translation.prompt_into_draft(tokens[: answer.start])
-            # The token that the draft is asked for, by the place in its own tokens of the last one before it.
-            wanted: dict[int, int] = {}
-            for place in answer[:-1]:
-                read += translation.spell(tokens[place])
-                # A token that the draft lacks has no probability.
-                wanted[len(read) - 1] = translation.common.get(tokens[place + 1], NO_TOKEN)
-            parts.append(windows(own_probabilities(self._runner, warp, read, wanted).cpu(), most))
-        return torch.cat(parts)
 
     def _translate_prompts(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
         return [self._translation.prompt_into_draft(prompt) for prompt in prompts]

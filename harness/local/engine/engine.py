@@ -29,9 +29,8 @@ from harness.local.decoding.iteration import Iteration
 from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import Drafter, NonFiniteError
 from harness.local.decoding.randomness import uniforms
-from harness.local.decoding.tree_speculation import speculative_trees
 from harness.local.decoding.warp import AnyWarp
-from harness.local.drafting.checked import CheckedDrafter, blaming
+from harness.local.drafting.checked import blaming, with_checked_shapes
 from harness.local.drafting.method import MakeDrafter
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.fault import fault_of
@@ -39,13 +38,13 @@ from harness.local.engine.logprobs import Burst, TokenLogprob, token_logprobs
 from harness.local.engine.pair import Pair
 from harness.local.engine.pair_runners import PairRunners, open_runners
 from harness.local.engine.reference import ModelReference, not_finite
-from harness.local.engine.rules import rule_of, tree_rule_of, warp_of
+from harness.local.engine.rules import rule_of, warp_of
 from harness.local.engine.stopwatches import PhaseTimer, stopwatches_of
 from harness.local.engine.weights import loaded_weights
+from harness.local.models.devices import release_memory
 from harness.local.models.quantization import eight_bit_layers
 from harness.local.runners.base import Options
 from harness.local.runners.checks import plain_outputs
-from harness.local.runners.graphs import release_memory
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,6 @@ class LocalArm(Arm):
         make_drafter: makes a drafter for a warp, for each answer; None without a draft.
         fault: a mistake planted in the speculative arm.
         timer: times the phases of target and drafter; None for none.
-        checks_rule: whether the numbers of a rule that is not built in are checked in the next answer.
     """
 
     name: str
@@ -70,7 +68,6 @@ class LocalArm(Arm):
     make_drafter: MakeDrafter | None = None
     fault: str = "none"
     timer: PhaseTimer | None = None
-    checks_rule: Callable[[], bool] | None = None
     traits = Traits(reports_drafts=True)
 
     def answer(
@@ -199,15 +196,13 @@ class LocalArm(Arm):
         """The random numbers of a row: one for each position, and one that a verification reads
         past the end.
 
-        Trees and block verification take new ones in every iteration, for each node or draft token
-        and the token after them. A longer stream begins with the shorter one, so that the first
+        Block verification takes new ones in every iteration, for each draft token and the token after
+        them. A longer stream begins with the shorter one, so that the first
         numbers are the same for every rule and both arms.
         """
         num_positions = decoding.max_new_tokens + 1
         if self.name == "regular":
             return num_positions
-        if self._most_nodes:
-            return num_positions * (self._most_nodes + 1)
         if RULES[decoding.rule].redraws:
             return num_positions * (decoding.most_draft_tokens + 1)
         return num_positions
@@ -216,23 +211,17 @@ class LocalArm(Arm):
     def pair(self) -> Pair:
         return self.runners.pair
 
-    @property
-    def _most_nodes(self) -> int:
-        """The most tokens of a proposed tree; 0 for a draft that proposes chains, or none."""
-        return 0 if self.pair.draft_settings is None else self.pair.draft_settings.most_nodes
-
     def _records(self, request: batch.Request, decoding: DecodingSettings) -> batch.Records:
         """The loop's records; with stopwatches, the time in the target's `decide` is the phase `forward`, and the
         drafter's in `propose` the phase `drafting`.
         """
-        ahead = self.runners.works_ahead
         target: Any = self.runners.target
         if self.timer is not None:
             self.timer.phases = Phases()
             layers = eight_bit_layers(self.pair.target.model)
             target = self.timer.watch("forward", target, "decide", layers)
         if self.make_drafter is None:
-            return autoregressive(target, request, ahead)
+            return autoregressive(target, request)
         fault = fault_of(self.fault)
         target = fault.runner(target)
         # Empty as yet: the loop puts those of the requests' rows into it, and the drafter reads the same object.
@@ -241,22 +230,10 @@ class LocalArm(Arm):
         if self.timer is not None:
             model = self.runners.draft_model
             layers = [] if model is None else eight_bit_layers(model.model)
-            proposes = "propose_tree" if self._most_nodes else "propose"
-            drafter = self.timer.watch("drafting", drafter, proposes, layers)
+            drafter = self.timer.watch("drafting", drafter, "propose", layers)
         number = decoding.num_draft_tokens
         num_draft_tokens = self.policy if number == "auto" else number
-        if self._most_nodes:
-            return speculative_trees(
-                target,
-                drafter,
-                request,
-                depth=num_draft_tokens,
-                budget=self._most_nodes,
-                rule=tree_rule_of(decoding, self.fault),
-                warp=warp,
-            )
-        reads_values = self.checks_rule is not None and self.checks_rule()
-        verification, lenience = rule_of(decoding, self.fault, reads_values=reads_values)
+        verification, lenience = rule_of(decoding, self.fault)
         return speculative(
             target,
             drafter,
@@ -266,7 +243,6 @@ class LocalArm(Arm):
             verification=verification,
             redraw=RULES[decoding.rule].redraws,
             warp=warp,
-            ahead=ahead,
         )
 
     def _explained(self, records: batch.Records) -> batch.Records:
@@ -311,8 +287,6 @@ class LocalEngine(Engine):
     def __init__(self, pair: Pair, preparation: Preparation) -> None:
         self._pair = pair
         self._fault = preparation.fault
-        self._has_checked_drafter = False
-        self._has_checked_rule = False
         self.runners = open_runners(pair, preparation)
         self.weights: Weights = loaded_weights(pair.devices, ModelReference(self.runners))
         self.runner = str(self.runners.names)
@@ -336,24 +310,13 @@ class LocalEngine(Engine):
         arms = [LocalArm("regular", *common, None, self._fault, new_timer())]
         if make is not None:
             make = functools.partial(self._drafter, make)
-            arms.append(
-                LocalArm(
-                    "speculative", *common, make, self._fault, new_timer(), self._takes_first_check
-                )
-            )
+            arms.append(LocalArm("speculative", *common, make, self._fault, new_timer()))
         return arms
 
-    def _takes_first_check(self) -> bool:
-        """True once, for the first answer that asks."""
-        is_first = not self._has_checked_rule
-        self._has_checked_rule = True
-        return is_first
-
     def _drafter(self, make: MakeDrafter, warp: AnyWarp) -> Drafter:
-        """A drafter for an answer. The first one of a method that is not built in is checked."""
+        """A drafter for an answer. The shapes of its proposals are checked if its method is not built in."""
         drafter = make(warp)
         settings = self._pair.draft_settings
-        if settings is None or self._has_checked_drafter or METHODS.is_built_in(settings.method):
+        if settings is None or METHODS.is_built_in(settings.method):
             return drafter
-        self._has_checked_drafter = True
-        return CheckedDrafter(drafter, settings.name, self._pair.vocabulary_size)
+        return with_checked_shapes(drafter, settings.name)

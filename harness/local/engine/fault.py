@@ -1,8 +1,8 @@
 """Mistakes planted in speculative decoding on purpose, for tests to catch: `recovery fault=NAME`, `serve fault=NAME`.
 
 Each is a mistake that somebody could make without noticing: texts stay fluent and nothing is raised. A fault is a file
-in `local/engine/faults/`, and no other file names it. What takes the place of the real rule, warp or runner compares
-by value and passes other calls on, so that it runs on the same prepared code as the real arm.
+in `local/engine/faults/`, and no other file names it. What takes the place of the real rule, warp or
+runner passes other calls on, so that it runs on the same compiled code as the real arm.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from harness.config.faults import FAULTS, FaultRecord
 if TYPE_CHECKING:
     from harness.config.settings import DecodingSettings
     from harness.local.decoding.protocols import Runner
-    from harness.local.decoding.tree_rules import TreeOffer, TreeRule, TreeVerdict
     from harness.local.decoding.verify import Offer, Verdict
     from harness.local.decoding.warp import BatchWarp, Warp
     from harness.local.engine.logprobs import Burst, TokenLogprob
@@ -44,11 +43,7 @@ class Fault(FaultRecord):
     name = "none"
 
     def verdict(self, rule: Verification, offer: Offer, warp: Warp) -> Verdict:
-        """The verdict of a rule of acceptance over a chain, with the mistake in it."""
-        return rule(offer)
-
-    def tree_verdict(self, rule: TreeRule, offer: TreeOffer, warp: Warp) -> TreeVerdict:
-        """The verdict of a rule of acceptance over a tree, with the mistake in it."""
+        """The verdict of a rule of acceptance, with the mistake in it."""
         return rule(offer)
 
     def runner(self, runner: Runner) -> Runner:
@@ -75,7 +70,7 @@ class FaultyRule:
     """A rule of acceptance with a mistake in it.
 
     Attributes:
-        verdict: `Fault.verdict`, or `Fault.tree_verdict`.
+        verdict: `Fault.verdict`.
         rule: without the mistake.
         warp: that target and drafter share, for mistakes that warp again.
     """

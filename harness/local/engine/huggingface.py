@@ -43,9 +43,9 @@ from harness.local.engine.pair import Pair, SketchedPair
 from harness.local.engine.reference import not_finite, open_reference
 from harness.local.engine.weights import loaded_weights
 from harness.local.models.checkpoints import recurrent_kind
+from harness.local.models.devices import release_memory
 from harness.local.models.tokenizers import vocabulary_size
 from harness.local.runners.attention import without_cudnn
-from harness.local.runners.graphs import release_memory
 
 # Sampling parameters of a request that `GenerationConfig` has too.
 _PARAMETERS = ("min_p", "repetition_penalty")

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from harness.config.amounts import amount
 from harness.config.errors import RunError, SettingError
 from harness.config.machine import cpu_name
-from harness.config.run import RunnerName, Weights
+from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.engines.door.pairs import Excess
 from harness.local.drafting.method import LoadedPair
@@ -301,12 +301,6 @@ class PlacedPair(PlannedPair):
         if self.head is not None:
             devices += self.head_part.placement.devices
         return list(dict.fromkeys(devices))
-
-    def check_runner(self, runner: RunnerName) -> None:
-        """Raise a SettingError for a runner that the devices do not have."""
-        from harness.local.engine.runner_choice import resolve
-
-        resolve(runner, self.devices)
 
     def device_names(self) -> list[str]:
         """Product names of the devices, `NVIDIA A100-SXM4-40GB` or the CPU's model."""

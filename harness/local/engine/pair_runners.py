@@ -3,30 +3,30 @@
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
+from harness.config.errors import SettingError
 from harness.config.run import RunnerName
 from harness.engines.record import Preparation
 from harness.local.decoding.protocols import Drafter, Runner
-from harness.local.decoding.tree_decision import TreeJudge
 from harness.local.decoding.warp import AnyWarp
-from harness.local.drafting.heads.drafter import HeadDrafter
-from harness.local.drafting.heads.prepared import PreparedHead
+from harness.local.drafting.heads.drafter import CompiledDraft, HeadDrafter
 from harness.local.drafting.method import MakeDrafter
 from harness.local.drafting.registry import method_of
-from harness.local.drafting.trees.prepared_trees import PreparedTrees
 from harness.local.engine.pair import Pair
-from harness.local.engine.rules import decisions_of, tree_rule_of, warp_of
-from harness.local.engine.runner_choice import PREPARED, build_runner, first_possible, resolve
+from harness.local.engine.rules import warp_of
+from harness.local.engine.runner_choice import build_runner
 from harness.local.models.loading import LoadedModel
 from harness.local.models.tokenizers import vocabulary_size
-from harness.local.runners.compiled import PreparedRunner
-from harness.local.runners.prepared_calls import RunnerShapes
+from harness.local.runners.compiled import CompiledRunner, RunnerShapes
 from harness.local.runners.shared_prefix import sharing
 from harness.local.runners.slots import UnsupportedModelError
-from harness.local.runners.tree_passes import TreeDemand
 from harness.results.schema import RunnerNames
+
+# Drafts without a cache of their own (Gemma 4's assistants).
+_READ_TARGET_CACHE = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,51 +38,43 @@ class PairRunners:
         target: the target's runner.
         draft: the runner of the model that drafts, if one does.
         draft_model: that model.
-        head: the prepared proposals of a head, if one drafts and can be prepared.
+        compiled_draft: the compiled proposals of a head, if one drafts and could be compiled.
         names: of the target's runner and the draft's.
         make_drafter: makes a drafter for a warp; None without a draft. Its drafters may share what
             they learned of earlier answers (`draft.shared=true`).
         num_choices: the numbers of draft tokens that `auto` chooses from.
-        works_ahead: whether loops queue a turn before the host has read the one before it. Only a
-            GPU that runs prepared shapes would otherwise wait for the host.
-        setup_seconds: how long compiling and capturing took.
+        setup_seconds: how long compiling took.
     """
 
     pair: Pair
     target: Runner
     draft: Runner | None
     draft_model: LoadedModel | None
-    head: PreparedHead | None
+    compiled_draft: CompiledDraft | None
     names: RunnerNames
     make_drafter: MakeDrafter | None
     num_choices: Sequence[int]
-    works_ahead: bool
     setup_seconds: float
 
     def new_drafters(self) -> MakeDrafter | None:
         """Another `make_drafter`, whose drafters share nothing with those of the first."""
-        make = _drafters(self.pair, self.target, self.draft)
-        if make is None:
-            return None
-        return make if self.head is None else functools.partial(_with_prepared, make, self.head)
+        return _drafters(self.pair, self.draft, self.compiled_draft)
 
     def clear(self) -> None:
         """Zero caches that further batches use again, after logits that are not finite."""
         self.target.clear()
         if self.draft is not None:
             self.draft.clear()
-        if self.head is not None:
-            self.head.clear()
+        if self.compiled_draft is not None:
+            self.compiled_draft.cache.clear()
 
     def close(self) -> None:
-        """Give back caches, compiled calls and graphs, even where something still refers to the
-        runners.
-        """
+        """Give back caches and compiled calls, even where something still refers to the runners."""
         self.target.close()
         if self.draft is not None:
             self.draft.close()
-        if self.head is not None:
-            self.head.close()
+        if self.compiled_draft is not None:
+            self.compiled_draft.close()
 
 
 def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
@@ -90,92 +82,78 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     proposals.
 
     Raises:
-        SettingError: for a runner that the devices do not have, or a model that it cannot read.
+        SettingError: for a model that the runner cannot read.
     """
     settings = pair.draft_settings
-    if settings is not None:
-        preparation = replace(preparation, most_nodes=settings.most_nodes)  # 0 for chains
     target, target_name = _target_runner(pair, preparation)
     draft: Runner | None = None
     # A draft without a runner, such as a text method, goes by the target's.
     draft_name = target_name
     draft_model = None if settings is None else method_of(settings).model(pair)
     if draft_model is not None:
+        if draft_model.model.config.model_type in _READ_TARGET_CACHE:
+            rule = "reads the keys and values of its model, which transformers alone hands on: use engine=huggingface"
+            raise SettingError("draft", rule, draft_model.settings.name)
         draft, draft_name = _draft_runner(pair, draft_model, preparation)
-    prepared: list[PreparedRunner | PreparedHead] = []
-    prepared += [runner for runner in (target, draft) if isinstance(runner, PreparedRunner)]
+    compiled: list[CompiledRunner | CompiledDraft] = []
+    compiled += [runner for runner in (target, draft) if isinstance(runner, CompiledRunner)]
     if preparation.share_prefix:
         target = sharing(target)
         draft = None if draft is None else sharing(draft)
-    head: PreparedHead | None = None
-    make = _drafters(pair, target, draft)
-    if make is not None and pair.head is not None:
-        head, head_name = _prepared_head(pair, make, preparation, target_name)
-        # Where nothing is prepared, the head goes by the target's runner.
-        if prepared or head is not None:
-            draft_name = head_name
-        if head is not None:
-            prepared.append(head)
-            make = functools.partial(_with_prepared, make, head)
+    compiled_draft: CompiledDraft | None = None
+    if pair.head is not None and target_name == "compiled":
+        compiled_draft = _compiled_draft(pair, preparation)
+        draft_name = "static"
+        if compiled_draft is not None:
+            draft_name = "compiled"
+            compiled.append(compiled_draft)
+    if compiled:
+        # Tracing leaves garbage with the caches in it, which would stay: `timing` freezes what exists.
+        gc.collect()
     most = preparation.decoding.most_draft_tokens
-    numbers = preparation.numbers_drafted if prepared else range(1, most + 1)
+    numbers = preparation.numbers_drafted if compiled else range(1, most + 1)
     return PairRunners(
         pair=pair,
         target=target,
         draft=draft,
         draft_model=draft_model,
-        head=head,
+        compiled_draft=compiled_draft,
         names=RunnerNames(target_name, draft_name),
-        make_drafter=make,
+        make_drafter=_drafters(pair, draft, compiled_draft),
         num_choices=[0, *numbers],
-        works_ahead=bool(prepared) and pair.target.input_device.type == "cuda",
-        setup_seconds=sum(one.setup_seconds for one in prepared),
+        setup_seconds=sum(part.setup_seconds for part in compiled),
     )
 
 
-def _drafters(pair: Pair, target: Runner, draft: Runner | None) -> MakeDrafter | None:
-    """Make drafters of a pair, which may read the target's cache; None without a draft."""
+def _drafters(
+    pair: Pair, draft: Runner | None, compiled_draft: CompiledDraft | None = None
+) -> MakeDrafter | None:
+    """Make drafters of a pair, which draft by compiled proposals if there are any; None without a draft."""
     settings = pair.draft_settings
     if settings is None:
         return None
     make = method_of(settings).drafter(settings, pair, draft)
+    if compiled_draft is None:
+        return make
+    return functools.partial(_with_compiled, make, compiled_draft)
 
-    def make_reading(warp: AnyWarp) -> Drafter:
-        drafter = make(warp)
-        if getattr(drafter, "cached_layers", ()):  # a class of the user's may lack it
-            drafter.target_runner = target
-        return drafter
 
-    return make_reading
+def _with_compiled(make: MakeDrafter, compiled_draft: CompiledDraft, warp: AnyWarp) -> Drafter:
+    drafter = make(warp)
+    assert isinstance(drafter, HeadDrafter)  # no other has compiled proposals
+    drafter.compiled = compiled_draft
+    return drafter
 
 
 def _target_runner(pair: Pair, preparation: Preparation) -> tuple[Runner, RunnerName]:
-    """The target's runner and its name, prepared to step, and to verify chains or trees."""
-    decoding = preparation.decoding
+    """The target's runner and its name, for single tokens and for verifying proposals."""
     draft_settings = pair.draft_settings
     method = None if draft_settings is None else method_of(draft_settings)
-    warp = warp_of(decoding)
     widths = [1]
-    trees = TreeDemand()
-    if preparation.most_nodes:
-        judge = TreeJudge(warp, tree_rule_of(decoding, preparation.fault))
-        # A tree is verified together with the token before it.
-        num_tokens = preparation.most_nodes + 1
-        trees = TreeDemand((num_tokens,), num_tokens, [judge])
-    elif method is not None:
+    if method is not None:
         # A proposal is verified together with the token before it.
         widths += [number + 1 for number in preparation.numbers_drafted]
-    deterministic = False if method is None else method.deterministic
-    decisions = decisions_of(decoding, preparation.fault, widths, deterministic=deterministic)
-    shapes = RunnerShapes(
-        batch_size=preparation.batch_size,
-        num_slots=preparation.num_slots,
-        widths=widths,
-        warp=warp,
-        decisions=decisions,
-        longest_prompt=preparation.longest_prompt,
-        trees=trees,
-    )
+    shapes = RunnerShapes(preparation.batch_size, preparation.num_slots, widths)
     hidden_layers = () if method is None else tuple(method.layers(pair))
     return build_runner(
         pair.target,
@@ -195,62 +173,33 @@ def _draft_runner(
     if pair.translation is not None:
         # Its logits are those of its own tokens.
         size = vocabulary_size(model.model.config)
-    draft_settings = pair.draft_settings
-    assert draft_settings is not None
-    method = method_of(draft_settings)
-    passes = method.passes(pair, preparation.numbers_drafted)
+    assert pair.draft_settings is not None
+    widths = method_of(pair.draft_settings).widths(pair, preparation.numbers_drafted)
     # The widest pass may begin at the last draft token, which needs the last but one of the
     # target's slots, and reaches `widest - 1` slots beyond it.
-    widest = max(passes.widths)
-    shapes = RunnerShapes(
-        batch_size=preparation.batch_size,
-        num_slots=preparation.num_slots + widest - 2,
-        widths=passes.widths,
-        num_drawn=passes.num_drawn,
-        warp=method.warp(draft_settings, pair, warp_of(preparation.decoding)),
-        longest_prompt=preparation.longest_prompt,
-    )
+    num_slots = preparation.num_slots + max(widths) - 2
+    shapes = RunnerShapes(preparation.batch_size, num_slots, widths)
     return build_runner(model, preparation.runner, size, preparation.say, shapes, role="draft")
 
 
-def _prepared_head(
-    pair: Pair, make_drafter: MakeDrafter, preparation: Preparation, target_name: RunnerName
-) -> tuple[PreparedHead | None, RunnerName]:
-    """The prepared proposals of a pair's head, and the name of their runner; None where it drafts
-    eagerly.
-
-    Args:
-        make_drafter: makes a drafter over the head.
-        target_name: of the target's runner.
-    """
-    assert pair.draft_settings is not None
-
-    def build(chosen: RunnerName) -> PreparedHead | None:
-        if chosen not in PREPARED or not preparation.numbers_drafted:
-            return None
-        drafter = make_drafter(warp_of(preparation.decoding))
-        if not isinstance(drafter, HeadDrafter):
-            raise UnsupportedModelError("drafts by code of its own")
-        if drafter.cached_layers and target_name not in PREPARED:
-            raise UnsupportedModelError(f"reads the model's cache, with runner={target_name}")
-        kind = PreparedTrees if drafter.budget else PreparedHead
-        prepared = kind(
+def _compiled_draft(pair: Pair, preparation: Preparation) -> CompiledDraft | None:
+    """The compiled proposals of a pair's head; None where it drafts eagerly, of which the user is told."""
+    make = _drafters(pair, None)
+    most = max(preparation.numbers_drafted, default=0)
+    if make is None or not most:
+        return None
+    drafter = make(warp_of(preparation.decoding))
+    assert isinstance(drafter, HeadDrafter)
+    try:
+        return CompiledDraft(
             drafter,
             pair.target.model,
             pair.vocabulary_size,
-            compiled=chosen != "graphs_only",
-            captured=chosen != "compiled",
+            preparation.batch_size,
+            preparation.num_slots,
+            most,
         )
-        prepared.prepare(preparation.batch_size, preparation.num_slots, preparation.numbers_drafted)
-        return prepared
-
-    chosen = resolve(preparation.runner, [pair.target.input_device])
-    return first_possible(pair.draft_settings.name, chosen, build, preparation.say)
-
-
-def _with_prepared(make_drafter: MakeDrafter, head: PreparedHead, warp: AnyWarp) -> Drafter:
-    """A drafter whose head drafts by the prepared proposals."""
-    drafter = make_drafter(warp)
-    assert isinstance(drafter, HeadDrafter)  # `_prepared_head` prepares no other
-    drafter.prepared = head
-    return drafter
+    except UnsupportedModelError as reason:
+        assert pair.draft_settings is not None
+        preparation.say(f"{pair.draft_settings.name} {reason}; it drafts eagerly")
+        return None

@@ -113,7 +113,7 @@ def plan_on(
         settings.batch_size,
         prompt_tokens=prompt_length,
         new_tokens=settings.decoding.max_new_tokens,
-        num_draft_tokens=settings.most_verified,
+        num_draft_tokens=settings.most_draft_tokens,
         runner=settings.runner,
     )
     case = pair.case(machine.free, demand)
@@ -134,9 +134,7 @@ def plan_on(
         misfit=misfit,
         remedies=tuple(advice),
         notes=tuple(_notes(case, placements)),
-        reads=pass_bytes(
-            case, draft_tokens, 0 if settings.draft is None else settings.draft.most_nodes
-        ),
+        reads=pass_bytes(case, draft_tokens),
     )
 
 
@@ -191,13 +189,12 @@ def _notes(case: Case, placements: Sequence[Placement]) -> list[str]:
     return [note for note in notes if note]
 
 
-def pass_bytes(case: Case, draft_tokens: Iterable[int], num_nodes: int = 0) -> PassBytes | None:
+def pass_bytes(case: Case, draft_tokens: Iterable[int]) -> PassBytes | None:
     """The bytes that passes read, for each K; None if the size of a cache is not known.
 
     A verification may read more than a step: its tokens take different experts.
 
     Args:
-        num_nodes: of the trees that are verified, whose levels are K; 0 for chains.
     """
     if not all(sketch.knows_cache for sketch in case.models):
         return None
@@ -208,6 +205,6 @@ def pass_bytes(case: Case, draft_tokens: Iterable[int], num_nodes: int = 0) -> P
     drafting = {}
     for number in draft_tokens:
         num_passes = 1 if draft.drafts_in_one_pass else number
-        verification[number] = case.step_bytes(target, max(number, num_nodes) + 1)
+        verification[number] = case.step_bytes(target, number + 1)
         drafting[number] = num_passes * draft_step
     return PassBytes(case.step_bytes(target), verification, drafting)

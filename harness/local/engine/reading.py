@@ -17,12 +17,13 @@ from harness.engines.record import Preparation
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.decoding.rules import typical_threshold
 from harness.local.drafting.methods.model import SampledDraftSettings
+from harness.local.drafting.model import ModelDrafter
 from harness.local.drafting.teacher_forcing import (
     chosen,
-    overlap,
-    probabilities_along,
     read_along,
+    replayed,
     require_finite,
+    windows,
 )
 from harness.local.engine.pair import Pair
 from harness.local.engine.pair_runners import open_runners
@@ -78,9 +79,7 @@ class PairReader:
         ):
             of_prompt = list(same)
             longest = max(len(transcript.token_ids) for transcript in of_prompt)
-            # `along` reads the target's cache where there is one row.
-            reads_cache = bool(getattr(self._drafter, "cached_layers", ()))
-            for some in in_batches(of_prompt, 1 if reads_cache else num_together(longest)):
+            for some in in_batches(of_prompt, num_together(longest)):
                 try:
                     yield from self._read_together(some)
                 except NonFiniteError as error:
@@ -108,7 +107,8 @@ class PairReader:
                 places = [
                     token - 1
                     for answer in transcript.answers
-                    for token in overlap(answer, range(read.begin + 1, read.end + 1))
+                    for token in answer
+                    if read.begin < token <= read.end
                 ]
                 if not places:
                     continue
@@ -135,20 +135,27 @@ class PairReader:
             token_ids = transcript.token_ids
             features = torch.cat(hidden[row])[: len(token_ids) - 1] if hidden[row] else None
             hidden[row] = []
-            of_draft = probabilities_along(
-                self._drafter, token_ids, transcript.answers, features, self._most
-            )
-            if of_draft is None:
-                draft = self._pair.draft_settings
-                rule = "draws its tokens, and gives no probabilities to a text: its class needs a method `along`"
-                raise SettingError("draft", rule, draft and draft.name)
             lengths = [len(answer) for answer in transcript.answers]
-            by_answer = zip(
-                torch.cat(figures[row], dim=1).split(lengths, dim=1),
-                of_draft.split([length - 1 for length in lengths]),
-                strict=True,
-            )
-            yield [self._read_text(*parts) for parts in by_answer]
+            of_target = torch.cat(figures[row], dim=1).split(lengths, dim=1)
+            yield [
+                self._read_text(of_answer, self._draft_probabilities(token_ids, answer, features))
+                for of_answer, answer in zip(of_target, transcript.answers, strict=True)
+            ]
+
+    def _draft_probabilities(
+        self, token_ids: Sequence[int], answer: range, features: Tensor | None
+    ) -> Tensor:
+        """The draft's probabilities [tokens but the first, K] of an answer, as `replayed` returns them."""
+        if isinstance(self._drafter, ModelDrafter):
+            return windows(self._drafter.along(token_ids, answer), self._most)
+        found = replayed(
+            self._drafter, token_ids, answer, features, self._most, self._pair.vocabulary_size
+        )
+        if found is None:
+            draft = self._pair.draft_settings
+            rule = "must draw by harness.local.decoding.randomness.existing_index, so that texts can be replayed"
+            raise SettingError("draft", rule, draft and draft.name)
+        return found
 
     def _read_text(self, figures: Tensor, of_draft: Tensor) -> ReadText:
         of_target, means, variances, *flags = figures

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import torch
@@ -43,33 +42,19 @@ class ModelReference:
         return num_experts(self._pair.target.model)
 
     def experts(self, token_ids: Sequence[int], num_last: int) -> list[list[list[int]]]:
-        with self._unprepared(), watching_experts(self._pair.target.model) as choices:
+        with watching_experts(self._pair.target.model) as choices:
             self.logits([token_ids])
         return [layer[-num_last:].tolist() for layer in choices]
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
         target = self._pair.target
 
-        def logits_of(
-            prompts: Sequence[Sequence[int]], ends: Sequence[Sequence[int]] | None = None
-        ) -> Tensor:
-            # A prepared pass over texts fills every batch up to one shape, and runs no hooks: alone, in a batch and
-            # with changed embeddings it computes the same.
-            with self._unprepared() if ends is None else nullcontext():
-                return self.logits(prompts, ends)
-
         # [R, P, V] by R routes, position 0 after the whole text.
-        logits = recompute(logits_of, target.model, token_ids)
+        logits = recompute(self.logits, target.model, token_ids)
         epsilon = torch.finfo(target.dtype).eps
         differences = logits[:, 0, wanted] - logits[:, 0, other]
         explained = largest_rounding(logits, (wanted, other), epsilon)
         return Margin(float(differences.mean()), explained)
-
-    def _unprepared(self) -> AbstractContextManager[None]:
-        """In this block the target's runner replays no graphs."""
-        unprepared = getattr(self._runners.target, "unprepared", nullcontext)
-        block: AbstractContextManager[None] = unprepared()
-        return block
 
     def logits(
         self, prompts: Sequence[Sequence[int]], continuations: Sequence[Sequence[int]] | None = None

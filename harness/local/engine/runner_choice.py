@@ -1,15 +1,12 @@
-"""Chooses a model's runner: the one that was asked for, or a plainer one if it cannot have that. `pair_runners` decides
-what a pair's runners are prepared for, and asks here for each.
+"""Chooses a model's runner: the one that was asked for, or a plainer one if it cannot have that.
 
-From the fastest to the plainest: `graphs` (compiled and captured), `graphs_only` or `compiled`,
-`static`, `eager`.
+From the fastest to the plainest: `compiled`, `static`, `eager`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,18 +17,10 @@ from harness.config.run import RunnerName
 from harness.local.decoding.protocols import Runner
 from harness.local.models.checkpoints import recurrent_kind
 from harness.local.models.loading import LoadedModel
-from harness.local.runners.compiled import PreparedRunner
-from harness.local.runners.eager import EagerRunner
-from harness.local.runners.prepared_calls import CompilationError, RunnerShapes
+from harness.local.runners.compiled import CompiledRunner, RunnerShapes
 from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
-from harness.local.runners.tree_checks import check_trees
-
-T = TypeVar("T")
-
-# Runners whose passes are compiled or captured before decoding begins.
-PREPARED: tuple[RunnerName, ...] = ("compiled", "graphs", "graphs_only")
 
 # The tokens of a row up to which each model's static runner was checked: a sweep runs many jobs
 # with the same model, and checks it once.
@@ -39,17 +28,10 @@ _checked: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
 
 
 def resolve(runner: RunnerName, devices: Sequence[torch.device]) -> RunnerName:
-    """The runner that `auto` means on these devices; any other is itself.
-
-    Raises:
-        SettingError: for CUDA graphs where there is no CUDA device.
-    """
-    on_cuda = any(device.type == "cuda" for device in devices)
-    if runner == "auto":
-        return "graphs" if on_cuda else "static"
-    if runner.startswith("graphs") and not on_cuda:
-        raise SettingError("runner", "needs a CUDA device (runner=compiled works without)", runner)
-    return runner
+    """The runner that `auto` means on these devices; any other is itself."""
+    if runner != "auto":
+        return runner
+    return "compiled" if any(device.type == "cuda" for device in devices) else "static"
 
 
 def build_runner(
@@ -77,105 +59,49 @@ def build_runner(
     chosen = resolve(runner, [loaded.input_device])
     common: dict[str, Any] = {"vocabulary_size": vocabulary_size, "device": loaded.input_device}
     common["hidden_layers"] = hidden_layers
+    reason: object = None
     if recurrent_kind(loaded.model.config) is not None:
         if chosen != "eager":
             say(f"{name} has a recurrent state; it runs with runner=eager")
-        return _snapshot_runner(loaded, shapes, role, common), "eager"
-
-    def build(chosen: RunnerName) -> Runner:
-        if chosen == "eager":
-            return _eager_runner(loaded, shapes, role, common)
-        if chosen == "static":
-            runner = StaticRunner(loaded.model, num_slots=shapes.num_slots, **common)
+        chosen = "eager"
+    if chosen == "compiled":
+        say(f"{name}: compiling")
+        compiled: CompiledRunner | None = None
+        try:
+            compiled = CompiledRunner(loaded.model, **common)
+            compiled.prepare(shapes)
+        except UnsupportedModelError as error:
+            reason = error
+            chosen = "static"
+            if compiled is not None:
+                compiled.close()
+        else:
+            return compiled, chosen
+    if chosen == "static":
+        static: StaticRunner | None = None
+        try:
+            static = StaticRunner(loaded.model, num_slots=shapes.num_slots, **common)
             if _checked.get(loaded.model, 0) < shapes.num_slots:
-                with _closing_if_refused(runner):
-                    runner.check(shapes.num_slots)
+                static.check(shapes.num_slots)
                 _checked[loaded.model] = shapes.num_slots
-            return runner
-        built = PreparedRunner(
-            loaded.model,
-            compiled=chosen != "graphs_only",
-            captured=chosen != "compiled",
-            **common,
-        )
-        with _closing_if_refused(built):
-            built.prepare(shapes)
-        return built
-
-    built, chosen = first_possible(name, chosen, build, say)
-    if shapes.trees.widths:
-        try:
-            tree_runner: Any = built
-            options: Any = common
-            check_trees(tree_runner, loaded.model, options, shapes.batch_size, shapes.num_slots)
-        except UnsupportedModelError as reason:
-            raise SettingError(
-                "draft.tree", f"must be chain: {name} {reason}", "a tree"
-            ) from reason
-    return built, chosen
-
-
-def first_possible(
-    name: str, chosen: RunnerName, build: Callable[[RunnerName], T], say: Callable[[str], None]
-) -> tuple[T, RunnerName]:
-    """Build with a runner, or the next plainer one each time `build` raises UnsupportedModelError.
-
-    Args:
-        name: of the model, for the lines that `say` gets.
-
-    Returns:
-        What was built, and the runner it was built with.
-    """
-    reasons: list[str] = []
-    while True:
-        if chosen in PREPARED:
-            say(f"{name}: preparing runner={chosen}")
-        try:
-            built = build(chosen)
-        except UnsupportedModelError as reason:
-            if str(reason) not in reasons:
-                reasons.append(str(reason))
-            if chosen == "graphs" and isinstance(reason, CompilationError):
-                # A model that a compiler does not understand may still be captured.
-                chosen = "graphs_only"
-            else:
-                chosen = "eager" if chosen == "static" else "static"
-            continue
-        if reasons:
-            say(f"{name} {', and '.join(reasons)}; it runs with runner={chosen}")
-        return built, chosen
-
-
-@contextmanager
-def _closing_if_refused(runner: Runner) -> Iterator[None]:
-    """Close a runner that raises UnsupportedModelError in this block, before another one is built."""
-    try:
-        yield
-    except UnsupportedModelError:
-        runner.close()
-        raise
-
-
-def _eager_runner(
-    loaded: LoadedModel, shapes: RunnerShapes, role: str, common: dict[str, Any]
-) -> Runner:
-    """The plainest runner. Raises SettingError if it goes wrong behind a window of the model."""
-    num_rows = shapes.batch_size
-    num_slots = shapes.num_slots
-    runner = EagerRunner(loaded.model, **common)
-    try:
-        runner.check(num_rows, num_slots)
-    except UnsupportedModelError as reason:
-        rows = f"rows of up to {num_slots} tokens (batch_size={num_rows})"
-        rule = f"cannot be used for {rows}: it {reason}"
-        raise SettingError(role, rule, loaded.settings.name) from reason
-    return runner
+        except UnsupportedModelError as error:
+            reason = error
+            chosen = "eager"
+            if static is not None:
+                static.close()
+        else:
+            if reason is not None:
+                say(f"{name} {reason}; it runs with runner=static")
+            return static, chosen
+    if reason is not None:
+        say(f"{name} {reason}; it runs with runner=eager")
+    return _snapshot_runner(loaded, shapes, role, common), chosen
 
 
 def _snapshot_runner(
     loaded: LoadedModel, shapes: RunnerShapes, role: str, common: dict[str, Any]
 ) -> Runner:
-    """The runner of a model with a recurrent state, which is rolled back to a copy.
+    """The runner that every model can have, which is rolled back to a copy of its state.
 
     Raises:
         SettingError: the model's code reads several tokens at once, or padding, wrongly.

@@ -39,7 +39,7 @@ class Needs(NamedTuple):
     Attributes:
         tokens: how many tokens' keys and values are kept, over all rows.
         states: how many recurrent states are kept, one or two for a row; 0 for most models.
-        graph_bytes: an estimate of what captured graphs take.
+        graph_bytes: an estimate of what CUDA graphs of compiled passes take.
     """
 
     tokens: int
@@ -163,7 +163,7 @@ class Case:
             return Needs(num_states * demand.row_tokens, num_states, graph_bytes=0)
         runner = self._runner(sketch, whole=whole, on_gpu=on_gpu)
         graph_bytes = 0
-        if on_gpu and runner.startswith("graphs"):
+        if on_gpu and runner == "compiled":
             graph_bytes = sum(_graph_bytes(demand, sketch, role) for role in roles)
         tokens = num_rows * demand.cached_tokens(runner, sketch.spare_slots)
         return Needs(tokens, states=0, graph_bytes=graph_bytes)
@@ -172,10 +172,10 @@ class Case:
         """The runner that a model will have, as far as that decides what it caches."""
         runner = self.demand.runner
         if runner == "auto":
-            runner = "graphs" if on_gpu else "static"
+            runner = "compiled" if on_gpu else "static"
         in_8bit = "8bit" in (sketch.quantization, sketch.stored)
         if runner != "eager" and (in_8bit or not whole):
-            # Such models are neither compiled nor captured.
+            # Such models are not compiled.
             return "static"
         return runner
 
@@ -208,23 +208,19 @@ def _prompt_bytes(demand: Demand, sketch: Sketch) -> int:
 
 
 def _graph_bytes(demand: Demand, sketch: Sketch, role: str) -> int:
-    """Estimate the memory of captured graphs: their results, and as much again to work in.
+    """Estimate the memory of CUDA graphs: their results, and as much again to work in.
 
-    A target's results are the logits of one token and of K + 1, each also with the verdict,
-    which takes K distributions in float32. A draft's are those of one token and of two, each
-    also with K such distributions; a head's proposals are prepared for half the rows, a quarter
-    and so on too, which takes about as much.
+    A target's results are the logits of one token and of K + 1, a draft's those of one token and of
+    two; a head's are K distributions in float32, too.
     """
     num_draft_tokens = demand.num_draft_tokens
+    num_distributions = 0
     if role == "draft":
         num_logits = 3
-        num_distributions = 2 * num_draft_tokens
-    elif num_draft_tokens > 0:
-        num_logits = 2 * (num_draft_tokens + 2)
-        num_distributions = num_draft_tokens
+        if sketch.spare_slots is not None:
+            num_distributions = num_draft_tokens
     else:
-        num_logits = 2
-        num_distributions = 0
+        num_logits = num_draft_tokens + 2 if num_draft_tokens else 1
     bytes_per_token = num_logits * sketch.dtype.itemsize + 4 * num_distributions
     return 2 * demand.batch_size * sketch.vocabulary_size * bytes_per_token
 

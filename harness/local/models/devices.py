@@ -111,3 +111,9 @@ def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
 
 def _gpus(devices: Sequence[torch.device]) -> list[torch.device]:
     return [device for device in devices if device.type == "cuda"]
+
+
+def release_memory(devices: Iterable[torch.device]) -> None:
+    """Give memory that is no longer used back to the GPUs among `devices`."""
+    if any(device.type == "cuda" for device in devices):
+        torch.cuda.empty_cache()

@@ -38,7 +38,7 @@ def num_experts(model: nn.Module) -> int | None:
 def watching_experts(model: nn.Module) -> Iterator[list[Tensor]]:
     """Collect the choices [tokens, k] of each layer in turn, as long as the block runs.
 
-    Passes that are compiled or captured run no hooks, and add nothing (`PreparedRunner.unprepared`).
+    Compiled passes run no hooks, and add nothing.
     """
     choices: list[Tensor] = []
 

@@ -119,7 +119,6 @@ class Sketch:
         borrowed_bytes: for a draft: weights of the target that each of its passes reads too,
             whatever its tokens.
         borrowed_tensors: for a draft: further ones, of which a pass of more tokens may read more.
-        borrowed_caches: for a draft: caches of the target's that each of its passes reads too.
         drafts_in_one_pass: for a draft: whether one pass drafts all tokens.
         pass_numbers: about how many numbers a layer works with at once for each token of a pass; 0
             where unknown.
@@ -140,7 +139,6 @@ class Sketch:
     spare_slots: int | None = None
     borrowed_bytes: int = 0
     borrowed_tensors: tuple[TensorSketch, ...] = ()
-    borrowed_caches: tuple[LayerCache, ...] = ()
     drafts_in_one_pass: bool = False
     pass_numbers: int = 0
     estimated_cache: bool = False
@@ -169,7 +167,6 @@ class Sketch:
     def read_cache_bytes(self, num_tokens: int, num_states: int) -> int:
         """Return the bytes of caches that a pass must read, of so many tokens and states of all rows."""
         caches = [cache for block in self.blocks for cache in block.caches]
-        caches += self.borrowed_caches
         return sum(
             cache.nbytes(self.dtype, num_tokens, num_states, only_read=True) for cache in caches
         )

@@ -9,8 +9,8 @@ the same without. `without_cudnn` chooses among torch's kernels.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,8 +21,6 @@ from transformers import PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
-
-from harness.local.runners.graphs import GraphRecorder, replay_seconds
 
 # Names of attention in transformers: torch's own, and the function below.
 PLAIN = "sdpa"
@@ -147,39 +145,6 @@ def packed_attention(
         0, 3, 1, 2, 4
     )
     return output.reshape(num_rows, num_queries, num_heads, -1), None
-
-
-def is_faster_without_cudnn(
-    caches: Sequence[tuple[Tensor, Tensor]], query_counts: Iterable[int]
-) -> bool:
-    """Measure whether torch's other kernels attend faster than cuDNN's, over all layers' caches.
-
-    Args:
-        caches: keys and values [B, key heads, S, D] of each layer, on a GPU.
-        query_counts: of packed queries for each head, one for each pass that will be captured.
-
-    Raises RuntimeError where cuDNN has no plan for one of these shapes.
-    """
-    keys = caches[0][0]
-    num_rows, num_heads, num_slots, size = keys.shape
-    record = GraphRecorder(keys.device)
-    seconds = {True: 0.0, False: 0.0}
-    for count in query_counts:
-        queries = keys.new_zeros(num_rows, num_heads, count, size)
-        mask = keys.new_zeros(num_rows, 1, count, num_slots)
-
-        def attend(queries: Tensor = queries, mask: Tensor = mask) -> tuple[Tensor, ...]:
-            return tuple(
-                scaled_dot_product_attention(queries, keys, values, attn_mask=mask)
-                for keys, values in caches
-            )
-
-        for with_cudnn in seconds:
-            with nullcontext() if with_cudnn else without_cudnn():
-                # In a graph, because a launch takes the host longer than a kernel the GPU.
-                graph, _ = record(attend)
-            seconds[with_cudnn] += replay_seconds(graph, keys.device)
-    return seconds[False] < seconds[True]
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Compiles a model's forward pass over given tensors, with equal layers compiled once.
+"""Compiles a model's forward pass on a CPU over given tensors, with equal layers compiled once.
 
 The graph of a forward pass is cut where a layer begins and ends, and parts that compute the same
 share their code: the regional compilation of PyTorch's recipes, without a new compilation for each
@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -23,12 +23,24 @@ from torch.fx.passes.split_module import split_module
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map_only
 
-from harness.local.runners.graphs import Call
+# A call on tensors that it holds already.
+Call = Callable[[], Sequence[Tensor]]
 
 # A product of more rows than this is left to a library.
 _FEW_ROWS = 8
 # The largest matrix that stays in a core's cache: 512 KiB in float32.
 _MOST_NUMBERS_IN_CACHE = 1 << 17
+
+# Options of inductor, torch's compiler.
+_OPTIONS = {
+    # The tensors are the same in every pass: their sizes need no check.
+    "size_asserts": False,
+    # A multiplication and an addition become one instruction.
+    "cpp.enable_floating_point_contract_flag": "fast",
+    # Do not test whether g++ knows the processor's vector instructions: that takes 3 s. If it does
+    # not, the first kernel fails.
+    "cpp.vec_isa_ok": True,
+}
 
 # Compiled parts by their signatures. Models of the same sizes share them, so a process keeps them
 # until it ends; they hold code, but no weights.
@@ -49,13 +61,12 @@ def compile_call(call: Call, model: nn.Module) -> Call:
         traced = make_fx(call, tracing_mode="fake", _allow_non_fake_inputs=True)()
     _tensors_to_inputs(traced)
     whole = _split_by_layer(traced)
-    device = next(model.parameters()).device
     for node in whole.graph.find_nodes(op="call_module"):
         part = whole.get_submodule(node.target)
         assert isinstance(part, fx.GraphModule)
         signature = _signature(part.graph)
         if signature not in _compiled:
-            _compiled[signature] = _compile(part, _options(part, device))
+            _compiled[signature] = _compile(part)
         node.op = "call_function"
         node.target = _compiled[signature]
     whole.recompile()
@@ -63,24 +74,6 @@ def compile_call(call: Call, model: nn.Module) -> Call:
     placeholders = traced.graph.find_nodes(op="placeholder")
     tensors = [getattr(traced, node.target) for node in placeholders]
     return functools.partial(whole.forward, *tensors)
-
-
-def _options(part: fx.GraphModule, device: torch.device) -> dict[str, Any]:
-    """Return the options of inductor, torch's compiler, for a part."""
-    rows = [_rows_of(node) for node in part.graph.nodes if node.target in _PRODUCTS]
-    return {
-        # Untuned, Triton's products of a matrix and a vector stay below the memory's bandwidth.
-        # Tuning takes seconds for each kernel: what has no such products does without.
-        "coordinate_descent_tuning": device.type == "cuda"
-        and any(row.meta["val"].shape[0] == 1 for row in rows),
-        # The tensors are the same in every pass: their sizes need no check.
-        "size_asserts": False,
-        # A multiplication and an addition become one instruction.
-        "cpp.enable_floating_point_contract_flag": "fast",
-        # Do not test whether g++ knows the processor's vector instructions: that takes 3 s. If it
-        # does not, the first kernel fails.
-        "cpp.vec_isa_ok": True,
-    }
 
 
 def _tensors_to_inputs(traced: fx.GraphModule) -> None:
@@ -111,7 +104,7 @@ def _split_by_layer(traced: fx.GraphModule) -> fx.GraphModule:
     return split_module(traced, traced, part_of.__getitem__)
 
 
-def _compile(part: fx.GraphModule, options: Mapping[str, Any]) -> Callable[..., Any]:
+def _compile(part: fx.GraphModule) -> Callable[..., Any]:
     """Compile a part of a graph."""
     from torch._inductor.compile_fx import compile_fx  # loading it takes a second
 
@@ -119,14 +112,14 @@ def _compile(part: fx.GraphModule, options: Mapping[str, Any]) -> Callable[..., 
     # and beta of addmm, as keywords) stay as they are.
     products = [node for node in part.graph.nodes if node.target in _PRODUCTS and not node.kwargs]
     for node in products:
-        node.target = _PRODUCTS[node.target][_are_activated(_rows_of(node))]
+        node.target = _PRODUCTS[node.target]
     output = part.graph.output_node()
     is_single = not isinstance(output.args[0], tuple)
     if is_single:
         output.args = (output.args,)  # inductor knows tuples only
     part.recompile()
     examples = [node.meta["val"] for node in part.graph.find_nodes(op="placeholder")]
-    code: Any = compile_fx(part, examples, config_patches=dict(options))
+    code: Any = compile_fx(part, examples, config_patches=_OPTIONS)
 
     def run(*inputs: Tensor) -> Any:
         outputs = code(*inputs)
@@ -195,12 +188,11 @@ def _mark(layer: str | None) -> None:
 def product(rows: Tensor, matrix: Tensor) -> Tensor:
     """Multiply rows [n, D] by a matrix [D, N] -> [n, N].
 
-    Few rows on a CPU are multiplied as sums, which inductor fuses with what follows. A library's
+    Few rows are multiplied as sums, which inductor fuses with what follows. A library's
     product of few rows takes up to twice as long, and separates two kernels.
     """
     is_transposed_weight = matrix.stride(0) == 1
-    in_float32_on_cpu = rows.device.type == "cpu" and rows.dtype == torch.float32
-    suits_sums = in_float32_on_cpu and is_transposed_weight
+    suits_sums = rows.dtype == torch.float32 and is_transposed_weight
     if not suits_sums or len(rows) > _FEW_ROWS:
         return rows @ matrix
     # as_strided forces the rows into memory; otherwise each sum would compute them again.
@@ -216,62 +208,8 @@ def _biased_product(bias: Tensor, rows: Tensor, matrix: Tensor) -> Tensor:
     return product(rows, matrix) + bias
 
 
-def _product_of_activated(rows: Tensor, matrix: Tensor) -> Tensor:
-    """Multiply rows that an activation was computed for: once, and not for each output again.
-
-    On a GPU a product of one row is a kernel into which inductor would fuse what comes before.
-    """
-    if rows.device.type == "cuda" and len(rows) == 1:
-        # As in `product`.
-        rows = rows.contiguous().as_strided(rows.shape, (rows.shape[1], 1))
-    return product(rows, matrix)
-
-
-def _biased_product_of_activated(bias: Tensor, rows: Tensor, matrix: Tensor) -> Tensor:
-    return _product_of_activated(rows, matrix) + bias
-
-
 _aten = torch.ops.aten
-# By operation: for any rows, and for those of an activation.
-_PRODUCTS = {
-    _aten.mm.default: (product, _product_of_activated),
-    _aten.addmm.default: (_biased_product, _biased_product_of_activated),
-}
-_ACTIVATIONS = {
-    _aten.silu.default,
-    _aten.gelu.default,
-    _aten.relu.default,
-    _aten.tanh.default,
-    _aten.sigmoid.default,
-}
-# What may be between an activation and a product.
-_POINTWISE = {
-    _aten.mul.Tensor,
-    _aten.add.Tensor,
-    _aten.view.default,
-    _aten._unsafe_view.default,
-    _aten._to_copy.default,
-    _aten.clone.default,
-}
-
-
-def _rows_of(product: fx.Node) -> fx.Node:
-    """Return the node of a product's rows, which a bias may stand before."""
-    rows = product.args[1 if product.target is _aten.addmm.default else 0]
-    assert isinstance(rows, fx.Node)
-    return rows
-
-
-def _are_activated(rows: fx.Node) -> bool:
-    """Return whether rows are those of an activation, as far as point-wise operations reach."""
-    pending = [rows]
-    while pending:
-        node = pending.pop()
-        if node.target in _ACTIVATIONS:
-            return True
-        if node.target in _POINTWISE:
-            pending += node.all_input_nodes
-    return False
+_PRODUCTS = {_aten.mm.default: product, _aten.addmm.default: _biased_product}
 
 
 def _signature(graph: fx.Graph) -> str:

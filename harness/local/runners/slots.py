@@ -11,14 +11,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from harness.local.decoding.trees import TreeShape
 from harness.local.runners.attention import PACKED, PLAIN, HeadPacking
 from harness.local.runners.base import Options, context_of, run_model, within
 
@@ -42,7 +41,7 @@ class Slots:
             slots are next to each other, as attention reads them: from main memory that takes half
             the time.
         num_seen: the number of slots of each row, from the first, that attention reads; None for
-        all.
+            all.
     """
 
     buffers: list[Tensor]
@@ -93,15 +92,6 @@ class Slots:
         for buffer in self.buffers:
             used = buffer[:, :, :num_used]
             used[first_row : first_row + len(rows)] = used[rows.to(buffer.device)]
-
-    def move(self, sources: Tensor, places: Tensor) -> None:
-        """Copy the slots sources [B, n] of the first B rows to the slots places [B, n]."""
-        rows = torch.arange(len(sources), device=sources.device).view(-1, 1, 1)
-        for buffer in self.buffers:
-            heads = torch.arange(buffer.shape[1], device=buffer.device).view(1, -1, 1)
-            own_rows = rows.to(buffer.device)
-            taken = buffer[own_rows, heads, sources.to(buffer.device).unsqueeze(1)]
-            buffer[own_rows, heads, places.to(buffer.device).unsqueeze(1)] = taken
 
 
 # Where the n new tokens of each row go. A number: into the n slots from there on, in every row.
@@ -160,35 +150,6 @@ class _SlotLayer(CacheLayerMixin):
         return self._places if isinstance(self._places, int) else 0
 
 
-class TreePart(NamedTuple):
-    """The last n of the M tokens of a tree (root and nodes) for each row, as a forward pass reads
-    them. A prepared pass fills M up.
-
-    Attributes:
-        num_before: how many of the tree's tokens were read before; a number or [].
-        depths: [B, M], of all tokens of the tree.
-        own_depths: [B, n], of the tokens that are read.
-        visible: [B, n, M] bool, which tokens of the tree each of these attends to.
-    """
-
-    num_before: Tensor | int
-    depths: Tensor
-    own_depths: Tensor
-    visible: Tensor
-
-    @classmethod
-    def of(cls, shape: TreeShape, num_new: int, device: torch.device) -> TreePart:
-        """Return the last `num_new` tokens of trees of a shape."""
-        depths = shape.depths_on(device)
-        visible = shape.ancestors_on(device)[:, -num_new:]
-        return cls(
-            num_before=shape.num_nodes + 1 - num_new,
-            depths=depths,
-            own_depths=depths[:, -num_new:],
-            visible=visible,
-        )
-
-
 class SlotForward:
     """Runs a model over slots, as a function of tensors alone, so that it can be compiled and
     captured.
@@ -216,26 +177,20 @@ class SlotForward:
         slots: Slots,
         tokens: Tensor,
         starts: Tensor | int,
-        num_real: Tensor | None = None,
-        tree: TreePart | None = None,
         **arguments: Any,
     ) -> tuple[Tensor, ...]:
         """Write tokens [B, n] into the slots from starts [B] on; returns what `run_model` does.
 
         Args:
-            starts: a number where it is the same for all rows, which is faster. A single token of a
-                text then has no mask, so that `slots.num_seen` must be `starts + 1`.
-            num_real: [], the number of the n tokens that count. The others fill the shape up and
-                take the position of the last one that counts, so that no position is outside of the
-                model's context. None: all.
-            tree: the tokens are of a tree for each row. None: of a text.
+            starts: a number where it is the same for all rows, which is faster. A single token
+                then has no mask, so that `slots.num_seen` must be `starts + 1`.
             arguments: more of them for `run_model`.
         """
         num_tokens = tokens.shape[1]
         device = tokens.device
-        # Kernels are faster without a mask. A single token of a text needs none where all rows are
-        # equally long: it sees all slots that attention reads. One of a tree may have siblings there.
-        needs_masks = self._needs_masks or num_tokens > 1 or tree is not None
+        # Kernels are faster without a mask. A single token needs none where all rows are equally
+        # long: it sees all slots that attention reads.
+        needs_masks = self._needs_masks or num_tokens > 1
         places: _Places
         if isinstance(starts, int):
             written = torch.arange(starts, starts + num_tokens, device=device).unsqueeze(0)
@@ -253,74 +208,21 @@ class SlotForward:
             self._options,
             tokens,
             Cache(layers=layers),
-            attention_mask=self._masks(written, slots, tree) if needs_masks else None,
-            position_ids=within(_positions(written, num_real, tree), self._context),
+            attention_mask=self._masks(written, slots) if needs_masks else None,
+            position_ids=within(written, self._context),
             **arguments,
         )
 
-    def _masks(
-        self, written: Tensor, slots: Slots, tree: TreePart | None = None
-    ) -> Tensor | dict[str, Tensor]:
+    def _masks(self, written: Tensor, slots: Slots) -> Tensor | dict[str, Tensor]:
         """Make the masks of `_additive_masks` for tokens in slots written [1 or B, n].
 
         Where heads are packed (`attention`), each token is as many queries as heads share a key.
         """
         dtype = slots.buffers[0].dtype
-        if tree is not None:
-            return tree_masks(tree, written, slots.width, self._windows, dtype, self.heads_per_key)
         # A token's slot is its position, so slots are compared as positions.
         queries = written.repeat(1, self.heads_per_key).unsqueeze(2)
         keys = torch.arange(slots.width, device=written.device)
         return _additive_masks(keys <= queries, keys, queries, self._windows, dtype)
-
-
-def _positions(written: Tensor, num_real: Tensor | None, tree: TreePart | None) -> Tensor:
-    """Return the positions [1 or B, n] of tokens in slots written [1 or B, n].
-
-    `SlotForward` explains the arguments.
-    """
-    if tree is not None:
-        roots = written[:, :1] - tree.num_before
-        return roots + tree.own_depths
-    if num_real is None:
-        return written
-    last_real = written[:, :1] + num_real - 1
-    return torch.minimum(written, last_real)
-
-
-def tree_masks(
-    tree: TreePart,
-    written: Tensor,
-    width: int,
-    windows: dict[str, int | None],
-    dtype: torch.dtype,
-    heads_per_key: int = 1,
-    first_slots: Tensor | int = 0,
-) -> Tensor | dict[str, Tensor]:
-    """Make the masks of `_additive_masks` for tokens of a tree.
-
-    Args:
-        written: [1 or B, n], their slots; those of the tree's other tokens are before them.
-        width: S.
-        windows: of each type of layer, see `attention_windows`.
-        heads_per_key: how many queries each token is, one for each head that shares a key.
-        first_slots: [B, 1], where each row's text begins; the slots before are padding.
-    """
-    num_rows, num_new, num_tokens = tree.visible.shape
-    slots = torch.arange(width, device=written.device)
-    roots = written[:, :1] - tree.num_before
-    numbers = (slots - roots).expand(num_rows, -1)  # of the tree's tokens; below 0 is the text
-    is_text = (numbers < 0) & (slots >= first_slots)
-    is_of_tree = (numbers >= 0) & (numbers < num_tokens)
-    numbers = numbers.clamp(0, num_tokens - 1)
-    visible = tree.visible.gather(2, numbers.unsqueeze(1).expand(-1, num_new, -1))
-    seen = torch.where(is_of_tree.unsqueeze(1), visible, is_text.unsqueeze(1))
-    # A token that fills a shape up must see a slot, and sees its own: others would give nan.
-    seen = seen | (slots == written.unsqueeze(2))
-    keys = torch.where(is_of_tree, roots + tree.depths.gather(1, numbers), slots).unsqueeze(1)
-    queries = (roots + tree.own_depths).unsqueeze(2).repeat(1, heads_per_key, 1)
-    seen = seen.repeat(1, heads_per_key, 1)
-    return _additive_masks(seen, keys, queries, windows, dtype)
 
 
 def _additive_masks(

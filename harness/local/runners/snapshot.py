@@ -21,7 +21,6 @@ from transformers import PreTrainedModel
 
 from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.transfer import padded, to_device
-from harness.local.decoding.trees import TreeShape
 from harness.local.models.cache_names import CACHES
 from harness.local.runners.attention import without_cudnn
 from harness.local.runners.base import (
@@ -29,8 +28,10 @@ from harness.local.runners.base import (
     RollbackError,
     captured,
     capturing,
+    context_of,
     left_padded,
     require_tokens,
+    within,
 )
 from harness.local.runners.checks import filler, is_precise, longest_span, plain_outputs, refusing
 from harness.local.runners.recurrent_state import RecurrentState
@@ -101,6 +102,7 @@ class SnapshotRunner(Runner):
         self._keeps_first = keeps_first
         self._device = options.get("device") or model.device
         self._parameters = inspect.signature(model.forward).parameters
+        self._context = context_of(model)
         # Before the unread tokens; None from `extend` to `keep` if `extend` wrote over it.
         self._state: RecurrentState | None = None
         # After the unread and the extended tokens, if they are equally many in all rows.
@@ -156,8 +158,7 @@ class SnapshotRunner(Runner):
         return step
 
     @torch.inference_mode()
-    def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
-        assert tree is None  # a state cannot branch, and settings refuse trees over it
+    def extend(self, tokens: Tensor) -> Step:
         num_new = tokens.shape[1]
         if not self._takes_back and num_new > 1:
             steps = [self.extend(column) for column in tokens.split(1, dim=1)]
@@ -224,18 +225,20 @@ class SnapshotRunner(Runner):
         rounding.
         """
         span = longest_span(self._model.config, num_slots)
+        size = self._model.config.get_text_config(decoder=True).vocab_size
         # Once at the beginning of a text, and once after as many tokens as the longest window has.
         for num_before in sorted({0, span}):
-            prompts = [[*filler(num_before), 11, 12, 13, 14, 15], [16, 17]][:num_rows]
+            texts = [[*filler(num_before), 11, 12, 13, 14, 15], [16, 17]][:num_rows]
+            prompts = [[token % size for token in text] for text in texts]
             with refusing(UnsupportedModelError, "cannot go on from its state"):
-                self._check_after(prompts)
+                self._check_after(prompts, size)
 
-    def _check_after(self, texts: list[list[int]]) -> None:
+    def _check_after(self, texts: list[list[int]], vocabulary_size: int) -> None:
         """Compare the logits of tokens after these texts, twice: the second time after the tokens
         that were kept of the first.
         """
         num_rows = len(texts)
-        extensions = torch.arange(20, 26, device=self._device).view(2, 3)
+        extensions = torch.arange(20, 26, device=self._device).view(2, 3) % vocabulary_size
         counts = ([1, 2] if self._takes_back else [3, 3])[:num_rows]
         self.start(texts)
         for tokens in (extensions[:num_rows], extensions.flip(0)[:num_rows]):
@@ -253,6 +256,8 @@ class SnapshotRunner(Runner):
         """
         tolerance = _IN_FLOAT32 if is_precise(self._model) else _IN_COARSER_TYPES
         expected, *_ = plain_outputs(self._model, self._options, [*before, *new], len(new))
+        if not expected.isfinite().all():
+            return  # decoding reports the first such token
         without_before, *_ = plain_outputs(self._model, self._options, new, len(new))
         influence = (expected - without_before).norm()
         error = (actual - expected[0]).norm()
@@ -279,7 +284,7 @@ class SnapshotRunner(Runner):
         if any(self._padding):
             arguments["attention_mask"] = (slots >= padding).long()
         if "position_ids" in self._parameters:  # Bamba would begin at 0 in every pass
-            arguments["position_ids"] = (positions - padding).clamp(min=0)
+            arguments["position_ids"] = within((positions - padding).clamp(min=0), self._context)
         if only_last and "logits_to_keep" in self._parameters:
             arguments["logits_to_keep"] = 1
         with without_cudnn():  # nearly every pass has another size

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any
 
-from harness.local.decoding.protocols import Runner, TreeRunner
+from harness.local.decoding.protocols import Runner
 
 
 class WrappedRunner:
-    """Hands every call on that a subclass does not have, so that what the other runner has prepared is what runs."""
+    """Hands every call on that a subclass does not have, so that what the other runner has compiled is what runs."""
 
     def __init__(self, runner: Runner) -> None:
-        self._runner = cast(TreeRunner, runner)  # calls for trees come only where it is one
+        self._runner = runner
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._runner, name)

@@ -54,7 +54,7 @@ class AcceptanceFigures(Group, Accepted):
     acceptance_length_by_num_draft_tokens: list[Interval] | None = with_interval(
         "mean",
         "mean acceptance length if iterations had proposed at most 1, 2, ... of their tokens, as JSON: about right, in"
-        " place of `tokens_per_iteration_by_num_draft_tokens`; empty where not even that follows, as for trees, blocks"
+        " place of `tokens_per_iteration_by_num_draft_tokens`; empty where not even that follows, as for blocks"
         " and servers",
         ends="95 % intervals over prompts, of `decoding.synthetic_acceptance` alone, as JSON",
         unit="tokens",
@@ -74,7 +74,7 @@ class AcceptanceFigures(Group, Accepted):
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
         # The fields of this group that follow from the counts of iterations, by name.
-        columns = arm.acceptance.columns(run.settings.num_levels)
+        columns = arm.acceptance.columns()
         are_known = True
         if arm.was_sent:
             from harness.measuring.acceptance import iterations_are_known
@@ -94,9 +94,7 @@ class AcceptanceFigures(Group, Accepted):
                 place = run.prompt_set.occurrence(request.index).place
                 by_place[place] += Acceptance.of(request.outcomes)
             of_coins = run.settings.decoding.synthetic_acceptance is not None
-            lengths = lengths_by_num_draft_tokens(
-                list(by_place.values()), run.settings.num_levels, of_coins=of_coins
-            )
+            lengths = lengths_by_num_draft_tokens(list(by_place.values()), of_coins=of_coins)
         by_request = [Acceptance.of(request.outcomes) for request in arm.answered if are_known]
         return cls(
             mean_acceptance_length_per_request=mean_length_per_request(by_request),
@@ -129,7 +127,7 @@ def _reported(arm: MeasuredArm) -> dict[str, Any]:
 
 
 def lengths_by_num_draft_tokens(
-    prompts: Sequence[Acceptance], num_levels: int | None = None, *, of_coins: bool = False
+    prompts: Sequence[Acceptance], *, of_coins: bool = False
 ) -> list[Interval] | None:
     """The mean acceptance length for each smaller K; None where no draft token was tested, or one position never.
 
@@ -138,7 +136,6 @@ def lengths_by_num_draft_tokens(
 
     Args:
         prompts: the speculative arm's acceptance of each, over its turns and repetitions.
-        num_levels: of the trees that were proposed, whose levels are the positions; None for chains.
         of_coins: whether coins accepted the tokens, which fall alike for all of them, so that intervals hold.
     """
     from harness.results.statistics.ratios import skewed_ratio_of_totals
@@ -146,9 +143,6 @@ def lengths_by_num_draft_tokens(
     drafted = [acceptance for acceptance in prompts if acceptance.num_iterations]
     num_iterations = [acceptance.num_iterations for acceptance in drafted]
     num_places = sum(drafted, Acceptance()).num_places
-    if num_levels is not None:
-        # A tree has more tokens than levels.
-        num_places = min(num_places, num_levels)
     lengths = []
     for k in range(1, min(num_places, MOST_INTERVALS) + 1):
         num_tokens = [acceptance.num_tokens_with(k) for acceptance in drafted]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -13,9 +12,6 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from harness.config.methods import METHODS
 from harness.config.sizes import PACKAGE
-from harness.local.decoding.protocols import Drafter
-from harness.local.drafting.checked import CheckedDrafter
-from harness.local.drafting.text import TextDrafter
 from in_process import Harness, results
 
 PAGE = PACKAGE.parent / "docs" / "your-own-method.md"
@@ -114,37 +110,17 @@ def own_text(method: str) -> str:
     return "draft=./own_text.py:Texts"
 
 
-def test_only_the_first_question_is_checked(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is timed behind the warm-up is as fast as a method that is built in; `test_checked` has the checks."""
-    batches: list[type] = []
-
-    def noting(kind: type[Drafter]) -> None:
-        def start(self: Drafter, *arguments: Any, original: Any = kind.start) -> None:
-            batches.append(kind)
-            original(self, *arguments)
-
-        monkeypatch.setattr(kind, "start", start)
-
-    noting(CheckedDrafter)
-    noting(TextDrafter)
-    harness("latency", *QUICK, "num_warmup=1", own_text(""))
-    # Those that follow read the answers again, when all is measured.
-    assert batches[:4] == [CheckedDrafter, *[TextDrafter] * 3]
-
-
 def test_a_mistake_names_the_method(harness: Harness) -> None:
-    """In the first question with the call that its author wrote, in a later one too."""
+    """In the first question, and in a later one."""
     wrong = own_text("def continuation(self, most): return None")
     complaint = harness("latency", *QUICK, wrong, code=1).complaint
-    assert complaint.startswith("draft=./own_text.py:Texts: continuation() must return a list")
+    assert complaint.startswith("draft=./own_text.py:Texts: propose() raised TypeError")
     METHODS._loaded.clear()
     sys.modules.pop("own_text")
     late = "return super().continuation(most) if Text.num_made < 3 else {}[0]"
     wrong = own_text(f"def continuation(self, most): {late}")
     complaint = harness("latency", *QUICK, "num_warmup=1", wrong, code=1).complaint
-    assert re.search(r"draft=\./own_text\.py:Texts: KeyError: ", complaint), complaint
+    assert re.search(r"draft=\./own_text\.py:Texts: .*KeyError: ", complaint), complaint
 
 
 @pytest.mark.parametrize(

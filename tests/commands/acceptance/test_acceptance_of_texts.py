@@ -233,7 +233,7 @@ def test_several_drafts_on_the_same_texts(harness: Harness, tmp_path: Path) -> N
     assert page.count("break-even: speculation pays above") == 1
 
 
-def test_a_draft_that_gives_no_probabilities_is_refused(harness: Harness, tmp_path: Path) -> None:
+def test_a_draft_that_draws_for_itself_is_refused(harness: Harness, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
         "from harness.local.drafting.methods.early_exit import EarlyExit\n"
         "class Own(EarlyExit):\n"
@@ -244,14 +244,15 @@ def test_a_draft_that_gives_no_probabilities_is_refused(harness: Harness, tmp_pa
         "            layers = ()\n"
         "            def __init__(self, warp): self.inner = make(warp)\n"
         "            def start(self, *a): self.inner.start(*a)\n"
-        "            def propose(self, *a): return self.inner.propose(*a)\n"
+        "            def propose(self, k, uniforms): return self.inner.propose(k, 0 * uniforms + 0.5)\n"
+        "            def observe(self, *a): self.inner.observe(*a)\n"
         "        return Other\n"
     )
     draft = f"draft={tmp_path}/own.py:Own"
     complaint = harness(
         "acceptance", "model=tiny_draft", draft, "num_prompts=2", *SHORT, code=2
     ).complaint
-    assert "needs a method `along`" in complaint
+    assert "must draw by harness.local.decoding.randomness.existing_index" in complaint
     harness("acceptance", "model=tiny_draft", draft, "num_prompts=2", "decoding=greedy", *SHORT)
 
 

@@ -85,8 +85,8 @@ def test_passes_that_contradict_each_other_predict_nothing() -> None:
     assert predicted_by_k(*rows(2.0, pass_ms_by_width=[10, 14, 13, None, 15]))
 
 
-@pytest.mark.parametrize("changes", [{"rule": "block"}, {"draft_tree": "dynamic"}])
-def test_blocks_and_trees_of_older_files_predict_nothing(changes: dict[str, Any]) -> None:
+@pytest.mark.parametrize("changes", [{"rule": "block"}])
+def test_blocks_of_older_files_predict_nothing(changes: dict[str, Any]) -> None:
     assert by_k(rows(1.2)) is not None
     passes = [[10.0, 14.0, 16.0, None, 11.0], None]
     older = {

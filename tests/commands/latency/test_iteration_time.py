@@ -169,7 +169,6 @@ def test_what_follows(per_token: float, changes: dict[str, Any], follows: str) -
         # Iterations that drafted nothing are not counted.
         {"draft": "ngram-mod", "tokens_per_iteration": None},
         {"tokens_per_iteration": None, "mean_acceptance_length": None},
-        {"draft_tree": "dynamic"},
         # The first of two commands may draft too.
         {"draft": "second command"},
     ],

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.commands.latency.tables.answer import page_of_run
-from harness.commands.latency.tables.costs import held_back, main_limit
+from harness.commands.latency.tables.costs import main_limit
 from harness.measuring.prices import StepCosts
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
@@ -64,12 +64,9 @@ def test_the_prediction_names_the_speedup_that_it_is_compared_with() -> None:
     assert mentions(of_decoding, "measured 1.88× without the time to the first token, 99% of it")
 
 
-def test_trees_of_chosen_depth_have_nodes_and_not_k() -> None:
+def test_k_that_is_chosen_is_a_mean() -> None:
     auto = {"num_draft_tokens": "auto", "mean_num_draft_tokens": 10.67}
-    assert "K=10.67 on average" in " ".join(printed(**auto, draft_tree="chain").split())
-    of_trees = " ".join(printed(**auto, draft_tree="static").split())
-    assert "10.67 nodes on average" in of_trees
-    assert "K=10.67" not in of_trees
+    assert "K=10.67 on average" in " ".join(printed(**auto).split())
 
 
 @pytest.mark.parametrize(
@@ -83,23 +80,7 @@ def test_trees_of_chosen_depth_have_nodes_and_not_k() -> None:
 def test_the_cause_is_the_ideal_that_would_help_most(
     length: float, draft: float, verify: float, cause: str
 ) -> None:
-    assert main_limit(length, 4, StepCosts(draft, verify), acceptable=4).startswith(f"{cause}: ")
-
-
-@pytest.mark.parametrize(("tree", "most"), [("dynamic", 5 / 1.2), ("chain", 17 / 1.2)])
-def test_a_tree_accepts_no_more_than_a_path(tree: str, most: float) -> None:
-    speculative = LatencyRow(
-        draft_tree=tree,
-        draft_ms=0.1,
-        verify_ms=1.1,
-        mean_num_draft_tokens=16.0,
-        tokens_per_iteration=1.2,
-        predicted_speedup=1.0,
-        acceptance_histogram=[80, 10, 5, 3, 2, 0, 0],
-    )
-    limit = held_back(LatencyRow(target_step_ms=1.0), speculative)
-    assert limit is not None
-    assert limit.endswith(f"full acceptance would give {most:.2f}×")
+    assert main_limit(length, 4, StepCosts(draft, verify)).startswith(f"{cause}: ")
 
 
 def test_tokens_per_iteration_are_those_of_all_iterations() -> None:

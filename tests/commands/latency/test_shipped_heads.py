@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from harness.config.sizes import PACKAGE
-from harness.local.drafting.heads.prepared import PreparedHead
 from harness.local.runners import regions
-from harness.local.runners.compiled import PreparedRunner
-from harness.local.runners.prepared_calls import CompilationError
+from harness.local.runners.compiled import CompiledRunner
+from harness.local.runners.slots import UnsupportedModelError
 from in_process import Harness, results
 from wording import mentions
 
@@ -45,31 +44,30 @@ def test_latency_drafts_well_and_changes_no_text(
     assert row.mean_acceptance_length > LEAST[head]
 
 
-def test_a_head_that_cannot_be_prepared_drafts_eagerly_and_says_so(
+def test_a_head_that_cannot_be_compiled_drafts_eagerly_and_says_so(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(self: PreparedHead, *shapes: object) -> None:
-        raise CompilationError("cannot be compiled: a test says so")
+    def refuse(*arguments: object) -> None:
+        raise UnsupportedModelError("cannot be compiled: a test says so")
 
-    monkeypatch.setattr(PreparedRunner, "prepare", lambda self, shapes: None)
-    monkeypatch.setattr(PreparedHead, "prepare", refuse)
+    monkeypatch.setattr(CompiledRunner, "prepare", lambda self, shapes: None)
+    monkeypatch.setattr("harness.local.drafting.heads.drafter.CompiledCall", refuse)
     short = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=4"]
     said = harness("latency", "draft=tiny_medusa", "runner=compiled", *short).stderr
-    assert mentions(said, "tiny_medusa", "a test says so", "runner=static")
+    assert mentions(said, "tiny_medusa", "a test says so", "drafts eagerly")
     assert results().iloc[-1].runner == "compiled+static"
 
 
 def test_a_compiled_head_changes_no_text(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its parts run as they were traced; `test_compiled` has one run of inductor, which takes as long for each part."""
-    monkeypatch.setattr(PreparedRunner, "prepare", lambda self, shapes: None)
+    monkeypatch.setattr(CompiledRunner, "prepare", lambda self, shapes: None)
     monkeypatch.setattr(
         "torch._inductor.compile_fx.compile_fx", lambda part, *_, **__: part.forward
     )
     monkeypatch.setattr(regions, "_compiled", {})
     few = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=6", "decoding=greedy"]
     few += ["decoding.num_draft_tokens=2"]
-    said = harness("latency", "draft=tiny_eagle3", "runner=compiled", *few).stderr
-    assert mentions(said, "tiny_eagle3", "runner=compiled")
+    harness("latency", "draft=tiny_eagle3", "runner=compiled", *few)
     row = results().iloc[-1]
     assert row.runner == "compiled"
     assert row.identical_prompts == 2

@@ -99,7 +99,6 @@ UNKNOWN_CACHE = {"needed_bytes": None, "cache_bytes": None, "read_bytes": None}
         (PREDICTED, "2.31× at K=6 at best (95 % interval 1.90 to 2.71, of acceptance alone) Next", ""),
         (PREDICTED, "harness latency model=30B draft=7B K=6", "temperature="),
         (PREDICTED | {"temperature": 0.0}, "draft=7B K=6 temperature=0", ""),
-        ({"draft_tree": "chain"}, "harness latency model=30B draft=7B", "draft.tree"),
         ({}, "30B 30.00 billion float16 60.0 GB 1.00 GB 7B 7.00 billion 8bit 7.00 GB unknown", ""),
         ({"num_parameters": 10**8}, "0.10 billion", ""),
         ({"num_parameters": 99 * 10**6, "draft_bytes": 0}, "99.0 million", "0 bytes"),

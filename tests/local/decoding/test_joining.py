@@ -18,7 +18,7 @@ from harness.local.decoding.rules import verify_block
 from harness.local.decoding.verify import verify
 from harness.local.decoding.warp import BatchWarp, RowWarp, Warp
 from harness.local.drafting.model import ModelDrafter
-from harness.local.runners.eager import EagerRunner
+from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from mtp_models import mtp_target
 from small_heads import block_head, eagle_head, layer_config, medusa_head, mtp_head, target_model
@@ -66,7 +66,7 @@ def collect(
 def drafters() -> dict[str, Callable[[BatchWarp], Drafter]]:
     _, draft = random_pair("llama")
     return {
-        "model": lambda warp: ModelDrafter(EagerRunner(draft), warp),
+        "model": lambda warp: ModelDrafter(SnapshotRunner(draft), warp),
         "static model": lambda warp: ModelDrafter(StaticRunner(draft), warp),
         "lookup": lambda warp: lookup_drafter(),
         "suffix": lambda warp: suffix_drafter(),
@@ -76,12 +76,12 @@ def drafters() -> dict[str, Callable[[BatchWarp], Drafter]]:
 @pytest.mark.parametrize(
     ("name", "runner", "block"),
     [
-        ("none", EagerRunner, False),
+        ("none", SnapshotRunner, False),
         ("none", StaticRunner, False),
         ("model", StaticRunner, True),
-        ("static model", EagerRunner, False),
+        ("static model", SnapshotRunner, False),
         ("lookup", StaticRunner, False),
-        ("suffix", EagerRunner, True),
+        ("suffix", SnapshotRunner, True),
     ],
 )
 def test_rows_join_and_leave(name: str, runner: Callable[..., Runner], block: bool) -> None:
@@ -133,7 +133,7 @@ def test_rows_join_with_heads(kind: str) -> None:
         warp = BatchWarp()
         drafter = head.drafter(target, warp)
         return speculative(
-            EagerRunner(target, hidden_layers=drafter.layers), drafter, request, K, warp=warp
+            SnapshotRunner(target, hidden_layers=drafter.layers), drafter, request, K, warp=warp
         )
 
     first, *others = requests()

@@ -15,11 +15,10 @@ from harness.local.decoding.iteration import Iteration
 from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import NonFiniteError, Step
 from harness.local.decoding.rules import AcceptByCoin, verify_block, verify_typical
-from harness.local.decoding.trees import TreeShape
 from harness.local.decoding.verify import Offer, Verdict, verify
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
-from harness.local.runners.eager import EagerRunner
+from harness.local.runners.snapshot import SnapshotRunner
 from verifiers import FALSE_ALARM_RATE, without_residual
 
 
@@ -93,9 +92,9 @@ def test_greedy_output_equals_generate(name: str) -> None:
     model, draft = random_pair(name)
     expected = [generated(model, prompt, 24) for prompt in RAGGED]
     what = request(RAGGED, length=24)
-    assert texts(autoregressive(EagerRunner(model), what), 3) == expected
+    assert texts(autoregressive(SnapshotRunner(model), what), 3) == expected
     iterations = list(
-        speculative(EagerRunner(model), ModelDrafter(EagerRunner(draft), GREEDY), what, 4)
+        speculative(SnapshotRunner(model), ModelDrafter(SnapshotRunner(draft), GREEDY), what, 4)
     )
     assert texts(iterations, 3) == expected
     accepted = [count for iteration in iterations[1:] for count in iteration.num_accepted]
@@ -139,9 +138,9 @@ def test_without_an_offer_the_target_sees_the_pending_token_alone(
     widths: list[int] = []
     original = MarkovRunner.extend
 
-    def extend(self: MarkovRunner, tokens: Tensor, tree: TreeShape | None = None) -> Step:
+    def extend(self: MarkovRunner, tokens: Tensor) -> Step:
         widths.append(tokens.shape[1])
-        return original(self, tokens, tree)
+        return original(self, tokens)
 
     def never(offer: Offer) -> Verdict:
         raise AssertionError("nothing to verify")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from scipy import stats
 
-from harness.local.decoding.batch import Progress, Request, Row, Rows
+from harness.local.decoding.batch import Request, Row, Rows
 from harness.local.decoding.randomness import Purpose, inverse_cdf, uniforms
 from harness.local.decoding.warp import BatchWarp, Warp
 
@@ -29,10 +29,10 @@ def test_uniforms_are_uniform() -> None:
 def test_an_iteration_may_have_numbers_that_no_other_and_no_position_has() -> None:
     stream = uniforms(seed=0, prompt_indices=[0], num_positions=20)
     request = Request([[1]], stream, Warp(1.0), max_new_tokens=9)
-    rows = Rows(BatchWarp(), [Row(0, request, last_token=5, ended=False)], stream)
-    third = Progress(num_generated=[4], num_iterations=[2], next_tokens=[5])
+    third = Row(0, request, last_token=5, ended=False, num_generated=4, num_iterations=2)
+    rows = Rows(BatchWarp(), [third], stream)
     for num_per_iteration, begin in ((0, 4), (3, 10 + 2 * 3)):
-        turn = rows.turn_uniforms(third, 2, num_per_iteration)
+        turn = rows.turn_uniforms(2, num_per_iteration)
         assert torch.equal(turn.draft, stream[:, begin : begin + 2, Purpose.DRAFT])
         assert torch.equal(turn.accept, stream[:, begin : begin + 2, Purpose.ACCEPT])
         assert torch.equal(turn.target, stream[:, 4:7, Purpose.TARGET])

@@ -20,7 +20,6 @@ from harness.local.decoding.loops import speculative
 from harness.local.decoding.protocols import Step
 from harness.local.decoding.randomness import Purpose
 from harness.local.decoding.reference import speculative_reference
-from harness.local.decoding.trees import TreeShape
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
 
@@ -37,9 +36,9 @@ class SumRunner(MarkovRunner):
         super().start(prompts)
         return Step(self._logits[torch.tensor([sum(row) % SIZE for row in self.rows])])
 
-    def extend(self, tokens: Tensor, tree: TreeShape | None = None) -> Step:
+    def extend(self, tokens: Tensor) -> Step:
         before = torch.tensor([[sum(row)] for row in self.rows])
-        super().extend(tokens, tree)
+        super().extend(tokens)
         return Step(self._logits[(before + tokens.cumsum(dim=1)) % SIZE])
 
 

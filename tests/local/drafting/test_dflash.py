@@ -11,7 +11,7 @@ from architectures import VOCABULARY
 from block_reference import block_expected, block_states
 from chains import GREEDY
 from harness.local.decoding.warp import Warp
-from harness.local.runners.eager import EagerRunner
+from harness.local.runners.snapshot import SnapshotRunner
 from head_references import PROMPTS, check_against, check_greedy
 from small_heads import block_head, target_model
 
@@ -57,7 +57,7 @@ def test_greedy_output_is_that_of_generate(model_type: str, changes: dict[str, A
 def test_a_block_proposes_no_more_than_it_holds(from_anchor: bool, most: int) -> None:
     target, head = target_model(), block_head(from_anchor=from_anchor)
     drafter = head.drafter(target, GREEDY)
-    runner = EagerRunner(target, hidden_layers=drafter.layers)
+    runner = SnapshotRunner(target, hidden_layers=drafter.layers)
     drafter.start(PROMPTS, [1, 2, 3], runner.start(PROMPTS))
     proposal = drafter.propose(8, torch.zeros(3, 8))
     assert proposal.tokens.shape == (3, most)
@@ -68,7 +68,7 @@ def test_a_block_proposes_no_more_than_it_holds(from_anchor: bool, most: int) ->
 def test_confidence_shortens_the_offer() -> None:
     target, head = target_model(), block_head(**DSPARK)
     drafter = head.drafter(target, GREEDY, confidence=0.5)
-    runner = EagerRunner(target, hidden_layers=drafter.layers)
+    runner = SnapshotRunner(target, hidden_layers=drafter.layers)
     step = runner.start(PROMPTS)
     drafter.start(PROMPTS, [1, 2, 3], step)
     proposal = drafter.propose(5, torch.zeros(3, 5))

@@ -22,7 +22,6 @@ from harness.local.drafting.early_exit import (
 )
 from harness.local.drafting.model import ModelDrafter
 from harness.local.models.meta import sketch_model
-from harness.local.runners.eager import EagerRunner
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from tiny_checkpoints import as_checkpoint, make_config
@@ -78,8 +77,8 @@ def test_the_text_part_of_a_model_that_also_reads_images() -> None:
     assert torch.equal(logits(shorter), logits(on_its_own(model, 2)))
     assert torch.equal(logits(model), before)
     expected = [generated(model, prompt, 24) for prompt in RAGGED]
-    drafter = ModelDrafter(EagerRunner(shorter), GREEDY)
-    iterations = speculative(EagerRunner(model), drafter, request(RAGGED, length=24), 3)
+    drafter = ModelDrafter(SnapshotRunner(shorter), GREEDY)
+    iterations = speculative(SnapshotRunner(model), drafter, request(RAGGED, length=24), 3)
     assert texts(iterations, len(RAGGED)) == expected
 
 
@@ -97,8 +96,8 @@ def test_greedy_output_equals_generate(name: str) -> None:
     model = random_model(name)
     expected = [generated(model, prompt, 24) for prompt in RAGGED]
     shorter, what = truncated(model, 1), request(RAGGED, length=24)
-    for draft in (EagerRunner(shorter), StaticRunner(shorter)):
-        iterations = list(speculative(EagerRunner(model), ModelDrafter(draft, GREEDY), what, 3))
+    for draft in (SnapshotRunner(shorter), StaticRunner(shorter)):
+        iterations = list(speculative(SnapshotRunner(model), ModelDrafter(draft, GREEDY), what, 3))
         assert texts(iterations, len(RAGGED)) == expected
 
 

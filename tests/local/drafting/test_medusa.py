@@ -8,7 +8,7 @@ import torch
 from architectures import VOCABULARY
 from chains import GREEDY
 from harness.local.decoding.warp import Warp
-from harness.local.runners.eager import EagerRunner
+from harness.local.runners.snapshot import SnapshotRunner
 from head_references import PROMPTS, check_against, check_greedy
 from medusa_reference import medusa_expected
 from small_heads import medusa_head, target_model
@@ -30,7 +30,7 @@ def test_there_are_no_more_tokens_than_heads() -> None:
     target, head = target_model(), medusa_head(False, num_heads=2)
     drafter = head.drafter(target, GREEDY)
     drafter.start(
-        PROMPTS, [1, 2, 3], EagerRunner(target, hidden_layers=drafter.layers).start(PROMPTS)
+        PROMPTS, [1, 2, 3], SnapshotRunner(target, hidden_layers=drafter.layers).start(PROMPTS)
     )
     assert drafter.propose(4, torch.zeros(3, 4)).tokens.shape == (3, 2)
 
@@ -42,7 +42,7 @@ def test_no_token_is_drawn_that_does_not_exist(warp: Warp) -> None:
         head.get_submodule("1.2").weight.fill_(torch.nan)
     drafter = head.drafter(target, warp)
     drafter.start(
-        PROMPTS, [1, 2, 3], EagerRunner(target, hidden_layers=drafter.layers).start(PROMPTS)
+        PROMPTS, [1, 2, 3], SnapshotRunner(target, hidden_layers=drafter.layers).start(PROMPTS)
     )
     proposal = drafter.propose(4, torch.full((3, 4), 0.99))
     assert int(proposal.tokens.max()) < VOCABULARY

@@ -12,6 +12,7 @@ from fakes import MarkovRunner
 from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import Step
 from harness.local.drafting.methods.suffix import SuffixText
+from harness.local.drafting.teacher_forcing import replayed
 from text_drafters import suffix_drafter
 
 NOTHING = Step(torch.empty(0))
@@ -160,8 +161,10 @@ def test_prompts_are_not_answers() -> None:
 def test_texts_that_are_read_teach_their_answers_alone() -> None:
     """As in decoding: after 7 8 a second text finds nothing in the first one's prompt, and 1 2 3 in its answer."""
     drafter = suffix_drafter(threshold=0, shared=True)
-    drafter.along([6, 7, 8, 9, 1, 2, 3, 4], [range(4, 8)], None, 1)
-    in_prompt = drafter.along([5, 7, 8, 9], [range(2, 4)], None, 1)
+    replayed(drafter, [6, 7, 8, 9, 1, 2, 3, 4], range(4, 8), None, 1, 10)
+    in_prompt = replayed(drafter, [5, 7, 8, 9], range(2, 4), None, 1, 10)
+    assert in_prompt is not None
     assert in_prompt.isnan().all()
-    in_answer = drafter.along([5, 1, 2, 3], [range(2, 4)], None, 1)
+    in_answer = replayed(drafter, [5, 1, 2, 3], range(2, 4), None, 1, 10)
+    assert in_answer is not None
     assert in_answer.tolist() == [[1.0]]

@@ -17,9 +17,9 @@ from harness.local.decoding.warp import Warp
 from harness.local.drafting.methods.lookup import LookupText
 from harness.local.drafting.model import ModelDrafter
 from harness.local.drafting.parallel import ParallelDrafter
-from harness.local.drafting.teacher_forcing import as_offered, probabilities_along
+from harness.local.drafting.teacher_forcing import replayed, windows
 from harness.local.drafting.text import TextDrafter
-from harness.local.runners.eager import EagerRunner
+from harness.local.runners.snapshot import SnapshotRunner
 from mtp_models import mtp_target
 from small_heads import (
     block_head,
@@ -39,8 +39,8 @@ TEXT = [5, 3, 5, 8, 9, 7, 9, 3, 2, 3, 8, 4]
 K = 4
 
 
-def own_model(seed: int, name: str = "llama", **changes: Any) -> EagerRunner:
-    return EagerRunner(random_model(name, seed=seed, **changes))
+def own_model(seed: int, name: str = "llama", **changes: Any) -> SnapshotRunner:
+    return SnapshotRunner(random_model(name, seed=seed, **changes))
 
 
 def with_head(head: torch.nn.Module) -> Callable[[], tuple[Any, Drafter]]:
@@ -84,7 +84,7 @@ def proposed(drafter: Drafter, target: Any, prefix: list[int], token: int, most:
     """What it drafts after a prefix and a token."""
     hidden = None
     if drafter.layers:
-        hidden = EagerRunner(target, hidden_layers=drafter.layers).start([prefix]).hidden
+        hidden = SnapshotRunner(target, hidden_layers=drafter.layers).start([prefix]).hidden
     drafter.start([prefix], [token], Step(torch.empty(1, VOCABULARY), hidden))
     return drafter.propose(most, torch.rand(1, most))
 
@@ -92,7 +92,10 @@ def proposed(drafter: Drafter, target: Any, prefix: list[int], token: int, most:
 def answer_along(drafter: Drafter, text: list[int] = TEXT, hidden: Any = None) -> Any:
     """The probabilities of one answer after the prompt."""
     tokens = [*PROMPT, *text]
-    return probabilities_along(drafter, tokens, [range(len(PROMPT), len(tokens))], hidden, K)
+    answer = range(len(PROMPT), len(tokens))
+    if isinstance(drafter, ModelDrafter):
+        return windows(drafter.along(tokens, answer), K)
+    return replayed(drafter, tokens, answer, hidden, K, VOCABULARY)
 
 
 @pytest.mark.parametrize("place", [0, 1, 6])
@@ -110,7 +113,7 @@ def test_the_probabilities_are_those_of_a_proposal(name: str, place: int) -> Non
     hidden = None
     if drafter.layers:
         read = [*PROMPT, *text[:-1]]
-        hidden = EagerRunner(target, hidden_layers=drafter.layers).start([read]).hidden[0]
+        hidden = SnapshotRunner(target, hidden_layers=drafter.layers).start([read]).hidden[0]
     found = answer_along(drafter, text, hidden)
     assert found.shape == (len(text) - 1, K)
     expected = torch.ones(num_offered)
@@ -124,78 +127,37 @@ def test_the_probabilities_are_those_of_a_proposal(name: str, place: int) -> Non
     assert not found[found.isfinite()].lt(0).any()
 
 
-def test_places_are_drafted_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("eagle3", "dflash", "parallel", "model", "mtp of three layers"):
-        target, drafter = DRAFTERS[name]()
-        hidden = None
-        if drafter.layers:
-            read = [*PROMPT, *TEXT[:-1]]
-            hidden = EagerRunner(target, hidden_layers=drafter.layers).start([read]).hidden[0]
-        whole = answer_along(drafter, TEXT, hidden)
-        monkeypatch.setattr("harness.local.drafting.teacher_forcing.PLACES", 3)
-        for module in ("teacher_forcing", "heads.drafter", "parallel"):
-            monkeypatch.setattr(f"harness.local.drafting.{module}.CHUNK", 5)
-        in_parts = answer_along(drafter, TEXT, hidden)
-        monkeypatch.undo()
-        torch.testing.assert_close(whole, in_parts, equal_nan=True, atol=1e-5, rtol=1e-4)
+def test_a_long_text_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter = DRAFTERS["model"]()[1]
+    whole = answer_along(drafter)
+    monkeypatch.setattr("harness.local.drafting.teacher_forcing.CHUNK", 5)
+    torch.testing.assert_close(whole, answer_along(drafter), equal_nan=True, atol=1e-5, rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
-def test_answers_of_one_text_have_the_probabilities_that_each_has_alone(name: str) -> None:
-    target, drafter = DRAFTERS[name]()
-    tokens = [*PROMPT, *TEXT, *PROMPT, 7, *TEXT[::-1]]
-    answers = [range(8, 13), range(14, 20), range(29, 41)]
-    hidden = None
-    if drafter.layers:
-        read = EagerRunner(target, hidden_layers=drafter.layers).start([tokens[:-1]])
-        hidden = read.hidden[0]
-    together = probabilities_along(drafter, tokens, answers, hidden, K)
-    assert together is not None
-    for answer, found in zip(
-        answers, together.split([len(one) - 1 for one in answers]), strict=True
-    ):
-        own = tokens[: answer.stop]
-        of_own = None if hidden is None else hidden[: len(own) - 1]
-        alone = probabilities_along(drafter, own, [answer], of_own, K)
-        # What is beyond an answer does not matter.
-        beyond = torch.arange(len(found))[:, None] + torch.arange(K) >= len(found)
-        expected = alone.masked_fill(beyond, torch.nan)
-        assert expected.isfinite().any()
-        torch.testing.assert_close(
-            found.masked_fill(beyond, torch.nan), expected, equal_nan=True, atol=1e-5, rtol=1e-4
-        )
-
-
-def test_nothing_is_known_of_tokens_that_were_not_offered() -> None:
-    """Of three places the first offered one token, the second none; behind the third the text ends."""
-    found = torch.tensor([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
-    expected = torch.tensor([[7, 8, 9], [8, 9, 7], [9, -1, -1]])
-    nan = torch.nan
-    offered = torch.tensor([[0.1, nan, nan], [nan, nan, nan], [0.5, nan, nan]])
-    entries = as_offered(found, expected, [1, 0, 2])
-    torch.testing.assert_close(entries, offered, equal_nan=True)
-
-
-def test_any_drafter_is_asked_where_its_proposals_are_certain() -> None:
-    """A drafter without `along`: known where it takes the likeliest tokens, not where it draws."""
+def test_any_drafter_replays_a_text_if_it_takes_its_tokens() -> None:
+    """One that draws for itself is known where it takes the likeliest tokens."""
 
     class Other(Drafter):
         layers = ()
 
-        def __init__(self, warp: Warp) -> None:
+        def __init__(self, warp: Warp, takes: bool) -> None:
+            self.takes = takes
             self._model = ModelDrafter(own_model(1), warp)
 
         def start(self, *arguments: Any) -> None:
             self._model.start(*arguments)
 
-        def propose(self, *arguments: Any) -> Any:
-            return self._model.propose(*arguments)
+        def propose(self, most: int, uniforms: Any) -> Any:
+            return self._model.propose(most, uniforms if self.takes else torch.rand(1, most))
 
-    expected = answer_along(ModelDrafter(own_model(1), Warp(0)))
-    found = answer_along(Other(Warp(0)))
+        def observe(self, *arguments: Any) -> None:
+            self._model.observe(*arguments)
+
+    for warp in (WARP, Warp(0)):
+        expected = answer_along(ModelDrafter(own_model(1), warp))
+        found = answer_along(Other(warp, takes=True))
+        torch.testing.assert_close(found, expected, equal_nan=True, atol=1e-5, rtol=1e-4)
     # After a draft token that is not the text's, the two differ: what follows is never accepted.
-    reached = (
-        expected.cumprod(1) if not expected.isnan().any() else expected.nan_to_num().cumprod(1)
-    )
-    torch.testing.assert_close(found.nan_to_num().cumprod(1), reached)
-    assert answer_along(Other(WARP)) is None
+    found = answer_along(Other(Warp(0), takes=False))
+    torch.testing.assert_close(found.nan_to_num().cumprod(1), expected.nan_to_num().cumprod(1))
+    assert answer_along(Other(WARP, takes=False)) is None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,12 +15,10 @@ from harness.config.settings import DecodingSettings
 from harness.engines.arrivals import Origin
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, Question
-from harness.local.decoding import turns
 from harness.local.decoding.iteration import Iteration
-from harness.local.decoding.loops import autoregressive, speculative
+from harness.local.decoding.loops import speculative
 from harness.local.decoding.protocols import Step
 from harness.local.drafting.model import ModelDrafter
-from harness.local.engine import clock as clock_module
 from harness.local.engine.clock import LoopClock
 
 
@@ -144,32 +141,3 @@ class BusyDevice(MarkovRunner):
 
     def wait_until(self, moment: float) -> None:
         self.now = max(self.now, moment)
-
-    def to_host(self, tensor: torch.Tensor) -> Callable[[], list[Any]]:
-        decided_at = self.queue_ends
-
-        def read() -> list[Any]:
-            self.wait_until(decided_at)
-            return tensor.tolist()
-
-        return read
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-def test_the_clock_stops_at_the_last_turn_and_not_behind_one_that_is_dropped(
-    ahead: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A stop token is seen when the next turn is queued already."""
-    device = BusyDevice()
-    clock = SimpleNamespace(perf_counter=lambda: device.now, time_ns=time.time_ns)
-    weights = FakeWeights(lambda: device.wait_until(device.queue_ends))
-    monkeypatch.setattr(clock_module, "time", clock)
-    monkeypatch.setattr(turns, "to_host", device.to_host)
-    for _ in range(2):
-        began = device.now
-        answered = run(autoregressive(device, request([[2]], stop=[7]), ahead), 1, weights)
-        assert answered.tokens == [[3, 4, 5, 6, 7]]
-        assert answered.seconds == 5
-        # What was dropped is over before another clock starts.
-        assert device.now - began == 5 + ahead
-    assert device.num_calls == 2 * (4 + ahead)

@@ -20,13 +20,13 @@ from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine, Question, Request
 from harness.engines.record import Preparation
-from harness.local.engine import runner_choice
 from harness.local.engine.engine import LocalArm, LocalEngine
 from harness.local.engine.huggingface import HuggingFaceEngine
 from harness.local.engine.pair import Pair
 from loaded_pairs import load
 from some_settings import settings_of
 from tiny_checkpoints import as_draft
+from traced import run_as_traced
 
 DECODING = DecodingSettings(max_new_tokens=6, num_draft_tokens=2)
 QUESTION = Question([[5, 6, 7]], DECODING, 0, [0])
@@ -58,12 +58,11 @@ def use(engine: Engine) -> None:
     engine.weights.reference.logits([[5, 6, 7]])
 
 
-@pytest.mark.parametrize("runner", ["eager", "static", "graphs_only"])
+@pytest.mark.parametrize("runner", ["eager", "static", "compiled"])
 def test_our_engine_is_freed(
     pair: Pair, runner: RunnerName, monkeypatch: pytest.MonkeyPatch, without_collections: None
 ) -> None:
-    # On a CPU captured calls have their buffers, and no graphs.
-    monkeypatch.setattr(runner_choice, "resolve", lambda runner, devices: runner)
+    run_as_traced(monkeypatch)
     engine = LocalEngine(pair, Preparation(decoding=DECODING, runner=runner, longest_prompt=8))
     use(engine)
     refs = [weakref.ref(engine), weakref.ref(engine.runners.target), weakref.ref(engine.arms[0])]
@@ -77,11 +76,9 @@ def test_our_engine_is_freed(
 def test_buffers_are_given_back_whoever_holds_the_engine(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, without_collections: None
 ) -> None:
-    monkeypatch.setattr(runner_choice, "resolve", lambda runner, devices: runner)
+    run_as_traced(monkeypatch)
     before = tensor_bytes()
-    engine = LocalEngine(
-        pair, Preparation(decoding=DECODING, runner="graphs_only", longest_prompt=8)
-    )
+    engine = LocalEngine(pair, Preparation(decoding=DECODING, runner="compiled", longest_prompt=8))
     use(engine)
     arm = engine.arms[1]
     assert tensor_bytes() > before

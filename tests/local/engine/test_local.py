@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 import torch
 
-from harness.config.errors import RunError, SettingError
+from harness.config.errors import RunError
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.config.sizes import PACKAGE
@@ -20,7 +20,7 @@ from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair
 from harness.local.engine.reference import not_finite
 from harness.local.engine.runner_choice import resolve
-from harness.local.runners.compiled import PreparedRunner
+from harness.local.runners.compiled import CompiledRunner
 from loaded_pairs import load, on_gpu
 from traced import run_as_traced
 
@@ -65,18 +65,15 @@ def test_each_runner_writes_the_same(save_model: Callable[..., ModelSettings]) -
     for runner in names:
         engine = open_engine(pair, runner)
         assert engine.runner == ("static" if runner == "auto" else runner)
-        for ahead in (False, True):  # as where there is a GPU
-            runners = dataclasses.replace(engine.runners, works_ahead=ahead)
-            engine.arms = [dataclasses.replace(arm, runners=runners) for arm in engine.arms]
-            assert texts_of(engine) == expected
+        assert texts_of(engine) == expected
 
 
-def test_graphs_write_the_same(save_model: Callable[..., ModelSettings], gpus: Any) -> None:
-    """On a GPU, or a pretended one; the decoders work ahead there, and recovery reads the exact distribution."""
+def test_a_gpu_writes_the_same(save_model: Callable[..., ModelSettings], gpus: Any) -> None:
+    """On a GPU, or a pretended one; recovery reads the exact distribution there."""
     draft = save_model("gpt2", n_layer=1, vocab_size=320, n_positions=64)
     pair = load(save_model(num_hidden_layers=1, max_position_embeddings=64), draft)
     found = []
-    runners: list[RunnerName] = ["eager", "graphs_only"]
+    runners: list[RunnerName] = ["eager", "static"]
     for one, runner in zip([pair, on_gpu(pair)], runners, strict=True):
         engine = open_engine(one, runner)
         assert engine.runner == runner
@@ -91,7 +88,7 @@ def test_arms_under_stopwatches_know_no_answer_of_the_arms_that_were_timed(
 ) -> None:
     """On a GPU they are asked each question again, of which a draft with a memory would know the answer."""
     suffix = SuffixSettings(name="suffix", method="suffix", shared=True)
-    pair = load(save_model(num_hidden_layers=1, vocab_size=4), suffix)
+    pair = load(save_model(num_hidden_layers=1, vocab_size=32), suffix)
     engine = open_engine(on_gpu(pair), "eager")
     timed = engine.arms[-1]
     watched = engine.stopwatches.arms()[-1]
@@ -132,15 +129,12 @@ def test_a_model_that_cannot_have_the_runner_gets_the_eager_one(
     assert texts == written(pair, "eager")[1]
 
 
-def test_what_cannot_be_compiled_is_still_captured(
+def test_what_cannot_be_compiled_runs_eagerly_and_says_so(
     save_model: Callable[..., ModelSettings],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """On a CPU nothing is captured; the fixed shapes that would be are there.
-
-    It fails where a call is traced.
-    """
+    """It fails where a call is traced."""
     run_as_traced(monkeypatch)
     # A configuration that no other test compiles: the code of one serves all models of the same configuration.
     draft = save_model("gpt2", n_layer=1, vocab_size=320, layer_norm_epsilon=1e-3)
@@ -150,14 +144,11 @@ def test_what_cannot_be_compiled_is_still_captured(
     norm = pair.draft.model.transformer.ln_f
     original = norm.forward
     norm.forward = lambda states: original(states) * (1 if states.sum().item() else 2)
-    monkeypatch.setattr(
-        "harness.local.engine.runner_choice.resolve", lambda runner, devices: runner
-    )
-    engine = open_engine(pair, "graphs")
-    assert engine.runner == "graphs+graphs_only"
+    engine = open_engine(pair, "compiled")
+    assert engine.runner == "compiled+static"
     (said,) = [line for line in capsys.readouterr().out.splitlines() if "it runs with" in line]
     assert "cannot be compiled: " in said
-    assert said.endswith("it runs with runner=graphs_only")
+    assert said.endswith("it runs with runner=static")
     assert texts_of(engine) == expected
 
 
@@ -170,7 +161,7 @@ def test_only_the_widths_that_run_are_prepared(
 ) -> None:
     prepared: list[list[int]] = []
     monkeypatch.setattr(
-        PreparedRunner,
+        CompiledRunner,
         "prepare",
         lambda self, shapes: prepared.append([*shapes.widths]),
     )
@@ -231,16 +222,9 @@ def _by_row(records: Iterator[Iteration]) -> list[list[int]]:
     return rows
 
 
-@pytest.mark.parametrize("runner", ["graphs", "graphs_only"])
-def test_graphs_need_cuda(runner: RunnerName) -> None:
-    with pytest.raises(SettingError, match="needs a CUDA device"):
-        resolve(runner, [torch.device("cpu")])
-    assert resolve(runner, [torch.device("cuda:0")]) == runner
-
-
 def test_auto_is_resolved() -> None:
     assert resolve("auto", [torch.device("cpu")]) == "static"
-    assert resolve("auto", [torch.device("cuda:0")]) == "graphs"
+    assert resolve("auto", [torch.device("cuda:0")]) == "compiled"
     assert {resolve(name, [torch.device("cuda:0")]) for name in get_args(RunnerName)} == set(
         get_args(RunnerName)
     ) - {"auto"}
@@ -293,12 +277,11 @@ def test_the_advice_is_a_format_with_more_room(
 
 
 @pytest.mark.parametrize("draft", ["tiny_draft", "tiny_eagle3"])
-def test_a_draft_that_drafts_nothing_needs_no_prepared_proposals(
+def test_a_draft_that_drafts_nothing_needs_no_compiled_proposals(
     draft: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`serve K=0`; on a CPU captured calls have their buffers, and no graphs."""
-    for place in ("runner_choice", "pair_runners"):
-        monkeypatch.setattr(f"harness.local.engine.{place}.resolve", lambda runner, devices: runner)
+    """`serve K=0`."""
+    run_as_traced(monkeypatch)
     said: list[str] = []
     shipped = PACKAGE / "local" / "models" / "shipped"
     target, own = (
@@ -306,10 +289,10 @@ def test_a_draft_that_drafts_nothing_needs_no_prepared_proposals(
     )
     decoding = dataclasses.replace(DECODING, num_draft_tokens=0)
     preparation = Preparation(
-        decoding=decoding, runner="graphs_only", longest_prompt=5, say=said.append
+        decoding=decoding, runner="compiled", longest_prompt=5, say=said.append
     )
     engine = LocalEngine(load(target, own), preparation)
-    assert engine.runner == "graphs_only"
+    assert engine.runner.startswith("compiled")
     assert not [line for line in said if "it runs with" in line]
     question = Question(PROMPTS[:1], decoding, seed=0, indices=[0])
     regular, speculative = (_by_row(arm.loop(question.requests)) for arm in engine.arms)

@@ -5,7 +5,7 @@ import torch
 
 from architectures import random_model
 from harness.local.engine.rounding import NUM_POSITIONS, largest_rounding, recompute
-from harness.local.runners.eager import EagerRunner
+from harness.local.runners.snapshot import SnapshotRunner
 
 
 def test_routes_that_agree_leave_the_rounding_of_two_logits() -> None:
@@ -28,7 +28,7 @@ def test_routes_that_differ_raise_the_allowance() -> None:
 @pytest.mark.parametrize("length", [1, 2, 6, 20])
 def test_every_route_computes_the_same_logits(length: int) -> None:
     model = random_model("llama", seed=1, vocab_size=32)
-    runner = EagerRunner(model)
+    runner = SnapshotRunner(model)
 
     def logits(
         prompts: list[list[int]], continuations: list[list[int]] | None = None

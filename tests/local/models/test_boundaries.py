@@ -15,8 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from architectures import random_model
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.local.models.boundaries import cross_once
-from harness.local.runners.eager import EagerRunner
 from harness.local.runners.slots import SlotForward, Slots
+from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from tiny_checkpoints import load_pair
 
@@ -113,7 +113,7 @@ def test_two_gpus_give_the_logits_of_one(save_model: Callable[..., ModelSettings
     for strategy in ("single", "balanced"):
         loaded = load_pair(settings, None, PlacementSettings(strategy=strategy), "float32").target
         assert len(loaded.devices) == (1 if strategy == "single" else 2)
-        for kind in (EagerRunner, StaticRunner):
+        for kind in (SnapshotRunner, StaticRunner):
             runner = kind(loaded.model, device=loaded.input_device)
             steps = [
                 runner.start(prompts),

@@ -350,4 +350,5 @@ def test_a_draft_that_reads_its_targets_cache_is_no_old_model() -> None:
     sizes = {"hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0}
     config = AutoConfig.for_model("gemma4_assistant", text_config=sizes)
     with pytest.raises(SettingError, match="reads its target's KV cache, and can only be a draft"):
-        check_decoder("draft", settings_of("x"), config)
+        check_decoder("model", settings_of("x"), config)
+    check_decoder("draft", settings_of("x"), config)

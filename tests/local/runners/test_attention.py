@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 from architectures import PROMPTS, random_model
 from harness.local.drafting.early_exit import truncated
 from harness.local.runners.attention import PACKED, PLAIN
-from harness.local.runners.compiled import PreparedRunner
+from harness.local.runners.compiled import CompiledRunner
 from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.static import StaticRunner
 
@@ -57,5 +57,5 @@ def test_a_refused_model_has_its_own_attention() -> None:
     model: Any = random_model("llama")
     model.hf_device_map = {"model": 0, "lm_head": 1}
     with pytest.raises(UnsupportedModelError, match="on several devices"):
-        PreparedRunner(model, compiled=False, captured=True)
+        CompiledRunner(model)
     assert attention_of(model) == PLAIN

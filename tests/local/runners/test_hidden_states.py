@@ -11,11 +11,7 @@ from transformers import PreTrainedModel
 
 from architectures import ARCHITECTURES, NOT_STATIC, RECURRENT, VOCABULARY, close, random_model
 from harness.local.decoding.protocols import Runner
-from harness.local.decoding.warp import Warp
 from harness.local.models.checkpoints import recurrent_kind
-from harness.local.runners.compiled import PreparedRunner
-from harness.local.runners.eager import EagerRunner
-from harness.local.runners.prepared_calls import RunnerShapes
 from harness.local.runners.shared_prefix import SharedPrefixRunner
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
@@ -26,23 +22,10 @@ PROMPTS = [[5, 9, 23, 4, 17, 31, 8], [11, 3], [40, 41, 42, 43, 44, 45, 46, 47, 4
 SHARED = [[5, 9, 23, *prompt] for prompt in PROMPTS]
 
 
-def prepared(
-    model: PreTrainedModel, layers: tuple[int, ...] = LAYERS, compiled: bool = False
-) -> PreparedRunner:
-    runner = PreparedRunner(model, compiled=compiled, captured=False, hidden_layers=layers)
-    # Compiling a shape takes seconds.
-    widths, drawn = ([4], []) if compiled else ([1, 4], [2])
-    runner.prepare(RunnerShapes(3, 60, widths, drawn, Warp(0)))
-    return runner
-
-
 RUNNERS: dict[str, Callable[[PreTrainedModel], Runner]] = {
-    "eager": lambda model: EagerRunner(model, hidden_layers=LAYERS),
     "static": lambda model: StaticRunner(model, hidden_layers=LAYERS),
-    "prepared": prepared,
     "snapshot": lambda model: SnapshotRunner(model, hidden_layers=LAYERS),
-    "shared_prefix": lambda model: SharedPrefixRunner(EagerRunner(model, hidden_layers=LAYERS)),
-    "shared_prefix_prepared": lambda model: SharedPrefixRunner(prepared(model)),
+    "shared_prefix": lambda model: SharedPrefixRunner(StaticRunner(model, hidden_layers=LAYERS)),
 }
 
 
@@ -96,9 +79,9 @@ def assert_transformers_own(runner: Runner, model: PreTrainedModel, batch: list[
     ("kind", "name"),
     [
         (kind, name)
-        for kind in ("eager", "static", "prepared")
+        for kind in ("snapshot", "static")
         for name in ARCHITECTURES
-        if kind == "eager" or name not in NOT_STATIC
+        if kind == "snapshot" or name not in NOT_STATIC
     ]
     + [("snapshot", name) for name in RECURRENT],
 )
@@ -118,10 +101,10 @@ def test_they_cover_the_whole_prompt(kind: str, batch: list[list[int]]) -> None:
     assert_transformers_own(RUNNERS[kind](model), model, batch)
 
 
-@pytest.mark.parametrize("kind", [EagerRunner, StaticRunner, prepared])
+@pytest.mark.parametrize("kind", [SnapshotRunner, StaticRunner])
 def test_without_layers_nothing_is_captured(kind: Callable[..., Runner]) -> None:
     model = random_model("llama")
-    runner = prepared(model, ()) if kind is prepared else kind(model)
+    runner = kind(model)
     passed: list[object] = []
     model.register_forward_pre_hook(
         lambda module, arguments, named: passed.append(named.get("output_hidden_states")),

@@ -29,11 +29,9 @@ from architectures import (
 from harness.config.amounts import BUCKET
 from harness.local.decoding.warp import Warp
 from harness.local.runners.base import RollbackError
-from harness.local.runners.compiled import PreparedRunner
-from harness.local.runners.eager import EagerRunner
-from harness.local.runners.prepared_calls import RunnerShapes
 from harness.local.runners.shared_prefix import SharedPrefixRunner
 from harness.local.runners.slots import UnsupportedModelError
+from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 
 
@@ -42,17 +40,13 @@ def test_it_agrees_with_the_eager_runner(name: str) -> None:
     StaticRunner(random_model(name)).check()
 
 
-@pytest.mark.parametrize("runner", ["static", "prepared"])
-def test_numbers_that_overflowed_do_not_reach_the_next_batch(runner: str) -> None:
+def test_numbers_that_overflowed_do_not_reach_the_next_batch() -> None:
     """A mask hides no nan, and slots are used again."""
     model = random_model("llama")
     broken = 63
     with torch.no_grad():
         model.get_input_embeddings().weight[broken] = torch.nan
     runs: Any = StaticRunner(model, num_slots=40)
-    if runner == "prepared":
-        runs = PreparedRunner(model, compiled=False, captured=True)
-        runs.prepare(RunnerShapes(1, 40, (1, 5)))
     for _ in range(2):
         runs.start([[5, 6, 7, 8]])
         tokens = torch.tensor([[9, 10, 11, 12, 13]])
@@ -67,17 +61,14 @@ def test_numbers_that_overflowed_do_not_reach_the_next_batch(runner: str) -> Non
 
 
 @pytest.mark.parametrize("shares", [False, True])
-@pytest.mark.parametrize("runner", ["eager", "static", "prepared"])
+@pytest.mark.parametrize("runner", ["static"])
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
 def test_logits_are_made_after_the_last_token_of_each_prompt_alone(
     name: str, runner: str, shares: bool
 ) -> None:
     """Not after all tokens, nor for each row after the last tokens of the others."""
     model = random_model(name)
-    runs: Any = (EagerRunner if runner == "eager" else StaticRunner)(model)
-    if runner == "prepared":
-        runs = PreparedRunner(model, compiled=False, captured=True)
-        runs.prepare(RunnerShapes(3, 48, (1, 2), longest_prompt=16))
+    runs: Any = (SnapshotRunner if runner == "eager" else StaticRunner)(model)
     numbers: list[int] = []
     model.lm_head.register_forward_hook(
         lambda module, inputs, output: numbers.append(output.numel())
@@ -91,15 +82,12 @@ def test_logits_are_made_after_the_last_token_of_each_prompt_alone(
         assert close(logits[row], logits_without_cache(model, prompt)[-1])
 
 
-@pytest.mark.parametrize("runner", ["eager", "static", "prepared"])
+@pytest.mark.parametrize("runner", ["eager", "static"])
 @pytest.mark.parametrize("name", ["gpt2", "opt"])
 def test_a_row_at_the_end_of_its_context_beside_one_that_is_not(name: str, runner: str) -> None:
     """All rows are extended by as many tokens, of which a row keeps those within its context."""
     model = random_model(name, max_position_embeddings=32)
-    runs: Any = (EagerRunner if runner == "eager" else StaticRunner)(model)
-    if runner == "prepared":
-        runs = PreparedRunner(model, compiled=False, captured=True)
-        runs.prepare(RunnerShapes(2, 48, (1, 9), num_drawn=(8,)))
+    runs: Any = (SnapshotRunner if runner == "eager" else StaticRunner)(model)
     texts = [[place % 50 for place in range(30)], [7, 8, 9]]
     runs.start(texts)
     tokens = torch.arange(18).view(2, 9)
@@ -108,12 +96,6 @@ def test_a_row_at_the_end_of_its_context_beside_one_that_is_not(name: str, runne
     for row, count in enumerate(counts):
         whole = [*texts[row], *tokens[row, :count].tolist()]
         assert close(logits[row, :count], logits_without_cache(model, whole)[-count:])
-
-    if runner == "prepared":
-        runs.start([texts[0][:29]])
-        drawn, _ = runs.draw(torch.tensor([[5]]), torch.full((1, 2), 0.5), Warp(0.0))
-        logits = logits_without_cache(model, [*texts[0][:29], 5, drawn[0, 0].item()])
-        assert drawn.tolist() == [logits[-2:].argmax(-1).tolist()]
 
 
 NEWER = pytest.mark.skipif("dots3_note_text" not in CONFIG_MAPPING, reason="an older transformers")
@@ -176,22 +158,13 @@ def test_a_window_at_the_end_of_the_cache_is_found_where_rows_exceed_it(
 ) -> None:
     """Or where a mask does, which may end seven slots behind them."""
     model = random_model("gpt_neo", window_size=window)
-    EagerRunner(model).check(2, num_slots)
+    SnapshotRunner(model).check(2, num_slots)
     runner = StaticRunner(model)
     if not wrong:
         runner.check(num_slots)
         return
     with pytest.raises(UnsupportedModelError, match="differ from the model's own"):
         runner.check(num_slots)
-
-
-def test_prepared_shapes_are_compared_with_the_model_itself() -> None:
-    """They see all slots, so that a window at the end of the cache is wrong at any length."""
-    model = random_model("gpt_neo", window_size=100)
-    runner = PreparedRunner(model, compiled=False, captured=False)
-    StaticRunner(model).check(90)
-    with pytest.raises(UnsupportedModelError, match="differ from the model's own"):
-        runner.prepare(RunnerShapes(2, 90, [1, 4]))
 
 
 @pytest.mark.parametrize(("name", "most"), [("llama", 8), ("mistral", 16)])
@@ -232,9 +205,11 @@ def test_slots_that_are_too_few_are_gone_before_a_prompt_is_read(
     runner = StaticRunner(random_model("llama"))
     runner.start(PROMPTS[:1])
     held: list[int] = []
-    read = runner._read
+    read = runner._read_prompts
     monkeypatch.setattr(
-        runner, "_read", lambda prompts: held.append(len(runner._slots.buffers)) or read(prompts)
+        runner,
+        "_read_prompts",
+        lambda prompts: held.append(len(runner._slots.buffers)) or read(prompts),
     )
     runner.start(PROMPTS)
     runner.start([[3] * BUCKET])
@@ -297,35 +272,27 @@ def test_rows_that_are_added_get_new_slots_only_where_there_are_none(
     assert runner._slots.num_slots == num_slots
 
 
-@pytest.mark.parametrize("kind", [StaticRunner, EagerRunner])
-def test_drawn_tokens_are_transformers_own_and_layers_are_those_of_its_cache(kind: Any) -> None:
+@pytest.mark.parametrize("kind", [StaticRunner, SnapshotRunner])
+def test_drawn_tokens_are_transformers_own(kind: Any) -> None:
     model, prompt = random_model("llama"), PROMPTS[0]
     runner = kind(model, hidden_layers=(0,))
     first = runner.start([prompt]).logits.argmax(-1, keepdim=True)
     tokens = [first, runner.draw(first, torch.full((1, 4), 0.5), Warp(0.0))[0]]
     assert torch.cat(tokens, -1).tolist() == [generated(model, prompt, 5)]
-    runner.keep([1])
-    expected = model(torch.tensor([[*prompt, first.item()]])).past_key_values.layers
-    for layer, found in zip([2, 0], runner.cached([2, 0]).layers, strict=True):
-        own = [expected[layer].keys, expected[layer].values]
-        assert all(close(states[:, :, :8], one) for states, one in zip(found, own, strict=True))
 
 
-@pytest.mark.parametrize("kind", [StaticRunner, EagerRunner])
-def test_of_equal_prompts_that_join_at_once_one_is_read(
-    kind: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_of_equal_prompts_that_join_at_once_one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     model = random_model("llama")
-    runner, alone = kind(model), kind(model)
+    runner, alone = StaticRunner(model), StaticRunner(model)
     runner.start([[3, 4]])
     read: list[int] = []
-    whole = runner._read
+    whole = runner._read_prompts
 
     def counted(prompts: Any) -> Any:
         read.append(len(prompts))
         return whole(prompts)
 
-    monkeypatch.setattr(runner, "_read", counted)
+    monkeypatch.setattr(runner, "_read_prompts", counted)
     prompts = [[5, 6, 7], [8], [5, 6, 7]]
     logits = runner.add(prompts).logits
     assert read == [2]
@@ -342,7 +309,7 @@ def test_of_equal_prompts_that_join_at_once_one_is_read(
 def test_random_batches_in_the_same_slots(name: str) -> None:
     """Batches of any size after each other, whose rows end, join and keep what they like: as with the eager runner."""
     chance, model = random.Random(name), random_model(name)
-    runners = StaticRunner(model, num_slots=BUCKET), EagerRunner(model)
+    runners = StaticRunner(model, num_slots=BUCKET), SnapshotRunner(model)
 
     def some(number: int, length: int) -> list[list[int]]:
         return [[chance.randrange(3, VOCABULARY) for _ in range(length)] for _ in range(number)]

@@ -55,10 +55,10 @@ class Arm:
     def _records(self, request: Request) -> Records:
         target = JoinedRunner(self._transitions)
         if not self._number:
-            return autoregressive(target, request, ahead=True)
+            return autoregressive(target, request)
         warp = BatchWarp()
         drafter = ModelDrafter(JoinedRunner(0.5 * chain(0) + 0.5 * chain(1)), warp)
-        return speculative(target, drafter, request, self._number, warp=warp, ahead=True)
+        return speculative(target, drafter, request, self._number, warp=warp)
 
 
 @dataclass(eq=False)
@@ -136,7 +136,7 @@ def asked(index: int, num_tokens: int = 12) -> Request:
 
 
 @pytest.mark.parametrize("num_draft_tokens", [0, 3])
-def test_answers_that_join_and_leave_behind_queued_turns(num_draft_tokens: int) -> None:
+def test_answers_that_join_and_leave_between_turns(num_draft_tokens: int) -> None:
     arm: Any = Arm(num_draft_tokens)
     scheduler = Scheduler(max_rows=3, max_waiting=20)
     answers: list[Any] = []

@@ -30,20 +30,19 @@ _FREE = ("ngram", "lookup", "suffix")
 _MOST_POINTS = 6
 
 
-def main_limit(tokens: float, proposed: float, costs: StepCosts, acceptable: float) -> str:
+def main_limit(tokens: float, proposed: float, costs: StepCosts) -> str:
     """The limit whose removal would raise the speed-up most: `the draft is too slow: free drafting would give 2.00×`.
 
     Args:
         tokens: mean number of tokens that an iteration yields.
         proposed: draft tokens per iteration (K).
-        acceptable: the most of them that can be accepted: of a tree, one path.
     """
     drafting = proposed * costs.draft
     ideals = {
         "the draft is too slow: free drafting": tokens / costs.verify,
         "verification costs too much: one step for all tokens": tokens
         / (drafting + min(costs.verify, 1)),
-        "acceptance is too low: full acceptance": (1 + acceptable) / (drafting + costs.verify),
+        "acceptance is too low: full acceptance": (1 + proposed) / (drafting + costs.verify),
     }
     limit = max(ideals, key=lambda name: ideals[name])
     return f"{limit} would give {ideals[limit]:.2f}×"
@@ -95,12 +94,7 @@ def held_back(regular: LatencyRow | None, row: LatencyRow) -> str | None:
         return "drafting does not pay: auto gave it up"
     tokens = row.tokens_per_iteration or 1.0
     proposed = row.mean_num_draft_tokens or 0.0
-    acceptable = proposed
-    if row.draft_tree not in (None, "chain"):
-        # Of a tree the deepest level that was ever accepted: a head may draft fewer levels than K.
-        levels = enumerate(row.acceptance_histogram or [])
-        acceptable = max((level for level, count in levels if count), default=proposed)
-    return main_limit(tokens, proposed, costs, acceptable)
+    return main_limit(tokens, proposed, costs)
 
 
 def share_of_iteration(rows: Sequence[LatencyRow]) -> float | None:

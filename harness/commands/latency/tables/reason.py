@@ -66,9 +66,7 @@ def _acceptance(row: LatencyRow) -> str | None:
     if tokens:
         length = f"{tokens:.2f} tokens per iteration, the target's own one included"
         if row.num_draft_tokens == "auto":
-            proposed = f"{row.mean_num_draft_tokens:.2f}"
-            is_tree = row.draft_tree not in (None, "chain")
-            length += f", {proposed} nodes on average" if is_tree else f", K={proposed} on average"
+            length += f", K={row.mean_num_draft_tokens:.2f} on average"
         parts.append(length)
     if not parts:
         return not_reported(row) if row.is_elsewhere else None

@@ -22,7 +22,6 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.heads.drafter import HeadDrafter
-from harness.local.models.sketch import LayerCache
 
 # The styles of layers that heads have, by transformers' name.
 LAYER_STYLES: dict[str, type[nn.Module]] = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}
@@ -53,7 +52,6 @@ class HeadConfig:
             vocabulary needs its own.
         transformer: the configuration of the head's own layers; None for Medusa, which has none.
         confidence: whether it estimates the chance that a token is accepted, as DSpark does.
-        cached_layers: the target's layers, counted from 0, whose keys and values the head reads.
     """
 
     layers: tuple[int, ...]
@@ -64,17 +62,11 @@ class HeadConfig:
     own_output: bool = False
     transformer: PreTrainedConfig | None = None
     confidence: bool = False
-    cached_layers: tuple[int, ...] = ()
 
     @property
     def borrowed_outputs(self) -> int:
         """How many numbers of the target's output matrix a pass reads."""
         return 0 if self.own_output else self.target_size * self.vocabulary_size
-
-    @property
-    def borrowed_caches(self) -> tuple[LayerCache, ...]:
-        """The target's caches that a pass reads."""
-        return ()
 
     def share_read(self, name: str) -> float:
         """Return which share of the head's own tensor of this name a pass of one token reads."""
@@ -123,11 +115,10 @@ class Head(nn.Module):
         self,
         target: PreTrainedModel,
         warp: AnyWarp,
-        budget: int = 0,
         confidence: float = 0.0,
     ) -> HeadDrafter:
         """Return a drafter with these weights; arguments as of `HeadDrafter`."""
-        return self.drafter_class(self, target, warp, budget, confidence)
+        return self.drafter_class(self, target, warp, confidence)
 
     def huggingface(self, target: PreTrainedModel) -> dict[str, Any]:
         """Return the arguments of transformers' `generate` that make it draft with these weights,

@@ -2,50 +2,38 @@
 
 A head continues from features, the target's own hidden states. `observe` keeps those of the decided
 tokens (`unread`). `propose` then hands them to the kind's `draft`, which reads them into the head's
-cache and draws K tokens. `draft` is a function of tensors, so that `prepared` can compile or
-capture it; where nothing is prepared, or nothing that fits, it runs eagerly.
-
-For trees (`propose_tree`) a kind has `predictor` instead, which reads the features and then predicts
-the tokens of a tree level by level. What it must know of a node differs from kind to kind:
-
-    EAGLE-3            the whole path to it: a pass for each level (in `kinds/eagle3`)
-    DSpark, DFlash 2   its level and its own token: `TokenPredictor`
-    the others         its level alone: `MarginalPredictor`
+cache and draws K tokens. `draft` is a function of tensors, so that it can be compiled (`CompiledDraft`);
+what fits no compiled proposal runs eagerly.
 """
 
 from __future__ import annotations
 
-import functools
+import math
+import time
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.local.decoding.protocols import Cached, Proposal, Step, TreeDrafter
+from harness.config.amounts import round_up
+from harness.local.decoding.protocols import Drafter, Proposal, Step
 from harness.local.decoding.randomness import existing_index
-from harness.local.decoding.transfer import most, to_device
-from harness.local.decoding.trees import TreeProposal
+from harness.local.decoding.transfer import to_device
 from harness.local.decoding.warp import AnyWarp, current_warp
 from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.drafting.heads.unread import Unread, UnreadFeatures
-from harness.local.drafting.teacher_forcing import (
-    CHUNK,
-    as_offered,
-    in_parts,
-    places_of,
-    upcoming,
-)
-from harness.local.drafting.trees.growth import Grown, Growth, Predictor, trees_of
 from harness.local.runners.attention import without_cudnn
+from harness.local.runners.checks import require_close
+from harness.local.runners.compiled import CompiledCall
+from harness.local.runners.sizes import filled_up
 
 # Unread features accumulate until the next proposal; above this many they are processed early to
 # bound memory.
 MOST_UNREAD = 64
-# In the rows that draft at once behind places of a text.
-_MOST_NUMBERS = 2**27
+_NUM_UNREAD = len(Unread._fields)
 
 
 class Draft(NamedTuple):
@@ -65,30 +53,8 @@ class Draft(NamedTuple):
     lengths: Tensor | None = None
 
 
-class PreparedDrafts(Protocol):
-    """A head's whole proposals as prepared calls: `PreparedHead`, or `PreparedTrees` for trees.
-
-    Attributes:
-        cache: the one that the calls use, of fixed size.
-    """
-
-    cache: SlotCache
-
-    def number_for(self, drafter: HeadDrafter, number: int) -> int | None:
-        """Return the number of draft tokens of the prepared proposal that serves for one of
-        `number` tokens; None where there is none. A proposal of trees has levels instead.
-        """
-
-    def __call__(self, number: int, unread: Unread, *inputs: Tensor) -> tuple[Tensor, ...]:
-        """Return the outputs of the prepared proposal of `number` tokens or levels.
-
-        Args:
-            inputs: what `draft` takes beside `unread`, which is uniforms [B, K]; nothing for trees.
-        """
-
-
-class HeadDrafter(TreeDrafter):
-    """A drafter over a head; each kind adds `draft`, and `predictor` where it drafts trees.
+class HeadDrafter(Drafter):
+    """A drafter over a head; each kind adds `draft`.
 
     A head with a cache has an entry there for each decided token but the last, which has no
     features yet. The head may be on another device than the target's tokens.
@@ -97,35 +63,31 @@ class HeadDrafter(TreeDrafter):
         head: a `blocks.Head`.
         target: lends its embedding and its output matrix to a head without them.
         warp: the one applied to the target's logits.
-        budget: the most nodes of a tree; 0 for a drafter of chains.
         confidence: offer tokens only as far as a confidence head (DSpark) expects each to be
             accepted with at least this probability; 0 offers all.
 
     Attributes:
         num_reread: how many of the last features of each row are read again with the next ones.
         vocabulary_size: the width of the target's logits.
-        prepared: drafts in place of `draft` or `grow` where it can; None where nothing is prepared.
+        compiled: drafts in place of `draft` where it can; None where nothing is compiled.
         cache: the head's.
     """
 
     num_reread = 0
-    prepared: PreparedDrafts | None = None
+    compiled: CompiledDraft | None = None
 
     def __init__(
         self,
         head: Any,
         target: PreTrainedModel,
         warp: AnyWarp,
-        budget: int = 0,
         confidence: float = 0.0,
     ) -> None:
         self.head = head
-        self.budget = budget
         self.device = next(head.parameters()).device
         self._warp = warp
         self._confidence = confidence
         self.layers = head.config.layers
-        self.cached_layers = head.config.cached_layers
         self.vocabulary_size = head.config.vocabulary_size
         self._embedding: Any = head.embed_tokens or target.get_input_embeddings()
         self._output: Any = head.lm_head or target.get_output_embeddings()
@@ -133,20 +95,9 @@ class HeadDrafter(TreeDrafter):
         self.cache = SlotCache()
 
     @property
-    def devices(self) -> set[torch.device]:
-        """Where the head is, and the layers that it may borrow."""
-        borrowed = (self._embedding, self._output)
-        return {self.device, *(module.weight.device for module in borrowed)}
-
-    @property
     def warp(self) -> AnyWarp:
         """The warp of the batch as it is now."""
         return current_warp(self._warp)
-
-    def cached(self) -> Cached:
-        """Return the target's keys and values of `cached_layers`, as its runner has them now."""
-        assert self.target_runner is not None
-        return self.target_runner.cached(self.cached_layers)
 
     @abstractmethod
     def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
@@ -156,12 +107,6 @@ class HeadDrafter(TreeDrafter):
         `cache.num_slots` slots are those that it may write and see.
         """
 
-    def predictor(self, unread: Unread, depth: int) -> Predictor:
-        """Read the features, and return what predicts the tokens of a tree of at most `depth`
-        levels, where `HeadKind.drafts_trees`.
-        """
-        raise NotImplementedError
-
     def read(self, unread: Unread) -> Any:
         """Read the features into the cache; a head without one has nothing to do."""
 
@@ -169,21 +114,11 @@ class HeadDrafter(TreeDrafter):
         """Return how many slots behind the unread features a proposal may write."""
         return num_draft_tokens
 
-    def num_drafted(self, number: int) -> int:
-        """Return how many of `number` tokens, or levels of a tree, the head can draft."""
-        return number
-
-    def most_unread(self, number: int) -> int:
-        """Return how many features a row can have unread after a verdict over `number` tokens."""
-        return self.num_reread + number + 1
-
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
         self.vocabulary_size = step.logits.shape[-1]
-        # The cache shares the captured buffers. If it outgrows them it is copied, and proposals run
-        # eagerly.
-        self.cache = SlotCache() if self.prepared is None else self.prepared.cache.twin()
+        self.cache = SlotCache() if self.compiled is None else self.compiled.cache
         self._unread = UnreadFeatures(self.device)
         self.add(prompts, first_tokens, step)
 
@@ -194,7 +129,10 @@ class HeadDrafter(TreeDrafter):
         # Where proposals are wanted.
         self._target_device = step.hidden.device
         self._unread.add(step.hidden.to(self.device), prompts, first_tokens)
-        self.cache.ensure_rows(len(self._unread.counts))
+        num_rows = len(self._unread.counts)
+        if self.compiled is not None and num_rows > self.compiled.batch_size:
+            self._leave_compiled()
+        self.cache.ensure_rows(num_rows)
         self._propose_nothing()
 
     def _propose_nothing(self) -> None:
@@ -204,11 +142,8 @@ class HeadDrafter(TreeDrafter):
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        # With a budget `prepared` has trees; a chain, which only references ask for, is then eager.
-        prepared = None if self.budget else self.prepared
-        outputs = self._run(self.draft, num_draft_tokens, [uniforms.to(self.device)], prepared)
-        drafted = Draft(*outputs)
-        # A prepared proposal may have more tokens, and offer more.
+        drafted = self._drafted(num_draft_tokens, uniforms.to(self.device))
+        # A compiled proposal may have more tokens, and offer more.
         tokens = drafted.tokens[:, :num_draft_tokens]
         probabilities = drafted.probabilities[:, :num_draft_tokens]
         lengths = None
@@ -219,68 +154,46 @@ class HeadDrafter(TreeDrafter):
             tokens.to(self._target_device), probabilities.to(self._target_device), lengths
         )
 
-    @torch.inference_mode()
-    def propose_tree(self, depth: int) -> TreeProposal:
-        depth = self.num_drafted(depth)
-        call = functools.partial(self.grow, depth)
-        proposal = trees_of(Grown(*self._run(call, depth, [], self.prepared)))
-        self._proposed = proposal.tokens
-        return proposal.to(self._target_device)
-
-    def grow(self, depth: int, unread: Unread) -> Grown:
-        """Read the features and grow trees.
-
-        Bound to a depth it is a function of tensors, as `draft` is, which `prepared_trees` compiles
-        or captures.
-        """
-        return Growth(depth, self.budget).grow(self.predictor(unread, depth))
-
-    def follow(self, path: Tensor) -> None:
-        self._proposed = self._proposed.gather(1, (path - 1).to(self.device))
-
-    def _run(
-        self,
-        call: Callable[..., tuple[Any, ...]],
-        number: int,
-        inputs: Sequence[Tensor],
-        prepared: PreparedDrafts | None,
-    ) -> tuple[Any, ...]:
-        """Return the outputs of a proposal, by a prepared call where one fits.
-
-        Args:
-            call: the eager proposal, `draft` or `grow`: it takes `Unread` and the inputs.
-            number: how many tokens to draft, or levels of a tree.
-            inputs: as of `PreparedDrafts.__call__`.
-        """
-        fitting = None if prepared is None else prepared.number_for(self, number)
-        if prepared is not None and fitting is not None:
-            # A prepared call reads as many features as a verdict can leave; others before it.
-            most_unread = self.most_unread(fitting)
-            if most(self._unread.counts) > most_unread:
+    def _drafted(self, number: int, uniforms: Tensor) -> Draft:
+        """Read what is unread, and draft at least `number` tokens, or as many as the head can."""
+        compiled = self.compiled
+        if compiled is not None and self.cache is compiled.cache:
+            # It reads as many features as a verdict can leave; others are read before it.
+            if max(self._unread.counts) > compiled.most_unread:
                 self._read_early()
-            # Rows or texts that outgrow the prepared cache go on eagerly, in a cache of their own.
-            needed = most(self._unread.num_read) + most_unread + self.num_ahead(fitting)
-            if needed > prepared.cache.num_slots or not self.cache.shares(prepared.cache):
-                fitting = None
+            num_ahead = self.num_ahead(compiled.num_draft_tokens)
+            needed = max(self._unread.num_read) + compiled.most_unread + num_ahead
+            if needed > self.cache.num_slots:
+                self._leave_compiled()
+            fits = number <= compiled.num_draft_tokens and compiled.warp == self.warp
+            if fits and self.cache is compiled.cache:
+                draft = compiled(self._unread.all(), uniforms)
+                self._unread.count_as_read(self.num_reread)
+                return draft
         unread = self._unread.all()
-        if prepared is None or fitting is None:
-            outputs = self._run_eagerly(call, number, unread, *inputs)
-        else:
-            outputs = prepared(fitting, unread, *inputs)
-        self._unread.count_as_read(self.num_reread)
-        return outputs
-
-    def _run_eagerly(
-        self, call: Callable[..., tuple[Any, ...]], number: int, unread: Unread, *inputs: Tensor
-    ) -> tuple[Any, ...]:
-        num_read = most(self._unread.num_read)
-        self.cache.num_slots = num_read + unread.features.shape[1] + self.num_ahead(number)
+        self._see(max(self._unread.num_read) + unread.features.shape[1] + self.num_ahead(number))
         with without_cudnn():
-            return call(unread, *inputs)
+            draft = self.draft(unread, uniforms)
+        self._unread.count_as_read(self.num_reread)
+        return draft
+
+    def _see(self, num_slots: int) -> None:
+        """Make the cache show at least this many slots; a compiled one always shows all."""
+        if self.compiled is None or self.cache is not self.compiled.cache:
+            self.cache.num_slots = num_slots
+        elif num_slots > self.cache.num_slots:
+            self._leave_compiled()
+            self.cache.num_slots = num_slots
+
+    def _leave_compiled(self) -> None:
+        """Go on eagerly in a cache of its own: rows or texts have outgrown the compiled one."""
+        assert self.compiled is not None
+        if self.cache is self.compiled.cache:
+            self.cache = self.cache.copied()
 
     @torch.inference_mode()
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        if most(self._unread.counts) > MOST_UNREAD:
+        if max(self._unread.counts) > MOST_UNREAD:
             self._read_early()
         assert step.hidden is not None
         self._unread.observe(step.hidden, self._proposed, num_accepted, next_tokens)
@@ -294,58 +207,12 @@ class HeadDrafter(TreeDrafter):
         self._unread.select(rows, index)
         self._propose_nothing()
 
-    @torch.inference_mode()
-    def along(
-        self, tokens: Sequence[int], answers: Sequence[range], hidden: Tensor | None, most: int
-    ) -> Tensor:
-        """Read the whole text once; then each place is a row that drafts behind its own beginning of it."""
-        assert hidden is not None
-        device = self.device
-        features = hidden.flatten(1).to(device)
-        following = to_device(tokens, device)[1:]
-        num_features = len(features)
-        self.cache = SlotCache()
-        self.cache.num_slots = num_features + self.num_ahead(most)
-        start = following.new_zeros(1)
-        parts = []
-        with without_cudnn():
-            for begin in range(0, num_features, CHUNK):
-                first = max(0, begin - self.num_reread)
-                part = slice(first, begin + CHUNK)
-                counts = start + len(features[part])
-                self.read(
-                    Unread(features[None, part], following[None, part], counts, start + first)
-                )
-            of_text = self.cache
-            # Each row has the cache of the whole text, and the probabilities of all tokens.
-            numbers_per_row = of_text.num_slots * of_text.numbers_per_token
-            numbers_per_row += most * self.vocabulary_size
-            at_once = max(1, _MOST_NUMBERS // numbers_per_row)
-            for numbers in in_parts(places_of(answers), at_once):
-                places = to_device(numbers, device)
-                # The last feature before each place; an iteration reads it, and as many before it as are read again.
-                last = places - 1
-                starts = (last - self.num_reread).clamp(min=0)
-                index = starts.unsqueeze(1) + torch.arange(self.num_reread + 1, device=device)
-                index = index.clamp(max=num_features - 1)
-                unread = Unread(features[index], following[index], last - starts + 1, starts)
-                self.cache = of_text.twin()
-                self.cache.repeat(torch.zeros_like(places))
-                expected = upcoming(tokens, numbers, most).to(device)
-                # The text's own tokens, which `draw` takes; any token beyond the text.
-                taken = expected.clamp(min=0)
-                drafted = self.draft(unread, taken)
-                index = taken[:, : drafted.tokens.shape[1]].unsqueeze(-1)
-                found = drafted.probabilities.gather(-1, index).squeeze(-1)
-                parts.append(as_offered(found, expected, drafted.lengths))
-        return torch.cat(parts)
-
     def _read_early(self) -> None:
         """Read all features now. The last one of each row is read again with those that follow,
         because `draft` needs at least one.
         """
         unread = self._unread.all()
-        self.cache.num_slots = most(self._unread.num_read) + unread.features.shape[1]
+        self._see(max(self._unread.num_read) + unread.features.shape[1])
         with without_cudnn():
             self.read(unread)
         self._unread.count_as_read(max(1, self.num_reread))
@@ -362,7 +229,7 @@ class HeadDrafter(TreeDrafter):
 
     def draw(self, logits: Tensor, uniforms: Tensor) -> Draft:
         """Draw by logits [B, ..., V of the head] and uniforms [B, ...]. Whole numbers in place of
-        uniforms are tokens to take (`along`).
+        uniforms are the target's tokens to take.
         """
         probabilities = self._warp(logits)
         if uniforms.is_floating_point():
@@ -380,6 +247,102 @@ class HeadDrafter(TreeDrafter):
             return numbers
         shape = (*numbers.shape[:-1], self.vocabulary_size)
         return numbers.new_full(shape, of_others).index_copy(-1, self._known_tokens, numbers)
+
+
+class CompiledDraft:
+    """A whole proposal of K tokens as one compiled call, which all drafters over a head share, one
+    after the other.
+
+    Fewer rows and features are filled up. What features that only fill up leave in the cache is
+    never seen.
+
+    Args:
+        drafter: one for the warp that tokens will be drawn with. It serves to compile, never for a
+            batch.
+        target: the model that is followed.
+        vocabulary_size: the width of its logits.
+        batch_size: the most rows of a batch.
+        num_slots: the most tokens of a row, draft tokens beyond its end included.
+        num_draft_tokens: K.
+
+    Attributes:
+        cache: the keys and values of every drafter's batch, of fixed size.
+        setup_seconds: how long compiling took.
+
+    Raises UnsupportedModelError if the head cannot be compiled, or then drafts otherwise.
+    """
+
+    @torch.inference_mode()
+    def __init__(
+        self,
+        drafter: HeadDrafter,
+        target: PreTrainedModel,
+        vocabulary_size: int,
+        batch_size: int,
+        num_slots: int,
+        num_draft_tokens: int,
+    ) -> None:
+        started = time.perf_counter()
+        drafter.vocabulary_size = vocabulary_size
+        self.warp = drafter.warp
+        self.num_draft_tokens = num_draft_tokens
+        self.batch_size = batch_size
+        self.most_unread = drafter.num_reread + num_draft_tokens + 1
+        self.cache = drafter.cache
+        num_ahead = drafter.num_ahead(num_draft_tokens)
+        self.cache.num_slots = round_up(num_slots + self.most_unread + num_ahead)
+        example = self._example(drafter, target.dtype)
+        self._shapes = [tensor.shape for tensor in example]
+
+        def propose(*inputs: Tensor) -> list[Tensor]:
+            draft = drafter.draft(Unread(*inputs[:_NUM_UNREAD]), inputs[_NUM_UNREAD])
+            return [tensor for tensor in draft if tensor is not None]
+
+        expected = Draft(*propose(*example))
+        call = CompiledCall(propose, example, drafter.head)
+        self._call: CompiledCall | None = call
+        actual = Draft(*call(*example))
+        # The first token alone: rounding may draw another one, and after it nothing is equal.
+        require_close(
+            [actual.probabilities[:, 0]],
+            [expected.probabilities[:, 0]],
+            target,
+            "compiled differ from the eager ones",
+        )
+        self.cache.clear()
+        self.setup_seconds = time.perf_counter() - started
+
+    @torch.inference_mode()
+    def __call__(self, unread: Unread, uniforms: Tensor) -> Draft:
+        """Draft K tokens for each row, by uniforms for the first of them at least."""
+        assert self._call is not None
+        num_rows = len(unread.counts)
+        inputs = [
+            filled_up(tensor, *shape)
+            for tensor, shape in zip((*unread, uniforms), self._shapes, strict=True)
+        ]
+        return Draft(*(output[:num_rows] for output in self._call(*inputs)))
+
+    def close(self) -> None:
+        """Give back memory. The compiled call refers to this object: without it both are freed at once."""
+        self._call = None
+        self.cache = SlotCache()
+
+    def _example(self, drafter: HeadDrafter, dtype: torch.dtype) -> Sequence[Tensor]:
+        """Return inputs of a proposal: those of `Unread`, then uniforms."""
+        size, width = self.batch_size, self.most_unread
+        device = drafter.device
+        config = drafter.head.config
+        shape = (size, width, len(config.layers) * config.target_size)
+        features = torch.arange(math.prod(shape)).view(shape).sin()
+        counts = torch.full((size,), width, device=device)
+        return [
+            features.to(device, dtype),
+            torch.arange(size * width, device=device).view(size, width) % 16,
+            counts,
+            torch.zeros_like(counts),
+            torch.full((size, self.num_draft_tokens), 0.5, device=device),
+        ]
 
 
 def _call_elsewhere(module: Any, inputs: Tensor) -> Tensor:

@@ -68,8 +68,8 @@ class HeadCheckpoint:
     def sketch(self, dtype: torch.dtype) -> Sketch:
         """Return its sizes.
 
-        The target's output matrix and caches, if the head uses them, count as bytes that a pass
-        reads, and not as memory.
+        The target's output matrix, if the head uses it, counts as bytes that a pass reads, and not as
+        memory.
         """
         state = self.build().state_dict()
         tensors = [
@@ -98,7 +98,6 @@ class HeadCheckpoint:
             class_name=self.kind.name,
             spare_slots=SPARE_SLOTS,
             borrowed_bytes=dtype.itemsize * self.config.borrowed_outputs,
-            borrowed_caches=self.config.borrowed_caches,
             drafts_in_one_pass=self.kind.one_pass,
         )
 

@@ -97,10 +97,9 @@ class MtpHead(EagleHead):
         self,
         target: PreTrainedModel,
         warp: AnyWarp,
-        budget: int = 0,
         confidence: float = 0.0,
     ) -> EagleDrafter:
-        """Return a drafter of chains; there are no settings for trees or confidence."""
+        """Return a drafter; there is no setting for its confidence."""
         if len(self.layers) == 1:
             return EagleDrafter(self, target, warp)
         return MtpDrafter(self, target, warp)

@@ -27,20 +27,12 @@ class SlotCache:
         positions: [B, n], the positions of the entries that `update` writes next.
         num_slots: the number of slots S that `update` returns and masks cover, at least as many as
             are written. The drafter sets it once for a whole proposal: `place` cannot know it, as
-            `starts` may still be on the device, and prepared proposals need a fixed S.
-
-    Args:
-        num_spare: how many slots beyond `num_slots` are allocated.
+            `starts` is on the device, and compiled proposals need a fixed S.
     """
 
-    def __init__(self, num_spare: int = SPARE_SLOTS) -> None:
-        self._num_spare = num_spare
+    def __init__(self) -> None:
         self.positions = torch.empty(0, dtype=torch.long)
         self.num_slots = 0
-        # The slots [B, n] that `update` writes next. Nodes of a tree may share a position, but not
-        # a slot, and have a mask [B, 1, n, S] of the slots that each of them sees.
-        self._slots = self.positions
-        self._tree_mask: Tensor | None = None
         # For each layer its keys and its values [rows, heads, slots, D].
         self._layers: dict[int, tuple[Tensor, Tensor]] = {}
 
@@ -48,20 +40,6 @@ class SlotCache:
         """Make `update` write `count` entries of each row next, from position `starts` [B] on."""
         ahead = torch.arange(count, device=starts.device)
         self.positions = starts.unsqueeze(1) + ahead
-        self._slots = self.positions
-        self._tree_mask = None
-
-    def place_tree(self, positions: Tensor, slots: Tensor, visible: Tensor) -> None:
-        """Make `update` write n nodes of a tree next, until `place` is called.
-
-        Args:
-            positions: [B, n or 1], the same for all nodes of a level.
-            slots: [B, n], behind the text.
-            visible: [B, n, S], which slots each of these nodes sees.
-        """
-        self.positions = positions.expand_as(slots)
-        self._slots = slots
-        self._tree_mask = visible.unsqueeze(1)
 
     def update(
         self, keys: Tensor, values: Tensor, layer: int, *args: Any, **kwargs: Any
@@ -73,7 +51,7 @@ class SlotCache:
         num_rows = len(keys)
         all_keys, all_values = self._layers.get(layer, (keys[:0], values[:0]))
         if len(all_keys) < num_rows or all_keys.shape[2] < self.num_slots:
-            num_slots = self.num_slots + self._num_spare
+            num_slots = self.num_slots + SPARE_SLOTS
             all_keys = _enlarged(all_keys, num_rows, num_slots)
             all_values = _enlarged(all_values, num_rows, num_slots)
             self._layers[layer] = all_keys, all_values
@@ -84,7 +62,7 @@ class SlotCache:
         rows = torch.arange(num_rows, device=states.device).view(-1, 1, 1)
         heads = torch.arange(num_heads, device=states.device).view(-1, 1)
         # Into the whole buffer: a compiler would copy a view such as `buffer[:num_rows]`.
-        buffer.index_put_((rows, heads, self._slots.unsqueeze(1)), states)
+        buffer.index_put_((rows, heads, self.positions.unsqueeze(1)), states)
         return buffer[:num_rows, :, : self.num_slots]
 
     def clear(self) -> None:
@@ -108,25 +86,13 @@ class SlotCache:
             for buffer in buffers:
                 buffer[: len(rows)] = buffer[rows]
 
-    def repeat(self, rows: Tensor) -> None:
-        """Replace the buffers by copies of these rows, each of which may come several times."""
+    def copied(self) -> SlotCache:
+        """Return a cache with the same entries in buffers of its own."""
+        copied = SlotCache()
+        copied.num_slots = self.num_slots
         for layer, (keys, values) in self._layers.items():
-            self._layers[layer] = keys[rows], values[rows]
-
-    def twin(self) -> SlotCache:
-        """Return a cache in the same buffers, until either of them grows or repeats rows.
-
-        The twin of a cache without spare slots has some as soon as it grows.
-        """
-        twin = SlotCache()
-        twin.num_slots = self.num_slots
-        twin._layers = dict(self._layers)
-        return twin
-
-    def shares(self, other: SlotCache) -> bool:
-        """Return whether both caches, of one head, are in the same buffers."""
-        pairs = zip(self._layers.values(), other._layers.values(), strict=True)
-        return all(keys is other_keys for (keys, _), (other_keys, _) in pairs)
+            copied._layers[layer] = keys.clone(), values.clone()
+        return copied
 
     @property
     def numbers_per_token(self) -> int:
@@ -141,16 +107,8 @@ class SlotCache:
         window.
         """
         last = self.positions
-        if self._tree_mask is None:
-            first = torch.zeros_like(last) if window is None else last - window + 1
-            return self.range_mask(first, last)
-        if window is None:
-            return self._tree_mask
-        # The slot of a node is never before its position, and a window is longer than a tree is
-        # deep. So this hides only slots of the text.
-        slots = torch.arange(self.num_slots, device=last.device)
-        is_within = slots > last.unsqueeze(-1) - window
-        return self._tree_mask & is_within.unsqueeze(1)
+        first = torch.zeros_like(last) if window is None else last - window + 1
+        return self.range_mask(first, last)
 
     def range_mask(self, first: Tensor, last: Tensor) -> Tensor:
         """Return a mask [B, 1, n, S] of the slots from `first` to `last` [B, n] of each entry."""

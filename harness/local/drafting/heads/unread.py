@@ -9,8 +9,6 @@ next proposes. Until then they wait in chunks, one for each verdict. Say two row
     row 1   d . . | f g        a dot is padding
 
 For a proposal both chunks are merged, and what counts is moved to the left: `a b c e` and `d f g`.
-How many tokens the last verdict decided may still be on its way from the device
-(`transfer.Arriving`): nothing here waits for it.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from harness.local.decoding.transfer import Arriving, added, decided_tokens, most, to_device
+from harness.local.decoding.transfer import decided_tokens, to_device
 
 
 class Unread(NamedTuple):
@@ -32,7 +30,7 @@ class Unread(NamedTuple):
     Attributes:
         features: [B, n, L * D], of which the first `counts` of each row are unread.
         following: [B, n], the token after each.
-        counts: [B], at least 1; 0 in rows that only fill up a prepared batch.
+        counts: [B], at least 1; 0 in rows that only fill up a compiled batch.
         starts: [B], the slots of the first ones in the head's cache.
     """
 
@@ -120,12 +118,10 @@ class UnreadFeatures:
         Args:
             hidden: [B, K + 1, L, D], of the token before the proposal and of the proposed ones.
         """
-        longest = most(num_accepted)
-        counts = added(num_accepted, 1)
-        # Counts of an earlier verdict have reached the host by now.
-        self.num_read = list(self.num_read)
-        self.counts = added(counts, list(self.counts))
-        if not longest and not isinstance(next_tokens, Arriving):
+        longest = max(num_accepted)
+        counts = [count + 1 for count in num_accepted]
+        self.counts = _sums(counts, self.counts)
+        if not longest:
             # While nothing is drafted this is all: a head that does not pay must cost nothing.
             self._undrafted.append((hidden[:, :1], next_tokens))
             return
@@ -167,8 +163,8 @@ class UnreadFeatures:
         again = [0] * len(self.counts)
         if num_again:
             again = [min(num_again, count) for count in self.counts]
-        first = added(self.counts, [-count for count in again])
-        self.num_read = added(first, self.num_read)
+        first = _sums(self.counts, [-count for count in again])
+        self.num_read = _sums(first, self.num_read)
         self.counts = again
         self._chunks = []
         if num_again:
@@ -188,6 +184,10 @@ class UnreadFeatures:
         following = torch.cat([chunk.following for chunk in chunks], dim=1)
         is_unread = torch.cat([chunk.is_unread() for chunk in chunks], dim=1)
         order = is_unread.int().argsort(dim=1, descending=True, stable=True)
-        order = order[:, : most(self.counts)]
+        order = order[:, : max(self.counts)]
         rows = torch.arange(len(order), device=order.device).unsqueeze(1)
         return self._left_aligned(features[rows, order], following[rows, order])
+
+
+def _sums(numbers: Sequence[int], others: Sequence[int]) -> list[int]:
+    return [number + other for number, other in zip(numbers, others, strict=True)]

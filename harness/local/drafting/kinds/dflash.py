@@ -45,8 +45,6 @@ from harness.local.drafting.heads.drafter import Draft, HeadDrafter, stacked
 from harness.local.drafting.heads.formats import Shapes, StoredHead
 from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.drafting.heads.unread import Unread
-from harness.local.drafting.trees.growth import Predictor
-from harness.local.drafting.trees.head_predictors import MarginalPredictor, TokenPredictor
 from harness.local.models.cache_names import CACHE
 
 
@@ -117,16 +115,9 @@ class BlockDrafter(HeadDrafter):
         """A whole block, however few tokens are drafted."""
         return self.head.config.block_size
 
-    def num_drafted(self, number: int) -> int:
-        return min(number, self.head.config.most_tokens)
-
     def read(self, unread: Unread) -> None:
         self.cache.place(unread.starts, unread.features.shape[1])
         self.head.read(unread.features, self.cache)
-
-    def predictor(self, unread: Unread, depth: int) -> Predictor:
-        _, states = self.block(unread, depth)
-        return MarginalPredictor(self.over_vocabulary(self._logits(states), -torch.inf))
 
 
 class SequentialDrafter(BlockDrafter):
@@ -137,10 +128,8 @@ class SequentialDrafter(BlockDrafter):
 
     @abstractmethod
     def logits_after(self, states: Tensor) -> Callable[[int, Tensor], Tensor]:
-        """Return a function of a place in a block and of tokens [B, n] that may come before it.
-
-        It returns logits [B, n, V of the head] of the token at that place after each of them, or
-        [B, 1, V of the head] if the same follows each.
+        """Return a function of a place in a block and of the tokens [B] before it, which returns the
+        logits [B, V of the head] of the token at that place.
 
         Args:
             states: [B, K, width], of the K places.
@@ -151,19 +140,10 @@ class SequentialDrafter(BlockDrafter):
         drawn: list[Draft] = []
         before = anchor
         for place in range(states.shape[1]):
-            logits = logits_after(place, before.unsqueeze(1)).squeeze(1)
+            logits = logits_after(place, before)
             drawn.append(self.draw(logits, uniforms[:, place]))
             before = drawn[-1].tokens
         return stacked(drawn)
-
-    def predictor(self, unread: Unread, depth: int) -> Predictor:
-        anchor, states = self.block(unread, depth)
-        logits_after = self.logits_after(states)
-
-        def after(level: int, tokens: Tensor) -> Tensor:
-            return self.over_vocabulary(logits_after(level, tokens), -torch.inf)
-
-        return TokenPredictor(anchor, after)
 
 
 class BlockHead(LayeredHead):
@@ -252,7 +232,6 @@ class DFlash(HeadKind):
 
     name = "dflash"
     head_class: ClassVar[Any] = BlockHead
-    drafts_trees = True
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
         return stored_kind(raw) == self.name

@@ -127,11 +127,9 @@ class SelectorDrafter(SequentialDrafter):
         projected = selector.hidden_projection(states)
 
         def after(place: int, before: Tensor) -> Tensor:
-            here = slice(place, place + 1)
-            num_rows, count = before.shape
-            tokens = candidates[:, here].expand(-1, count, -1)
-            scores = likeliest[:, here] + selector.scores(projected[:, here], before, tokens)
-            every_token = scores.new_full((num_rows, count, logits.shape[-1]), -torch.inf)
+            tokens = candidates[:, place]
+            scores = likeliest[:, place] + selector.scores(projected[:, place], before, tokens)
+            every_token = torch.full_like(logits[:, place], -torch.inf)
             return every_token.scatter_(-1, tokens, scores)
 
         return after

@@ -43,14 +43,14 @@ class DominoDrafter(BlockDrafter):
     def draw_block(self, anchor: Tensor, states: Tensor, uniforms: Tensor) -> Draft:
         head = self.head
         logits = self._logits(states)
-        memory = states.new_zeros(len(anchor), head.config.recurrent_size)
+        memory = states.new_zeros(1, len(anchor), head.config.recurrent_size)
         drawn: list[Draft] = []
         before = anchor
         for place in range(states.shape[1]):
-            memory = head.remember(self.embed(before), memory)
+            _, memory = head.prefix_gru(self.embed(before).unsqueeze(0), memory)
             here = logits[:, place]
             if place >= head.config.num_uncorrected:
-                features = torch.cat([states[:, place], memory], dim=-1)
+                features = torch.cat([states[:, place], memory[0]], dim=-1)
                 here = here + head.embed_proj(features)[:, : here.shape[-1]]
             drawn.append(self.draw(here, uniforms[:, place]))
             before = drawn[-1].tokens
@@ -73,27 +73,12 @@ class DominoHead(BlockHead):
             nn.Linear(config.inner_size, config.draft_vocabulary_size, bias=False),
         )
 
-    def remember(self, embedded: Tensor, memory: Tensor) -> Tensor:
-        """The recurrent unit's next state [B, recurrent] after one more token [B, width].
-
-        Written out, because a whole proposal is compiled or captured, and `nn.GRU` cannot be.
-        """
-        of_token = nn.functional.linear(embedded, self.prefix_gru.weight_ih_l0)  # type: ignore[arg-type]
-        of_memory = nn.functional.linear(memory, self.prefix_gru.weight_hh_l0)  # type: ignore[arg-type]
-        token_reset, token_update, token_new = of_token.chunk(3, dim=-1)
-        memory_reset, memory_update, memory_new = of_memory.chunk(3, dim=-1)
-        reset = torch.sigmoid(token_reset + memory_reset)
-        update = torch.sigmoid(token_update + memory_update)
-        new = torch.tanh(token_new + reset * memory_new)
-        return (1 - update) * new + update * memory
-
 
 class Domino(DFlash):
     """Domino, as SpecForge stores it: in z-lab's format, with `projector_type`."""
 
     name = "domino"
     head_class = DominoHead
-    drafts_trees = False  # what follows a token depends on the whole path to it
 
     def config(self, stored: StoredHead, shapes: Shapes | None) -> DominoConfig:
         settings = stored.raw.get("dflash_config") or stored.raw

@@ -49,7 +49,7 @@ class SparkDrafter(SequentialDrafter):
         markov_head = self.head.markov_head
 
         def after(place: int, before: Tensor) -> Tensor:
-            own = logits[:, place : place + 1]
+            own = logits[:, place]
             if markov_head is None:
                 return own
             bias = markov_head["markov_w2"](markov_head["markov_w1"](before))

@@ -27,7 +27,6 @@ from harness.local.drafting.heads.drafter import Draft, HeadDrafter, stacked
 from harness.local.drafting.heads.formats import Shapes, StoredHead
 from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.drafting.heads.unread import Unread
-from harness.local.drafting.trees.growth import Predictor, most_expanded
 from harness.local.models.cache_names import CACHE
 from harness.local.runners.regions import end_part
 
@@ -53,17 +52,12 @@ class EagleConfig(HeadConfig):
 
 
 class EagleDrafter(HeadDrafter):
-    """Proposes with an EAGLE-3 head, one token after the other; of a tree each level in one pass.
+    """Proposes with an EAGLE-3 head, one token after the other.
 
     Entries of drafted tokens follow the decided ones in the head's cache, and are overwritten later.
     """
 
     head: EagleHead
-
-    def num_ahead(self, num_draft_tokens: int) -> int:
-        """A slot for each token of a chain, or for each node above the last level of a tree."""
-        # A drafter of trees may be asked for a chain, too.
-        return max(num_draft_tokens, (num_draft_tokens - 1) * most_expanded(self.budget))
 
     def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
         states = self.read(unread)
@@ -96,57 +90,6 @@ class EagleDrafter(HeadDrafter):
         """
         normed = self.head.norm(states)
         return self._logits(normed), normed if self.head.config.norm_output else states
-
-    def predictor(self, unread: Unread, depth: int) -> Predictor:
-        return _EaglePredictor(self, self.read(unread), unread.starts + unread.counts)
-
-
-class _EaglePredictor(Predictor):
-    """Predicts the tokens of one tree in each row, whose nodes have entries in the drafter's cache.
-
-    Say the text has the slots 0 to 9, and two nodes are expanded on each level. Those of the first
-    level then have the slots 10 and 11, both at position 10, and those of the second the slots 12
-    and 13 at position 11. A node sees the slots that its parent sees, and its own.
-
-    Args:
-        states: [B, 1, width], of the text's last entry.
-        first_slots: [B], the slot behind the text.
-    """
-
-    def __init__(self, drafter: EagleDrafter, states: Tensor, first_slots: Tensor) -> None:
-        self._drafter = drafter
-        # The states that the next level takes, one for each node above it.
-        self._root_logits, self._states = self._predict(states)
-        # The position of the next level, the slot of its first node, both [B, 1], and the slots
-        # that each node above it sees [B, n, S].
-        self._position = first_slots.unsqueeze(1)
-        self._next_slot = first_slots.unsqueeze(1)
-        slots = torch.arange(drafter.cache.num_slots, device=states.device)
-        self._visible = (slots < self._position).unsqueeze(1)
-
-    def root(self) -> Tensor:
-        return self._root_logits
-
-    def expand(self, tokens: Tensor, parents: Tensor) -> Tensor:
-        count = tokens.shape[1]
-        rows = torch.arange(len(tokens), device=tokens.device).unsqueeze(1)
-        states = self._states[rows, parents]
-        seen_by_parents = self._visible[rows, parents]
-        end_part()  # equal levels share their compiled code
-        slots = self._next_slot + torch.arange(count, device=tokens.device)
-        self._visible = seen_by_parents.scatter(2, slots.unsqueeze(2), True)
-        drafter = self._drafter
-        drafter.cache.place_tree(self._position, slots, self._visible)
-        entries = drafter.head(drafter.embed(tokens), states, drafter.cache)
-        self._position = self._position + 1
-        self._next_slot = self._next_slot + count
-        logits, self._states = self._predict(entries)
-        return logits
-
-    def _predict(self, states: Tensor) -> tuple[Tensor, Tensor]:
-        """As `EagleDrafter.predict`, with logits [B, n, V] over the target's tokens."""
-        logits, following = self._drafter.predict(states)
-        return self._drafter.over_vocabulary(logits, -torch.inf), following
 
 
 class EagleHead(LayeredHead):
@@ -219,7 +162,6 @@ class Eagle3(HeadKind):
     name = "eagle3"
     head_class: ClassVar[Any] = EagleHead
     one_pass = False
-    drafts_trees = True
 
     def recognises(self, raw: Mapping[str, Any]) -> bool:
         kind = stored_kind(raw)

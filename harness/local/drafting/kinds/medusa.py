@@ -3,7 +3,7 @@ each token ahead.
 
 After `a b` the target has read a, and decided b from its last state there. From the same state head
 0 predicts the token after b, head 1 the one after that, and so on, each without knowing the others.
-Their tokens form one chain or a tree. A "head" of this project is all of them together.
+Their tokens form one chain. A "head" of this project is all of them together.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from harness.local.drafting.heads.blocks import Head, HeadConfig
 from harness.local.drafting.heads.drafter import Draft, HeadDrafter
 from harness.local.drafting.heads.formats import Shapes, StoredHead
 from harness.local.drafting.heads.unread import Unread
-from harness.local.drafting.trees.growth import Predictor
-from harness.local.drafting.trees.head_predictors import MarginalPredictor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,22 +51,16 @@ class MedusaDrafter(HeadDrafter):
         logits = self.logits(unread, uniforms.shape[1])
         return self.draw(logits, uniforms[:, : logits.shape[1]])
 
-    def num_drafted(self, number: int) -> int:
-        return min(number, self.head.config.num_heads)
-
     def logits(self, unread: Unread, count: int) -> Tensor:
         """Return the logits [B, n, V] of the first n heads: `count`, or all if there are fewer."""
         # [B, D], of each row's last token.
         states = unread.features[unread.last()]
         logits = [
             self.head.logits(number, states, self._logits)
-            for number in range(self.num_drafted(count))
+            for number in range(min(count, self.head.config.num_heads))
         ]
         # A head's own matrix may have more rows than there are tokens.
         return torch.stack(logits, dim=1)[..., : self.vocabulary_size]
-
-    def predictor(self, unread: Unread, depth: int) -> Predictor:
-        return MarginalPredictor(self.logits(unread, depth))
 
 
 class MedusaHead(Head):
@@ -118,7 +110,6 @@ class Medusa(HeadKind):
 
     name = "medusa"
     head_class = MedusaHead
-    drafts_trees = True
     weight_files = (
         *HeadKind.weight_files,
         "medusa_lm_head.safetensors",

@@ -17,8 +17,6 @@ from harness.local.drafting.heads.drafter import Draft
 from harness.local.drafting.heads.formats import Shapes, StoredHead
 from harness.local.drafting.heads.unread import Unread
 from harness.local.drafting.kinds.eagle3 import Eagle3, EagleConfig, EagleDrafter, EagleHead
-from harness.local.drafting.trees.growth import Predictor
-from harness.local.drafting.trees.head_predictors import MarginalPredictor
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,9 +60,6 @@ class MaskDrafter(EagleDrafter):
         places = last.unsqueeze(1) + torch.arange(count, device=states.device)
         logits, _ = self.predict(outputs[rows.unsqueeze(1), places])
         return logits
-
-    def predictor(self, unread: Unread, depth: int) -> Predictor:
-        return MarginalPredictor(self.over_vocabulary(self.logits(unread, depth), -torch.inf))
 
 
 class MaskHead(EagleHead):

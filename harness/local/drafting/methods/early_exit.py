@@ -15,7 +15,6 @@ if TYPE_CHECKING:
     import torch
 
     from harness.local.decoding.protocols import Runner
-    from harness.local.decoding.warp import AnyWarp, Warp
     from harness.local.drafting.heads.find import DraftPlan
     from harness.local.models.checkpoints import Checkpoint, ReadCheckpoint
     from harness.local.models.loading import LoadedModel
@@ -94,9 +93,6 @@ class EarlyExit(Method):
         shorter = truncated(pair.target.model, settings.num_layers)
         as_model = dataclasses.replace(pair.target.settings, name=settings.name)
         return dataclasses.replace(pair.target, settings=as_model, model=shorter)
-
-    def warp(self, settings: EarlyExitSettings, pair: LoadedPair, of_target: Warp) -> AnyWarp:
-        return settings.warp(of_target)
 
     def drafter(
         self, settings: EarlyExitSettings, pair: LoadedPair, runner: Runner | None

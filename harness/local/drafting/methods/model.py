@@ -14,19 +14,16 @@ from harness.local.drafting.method import (
     LoadedPair,
     MakeDrafter,
     Method,
-    Passes,
 )
 
 if TYPE_CHECKING:
     from harness.local.decoding.protocols import Runner
-    from harness.local.decoding.warp import AnyWarp, Warp
-    from harness.local.drafting.heads.find import DraftPlan, HeadCheckpoint
+    from harness.local.decoding.warp import AnyWarp
+    from harness.local.drafting.heads.find import DraftPlan
     from harness.local.models.checkpoints import Checkpoint, ReadCheckpoint
     from harness.local.models.loading import LoadedModel
 
 Sampling = Literal["target", "greedy"]
-Tree = Literal["chain", "dynamic"]
-_MOST_NODES = 256
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,29 +53,17 @@ class ModelDraftSettings(SampledDraftSettings, ModelSettings):
             configuration names.
         threshold: of a head with a confidence head (DSpark): a proposal ends where the chance that
             a token is accepted falls below this; None holds nothing back.
-        tree: a proposal is one `chain` of tokens, or of a head a `dynamic` tree of the likeliest branches that it
-            finds, as EAGLE-2 does, verified in one pass. Its depth is decoding.num_draft_tokens.
-        budget: the most draft tokens of a tree.
     """
 
     method: str = "model"
     layers: tuple[int, ...] | None = None
     threshold: float | None = None
-    tree: Tree = "chain"
-    budget: int = 16
 
     def __post_init__(self) -> None:
         super().__post_init__()
         ModelSettings.__post_init__(self)
         known = self.threshold is None or 0 <= self.threshold <= 1
         require(known, "threshold", "must be in [0, 1]", self.threshold)
-        within = 1 <= self.budget <= _MOST_NODES
-        require(within, "budget", f"must be from 1 to {_MOST_NODES}", self.budget)
-
-    @property
-    def most_nodes(self) -> int:
-        """The most draft tokens of a tree, 0 for chains."""
-        return 0 if self.tree == "chain" else self.budget
 
 
 class ModelDraft(Method):
@@ -119,8 +104,6 @@ class ModelDraft(Method):
         if settings.threshold is not None and not (plan.head and plan.head.config.confidence):
             rule = f"is for suffix and heads with a confidence head (DSpark), not for draft={settings.name}"
             raise SettingError("draft.threshold", rule, settings.threshold)
-        if settings.tree != "chain":
-            check_tree_models(settings, target, plan.head)
         return plan
 
     def describe(self, settings: ModelDraftSettings) -> str:
@@ -131,21 +114,16 @@ class ModelDraft(Method):
         """Return the draft model, None if the draft is a head."""
         return pair.draft
 
-    def passes(self, pair: LoadedPair, numbers: Sequence[int]) -> Passes:
-        """Return the shapes of a model that drafts token by token, or of a parallel draft.
+    def widths(self, pair: LoadedPair, numbers: Sequence[int]) -> Sequence[int]:
+        """Return those of a model that drafts token by token, or of a parallel draft.
 
         A parallel draft reads up to K decided tokens with K masks, and draws nothing by itself.
         """
         from harness.local.drafting.parallel import mask_token
 
         if pair.draft is None or mask_token(pair.draft.model.config) is None:
-            return super().passes(pair, numbers)
-        return Passes(widths=[2 * number for number in numbers] or [1], num_drawn=())
-
-    def warp(self, settings: ModelDraftSettings, pair: LoadedPair, of_target: Warp) -> AnyWarp:
-        """Return the sampled warp, restricted to common tokens if the tokenizers differ."""
-        warp = settings.warp(of_target)
-        return warp if pair.translation is None else pair.translation.drawing_warp(warp)
+            return super().widths(pair, numbers)
+        return [2 * number for number in numbers] or [1]
 
     def drafter(
         self, settings: ModelDraftSettings, pair: LoadedPair, runner: Runner | None
@@ -159,9 +137,7 @@ class ModelDraft(Method):
         if head is not None:
             target = pair.target.model
             threshold = settings.threshold or 0.0  # 0 holds nothing back
-            return lambda warp: head.drafter(
-                target, settings.warp(warp), settings.most_nodes, threshold
-            )
+            return lambda warp: head.drafter(target, settings.warp(warp), threshold)
         assert pair.draft is not None
         assert runner is not None
         device = pair.target.input_device
@@ -193,30 +169,6 @@ class ModelDraft(Method):
             other = load_tokenizer(pair.draft.settings, "draft")
             arguments |= {"tokenizer": pair.tokenizer, "assistant_tokenizer": other}
         return arguments
-
-
-def check_tree_models(
-    settings: ModelDraftSettings,
-    target: Checkpoint,
-    head: HeadCheckpoint | None,
-) -> None:
-    """Raise a SettingError for models that cannot have trees.
-
-    Args:
-        target: the target's checkpoint.
-        head: of the draft, as planned; None for a draft model.
-    """
-    from harness.local.models.checkpoints import recurrent_kind
-
-    if recurrent_kind(target.config) is not None:
-        rule = f"must be chain: {target.settings.name} has a recurrent state, which cannot branch"
-        raise SettingError("draft.tree", rule, settings.tree)
-    if head is None or not head.kind.drafts_trees:
-        kind = "draft models" if head is None else f"{head.kind.name} heads"
-        rule = f"must be chain for draft={settings.name}: {kind} draft no trees"
-        raise SettingError("draft.tree", rule, settings.tree)
-    rule = f"ends a chain, and must be null with draft.tree={settings.tree}"
-    require(settings.threshold is None, "draft.threshold", rule, settings.threshold)
 
 
 RECORD = ModelDraft()

@@ -1,1 +1,0 @@
-"""Trees of draft tokens: which are proposed, and how they grow."""
