@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 
@@ -27,13 +25,6 @@ def to_device(
     if torch.device(device).type != "cuda":
         return torch.tensor(numbers, dtype=dtype, device=device)
     return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
-
-
-def array_to_device(array: NDArray[Any], device: torch.device | str) -> Tensor:
-    """Copy an array to a tensor on `device`, as `to_device` copies numbers."""
-    if torch.device(device).type != "cuda":
-        return torch.from_numpy(array).to(device)
-    return torch.tensor(array, pin_memory=True).to(device, non_blocking=True)
 
 
 def padded(rows: Iterable[Sequence[int]], width: int) -> list[list[int]]:

@@ -41,14 +41,34 @@ class Crossings(TorchDispatchMode):
         return output
 
 
-def spread(model: nn.Module) -> None:
+def spread(model: nn.Module, places: dict[str, Any] = MAP) -> None:
     """Put each part of a model, without numbers, where the map says."""
-    for name, place in MAP.items():
+    for name, place in places.items():
         for module in model.get_submodule(name).modules():
             for key, tensor in module.named_parameters(recurse=False):
                 module._parameters[key] = nn.Parameter(torch.empty_like(tensor, device=place))
             for key, tensor in module.named_buffers(recurse=False):
                 module._buffers[key] = torch.empty_like(tensor, device=place)
+
+
+NESTED: dict[str, Any] = {"": "cpu:0", "model.layers.2": "cpu:1", "model.layers.3": "cpu:1"}
+
+
+@torch.no_grad()
+def test_a_map_whose_names_are_within_each_other_runs() -> None:
+    """The final norm is covered by the model's name alone, and follows a layer on the other device."""
+    with FakeTensorMode():
+        model = random_model("llama", num_hidden_layers=NUM_LAYERS)
+        spread(model, NESTED)
+        cross_once(model, NESTED, FIRST)
+        buffers = [
+            torch.empty(1, 2, 128, 8, device=NESTED.get(f"model.layers.{n // 2}", FIRST))
+            for n in range(2 * NUM_LAYERS)
+        ]
+        tokens = torch.ones(1, 3, dtype=torch.long, device=FIRST)
+        starts = torch.ones(1, dtype=torch.long, device=FIRST)
+        (logits,) = SlotForward(model, {})(Slots(buffers, 20), tokens, starts)
+        assert logits.device == FIRST
 
 
 @torch.no_grad()
