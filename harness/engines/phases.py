@@ -11,8 +11,7 @@ class Phases:
     """Seconds and calls of the phases of a loop; nothing where no stopwatch ran.
 
     The phases: `forward` is the target's passes after the prompt, one per iteration, each with the
-    decision that follows it, because a runner may have prepared both as one. `drafting` is the
-    proposals.
+    decision that follows it. `drafting` is the proposals.
 
     Attributes:
         seconds: of each phase; `seconds_in_layers` those within its watched layers.

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 OwnSettings = TypeVar("OwnSettings", bound=EngineSettings)
 
-# The numbers of draft tokens that `auto` chooses from where each takes time to prepare.
+# The numbers of draft tokens that `auto` chooses from where each takes time to compile.
 _AUTO_PREPARED = (1, 2, 4, 8)
 
 
@@ -62,7 +62,7 @@ class Preparation:
 
     @property
     def numbers_drafted(self) -> list[int]:
-        """The numbers of draft tokens that are prepared; none for a draft that drafts nothing."""
+        """The numbers of draft tokens that runners are compiled for; none for a draft that drafts nothing."""
         most = self.decoding.most_draft_tokens
         if self.decoding.num_draft_tokens == "auto":
             return [number for number in _AUTO_PREPARED if number <= most]

@@ -95,7 +95,7 @@ class Runner(Protocol):
         """
 
     def close(self) -> None:
-        """Give back the memory of the batch and of everything prepared. No other call follows."""
+        """Give back the memory of the batch and of compiled passes. No other call follows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,9 +78,7 @@ class BatchWarp:
     current: Warp | RowWarp = Warp()
 
     def set_rows(self, rows: Sequence[Warp]) -> None:
-        """Take a warp for each row: a plain `Warp` where they are all equal, which runners may have
-        prepared.
-        """
+        """Take a warp for each row: a plain `Warp` where they are all equal."""
         self.current = rows[0] if len(set(rows)) == 1 else RowWarp(tuple(rows))
 
     def __call__(self, logits: Tensor) -> Tensor:
@@ -89,8 +87,8 @@ class BatchWarp:
 
 @dataclass(frozen=True, eq=False)
 class TokenIds:
-    """Many token ids, a large part of a vocabulary. A tensor of them stays on each device: copying takes milliseconds,
-    and a prepared call cannot. Equal to itself alone, so that they are never compared one by one.
+    """Many token ids, a large part of a vocabulary. A tensor of them stays on each device, because copying takes
+    milliseconds. Equal to itself alone, so that they are never compared one by one.
     """
 
     ids: tuple[int, ...]

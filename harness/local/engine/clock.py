@@ -1,7 +1,6 @@
 """Notes when a loop in this process decides tokens: nothing but decoding between two readings of the clock.
 
-The devices are synchronised before the first. At the second they have decided the last token, and may still be busy
-with a turn that no answer needs. Records are only collected while the clock runs, and read behind it.
+The devices are synchronised before the first. At the second they have decided the last token. Records are only collected while the clock runs, and read behind it.
 """
 
 from __future__ import annotations
@@ -65,8 +64,7 @@ class LoopClock:
             return
         self._seconds = time.perf_counter() - self._started
         self._gpu = self._meter.stop()
-        # A loop that works ahead has queued another turn behind a stop token. It must not slow what
-        # is timed next.
+        # What a drafter has queued behind the last verdict must not slow what is timed next.
         self._weights.synchronize()
         if self._frames is not None:
             self._frames.show(self._new_arrivals())

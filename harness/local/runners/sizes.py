@@ -1,4 +1,4 @@
-"""Prepared sizes: which one has room for a batch, and tensors that are filled up to it."""
+"""Compiled sizes: which one has room for a batch, and tensors that are filled up to it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 
 
-def least_fitting(prepared: Iterable[int], needed: int) -> int | None:
-    """Return the smallest of the prepared sizes, ascending, that has room for what is needed; None
+def least_fitting(sizes: Iterable[int], needed: int) -> int | None:
+    """Return the smallest of these sizes, ascending, that has room for what is needed; None
     where none has.
     """
-    return next((size for size in prepared if size >= needed), None)
+    return next((size for size in sizes if size >= needed), None)
 
 
 def filled_up(tensor: Tensor, *sizes: int) -> Tensor:

@@ -151,8 +151,7 @@ class _SlotLayer(CacheLayerMixin):
 
 
 class SlotForward:
-    """Runs a model over slots, as a function of tensors alone, so that it can be compiled and
-    captured.
+    """Runs a model over slots, as a function of tensors alone, so that it can be compiled.
 
     Raises UnsupportedModelError if positions or masks cannot be given to the model explicitly.
     """

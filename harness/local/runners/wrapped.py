@@ -8,7 +8,7 @@ from harness.local.decoding.protocols import Runner
 
 
 class WrappedRunner:
-    """Hands every call on that a subclass does not have, so that what the other runner has compiled is what runs."""
+    """Hands every call on that a subclass does not have, so that the other runner's compiled passes are what runs."""
 
     def __init__(self, runner: Runner) -> None:
         self._runner = runner
