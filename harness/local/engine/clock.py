@@ -1,6 +1,7 @@
 """Notes when a loop in this process decides tokens: nothing but decoding between two readings of the clock.
 
-The devices are synchronised before the first. At the second they have decided the last token. Records are only collected while the clock runs, and read behind it.
+The devices are synchronised before the first. At the second they have decided the last token. Records are
+only collected while the clock runs, and read behind it.
 """
 
 from __future__ import annotations
