@@ -14,12 +14,12 @@ from transformers import AutoConfig, PreTrainedModel
 from architectures import VOCABULARY
 from chains import request
 from harness.config.settings import ModelSettings
-from harness.local.decoding.loops import speculative
 from harness.local.decoding.warp import Warp
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.runners.snapshot import SnapshotRunner
 from head_references import PROMPTS, Checked, Expected
 from known_heads import read_head
+from loops import speculative
 from small_heads import target_model
 
 pytestmark = pytest.mark.oracle

@@ -9,8 +9,8 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from chains import request, texts
-from harness.local.decoding.loops import autoregressive
 from harness.local.runners.snapshot import SnapshotRunner
+from loops import autoregressive
 from real_servers import gguf_pair, llama_serving, post
 from recipes.tiny_gguf import PAIR, SHIPPED
 

@@ -12,12 +12,12 @@ from transformers import PreTrainedModel
 from architectures import VOCABULARY, generated
 from chains import GREEDY, request, texts
 from harness.local.decoding.adaptive import DraftLength
-from harness.local.decoding.loops import speculative
 from harness.local.decoding.protocols import Drafter, Proposal, Step
 from harness.local.decoding.warp import Warp
 from harness.local.models.checkpoints import recurrent_kind
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
+from loops import speculative
 
 PROMPTS = [[5, 9, 3, 4, 7, 1, 8], [11, 3], [10, 1, 6, 3, 4, 5, 6, 7, 8, 9, 20]]
 

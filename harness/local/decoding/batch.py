@@ -1,10 +1,8 @@
-"""The rows of a running batch: what each was asked for, how far it is, and how rows leave and join
-between turns.
-"""
+"""The rows of a running batch: what each was asked for, and how far it is."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -50,23 +48,6 @@ class Request:
             if token in self.stop_tokens:
                 return tokens[: index + 1], True
         return tokens, num_generated + len(tokens) == self.max_new_tokens
-
-
-@dataclass(frozen=True)
-class Change:
-    """Sent to a loop after a record, to end rows or let requests join.
-
-    Attributes:
-        ended: numbers of rows that end here, even if their request goes on.
-        joining: requests whose prompts join the batch; their first tokens are the next record.
-            Their rows are numbered on from the last that ever joined.
-    """
-
-    ended: Collection[int] = ()
-    joining: Sequence[Request] = ()
-
-
-Records = Generator[Iteration, Change | None, None]
 
 
 class TurnUniforms(NamedTuple):

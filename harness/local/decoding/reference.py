@@ -1,4 +1,4 @@
-"""Speculative decoding for one row, to be read: `loops.speculative` without batches, other rules,
+"""Speculative decoding for one row, to be read: `loop.Loop` without batches, other rules,
 other drafters and work before earlier results are known. Tests hold both to the same tokens.
 """
 

@@ -1,7 +1,7 @@
 """This project's own decoding loop as an engine, over the runners of a loaded pair.
 
-An arm turns requests that are alike into one of the loop: random numbers, warp, limits. The loops of `decoding.loops`
-decide the tokens, in one batch that requests join and leave between its turns.
+An arm turns requests that are alike into one of the loop: random numbers, warp, limits. `decoding.loop` decides the
+tokens, in one batch that requests join and leave between its iterations.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import functools
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,7 +26,7 @@ from harness.engines.record import Preparation
 from harness.local.decoding import batch
 from harness.local.decoding.adaptive import Adaptive
 from harness.local.decoding.iteration import Iteration
-from harness.local.decoding.loops import autoregressive, speculative
+from harness.local.decoding.loop import Loop, decoded
 from harness.local.decoding.protocols import Drafter, NonFiniteError
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import AnyWarp
@@ -85,52 +85,54 @@ class LocalArm(Arm):
         for request in requests:
             for name, value in request.parameters.items():
                 raise SettingError(name, "needs engine=server", value)
-        # Those that are not like the first ones join in the next turn.
-        [begun, *_] = _alike(requests[:in_flight])
-        is_batch = len(begun) == len(requests) and not any(one.leave_after for one in requests)
+        is_batch = len(requests) <= in_flight and len(_alike(requests)) == 1
+        is_batch = is_batch and not any(request.leave_after for request in requests)
         clock = LoopClock(requests, self.weights, watch)
-        loop = self.loop(begun)
-        with closing(loop), clock:
+        loop = self.loop(requests[0])
+        begun = [*map(self.joining, _alike(requests[:in_flight]))]
+        with self.explained(), clock:
             if is_batch:
-                for iteration in loop:
+                for iteration in decoded(loop, begun):
                     clock.note(iteration)
             else:
-                self._keep_in_flight(loop, requests, len(begun), in_flight, clock)
+                self._keep_in_flight(loop, begun, requests, in_flight, clock)
         phases = self.timer.phases if self.timer is not None else Phases()
         return clock.answered(phases, as_batch=is_batch)
 
     def _keep_in_flight(
         self,
-        loop: batch.Records,
+        loop: Loop,
+        begun: Sequence[batch.Request],
         requests: Sequence[Request],
-        num_begun: int,
         in_flight: int,
         clock: LoopClock,
     ) -> None:
-        """Let requests join a loop that began with the first of them as there is room, until all have ended."""
-        num_tokens: Counter[int] = Counter()
+        """Let requests join as there is room, until all have ended; `begun` are the first ones."""
+        iteration = loop.add(begun)
+        num_begun = min(in_flight, len(requests))
         running = set(range(num_begun))
-        iteration = next(loop)
+        num_tokens: Counter[int] = Counter()
         while True:
             clock.note(iteration)
-            ended = []
             for row, tokens in zip(iteration.rows, iteration.tokens, strict=True):
                 request = requests[row]
                 num_tokens[row] += len(tokens)
                 most = min(request.leave_after or math.inf, request.decoding.max_new_tokens)
                 if tokens[-1] in request.stop_tokens or num_tokens[row] >= most:
-                    ended.append(row)
-            running.difference_update(ended)
+                    loop.drop([row])
+                    running.remove(row)
             num_room = in_flight - len(running)
-            next_requests = requests[num_begun : num_begun + num_room]
-            for row in range(num_begun, num_begun + len(next_requests)):
+            joining = requests[num_begun : num_begun + num_room]
+            if not joining and not running:
+                return
+            if not joining:
+                iteration = loop.step()
+                continue
+            for row in range(num_begun, num_begun + len(joining)):
                 running.add(row)
                 clock.join(row)
-            num_begun += len(next_requests)
-            if not running:
-                return
-            joining = list(map(self.joining, _alike(next_requests)))
-            iteration = loop.send(batch.Change(ended, joining))
+            num_begun += len(joining)
+            iteration = loop.add([*map(self.joining, _alike(joining))])
 
     def joining(self, requests: Sequence[Request]) -> batch.Request:
         """The loop's form of requests that are alike, which begin a batch or join a running one."""
@@ -147,13 +149,12 @@ class LocalArm(Arm):
             keeps_logits=first.num_logprobs is not None,
         )
 
-    def loop(self, requests: Sequence[Request]) -> batch.Records:
-        """The loop of requests that are alike: records as they are decided; it takes a `batch.Change` after each.
-
-        Everything that is not decoding is done before the iterator is returned. Nothing is decoded
-        until its first `next`, where a clock may start.
-        """
-        return self._explained(self._records(self.joining(requests), requests[0].decoding))
+    def records(self, requests: Sequence[Request]) -> Iterator[Iteration]:
+        """The records of requests that are alike, as they are decided."""
+        loop = self.loop(requests[0])
+        begun = self.joining(requests)
+        with self.explained():
+            yield from decoded(loop, [begun])
 
     def logprobs(self, request: Request, record: Iteration, place: int) -> list[TokenLogprob]:
         """The log-probabilities of the tokens that a row gained, for a request that asks for them.
@@ -211,17 +212,20 @@ class LocalArm(Arm):
     def pair(self) -> Pair:
         return self.runners.pair
 
-    def _records(self, request: batch.Request, decoding: DecodingSettings) -> batch.Records:
-        """The loop's records; with stopwatches, the time in the target's `decide` is the phase `forward`, and the
-        drafter's in `propose` the phase `drafting`.
+    def loop(self, first: Request) -> Loop:
+        """A loop for a request, and for others with its K and rule.
+
+        With stopwatches, the time in the target's `decide` is the phase `forward`, and the drafter's in `propose` the
+        phase `drafting`.
         """
+        decoding = first.decoding
         target: Any = self.runners.target
         if self.timer is not None:
             self.timer.phases = Phases()
             layers = eight_bit_layers(self.pair.target.model)
             target = self.timer.watch("forward", target, "decide", layers)
         if self.make_drafter is None:
-            return autoregressive(target, request)
+            return Loop(target)
         fault = fault_of(self.fault)
         target = fault.runner(target)
         # Empty as yet: the loop puts those of the requests' rows into it, and the drafter reads the same object.
@@ -232,22 +236,21 @@ class LocalArm(Arm):
             layers = [] if model is None else eight_bit_layers(model.model)
             drafter = self.timer.watch("drafting", drafter, "propose", layers)
         number = decoding.num_draft_tokens
-        num_draft_tokens = self.policy if number == "auto" else number
         verification, lenience = rule_of(decoding, self.fault)
-        return speculative(
+        return Loop(
             target,
             drafter,
-            request,
-            num_draft_tokens=num_draft_tokens,
+            self.policy if number == "auto" else number,
             lenience=lenience,
             verification=verification,
             redraw=RULES[decoding.rule].redraws,
             warp=warp,
         )
 
-    def _explained(self, records: batch.Records) -> batch.Records:
-        """The records; logits that are no numbers end them with an error that names the model, and
-        anything unknown with one that names a draft that is not built in.
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        """In this block logits that are no numbers end with an error that names the model, and anything unknown with
+        one that names a draft that is not built in.
         """
         draft = self.pair.draft_settings
         blame: AbstractContextManager[None] = nullcontext()
@@ -255,7 +258,7 @@ class LocalArm(Arm):
             blame = blaming(draft.name)
         try:
             with blame:
-                yield from records
+                yield
         except NonFiniteError as error:
             self.runners.clear()
             raise not_finite(self.pair, error.role, f"new token {error.position}") from error

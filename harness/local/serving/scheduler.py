@@ -1,7 +1,6 @@
 """Continuous batching: one thread owns the models; answers join and leave between iterations.
 
-An arm's loop of decoding yields a record per turn, and takes a `Change` after each: the rows that
-have left and the requests that join. It numbers rows in the order in which they join.
+An arm's loop numbers rows in the order in which they join.
 """
 
 from __future__ import annotations
@@ -15,8 +14,8 @@ from typing import Any
 from harness.config.errors import in_one_line
 from harness.config.failures import as_run_error
 from harness.engines.door.serving import ENDING, Refusal, Result, TokenLogprob
-from harness.local.decoding.batch import Change, Records
 from harness.local.decoding.iteration import Iteration
+from harness.local.decoding.loop import Loop
 from harness.local.decoding.protocols import NonFiniteError
 from harness.local.engine.engine import LocalArm
 from harness.local.serving.answers import Answer
@@ -36,11 +35,9 @@ class _Batch:
     """
 
     def __init__(self) -> None:
-        self._records: Records | None = None
+        self._loop: Loop | None = None
         self.arm: LocalArm | None = None
         self.rows: dict[int, Answer] = {}
-        # Rows that have ended; the loop learns of them at the next turn.
-        self._left: list[int] = []
         self._num_joined = 0
 
     def drop_cancelled(self) -> None:
@@ -49,7 +46,8 @@ class _Batch:
         cancelled = [number for number, answer in self.rows.items() if answer.cancelled]
         for number in cancelled:
             del self.rows[number]
-        self._left += cancelled
+        if self._loop is not None:
+            self._loop.drop(cancelled)
         if not self.rows:
             self.close()
 
@@ -69,15 +67,15 @@ class _Batch:
         arm = self.arm
         assert arm is not None
         try:
-            if self._records is None:
-                # A loop begins with one answer; the others join it at once.
-                self._records = arm.loop([joining[0].remaining])
-                self._deliver(arm, next(self._records))
-                joining = joining[1:]
-            # The first answer may have ended with its first token.
-            if joining or self.rows:
-                requests = [arm.joining([answer.remaining]) for answer in joining]
-                self._deliver(arm, self._records.send(Change(self._left, requests)))
+            with arm.explained():
+                if self._loop is None:
+                    self._loop = arm.loop(joining[0].request)
+                if joining:
+                    requests = [arm.joining([answer.remaining]) for answer in joining]
+                    record = self._loop.add(requests)
+                else:
+                    record = self._loop.step()
+            self._deliver(arm, self._loop, record)
         except Exception as error:
             self._fail(error)
         if not self.rows:
@@ -98,25 +96,20 @@ class _Batch:
         for answer in failed:
             answer.fail(reason_of(error))
         # The loop has ended with its error.
-        self._records = None
-        self._left = []
+        self._loop = None
         self.rows = dict(enumerate(going_on))
         self._num_joined = len(going_on)
         if going_on:
             self.step(going_on)
 
     def close(self) -> None:
-        """Give back the caches."""
-        if self._records is not None:
-            self._records.close()
-        self._records = None
+        """Begin anew with the next answer."""
+        self._loop = None
         self.arm = None
-        self._left = []
         self._num_joined = 0
 
-    def _deliver(self, arm: LocalArm, record: Iteration) -> None:
+    def _deliver(self, arm: LocalArm, loop: Loop, record: Iteration) -> None:
         """Give the tokens of a record to their answers; those that end leave."""
-        self._left = []
         for place, number in enumerate(record.rows):
             answer = self.rows[number]
             logprobs: list[TokenLogprob] = []
@@ -126,7 +119,7 @@ class _Batch:
             num_proposed = len(record.proposed[place])
             if answer.take(tokens, num_proposed, record.num_accepted[place], logprobs):
                 del self.rows[number]
-                self._left.append(number)
+                loop.drop([number])
 
 
 class Scheduler:

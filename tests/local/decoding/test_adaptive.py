@@ -13,9 +13,9 @@ from scipy import stats
 from chains import GREEDY, RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner, Scripted, TableDrafter
 from harness.local.decoding.adaptive import Adaptive, _IterationCosts
-from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
+from loops import autoregressive, speculative
 
 
 class World:

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from architectures import random_model, random_pair
-from harness.local.decoding.batch import Change, Records, Request
-from harness.local.decoding.loops import autoregressive, speculative
+from harness.local.decoding.batch import Request
+from harness.local.decoding.loop import Loop
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.rules import verify_block
@@ -46,18 +46,20 @@ Texts = dict[int, list[tuple[int, str]]]
 
 
 def collect(
-    records: Records, joining: dict[int, list[Request]], ended: dict[int, set[int]]
+    loop: Loop, first: Request, joining: dict[int, list[Request]], ended: dict[int, set[int]]
 ) -> Texts:
-    """The tokens of each row with their origins; at each turn send what joins there, and the rows that end there."""
+    """The tokens of each row with their origins; after each turn requests join, and rows end."""
     texts: Texts = {}
-    record = next(records)
+    record = loop.add([first])
     for turn in itertools.count():
         for row, tokens, origins in zip(record.rows, record.tokens, record.origins, strict=True):
             texts.setdefault(row, []).extend(zip(tokens, map(str, origins), strict=True))
-        change = Change(ended.get(turn, ()), joining.pop(turn, ()))
-        try:
-            record = records.send(change)
-        except StopIteration:
+        loop.drop(ended.get(turn, ()))
+        if turn in joining:
+            record = loop.add(joining.pop(turn))
+        elif loop.is_running:
+            record = loop.step()
+        else:
             assert not joining, "the loop ended before all had joined"
             return texts
     raise AssertionError
@@ -87,16 +89,16 @@ def drafters() -> dict[str, Callable[[BatchWarp], Drafter]]:
 def test_rows_join_and_leave(name: str, runner: Callable[..., Runner], block: bool) -> None:
     model = random_model("llama")
 
-    def decode(request: Request) -> Records:
+    def loop() -> Loop:
         if name == "none":
-            return autoregressive(runner(model), request)
+            return Loop(runner(model))
         warp = BatchWarp()
         rule = verify_block if block else verify
         drafter = drafters()[name](warp)
-        return speculative(runner(model), drafter, request, K, 1.0, rule, redraw=block, warp=warp)
+        return Loop(runner(model), drafter, K, 1.0, rule, redraw=block, warp=warp)
 
     first, *others = requests()
-    alone = [collect(decode(request), {}, {}) for request in [first, *others]]
+    alone = [collect(loop(), request, {}, {}) for request in [first, *others]]
     expected: Texts = dict(enumerate(text for texts in alone for text in texts.values()))
     # Row 4, the second of two prompts, and row 5 leave before they are done; two requests join in one turn, and one
     # when all others may have ended.
@@ -107,7 +109,7 @@ def test_rows_join_and_leave(name: str, runner: Callable[..., Runner], block: bo
             strict=True,
         )
     )
-    together = collect(decode(first), joining, {5: {4}, 8: {5}})
+    together = collect(loop(), first, joining, {5: {4}, 8: {5}})
     assert together.keys() == expected.keys()
     for row, text in together.items():
         whole = expected[row]
@@ -129,17 +131,15 @@ def test_rows_join_with_heads(kind: str) -> None:
         heads[kind] = lambda: mtp_head(layers)
     head = heads[kind]()
 
-    def decode(request: Request) -> Records:
+    def loop() -> Loop:
         warp = BatchWarp()
         drafter = head.drafter(target, warp)
-        return speculative(
-            SnapshotRunner(target, hidden_layers=drafter.layers), drafter, request, K, warp=warp
-        )
+        return Loop(SnapshotRunner(target, hidden_layers=drafter.layers), drafter, K, warp=warp)
 
     first, *others = requests()
-    alone = [collect(decode(request), {}, {}) for request in [first, *others]]
+    alone = [collect(loop(), request, {}, {}) for request in [first, *others]]
     expected = [text for texts in alone for text in texts.values()]
-    together = collect(decode(first), {1: others[:1], 2: others[1:3], 4: others[3:]}, {})
+    together = collect(loop(), first, {1: others[:1], 2: others[1:3], 4: others[3:]}, {})
     assert [together[row] for row in range(len(expected))] == expected
 
 

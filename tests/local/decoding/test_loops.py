@@ -12,13 +12,13 @@ from fakes import MarkovRunner, TableDrafter
 from harness.engines.arrivals import Origin
 from harness.local.decoding.batch import Request
 from harness.local.decoding.iteration import Iteration
-from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import NonFiniteError, Step
 from harness.local.decoding.rules import AcceptByCoin, verify_block, verify_typical
 from harness.local.decoding.verify import Offer, Verdict, verify
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
 from harness.local.runners.snapshot import SnapshotRunner
+from loops import autoregressive, speculative
 from verifiers import FALSE_ALARM_RATE, without_residual
 
 

@@ -16,12 +16,12 @@ from fakes import MarkovRunner
 from harness.engines.arrivals import Origin
 from harness.local.decoding import reference
 from harness.local.decoding.batch import Request
-from harness.local.decoding.loops import speculative
 from harness.local.decoding.protocols import Step
 from harness.local.decoding.randomness import Purpose
 from harness.local.decoding.reference import speculative_reference
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
+from loops import speculative
 
 WARPS = [GREEDY, Warp(1.0), Warp(0.8, top_k=5, top_p=0.9)]
 PAGE = Path(__file__).parents[3] / "docs" / "method.md"

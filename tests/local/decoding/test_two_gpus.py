@@ -12,9 +12,8 @@ from transformers import PreTrainedModel
 
 from architectures import random_model, random_pair
 from chains import fields, request
-from harness.local.decoding.batch import Change
 from harness.local.decoding.iteration import Iteration
-from harness.local.decoding.loops import autoregressive, speculative
+from harness.local.decoding.loop import Loop
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.early_exit import truncated
@@ -24,6 +23,7 @@ from harness.local.models.boundaries import cross_once
 from harness.local.runners.shared_prefix import SharedPrefixRunner
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
+from loops import speculative
 from mtp_models import mtp_target
 from pretended_gpus import pretended_gpus
 from small_heads import block_head, eagle_head, layer_config, medusa_head, mtp_head, target_model
@@ -127,23 +127,21 @@ def test_rows_that_differ_leave_and_join(drafts: bool, compared: Callable[..., N
     def decode(first: str, second: str) -> Iterator[Iteration]:
         runner, drafter = drafting("static", first, second)
         warp = BatchWarp()
-        records = autoregressive(runner, on(first, Warp(0.9)))
+        loop = Loop(runner)
         if drafts:
             assert isinstance(drafter, ModelDrafter)
             drafter._warp = warp
-            records = speculative(
-                runner, drafter, on(first, Warp(0.9)), NUM_DRAFT_TOKENS, warp=warp
-            )
+            loop = Loop(runner, drafter, NUM_DRAFT_TOKENS, warp=warp)
         joining = [
             on(first, Warp(0.5, top_k=5), [[3, 4]], 8),
             on(first, Warp(0.7, top_p=0.8), [[9] * 120], 20),
         ]
-        yield next(records)
-        changes = iter([Change(), Change(ended={1}), Change(joining=joining)])
-        while True:
-            try:
-                yield records.send(next(changes, Change()))
-            except StopIteration:
-                return
+        yield loop.add([on(first, Warp(0.9))])
+        yield loop.step()
+        loop.drop({1})
+        yield loop.step()
+        yield loop.add(joining)
+        while loop.is_running:
+            yield loop.step()
 
     compared(decode)

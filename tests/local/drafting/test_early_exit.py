@@ -13,7 +13,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from architectures import ARCHITECTURES, RECURRENT, generated, random_model
 from chains import GREEDY, RAGGED, request, texts
 from harness.config.errors import SettingError
-from harness.local.decoding.loops import speculative
 from harness.local.drafting.early_exit import (
     chosen_num_layers,
     exit_sketch,
@@ -24,6 +23,7 @@ from harness.local.drafting.model import ModelDrafter
 from harness.local.models.meta import sketch_model
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
+from loops import speculative
 from tiny_checkpoints import as_checkpoint, make_config
 
 TOKENS = torch.tensor([[5, 9, 3, 4, 7, 1, 8, 11, 3, 10, 1, 2]])

@@ -345,7 +345,7 @@ def test_a_threshold_reaches_the_confidence_head(threshold: float | None, offere
         plan_head(threshold).place(SMALL_DEMAND).load(),
         Preparation(decoding=decoding, runner="eager"),
     )
-    records = list(engine.arms[1].loop(Question([[3, 4, 5]], decoding, 0, [0]).requests))
+    records = list(engine.arms[1].records(Question([[3, 4, 5]], decoding, 0, [0]).requests))
     assert len(records[1].proposed[0]) == offered
 
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from chains import GREEDY, RAGGED, chain, request, texts
 from fakes import MarkovRunner
-from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import Proposal, Step
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
+from loops import autoregressive, speculative
 
 
 class Shortened(ModelDrafter):

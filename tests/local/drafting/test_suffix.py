@@ -9,10 +9,10 @@ import torch
 
 from chains import SIZE, request, texts
 from fakes import MarkovRunner
-from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import Step
 from harness.local.drafting.methods.suffix import SuffixText
 from harness.local.drafting.teacher_forcing import replayed
+from loops import autoregressive, speculative
 from text_drafters import suffix_drafter
 
 NOTHING = Step(torch.empty(0))

@@ -12,11 +12,11 @@ from chains import GREEDY, RAGGED, SIZE, chain, p_value_of_texts, request, small
 from fakes import MarkovRunner
 from harness.local.decoding.batch import Request
 from harness.local.decoding.iteration import Iteration
-from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import Proposal, Step
 from harness.local.decoding.verify import Verdict, verify
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.text import TextDrafter
+from loops import autoregressive, speculative
 from text_drafters import lookup_drafter, suffix_drafter
 from verifiers import FALSE_ALARM_RATE, without_residual
 

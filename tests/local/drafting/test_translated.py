@@ -17,7 +17,6 @@ from chains import GREEDY, RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import NonFiniteError, Step
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.teacher_forcing import replayed
@@ -25,6 +24,7 @@ from harness.local.drafting.translated import TranslatedDrafter, Translation
 from harness.local.drafting.translation import translation
 from harness.local.engine.pair import plan_pair
 from in_process import Harness, results
+from loops import autoregressive, speculative
 from tiny_checkpoints import as_draft, make_tokenizer, spaced_tokenizer
 
 OWN_SIZE = 10

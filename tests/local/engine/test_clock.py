@@ -16,10 +16,10 @@ from harness.engines.arrivals import Origin
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, Question
 from harness.local.decoding.iteration import Iteration
-from harness.local.decoding.loops import speculative
 from harness.local.decoding.protocols import Step
 from harness.local.drafting.model import ModelDrafter
 from harness.local.engine.clock import LoopClock
+from loops import speculative
 
 
 class FakeWeights:

@@ -13,7 +13,6 @@ from transformers import PreTrainedModel
 from architectures import PROMPTS, SERVED, random_model, random_pair
 from harness.config.amounts import BUCKET
 from harness.local.decoding.batch import Request
-from harness.local.decoding.loops import autoregressive, speculative
 from harness.local.decoding.protocols import Runner
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp
@@ -23,6 +22,7 @@ from harness.local.runners.regions import product
 from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
+from loops import autoregressive, speculative
 from traced import run_as_traced
 
 WARP = Warp(1.0)

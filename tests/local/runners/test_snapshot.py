@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
@@ -11,8 +12,8 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures import ONE_BY_ONE, RECURRENT, VOCABULARY, close, generated, random_model
-from harness.local.decoding.batch import Records, Request
-from harness.local.decoding.loops import autoregressive, speculative
+from harness.local.decoding.batch import Request
+from harness.local.decoding.iteration import Iteration
 from harness.local.decoding.protocols import Drafter
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp
@@ -20,6 +21,7 @@ from harness.local.drafting.model import ModelDrafter
 from harness.local.runners.base import RollbackError
 from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.snapshot import SnapshotRunner
+from loops import autoregressive, speculative
 from text_drafters import lookup_drafter
 
 PROMPTS = [[5, 17, 44, 8, 61, 5, 17], [9, 30], [40, 41, 42, 43, 40, 41, 42, 43, 40, 41]]
@@ -32,7 +34,7 @@ def request(prompts: list[list[int]]) -> Request:
     return Request(prompts, numbers, GREEDY, max_new_tokens=NEW_TOKENS)
 
 
-def texts(records: Records, num_rows: int) -> tuple[list[list[int]], list[int]]:
+def texts(records: Iterable[Iteration], num_rows: int) -> tuple[list[list[int]], list[int]]:
     """The tokens of each row, and how many were accepted in each iteration of each."""
     found: list[list[int]] = [[] for _ in range(num_rows)]
     accepted = []

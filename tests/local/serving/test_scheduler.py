@@ -1,9 +1,10 @@
-"""The scheduler over an arm that works ahead of the host: every answer is what it is alone."""
+"""The scheduler: every answer is what it is alone."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,8 +16,8 @@ from chains import GREEDY, RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner
 from harness.config.errors import RunError
 from harness.engines.door.serving import Refusal
-from harness.local.decoding.batch import Records, Request
-from harness.local.decoding.loops import autoregressive, speculative
+from harness.local.decoding.batch import Request
+from harness.local.decoding.loop import Loop, decoded
 from harness.local.decoding.protocols import NonFiniteError, Step
 from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.model import ModelDrafter
@@ -45,20 +46,20 @@ class Arm:
         [request] = requests
         return request
 
-    def loop(self, requests: Sequence[Request]) -> Records:
-        [request] = requests
+    @contextmanager
+    def explained(self) -> Iterator[None]:
         try:
-            yield from self._records(request)
+            yield
         except NonFiniteError as error:
             raise RunError(str(error)) from error
 
-    def _records(self, request: Request) -> Records:
+    def loop(self, first: Request) -> Loop:
         target = JoinedRunner(self._transitions)
         if not self._number:
-            return autoregressive(target, request)
+            return Loop(target)
         warp = BatchWarp()
         drafter = ModelDrafter(JoinedRunner(0.5 * chain(0) + 0.5 * chain(1)), warp)
-        return speculative(target, drafter, request, self._number, warp=warp)
+        return Loop(target, drafter, self._number, warp=warp)
 
 
 @dataclass(eq=False)
@@ -125,10 +126,10 @@ class HeldArm(Arm):
         self.has_begun = threading.Event()
         self.may_go_on = threading.Event()
 
-    def loop(self, requests: Sequence[Request]) -> Records:
+    def loop(self, first: Request) -> Loop:
         self.has_begun.set()
         assert self.may_go_on.wait()
-        yield from super().loop(requests)
+        return super().loop(first)
 
 
 def asked(index: int, num_tokens: int = 12) -> Request:
@@ -151,7 +152,7 @@ def test_answers_that_join_and_leave_between_turns(num_draft_tokens: int) -> Non
     scheduler.close()
     for answer in answers:
         assert answer.reason is None
-        (alone,) = texts(arm.loop([answer.request]), 1)
+        (alone,) = texts(decoded(arm.loop(answer.request), [answer.request]), 1)
         assert answer.tokens == alone[: len(answer.tokens)]
         assert len(answer.tokens) == len(alone) or len(answer.tokens) >= answer.most
 
