@@ -1,5 +1,5 @@
 """Speculative decoding for one row, to be read: `loop.Loop` without batches, other rules,
-other drafters and work before earlier results are known. Tests hold both to the same tokens.
+and other drafters. Tests hold both to the same tokens.
 """
 
 from __future__ import annotations
