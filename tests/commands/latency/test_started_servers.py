@@ -349,12 +349,20 @@ def test_our_own_server_is_started_and_measured_alone(harness: Harness) -> None:
 def test_a_server_that_dies_is_the_reason(harness: Harness, tmp_path: Path) -> None:
     dies = tmp_path / "dies.py"
     dies.write_text(
-        f"import os, sys, threading, runpy\n"
-        "threading.Timer(1.5, lambda: (os.write(2, b'Fatal error: out of pages\\n'), os._exit(9))).start()\n"
-        f"runpy.run_path({str(SUPPORT / 'echo_server.py')!r}, run_name='__main__')\n"
+        "import asyncio, os, sys\n"
+        f"sys.path.insert(0, {str(SUPPORT)!r})\n"
+        "import echo_server\n"
+        "class DyingServer(echo_server.EchoServer):\n"
+        "    async def _complete(self, *request):\n"
+        "        if len(self.bodies) == 9:\n"
+        "            os.write(2, b'Fatal error: out of pages\\n')\n"
+        "            os._exit(9)\n"
+        "        return await super()._complete(*request)\n"
+        "echo_server.EchoServer = DyingServer\n"
+        "asyncio.run(echo_server._main())\n"
     )
     slow = ["num_prompts=200", "engine.timeout_s=20"]
-    command = f"{sys.executable} {dies} --port {{port}} --delay 0.02 -k 3"
+    command = f"{sys.executable} {dies} --port {{port}} -k 3"
     outcome = harness("latency", *QUICK, *slow, *behind(ECHO, command), code=1)
     assert mentions(outcome.complaint, "the second server ended with exit code 9", "out of pages")
 
