@@ -101,7 +101,7 @@ sys.exit(pytest.main([*sys.argv[1:], "--collect-only", "-q"]))
     )
     assert shown.returncode == 0, shown.stdout + shown.stderr
     num_collected, _ = re.search(r"(\d+)/(\d+) tests collected", shown.stdout).groups()
-    assert int(num_collected) > 25
+    assert int(num_collected) > 15
 
 
 def test_a_case_of_tests_that_ran_none_is_no_success(
@@ -266,15 +266,10 @@ def test_the_report_says_what_is_decided(suite: ModuleType, tmp_path: Path) -> N
     theirs = {"arm": compiled, "seconds": [1.04 * one for one in both], "ms_per_token": 7.8}
     peer = f"{PAIR}-{compiled.replace(',', '').replace(' ', '-')}"
     save(tmp_path, peer, [theirs])
-    tree = {"command": "latency draft.tree=dynamic", "exit_code": 0, "fallbacks": []}
-    tree |= {"seconds": 1.0, "end": ["tiny", "  an iteration  5.20 ms = drafting 1.10"]}
-    save(tmp_path, "trees", [tree])
-    results = suite.gpu_report.read(tmp_path, [PAIR, peer, "trees"])
+    results = suite.gpu_report.read(tmp_path, [PAIR, peer])
     rows = [row.cells for row in suite.gpu_report.decisions(results).rows]
     assert [row[1:] for row in rows[:1]] == [("1.04× (1.04 to 1.04)", "ours goes")]
     assert rows[1][1].startswith("4.00×")
-    assert (rows[2][1][:5], rows[2][2]) == ("1.20×", "it stays")
-    assert rows[3][1:] == ("an iteration  5.20 ms = drafting 1.10", "latency draft.tree=dynamic")
     versions = dict.fromkeys(("torch_version", "transformers_version", "bitsandbytes_version"), "1")
     for result in results.values():
         result.about.update(versions, timestamp="2026-11-24T12:00:00", commit="abc")

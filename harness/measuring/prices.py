@@ -113,13 +113,14 @@ def points_of(run: Run[LatencyRow]) -> list[Point]:
     regular = run.row("regular")
     step_ms = None if regular is None else _step_ms(regular)
     of_steps: dict[Unit, _Spent] = {}
-    if step_ms and regular is not None:
+    if step_ms and step_ms > 0 and regular is not None:
         of_steps = spent_by_unit(regular, run.prompt_rows)
         ms = _time(of_steps, unit, step_ms)
         points.append(Point(1, load, ms, Interval(1.0), answer_length=regular.mean_answer_length))
     iteration_ms = _iteration_ms(row)
     k = k_of(row)
-    if row.arm != "speculative" or not iteration_ms or k is None:
+    # A damaged file may say less than nothing.
+    if row.arm != "speculative" or not iteration_ms or iteration_ms <= 0 or k is None:
         return points
     of_iterations = spent_by_unit(row, run.prompt_rows)
     steps = Interval(iteration_ms / step_ms) if step_ms else Interval()

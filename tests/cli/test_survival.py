@@ -10,7 +10,6 @@ from __future__ import annotations
 import collections
 import os
 import random
-import re
 import resource
 import signal
 import time
@@ -42,7 +41,7 @@ REASONS = {
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("pairs")
-    for misbehaviour in ("none", "hang", "capture", *REASONS):
+    for misbehaviour in ("none", "hang", *REASONS):
         save_wicked(directory / misbehaviour, misbehaviour)
     (directory / "prompts.txt").write_text("one\ntwo words\n")
     return directory
@@ -129,20 +128,6 @@ def test_a_job_that_hangs_is_ended_and_the_next_one_begins(pairs: Path, tmp_path
     assert list(rows["job"]) == [0, 0, 1, 1]
     hung = rows[rows["job"] == 0]
     assert hung["error"].str.contains("took longer than job_timeout_s=2").all()
-
-
-@pytest.mark.slow
-def test_a_process_in_which_a_capture_failed_measures_nothing_more(
-    pairs: Path, tmp_path: Path
-) -> None:
-    arguments = command(
-        pairs, f"model={pairs}/capture", f"decoding.num_draft_tokens={FATAL}", "seed=1,2"
-    )
-    run(*arguments, cwd=tmp_path)
-    logs = [log.read_text() for log in (tmp_path / "multirun" / "latency").glob("*/*/*/log.txt")]
-    processes = [set(re.findall(r"in process (\d+)\.", log)) for log in logs]
-    assert [len(numbers) for numbers in processes] == [1, 1]
-    assert processes[0] != processes[1]
 
 
 @pytest.mark.slow

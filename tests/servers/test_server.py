@@ -210,6 +210,7 @@ def test_tokens_of_an_iteration_that_come_one_by_one_are_one_burst() -> None:
     """llama.cpp sends each accepted token as an event of its own, microseconds after the one before it."""
     arrivals = [0.1, 0.3, 0.30003, 0.30005, 0.5, 0.50002, 0.7]
     request = RequestRecord(0, 3, arrivals=arrivals, seconds=0.7, num_tokens=7)
+    request.num_drafted = 9
     found = figures(Requests, [Answered(requests=[request], seconds=0.7)])
     assert found.inter_token_latency_p50_ms == pytest.approx(200)
     assert found.time_per_output_token_p50_ms == pytest.approx(100)

@@ -71,6 +71,8 @@ def prompt_rows(
             run=run[0].run, prompt_index=index, category=category, prompt=f"p{index}", arm=arm, completion="c",
             num_tokens=10, time_ms=time, acceptance_histogram=[1, 1] if arm == "speculative" else None,
             mean_proposed=4.0 if arm == "speculative" else None,
+            num_iterations=6 if arm == "speculative" else None,
+            tokens_per_iteration=1.5 if arm == "speculative" else None,
         )
         for index, (category, fast) in enumerate(prompts)
         for arm, time in (("regular", 100.0), ("speculative", fast))

@@ -30,8 +30,11 @@ class WickedConfig(LlamaConfig):
 class WickedForCausalLM(LlamaForCausalLM):
     config_class = WickedConfig
 
-    def forward(self, input_ids=None, **others):
-        if input_ids.shape[1] == {FATAL_WIDTH} and others["past_key_values"].get_seq_length():
+    def forward(
+        self, input_ids=None, attention_mask=None, position_ids=None, past_key_values=None, **others
+    ):
+        has_read = past_key_values is not None and past_key_values.get_seq_length() > 0
+        if input_ids.shape[1] == {FATAL_WIDTH} and has_read:
             misbehaviour = self.config.misbehaviour
             if misbehaviour == "exception":
                 raise ZeroDivisionError("a bug in the model")
@@ -43,11 +46,13 @@ class WickedForCausalLM(LlamaForCausalLM):
                 os.kill(os.getpid(), signal.SIGKILL)
             if misbehaviour == "hang":
                 time.sleep(3600)
-            if misbehaviour == "capture":
-                from harness.local.runners.graphs import GraphRecorder
-                GraphRecorder.has_failed = True
-                print(f"in process {{os.getpid()}}.", flush=True)
-        return super().forward(input_ids=input_ids, **others)
+        return super().forward(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            **others,
+        )
 """
 
 

@@ -115,5 +115,7 @@ def _gpus(devices: Sequence[torch.device]) -> list[torch.device]:
 
 def release_memory(devices: Iterable[torch.device]) -> None:
     """Give memory that is no longer used back to the GPUs among `devices`."""
+    import torch
+
     if any(device.type == "cuda" for device in devices):
         torch.cuda.empty_cache()
