@@ -44,7 +44,7 @@ from harness.results.acceptance import Acceptance
 # For the description of the API at /openapi.json.
 _ERRORS: dict[int | str, dict[str, Any]] = {
     status: {"description": HTTPStatus(status).phrase}
-    for status in (400, 401, 411, 413, 422, 429, 500, 503)
+    for status in (400, 401, 411, 413, 429, 500, 503)
 }
 _GONE = "the client went away"
 # The largest request has this much, or what its prompts need: a token may be many characters of text or JSON.
@@ -154,7 +154,7 @@ def _add_error_handlers(app: FastAPI) -> None:
         reason = first["msg"].removeprefix("Value error, ")
         if place == "body" and "json" not in request.headers.get("content-type", ""):
             reason = "must be JSON: send content-type: application/json"
-        return error_response(400 if first["type"] == "json_invalid" else 422, f"{place}: {reason}")
+        return error_response(400, f"{place}: {reason}", None if place == "body" else place)
 
 
 def _generation(served: ServedModel, arm: str, note: Callable[[str, Answer], None]) -> APIRouter:

@@ -92,15 +92,15 @@ class Guard:
         return None
 
 
-def error_response(status: int, message: str) -> JSONResponse:
+def error_response(status: int, message: str, member: str | None = None) -> JSONResponse:
     headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}
-    return JSONResponse(error_body(status, message), status, headers.get(status))
+    return JSONResponse(error_body(status, message, member), status, headers.get(status))
 
 
-def error_body(status: int, message: str) -> dict[str, Any]:
-    """An error as OpenAI shapes it."""
+def error_body(status: int, message: str, member: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI shapes it; `member` is the one of the request that is wrong."""
     kinds = {401: "authentication_error", 429: "rate_limit_error"}
     kind = kinds.get(status, "invalid_request_error" if status < 500 else "server_error")
     # The message may quote the request, whose JSON may hold lone surrogates.
     text = message.encode(errors="backslashreplace").decode()[:500]
-    return {"error": {"message": text, "type": kind, "param": None, "code": status}}
+    return {"error": {"message": text, "type": kind, "param": member, "code": None}}

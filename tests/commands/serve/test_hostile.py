@@ -41,25 +41,25 @@ def test_requests_around_the_schema(url: str, tmp_path: Path) -> None:
     lines = CLIENT.get(f"{url}/metrics").text.splitlines()
     counted = [line for line in lines if line.startswith("harness_requests_total")]
     assert any('status="200"' in line for line in counted), "nothing came through"
-    assert any('status="422"' in line for line in counted), "nothing was refused"
+    assert any('status="400"' in line for line in counted), "nothing was refused"
     assert not [line for line in counted if 'status="5' in line]
 
 
 GOOD = {"prompt": "a", "max_tokens": 2}
 REFUSED: list[tuple[Any, int, str]] = [
-    ({**GOOD, "\ud800": 1}, 422, "body: Input should be a valid string"),
+    ({**GOOD, "\ud800": 1}, 400, "body: Input should be a valid string"),
     ({**GOOD, "temperature": 1e-30}, 400, "temperature=1e-30: must be 0 (greedy) or at least"),
-    ({**GOOD, "temperature": float("nan")}, 422, "temperature: Input should be a finite number"),
-    ({**GOOD, "temperature": 1e308}, 422, "temperature: Input should be less than"),
-    ({**GOOD, "seed": 10**400}, 422, "seed: Input should be less than"),
-    ({**GOOD, "stop": ["a"] * 17}, 422, "stop: List should have at most 16 items"),
-    ({**GOOD, "stop": ""}, 422, "stop.0: Value should have at least 1 item"),
-    ({**GOOD, "logit_bias": {"5": 100}}, 422, "logit_bias: Extra inputs are not permitted"),
-    ({**GOOD, "stream_options": 1}, 422, "stream_options: Input should be a valid dictionary"),
+    ({**GOOD, "temperature": float("nan")}, 400, "temperature: Input should be a finite number"),
+    ({**GOOD, "temperature": 1e308}, 400, "temperature: Input should be less than"),
+    ({**GOOD, "seed": 10**400}, 400, "seed: Input should be less than"),
+    ({**GOOD, "stop": ["a"] * 17}, 400, "stop: List should have at most 16 items"),
+    ({**GOOD, "stop": ""}, 400, "stop.0: Value should have at least 1 item"),
+    ({**GOOD, "logit_bias": {"5": 100}}, 400, "logit_bias: Extra inputs are not permitted"),
+    ({**GOOD, "stream_options": 1}, 400, "stream_options: Input should be a valid dictionary"),
     ({"prompt": [[], [5]]}, 400, "prompt: has no tokens"),
-    ({"prompt": ["a", 5]}, 422, "prompt.1: Input should be a valid string"),
+    ({"prompt": ["a", 5]}, 400, "prompt.1: Input should be a valid string"),
     ({"prompt": ""}, 400, "prompt: has no tokens"),
-    *((body, 422, "body: Input should be a valid dictionary") for body in ([], "text", None, 5)),
+    *((body, 400, "body: Input should be a valid dictionary") for body in ([], "text", None, 5)),
 ]
 ANSWERED: list[dict[str, Any]] = [
     {**GOOD, "prompt": "\ud83d\ude00 \u0000 \u202e"},
