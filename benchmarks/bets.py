@@ -19,7 +19,7 @@ from scipy import stats
 from harness.commands.recovery.sampling import exact_probabilities
 from harness.config.settings import DecodingSettings
 from harness.results.statistics.arrays import Floats
-from harness.results.statistics.drawn_tokens import DrawnText, Rounding, TokenTest
+from harness.results.statistics.drawn_tokens import NO_ROUNDING, DrawnText, Rounding, TokenTest
 
 NUM_TOKENS = 50
 TEXT = 10
@@ -146,7 +146,7 @@ def honest_rows(num_runs: int) -> list[tuple[object, ...]]:
         generator = np.random.default_rng([seed, 2])
         name = list(ways)[seed % len(ways)]
         target, draft = distributions(NUM_HONEST, generator, ways[name])
-        rounding = {}
+        rounding = NO_ROUNDING
         drawn_from = target
         if "rounded" in name:
             # The arm's logits are as far from the reference's as those of a second route are.
@@ -157,12 +157,11 @@ def honest_rows(num_runs: int) -> list[tuple[object, ...]]:
                 for _ in range(2)
             )
             of_texts = [slice(first, first + TEXT) for first in range(0, 8 * TEXT, TEXT)]
-            rounding["any"] = Rounding.mean(
-                [Rounding.between(target[at], again[at]) for at in of_texts]
-            )
+            rounding = Rounding.mean([Rounding.between(target[at], again[at]) for at in of_texts])
         tokens = verified(drawn_from, np.clip(draft, 1e-300, None), generator)
         texts = as_texts(target, tokens, generator)
-        accused[name] += test.check(texts, rounding).verdict == "lossy"
+        roundings = [rounding] * len(texts)
+        accused[name] += test.check(texts, roundings).verdict == "lossy"
     each = num_runs // len(ways)
     return [(name, f"{number} of {each}") for name, number in accused.items()]
 

@@ -1,4 +1,4 @@
-"""How often is a healthy drafter called broken, each of five faults, and is each rule of acceptance named?
+"""How often is a healthy drafter said to accept less than its weights say, and is each of five faults?
 
     python benchmarks/drafter_health.py [--runs 20] [--prompts 40] [--tokens 64] [--only NAME]
     python benchmarks/drafter_health.py --save-quantized DIRECTORY
@@ -7,7 +7,7 @@
 Each run decodes the prompts at K=4 with a pair, honest or with a planted fault, and judges the iterations by the
 weights of the honest one, as `acceptance engine=server` does: a draft of five values per weight, a head that reads the
 target's states of the token before, a window that is read as full attention, positions that count double, another chat
-template; and other rules of acceptance, at temperature 1.
+template.
 
 With addresses servers of vLLM's decode, which run already (benchmarks/RESULTS.md has the commands): with the tiny
 draft, with `tiny_eagle3`, and with the quantized draft, because vLLM packs weights as it loads them. The others' faults
@@ -21,7 +21,6 @@ import copy
 import dataclasses
 import json
 import shutil
-import sys
 import tempfile
 from argparse import Namespace
 from collections import Counter
@@ -40,9 +39,6 @@ from harness.local.engine.pair import Pair
 from harness.local.engine.reading import PairReader
 from harness.results.files import read_rows
 from harness.results.rows.acceptance import AcceptanceRow
-
-sys.path.append(str(Path(__file__).parents[1] / "tests" / "support"))
-from planted_faults import planted
 
 K = 4
 SHIPPED = Path(__file__).parents[1] / "harness" / "local" / "models" / "shipped"
@@ -127,15 +123,6 @@ def main() -> None:
         "shifted": (shifted(pair), prompts, pair),
         "other template": (pair, in_template, pair),
     }
-    # The rule, and the fault in it.
-    rules = {
-        "rejection": ("deepmind", "none"),
-        "block": ("block", "none"),
-        "typical": ("typical", "none"),
-        "comparison": ("deepmind", planted("SamplesCompared")),
-        "greedy": ("deepmind", planted("LikeliestVerified")),
-    }
-    cases |= dict.fromkeys(rules, (pair, prompts, pair))
     for name, (decoding_pair, shown, judge) in cases.items():
         if options.only not in (None, name):
             continue
@@ -143,20 +130,16 @@ def main() -> None:
             if name == "off by one":
                 for method in ("observe", "add"):
                     stack.enter_context(of_token_before(UnreadFeatures, method))
-            rule, fault = rules.get(name, (decoding.rule, "none"))
-            temperature = 1.0 if name in rules else decoding.temperature
-            how = dataclasses.replace(decoding, rule=rule, temperature=temperature)
-            answers = answered(decoding_pair, shown, how, K, options.runs, fault)
-        reader = PairReader(judge, dataclasses.replace(how, rule=decoding.rule), K)
+            answers = answered(decoding_pair, shown, decoding, K, options.runs)
+        reader = PairReader(judge, decoding, K)
         verdicts: Counter[str] = Counter()
         for first in range(0, len(answers), len(prompts)):
             requests = answers[first : first + len(prompts)]
             texts = [request.token_ids for request in requests]
             read = [text for [text] in reader.read(map(Transcript.of, prompts, texts))]
-            found = health_columns({"": read}, requests, K, "rejection")
-            verdicts[f"{found['health']} ({found['served_rule']})"] += 1
+            verdicts[health_columns({"": read}, requests, K)["health"]] += 1
         reader.close()
-        print(f"{name}: {dict(verdicts)}, such as {found['rules']}", flush=True)
+        print(f"{name}: {dict(verdicts)}", flush=True)
 
 
 def of_vllm(options: Namespace) -> None:

@@ -83,9 +83,9 @@ def main() -> None:
                         planned = PlannedRequest((each,), sampling, NUM_PLACES, each)
                         record = RequestRecord(each, 1, token_ids=text)
                         answered.append(Answer(planned, record))
-                    scores = Scores(reference, [sampling], test, frozenset(), NUM_EACH, [run])
+                    scores = Scores(reference, [sampling], test, frozenset(), NUM_EACH, run)
                     scores.add(answered)
-                    check = scores.check(test, scores.texts_of(sampling))
+                    check = vars(scores.sampled())
                     num_found[name] += check["verdict"] == "lossy"
             shown = math.fsum(np.sort(exact, axis=-1)[:, -num_top:].sum(-1)) / NUM_PLACES
             print(

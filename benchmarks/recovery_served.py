@@ -108,8 +108,9 @@ def tried(num_runs: int, settings: list[str]) -> tuple[object, ...]:
     verdicts = [run.verdict for run in checks]
     greedy = [run.greedy for run in checks if run.greedy is not None]
     differ = sum((one.num_prompts or 0) - (one.identical_prompts or 0) for one in greedy)
-    p_values = [run.smallest_p_value for run in checks if run.smallest_p_value is not None]
-    powers = [run.power for run in checks if run.power is not None]
+    sampled = [run.sampled for run in checks if run.sampled is not None]
+    p_values = [row.p_value for row in sampled if row.p_value is not None]
+    powers = [row.power for row in sampled if row.power is not None]
     return (
         *(verdicts.count(verdict) for verdict in ("lossless", "lossy", "undecided")),
         f"{differ} of {sum(one.num_prompts or 0 for one in greedy)}",

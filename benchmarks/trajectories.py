@@ -97,15 +97,15 @@ def main() -> None:
         flush=True,
     )
     coverage("all", tokens, iterations, sizes=(10, 20, 50, 100))
-    turns = [(one, place) for one in readings for place in range(len(one.turns))]
+    turns = [turn.number or 1 for one in readings for turn in one.turns]
     conversations = [place for place, texts in enumerate(together) for _ in texts]
     for part in parts_of(turns, [text for texts in together for text in texts], conversations):
         # A conversation without the part adds nothing to either.
         places = range(len(readings))
         own_tokens = np.array([part.num_tokens.get(place, 0) for place in places], float)
         nothing = np.zeros(K)
-        own_iterations = np.array([part.shares.get(place, nothing)[K - 1] for place in places])
-        coverage(f"{part.by} {part.name}", own_tokens, own_iterations, sizes=(20, 50, 100))
+        own_iterations = np.array([part.iterations.get(place, nothing)[K - 1] for place in places])
+        coverage(f"turn {part.name}", own_tokens, own_iterations, sizes=(20, 50, 100))
     decoded(
         pair, settings, readings[: options.decoded], together, passes, num_together / len(readings)
     )

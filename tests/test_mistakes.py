@@ -144,8 +144,6 @@ MISTAKES = {
     "latency -m launcher=joblib": "launcher: is typed with a plus: +launcher=...",
     "latency +seeds=3": "seeds: no such setting (did you mean seed?)",
     "eval prompts=english": "prompts: no such setting",
-    "recovery until=0.02": "until=0.02: needs minutes, within which it ends",
-    "recovery until=2 minutes=1": "until=2.0: must be in (0, 0.5]",
     "recovery recovery.fault=none": "recovery.fault: no such setting (did you mean fault?)",
     "latency model.temperature=2": "model.temperature: no such setting (did you mean decoding.temperature?)",
     "latency --batch_size=0": "batch_size=0: must be at least 1",

@@ -184,17 +184,12 @@ GREEDY = {
     "num_tokens": 960,
 }
 SAMPLED = {
-    "check": "sampled", "verdict": "lossless", "num_draws": 25_000, "p_value": 0.57, "significance_level": 2e-10,
+    "check": "sampled", "sampling": "as asked, top_k=5", "verdict": "lossless", "num_draws": 25_000, "p_value": 0.57,
     "power": 0.999, "rounding": 0.001, "acceptance_rate": 0.7, "visible_shift": 0.031,
 }  # fmt: skip
-PART = SAMPLED | {"check": "setting", "sampling": "top_k=5", "p_value": 0.4, "rounding": 0.0}
 LOSS = {"verdict": "lossy", "p_value": 0.0, "num_draws_until": 712}
 UNSEEN = SAMPLED | {"visible_shift": None}
 WEAK = {"verdict": "undecided", "power": 0.4, "num_draws_needed": 120}
-ROUND = {
-    "check": "round", "verdict": "lossless", "num_requests": 1200, "elapsed_s": 90.0, "identical_prompts": 15,
-    "num_prompts": 15, "p_value": 0.3, "num_draws": 900, "acceptance_rate": 0.7, "visible_shift": 0.02,
-}  # fmt: skip
 KIND = {
     "check": "kind",
     "sampling": "top_k=5",
@@ -202,24 +197,16 @@ KIND = {
     "acceptance_rate": 0.7,
     "finding": "its counters",
 }
-ANSWERS = {
-    "check": "answers",
-    "verdict": "lossless",
-    "num_prompts": 9,
-    "finding": "9 of 10 are judged, 1 left out",
-}
 PLANTED = {"fault": "lenience"}
 MARGIN = {"divergence_position": 7, "logit_margin": -0.3, "logit_tolerance": 0.3}
 RECOVERIES: dict[str, list[list[Changes]]] = {
     "all kinds of checks": [[
-        GREEDY | MARGIN | {"fault": None}, PART, PART | LOSS | {"sampling": "min_p=0.1"}, SAMPLED | {"power": 0.9995},
-        SAMPLED | {"check": "compared", "sampling": "top_p=0.9", "p_value": 0.2, "verdict": "undecided"},
+        GREEDY | MARGIN | {"fault": None}, SAMPLED | LOSS | {"power": 0.9995, "num_impossible": 40},
         {"check": "logprobs", "verdict": "right", "num_tokens": 1200},
         KIND, KIND | {"sampling": "seed", "verdict": "no drafts"}, KIND | {"verdict": "none accepted"},
-        KIND | {"verdict": "some drafts"}, ROUND, ROUND | {"finding": "0.7 before", "acceptance_rate": 0.3},
+        KIND | {"verdict": "some drafts"},
     ]],
-    "lossless": [[GREEDY | {"batch_size": 1, "refused": "seed"}, PART | WEAK, SAMPLED | {"rounding": 0.002}, ROUND]],
-    "a later round is lossy": [[GREEDY | {"runner": "eager"}, SAMPLED, ROUND, ROUND | {"verdict": "lossy"}]],
+    "lossless": [[GREEDY | {"batch_size": 1, "refused": "seed"}, SAMPLED | {"rounding": 0.002}]],
     "beyond rounding": [[GREEDY | MARGIN | {"verdict": "lossy", "logit_margin": 0.31, "dtype": None}, UNSEEN]],
     "a margin without a tolerance": [[GREEDY | {"logit_margin": 0.31, "num_skipped": 2}]],
     "planted and missed": [[GREEDY | PLANTED | {"weights": "random"}, SAMPLED]],
@@ -230,7 +217,6 @@ RECOVERIES: dict[str, list[list[Changes]]] = {
     "cut short": [[GREEDY | {"num_cut_short": 2, "verdict": "undecided"}, SAMPLED | WEAK]],
     "no reference": [[GREEDY, {"check": "reference", "verdict": "undecided", "finding": "no reference"}, SAMPLED]],
     "greedy texts differ": [[GREEDY | {"verdict": "undecided"}, SAMPLED | {"num_draws": 0}]],
-    "recorded answers": [[ANSWERS, SAMPLED | WEAK | {"num_draws_needed": None}]],
     "interrupted": [[GREEDY, SAMPLED | {"status": "interrupted"}]],
     "several": [[GREEDY, SAMPLED], [GREEDY | {"draft": "b"}, SAMPLED | LOSS], [GREEDY | PLANTED],
                 [GREEDY | {"draft": "c", "status": "failed"}], [GREEDY | {"draft": "d"}, SAMPLED | WEAK]],
@@ -255,21 +241,20 @@ TEXTS = {
     "text_source": "given", "num_tokens": 12345, "temperature": 0.5, "max_new_tokens": 64, "batch_size": 4,
     "acceptance_rate": 0.8, "conditional_acceptance_rate": 0.9,
     "weights_tokens_per_iteration": Interval(4.05, 3.8, 4.31), "served_tokens_per_iteration": 1.52,
-    "rules": "greedy 1.5",
 }  # fmt: skip
 ACCEPTANCES: dict[str, list[Changes]] = {
     "costs": [COSTS],
     "costs that were measured": [COSTS | {"cost_source": "costs.csv", "text_source": "served"}],
     "greedy, and no interval": [{"temperature": 0.0, "low": (NAN, 7)}],
-    "without temperature": [{"temperature": None, "health": "healthy", "served_rule": "greedy"}],
+    "without temperature": [{"temperature": None, "health": "as its weights say"}],
     "unlikely texts": [UNLIKELY],
     "likely texts": [UNLIKELY | {"likelihood_z": 4.75, "impossible_share": 0.005}],
     "impossible texts": [UNLIKELY | {"impossible_share": 0.0051}],
     "likely without their own": [UNLIKELY | {"own_log_probability": None}],
     "no rule": [{"health": "cannot tell"}],
     "others": [UNLIKELY | {"health": "other texts"}],
-    "rule": [{"health": "another rule", "served_rule": "typical"}],
-    "rules": [{"health": "broken", "served_rule": "a or b"}],
+    "accepts less": [{"health": "accepts less"}],
+    "accepts more": [{"health": "accepts more", "served_tokens_per_iteration": 4.6}],
     "several": [COSTS, COSTS | {"draft": "b", "best": 5.0}, UNLIKELY | {"model": "30B", "text_source": "own"}],
 }  # fmt: skip
 

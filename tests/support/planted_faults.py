@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import ClassVar
 
 import torch
 
@@ -268,49 +267,9 @@ class SilentWithTopP(_Silent):
         return asked.decoding.top_p < 1
 
 
-class _PoisonedRunner(StaleRunner):
-    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
-        PoisonedAfterAWhile.num_started += len(prompts)
-        return self._runner.start(prompts)
-
-    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
-        PoisonedAfterAWhile.num_started += len(prompts)
-        return self._runner.add(prompts)
-
-    def num_stale(self, num_rows: int) -> list[int]:
-        is_poisoned = PoisonedAfterAWhile.num_started > PoisonedAfterAWhile.num_healthy
-        return [int(is_poisoned)] * num_rows
-
-
-class PoisonedAfterAWhile(Fault):
-    """After so many requests a rejected token stays in the cache, as of a cache that was poisoned by one of them.
-
-    Attributes:
-        num_started: requests so far, of the process.
-        num_healthy: those before it begins.
-    """
-
-    in_greedy_texts = True
-    num_started: ClassVar[int] = 0
-    num_healthy: ClassVar[int] = 200
-
-    def runner(self, runner: Runner) -> Runner:
-        return _PoisonedRunner(runner)
-
-
 class SamplesCompared(Fault):
     """The target draws at each place, and the draft's token is kept where both are the same, as in mlx-lm: lossless."""
 
     def verdict(self, rule: Callable[[Offer], Verdict], offer: Offer, warp: Warp) -> Verdict:
         # Of a token that comes without probabilities just that is the rule.
         return rule(dataclasses.replace(offer, draft_probabilities=None))
-
-
-class LikeliestVerified(Fault):
-    """The target's likeliest tokens are taken at any temperature, as in SGLang on ROCm."""
-
-    def verdict(self, rule: Callable[[Offer], Verdict], offer: Offer, warp: Warp) -> Verdict:
-        target = Warp(temperature=0)(offer.target_probabilities)
-        return rule(
-            dataclasses.replace(offer, target_probabilities=target, draft_probabilities=None)
-        )

@@ -1,4 +1,4 @@
-"""What `acceptance` prints about conversations: their parts, and where speculation does not pay."""
+"""What `acceptance` prints about conversations: their turns, and where speculation does not pay."""
 
 from __future__ import annotations
 
@@ -16,10 +16,8 @@ def lines_of_parts(
 ) -> list[tuple[str, str]]:
     """Tokens per iteration of each part at one K, and the turns that are faster without speculation."""
     at_best = [part for part in parts if part.num_draft_tokens == best_k]
-    lines = []
-    for by, some in grouped(at_best, lambda part: part.by).items():
-        figures = [f"{part.part} {estimate_of(part.tokens_per_iteration):.2f}" for part in some]
-        lines.append((str(by).capitalize(), " · ".join(figures)))
+    figures = [f"{part.part} {estimate_of(part.tokens_per_iteration):.2f}" for part in at_best]
+    lines = [("Turn", " · ".join(figures))]
     if any(part.expected_speedup for part in parts):
         slower = [text for text in texts if best_k in (text.slower_at or ())]
         turns = f"no turn at K={best_k}"
@@ -29,8 +27,8 @@ def lines_of_parts(
             of_all = f"{len(slower)} of {counted(len(texts), 'turn')}"
             turns = f"{of_all} at K={best_k}, {always} of them at every K"
         of_parts = [
-            f"{_called(some[0])} at {numbers}"
-            for some in grouped(parts, lambda part: (part.by, part.part)).values()
+            f"turn {name} at {numbers}"
+            for name, some in grouped(parts, lambda part: part.part).items()
             if (numbers := slower_at(some))
         ]
         lines.append(("Slower", "; ".join([turns, *of_parts])))
@@ -56,10 +54,9 @@ def slower_at(parts: Sequence[AcceptancePartRow]) -> str | None:
 
 def table_of_parts(parts: Sequence[AcceptancePartRow], best_k: int) -> Table:
     """A row for each part, at one K."""
-    by_part = grouped(parts, lambda part: (part.by, part.part))
+    by_part = grouped(parts, lambda part: part.part)
     columns = (
-        Column("by", text=True, of="by", once=True),
-        Column("", text=True, of="part"),
+        Column("turn", text=True, of="part"),
         Column("tokens", "{:,}".format, "num_tokens"),
         Column("conver-\nsations", of="num_conversations"),
         Column("tokens per\niteration", number(), "tokens_per_iteration.estimate"),
@@ -68,17 +65,10 @@ def table_of_parts(parts: Sequence[AcceptancePartRow], best_k: int) -> Table:
         Column(
             "slower\nat",
             text=True,
-            of=lambda part: slower_at(by_part[part.by, part.part]),
+            of=lambda part: slower_at(by_part[part.part]),
             optional=True,
         ),
     )
     at_best = [part for part in parts if part.num_draft_tokens == best_k]
-    title = f"Parts of conversations at K={best_k}"
+    title = f"Turns of conversations at K={best_k}"
     return Table.of("parts", title, at_best, columns)
-
-
-def _called(part: AcceptancePartRow) -> str:
-    name = str(part.part)
-    if part.by == "kind":
-        return name
-    return f"turn {name}" if part.by == "turn" else f"{name} tokens of context"

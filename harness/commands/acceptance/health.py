@@ -10,17 +10,16 @@ from typing import Any, Literal
 
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
-from harness.results.statistics.served_rules import (
-    MOST_IMPOSSIBLE,
-    RuleFit,
-    RuleName,
-    expected_by_rule,
-)
+from harness.results.statistics.interval import Interval
 
-Health = Literal["as its weights say", "another rule", "broken", "other texts", "cannot tell"]
-# Standard deviations by which the log-probability of a model's own texts may differ from the expected one. Of tokens
-# that it cannot draw `MOST_IMPOSSIBLE` may be there.
+Health = Literal["as its weights say", "accepts less", "accepts more", "other texts", "cannot tell"]
+# The share of tokens that a model cannot draw, which rounding and ties explain.
+MOST_IMPOSSIBLE = 0.005
+# Standard deviations by which the log-probability of a model's own texts, or the number of iterations, may differ from
+# the expected one. Chance alone exceeds them, in either direction, twice in a million.
 MOST_DEVIATIONS = 4.75
+# What rounding and ties may change, as a share of the tokens per iteration.
+_TOLERATED_ROUNDING = 0.03
 
 
 def likelihood_columns(texts: Sequence[ReadText]) -> dict[str, Any]:
@@ -48,9 +47,8 @@ def health_columns(
     readings: Mapping[str, Sequence[ReadText]],
     requests: Sequence[RequestRecord],
     num_draft_tokens: int,
-    expected: RuleName,
 ) -> dict[str, Any]:
-    """Whether an engine accepted what the weights of its models do, and by which rule.
+    """Whether an engine accepted what the weights of its models do.
 
     Args:
         readings: its answers, read by the weights, by the way in which the draft is taken to propose: `""` is as its
@@ -58,56 +56,52 @@ def health_columns(
             what the engine does.
         requests: the same answers.
         num_draft_tokens: the K that it drafts with.
-        expected: the rule that it is said to have.
     """
     first = next(iter(readings.values()))
     likelihood = likelihood_columns(first)
     is_own = abs(likelihood["likelihood_z"] or 0.0) <= MOST_DEVIATIONS
-    own_texts = is_own and likelihood["impossible_share"] <= MOST_IMPOSSIBLE
-    fits = {
-        sampling: expected_by_rule(
-            [text.probabilities for text in texts], num_draft_tokens, own_texts=own_texts
-        )
-        for sampling, texts in readings.items()
+    expected = {
+        sampling: _expected(texts, num_draft_tokens) for sampling, texts in readings.items()
     }
     num_tokens = sum(text.cut.num_tokens for text in first)
     counted = _reported_iterations(requests)
     served = num_tokens / counted if counted else _tokens_in_burst(requests)
     explaining = [
-        (sampling, fit)
-        for sampling, of_reading in fits.items()
-        for fit in of_reading
-        if served is not None and fit.explains(served)
+        sampling
+        for sampling, tokens in expected.items()
+        if served is not None and not tokens.excludes(served)
     ]
-    # The rule that it is said to have first: others may do nearly the same.
-    explaining.sort(key=lambda found: found[1].rule != expected)
+    sampling = explaining[0] if explaining else next(iter(readings))
+    weights = expected[sampling]
     health: Health
-    if explaining and explaining[0][1].rule == expected:
-        health = "as its weights say"
-    elif not own_texts and not (counted and explaining):
+    if not is_own or likelihood["impossible_share"] > MOST_IMPOSSIBLE:
         health = "other texts"
-    elif counted is None:
+    elif explaining:
+        health = "as its weights say"
+    elif counted is None or served is None:
         health = "cannot tell"
     else:
-        health = "another rule" if explaining else "broken"
-    sampling = explaining[0][0] if explaining else next(iter(readings))
-    allowed = next(fit for fit in fits[sampling] if fit.rule == expected)
+        health = "accepts less" if served < weights.estimate else "accepts more"
     columns = {
         "health": health,
         "served_tokens_per_iteration": served,
-        "weights_tokens_per_iteration": allowed.tokens_per_iteration,
-        "served_rule": " or ".join(_in_words(*found) for found in explaining) or None,
-        "rules": "; ".join(
-            f"{_in_words(sampling, fit)} {fit.tokens_per_iteration.estimate:.2f}"
-            for sampling, of_reading in fits.items()
-            for fit in of_reading
-        ),
+        "weights_tokens_per_iteration": weights,
     }
     return columns | ({"draft_sampling": sampling} if sampling else {})
 
 
-def _in_words(sampling: str, fit: RuleFit) -> str:
-    return f"{fit.rule}, {sampling} drafts" if sampling else fit.rule
+def _expected(texts: Sequence[ReadText], num_draft_tokens: int) -> Interval:
+    """Tokens per iteration of these texts, in limits that an engine with these weights exceeds twice in a million."""
+    place = num_draft_tokens - 1
+    num_tokens = sum(text.cut.num_tokens for text in texts)
+    iterations = sum(float(text.cut.iterations[place]) for text in texts)
+    variance = sum(float(text.cut.variance[place]) for text in texts)
+    spread = MOST_DEVIATIONS * math.sqrt(variance)
+    return Interval(
+        num_tokens / iterations,
+        num_tokens / (iterations + spread) * (1 - _TOLERATED_ROUNDING),
+        num_tokens / max(iterations - spread, 1.0) * (1 + _TOLERATED_ROUNDING),
+    )
 
 
 def _reported_iterations(requests: Sequence[RequestRecord]) -> int | None:

@@ -49,7 +49,6 @@ from harness.results.rows.acceptance import (
 )
 from harness.results.runs import Run
 from harness.results.statistics.iterations import expected_acceptance, tokens_per_iteration
-from harness.results.statistics.served_rules import RuleName
 
 # Texts that are taken where nothing is said: written now, or those that a file has.
 WRITTEN = 15
@@ -170,8 +169,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             draws = settings.draft is not None and settings.draft.sampling == "target"
             if unknown and draws:
                 by_sampling["greedy"] = self._read(pair, readings, greedy_draft=True)
-            expected: RuleName = "block" if settings.decoding.rule == "block" else "rejection"
-            self.health = health_columns(by_sampling, requests, self.served_k, expected)
+            self.health = health_columns(by_sampling, requests, self.served_k)
             if "draft_sampling" in self.health:
                 say("the server drafts greedily, as draft.sampling=greedy: so do the figures")
                 self.read = by_sampling["greedy"]
@@ -183,8 +181,9 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         session.append(TEXTS_FILE, self.texts)
         if any(text.turn for text in self.texts):
             conversations = [text.prompt_index for text in self.texts]
-            parts = parts_of(answers, self.read, conversations)
-            session.append(PARTS_FILE, self._part_rows(session, placed, parts))
+            turns = [text.turn or 1 for text in self.texts]
+            parts = parts_of(turns, self.read, conversations)
+            session.append(PARTS_FILE, self._part_rows(session, parts))
 
     def _text_rows(
         self, session: Session, placed: PlacedPair, answers: Sequence[tuple[Reading, int]]
@@ -286,27 +285,20 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         whole = [one.until(len(one.transcript.token_ids)) for one in readings]
         return [one for one in whole if one is not None]
 
-    def _part_rows(
-        self, session: Session, placed: PlacedPair, parts: Sequence[Part]
-    ) -> list[AcceptancePartRow]:
+    def _part_rows(self, session: Session, parts: Sequence[Part]) -> list[AcceptancePartRow]:
         rows = []
         for part in parts:
-            costs = self.costs
-            if part.by == "context":
-                # An iteration costs more behind a longer context: here that in the middle of the range.
-                costs = self._costs(placed, 3 * 2**part.order // 2)
             for number in range(1, self.most + 1):
                 tokens = part.tokens_per_iteration(number)
                 row = session.row(
                     AcceptancePartRow,
-                    by=part.by,
                     part=part.name,
                     num_conversations=len(part.num_tokens),
                     num_tokens=sum(part.num_tokens.values()),
                     num_draft_tokens=number,
                     tokens_per_iteration=tokens,
-                    expected_speedup=costs.speedup(tokens, number)
-                    if number in costs.ks()
+                    expected_speedup=self.costs.speedup(tokens, number)
+                    if number in self.costs.ks()
                     else None,
                 )
                 rows.append(row)

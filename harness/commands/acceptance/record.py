@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from harness.results.runs import Run
 
 
-EXIT_CODES = {"another rule": 1, "broken": 1, "other texts": 1, "cannot tell": 3}
+EXIT_CODES = {"accepts less": 1, "accepts more": 1, "other texts": 1, "cannot tell": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,6 @@ class AcceptanceCommand(Command[AcceptanceSettings, AcceptanceRow]):
         ),
         ("prompts=outputs/latency/2026-11-22/09-43-39/", "the texts of an earlier run"),
         ("-m model=30B draft=7B,lookup,./my-eagle3-head", "several drafts on the same texts"),
-        ("-m draft=./step_100,./step_200", "checkpoints of a draft"),
         (
             "engine=server engine.url=http://gpu1:8000/v1 model=30B draft=7B",
             "does this server accept what its weights say? exit code 1 if not",

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from harness.commands.acceptance.conversations import lines_of_parts, table_of_parts
-from harness.commands.acceptance.drift import BOUNDS, trainings
 from harness.commands.acceptance.figures import (
     best_row,
     curve_names,
@@ -14,7 +13,7 @@ from harness.commands.acceptance.figures import (
     part_rows_of,
     texts_of,
 )
-from harness.commands.acceptance.health import MOST_DEVIATIONS
+from harness.commands.acceptance.health import MOST_DEVIATIONS, MOST_IMPOSSIBLE
 from harness.config.amounts import counted
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import Page, Step, heading, title_of_many
@@ -24,7 +23,6 @@ from harness.results.rows.acceptance import AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.multiplicity import ranking
-from harness.results.statistics.served_rules import MOST_IMPOSSIBLE
 
 # The K of the printed table; the file has all.
 SHOWN = (1, 2, 3, 4, 6, 8, 16)
@@ -115,7 +113,7 @@ def _every_k(rows: Sequence[AcceptanceRow]) -> Table:
 
 
 def health_in_words(row: AcceptanceRow) -> str:
-    """`broken: the engine decides 1.52 tokens per iteration where its weights decide 4.05 (3.80 to 4.31)`."""
+    """`as its weights say: the engine decides 3.96 tokens per iteration at K=4, its weights 4.05 (3.80 to 4.31)`."""
     allowed = row.weights_tokens_per_iteration
     weights = f"{estimate_of(allowed):.2f} ({interval(allowed)})"
     if row.health == "cannot tell":
@@ -123,13 +121,12 @@ def health_in_words(row: AcceptanceRow) -> str:
     if row.health == "other texts":
         return f"the engine's texts are not {row.model}'s: {off_policy(row)}"
     served = f"{row.served_tokens_per_iteration or 0:.2f} tokens per iteration at K={row.num_draft_tokens}"
-    if row.health == "another rule":
-        explained = f"the engine decides {served}, as by {row.served_rule}"
-        return f"another rule: {explained}; by its weights {weights} ({row.rules})"
-    # Several rules explain it: which one cannot be told.
-    rules = row.served_rule or ""
-    by = f", by {rules}" if " or " in rules else ""
-    return f"{row.health}: the engine decides {served}{by}, its weights {weights}"
+    figures = f"the engine decides {served}, its weights {weights}"
+    if row.health == "accepts less":
+        return f"accepts less than rejection sampling would: another rule, or a damaged draft; {figures}"
+    if row.health == "accepts more":
+        return f"accepts more than a lossless rule would: another rule, or another draft; {figures}"
+    return f"{row.health}: {figures}"
 
 
 def off_policy(row: AcceptanceRow) -> str | None:
@@ -236,12 +233,9 @@ def _page_of_many(runs: Sequence[Run[AcceptanceRow]]) -> Page:
     named.sort(key=lambda one: _expected(best_row(one.run.rows)), reverse=True)
     bests = [best_row(one.run.rows) for one in named]
     best = bests[0]
-    series = trainings(runs)
-    findings = [Line(f"{training.finding()}.") for training in series]
-    # The best draft of each target: the table has all, and each checkpoint.
-    of_series = {run.id for training in series for run in training.runs}
-    others = [one for one in named if one.run.id not in of_series]
-    for first, *_ in grouped(others, lambda one: one.row.model).values():
+    findings = []
+    # The best draft of each target: the table has all.
+    for first, *_ in grouped(named, lambda one: one.row.model).values():
         expected = f"{_without_k(first)}: {in_short(first.run.rows)}"
         findings.append(Line(f"{expected}, computed from probabilities, not timed."))
     findings[0] = replace(findings[0], style="strong")
@@ -253,13 +247,12 @@ def _page_of_many(runs: Sequence[Run[AcceptanceRow]]) -> Page:
     doubts = dict.fromkeys(filter(None, map(off_policy, bests)))
     changes = f"model={best.model} draft={best.draft} K={best.num_draft_tokens}"
     table = _comparison(runs)
-    notes = [*table.notes, BOUNDS] if series else table.notes
     return Page(
         title_of_many(asked),
         findings,
         [*doubts],
         [replace(table, notes=())],
-        [("Note", note) for note in notes],
+        [("Note", note) for note in table.notes],
         _measured(best, changes),
     )
 

@@ -9,14 +9,12 @@ distribution (`results.statistics.drawn_tokens`). A regular server without log-p
 
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 from harness.commands.command import Experiment
-from harness.commands.recovery.answers import recorded_checks
 from harness.commands.recovery.kinds import kind_checks
 from harness.commands.recovery.record import EXIT_CODES, RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
@@ -36,7 +34,6 @@ from harness.config.settings import require
 from harness.engines.divergence import first_divergence
 from harness.engines.door.reference import TextReference
 from harness.engines.protocol import Arm
-from harness.engines.registry import engine_of
 from harness.measuring.progress import say
 from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.references import References
@@ -53,9 +50,6 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
     """Asks the last arm, and checks its answers against the reference that there is."""
 
     def __init__(self, settings: RecoverySettings) -> None:
-        if settings.answers is not None and engine_of(settings).own_loop:
-            # The target alone is needed.
-            settings = dataclasses.replace(settings, draft=None)
         self.settings = settings
         self.prompt_set = load_prompts(settings.prompts)
         self.prompts = self.prompt_set.take(settings.num_prompts)
@@ -88,9 +82,6 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
     def _checks(self, session: Session) -> Iterator[Columns]:
         """Open the engine, look for a reference, and yield each check."""
         settings = self.settings
-        if settings.answers is not None:
-            yield from recorded_checks(session, settings)
-            return
         most = settings.decoding.max_new_tokens
         # A second turn reads a first answer, and has another.
         answers = f"two answers of decoding.max_new_tokens={most} and the question between them"
@@ -232,7 +223,7 @@ def compared_checks(
     if regular is None or not samplings:
         return
 
-    token_test = TokenTest(settings.false_alarm_rate / (len(samplings) + 1), settings.shift)
+    token_test = TokenTest(settings.false_alarm_rate, settings.shift)
     samples = []
     for sampling in samplings:
         asked = drawn[sampling.name]
@@ -243,10 +234,9 @@ def compared_checks(
         expected_texts = [record.token_ids for record in of_regular]
         tested_texts = [by_index[planned.index].token_ids for planned in asked]
         samples.append((expected_texts, tested_texts))
-        part = vars(token_test.compare(samples[-1:], _NUM_COMPARED))
-        yield part | {"check": "compared", "sampling": sampling.name}
-    overall = vars(token_test.compare(samples, _NUM_COMPARED))
-    yield overall | {"check": "sampled"} | acceptance_of(records)
+    result = token_test.compare(samples, _NUM_COMPARED)
+    names = ", ".join(sampling.name for sampling in samplings)
+    yield {**vars(result), "check": "sampled", "sampling": names, **acceptance_of(records)}
 
 
 EXPERIMENT = Recovery

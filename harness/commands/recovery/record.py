@@ -62,12 +62,6 @@ class RecoverySettings(PromptedSettings):
         top_logprobs: with the regular arm as the reference, the likeliest tokens that it is asked for
             at each place; -1 asks for all.
         by_kind: whether servers are first asked one kind of request after the other, for which of them they draft.
-        answers: a JSONL file of answered requests, which are judged in place of new ones: `prompt`, `prompt_token_ids`
-            or `messages`, the answer as `token_ids` or text, and `temperature`, `top_p`, `top_k`. Nothing is asked
-            again; weights or the server at `url=` score them.
-        minutes: for so long the same questions are asked again, in rounds, and each round is tested by itself: what
-            goes wrong only after a while is found, with the round in which it began; 0 for one round.
-        until: with `minutes`, ends earlier: once all rounds together would have shown a shift this small.
         batch_size: requests in flight, of mixed lengths, with prompts that begin alike, second turns,
             different sampling settings beside each other, and some that are left midway; 1 asks them one
             at a time.
@@ -82,16 +76,13 @@ class RecoverySettings(PromptedSettings):
     reference: Literal["auto", "weights", "regular"] = "auto"
     top_logprobs: int = 20
     by_kind: bool = True
-    answers: str | None = None
-    minutes: float = 0.0
-    until: float | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
         beyond_model = self.engine.beyond_model
         rule = f"must be auto with {beyond_model}, of which log-probabilities of texts know nothing"
         require(beyond_model is None or self.reference == "auto", "reference", rule, self.reference)
-        require_at_least(self, num_prompts=1, minutes=0)
+        require_at_least(self, num_prompts=1)
         rule = f"must be auto or at least {FEWEST_DRAWS}, and at most 10^8"
         fits = self.num_draws == "auto" or FEWEST_DRAWS <= self.num_draws <= 10**8
         require(fits, "num_draws", rule, self.num_draws)
@@ -102,9 +93,6 @@ class RecoverySettings(PromptedSettings):
             self.false_alarm_rate,
         )
         require(0 < self.shift <= 0.5, "shift", "must be in (0, 0.5]", self.shift)
-        if self.until is not None:
-            require(0 < self.until <= 0.5, "until", "must be in (0, 0.5]", self.until)
-            require(self.minutes > 0, "until", "needs minutes, within which it ends", self.until)
         samplings = self.samplings
         require(bool(samplings), "samplings", "must name at least one", samplings)
         fits = self.top_logprobs == -1 or self.top_logprobs >= 5
@@ -112,10 +100,6 @@ class RecoverySettings(PromptedSettings):
         is_set = len(set(samplings)) == len(samplings)
         require(is_set, "samplings", "must not name one twice", samplings)
         require_effect(self.fault, self.decoding, self.draft, self.batch_size)
-
-    @property
-    def named_paths(self) -> dict[str, str]:
-        return {} if self.answers is None else {"answers": self.answers}
 
     def check_engine(self, engine: Abilities) -> None:
         """Refuse faults, references and sampling settings that the engine cannot have."""
@@ -146,7 +130,6 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
         ("model=30B draft=7B", "a pair of presets"),
         ("temperature=1 top_p=0.9", "with other settings"),
         ("decoding=greedy", "only the greedy comparison"),
-        ("answers=./log.jsonl model=30B", "recorded answers: are they the target's?"),
         ("fault=rollback_off_by_one", "a control: the same tests must fail"),
         (
             "-m fault=residual_warped_twice,bonus_from_wrong_position,rollback_off_by_one",

@@ -7,9 +7,6 @@ from dataclasses import dataclass
 from harness.results.row import figure, setting
 from harness.results.schema import MaybeFloat, MaybeInt, MaybeText, PromptedRow
 
-# Parts of the drawn tokens: `sampled` has them together, and decides.
-PARTS: frozenset[str] = frozenset({"setting", "compared"})
-
 
 @dataclass(frozen=True, kw_only=True)
 class RecoveryRow(PromptedRow):
@@ -17,26 +14,24 @@ class RecoveryRow(PromptedRow):
 
     kind = "recovery"
     filled_if_measured = ("verdict",)
-    recognised_by = ("check", "verdict", "p_value", "significance_level")
+    recognised_by = ("check", "verdict", "p_value")
 
     seed: MaybeInt = setting("seed of the random numbers", "seed")
     arm: MaybeText = figure("the arm under test")
     check: MaybeText = figure(
-        "`greedy` texts; `sampled`: all drawn tokens together, of which those of each sampling `setting` are also"
-        " tested alone; `compared`: the same with a regular server's draws; `reference`: both for a regular server as"
-        " the reference, or that there is none; `logprobs`: log-probabilities that came with tokens; `kind`: whether a"
-        " kind of request gets drafts; `round`: the same questions again, after a while; `answers`: those of a file"
+        "`greedy` texts; `sampled`: drawn tokens; `reference`: both for a regular server as the reference, or that"
+        " there is none; `logprobs`: log-probabilities that came with tokens; `kind`: whether a kind of request gets"
+        " drafts"
     )
     sampling: MaybeText = figure(
-        "of `setting` and `compared`: the sampling setting; of `kind` the kind of request"
+        "of `sampled`: the sampling settings that tokens were drawn with; of `kind` the kind of request"
     )
     verdict: MaybeText = figure(
         "`lossless`, `lossy` or `undecided`; of `logprobs` `right` or `wrong`; of `kind` `drafts`, `some drafts`,"
         " `none accepted`, `no drafts`, `ignored`, `refused`, `not asked`, `no answer` or `unknown`"
     )
     finding: MaybeText = figure(
-        "of `logprobs`: what came; of `reference`: why there is none; of `kind`: by what it shows; of `answers`: how"
-        " many are judged, and why others are not"
+        "of `logprobs`: what came; of `reference`: why there is none; of `kind`: by what it shows"
     )
     num_wrong: MaybeInt = figure("of `logprobs`: tokens with a wrong one, or without any", "tokens")
     num_prompts: MaybeInt = figure("greedy texts compared")
@@ -56,6 +51,7 @@ class RecoveryRow(PromptedRow):
         "largest margin there that rounding explains, as measured there"
     )
     num_draws: MaybeInt = figure("sampled tokens", "tokens")
+    num_impossible: MaybeInt = figure("sampled tokens that have a probability of 0", "tokens")
     evidence: MaybeFloat = figure(
         "what fair bets against the target's distribution had multiplied a capital by at most, as a power of 10"
     )
@@ -63,11 +59,8 @@ class RecoveryRow(PromptedRow):
         "sampled tokens until that was enough to call it lossy", "tokens"
     )
     p_value: MaybeFloat = figure("chance that bets ever win so much by luck, at most")
-    significance_level: MaybeFloat = figure("a p-value below this is called lossy")
     power: MaybeFloat = figure("chance that the test sees a change as large as `shift`")
-    visible_shift: MaybeFloat = figure(
-        "smallest shift that the test sees with a chance of 99 %; of `round` that of all rounds until then together"
-    )
+    visible_shift: MaybeFloat = figure("smallest shift that the test sees with a chance of 99 %")
     num_draws_needed: MaybeInt = figure("of an undecided check: a `num_draws` that would be enough")
     refused: MaybeText = figure(
         "sampling settings that the engine refused, or that may end it, which were not tested"
@@ -75,9 +68,6 @@ class RecoveryRow(PromptedRow):
     rounding: MaybeFloat = figure(
         "mass that rounding may move between likelier and less likely tokens"
     )
-    round: MaybeInt = figure("of `round`: its number; the first round has the other checks")
-    num_requests: MaybeInt = figure("of `round`: requests before it")
-    elapsed_s: MaybeFloat = figure("of `round`: time since the first request", "s")
     shift: MaybeFloat = setting(
         "total variation of a token's distribution that must be seen", "shift"
     )

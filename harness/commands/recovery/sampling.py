@@ -27,14 +27,12 @@ class Sampling:
         parameters: of a server's API, with OpenAI's and vLLM's names: `min_p`, `presence_penalty`,
             `frequency_penalty`, `repetition_penalty`, `logit_bias`.
         penalises_prompts: whether presence and frequency penalties count the prompt's tokens too.
-        left_out: tokens that no text has, although they are drawn: texts are given without their ends.
     """
 
     name: str
     decoding: DecodingSettings
     parameters: Mapping[str, Any] = field(default_factory=dict)
     penalises_prompts: bool = False
-    left_out: Sequence[int] = ()
 
     def probabilities_along(
         self, logits: Floats, prompt: Sequence[int], text: Sequence[int]
@@ -58,10 +56,7 @@ class Sampling:
         probabilities = np.where(alike, mass / alike.sum(-1, keepdims=True), probabilities)
         least = self.parameters.get("min_p", 0.0) * probabilities.max(-1, keepdims=True)
         probabilities = probabilities * (probabilities >= least)
-        probabilities[:, list(self.left_out)] = 0.0
-        # Where nothing else can be drawn a text has no token.
-        total = np.maximum(probabilities.sum(-1, keepdims=True), np.finfo(float).tiny)
-        return np.asarray(probabilities / total)
+        return np.asarray(probabilities / probabilities.sum(-1, keepdims=True))
 
     def is_known_by(self, num_top: int) -> bool:
         """Whether the log-probabilities of this many likeliest tokens determine the distribution; -1 for all.

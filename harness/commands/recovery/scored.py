@@ -1,14 +1,12 @@
-"""Answers to the requests of a run against exact probabilities, once or in rounds: the test of `recovery`."""
+"""Answers to the requests of a run against exact probabilities: the test of `recovery`."""
 
 from __future__ import annotations
 
-import itertools
 import math
-import time
 from collections.abc import Iterator, Sequence
 
 from harness.commands.recovery.scores import Scores, choose_place, is_lossy
-from harness.commands.recovery.workload import Answer, Asking, Columns, most_drawn, tokens_at_place
+from harness.commands.recovery.workload import Asking, Columns, most_drawn, tokens_at_place
 from harness.config.amounts import counted
 from harness.config.errors import RunError
 from harness.engines.door.reference import TextReference
@@ -22,39 +20,27 @@ _SHARE_AT_PLACE = 0.5
 # Returned log-probabilities may differ by this from the weights', and by this at least from a regular server's.
 _TOLERANCE = 0.1
 _LEAST_TOLERANCE = 0.01
-# Drawn tokens of `num_draws=auto` at least, and of each round after the first one at most.
+# Drawn tokens of `num_draws=auto` at least.
 _FEWEST_TOKENS = 2000
-_now = time.monotonic
-# A fall of acceptance is no loss: the chance that a run names one that is none.
-_DRIFT_LEVEL = 1e-3
 # After so many parts of the second turns it is asked whether the arm is known to be lossy.
 _NUM_LOOKS = 4
 # Texts that are scored together.
 TOGETHER = 8
 
 
-class _Round:
-    """Asks arms the questions of a round, and scores their answers.
+class _Test:
+    """Asks arms the questions of a run, and scores their answers.
 
     Attributes:
-        number: from 1.
         so_far: the checks at the last look; none before the first turns are scored.
     """
 
-    def __init__(self, asking: Asking, reference: TextReference, number: int = 1) -> None:
-        self.number = number
+    def __init__(self, asking: Asking, reference: TextReference) -> None:
         self.so_far: Sequence[Columns] = []
         self._asking = asking
         self._reference = reference
         settings = asking.settings
-        # Of each setting, and of all together.
-        num_tests = len(asking.samplings) + 1
-        rate = settings.false_alarm_rate
-        if settings.minutes:
-            # Over all rounds, however many there are, the sum is half of the rate. The other half is that of all
-            # of them together.
-            rate /= 2 * number * (number + 1)
-        self._token_test = TokenTest(rate / num_tests, settings.shift)
+        self._token_test = TokenTest(settings.false_alarm_rate, settings.shift)
         self._mean_length = (1 + most_drawn(settings.decoding.max_new_tokens)) / 2
         self._tokens_at_place = tokens_at_place(settings.decoding)
         self._num_tokens = 0
@@ -65,8 +51,6 @@ class _Round:
             self._num_tokens = max(_FEWEST_TOKENS, self._num_needed or 0)
             if settings.num_draws != "auto":
                 self._num_tokens = settings.num_draws
-            if number > 1:
-                self._num_tokens = min(self._num_tokens, _FEWEST_TOKENS)
 
     def _needed(self) -> int | None:
         """Drawn tokens that are enough for a verdict, with the first ones of texts."""
@@ -88,8 +72,7 @@ class _Round:
         if asking.samplings:
             num_settings = counted(len(asking.samplings), "sampling setting")
             tested += f" and {self._num_tokens:,} drawn tokens over {num_settings}"
-        if self.number == 1:
-            say(f"testing the {arm.name} arm with {tested}, {num_in_flight} in flight")
+        say(f"testing the {arm.name} arm with {tested}, {num_in_flight} in flight")
         num_mixed = math.ceil((1 - _SHARE_AT_PLACE) * self._num_tokens / self._mean_length / 2)
         num_at_place = math.ceil(_SHARE_AT_PLACE * self._num_tokens / self._tokens_at_place)
         num_together = min(num_in_flight, TOGETHER)
@@ -99,9 +82,9 @@ class _Round:
             self._token_test,
             asking.end_tokens,
             num_together,
-            [settings.seed, self.number],
+            settings.seed,
         )
-        workload = asking.workload(self.number)
+        workload = asking.workload()
         first = asking.ask(arm, workload.first_turns(num_mixed), num_in_flight, "asking")
         scores.add([answer for answer in first if not answer.request.is_greedy])
         if isinstance(reference, ReportedReference) and arm is reference.arm:
@@ -136,9 +119,7 @@ def scored_checks(asking: Asking, arm: Arm, reference: TextReference) -> Iterato
     Raises:
         RunError: log-probabilities that came with tokens are wrong.
     """
-    settings = asking.settings
-    began = _now()
-    test = _Round(asking, reference)
+    test = _Test(asking, reference)
     returned: list[Columns] = []
     tolerance = _TOLERANCE
     if isinstance(reference, ReportedReference):
@@ -164,8 +145,6 @@ def scored_checks(asking: Asking, arm: Arm, reference: TextReference) -> Iterato
     # The arm that is tested before the one that it is tested by.
     returned = [*_returned_check(arm, first.returned, tolerance), *returned]
     yield from returned
-    if settings.minutes and not is_lossy(test.so_far):
-        yield from _further_rounds(asking, arm, reference, first, began)
     wrong = [f"{one['arm']}: {one['finding']}" for one in returned if one["verdict"] == "wrong"]
     if wrong:
         about = f"log-probabilities that came with tokens are wrong: {'; '.join(wrong)}"
@@ -174,92 +153,16 @@ def scored_checks(asking: Asking, arm: Arm, reference: TextReference) -> Iterato
         say(about)
 
 
-def _further_rounds(
-    asking: Asking, arm: Arm, reference: TextReference, first: Scores, began: float
-) -> Iterator[Columns]:
-    """Ask the same questions in rounds until the time is over, a round is lossy, or enough is known."""
-    settings = asking.settings
-    ends = began + 60 * settings.minutes
-    test_of_all = TokenTest(settings.false_alarm_rate / 2, settings.until or settings.shift)
-    texts = [one.text for one in first.drawn]
-    num_requests = len(first.answers)
-    usual = _drafts(asking, first.answers)
-    for number in itertools.count(2):
-        started = _now()
-        if started >= ends:
-            return
-        test = _Round(asking, reference, number)
-        scores = test.scored(arm)
-        drafts = _drafts(asking, scores.answers)
-        fell = has_fallen(usual, drafts, _DRIFT_LEVEL / (number * (number + 1)))
-        columns = test.so_far[0] | test.so_far[-1]
-        # That of the same greedy questions follows.
-        columns.pop("acceptance", None)
-        lossy = is_lossy(test.so_far)
-        is_known = False
-        texts += [one.text for one in scores.drawn]
-        if texts:
-            together = first.check(test_of_all, texts)
-            columns["visible_shift"] = together["visible_shift"]
-            lossy = lossy or together["verdict"] == "lossy"
-            is_known = together["verdict"] != "undecided"
-        yield columns | {
-            "check": "round",
-            "round": number,
-            "num_requests": num_requests,
-            "elapsed_s": started - began,
-            "verdict": "lossy" if lossy else "lossless",
-            "acceptance_rate": _rate(drafts),
-            "finding": f"acceptance was {_rate(usual):.0%}" if fell else None,
-        }
-        if lossy or (settings.until is not None and is_known):
-            return
-        num_requests += len(scores.answers)
-
-
-# (num_proposed, num_accepted) by prompt and length, of greedy texts.
-Drafts = dict[tuple[tuple[int, ...], int], tuple[int, int]]
-
-
-def _drafts(asking: Asking, answers: Sequence[Answer]) -> Drafts:
-    prompts = set(map(tuple, asking.prompts))
-    found: Drafts = {}
-    for request, record in answers:
-        is_of_run = request.is_greedy and request.is_compared and request.prompt in prompts
-        if is_of_run and record.draft_tokens[0]:
-            found[request.prompt, request.num_tokens] = record.draft_tokens
-    return found
-
-
-def _rate(drafts: Drafts) -> float | None:
-    proposed = sum(each for each, _ in drafts.values())
-    return sum(each for _, each in drafts.values()) / proposed if proposed else None
-
-
-def has_fallen(usual: Drafts, drafts: Drafts, level: float) -> bool:
-    """Whether the same greedy questions are accepted less than before: a sign test of those that differ."""
-    from scipy import stats
-
-    num_lower = num_higher = 0
-    for key, (proposed, accepted) in drafts.items():
-        usual_proposed, usual_accepted = usual.get(key, (0, 0))
-        difference = accepted * usual_proposed - usual_accepted * proposed
-        num_lower += difference < 0
-        num_higher += difference > 0
-    return bool(stats.binom.sf(num_lower - 1, num_lower + num_higher, 0.5) < level)
-
-
 def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:
     """Whether a regular arm's texts follow the log-probabilities that it reports of them."""
     greedy, *drawn = checks
-    columns = greedy | (drawn[-1] if drawn else {})
+    columns = dict(greedy)
     # It is of both kinds of texts.
     del columns["temperature"]
     found = f"greedy texts: {greedy['identical_prompts']} of {greedy['num_prompts']} identical"
-    if drawn:
-        smallest = min(check["p_value"] or 1.0 for check in drawn)
-        columns["p_value"] = smallest
-        found += f"; of drawn tokens the smallest p-value is {smallest:.2g}"
+    for sampled in drawn:
+        columns |= sampled
+        found += f"; drawn tokens have a p-value of {sampled['p_value'] or 1.0:.2g}"
     lossy = is_lossy(checks)
     finding = (
         "the regular server is no reference: its own texts do not follow the log-probabilities"

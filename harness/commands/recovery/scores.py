@@ -25,7 +25,14 @@ from harness.engines.requests import RequestRecord
 from harness.measuring.progress import progress
 from harness.measuring.reported import ReturnedLogprobs
 from harness.results.statistics.arrays import Floats
-from harness.results.statistics.drawn_tokens import DrawnText, Finding, Rounding, TokenTest
+from harness.results.statistics.drawn_tokens import (
+    NO_ROUNDING,
+    DrawnText,
+    Finding,
+    Rounding,
+    TokenResult,
+    TokenTest,
+)
 
 # Logits that are computed together at most.
 _MOST_LOGITS = 2**25
@@ -153,7 +160,7 @@ class Scores:
         token_test: TokenTest,
         end_tokens: frozenset[int],
         num_together: int,
-        seed: Sequence[int],
+        seed: int,
     ) -> None:
         self.answers: list[Answer] = []
         self.greedy = GreedyTexts(end_tokens)
@@ -166,6 +173,8 @@ class Scores:
         self._generator = np.random.default_rng(seed)
         # By sampling setting and prompt: of one text of each prompt, because rounding differs by prompt.
         self._roundings: dict[str, dict[tuple[int, ...], Rounding]] = defaultdict(dict)
+        # The largest along a text at the one place, where tokens after the same text come often.
+        self._rounding_at_place: Rounding | None = None
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Score the answers that somebody waited for.
@@ -223,12 +232,21 @@ class Scores:
         sampling = request.sampling
         tokens = alike[0].record.token_ids
         exact = sampling.probabilities_along(logits, request.prompt, tokens)
-        of_setting = self._roundings[sampling.name]
-        if len(of_setting) < _NUM_ROUNDED and request.prompt not in of_setting:
+        by_prompt = self._roundings[sampling.name]
+        is_rounding_known = len(by_prompt) >= _NUM_ROUNDED or request.prompt in by_prompt
+        if request.is_at_place:
+            is_rounding_known = self._rounding_at_place is not None
+        again = None
+        if not is_rounding_known:
             again = self._reference.logits_again(request.prompt, tokens)
-            if again is not None:
-                other = sampling.probabilities_along(again, request.prompt, tokens)
-                of_setting[request.prompt] = Rounding.between(exact, other)
+        if again is not None:
+            other = sampling.probabilities_along(again, request.prompt, tokens)
+            if request.is_at_place:
+                routes = zip(exact[:, np.newaxis], other[:, np.newaxis], strict=True)
+                along = [Rounding.between(first, second) for first, second in routes]
+                self._rounding_at_place = Rounding.largest(along)
+            else:
+                by_prompt[request.prompt] = Rounding.between(exact, other)
         entropies = -(exact * np.log(exact, out=np.zeros_like(exact), where=exact > 0)).sum(-1)
         for answer in alike:
             text = DrawnText.of(
@@ -257,12 +275,8 @@ class Scores:
         returned = record.logprobs or [None] * len(tokens)
         self.returned.add(returned[: len(tokens)], raw, processed)
 
-    def texts_of(self, *samplings: Sampling) -> list[DrawnText]:
-        """The drawn texts of these sampling settings."""
-        return [one.text for one in self.drawn if one.answer.request.sampling in samplings]
-
-    def check(self, test: TokenTest, texts: Sequence[DrawnText]) -> Columns:
-        """The columns of a test of these texts.
+    def sampled(self) -> TokenResult:
+        """The test of all drawn tokens.
 
         Rounding is how far the distributions along a text of each of some prompts are apart by the reference's two
         routes: many texts in one pass, and a text again (`logits_again`).
@@ -272,22 +286,24 @@ class Scores:
             for name, by_prompt in self._roundings.items()
             if by_prompt
         }
-        return dict(vars(test.check(texts, roundings)))
+        texts = [scored.text for scored in self.drawn]
+        allowed = []
+        for text in texts:
+            rounding = roundings.get(text.setting, NO_ROUNDING)
+            if text.is_at_place and self._rounding_at_place is not None:
+                rounding = Rounding.largest([rounding, self._rounding_at_place])
+            allowed.append(rounding)
+        return self._token_test.check(texts, allowed)
 
     def checks(self) -> list[Columns]:
-        """The check of greedy texts, then that of drawn tokens for each sampling setting, then that of all of them."""
-        found = [self.greedy.columns()]
-        for sampling in self._samplings:
-            part = self.check(self._token_test, self.texts_of(sampling))
-            found.append(part | {"check": "setting", "sampling": sampling.name})
+        """The check of greedy texts, and that of drawn tokens if any were asked for."""
+        checks = [self.greedy.columns()]
         if self._samplings:
-            overall = self.check(self._token_test, [one.text for one in self.drawn])
-            found.append(
-                overall
-                | {"check": "sampled"}
-                | acceptance_of([answer.record for answer in self.answers])
-            )
-        return found
+            names = ", ".join(sampling.name for sampling in self._samplings)
+            acceptance = acceptance_of([answer.record for answer in self.answers])
+            result = vars(self.sampled())
+            checks.append({**result, "check": "sampled", "sampling": names, **acceptance})
+        return checks
 
 
 def is_lossy(checks: Sequence[Columns]) -> bool:

@@ -1,17 +1,16 @@
 """`recovery`: every check, and the verdict that people quote.
 
-A row is a check of one kind (`check`), as `checks.py` has them. Of drawn tokens one row decides, `sampled`; its parts
-are shown where they are lossy.
+A row is a check of one kind (`check`).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from harness.commands.recovery.rows import PARTS, RecoveryRow
+from harness.commands.recovery.rows import RecoveryRow
 from harness.config.amounts import counted
 from harness.reporting.names import Name, named_runs
 from harness.reporting.page import Page, Step, heading, lossless_again, title_of_many
@@ -48,15 +47,8 @@ class Checks:
         reason: of a verdict that does not follow from these alone; "" where it does.
         row: the first one, for what all have.
         greedy, sampled: the one of its kind; None without one.
-        lossy_parts: parts of the drawn tokens in which a loss shows.
-        deciding: all but the parts: the verdict rests on them.
-        tested: those of drawn tokens.
-        num_draws: over all sampling settings and the place.
-        smallest_p_value: of these tests.
-        power: the least of the checks that the verdict rests on.
-        answers: of a file, which are judged.
+        deciding: all but those of kinds: the verdict rests on them.
         kinds: of requests, and whether they get drafts.
-        rounds: of the same questions, after the first one.
         is_control: whether a fault was planted, so that the checks must fail.
         num_draws_needed: a `num_draws` that would be enough where these are not; 0 for none.
     """
@@ -69,17 +61,8 @@ class Checks:
         of_kind = {row.check: row for row in rows}
         self.greedy = of_kind.get("greedy")
         self.sampled = of_kind.get("sampled")
-        parts = [row for row in rows if row.check in PARTS]
-        self.lossy_parts = [row for row in parts if row.verdict == "lossy"]
         self.kinds = [row for row in rows if row.check == "kind"]
-        aside = {None, "kind", "round", "answers", *PARTS}
-        self.answers = of_kind.get("answers")
-        self.rounds = [row for row in rows if row.check == "round"]
-        self.deciding = [row for row in rows if row.check not in aside]
-        self.tested = [row for row in rows if row.check == "sampled" or row.check in PARTS]
-        self.num_draws = None if self.sampled is None else self.sampled.num_draws
-        self.smallest_p_value = _least(row.p_value for row in self.tested)
-        self.power = _least(row.power for row in self.deciding)
+        self.deciding = [row for row in rows if row.check not in (None, "kind")]
         self.findings = "; ".join(self._findings())
         self.verdict, self.reason = self._judged()
 
@@ -92,61 +75,26 @@ class Checks:
     def _findings(self) -> Iterator[str]:
         if self.greedy is not None:
             yield _greedy_findings(self.greedy)
-        if self.tested:
-            yield self._sampled_findings()
-        if self.rounds:
-            yield self._rounds_findings()
-
-    def _rounds_findings(self) -> str:
-        """In which round a loss began, or that there was none."""
-        last = self.rounds[-1]
-        if last.verdict == "lossy":
-            return f"from the round {_when(last)} on, the same questions are answered wrongly"
-        number = counted(len(self.rounds), "further round")
-        found = f"{number} as the first, the last one {_when(last)}"
-        if last.visible_shift is not None:
-            found += (
-                f"; a shift of {last.visible_shift:.1%} would have shown in all of them together"
-            )
-        return found
-
-    def _sampled_findings(self) -> str:
-        draws = f"{self.num_draws or 0:,} drawn tokens"
-        if not self.num_draws:
-            return f"nothing was tested by {draws}"
-        smallest = _p_value(self.smallest_p_value)
-        num_failed = sum(row.verdict == "lossy" for row in self.tested)
-        if num_failed:
-            number = f"{num_failed} of {counted(len(self.tested), 'test')}"
-            first = _least(row.num_draws_until for row in self.tested)
-            after = "" if first is None else f", the first one after {first:,}"
-            equals = "= " if self.smallest_p_value else ""
-            return f"{draws} fail {number}{after} (p {equals}{smallest})"
-        is_certain = self.sampled is not None and self.sampled.verdict == "lossless"
-        agree = "follow" if is_certain else "show no difference from"
-        return (
-            f"{draws} {agree} the target's distribution (smallest p-value {smallest} of"
-            f" {counted(len(self.tested), 'test')})"
-        )
+        if self.sampled is not None:
+            yield _sampled_findings(self.sampled)
 
     def fine_print(self) -> Iterator[str]:
         """How small a loss the tests can see."""
-        if not self.tested:
+        if self.sampled is None:
             yield "At temperature 0 the output has one possible value; nothing was sampled."
             return
-        row = self.tested[-1]
+        row = self.sampled
         smallest = (
             "" if row.visible_shift is None else f", one of {row.visible_shift:.1%} with 99 %"
         )
         yield (
-            f"The sampled tests call a lossless pair lossy in at most {row.false_alarm_rate:.0e} of such runs (each at"
-            f" p < {row.significance_level:.1e}), however often one looks; a shift of {row.shift:.0%} towards likelier"
-            f" or less likely tokens is seen within {row.num_draws:,} tokens with a chance of {_share(self.power)}"
+            f"The sampled tests call a lossless pair lossy in at most {row.false_alarm_rate:.0e} of such runs,"
+            f" however often one looks; a shift of {row.shift:.0%} towards likelier"
+            f" or less likely tokens is seen within {row.num_draws:,} tokens with a chance of {_share(row.power)}"
             f"{smallest}."
         )
-        rounding = max(row.rounding or 0 for row in self.tested)
-        if rounding >= 0.001:
-            yield f"The tests attribute shifts of up to {rounding:.2g} to {_rounding(row)}."
+        if row.rounding and row.rounding >= 0.001:
+            yield f"The tests attribute shifts of up to {row.rounding:.2g} to {_rounding(row)}."
 
     def _judged(self) -> tuple[str, str]:
         """The verdict of any lossy check, of a lossy rule or a coin, else of the checks that decide; and its reason."""
@@ -181,8 +129,6 @@ class Checks:
                 return "greedy texts differ, and no logits say whether rounding explains it"
         weakest = min(undecided, key=lambda row: row.power or 0)
         advice = "raise num_draws or shift"
-        if self.answers is not None:
-            advice = "judge more answers, or raise shift"
         if self.num_draws_needed:
             advice = f"num_draws={_rounded_up(self.num_draws_needed)} would be enough"
         return (
@@ -212,18 +158,11 @@ def _page_of_one(rows: Sequence[RecoveryRow]) -> Page:
     # The first check is of greedy texts; the last one has the temperature that was asked for.
     asked = dataclasses.replace(rows[-1], num_prompts=None, batch_size=None)
     about = f"{counted(checks.row.batch_size or 1, 'request')} in flight"
-    if checks.answers is not None:
-        about = f"{checks.answers.num_prompts} recorded answers"
-        # Each has its own.
-        asked = dataclasses.replace(asked, max_new_tokens=None, temperature=None)
-    shown = [*checks.deciding, *checks.lossy_parts]
-    short = _checks(shown[:_MOST_CHECKS]).in_short()
-    every = dataclasses.replace(_checks(shown), title=_TITLE, notes=(*_notes(checks),))
+    short = _checks(checks.deciding[:_MOST_CHECKS]).in_short()
+    every = dataclasses.replace(_checks(checks.deciding), title=_TITLE, notes=(*_notes(checks),))
     tables = [short, every]
     if checks.kinds:
         tables.append(_kinds(checks))
-    if checks.rounds:
-        tables.append(_rounds(checks))
     title = heading(checks.row, f"{about} · {settings_line([asked])}")
     return Page(title, [_finding(checks)], _doubts(checks), tables, next=_next_steps(checks))
 
@@ -241,13 +180,9 @@ def _notes(checks: Checks) -> Iterator[str]:
     """What was asked and refused, and how small a loss the tests can see."""
     row = checks.row
     # ` Drawn as asked, top_p=0.8.`
-    names = dict.fromkeys(row.sampling for row in checks.tested if row.sampling)
-    drawn = f" Drawn {', '.join(names)}." if names else ""
-    if checks.answers is None:
-        in_flight = counted(row.batch_size or 1, "request")
-        yield f"{in_flight} in flight, of mixed lengths; some left midway.{drawn}"
-    else:
-        yield f"{checks.answers.finding}.{drawn}"
+    drawn = "" if checks.sampled is None else f" Drawn {checks.sampled.sampling}."
+    in_flight = counted(row.batch_size or 1, "request")
+    yield f"{in_flight} in flight, of mixed lengths; some left midway.{drawn}"
     if row.refused:
         yield f"Refused by the engine, or not asked for, so not tested: {row.refused}."
     if checks.reason and checks.findings:
@@ -260,10 +195,6 @@ def _doubts(checks: Checks) -> list[str]:
     """What the verdict is not about, the most serious first."""
     row = checks.row
     doubts = []
-    answers = checks.answers
-    about_answers = "" if answers is None else str(answers.finding)
-    if "left out" in about_answers or "as text" in about_answers:
-        doubts.append(f"{about_answers}.")
     if checks.is_control:
         found = "found" if checks.verdict == "lossy" else "must find"
         doubts.append(f"A control: fault={row.fault} was planted, and the checks {found} it.")
@@ -277,13 +208,6 @@ def _doubts(checks: Checks) -> list[str]:
         of_kind = [kind.sampling or "" for kind in checks.kinds if kind.verdict == verdict]
         if of_kind:
             doubts.append(f"{problem}: {', '.join(of_kind)}.")
-    fallen = [check for check in checks.rounds if check.finding]
-    if fallen:
-        first = fallen[0]
-        doubts.append(
-            f"Acceptance of the same questions fell {_when(first)}: {first.acceptance_rate or 0:.0%},"
-            f" {first.finding}."
-        )
     if prompts := too_long(row):
         doubts.append(f"{prompts} {TOO_LONG}.")
     return doubts
@@ -303,8 +227,6 @@ def _next_steps(checks: Checks) -> list[Step]:
     row = checks.row
     verdict = checks.verdict
     target_runner = RunnerNames.parse(row.runner or "").target
-    if checks.answers is not None:
-        return []
     if verdict == "undecided" and checks.num_draws_needed:
         return [Step("enough draws", f"num_draws={_rounded_up(checks.num_draws_needed)}")]
     if verdict == "lossy" and row.lossy:
@@ -328,9 +250,9 @@ def pairs_table(runs: Sequence[Run]) -> Table:
         Column("K", of="name.num_draft_tokens", identifies_row=True),
         Column("verdict", text=True, of=lambda pair: _verdict(pair.checks)),
         Column("greedy texts identical", of=lambda pair: _identical(pair.checks.greedy)),
-        Column("draws", "{:,}".format, "checks.num_draws"),
-        Column("smallest p-value", _p_value, "checks.smallest_p_value"),
-        Column("power", _share, "checks.power"),
+        Column("draws", "{:,}".format, "checks.sampled.num_draws"),
+        Column("p-value", _p_value, "checks.sampled.p_value"),
+        Column("power", _share, "checks.sampled.power"),
     )
     shifts = {row.shift for run in runs for row in run.rows} - {None}
     note = "power: chance of seeing a shift of {:.0%} in a token's distribution."
@@ -385,39 +307,20 @@ def _checks(shown: Sequence[RecoveryRow]) -> Table:
 
 
 def _kinds(checks: Checks) -> Table:
-    """One row per kind of request, with what is known of its distribution."""
-    drawn = {row.sampling: row.verdict for row in checks.tested if row.sampling}
+    """One row per kind of request."""
     columns = (
         Column("kind of request", text=True, of="sampling"),
         Column("drafts", of="verdict"),
         Column("accepted", "{:.0%}".format, "acceptance_rate", optional=True),
         Column("greedy texts identical", of=_identical, optional=True),
-        Column("draws", of=lambda row: drawn.get(row.sampling), optional=True),
         Column("shown by", text=True, of="finding"),
     )
     return Table.of("kinds", "Which requests get drafts?", checks.kinds, columns)
 
 
-def _rounds(checks: Checks) -> Table:
-    """One row per round of the same questions."""
-    columns = (
-        Column("minute", "{:.1f}".format, lambda row: row.elapsed_s / 60),
-        Column("requests before", "{:,}".format, "num_requests"),
-        Column("greedy texts identical", of=_identical),
-        Column("draws", "{:,}".format, "num_draws", optional=True),
-        Column("p-value", _p_value, "p_value", optional=True),
-        Column("accepted", "{:.0%}".format, "acceptance_rate", optional=True),
-        Column("verdict", of="verdict"),
-        Column("since the first round", text=True, of="finding", optional=True),
-    )
-    return Table.of("rounds", "After a while", checks.rounds, columns)
-
-
 def _check(row: RecoveryRow) -> str:
     names = {
         "sampled": "all draws",
-        "setting": f"drawn {row.sampling}",
-        "compared": f"{row.sampling}, beside the regular server's",
         "logprobs": f"log-probabilities, {row.arm}",
     }
     return names.get(row.check or "", row.check or "")
@@ -450,13 +353,18 @@ def _greedy_findings(row: RecoveryRow) -> str:
     )
 
 
-def _least(values: Iterable[float | None]) -> float | None:
-    return min((value for value in values if value is not None), default=None)
-
-
-def _when(row: RecoveryRow) -> str:
-    """When a round began."""
-    return f"after {row.num_requests:,} requests ({(row.elapsed_s or 0) / 60:.0f} min)"
+def _sampled_findings(row: RecoveryRow) -> str:
+    draws = f"{row.num_draws or 0:,} drawn tokens"
+    if row.num_impossible:
+        draws += f" ({row.num_impossible:,} with a probability of 0)"
+    if not row.num_draws:
+        return f"nothing was tested by {draws}"
+    p_value = _p_value(row.p_value)
+    if row.num_draws_until is not None:
+        equals = "= " if row.p_value else ""
+        return f"{draws} fail, after {row.num_draws_until:,} (p {equals}{p_value})"
+    agree = "follow" if row.verdict == "lossless" else "show no difference from"
+    return f"{draws} {agree} the target's distribution (p-value {p_value})"
 
 
 def _rounding(row: RecoveryRow) -> str:

@@ -40,8 +40,6 @@ _NUM_BIASED = 4
 _MOST_DRAWN = 32
 # Tokens of another prompt that follow an answer as the next turn.
 FOLLOW_UP = 8
-# A round has fewer requests.
-_MOST_REQUESTS = 10**6
 # For each request that is left midway, this many are read to their end.
 _READ_FOR_ONE_LEFT = 7
 
@@ -193,7 +191,6 @@ class Workload:
         prompts: token ids, none empty.
         samplings: sampling settings that are tested, beside greedy requests.
         decoding: of the run; its `max_new_tokens` is the most that a text has.
-        first: the number before that of the first request.
     """
 
     def __init__(
@@ -202,7 +199,6 @@ class Workload:
         samplings: Sequence[Sampling],
         decoding: DecodingSettings,
         seed: int,
-        first: int = 0,
     ) -> None:
         self._prompts = [tuple(prompt) for prompt in prompts]
         self._decoding = decoding
@@ -210,7 +206,7 @@ class Workload:
         self._greedy = Sampling("greedy", dataclasses.replace(decoding, temperature=0.0))
         self._most = decoding.max_new_tokens
         self._generator = np.random.default_rng(seed)
-        self._num_made = first
+        self._num_made = 0
 
     def first_turns(self, num_drawn: int) -> list[PlannedRequest]:
         """Requests with the run's prompts, and with others that begin like them or nearly so.
@@ -319,11 +315,9 @@ class Asking:
     samplings: Sequence[Sampling]
     end_tokens: frozenset[int]
 
-    def workload(self, number: int = 1) -> Workload:
-        """The requests, from the first one on; those of another round have other random numbers."""
+    def workload(self) -> Workload:
         settings = self.settings
-        first = (number - 1) * _MOST_REQUESTS
-        return Workload(self.prompts, self.samplings, settings.decoding, settings.seed, first)
+        return Workload(self.prompts, self.samplings, settings.decoding, settings.seed)
 
     def ask(
         self, arm: Arm, planned: Sequence[PlannedRequest], num_in_flight: int, doing: str

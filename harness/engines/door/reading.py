@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from harness.results.statistics.iterations import Cut
-from harness.results.statistics.served_rules import TextProbabilities
 
 # Transcripts with one prompt that are read together: so many, and with so many tokens.
 TOGETHER = 8
@@ -48,7 +47,6 @@ class ReadText:
 
     Attributes:
         cut: into iterations, for every K.
-        probabilities: that the cut follows from, and what another rule would need.
         num_tokens: n.
         num_impossible: tokens that the target cannot draw.
         log_probability: of the others under the target, summed.
@@ -56,7 +54,6 @@ class ReadText:
     """
 
     cut: Cut
-    probabilities: TextProbabilities
     num_tokens: int
     num_impossible: int
     log_probability: float

@@ -15,7 +15,6 @@ from harness.engines.door.reading import ReadText, Transcript, num_together
 from harness.engines.protocol import in_batches
 from harness.engines.record import Preparation
 from harness.local.decoding.protocols import NonFiniteError
-from harness.local.decoding.rules import typical_threshold
 from harness.local.drafting.methods.model import SampledDraftSettings
 from harness.local.drafting.model import ModelDrafter
 from harness.local.drafting.teacher_forcing import (
@@ -30,11 +29,10 @@ from harness.local.engine.pair_runners import open_runners
 from harness.local.engine.reference import not_finite
 from harness.local.engine.rules import warp_of
 from harness.results.statistics.iterations import acceptance_chances, cut
-from harness.results.statistics.served_rules import TextProbabilities
 
 # Of each token of an answer: its probability, the mean and the variance of the log-probability if a token were drawn
 # in its place, and what typical acceptance and greedy verification look at.
-_FIGURES = ("target", "mean", "variance", "is_likeliest", "is_typical", "others_typical")
+_FIGURES = ("target", "mean", "variance")
 
 
 class PairReader:
@@ -119,16 +117,10 @@ class PairReader:
                 means = (probabilities * logarithms).sum(-1)
                 squares = (probabilities * logarithms.square()).sum(-1)
                 variances = (squares - means.square()).clamp(min=0)
-                of_text = chosen(probabilities, wanted)
-                thresholds = typical_threshold(-means)
-                is_typical = probabilities > thresholds.unsqueeze(-1)
                 found = {
-                    "target": of_text,
+                    "target": chosen(probabilities, wanted),
                     "mean": means,
                     "variance": variances,
-                    "is_likeliest": of_text >= probabilities.amax(-1),
-                    "is_typical": of_text > thresholds,
-                    "others_typical": is_typical.sum(-1) > (of_text > thresholds).int(),
                 }
                 figures[row].append(torch.stack([found[name].double() for name in _FIGURES]))
         for row, transcript in enumerate(transcripts):
@@ -158,23 +150,14 @@ class PairReader:
         return found
 
     def _read_text(self, figures: Tensor, of_draft: Tensor) -> ReadText:
-        of_target, means, variances, *flags = figures
-        is_likeliest, is_typical, others_typical = (flag.bool().cpu().numpy() for flag in flags)
-        probabilities = TextProbabilities(
-            target=of_target.cpu().numpy(),
-            draft=of_draft.cpu().numpy(),
-            is_likeliest=is_likeliest,
-            is_typical=is_typical,
-            others_typical=others_typical,
-        )
+        of_target, means, variances = figures
         chances = acceptance_chances(
-            probabilities.target, probabilities.draft, block=self._is_block
+            of_target.cpu().numpy(), of_draft.cpu().numpy(), block=self._is_block
         )
         # Tokens that cannot be drawn have no log-probability: they count apart.
         possible = of_target > 0
         return ReadText(
             cut=cut(chances),
-            probabilities=probabilities,
             num_tokens=len(of_target),
             num_impossible=int((~possible).sum()),
             log_probability=float(of_target[possible].log().sum()),

@@ -7,25 +7,20 @@ with it. From the last answer to the first, each one that its own prompt precede
 
 from __future__ import annotations
 
-import dataclasses
-import json
-import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
-from typing import Any, Literal
+from typing import Any
 
 from harness.config.errors import SettingError
-from harness.engines.chat import Chat, Message
+from harness.engines.chat import Chat
 from harness.engines.door.reading import Transcript
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.prompts.sets import Prompt
 
-Kind = Literal["thinking", "text", "code", "tool name", "tool arguments", "markup"]
 # Messages -> their text, and with True the beginning of the answer to them.
 Render = Callable[[Chat, bool], str]
 
-_FENCED = re.compile(r"```.*?(```|$)", re.DOTALL)
 # Of the private use area: no template writes it.
 _OTHER_ANSWER = {"role": "assistant", "content": "\ue000"}
 
@@ -36,11 +31,9 @@ class Turn:
 
     Attributes:
         number: from 1; None for the one answer to a prompt.
-        kinds: of each of its tokens; none where they are not known.
     """
 
     number: int | None
-    kinds: Sequence[Kind] = ()
 
 
 @dataclass(frozen=True)
@@ -60,7 +53,7 @@ class Reading:
             # An iteration decides the tokens after the first one.
             if len(held) > 1:
                 answers.append(held)
-                turns.append(dataclasses.replace(turn, kinds=turn.kinds[: len(held)]))
+                turns.append(turn)
         if not answers:
             return None
         transcript = Transcript(self.transcript.token_ids[: answers[-1].stop], answers)
@@ -96,13 +89,10 @@ def readings_of(
         places: list[range] = []
         turns: list[Turn] = []
         for place, characters in spans:
-            between, _ = _behind_others(tokenizer, text[begin : characters.start])
-            token_ids += between
-            answer = text[characters.start : characters.stop]
-            own, offsets = _behind_others(tokenizer, answer)
+            token_ids += _behind_others(tokenizer, text[begin : characters.start])
+            own = _behind_others(tokenizer, text[characters.start : characters.stop])
             places.append(range(len(token_ids), len(token_ids) + len(own)))
-            kinds = _kinds(chat.messages[place], answer, offsets)
-            turns.append(Turn(answers.index(place) + 1, kinds))
+            turns.append(Turn(answers.index(place) + 1))
             token_ids += own
             begin = characters.stop
         if len(spans) == 1 or token_ids == tokens_of(text[:begin]):
@@ -116,26 +106,14 @@ def readings_of(
     return readings
 
 
-def _behind_others(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-    """Token ids of a text that follows another, and the characters of each token; none from slow tokenizers.
-
-    By itself a text may begin with a space that the tokenizer adds.
-    """
-    options = {
-        "add_special_tokens": False,
-        "return_offsets_mapping": getattr(tokenizer, "is_fast", False),
-    }
-    line_break = list(tokenizer("\n", **options)["input_ids"])
-    encoded = tokenizer("\n" + text, **options)
-    num_before = len(line_break)
-    shift = 1
-    if list(encoded["input_ids"])[:num_before] != line_break:
-        # A token has the line break and some of the text.
-        encoded = tokenizer(text, **options)
-        num_before = shift = 0
-    offsets = encoded.get("offset_mapping", ())[num_before:]
-    characters = [(begin - shift, end - shift) for begin, end in offsets]
-    return list(encoded["input_ids"])[num_before:], characters
+def _behind_others(tokenizer: Any, text: str) -> list[int]:
+    """Token ids of a text that follows another: by itself it may begin with a space that the tokenizer adds."""
+    line_break = list(tokenizer("\n", add_special_tokens=False)["input_ids"])
+    token_ids = list(tokenizer("\n" + text, add_special_tokens=False)["input_ids"])
+    if token_ids[: len(line_break)] == line_break:
+        return token_ids[len(line_break) :]
+    # A token has the line break and some of the text.
+    return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _texts(
@@ -173,61 +151,3 @@ def _texts(
             whole = before + answer
             texts.append((whole, [(place, range(len(before), len(whole)))]))
     return texts[::-1]
-
-
-def _kinds(message: Message, answer: str, offsets: Sequence[tuple[int, int]]) -> Sequence[Kind]:
-    """The kind of each token of an answer, by what its message says."""
-    of_character: list[Kind] = ["markup"] * len(answer)
-    for begin, end, kind in _marked(message, answer):
-        of_character[begin:end] = [kind] * (end - begin)
-    last = len(answer) - 1
-    return [of_character[min((begin + end) // 2, last)] for begin, end in offsets]
-
-
-def _marked(message: Message, answer: str) -> Iterator[tuple[int, int, Kind]]:
-    """Where the parts of a message are in its text; what the template adds is in none of them."""
-    thought = message.get("reasoning_content", "")
-    content = message["content"]
-    if not thought and "</think>" in content:
-        thought, _, content = content.partition("</think>")
-        thought = thought.replace("<think>", "")
-    end = 0
-    parts: list[tuple[str, Kind]] = [(thought.strip(), "thinking"), (content.strip(), "text")]
-    for part, kind in parts:
-        begin = answer.find(part, end)
-        if part and begin >= 0:
-            end = begin + len(part)
-            yield begin, end, kind
-            if kind == "text":
-                for code in _FENCED.finditer(answer, begin, end):
-                    yield code.start(), code.end(), "code"
-    for call in message.get("tool_calls", ()):
-        name = call["function"]["name"]
-        begin = answer.find(name, end)
-        if begin >= 0:
-            end = begin + len(name)
-            yield begin, end, "tool name"
-        first = None
-        for value in _values(json.loads(call["function"]["arguments"])):
-            # As JSON, or as it is: templates that write arguments as XML do not escape them.
-            for written in (json.dumps(value, ensure_ascii=False)[1:-1], value):
-                begin = answer.find(written, end)
-                if begin >= 0:
-                    first = begin if first is None else first
-                    end = begin + len(written)
-                    break
-        if first is not None:
-            yield first, end, "tool arguments"
-
-
-def _values(value: Any) -> Iterator[str]:
-    """The names and values of arguments."""
-    if isinstance(value, dict):
-        for name, own in value.items():
-            yield name
-            yield from _values(own)
-    elif isinstance(value, list):
-        for own in value:
-            yield from _values(own)
-    else:
-        yield value if isinstance(value, str) else json.dumps(value)

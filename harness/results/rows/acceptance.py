@@ -1,4 +1,4 @@
-"""The rows of `acceptance`: one per number of draft tokens K, one per text, and of conversations one per part and K."""
+"""The rows of `acceptance`: one per number of draft tokens K, per text, and of conversations per turns and K."""
 
 from __future__ import annotations
 
@@ -57,18 +57,13 @@ class AcceptanceRow(PromptedRow):
     impossible_share: MaybeFloat = figure("share of the tokens that the target cannot draw")
 
     health: MaybeText = figure(
-        "of the K that another engine drafts with: `as its weights say`, `another rule` (`served_rule`), `broken`,"
+        "of the K that another engine drafts with: `as its weights say`, `accepts less`, `accepts more`,"
         " `other texts` where its texts are not the model's, or `cannot tell`"
     )
     served_tokens_per_iteration: MaybeFloat = figure(
         "what the engine reported, or what arrived together, to be compared with `weights_tokens_per_iteration`",
         "tokens",
     )
-    served_rule: MaybeText = figure(
-        "rules that explain what it served: `rejection`, `block`, `comparison` of two samples, `greedy` or `typical`;"
-        " several where they cannot be told apart"
-    )
-    rules: MaybeText = figure("tokens per iteration that each rule would give")
     weights_tokens_per_iteration: Interval | None = with_interval(
         None,
         "expected by the weights of the same texts",
@@ -111,22 +106,18 @@ class AcceptanceTextRow(Row):
 
 @dataclass(frozen=True, kw_only=True)
 class AcceptancePartRow(Row):
-    """`acceptance_parts.csv`: one row per K and part of the conversations, by kind of token, turn, or context."""
+    """`acceptance_parts.csv`: one row per K and range of turns."""
 
     kind = "acceptance_parts"
-    recognised_by = ("by", "part", "num_conversations")
+    recognised_by = ("part", "num_conversations")
 
-    by: MaybeText = figure("`kind`, `turn` or `context`: by what tokens are divided")
-    part: MaybeText = figure(
-        "`thinking`, `text`, `code`, `tool name`, `tool arguments`, or `markup`, which is what a chat template puts"
-        " around them; a range of turns, from 1; or of tokens before the token"
-    )
-    num_conversations: MaybeInt = figure("conversations that have such tokens")
-    num_tokens: MaybeInt = figure("such tokens, without the first of each turn", "tokens")
+    part: MaybeText = figure("a range of turns, from 1")
+    num_conversations: MaybeInt = figure("conversations that have such turns")
+    num_tokens: MaybeInt = figure("their tokens, without the first of each turn", "tokens")
     num_draft_tokens: MaybeInt = figure("K")
     tokens_per_iteration: Interval | None = with_interval(
         None,
-        "such tokens over their parts of iterations, each of which is divided among the tokens that it decides",
+        "expected tokens per iteration of these turns",
         "95 % interval over conversations",
         "tokens",
     )

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.results.statistics.arrays import Floats
+from harness.results.statistics.arrays import Flags, Floats
 
 
 class Learner(NamedTuple):
@@ -37,6 +37,8 @@ class Learner(NamedTuple):
 # Of two cells there is little to learn: by these `power_of_halves` is known exactly.
 OF_HALVES = (Learner(10.0), Learner(100.0), Learner(1000.0))
 LEARNERS = (Learner(10.0), Learner(100.0, 0.3), Learner(300.0, 0.5), Learner(1000.0))
+# The share of draws that `bets_on_support` expects where there is no mass.
+_SHARE_OUTSIDE = 0.01
 # The most draws that `draws_needed` tries.
 _MOST_DRAWS = 4_000_000
 
@@ -110,6 +112,19 @@ def bets_on_outcomes(
             # From the outcome on which least is bet to the one on which most is.
             row -= np.log1p(share * tolerated * peak / (total + concentration)) * is_possible
     return factors
+
+
+def bets_on_support(is_outside: Flags, tolerated: Floats) -> Floats:
+    """Bets [n] that one draw in a hundred has no mass in its distribution.
+
+    Args:
+        is_outside: [n], whether the draw has none.
+        tolerated: [n], the most of the mass that may be there; without a bet where this is as much.
+    """
+    outside = np.log(_SHARE_OUTSIDE / tolerated)
+    inside = np.log1p(-_SHARE_OUTSIDE) - np.log1p(-np.minimum(tolerated, _SHARE_OUTSIDE))
+    won = np.where(is_outside, outside, inside)
+    return np.asarray(np.where(tolerated < _SHARE_OUTSIDE, won, 0.0))
 
 
 def bets_on_swaps(

@@ -7,8 +7,9 @@ each token is drawn from the exact distribution after the text before it, quanti
 
 Bettors share a capital of 1. Some bet on the cell of a quantile: which half, which tenth for its sampling setting,
 which fifth after that of the token before. Some bet on the token itself where many texts go on after the same one.
-Some bet that all tokens are drawn colder or hotter than they should be, which shows in the rarest. Wrong temperatures,
-residuals and caches move tokens in one of these ways.
+Some bet that all tokens are drawn colder or hotter than they should be, which shows in the rarest, and one that tokens
+come which cannot be drawn at all. Wrong temperatures, residuals, truncations and caches move tokens in one of these
+ways.
 
 Without the exact distribution, tokens of two arms that follow the same text are compared.
 """
@@ -16,7 +17,7 @@ Without the exact distribution, tokens of two arms that follow the same text are
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -28,6 +29,7 @@ from harness.results.statistics.bets import (
     OF_HALVES,
     bets_on_cells,
     bets_on_outcomes,
+    bets_on_support,
     bets_on_swaps,
     draws_needed,
     evidence,
@@ -47,8 +49,10 @@ _ROUNDING_ALLOWANCE = 2.0
 # hotter than they should be below 1, colder above. The shares, by exponent.
 _TILTS = {0.0: (0.02, 0.3), 0.5: (0.1, 1.0), 0.85: (1.0,), 1.2: (1.0,), 2.5: (0.1, 1.0)}
 _NUM_TILTS = sum(map(len, _TILTS.values()))
-# Halves; tenths by setting, fifths after fifths, and texts; tilts.
-NUM_BETTORS = len(OF_HALVES) + 3 * len(LEARNERS) + _NUM_TILTS
+# Halves; tenths by setting, fifths after fifths, and texts; tilts; the support.
+NUM_BETTORS = len(OF_HALVES) + 3 * len(LEARNERS) + _NUM_TILTS + 1
+# The least share of tokens outside the support that is tolerated.
+_LEAST_OUTSIDE = 1e-4
 # A bettor keeps a little: without any capital he could not go on.
 _LEAST_LEFT = -30.0
 _NUM_CELLS = 10
@@ -93,6 +97,14 @@ class Rounding:
             cells=np.mean([one.cells for one in several], axis=0),
             tilts=np.mean([one.tilts for one in several], axis=0),
             total=float(np.mean([one.total for one in several])),
+        )
+
+    @classmethod
+    def largest(cls, several: Sequence[Rounding]) -> Self:
+        return cls(
+            cells=np.max([rounding.cells for rounding in several], axis=0),
+            tilts=np.max([rounding.tilts for rounding in several], axis=0),
+            total=max(rounding.total for rounding in several),
         )
 
 
@@ -180,10 +192,10 @@ class TokenResult:
 
     Attributes:
         num_draws: tokens.
+        num_impossible: those of probability 0; None where probabilities are not known.
         evidence: the most that bets on them had won, as a power of 10; at least 0.
         num_draws_until: tokens until that was enough; None where it never was.
         p_value: the chance that so much is ever won by luck, at most; None without a token.
-        significance_level: a smaller p-value calls the arm lossy.
         power: the chance to see the stated shift.
         visible_shift: the smallest shift that is seen with `REQUIRED_POWER`; None where it is not known, or none is.
         rounding: the mass that two routes to the same distributions move between halves of quantiles.
@@ -191,10 +203,10 @@ class TokenResult:
 
     verdict: Finding
     num_draws: int
+    num_impossible: int | None
     evidence: float
     num_draws_until: int | None
     p_value: float | None
-    significance_level: float
     power: float
     visible_shift: float | None
     rounding: float
@@ -205,30 +217,30 @@ class TokenTest:
     """The tests of one run.
 
     Attributes:
-        level_share: each test's share of the run's false-alarm rate.
+        level: the chance that an honest arm is called lossy, at most.
         shift: the change of a token's distribution that must be found, as total variation.
     """
 
-    level_share: float
+    level: float
     shift: float
 
     @property
     def _log_wanted(self) -> float:
         """The logarithm of what bettors must win for an arm to be called lossy."""
-        return -math.log(self.level_share)
+        return -math.log(self.level)
 
     def check(
-        self, texts: Sequence[DrawnText], rounding: Mapping[str, Rounding] | None = None
+        self, texts: Sequence[DrawnText], roundings: Sequence[Rounding] | None = None
     ) -> TokenResult:
         """Test texts, in the order in which they were answered.
 
         Args:
-            rounding: by the name of the sampling setting; none where it is missing.
+            roundings: of each text; None without any.
         """
         if not texts:
             return self._result(np.zeros((1, 0)), power=0.0)
         lengths = [len(text.tokens) for text in texts]
-        allowed = [(rounding or {}).get(text.setting, NO_ROUNDING) for text in texts]
+        allowed = roundings or [NO_ROUNDING] * len(texts)
 
         def tolerated(of_texts: Sequence[Floats | float]) -> Floats:
             return _ROUNDING_ALLOWANCE * np.repeat(np.array(of_texts), lengths, axis=0)
@@ -241,11 +253,13 @@ class TokenTest:
         contexts: list[Hashable] = []
         settings: list[Hashable] = []
         fifths_before: list[int | None] = []
+        is_first: list[bool] = []
         for text in texts:
             ranks += text.ranks
             for place in range(len(text.tokens)):
                 contexts.append((text.prompt, text.setting, text.tokens[:place]))
                 settings.append((text.setting, text.is_at_place, place == 0))
+                is_first.append(place == 0)
                 # Each token is in one pair.
                 is_second = place % 2 == 1
                 before = int(_NUM_FIFTHS * text.quantiles[place - 1]) if is_second else None
@@ -257,18 +271,27 @@ class TokenTest:
             _NUM_FIFTHS * quantiles, _NUM_FIFTHS, fifths_before, LEARNERS, of_fifths
         )
         total = tolerated([each.total for each in allowed])
+        # The first token of a text is the target's own.
+        is_decided = ~np.array(is_first)
+        on_halves = bets_on_cells(2 * quantiles, 2, is_first, OF_HALVES, of_halves)
+        is_outside = widths == 0
+        # At the one place a single tie at the edge of a truncation would count in every text.
+        at_place = np.repeat([text.is_at_place for text in texts], lengths)
+        on_support = bets_on_support(is_outside, np.maximum(total, _LEAST_OUTSIDE))
         bettors = [
-            bets_on_cells(2 * quantiles, 2, [None] * len(ranks), OF_HALVES, of_halves),
+            np.where(is_decided, on_halves, 0.0),
             bets_on_cells(_NUM_CELLS * quantiles, _NUM_CELLS, settings, LEARNERS, moved),
             np.where(is_second_of_pair, in_pairs, 0.0),
             bets_on_outcomes(ranks, widths, contexts, LEARNERS, total),
             (tilts - np.log1p(tolerated([each.tilts for each in allowed]))).T,
+            np.where(at_place, 0.0, on_support)[np.newaxis],
         ]
-        off = float(of_halves.sum(-1).mean())
-        # The first token of a text is the target's own.
-        num_decided = len(ranks) - len(texts)
+        num_decided = int(is_decided.sum())
+        off = float(of_halves[is_decided].sum(-1).mean()) if num_decided else 0.0
         visible = visible_shift(num_decided, self._log_wanted, NUM_BETTORS, REQUIRED_POWER, off)
-        return self._result(np.concatenate(bettors), self.power(num_decided, off), off, visible)
+        power = self.power(num_decided, off)
+        num_impossible = int(is_outside.sum())
+        return self._result(np.concatenate(bettors), power, off, visible, num_impossible)
 
     def power(self, num_draws: int, rounding: float = 0.0) -> float:
         """The chance to see the shift in so many tokens that speculation decides."""
@@ -328,7 +351,12 @@ class TokenTest:
         return self._result(_swaps(pairs), num_found / _NUM_SIMULATED)
 
     def _result(
-        self, bettors: Floats, power: float, rounding: float = 0.0, visible: float | None = None
+        self,
+        bettors: Floats,
+        power: float,
+        rounding: float = 0.0,
+        visible: float | None = None,
+        num_impossible: int | None = None,
     ) -> TokenResult:
         """The result of bettors [b, n]."""
         num_draws = bettors.shape[-1]
@@ -339,10 +367,10 @@ class TokenTest:
         return TokenResult(
             verdict="lossy" if is_found else verdict,
             num_draws=num_draws,
+            num_impossible=num_impossible,
             evidence=float(won[-1]) / math.log(10),
             num_draws_until=num_until if is_found else None,
             p_value=math.exp(-won[-1]) if num_draws else None,
-            significance_level=self.level_share,
             power=power,
             visible_shift=visible,
             rounding=rounding,

@@ -50,8 +50,6 @@ class Cut:
     Attributes:
         visits: [M, n - 1], the chance that an iteration begins after each token but the last. The first
             token comes from reading the prompt.
-        shares: [M, n - 1], of each token after the first: its expected part of an iteration, one of m for each of the m
-            tokens that an iteration decides. All of them sum to the number of iterations.
         variance: [M], of the number of iterations, if the text is decoded again and again.
         accepted_at: [M, M], expected iterations that accept the draft token at each place.
         drafted: [M], expected iterations that propose something.
@@ -61,7 +59,6 @@ class Cut:
     """
 
     visits: Floats
-    shares: Floats
     variance: Floats
     accepted_at: Floats
     drafted: Floats
@@ -137,7 +134,6 @@ def cut(chances: ArrayLike) -> Cut:
     # where one does, the expected number and square, each times that chance.
     moments = np.zeros((3, most, num_places + most + 1))
     moments[0, :, 0] = 1
-    shares = np.zeros((most, num_places + most + 1))
     accepted_at = np.zeros((most, most))
     drafted = np.zeros(most)
     proposed = np.zeros(most)
@@ -151,9 +147,6 @@ def cut(chances: ArrayLike) -> Cut:
         visits, counts, squares = moments[:, :, place]
         counted = np.stack([visits, counts + visits, squares + 2 * counts + visits])
         moments[:, :, place + 1 : place + most + 2] += counted[:, :, np.newaxis] * ends
-        of_each = visits[:, np.newaxis] * ends / np.arange(1, most + 2)
-        # The token i after this place is decided with all that decide i + 1 or more.
-        shares[:, place : place + most + 1] += of_each[:, ::-1].cumsum(axis=1)[:, ::-1]
         accepted_at += visits[:, np.newaxis] * reach[:, 1:]
         drafted += visits * (limits > 0)
         proposed += visits * limits
@@ -163,7 +156,6 @@ def cut(chances: ArrayLike) -> Cut:
     return Cut(
         # Copies: views would keep all moments in memory for as long as the text.
         visits=moments[0, :, :num_places].copy(),
-        shares=shares[:, :num_places].copy(),
         variance=variance,
         accepted_at=accepted_at,
         drafted=drafted,

@@ -209,14 +209,13 @@ def test_costs_are_those_of_one_prompt_at_a_time_on_the_same_device(harness: Har
 
 
 def test_several_drafts_on_the_same_texts(harness: Harness, tmp_path: Path) -> None:
-    """Two of them are checkpoints, here of the target itself."""
-    for step in (1, 20):
-        shutil.copytree(SHIPPED / "tiny_draft", tmp_path / f"step_{step}")
-    drafts = "draft=lookup,early_exit_1,./step_1,./step_20"
+    """One of them is the target itself."""
+    shutil.copytree(SHIPPED / "tiny_draft", tmp_path / "itself")
+    drafts = "draft=lookup,early_exit_1,./itself"
     asked = ["num_prompts=2", *SHORT]
     outcome = harness("acceptance", "-m", "model=tiny_draft", drafts, "up_to=3", *asked)
     ids = [pd.read_csv(file).token_ids.tolist() for file in Path().rglob("acceptance_texts.csv")]
-    assert len(ids) == 4
+    assert len(ids) == 3
     assert all(ids_of_one == ids[0] for ids_of_one in ids)
     words = " ".join(outcome.stdout.split())
     assert "on the same texts of 2 prompts" in words
@@ -225,12 +224,8 @@ def test_several_drafts_on_the_same_texts(harness: Harness, tmp_path: Path) -> N
     assert "the best" in outcome.stdout
     # The target accepts all of its own draft's tokens.
     rows = results("acceptance")
-    itself = rows[rows.draft.str.startswith("./step_")]
-    assert itself.acceptance_rate.tolist() == pytest.approx([1] * 6)
-    harness("report", "multirun")
-    page = Path("multirun/report.html").read_text()
-    assert "tiny_draft with ./step_…" in page
-    assert page.count("break-even: speculation pays above") == 1
+    itself = rows[rows.draft == "./itself"]
+    assert itself.acceptance_rate.tolist() == pytest.approx([1] * 3)
 
 
 def test_a_draft_that_draws_for_itself_is_refused(harness: Harness, tmp_path: Path) -> None:

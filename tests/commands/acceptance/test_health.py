@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
 import echo_server
@@ -21,10 +20,10 @@ from harness.commands.acceptance.health import health_columns
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
 from harness.results.statistics.iterations import acceptance_chances, cut
-from harness.results.statistics.served_rules import TextProbabilities
 from in_process import Harness, results
 from planted_faults import planted
 from served import served
+from wording import mentions
 
 SHIPPED = Path(__file__).parents[3] / "harness" / "local" / "models" / "shipped"
 ASKED = [
@@ -89,13 +88,13 @@ def compared(directory: Path) -> Planted:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("plant", "health", "rule"),
+    ("plant", "health"),
     [
-        (honest, "as its weights say", "rejection"),
-        (greedily, "as its weights say", "rejection, greedy drafts"),
-        (without_its_window, "broken", None),
-        (other_template, "other texts", None),
-        (compared, "another rule", "comparison"),
+        (honest, "as its weights say"),
+        (greedily, "as its weights say"),
+        (without_its_window, "accepts more"),
+        (other_template, "other texts"),
+        (compared, "accepts less"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
@@ -104,7 +103,6 @@ def test_a_planted_fault_is_seen(
     tmp_path: Path,
     plant: Callable[[Path], Planted],
     health: str,
-    rule: str | None,
 ) -> None:
     of_server, of_client = plant(tmp_path / "planted")
     with served(tmp_path, *of_server) as url:
@@ -114,8 +112,8 @@ def test_a_planted_fault_is_seen(
     rows = results("acceptance").set_index("num_draft_tokens")
     assert rows.health[4] == health, outcome
     assert rows.health[[1, 2, 3]].isna().all()
-    names = [] if pd.isna(rows.served_rule[4]) else rows.served_rule[4].split(" or ")
-    assert (rule in names) if rule else not names, rows.rules[4]
+    said = "accepts less than rejection sampling would: another rule, or a damaged draft"
+    assert mentions(outcome.stdout, said) == (health == "accepts less")
     assert (rows.draft_sampling == "greedy").all() == (plant is greedily)
 
 
@@ -123,11 +121,8 @@ def read_text(is_own: bool) -> ReadText:
     """Of 41 certain tokens, of whose drafts of one token the first of three is right."""
     of_target = np.full(41, 1.0 if is_own else 0.1)
     drafts = np.resize([1.0, 0.0, 0.0], (40, 1))
-    flags = np.full(41, is_own), np.full(41, is_own), np.full(41, False)
-    probabilities = TextProbabilities(of_target, drafts, *flags)
     return ReadText(
         cut=cut(acceptance_chances(of_target, drafts)),
-        probabilities=probabilities,
         num_tokens=41,
         num_impossible=0,
         log_probability=0.0 if is_own else -90.0,
@@ -144,7 +139,8 @@ TOTALS = {"num_drafted": 27, "num_accepted": 13, "max_new_tokens": 41}
     [
         (True, TOTALS, "as its weights say"),
         (True, {"outcomes": [(1, 1)] * 13 + [(1, 0)] * 14}, "as its weights say"),
-        (True, {"outcomes": [(1, 1)] * 5 + [(1, 0)] * 30}, "broken"),
+        (True, {"outcomes": [(1, 1)] * 5 + [(1, 0)] * 30}, "accepts less"),
+        (True, {"num_accepted": 18}, "accepts more"),
         (True, {}, "cannot tell"),
         # It ended by itself: what was accepted may be behind its end.
         (True, TOTALS | {"max_new_tokens": 64}, "cannot tell"),
@@ -160,7 +156,7 @@ def test_a_drafter_is_judged_by_what_its_server_reports(
     is_own: bool, answer: dict[str, Any], health: str
 ) -> None:
     request = RequestRecord(0, 3, token_ids=[5] * 41, num_tokens=41, **answer)
-    found = health_columns({"": [read_text(is_own)]}, [request], 1, "rejection")
+    found = health_columns({"": [read_text(is_own)]}, [request], 1)
     assert found["health"] == health, found
 
 

@@ -13,15 +13,9 @@ import pytest
 
 from harness.commands.acceptance.conversations import lines_of_parts, slower_at
 from harness.commands.acceptance.measure import AcceptanceOfTexts
-from harness.commands.acceptance.parts import parts_of
-from harness.engines.door.reading import ReadText, Transcript
-from harness.measuring.prompts.sets import Prompt
-from harness.measuring.prompts.transcripts import Reading, Turn
 from harness.results.iteration_cost import IterationCost
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceTextRow
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.iterations import cut
-from harness.results.statistics.served_rules import TextProbabilities
 from in_process import QUICKEST_PAIR, Harness, only, results
 
 ASKED = "Once upon a time there was a lazy puppy named Theo."
@@ -59,14 +53,13 @@ def test_each_answer_counts_as_if_it_stood_alone(harness: Harness, tmp_path: Pat
     assert joint.log_probability.iloc[0] == pytest.approx(alone.log_probability.iloc[0], abs=1e-4)
     assert together.turn.tolist() == [1, 2]
     assert together.prompt_index.tolist() == [0, 0]
-    # Of every division the parts have all tokens and all iterations.
+    # The parts have all tokens and all iterations.
     iterations = np.sum([*map(ast.literal_eval, together.iterations_by_num_draft_tokens)], axis=0)
-    for _, division in parts.groupby("by"):
-        at_k = division[division.num_draft_tokens == 2]
-        assert at_k.num_tokens.sum() == together.num_tokens.sum()
-        of_parts = (at_k.num_tokens / at_k.tokens_per_iteration).sum()
-        assert of_parts == pytest.approx(iterations[1], abs=1e-4)
-    assert set(parts.by) == {"kind", "turn", "context"}
+    at_k = parts[parts.num_draft_tokens == 2]
+    assert at_k.num_tokens.sum() == together.num_tokens.sum()
+    of_parts = (at_k.num_tokens / at_k.tokens_per_iteration).sum()
+    assert of_parts == pytest.approx(iterations[1], abs=1e-4)
+    assert parts.part.unique().tolist() == ["1", "2 to 3"]
 
 
 TOOLS = {"tools": [{"type": "function", "function": {"name": "find"}}]}
@@ -119,28 +112,10 @@ def test_a_turn_costs_what_an_iteration_does_at_its_context(
     assert pd.read_csv(only("acceptance_texts.csv")).slower_at.tolist() == ["[]", "[1, 2]"]
 
 
-def test_an_iteration_is_divided_among_the_tokens_that_it_decides() -> None:
-    """Of five tokens, K=2, the draft is right about the arguments, and never about the text."""
-    chances = np.array([[0.0, 0.0], [0.0, 1.0], [1.0, 1.0], [1.0, 0.0]])
-    probabilities = TextProbabilities(np.ones(5), chances, *np.full((3, 5), True))
-    text = ReadText(cut(chances), probabilities, 5, 0, 0.0, 0.0, 0.0)
-    # One token, one token, and two in the last iteration, after which nothing is left to draft.
-    assert text.cut.shares.tolist() == [[1, 1, 0.5, 0.5]] * 2
-    turn = Turn(1, ("text", "text", "text", "tool arguments", "tool arguments"))
-    reading = Reading(Prompt("a"), Transcript([0] * 9, [range(4, 9)]), [turn])
-    parts = parts_of([(reading, 0)] * 2, [text] * 2, ["a", "b"])
-    found = {(part.by, part.name): part for part in parts}
-    assert found["kind", "text"].tokens_per_iteration(1).estimate == 1
-    assert found["kind", "tool arguments"].tokens_per_iteration(1).estimate == 2
-    assert found["context", "4 to 7"].num_tokens == {"a": 3, "b": 3}
-    assert str(found["turn", "1"].tokens_per_iteration(1).covers) == "2 conversations"
-
-
 def part(name: str, *speedups: tuple[float, float, float]) -> list[AcceptancePartRow]:
     return [
         AcceptancePartRow(
             run="r",
-            by="kind",
             part=name,
             num_tokens=9,
             num_draft_tokens=k,
@@ -153,17 +128,18 @@ def part(name: str, *speedups: tuple[float, float, float]) -> list[AcceptancePar
 
 def test_what_is_faster_without_speculation_is_named_with_each_k() -> None:
     fast, slow, open_ = (1.5, 1.4, 1.6), (0.8, 0.7, 0.9), (0.95, 0.8, 1.1)
-    assert slower_at(part("text", fast, open_, fast)) is None
-    assert slower_at(part("text", fast, slow, slow)) == "K=2, 3"
-    assert slower_at(part("text", fast, slow, slow, slow)) == "K=2 to 4"
-    assert slower_at(part("text", slow, slow, slow)) == "every K"
-    parts = [*part("text", fast, open_, slow), *part("code", slow, slow, slow)]
+    assert slower_at(part("1", fast, open_, fast)) is None
+    assert slower_at(part("1", fast, slow, slow)) == "K=2, 3"
+    assert slower_at(part("1", fast, slow, slow, slow)) == "K=2 to 4"
+    assert slower_at(part("1", slow, slow, slow)) == "every K"
+    parts = [*part("1", fast, open_, slow), *part("2 to 3", slow, slow, slow)]
     turns = [
         AcceptanceTextRow(run="r", turn=1, slower_at=numbers) for numbers in ([], [3], [1, 2, 3])
     ]
     lines = dict(lines_of_parts(parts, turns, 3))
-    assert lines["Kind"] == "text 1.60 · code 1.60"
+    assert lines["Turn"] == "1 1.60 · 2 to 3 1.60"
     assert (
-        lines["Slower"] == "2 of 3 turns at K=3, 1 of them at every K; text at K=3; code at every K"
+        lines["Slower"]
+        == "2 of 3 turns at K=3, 1 of them at every K; turn 1 at K=3; turn 2 to 3 at every K"
     )
-    assert dict(lines_of_parts(part("text", fast), turns[:1], 1))["Slower"] == "no turn at K=1"
+    assert dict(lines_of_parts(part("1", fast), turns[:1], 1))["Slower"] == "no turn at K=1"

@@ -92,11 +92,11 @@ def sample(
         for answer in timed_answer(faulty, tested, question).requests:
             request = PlannedRequest(tuple(PROMPT), sampling, num_tokens, len(answered))
             answered.append(Answer(request, answer))
-    test = TokenTest(level_share=1e-9, shift=0.15)
+    test = TokenTest(level=1e-9, shift=0.15)
     reference = engine(dtype=dtype).weights.reference
-    scores = Scores(reference, [sampling], test, frozenset(), 64, [0])
+    scores = Scores(reference, [sampling], test, frozenset(), 64, 0)
     scores.add(answered)
-    return TokenResult(**scores.check(test, scores.texts_of(sampling)))
+    return scores.sampled()
 
 
 def judge_greedy(

@@ -30,16 +30,6 @@ SMALL = [
 ]
 
 
-class Clock:
-    """Seconds that are read one after the other."""
-
-    def __init__(self, seconds: list[float]) -> None:
-        self._seconds = iter(seconds)
-
-    def __call__(self) -> float:
-        return next(self._seconds)
-
-
 @pytest.fixture(autouse=True)
 def few_draws(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the commands draw less than a user's may: these faults are large."""
@@ -64,15 +54,11 @@ def test_an_honest_pair_is_lossless(harness: Harness, pair: list[str]) -> None:
     assert mentions(outcome.stdout, "6 requests in flight", "Drawn as asked, temperature=1")
     assert mentions(outcome.stdout, "lossless", "15 of 15 greedy texts")
     rows = results("recovery")
-    kinds = ["greedy", *["setting"] * 4, "sampled"]
-    assert list(rows["check"]) == kinds
-    assert list(rows["sampling"].dropna().unique()) == [
-        "as asked", "temperature=1", "top_k=5", "top_p=0.8",
-    ]  # fmt: skip
+    assert list(rows["check"]) == ["greedy", "sampled"]
+    assert rows["sampling"].iloc[1] == "as asked, temperature=1, top_k=5, top_p=0.8"
     assert (rows["batch_size"] == 6).all()
     by_kind = rows.set_index("check")
     assert by_kind.loc["sampled", "num_draws"] == pytest.approx(800, rel=0.15)
-    assert by_kind.loc["setting", "num_draws"].sum() == by_kind.loc["sampled", "num_draws"]
     assert by_kind.loc["greedy", ["identical_prompts", "num_prompts"]].tolist() == [15, 15]
 
 
@@ -143,52 +129,6 @@ def test_an_interrupted_run_says_what_was_tested_so_far(
     else:
         assert rows["verdict"].isna().all()
         assert "nothing was compared before the interruption" in stderr
-
-
-@pytest.mark.slow
-def test_a_cache_that_is_poisoned_after_a_while_is_found_before_as_many_requests_again(
-    harness: Harness, pair: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("harness.commands.recovery.scored._FEWEST_TOKENS", 300)
-    fault = planted("PoisonedAfterAWhile")
-    asked = [*pair, *SMALL, "num_draws=300", "shift=0.5", "minutes=30", "num_prompts=2"]
-    outcome = harness("recovery", *asked, f"fault={fault}", code=1)
-    assert "the same questions are answered wrongly" in outcome.complaint
-    rounds = results("recovery").query("check == 'round'")
-    assert list(rounds["verdict"])[-1] == "lossy"
-    assert set(rounds["verdict"][:-1]) <= {"lossless"}
-    # It begins with the 201st request.
-    assert rounds["num_requests"].iloc[-1] <= 200
-    assert rounds["num_requests"].iloc[-1] + rounds["num_requests"].iloc[0] < 400
-
-
-@pytest.mark.slow
-def test_rounds_of_an_honest_pair_are_all_alike(
-    harness: Harness, pair: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("harness.commands.recovery.scored._FEWEST_TOKENS", 300)
-    asked = [*pair, *SMALL, "num_draws=300", "shift=0.5", "num_prompts=2", "details=true"]
-    monkeypatch.setattr("harness.commands.recovery.scored._now", Clock([0.0, 10.0, 20.0, 70.0]))
-    outcome = harness("recovery", *asked, "minutes=1")
-    rounds = results("recovery").query("check == 'round'")
-    assert rounds["elapsed_s"].tolist() == [10.0, 20.0]
-    assert rounds["round"].tolist() == [2, 3]
-    assert mentions(outcome.stdout, "2 further rounds as the first", "requests")
-    assert "After a while" in outcome.stdout
-
-
-@pytest.mark.slow
-def test_a_watch_ends_when_a_small_shift_would_have_shown(
-    harness: Harness, pair: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("harness.commands.recovery.scored._FEWEST_TOKENS", 300)
-    asked = [*pair, *SMALL, "num_draws=300", "shift=0.5", "num_prompts=2"]
-    outcome = harness("recovery", *asked, "minutes=30", "until=0.15")
-    rounds = results("recovery").query("check == 'round'")
-    visible = rounds["visible_shift"].tolist()
-    assert visible == sorted(visible, reverse=True)
-    assert visible[-1] <= 0.15 < visible[-2]
-    assert mentions(outcome.stdout, f"a shift of {visible[-1]:.1%} would have shown")
 
 
 @pytest.mark.slow

@@ -80,7 +80,6 @@ def read(prompt: Prompt, tokenizer: Any, **arguments: Any) -> list[Reading]:
             asked = Chat(messages[: places[turn.number - 1]], prompt.tools)
             [before] = encode_prompts(tokenizer, [asked], "auto", arguments)
             assert list(reading.transcript.token_ids[: answer.start]) == before
-            assert len(turn.kinds) == len(answer)
     assert sorted(turn.number for one in readings for turn in one.turns) == [
         *range(1, len(places) + 1)
     ]
@@ -92,15 +91,6 @@ def texts(reading: Reading, tokenizer: Any) -> list[str]:
         tokenizer.decode(reading.transcript.token_ids[answer.start : answer.stop])
         for answer in reading.transcript.answers
     ]
-
-
-def decoded_by_kind(reading: Reading, tokenizer: Any) -> dict[str, str]:
-    """The text of all tokens of each kind."""
-    found: dict[str, list[int]] = {}
-    for answer, turn in zip(reading.transcript.answers, reading.turns, strict=True):
-        for place, kind in zip(answer, turn.kinds, strict=True):
-            found.setdefault(kind, []).append(reading.transcript.token_ids[place])
-    return {kind: tokenizer.decode(token_ids) for kind, token_ids in found.items()}
 
 
 def test_answers_of_a_conversation_are_in_one_text() -> None:
@@ -169,10 +159,9 @@ def test_answers_do_not_begin_with_a_space_that_the_tokenizer_adds() -> None:
     spaced.chat_template = PLAIN
     said = {"role": "assistant", "content": "is"}
     [reading] = read(conversation(ASKED, said, MORE, said), spaced)
-    for answer, turn in zip(reading.transcript.answers, reading.turns, strict=True):
+    for answer in reading.transcript.answers:
         answered = reading.transcript.token_ids[answer.start : answer.stop]
         assert spaced.convert_ids_to_tokens(answered) == [*"is</s>"]
-        assert turn.kinds == ["text"] * 2 + ["markup"] * 4
 
 
 def test_a_template_that_asks_for_thoughts_and_drops_them_is_refused() -> None:
@@ -189,51 +178,6 @@ def test_a_template_that_hides_an_answer_is_refused() -> None:
     hides = hides.replace("<{{ m.role }}>", "{{ loop.length }}<{{ m.role }}>")
     with pytest.raises(SettingError, match="template hides the answer in message 2 of line 7"):
         read(conversation(ASKED, SAID), make_tokenizer(chat_template=hides))
-
-
-def test_every_token_has_its_kind() -> None:
-    tokenizer = make_tokenizer(chat_template=QWEN)
-    prompt = conversation(
-        ASKED, thinking({**CALLED, "content": "I look."}, "Is it there?"), FOUND, SAID
-    )
-    [reading] = read(prompt, tokenizer)
-    told = decoded_by_kind(reading, tokenizer)
-    assert told["thinking"] == "Is it there?"
-    assert told["text"] == "I look.Here:\n\nDone."
-    assert told["code"] == "```\ncd b\n```"
-    assert told["tool name"] == "find"
-    assert told["tool arguments"] == 'path": "a", "most": 3'
-    assert "<call>" in told["markup"]
-    assert "<|end|>" in told["markup"]
-
-
-def test_what_a_template_rewrites_is_markup() -> None:
-    """Its characters are not those of the message: nothing says where its parts are."""
-    tokenizer = make_tokenizer(chat_template=QWEN.replace("m.content", "m.content | upper"))
-    [reading] = read(conversation(ASKED, thinking(SAID, "So.")), tokenizer)
-    told = decoded_by_kind(reading, tokenizer)
-    assert set(told) == {"thinking", "markup"}
-    assert told["thinking"] == "So."
-
-
-def test_a_name_that_begins_an_answer_has_its_kind() -> None:
-    begins = '\n<call>\n{"name": "{{ call.function.name }}", '
-    tokenizer = make_tokenizer(chat_template=QWEN.replace(begins, "{{ call.function.name }} "))
-    [reading] = read(conversation(ASKED, CALLED), tokenizer)
-    [text] = texts(reading, tokenizer)
-    assert text.startswith("find ")
-    assert decoded_by_kind(reading, tokenizer)["tool name"] == "find"
-
-
-def test_arguments_of_several_lines_have_their_kind_as_json_and_as_they_are() -> None:
-    written = {"path": "a", "lines": 'x\ny "z"'}
-    wrote = {"role": "assistant", "content": "", "tool_calls": [call("write", written)]}
-    values = "{% for n, v in call.function.arguments.items() %}<{{ n }}>{{ v }}</>{% endfor %}"
-    as_xml = QWEN.replace("{{ call.function.arguments | tojson }}", values)
-    for template, last in ((QWEN, 'x\\ny \\"z\\"'), (as_xml, 'x\ny "z"')):
-        tokenizer = make_tokenizer(chat_template=template)
-        [reading] = read(conversation(ASKED, wrote), tokenizer)
-        assert decoded_by_kind(reading, tokenizer)["tool arguments"].endswith(last)
 
 
 def test_a_conversation_without_a_template_is_text() -> None:
