@@ -27,7 +27,7 @@ printf 'harness%s\\n' "$(printf ' <%s>' "$@")" >>"$CALLS"
 test -z "$GH_TOKEN" || echo 'the token leaked' >>"$CALLS"
 case $1 in
     regress) echo 'a table'; exit "$REGRESS" ;;
-    report) echo '- ten lines' ;;
+    report) echo '| a row |' ;;
     *) exit "$MEASURED" ;;
 esac
 END
@@ -96,13 +96,13 @@ def test_the_action_measures_twice_compares_and_reports(
     assert calls[1] == f"harness <latency> {own} <url=http://a> <--> <serve> <two words>"
     assert calls[2].endswith("<url=http://b>")
     assert calls[3].startswith("harness <regress>")
-    assert calls[4] == f"harness <report> <{directory}/after> <format=pr>"
+    assert calls[4] == f"harness <report> <{directory}/after> <format=row>"
     assert calls[5].startswith("gh pr comment 7 --repo owner/name")
     assert calls[5].endswith(" secret")
     assert len(calls) == 6
     summary = (tmp_path / "summary.md").read_text(encoding="utf-8")
     assert answer in summary.splitlines()[0]
-    assert "- ten lines" in summary
+    assert "| a row |" in summary
     assert "a table" in summary
     outputs = (tmp_path / "output").read_text(encoding="utf-8").splitlines()
     assert outputs == [f"directory={directory}", f"exit-code={compared}"]

@@ -42,7 +42,7 @@ case $compared in
 esac
 {
     printf '**harness: %s**\n\n' "$answer"
-    "$harness" report "$directory/after" format=pr
+    "$harness" report "$directory/after" format=row
     # shellcheck disable=SC2016
     printf '<details><summary>before and after</summary>\n\n```\n%s\n```\n</details>\n' "$(cat "$directory/regress.txt")"
 } >"$directory/comment.md"

@@ -290,7 +290,6 @@ MISTAKES = {
     "latency engine=huggingface batch_size=2": "batch_size=2: must be 1 with engine=huggingface",
     "latency engine=huggingface runner=static": "runner=static: needs engine=local",
     "latency engine=huggingface draft=suffix": "draft=suffix: must be a model, a DFlash head, mtp, lookup",
-    "latency engine=huggingface draft=lookup engine.schedule=adaptive": "engine.schedule=adaptive: must be constant",
     "latency engine=huggingface decoding.rule=block": "decoding.rule=block: needs engine=local",
     "latency engine=huggingface decoding.rule=google decoding.lenience=0.5": "decoding.rule=google: needs engine=local",
     "latency engine=huggingface decoding.synthetic_acceptance=0.5":
@@ -322,7 +321,6 @@ MISTAKES = {
     "latency K=8 gamma=4": "gamma=4: is another name for K=8: type one of them",
     f"latency {URL} engine.metrics_url=localhost": "engine.metrics_url=localhost: must be an address",
     f"latency {URL} engine.timeout_s=0": "engine.timeout_s=0.0: must be positive",
-    "latency engine.schedule=adaptive": "engine.schedule: needs engine=huggingface",
     f"latency {URL} weights=random": "weights=random: must be stored",
     "latency draft=server": "draft=server: needs engine=server with engine.regular_url",
     # compare

@@ -116,7 +116,6 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
         row: the kind of row that a run writes.
         further_rows: kinds of the other files that it writes.
         regresses: whether `regress` compares its runs, by `changes`.
-        forms: what `report format=` may be, for lines of Markdown about its runs, by `markdown`.
     """
 
     question: ClassVar[str] = ""
@@ -126,7 +125,6 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
     measures = True
     sweeps = True
     regresses: ClassVar[bool] = False
-    forms: ClassVar[Sequence[str]] = ()
 
     @property
     def module(self) -> str:
@@ -171,16 +169,9 @@ class Command(ConfiguredCommand[SomeSettings], Generic[SomeSettings, SomeRow]):
         page = self.page([run])
         return [] if page is None else page.doubts
 
-    def markdown(
-        self, form: str, runs: Sequence[Run[SomeRow]], *, all_of_them: bool
-    ) -> Sequence[str]:
-        """Lines of Markdown that are pasted elsewhere.
-
-        Args:
-            form: one of `forms`.
-            all_of_them: whether the runs were chosen; otherwise a form for one run shows the newest.
-        """
-        raise NotImplementedError
+    def table_rows(self, runs: Sequence[Run[SomeRow]]) -> Sequence[str]:
+        """The lines of a Markdown table with a row for each run, for `report format=row`; [] where there is none."""
+        return []
 
     def picture(self, runs: Sequence[Run[SomeRow]]) -> Plot | None:
         """A plot of runs for a slide; None where there is none. Needs matplotlib."""

@@ -10,9 +10,8 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 from harness.commands.command import Command, CommandRecord
 from harness.commands.registry import commands as menu_commands
 from harness.commands.registry import row_kinds
-from harness.config.amounts import counted
 from harness.config.errors import SettingError
 from harness.results.files import Contents, read_file, read_kind
 from harness.results.result_file import NAME, read_result
@@ -35,8 +33,6 @@ if TYPE_CHECKING:
 
 # Bytes of a file that takes seconds to read.
 _LARGE_FILE = 5_000_000
-# A run that failed without figures is left out once something was measured this long after it.
-_FORGOTTEN_AFTER = timedelta(days=1)
 # A directory with more is not one of results: `before=/` would take hours.
 _MOST_FILES = 200_000
 
@@ -53,7 +49,7 @@ class Findings:
 
     Attributes:
         runs: with figures, each measurement once, oldest first.
-        failures: runs without a full result: `failed`, `interrupted`, `incomplete` or `no result`.
+        failures: runs without a full result: `failed`, `interrupted` or `incomplete`.
         files: the number of rows by file, of each file of ours that was read.
         notes: what could not be read, or was left out.
     """
@@ -87,14 +83,7 @@ def read(
             if not any(run.id.startswith(wanted) for run in findings.runs):
                 raise SettingError(wanted, f"no run in {', '.join(map(str, paths))} has this id")
         findings.runs = [run for run in findings.runs if run.id.startswith(tuple(ids))]
-        reader.unfinished = {}
-    findings.runs, failures = merge(findings.runs)
-    recent = _recent(failures, findings.runs)
-    findings.failures = [*recent, *_never_finished(reader.unfinished, findings.runs)]
-    if num_forgotten := len(failures) - len(recent):
-        findings.notes.append(
-            f"Left out: {counted(num_forgotten, 'older run')} that failed and measured nothing."
-        )
+    findings.runs, findings.failures = merge(findings.runs)
     reader.finish()
     return findings
 
@@ -175,12 +164,10 @@ class _Reader:
 
     Attributes:
         findings: the contents of the files so far; a run that is in several files is in it several times.
-        unfinished: runs without a result, by the file of their configuration.
     """
 
     def __init__(self, paths: Sequence[Path], commands: Iterable[CommandRecord]) -> None:
         self.findings = Findings()
-        self.unfinished: dict[Path, Run] = {}
         self._paths = paths
         # Kinds of rows with the result of a run, by the stem of their files' names; then these and all others.
         self._run_kinds: dict[str, type[RunRow]] = {}
@@ -225,10 +212,6 @@ class _Reader:
     def _read_directory(self, directory: Path) -> None:
         has_any = False
         for file in _files(directory):
-            run = _without_result(file, self._run_kinds)
-            if run is not None:
-                has_any = True
-                self.unfinished[file] = run
             if self._is_worth_reading(file, directory):
                 has_any = True
                 if file not in self.findings.files:
@@ -298,89 +281,13 @@ def _is_broken(file: Path) -> bool:
     return False
 
 
-def _recent(failures: Sequence[Run], runs: Sequence[Run]) -> list[Run]:
-    """The failures that have figures, or were no more than a day before the newest run with some."""
-    times = [time for run in runs if (time := _time_of(run)) is not None]
-    recent = []
-    for failure in failures:
-        time = _time_of(failure)
-        is_old = time is not None and bool(times) and time < max(times) - _FORGOTTEN_AFTER
-        if failure.has_figures or not is_old:
-            recent.append(failure)
-    return recent
-
-
-def _never_finished(unfinished: Mapping[Path, Run], runs: Sequence[Run]) -> list[Run]:
-    """Runs without a result, except those that the same command, typed again, has finished since.
-
-    Args:
-        unfinished: by the file of their configuration.
-        runs: with figures.
-    """
-    finished: dict[str, float] = {}
-    for run in runs if unfinished else ():
-        file = run.directory and run.directory / ".hydra" / "config.yaml"
-        if run.status == "ok" and file and file.is_file():
-            asked = f"{run.command} {_overrides(file)}"
-            finished[asked] = max(file.stat().st_mtime, finished.get(asked, 0.0))
-    return [
-        run
-        for file, run in unfinished.items()
-        if finished.get(f"{run.command} {_overrides(file)}", 0.0) <= file.stat().st_mtime
-    ]
-
-
-def _overrides(config: Path) -> list[str]:
-    """The settings that a run was asked for, from the file beside that of its configuration."""
-    file = config.with_name("overrides.yaml")
-    try:
-        text = file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return []
-    return re.findall(r"^- (.*)$", text, re.MULTILINE)
-
-
-def _time_of(run: Run) -> datetime | None:
-    """When it began, by its id; None for an id of another form."""
-    try:
-        return datetime.strptime(run.id[:15], "%Y%m%dT%H%M%S")
-    except ValueError:
-        return None
-
-
 def _files(path: Path) -> Iterator[Path]:
-    """The files below a directory; of hidden directories only those of Hydra."""
+    """The files below a directory, but for hidden directories."""
     num_files = 0
     for folder, inner, names in os.walk(path):
         num_files += len(names)
         if num_files > _MOST_FILES:
             rule = f"holds more than {_MOST_FILES:,} files: name the directory with the results"
             raise SettingError(str(path), rule)
-        inner[:] = sorted(name for name in inner if name == ".hydra" or not name.startswith("."))
+        inner[:] = sorted(name for name in inner if not name.startswith("."))
         yield from (Path(folder, name) for name in sorted(names))
-
-
-def _without_result(file: Path, kinds: Mapping[str, type[RunRow]]) -> Run | None:
-    """The run that has this file as its configuration, written by Hydra, if it has no rows.
-
-    It is still running, or was killed.
-    """
-    if not file.match(".hydra/config.yaml"):
-        return None
-    directory = file.parents[1]
-    if any((directory / f"{command}.csv").exists() for command in kinds):
-        return None
-    try:
-        config = file.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return None
-    match = re.search(r"^command: (\w+)$", config, re.MULTILINE)
-    if match is None or match[1] not in kinds:
-        return None
-    command = match[1]
-    asked = ", ".join(_overrides(file)) or "default settings"
-    written = "it has written nothing"
-    if (directory / f"{command}_prompts.csv").exists():
-        written = "its prompts file has rows"
-    reason = f"{asked}: still running, or killed; {written}"
-    return Run([kinds[command](status="no result", error=reason)], directory=directory)

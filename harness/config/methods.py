@@ -44,7 +44,7 @@ class MethodRecord(RecordWithSettings):
         rule = f"must be 1: draft={self.name} takes one prompt at a time"
         require(self.batches or run.batch_size == 1, "batch_size", rule, run.batch_size)
 
-    def check_huggingface(self, settings: Any, schedule: str) -> None:
+    def check_huggingface(self, settings: Any) -> None:
         """Raise a SettingError if transformers' `generate` cannot draft in this way, as far as the
         settings tell.
         """

@@ -147,8 +147,7 @@ class EngineRecord(RecordWithSettings, Abilities, Generic[OwnSettings]):
         require(self.loads_pair or run.weights == "stored", "weights", rule, run.weights)
         number = decoding.num_draft_tokens
         rule = f"must be a number with engine={self.name}"
-        advice = "huggingface has its own way: engine.schedule=adaptive"
-        require(number != "auto", "decoding.num_draft_tokens", f"{rule} ({advice})", number)
+        require(number != "auto", "decoding.num_draft_tokens", rule, number)
 
     def check_draft(self, method: MethodRecord, draft: DraftSettings, run: RunSettings) -> None:
         """Raise a SettingError for a way to draft that this engine does not have, as far as the

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.config.acceptance_rules import tests_each_token
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
 from harness.results.iteration_cost import (
@@ -232,15 +231,7 @@ def lengths_by_k(row: LatencyRow) -> dict[int, Interval]:
     Exactly with an interval of acceptance alone, else about and without one (`is_exact`).
     """
     lengths = row.tokens_per_iteration_by_num_draft_tokens
-    if not lengths:
-        # Newer files have no lengths then, see `measure._smaller_k_follow`.
-        if not tests_each_token(row.rule):
-            return {}
-        lengths = row.acceptance_length_by_num_draft_tokens or []
-        if not is_exact(row):
-            # Files of earlier versions have bounds, which did not hold.
-            lengths = [Interval(length.estimate) for length in lengths]
-    return dict(enumerate(lengths, start=1))
+    return dict(enumerate(lengths or row.acceptance_length_by_num_draft_tokens or [], start=1))
 
 
 def is_exact(row: LatencyRow) -> bool:

@@ -352,7 +352,7 @@ _PHRASES_OF_VALUES = {
 # Values that go without saying, most of them defaults.
 _UNSAID = (
     "seed=0 seed=all repeats=1 num_warmup=1 laps=auto too_long=refuse placement=auto test=false"
-    " chat_template=auto schedule=constant ignore_eos=true rule=deepmind lenience=1 top_k=0 top_p=1"
+    " chat_template=auto ignore_eos=true rule=deepmind lenience=1 top_k=0 top_p=1"
     " draft_sampling=target shared=false engine=local runner=static"
     " runner=generate fault=none quantization=none draft_quantization=none draft_method=model"
 ).split()

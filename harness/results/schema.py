@@ -188,9 +188,6 @@ class RunRow(Row):
         " of both, where the arms' differ"
     )
     server_started: MaybeText = circumstance("start times reported by the servers, verbatim")
-    schedule: MaybeText = setting(
-        "schedule of Hugging Face's number of draft tokens", "engine.schedule"
-    )
     runner: MaybeText = circumstance(
         "what ran the models; `eager+compiled` where target and draft differ"
     )

@@ -45,15 +45,11 @@ def test_a_run_leaves_its_rows_verdict_and_command(harness: Harness, tmp_path: P
     assert read is not None
     assert read.rows == read_file(file.with_name("latency.csv"), [LatencyRow]).rows
 
-    # Alone it is enough for a report, for a pull request and for `regress`.
+    # Alone it is enough for a report and for `regress`.
     alone = tmp_path / "alone"
     alone.mkdir()
     shutil.copy(file, alone)
     assert "15 prompts" not in harness("report", "alone", "output=page").stdout
-    ten = harness("report", "alone", "format=pr").stdout.splitlines()
-    assert len([line for line in ten if line]) <= 10
-    assert content["run"] in ten[-2]
-    assert "harness latency num_prompts=8" in "".join(ten)
     harness("report", str(file.parent))
     assert not harness("report", str(file.parent), "output=page").stderr.count("result.json")
 
@@ -107,7 +103,7 @@ def test_another_version_and_damage_are_said(
     assert problem in refused
 
 
-def test_a_report_for_a_pull_request_needs_a_run(harness: Harness) -> None:
+def test_a_row_of_a_report_needs_a_run(harness: Harness) -> None:
     Path("empty.csv").write_text("run,arm\n")
-    harness("report", "empty.csv", "format=pr", code=2)
-    assert "must be pr" in harness("report", "format=md", code=2).complaint
+    harness("report", "empty.csv", "format=row", code=2)
+    assert "must be row" in harness("report", "format=md", code=2).complaint

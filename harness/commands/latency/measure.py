@@ -69,7 +69,6 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         overridden: a message about the settings that `test=true` changes; empty for none.
         run: everything that was measured by now, from which the figures of the rows follow. Each step of `measure`
             ends with a new value, so that a run that ends early has the figures of the steps before.
-        prompt_rows: rows of `latency_prompts.csv`, which are written answer by answer.
         unwritten: answers that count already, and whose rows wait for those of the regular arm.
         more: tables of the slowest operations, with `profile=true`.
         warmup, questions, conversations: what the arms are asked, once `measure` has opened an
@@ -85,7 +84,6 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         # A run that fails before it measures has rows too, without figures.
         arms = {name: MeasuredArm(name) for name in settings.arms}
         self.run = MeasuredRun(self.settings, self.prompt_set, arms)
-        self.prompt_rows: list[LatencyPromptRow] = []
         self.unwritten: Answers = {}
         self.more: Sequence[Table] = ()
 
@@ -348,7 +346,6 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
             for generation in generations
             for request in generation.requests
         ]
-        self.prompt_rows += rows
         if rows:
             session.append(PROMPTS_FILE, rows)
 

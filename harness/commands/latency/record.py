@@ -169,7 +169,6 @@ class Latency(Command[LatencySettings, LatencyRow]):
     experiment = "harness.commands.latency.measure"
     row = LatencyRow
     regresses = True
-    forms = ("pr", "row")
     further_rows = (LatencyPromptRow,)
 
     def line(self, rows: Sequence[LatencyRow]) -> str:
@@ -194,17 +193,10 @@ class Latency(Command[LatencySettings, LatencyRow]):
 
         return speedup_bars(runs)
 
-    def markdown(
-        self, form: str, runs: Sequence[Run[LatencyRow]], *, all_of_them: bool
-    ) -> Sequence[str]:
-        """Ten lines of each run for a pull request, or a table with a row for each."""
-        if form == "row":
-            from harness.commands.latency.tables.table_row import table_rows
+    def table_rows(self, runs: Sequence[Run[LatencyRow]]) -> Sequence[str]:
+        from harness.commands.latency.tables.table_row import table_rows
 
-            return [*table_rows(runs)]
-        from harness.commands.latency.tables.pull_request import pull_request
-
-        return [*pull_request(runs if all_of_them else runs[-1:])]
+        return [*table_rows(runs)]
 
     def changes(self, sides: Sides[LatencyRow]) -> Sequence[Compared]:
         """Times and acceptance, prompt by prompt."""

@@ -150,16 +150,8 @@ def _undecided(cells: Sequence[MapRow]) -> str | None:
 
 
 def cells_of(rows: Sequence[MapRow]) -> list[MapRow]:
-    """The rows that have a speed-up, or were refused one.
-
-    Earlier versions interpolated cells between others; their rows have no times, and are left out.
-    """
-    return [
-        row
-        for row in rows
-        if row.status == NO_VERDICT
-        or (speedup_of(row) is not None and row.regular_ms_per_token is not None)
-    ]
+    """The rows that have a speed-up, or were refused one."""
+    return [row for row in rows if row.status == NO_VERDICT or speedup_of(row) is not None]
 
 
 def speedup_of(row: MapRow) -> float | None:

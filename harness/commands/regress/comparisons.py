@@ -50,9 +50,6 @@ def settings_of(row: RunRow) -> dict[str, Any]:
     names = [name for name, column in columns.items() if column.kind == "setting"]
     kept = [name for name in names if name not in _OF_A_REPETITION]
     settings = {name: getattr(row, name) for name in [*kept, "prompts_digest"] if name in columns}
-    # Older rows have "none" for drafts without weights too, newer ones leave it empty.
-    if settings.get("draft_quantization") == "none":
-        settings["draft_quantization"] = None
     without_column = settings.pop("settings", None) or {}
     for name, value in without_column.items():
         # Another build, or other flags, are what is compared. `server_command` shows it.

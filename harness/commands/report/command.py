@@ -30,7 +30,7 @@ _DEFAULT = Path("results")
 _RUN_ID = re.compile(r"\d{8}T\d{6}\b[\w.-]*")
 
 _HELP = """\
-usage: harness report [PATH ...] [RUN ...] [output=DIR] [format=pr|row|svg|png]
+usage: harness report [PATH ...] [RUN ...] [output=DIR] [format=row|svg|png]
 
 From CSV files to answers in the terminal, report.md, and report.html: one page with plots that needs nothing else.
 
@@ -39,10 +39,8 @@ From CSV files to answers in the terminal, report.md, and report.html: one page 
               (multirun/...). Default: results/
               ./file.py:Name, a command in a file, whose runs are then shown too
   RUN         the id of a run (column `run`), or its beginning: only such runs are shown
-  format=pr   instead prints ten lines of Markdown for a pull request: of the newest run of latency,
-              or of each run of a file
   format=row  instead prints a Markdown table with a row for each run of latency: model, server, draft, K, device,
-              speed-up, tokens per iteration, command (without keys), and the digest of its result.json
+              speed-up, tokens per iteration, and the server's command (without keys)
   format=svg  instead writes a picture for a slide, speedups.svg: one bar for each pair of latency, with its interval;
               format=png for the same as speedups.png
   output=DIR  where report.md, report.html and pictures go; by default the first PATH if that is a directory, else here
@@ -51,7 +49,6 @@ From CSV files to answers in the terminal, report.md, and report.html: one page 
   harness report multirun/latency/2026-11-20 output=paper
   harness report results outputs            prompts by category need the runs' own directories
   harness report a100.csv h100.csv
-  harness report outputs/latency/2026-11-20/19-31-55 format=pr
   harness report 20261122T164306 format=row
 
 A run that is in several files counts once; of repeated measurements the newest that succeeded is shown.
@@ -130,8 +127,8 @@ def main(arguments: Sequence[str]) -> None:
             raise SettingError(argument, mistake)
         if argument.startswith("format="):
             form = argument.removeprefix("format=")
-            if form not in ("pr", "row", *_PICTURES):
-                rule = "must be pr, row, svg or png; without it tables are printed"
+            if form not in ("row", *_PICTURES):
+                rule = "must be row, svg or png; without it tables are printed"
                 raise SettingError("format", rule, form)
         elif argument.startswith("output="):
             output = Path(word)
@@ -152,7 +149,7 @@ def main(arguments: Sequence[str]) -> None:
         print(f"written to {file}", file=sys.stderr)
         return
     if form is not None:
-        print("\n".join(_lines(form, paths, ids)))
+        print("\n".join(_table_rows(paths, ids)))
         return
     # Nothing that is read is garbage: the collector would only look through millions of objects again and again.
     gc.disable()
@@ -166,30 +163,22 @@ def main(arguments: Sequence[str]) -> None:
     print(f"written to {' and '.join(map(str, written))}", file=sys.stderr)
 
 
-def _lines(form: str, paths: Sequence[Path], ids: Sequence[str]) -> list[str]:
-    """The lines that others ask for: of the runs with these ids, of all in CSV files and directories of runs, or of
-    the newest one.
+def _table_rows(paths: Sequence[Path], ids: Sequence[str]) -> list[str]:
+    """A Markdown table of the runs with these ids, or of all.
 
     Raises:
-        SettingError: no run has such lines.
+        SettingError: no run has a row there.
     """
     findings = read(paths, measuring(commands()), ids)
-    known = [command for command in measuring(commands()) if form in command.forms]
-    is_chosen = bool(ids) or all(
-        path.is_file() or (path / "environment.json").exists() for path in paths
-    )
     for note in findings.notes:
         print(note, file=sys.stderr)
     lines: list[str] = []
-    for command in known:
+    for command in measuring(commands()):
         # A regular arm alone, of a file that was cut behind it, is no result.
         runs = [run for run in findings.runs_of(command.row) if run.status != "incomplete"]
-        lines += command.markdown(form, runs, all_of_them=is_chosen) if runs else []
+        lines += command.table_rows(runs) if runs else []
     if not lines:
-        names = " or ".join(command.name for command in known)
-        raise SettingError(
-            str(paths[0]), f"holds no whole run of {names}, which format={form} needs"
-        )
+        raise SettingError(str(paths[0]), "holds no whole run of latency, which format=row needs")
     return lines
 
 

@@ -27,7 +27,6 @@ from starlette.exceptions import HTTPException
 
 from harness import __version__
 from harness.commands.serve.bodies import (
-    REMOVED,
     ChatBody,
     Completion,
     GenerationBody,
@@ -147,8 +146,6 @@ def _add_error_handlers(app: FastAPI) -> None:
         member = errors[0]["loc"][:2]
         of_member = [each for each in errors if each["loc"][:2] == member]
         first = max(of_member, key=lambda each: len(each["loc"]))
-        if first["type"] == REMOVED:
-            return error_response(400, first["msg"])
         parts = [str(part) for part in first["loc"][1:]]
         place = ".".join(part for part in parts if "[" not in part) or "body"
         reason = first["msg"].removeprefix("Value error, ")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal
+from collections.abc import Sequence
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     AfterValidator,
@@ -15,7 +15,6 @@ from pydantic import (
     field_validator,
     model_validator,
 )
-from pydantic_core import PydanticCustomError
 
 # Parameters of these APIs that never change an answer. The last one asks for acceptance, which
 # every answer of this service reports.
@@ -79,8 +78,6 @@ Text = Annotated[str, AfterValidator(_encodable)]
 Stop = Annotated[Text, Field(min_length=1, max_length=1000)]
 TokenId = Annotated[int, Field(ge=0)]
 Count = Annotated[int, Field(ge=1, le=10**9)]
-# The type of an error about a member that earlier versions had.
-REMOVED = "removed"
 # Of the likeliest tokens at a position; -1 for the whole vocabulary.
 NumTop = Annotated[int, Field(ge=-1, le=10**9)]
 
@@ -90,26 +87,16 @@ class Body(BaseModel):
 
     A member that this service does not have is refused, unless it changes nothing; so is a value of
     another type, such as a number in quotes.
-
-    Attributes:
-        removed: what to ask instead of members that earlier versions had.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
-    removed: ClassVar[Mapping[str, str]] = {}
 
     @model_validator(mode="before")
     @classmethod
     def _leave_out_what_changes_nothing(cls, body: Any) -> Any:
         if not isinstance(body, dict):
             return body
-        kept = {name: value for name, value in body.items() if not _changes_nothing(name, value)}
-        for name, instead in cls.removed.items():
-            if name in kept:
-                raise PydanticCustomError(
-                    REMOVED, "{name}: was removed; {instead}", {"name": name, "instead": instead}
-                )
-        return kept
+        return {name: value for name, value in body.items() if not _changes_nothing(name, value)}
 
 
 class Sampling(Body):
@@ -156,9 +143,6 @@ class GenerationBody(Sampling):
     # `_needs_a_stream` checks only what a request gives: pydantic does not validate defaults.
     stream_options: StreamOptions = StreamOptions()
     return_token_ids: bool = False
-    removed: ClassVar[Mapping[str, str]] = {
-        "echo": "prompt_logprobs=N of /v1/completions scores a prompt"
-    }
 
     @field_validator("stream_options")
     @classmethod
@@ -225,8 +209,3 @@ class ChatBody(GenerationBody):
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
     tools: list[dict[str, Any]] = []
-    removed: ClassVar[Mapping[str, str]] = {
-        **GenerationBody.removed,
-        "logprobs": "logprobs=N of /v1/completions has log-probabilities",
-        "top_logprobs": "logprobs=N of /v1/completions has log-probabilities",
-    }

@@ -129,7 +129,7 @@ class Method(MethodRecord):
         """Return the arguments of transformers' `generate` that make it draft in this way."""
         raise NotImplementedError
 
-    def check_huggingface(self, settings: Any, schedule: str) -> None:
+    def check_huggingface(self, settings: Any) -> None:
         has_words = type(self).huggingface is not Method.huggingface
         require(has_words, "draft", FOR_HUGGINGFACE, settings.name)
 

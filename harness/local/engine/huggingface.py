@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import GenerationConfig, LogitsProcessor
+from transformers import GenerationConfig
 from transformers.generation.streamers import BaseStreamer
 from transformers.modeling_layers import MtpModel
 
@@ -29,9 +29,7 @@ from harness.engines.protocol import (
     Answered,
     Arm,
     Engine,
-    Likeliest,
     Request,
-    TextScores,
     Traits,
     Weights,
 )
@@ -40,7 +38,7 @@ from harness.local.decoding.iteration import Iteration
 from harness.local.drafting.registry import method_of
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.pair import Pair, SketchedPair
-from harness.local.engine.reference import not_finite, open_reference
+from harness.local.engine.reference import open_reference
 from harness.local.engine.weights import loaded_weights
 from harness.local.models.checkpoints import recurrent_kind
 from harness.local.models.devices import release_memory
@@ -52,16 +50,12 @@ _PARAMETERS = ("min_p", "repetition_penalty")
 _WITH_LOGITS = {"output_logits": True, "return_dict_in_generate": True}
 
 
-def check_pair(
-    planned: SketchedPair, decoding: DecodingSettings, schedule: str = "constant"
-) -> None:
+def check_pair(planned: SketchedPair, decoding: DecodingSettings) -> None:
     """Raise a SettingError for a draft that `generate` cannot have, before weights load."""
     if planned.draft_settings is None:
         return
     draft = planned.draft_settings.name
     if planned.head is not None:
-        rule = f"must be constant: {draft} has no other"
-        require(schedule == "constant", "engine.schedule", rule, schedule)
         planned.head.kind.check_huggingface(planned.head.config, draft, decoding.most_draft_tokens)
     plan = planned.draft_plan
     rule = "drafts all tokens in one pass, which engine=huggingface cannot"
@@ -86,12 +80,9 @@ class HuggingFaceEngine(Engine):
     more.
 
     Random numbers are torch's own, seeded for each prompt. Each arm answers one question at a time.
-
-    Args:
-        schedule: `constant` or `adaptive`, how the number of draft tokens changes within an answer.
     """
 
-    def __init__(self, pair: Pair, preparation: Preparation, schedule: str = "constant"):
+    def __init__(self, pair: Pair, preparation: Preparation):
         draft_settings = pair.draft_settings
         arguments: dict[str, Any] = {}
         assistant = None
@@ -112,7 +103,7 @@ class HuggingFaceEngine(Engine):
         self.arms: Sequence[Arm] = [regular]
         if draft_settings is not None:
             speculative = HuggingFaceArm(
-                "speculative", pair, self.weights, self._thread, arguments, assistant, schedule
+                "speculative", pair, self.weights, self._thread, arguments, assistant
             )
             self.arms = [regular, speculative]
 
@@ -133,7 +124,6 @@ class HuggingFaceArm(Arm):
         thread: where `generate` runs.
         arguments: of `generate`, apart from those that every arm has.
         assistant: the model that drafts, if one does. It may be the target.
-        schedule: `constant` or `adaptive`.
     """
 
     name: str
@@ -142,7 +132,6 @@ class HuggingFaceArm(Arm):
     thread: ThreadPoolExecutor
     arguments: dict[str, Any] = field(default_factory=dict)
     assistant: Any = None
-    schedule: str = "constant"
     traits = Traits(reports_drafts=True, logprobs="raw")
 
     def answer(
@@ -186,42 +175,11 @@ class HuggingFaceArm(Arm):
                 record.logprobs.append(logits.log_softmax(-1)[token].item())
         return answered
 
-    @property
-    def scores(self) -> TextScores | None:
-        """Of the regular arm: a draft would propose other tokens than the text's."""
-        return self._text_logprobs if self.name == "regular" else None
-
-    def _text_logprobs(
-        self, texts: Sequence[tuple[Sequence[int], Sequence[int]]], num_top: int, num_in_flight: int
-    ) -> list[list[Likeliest]]:
-        """The log-probabilities before each token: only the tokens of the text are left to choose from."""
-        found: list[list[Likeliest]] = []
-        for prompt, text in texts:
-            decoding = DecodingSettings(max_new_tokens=len(text), temperature=0)
-            recorder = _Recorder(len(text))
-            forced = [_Forced(len(prompt), text)]
-            for _ in self.generated(
-                Request(prompt, decoding, 0, 0), recorder, _WITH_LOGITS, forced
-            ):
-                pass
-            of_text: list[Likeliest] = []
-            for token, [logits] in zip(text, recorder.logits, strict=True):
-                logprobs = logits.log_softmax(-1)
-                most = len(logprobs)
-                likeliest = logprobs.topk(most if num_top < 0 else min(num_top, most))
-                by_token = dict(
-                    zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True)
-                )
-                of_text.append({**by_token, token: logprobs[token].item()})
-            found.append(of_text)
-        return found
-
     def generated(
         self,
         request: Request,
         recorder: _Recorder,
         further: Mapping[str, Any] = MappingProxyType({}),
-        processors: Sequence[LogitsProcessor] = (),
     ) -> Generator[Iteration]:
         """Run `generate`, and yield its records; `further` is of its `GenerationConfig`.
 
@@ -231,25 +189,22 @@ class HuggingFaceArm(Arm):
         decoding = request.decoding
         prompt_ids = torch.tensor([list(request.prompt)], device=self.pair.target.input_device)
         config = _generation_config(decoding, request.stop_tokens, **further)
-        is_constant = self.schedule == "constant"
         # `generate` takes unset values from the model's own configuration, and has no argument for
         # an assistant's.
         configs = {target: GenerationConfig()}
         if self.assistant is not None:
-            # A new one for each question, because an adaptive schedule writes its number into it.
             configs[self.assistant] = GenerationConfig(
                 num_assistant_tokens=decoding.num_draft_tokens,
-                num_assistant_tokens_schedule="constant" if is_constant else "heuristic",
-                # transformers' own default; 0 never stops early.
-                assistant_confidence_threshold=0.0 if is_constant else 0.4,
+                num_assistant_tokens_schedule="constant",
+                # Never stop early.
+                assistant_confidence_threshold=0.0,
             )
         arguments = self.arguments | {
             "attention_mask": torch.ones_like(prompt_ids),
             "generation_config": config,
-            "logits_processor": list(processors),
         }
         # A head drafts as many tokens as it can: those beyond are left out.
-        most_proposed = decoding.most_draft_tokens if is_constant else decoding.max_new_tokens
+        most_proposed = decoding.most_draft_tokens
 
         def generate() -> None:
             # The kernels of our own arms: a plan for every new length would count as decoding.
@@ -263,11 +218,6 @@ class HuggingFaceArm(Arm):
                     before = getattr(model, "generation_config", None)  # a head has none
                     undo.callback(setattr, model, "generation_config", before)
                     model.generation_config = its_own
-                    role = "model" if model is target else "draft"
-                    # What MTP layers return together is warped: top_k makes it infinite.
-                    parts = model.layers if isinstance(model, MtpModel) else [model]
-                    for part in parts:
-                        undo.callback(recorder.sum_logits(role, part))
                 seeds = np.random.SeedSequence([request.seed, request.index]).generate_state(
                     1, np.uint64
                 )
@@ -285,9 +235,6 @@ class HuggingFaceArm(Arm):
             finally:
                 recorder.abandoned.set()
                 wait([running])
-            for role, position, total in recorder.logit_sums:
-                if not total.isfinite():
-                    raise not_finite(self.pair, role, f"new token {position}")
             running.result()
 
         return records()
@@ -309,8 +256,6 @@ class _Recorder(BaseStreamer):
         proposed: the candidates that are being verified.
         num_generated: the new tokens so far; None before the prompt.
         logits: after the end, where they were asked for: the target's [1, V] before each new token.
-        logit_sums: of each forward pass the role of the model (`model` or `draft`), the number of tokens generated
-            before, and the sum of all logits (a scalar), finite if they all are.
     """
 
     max_new_tokens: int
@@ -320,7 +265,6 @@ class _Recorder(BaseStreamer):
     proposed: list[int] = field(default_factory=list)
     num_generated: int | None = None
     logits: Sequence[Tensor] = ()
-    logit_sums: list[tuple[str, int, Tensor]] = field(default_factory=list)
 
     def put(self, value: Tensor) -> None:
         """Tokens of `generate`; the first call brings the prompt."""
@@ -360,26 +304,6 @@ class _Recorder(BaseStreamer):
     def end(self) -> None:
         """Required of a streamer; the queue ends when `generate` returns."""
 
-    def sum_logits(self, role: str, model: Any) -> Callable[[], None]:
-        """Note the sum of the logits of every pass of a model, and replace those that are no
-        numbers. Heads have states in their place, of which the target makes logits.
-
-        Sampling from such logits would end the GPU's process; they are an error at the end of the
-        text, because waiting for each sum would cost time.
-
-        Returns:
-            A function that ends this.
-        """
-
-        def note(module: Any, inputs: Any, output: Any) -> None:
-            values: Any = {"last_hidden_state": output} if isinstance(output, Tensor) else output
-            logits = values.get("logits", values.get("last_hidden_state"))
-            total = logits.sum(dtype=torch.float32)
-            self.logit_sums.append((role, self.num_generated or 0, total))
-            logits.nan_to_num_(0.0, 0.0)
-
-        return model.register_forward_hook(note).remove
-
     def watch(self, model: Any, most: int) -> Callable[[], None]:
         """Note the first `most` candidates of every candidate generator that a model makes, and
         leave out the others.
@@ -404,20 +328,6 @@ class _Recorder(BaseStreamer):
 
         model._get_candidate_generator = make_watched
         return lambda: delattr(model, "_get_candidate_generator")
-
-
-class _Forced(LogitsProcessor):
-    """Leaves the tokens of a text alone to choose from, one after the other."""
-
-    def __init__(self, num_prompt_tokens: int, text: Sequence[int]) -> None:
-        self._num_prompt_tokens = num_prompt_tokens
-        self._text = text
-
-    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        token = self._text[input_ids.shape[1] - self._num_prompt_tokens]
-        forced = torch.full_like(scores, -torch.inf)
-        forced[:, token] = 0.0
-        return forced
 
 
 def _generation_config(

@@ -297,11 +297,6 @@ def test_a_cell_whose_arms_did_other_work_has_no_figure() -> None:
     assert mentions(text, "Use by batch size: K=4 at 1 to 2 ")
 
 
-def test_rows_that_an_earlier_version_interpolated_say_nothing() -> None:
-    interpolated = dataclasses.replace(row(4, 1, 9.0), regular_ms_per_token=None)
-    assert lines([row(1, 1, 1.5), interpolated]) == lines([row(1, 1, 1.5)])
-
-
 @pytest.mark.parametrize(
     ("rows_of", "finding", "command"),
     [

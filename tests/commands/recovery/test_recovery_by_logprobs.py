@@ -135,15 +135,6 @@ def test_where_no_weights_can_be_loaded_the_regular_server_is_the_reference(
     assert "lossy" not in set(rows["verdict"])
 
 
-@pytest.mark.slow
-def test_generate_is_a_reference_and_its_log_probabilities_are_tested(harness: Harness) -> None:
-    harness("recovery", *GENERATE)
-    rows = results("recovery")
-    assert {"reference", "greedy", "sampled", "logprobs"} <= set(rows["check"])
-    assert rows["verdict"][0] == "lossless"
-    assert list(rows["verdict"][rows["check"] == "logprobs"]) == ["right", "right"]
-
-
 def test_a_run_that_asks_for_a_server_without_log_probabilities_ends(harness: Harness) -> None:
     with ExitStack() as opened:
         servers = addresses(opened, EchoServer(dialect="sglang"), EchoServer(dialect="sglang"))

@@ -350,19 +350,10 @@ def test_measurements_of_one_pair_are_told_apart(harness: Harness, tmp_path: Pat
             assert name in text
 
 
-_LOOKUP = {"draft": "lookup", "draft_method": "lookup"}
-
-
 @pytest.mark.parametrize(
     ("before", "after", "code", "expected"),
     [
         # Older rows have no quantization of a draft without weights.
-        (
-            _LOOKUP | {"draft_quantization": "none"},
-            _LOOKUP | {"draft_quantization": None},
-            0,
-            "3 + 3 runs",
-        ),
         ({}, {"processor_share": 0.2}, 3, "after: 3 of 3 runs drifted, or shared the processor"),
         (
             {"url": "http://a/v1", "mean_proposed": 4.0},
@@ -371,7 +362,7 @@ _LOOKUP = {"draft": "lookup", "draft_method": "lookup"}
             "4 draft tokens per iteration before, 2 after",
         ),
     ],
-    ids=["older-rows", "disturbed", "another-k"],
+    ids=["disturbed", "another-k"],
 )
 def test_what_differs_between_the_sides_is_said(
     harness: Harness,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from pathlib import Path
 from typing import Any
 
@@ -224,33 +223,6 @@ def test_a_file_without_run_ids_is_noted_and_left_out(tmp_path: Path) -> None:
     old.write_text("model,draft,arm,ms_per_token,speedup\n13B,7B,regular,1.0,\n")
     write(tmp_path / "latency.csv", latency_run())
     assert f"{old} has the columns of no command and was left out" in notes(build([tmp_path]))
-
-
-def test_a_directory_that_a_killed_job_left_is_listed(tmp_path: Path) -> None:
-    write(tmp_path / "0" / "latency.csv", latency_run())
-    job = tmp_path / "1"
-    (job / ".hydra").mkdir(parents=True)
-    (job / ".hydra" / "config.yaml").write_text("seed: 0\ncommand: latency\n")
-    (job / ".hydra" / "overrides.yaml").write_text("- model=65B\n- draft=7B\n")
-    failure = cells(build([tmp_path]), "failures")[0]
-    assert failure[0] == "latency"
-    assert failure[2] == "no result"
-    assert "model=65B, draft=7B" in failure[3]
-
-
-@pytest.mark.parametrize("is_later", [True, False], ids=["finished", "killed-again"])
-def test_a_killed_job_that_the_same_command_finished_is_not_listed(
-    tmp_path: Path, is_later: bool
-) -> None:
-    for name, began in (("killed", 1000), ("again", 2000 if is_later else 500)):
-        settings = tmp_path / name / ".hydra"
-        settings.mkdir(parents=True)
-        (settings / "config.yaml").write_text("seed: 0\ncommand: latency\n")
-        (settings / "overrides.yaml").write_text("- model=13B\n- draft=7B\n")
-        os.utime(settings / "config.yaml", (began, began))
-    write(tmp_path / "again" / "latency.csv", latency_run(directory=str(tmp_path / "again")))
-    titles = [table.key for table in build([tmp_path]).all_tables]
-    assert ("failures" in titles) == (not is_later)
 
 
 def test_runs_with_other_numbers_of_threads_do_not_have_the_same_settings(tmp_path: Path) -> None:
@@ -533,33 +505,13 @@ def test_texts_are_counted_alike_in_the_table_and_in_the_sentence(tmp_path: Path
     assert any("1 of 2" in row for row in cells(build([tmp_path]), "all_arms"))
 
 
-def test_failures_of_another_day_are_forgotten(tmp_path: Path) -> None:
-    """A wrong flag of three days ago was in every report for ever."""
-    old = {"status": "failed", "error": "unknown flag"}
-    file = write(
-        tmp_path / "latency.csv",
-        latency_run(run="20261116T090000.000000-aaaaaa", **old),
-        latency_run(run="20261116T100000.000000-bbbbbb", ms_per_token=50.0, **old),
-        latency_run(run="20261119T230000.000000-cccccc", **old | {"error": "out of memory"}),
-        latency_run(run="20261120T100000.000000-dddddd"),
-    )
-    report = build([file])
-    assert [row[3] for row in cells(report, "failures")] == [
-        "unknown flag (the figures cover 15 prompts)",
-        "out of memory",
-    ]
-    assert "Left out: 1 older run that failed and measured nothing." in notes(report)
-    alone = write(tmp_path / "alone" / "latency.csv", latency_run(**old))
-    assert len(cells(build([alone]), "failures")) == 1
-
-
 def test_single_runs_are_asked_for_by_their_ids(harness: Harness) -> None:
     runs = [latency_run(model=model) for model in ("7B", "13B", "30B")]
     write(Path("results/latency.csv"), *runs)
     first, second, _ = (str(run[0].run) for run in runs)
     shown = harness("report", first, second).stdout
     assert ("7B with" in shown, "13B with" in shown, "30B" in shown) == (True, True, False)
-    assert "13B" in harness("report", second, "format=pr").stdout
+    assert "13B" in harness("report", second, "format=row").stdout
     assert "30B" in harness("report", first[:15]).stdout, "the beginning that all have"
     assert "no run in results has this id" in harness.refused("report", "20200101T000000")
 

@@ -184,26 +184,3 @@ def test_refused(url: str, path: str, parameters: dict[str, Any], message: str) 
     answer = CLIENT.post(f"{url}/v1/{path}", json=asked)
     assert answer.status_code in (400,)
     assert answer.json()["error"]["message"].startswith(message)
-
-
-SCORED_PROMPT = "prompt_logprobs=N of /v1/completions scores a prompt"
-SCORED_ANSWER = "logprobs=N of /v1/completions has log-probabilities"
-
-
-@pytest.mark.parametrize(
-    ("path", "parameters", "message"),
-    [
-        ("completions", {"echo": True}, f"echo: was removed; {SCORED_PROMPT}"),
-        ("chat/completions", {"logprobs": True}, f"logprobs: was removed; {SCORED_ANSWER}"),
-        ("chat/completions", {"top_logprobs": 1}, f"top_logprobs: was removed; {SCORED_ANSWER}"),
-    ],
-)
-def test_removed_forms_name_the_one_that_stays(
-    url: str, path: str, parameters: dict[str, Any], message: str
-) -> None:
-    prompt = {"prompt": "a", "messages": [{"role": "user", "content": "a"}]}
-    member = "prompt" if path == "completions" else "messages"
-    body = {member: prompt[member], "max_tokens": 2, **parameters}
-    answer = CLIENT.post(f"{url}/v1/{path}", json=body)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["message"] == message

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import statistics
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -12,7 +11,7 @@ from scipy import stats
 
 from chains import GREEDY, RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner, Scripted, TableDrafter
-from harness.local.decoding.adaptive import Adaptive, _IterationCosts
+from harness.local.decoding.adaptive import Adaptive
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
 from loops import autoregressive, speculative
@@ -114,35 +113,6 @@ def test_it_is_nearly_as_fast_as_the_best_constant_number(world: World) -> None:
 def test_it_learns_within_a_few_texts() -> None:
     assert World(0.8, 0.3, 1.05).run(300) > 0.95
     assert World(0.0, 0.3, 1.05).run(300) > 0.95
-
-
-def test_each_round_tries_none_the_neighbours_and_twice_the_best() -> None:
-    world = World(0.8, 0.3, 1.05)
-    world.run(10 * 128)
-    asked = []
-    for _ in range(128):
-        world.run(1)
-        asked.append(world.asked)
-    best = statistics.mode(asked)
-    assert [asked[turn] for turn in (0, 32, 64, 96)] == [0, best + 1, 2 * best, best - 1]
-    assert asked.count(best) > 100
-
-
-def test_costs_of_numbers_that_were_not_tried_are_on_lines() -> None:
-    costs = _IterationCosts()
-    for asked, seconds in ((0, 1.0), (2, 4.0), (4, 5.0), (8, 7.0)):
-        costs.observe(asked, seconds)
-    assert costs.of([0, 1, 2, 3, 6, 14]) == pytest.approx([1, 4, 4, 4.5, 6, 10])
-
-
-def test_a_number_is_promising_by_the_costs_of_the_next_smaller_one_that_was_tried() -> None:
-    policy = Adaptive(range(5))
-    for asked in (0, 1, 2, 4):
-        for _ in range(10):
-            policy._now.observe(asked, 1.0)
-    yields, best_rate = [1, 1.5, 2, 2.5, 3], 3 / 3.2
-    assert policy._promising(yields, [1, 2, 3, 3.1, 3.2], best_rate) is None
-    assert policy._promising(yields, [1, 2, 2.2, 3.1, 3.2], best_rate) == 3
 
 
 def test_what_did_not_pay_is_tried_again() -> None:

@@ -11,7 +11,7 @@ from torch.backends.cuda import cudnn_sdp_enabled
 from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel
 
 from chain_pair import save_chain_pair
-from harness.config.errors import RunError, SettingError
+from harness.config.errors import SettingError
 from harness.config.settings import (
     DecodingSettings,
     ModelSettings,
@@ -88,8 +88,7 @@ def test_greedy_texts_are_those_of_our_loop(pair: Pair, engine: HuggingFaceEngin
     expected = tokens_of(read(LocalEngine(pair, Preparation(decoding=GREEDY)).arms[0], ask()))
     assert len(expected) == 24
     lookup = HuggingFaceEngine(with_lookup(pair), Preparation(decoding=GREEDY))
-    adaptive = HuggingFaceEngine(pair, Preparation(decoding=GREEDY), schedule="adaptive")
-    for arm in (*engine.arms, *lookup.arms, *adaptive.arms):
+    for arm in (*engine.arms, *lookup.arms):
         assert tokens_of(read(arm, ask())) == expected
 
 
@@ -145,16 +144,6 @@ def test_proposals_beyond_the_limit_do_not_count(pair: Pair) -> None:
     )
     assert len(tokens_of(records)) == 2
     assert len(records[0].proposed) == 2
-
-
-def test_the_adaptive_schedule_changes_the_number_of_draft_tokens(chain: Pair) -> None:
-    engine, question = (
-        HuggingFaceEngine(chain, Preparation(decoding=GREEDY), schedule="adaptive"),
-        ask(prompt=[chain.tokenizer("a")["input_ids"][0]]),
-    )
-    first = [len(one.proposed) for one in read(engine.arms[1], question)]
-    assert first == [4, 3, 5, 7, 3]
-    assert [len(one.proposed) for one in read(engine.arms[1], question)] == first
 
 
 def test_sampling_takes_the_warp_and_its_own_seed(engine: HuggingFaceEngine, pair: Pair) -> None:
@@ -290,8 +279,6 @@ def test_heads_that_generate_does_not_draft_with_are_refused(
         check_pair(planned, GREEDY)
     whole_blocks = dataclasses.replace(GREEDY, num_draft_tokens=3)
     check_pair(planned, whole_blocks)
-    with pytest.raises(SettingError, match="schedule=adaptive: must be constant"):
-        check_pair(planned, whole_blocks, "adaptive")
     tiny, medusa = (
         ModelSettings(name=name, repository=str(PACKAGE / "local" / "models" / "shipped" / name))
         for name in ("tiny", "tiny_medusa")
@@ -325,31 +312,3 @@ def test_a_draft_with_another_tokenizer_needs_another_number_of_outputs_and_no_s
         check_pair(planned, dataclasses.replace(GREEDY, temperature=0.7))
     with pytest.raises(SettingError, match="must have the model's tokenizer, or not its number"):
         check_pair(plan_pair(target, same, PlacementSettings()), GREEDY)
-
-
-def test_more_likeliest_tokens_than_there_are_are_all(pair: Pair) -> None:
-    engine = HuggingFaceEngine(pair, Preparation(decoding=GREEDY))
-    found = [engine.arms[0].scores([(PROMPT, [60, 40])], most, 1) for most in (-1, 10**6)]
-    assert found[0] == found[1]
-    assert [len(likeliest) for likeliest in found[0][0]] == [320, 320]
-    engine.close()
-
-
-@pytest.mark.parametrize(("value", "temperature"), [(float("nan"), 0.7), (float("inf"), 0.0)])
-@pytest.mark.parametrize("role", ["model", "draft"])
-def test_logits_that_are_not_finite_are_an_error(
-    pair: Pair, role: str, value: float, temperature: float
-) -> None:
-    broken = pair.target if role == "model" else pair.draft
-    assert broken is not None
-    with torch.no_grad():
-        broken.model.get_output_embeddings().weight[7] = value
-    decoding = dataclasses.replace(GREEDY, temperature=temperature)
-    engine = HuggingFaceEngine(pair, Preparation(decoding=decoding))
-    said = rf"{role}: .* gives logits that are nan or infinite in float32, at new token 0"
-    for arm in engine.arms[0 if role == "model" else 1 :]:
-        with pytest.raises(RunError, match=said):
-            read(arm, ask(decoding))
-    if role == "draft":
-        assert len(tokens_of(read(engine.arms[0], ask(decoding)))) == 24
-    engine.close()

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Iterator, Sequence
 
 from harness.commands.latency.tables.run import result_line
-from harness.commands.latency.tables.shown_commands import server_commands, typed_command
+from harness.commands.latency.tables.shown_commands import server_commands
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
 from harness.reporting.files import escape
 from harness.reporting.names import name_of
 from harness.reporting.table import UNKNOWN
 from harness.reporting.words import called, device_of, labels
-from harness.results.result_file import NAME
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.verdict import verdict_of
@@ -28,10 +25,7 @@ _HEADINGS = (
     "speed-up (95 % interval)",
     "tokens per iteration",
     "command",
-    NAME,
 )
-# Digits of the digest of a run's result.json.
-_DIGITS = 12
 
 
 def table_rows(runs: Sequence[Run[LatencyRow]]) -> Iterator[str]:
@@ -58,7 +52,7 @@ def _cells(run: Run[LatencyRow]) -> list[str]:
         _speedup(row),
         f"{tokens:.2f}" if tokens else UNKNOWN,
     ]
-    return [*map(escape, texts), _command(run), _digest(run) or UNKNOWN]
+    return [*map(escape, texts), _command(row)]
 
 
 def _draft(row: LatencyRow) -> str:
@@ -81,13 +75,11 @@ def _speedup(row: LatencyRow) -> str:
     return text if row.was_quiet else f"{text}, not quiet"
 
 
-def _command(run: Run[LatencyRow]) -> str:
-    """Of a server that was started here its own command, else the one of the harness."""
-    row = run.last
+def _command(row: LatencyRow) -> str:
+    """Of a server that was started here."""
     commands = server_commands(row)
     if not commands:
-        typed = typed_command(run)
-        return UNKNOWN if typed is None else _as_code(typed)
+        return UNKNOWN
     *others, measured = map(_as_code, commands)
     # The regular command follows from the other one.
     return f"{measured} against {others[0]}" if row.draft == SECOND_COMMAND else measured
@@ -97,19 +89,3 @@ def _as_code(command: str) -> str:
     """Code within a cell: a table takes a backslash before its own sign there too."""
     text = " ".join(command.split()).replace("|", "\\|")
     return f"`` {text} ``" if "`" in text else f"`{text}`"
-
-
-def _digest(run: Run[LatencyRow]) -> str | None:
-    """The beginning of the SHA-256 of the run's `result.json`; None where that is gone."""
-    directories = [run.directory, run.file.parent if run.file else None]
-    for directory in directories:
-        if directory is None:
-            continue
-        try:
-            content = (directory / NAME).read_bytes()
-            is_of_run = json.loads(content).get("run") == run.id
-        except (OSError, ValueError, AttributeError):
-            continue
-        if is_of_run:
-            return hashlib.sha256(content).hexdigest()[:_DIGITS]
-    return None

@@ -102,10 +102,8 @@ class Lookup(TextMethod):
             "max_matching_ngram_size": settings.max_ngram,
         }
 
-    def check_huggingface(self, settings: LookupSettings, schedule: str) -> None:
-        """Refuse a schedule, because prompt lookup always drafts as many tokens, and a least n-gram."""
-        rule = "must be constant: prompt lookup has no other"
-        require(schedule == "constant", "engine.schedule", rule, schedule)
+    def check_huggingface(self, settings: LookupSettings) -> None:
+        """Refuse a least n-gram."""
         rule = "must be 1 with engine=huggingface: generate() tries single tokens too"
         require(settings.min_ngram == 1, "draft.min_ngram", rule, settings.min_ngram)
 

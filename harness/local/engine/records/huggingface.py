@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from harness.config.engines import EngineSettings
 from harness.config.settings import require
@@ -16,21 +16,12 @@ if TYPE_CHECKING:
     from harness.engines.protocol import Engine
     from harness.local.engine.pair import SketchedPair
 
-Schedule = Literal["constant", "adaptive"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class HuggingFaceSettings(EngineSettings):
-    """Settings of `engine=huggingface`.
-
-    Attributes:
-        schedule: how many tokens the assistant drafts: `constant` is `decoding.num_draft_tokens`;
-            `adaptive` starts there, changes with the acceptance and stops where the assistant is
-            unsure.
-    """
+    """Settings of `engine=huggingface`."""
 
     name: str = "huggingface"
-    schedule: Schedule = "constant"
 
 
 class HuggingFace(EngineRecord[HuggingFaceSettings]):
@@ -53,23 +44,22 @@ class HuggingFace(EngineRecord[HuggingFaceSettings]):
         require(sampling != "greedy" or not is_drawn, "draft.sampling", rule, sampling)
 
     def check_draft(self, method: MethodRecord, draft: DraftSettings, run: RunSettings) -> None:
-        method.check_huggingface(draft, self.settings_of(run).schedule)
+        method.check_huggingface(draft)
 
     def check_pair(self, pair: SketchedPair, run: RunSettings) -> None:
         from harness.local.engine.huggingface import check_pair
 
-        check_pair(pair, run.decoding, self.settings_of(run).schedule)
+        check_pair(pair, run.decoding)
 
     def open(self, opening: Opening) -> Engine:
         from harness.local.engine.huggingface import HuggingFaceEngine, check_pair
         from harness.local.engine.pair import Pair, PlannedPair
 
-        schedule = self.settings_of(opening.settings).schedule
         assert isinstance(opening.planned, PlannedPair)
-        check_pair(opening.planned, opening.decoding, schedule)
+        check_pair(opening.planned, opening.decoding)
         pair = opening.load()
         assert isinstance(pair, Pair)
-        return HuggingFaceEngine(pair, opening, schedule)
+        return HuggingFaceEngine(pair, opening)
 
 
 RECORD = HuggingFace()
