@@ -173,8 +173,8 @@ class Scores:
         self._generator = np.random.default_rng(seed)
         # By sampling setting and prompt: of one text of each prompt, because rounding differs by prompt.
         self._roundings: dict[str, dict[tuple[int, ...], Rounding]] = defaultdict(dict)
-        # The largest along a text at the one place, where tokens after the same text come often.
-        self._rounding_at_place: Rounding | None = None
+        # Of texts at the one place, where tokens after the same text come often.
+        self._at_place: list[Rounding] = []
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Score the answers that somebody waited for.
@@ -235,18 +235,17 @@ class Scores:
         by_prompt = self._roundings[sampling.name]
         is_rounding_known = len(by_prompt) >= _NUM_ROUNDED or request.prompt in by_prompt
         if request.is_at_place:
-            is_rounding_known = self._rounding_at_place is not None
+            is_rounding_known = len(self._at_place) >= _NUM_ROUNDED
         again = None
         if not is_rounding_known:
             again = self._reference.logits_again(request.prompt, tokens)
         if again is not None:
             other = sampling.probabilities_along(again, request.prompt, tokens)
+            rounding = Rounding.between(exact, other)
             if request.is_at_place:
-                routes = zip(exact[:, np.newaxis], other[:, np.newaxis], strict=True)
-                along = [Rounding.between(first, second) for first, second in routes]
-                self._rounding_at_place = Rounding.largest(along)
+                self._at_place.append(rounding)
             else:
-                by_prompt[request.prompt] = Rounding.between(exact, other)
+                by_prompt[request.prompt] = rounding
         entropies = -(exact * np.log(exact, out=np.zeros_like(exact), where=exact > 0)).sum(-1)
         for answer in alike:
             text = DrawnText.of(
@@ -290,8 +289,8 @@ class Scores:
         allowed = []
         for text in texts:
             rounding = roundings.get(text.setting, NO_ROUNDING)
-            if text.is_at_place and self._rounding_at_place is not None:
-                rounding = Rounding.largest([rounding, self._rounding_at_place])
+            if text.is_at_place:
+                rounding = Rounding.largest([rounding, *self._at_place])
             allowed.append(rounding)
         return self._token_test.check(texts, allowed)
 

@@ -37,8 +37,8 @@ class Learner(NamedTuple):
 # Of two cells there is little to learn: by these `power_of_halves` is known exactly.
 OF_HALVES = (Learner(10.0), Learner(100.0), Learner(1000.0))
 LEARNERS = (Learner(10.0), Learner(100.0, 0.3), Learner(300.0, 0.5), Learner(1000.0))
-# The share of draws that `bets_on_support` expects where there is no mass.
-_SHARE_OUTSIDE = 0.01
+# The shares of draws that bettors on the support expect where there is no mass.
+SHARES_OUTSIDE = (0.002, 0.01)
 # The most draws that `draws_needed` tries.
 _MOST_DRAWS = 4_000_000
 
@@ -115,16 +115,18 @@ def bets_on_outcomes(
 
 
 def bets_on_support(is_outside: Flags, tolerated: Floats) -> Floats:
-    """Bets [n] that one draw in a hundred has no mass in its distribution.
+    """Bets that some draws have no mass in their distribution.
 
     Args:
-        is_outside: [n], whether the draw has none.
+        is_outside: [n], whether a draw has none.
         tolerated: [n], the most of the mass that may be there; without a bet where this is as much.
     """
-    outside = np.log(_SHARE_OUTSIDE / tolerated)
-    inside = np.log1p(-_SHARE_OUTSIDE) - np.log1p(-np.minimum(tolerated, _SHARE_OUTSIDE))
-    won = np.where(is_outside, outside, inside)
-    return np.asarray(np.where(tolerated < _SHARE_OUTSIDE, won, 0.0))
+    factors = np.zeros((len(SHARES_OUTSIDE), len(tolerated)))
+    for row, share in zip(factors, SHARES_OUTSIDE, strict=True):
+        most = np.minimum(tolerated, share)
+        inside = np.log1p(-share) - np.log1p(-most)
+        row[:] = np.where(is_outside, np.log(share / most), inside)
+    return factors
 
 
 def bets_on_swaps(

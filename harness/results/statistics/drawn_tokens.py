@@ -7,7 +7,7 @@ each token is drawn from the exact distribution after the text before it, quanti
 
 Bettors share a capital of 1. Some bet on the cell of a quantile: which half, which tenth for its sampling setting,
 which fifth after that of the token before. Some bet on the token itself where many texts go on after the same one.
-Some bet that all tokens are drawn colder or hotter than they should be, which shows in the rarest, and one that tokens
+Some bet that all tokens are drawn colder or hotter than they should be, which shows in the rarest, and some that tokens
 come which cannot be drawn at all. Wrong temperatures, residuals, truncations and caches move tokens in one of these
 ways.
 
@@ -27,6 +27,7 @@ from harness.results.statistics.arrays import Floats
 from harness.results.statistics.bets import (
     LEARNERS,
     OF_HALVES,
+    SHARES_OUTSIDE,
     bets_on_cells,
     bets_on_outcomes,
     bets_on_support,
@@ -50,7 +51,7 @@ _ROUNDING_ALLOWANCE = 2.0
 _TILTS = {0.0: (0.02, 0.3), 0.5: (0.1, 1.0), 0.85: (1.0,), 1.2: (1.0,), 2.5: (0.1, 1.0)}
 _NUM_TILTS = sum(map(len, _TILTS.values()))
 # Halves; tenths by setting, fifths after fifths, and texts; tilts; the support.
-NUM_BETTORS = len(OF_HALVES) + 3 * len(LEARNERS) + _NUM_TILTS + 1
+NUM_BETTORS = len(OF_HALVES) + 3 * len(LEARNERS) + _NUM_TILTS + len(SHARES_OUTSIDE)
 # The least share of tokens outside the support that is tolerated.
 _LEAST_OUTSIDE = 1e-4
 # A bettor keeps a little: without any capital he could not go on.
@@ -284,7 +285,7 @@ class TokenTest:
             np.where(is_second_of_pair, in_pairs, 0.0),
             bets_on_outcomes(ranks, widths, contexts, LEARNERS, total),
             (tilts - np.log1p(tolerated([each.tilts for each in allowed]))).T,
-            np.where(at_place, 0.0, on_support)[np.newaxis],
+            np.where(at_place, 0.0, on_support),
         ]
         num_decided = int(is_decided.sum())
         off = float(of_halves[is_decided].sum(-1).mean()) if num_decided else 0.0

@@ -19,7 +19,10 @@ from transformers import (
 )
 
 from harness.commands.recovery.sampling import Sampling, exact_probabilities, samplings
+from harness.commands.recovery.scores import Scores
+from harness.commands.recovery.workload import Answer, PlannedRequest
 from harness.config.settings import DecodingSettings
+from harness.engines.requests import RequestRecord
 from harness.local.decoding.warp import Warp
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.drawn_tokens import (
@@ -206,6 +209,95 @@ def test_a_token_that_cannot_be_drawn_is_seen_by_its_quantile() -> None:
     exact[:, :2] = [0.6, 0.4]
     tokens = np.random.default_rng(8).choice(3, 1200, p=[0.45, 0.35, 0.2]).tolist()
     assert checked(exact, tokens).verdict == "lossy"
+
+
+def test_a_few_tokens_that_cannot_be_drawn_are_a_loss() -> None:
+    """As where a twentieth of the tokens is drawn without the `top_k=5` that was asked for: a hundredth cannot be."""
+    logits = random_logits(6000)
+    whole, cut = (
+        exact_probabilities(logits, DecodingSettings(temperature=1.5, top_k=k)) for k in (0, 5)
+    )
+    tokens = np.array(drawn(cut))
+    assert (honest := checked(cut, tokens.tolist())).verdict == "lossless"
+    assert honest.num_impossible == 0
+    tokens[::20] = drawn(whole[::20], 3)
+    found = checked(cut, tokens.tolist())
+    assert found.num_impossible == (cut[np.arange(len(tokens)), tokens] == 0).sum() < 60
+    assert found.verdict == "lossy"
+
+
+def test_the_power_is_no_more_than_what_tests_find() -> None:
+    """Of texts of three tokens, whose first one speculation does not decide and a fault does not move."""
+    number = TEST.needed()
+    assert number is not None
+    generator = np.random.default_rng(0)
+    num_runs = 150
+    num_found = 0
+    for _ in range(num_runs):
+        texts = texts_of(EVEN[: 3 * (number // 2)], [0] * (3 * (number // 2)), 3, prompt=0)
+        for place, text in enumerate(texts):
+            quantiles = generator.random(3) / 2
+            quantiles += 0.5 * (generator.random(3) < [0.5, 0.3, 0.3])
+            # No two have a text before them, and none a rank, that tells more.
+            text = dataclasses.replace(text, prompt=(place,), quantiles=quantiles)
+            texts[place] = dataclasses.replace(text, tilts=np.zeros_like(text.tilts))
+        num_found += TEST.check(texts).verdict == "lossy"
+    assert num_found >= 0.97 * num_runs
+
+
+class Rounded:
+    """A reference whose logits, of each text before a token and each way to compute them, are rounded otherwise.
+
+    After token 9 two tokens are nearly as likely, and elsewhere one is almost certain.
+    """
+
+    vocabulary_size = VOCABULARY_SIZE
+
+    def __init__(self, seed: int) -> None:
+        self._seed = seed
+
+    def at(self, before: Sequence[int], way: int) -> Floats:
+        logits = np.random.default_rng([self._seed, *before]).standard_normal(VOCABULARY_SIZE)
+        first, second = np.argsort(-logits)[:2]
+        logits[first] += 3
+        if before[0] == 9:
+            logits[second] = logits[first] - 0.03
+        rounded = np.random.default_rng([self._seed, way, *before])
+        return logits + 0.05 * rounded.standard_normal(VOCABULARY_SIZE)
+
+    def along(self, prompt: Sequence[int], text: Sequence[int], way: int) -> Floats:
+        return np.stack([self.at([*prompt, *text[:place]], way) for place in range(len(text))])
+
+    def logits_along(self, prompts: Sequence[Any], texts: Sequence[Any]) -> list[Floats]:
+        return [self.along(*both, 1) for both in zip(prompts, texts, strict=True)]
+
+    def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
+        return self.along(prompt, text, 2)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rounding_at_the_place_where_most_tokens_are_drawn_is_no_loss(seed: int) -> None:
+    reference = Rounded(seed)
+    sampling = Sampling("any", DecodingSettings(temperature=0.1))
+    generator = np.random.default_rng(seed)
+
+    def answer(prompt: tuple[int, ...], length: int, index: int) -> Answer:
+        text: list[int] = []
+        for _ in range(length):
+            logits = reference.at([*prompt, *text], 3)[np.newaxis]
+            [chances] = sampling.probabilities_along(logits, prompt, [0])
+            text.append(int(generator.choice(VOCABULARY_SIZE, p=chances)))
+        at_place = prompt == (9,)
+        planned = PlannedRequest(prompt, sampling, length, index, is_at_place=at_place)
+        return Answer(planned, RequestRecord(index, 1, token_ids=text, num_tokens=length))
+
+    test = TokenTest(1e-9, 0.05)
+    scores = Scores(reference, [sampling], test, frozenset(), 8, 0)  # type: ignore[arg-type]
+    scores.add([answer((index % 8,), 8, index) for index in range(40)])
+    scores.add([answer((9,), 4, index) for index in range(40, 340)])
+    assert scores.sampled().verdict != "lossy"
+    # Without what is known of rounding it would be.
+    assert test.check([scored.text for scored in scores.drawn]).verdict == "lossy"
 
 
 @pytest.mark.parametrize("exponent", [0.0, 0.5, 2.5])
