@@ -18,8 +18,8 @@ from harness.config.amounts import counted
 from harness.measuring.prices import points_of
 from harness.measuring.rows import LatencyRow
 from harness.reporting.changes import ONE_RUN, Compared, Figure, Sides
-from harness.results.prompt_times import Unit, Wait, rows_by_unit, waits_by_unit, waits_of_both_arms
-from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.prompt_times import Unit, rows_by_unit, waits_by_unit, waits_of_both_arms
+from harness.results.rows.prompts import LatencyPromptRow, decoded_and_iterations
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.comparisons import Noise, compare, noise_of_runs
@@ -156,47 +156,62 @@ def _compared_figure(
 
 
 def _split(sides: Sides[LatencyRow], noise: Noise | None) -> str:
-    """`all of it is acceptance: 3.19 → 2.66 tokens per iteration (0.80 to 0.87 of it); an iteration costs the same,
-    0.99 (0.97 to 1.01)`, of the time per token after the first. Empty where one of them is unknown.
+    """`all of it is acceptance: 3.19 → 2.66 tokens per iteration, 0.83 (0.80 to 0.87); 30.0 → 29.9 ms per iteration,
+    the same: 1.00 (0.99 to 1.01)`, of the time per token after the first. Empty where one of them is unknown.
     """
-    parts = []
-    for figure in (_TOKENS_PER_ITERATION, _ITERATION):
-        part = _compared_figure(figure, sides, noise if figure.timed else None)
-        if part is None or part.comparison is None or not part.comparison.change.has_bounds:
-            return ""
-        parts.append(part.comparison.change)
-    tokens, iteration = parts
-    means = [_mean_iteration(runs) for runs in (sides.before, sides.after)]
-    if None in means:
+    tokens = _compared_figure(_TOKENS_PER_ITERATION, sides, None)
+    cost = _compared_figure(_ITERATION, sides, noise)
+    before, after = _mean_iteration(sides.before), _mean_iteration(sides.after)
+    if tokens is None or cost is None or before is None or after is None:
         return ""
-    (tokens_before, ms_before), (tokens_after, ms_after) = filter(None, means)
-    lengths = f"{tokens_before:.2f} → {tokens_after:.2f} tokens per iteration"
-    yields = f"{lengths}, {_times_as(tokens)}"
-    costs = f"{ms_before:.1f} → {ms_after:.1f} ms per iteration, {_times_as(iteration)}"
-    if not (tokens.excludes(1) or iteration.excludes(1)):
-        same = f"nor the cost of an iteration changed, {_times_as(iteration)}"
-        return f"neither tokens per iteration, {_times_as(tokens)}, {same}"
+    if tokens.comparison is None or cost.comparison is None:
+        return ""
+    of_tokens, of_cost = tokens.comparison.change, cost.comparison.change
+    if not of_tokens.has_bounds or not of_cost.has_bounds:
+        return ""
+    changes = [_effect(of_tokens, sides.margin), _effect(of_cost, sides.margin)]
+    if not cost.needs_runs:
+        # Such as under another load.
+        changes[1] = "cannot tell"
+    parts = [
+        f"{before[0]:.2f} → {after[0]:.2f} tokens per iteration, {_in_words(changes[0], of_tokens)}",
+        f"{before[1]:.1f} → {after[1]:.1f} ms per iteration, {_in_words(changes[1], of_cost)}",
+    ]
+    return f"{_attributed(changes, of_tokens, of_cost)}{'; '.join(parts)}"
+
+
+def _effect(change: Interval, margin: float) -> str:
+    """`changed`, `the same` within the margin, or `cannot tell`."""
+    if change.excludes(1):
+        return "changed"
+    is_within = 1 - margin <= change.low and change.high <= 1 + margin
+    return "the same" if is_within else "cannot tell"
+
+
+def _in_words(effect: str, change: Interval) -> str:
+    """`0.83 (0.80 to 0.87)`, or `the same: 1.00 (0.99 to 1.01)`."""
+    ratio = f"{change.estimate:.2f} ({change.low:.2f} to {change.high:.2f})"
+    return ratio if effect == "changed" else f"{effect}: {ratio}"
+
+
+def _attributed(effects: Sequence[str], tokens: Interval, cost: Interval) -> str:
+    """What a change of speed is due to: `all of it is acceptance: `; empty where that cannot be told."""
+    if effects == ["the same", "the same"]:
+        return "neither changed: "
+    if "changed" not in effects:
+        return ""
     # Of a change in logarithms, of which both are parts.
-    of_tokens, of_cost = (abs(math.log(part.estimate)) for part in parts)
-    if of_tokens >= _MOST_OF_IT * (of_tokens + of_cost):
-        share = "most" if iteration.excludes(1) else "all"
-        cost = f"an iteration costs {_times_as(iteration)}"
-        if share == "all":
-            cost = f"an iteration costs the same, {_times_as(iteration)}"
-        return f"{share} of it is acceptance: {yields}; {cost}"
-    if of_cost >= _MOST_OF_IT * (of_tokens + of_cost):
-        share = "most" if tokens.excludes(1) else "all"
-        return f"{share} of it is the cost of an iteration: {costs}; it yields {_times_as(tokens)}"
-    if tokens.excludes(1) and iteration.excludes(1):
-        return f"acceptance and cost both changed: {yields}; {costs}"
-    if tokens.excludes(1):
-        return f"acceptance changed: {yields}; the cost is not known to have: {costs}"
-    return f"the cost of an iteration changed: {costs}; acceptance is not known to have: {yields}"
-
-
-def _times_as(change: Interval) -> str:
-    """`0.83 (0.80 to 0.87)`."""
-    return f"{change.estimate:.2f} ({change.low:.2f} to {change.high:.2f})"
+    logs = [abs(math.log(tokens.estimate)), abs(math.log(cost.estimate))]
+    for place, name in enumerate(("acceptance", "the cost of an iteration")):
+        other = effects[1 - place]
+        is_most = logs[place] >= _MOST_OF_IT * sum(logs)
+        if effects[place] == "changed" and is_most and other != "cannot tell":
+            return f"{'most' if other == 'changed' else 'all'} of it is {name}: "
+    if effects == ["changed", "changed"]:
+        return "acceptance and cost both changed: "
+    return (
+        "acceptance changed: " if effects[0] == "changed" else "the cost of an iteration changed: "
+    )
 
 
 def _mean_iteration(runs: Sequence[Run]) -> tuple[float, float] | None:
@@ -291,56 +306,59 @@ def _matrix(runs: Sequence[Values], units: Sequence[Unit]) -> Floats:
 def _ms_per_token(prompts: Sequence[LatencyPromptRow]) -> Values:
     """Of the arm that speculates, or of the only one."""
     has_draft = any(row.arm == "speculative" for row in prompts)
-    return _over_all_tokens(waits_by_unit(prompts, "speculative" if has_draft else "regular"))
+    return _ratios_of_totals(waits_by_unit(prompts, "speculative" if has_draft else "regular"))
 
 
 def _speedup(prompts: Sequence[LatencyPromptRow]) -> Values:
     both = waits_of_both_arms(prompts)
-    regular = _over_all_tokens({unit: wait for unit, (wait, _) in both.items()})
-    speculative = _over_all_tokens({unit: wait for unit, (_, wait) in both.items()})
+    regular = _ratios_of_totals({unit: wait for unit, (wait, _) in both.items()})
+    speculative = _ratios_of_totals({unit: wait for unit, (_, wait) in both.items()})
     return {unit: regular[unit] / speculative[unit] for unit in both}
 
 
-def _over_all_tokens(waits: Mapping[Unit, Wait]) -> Values:
-    """Values of the units whose geometric mean is the time per token over all tokens, as the run's own page has it.
+def _ratios_of_totals(totals: Mapping[Unit, tuple[float, float]]) -> Values:
+    """Values of the units whose geometric mean is the ratio of totals over all units, as the run's own page has it:
+    time per token over all tokens, tokens per iteration over all iterations.
 
-    To its logarithm a unit adds its time over the mean time, less its tokens over their mean: a short answer, which has
-    its whole wait for the first token in it, adds no more than its time.
+    To its logarithm a unit adds its numerator over the mean one, less its denominator over their mean: a short answer,
+    which has its whole wait for the first token in it, adds no more than its time.
     """
-    if not waits:
+    if not totals:
         return {}
-    mean_ms = fmean(ms for ms, _ in waits.values())
-    mean_tokens = fmean(num_tokens for _, num_tokens in waits.values())
+    mean_top = fmean(top for top, _ in totals.values())
+    mean_bottom = fmean(bottom for _, bottom in totals.values())
     values = {}
-    for unit, (ms, num_tokens) in waits.items():
+    for unit, (top, bottom) in totals.items():
         # One of a thousand answers may hold nearly all of the time, which is beyond what a number can hold.
-        added = min(ms / mean_ms - num_tokens / mean_tokens, _MOST_ADDED)
-        values[unit] = mean_ms / mean_tokens * math.exp(added)
+        added = min(top / mean_top - bottom / mean_bottom, _MOST_ADDED)
+        values[unit] = mean_top / mean_bottom * math.exp(added)
     return values
 
 
-def _tokens_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
+def _iterations(prompts: Sequence[LatencyPromptRow]) -> dict[Unit, tuple[float, float]]:
+    """Tokens after the first, and iterations; of servers that count these for each request."""
     units = rows_by_unit(prompts, "speculative")
-    is_reported = any(row.tokens_per_iteration for rows in units.values() for row in rows)
-    by_unit = {}
-    for unit, rows in units.items():
-        # Beside answers that report iterations one that reports none drafted nothing: each token was an iteration.
-        # One of a single token has none.
-        lengths = [row.tokens_per_iteration or 1.0 for row in rows if (row.num_tokens or 0) > 1]
-        if is_reported and lengths:
-            by_unit[unit] = fmean(lengths)
-    return by_unit
+    if not any(row.num_iterations for rows in units.values() for row in rows):
+        return {}
+    totals = {unit: decoded_and_iterations(rows) for unit, rows in units.items()}
+    # An answer of a single token has no iteration.
+    return {unit: pair for unit, pair in totals.items() if pair and pair[1]}
+
+
+def _tokens_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
+    return _ratios_of_totals(_iterations(prompts))
 
 
 def _ms_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
-    """Time after the first token over iterations; of servers that count these for each request."""
-    by_unit = {}
-    for unit, rows in rows_by_unit(prompts, "speculative").items():
-        iterations = [row.num_iterations or 0 for row in rows]
+    """Time after the first token over iterations."""
+    units = rows_by_unit(prompts, "speculative")
+    costs = {}
+    for unit, (_, num_iterations) in _iterations(prompts).items():
+        rows = units[unit]
         ms = sum((row.time_ms or 0.0) - (row.time_to_first_token_ms or 0.0) for row in rows)
-        if all(iterations) and ms > 0:
-            by_unit[unit] = ms / sum(iterations)
-    return by_unit
+        costs[unit] = (ms, num_iterations)
+    # Of a stream that is held back all tokens may come at once.
+    return _ratios_of_totals(costs) if all(ms > 0 for ms, _ in costs.values()) else {}
 
 
 _TOKENS_PER_ITERATION = FigureOfPrompts(

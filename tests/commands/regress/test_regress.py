@@ -71,7 +71,8 @@ def prompt_rows(
     run: str, arm: str, times: Sequence[float], **acceptance: float | None
 ) -> list[LatencyPromptRow]:
     told = (
-        {"mean_acceptance_length": 3.0, "tokens_per_iteration": 3.0} | acceptance
+        {"mean_acceptance_length": 3.0, "tokens_per_iteration": 3.0, "num_iterations": 3}
+        | acceptance
         if arm == "speculative"
         else {}
     )
@@ -215,7 +216,7 @@ def test_one_run_on_each_side_says_nothing_about_times_without_noise(
     assert "repeats=5, or noise=" in outcome.stdout
     monkeypatch.setenv("COLUMNS", "80")
     short = harness("regress", str(before), str(after), code=3).stdout
-    assert len(short.splitlines()) <= 12
+    assert len(short.splitlines()) <= 15
     assert max(map(len, short.splitlines())) <= 80
     assert mentions(short, "cannot tell whether it is worse", "one run on each side")
     assert "Next  more runs" in short
@@ -263,7 +264,8 @@ def test_prompts_for_which_nothing_is_drafted_any_more_count(tmp_path: Path) -> 
     """A server that reports totals leaves out zeros: such answers were left out, and half of the loss with them."""
 
     def undrafted(row: LatencyPromptRow) -> LatencyPromptRow:
-        return dataclasses.replace(row, tokens_per_iteration=None) if row.prompt_index < 5 else row
+        none = {"tokens_per_iteration": None, "num_iterations": None}
+        return dataclasses.replace(row, **none) if row.prompt_index < 5 else row
 
     write_run(tmp_path / "before", np.ones(10))
     write_run(tmp_path / "after", np.ones(10), undrafted)
@@ -272,7 +274,7 @@ def test_prompts_for_which_nothing_is_drafted_any_more_count(tmp_path: Path) -> 
     assert found.figure.name == "tokens per iteration"
     assert found.verdict == "worse"
     assert found.comparison is not None
-    assert found.comparison.change.estimate == pytest.approx(3**-0.5)
+    assert found.comparison.change.estimate == pytest.approx(1.5 / 3)
 
 
 def test_accuracy_is_compared_question_by_question(harness: Harness, tmp_path: Path) -> None:
@@ -518,7 +520,9 @@ def test_before_and_after_are_the_runs_own_figures(harness: Harness, tmp_path: P
     sides = write_sides(tmp_path, speedup=1.777, tokens_per_iteration=3.97)
     shown = harness("regress", "details=true", *sides, "margin=0.5").stdout
     # Before and after, in the answer and in the details.
-    assert shown.count("1.777") == shown.count("3.97") == 2
+    assert shown.count("1.777") == 2
+    assert shown.count("3.97") == 4
+    assert "3.97 → 3.97 tokens per iteration" in shown
 
 
 @pytest.mark.parametrize("time_ms", [-5.0, 1e308, math.inf])
@@ -542,19 +546,41 @@ def test_a_whole_file_system_is_no_directory_of_results(
     assert "name the directory" in harness.refused("regress", f"before={tmp_path}", "after=x.csv")
 
 
-def test_a_change_of_times_is_that_of_all_tokens(tmp_path: Path) -> None:
-    """The wait for the first token grows: of short answers that is half of the time, of all tokens a tenth."""
-    lengths = [4, 256] * 8
+@pytest.mark.parametrize(
+    "lengths", [[4, 256] * 8, [6] * 15 + [256], [*range(15, 400, 24)]], ids=["two", "one", "all"]
+)
+def test_changes_are_those_of_all_tokens_and_parts_multiply_to_them(
+    tmp_path: Path, lengths: list[int]
+) -> None:
+    """The wait for the first token grows: of short answers that is half of the time, of all tokens a tenth. The long
+    answers accept less, in iterations that cost less.
+    """
+    num_iterations = {
+        name: {
+            length: math.ceil((length - 1) / (accepted if length > 4 else 3)) for length in lengths
+        }
+        for name, accepted in (("before", 3), ("after", 2.3))
+    }
+    totals = {
+        name: sum(by_length[length] for length in lengths)
+        for name, by_length in num_iterations.items()
+    }
+    num_decoded = sum(lengths) - len(lengths)
+    yields = {name: num_decoded / total for name, total in totals.items()}
+    costs = {name: 5 * num_decoded / total for name, total in totals.items()}
     for name, first_ms in (("before", 300), ("after", 600)):
-        rows = latency_run()
+        rows = latency_run(tokens_per_iteration=yields[name])
         append_rows(tmp_path / name / "latency.csv", rows)
         prompts = []
         for arm, step_ms in (("regular", 10), ("speculative", 5)):
             for index, length in enumerate(lengths):
+                iterations = num_iterations[name][length] if arm == "speculative" else None
                 prompts.append(
                     LatencyPromptRow(
                         run=rows[0].run, prompt_index=index, prompt=f"p{index}", arm=arm, completion="c", unit=index,
-                        num_tokens=length, time_ms=first_ms + step_ms * (length - 1),
+                        num_tokens=length, time_ms=first_ms + step_ms * (length - 1), time_to_first_token_ms=first_ms,
+                        num_iterations=iterations,
+                        tokens_per_iteration=iterations and (length - 1) / iterations,
                     )
                 )  # fmt: skip
         append_rows(tmp_path / name / "latency_prompts.csv", prompts)
@@ -570,3 +596,12 @@ def test_a_change_of_times_is_that_of_all_tokens(tmp_path: Path) -> None:
     assert change.estimate == pytest.approx(ms[600, 5] / ms[300, 5])
     speedups = [ms[first_ms, 10] / ms[first_ms, 5] for first_ms in (600, 300)]
     assert found["speed-up"].change.estimate == pytest.approx(speedups[0] / speedups[1])
+    ratio = yields["after"] / yields["before"]
+    assert found["tokens per iteration"].change.estimate == pytest.approx(ratio)
+    # Time after the first token is what it was.
+    for part, unit in ((yields, ".2f} tokens"), (costs, ".1f} ms")):
+        spec, name = unit.split("} ")
+        shown = (
+            f"{part['before']:{spec}} → {part['after']:{spec}} {name} per iteration, {ratio:.2f} ("
+        )
+        assert shown in compared[0].split
