@@ -238,6 +238,25 @@ def test_methods_of_different_engines_are_not_ranked() -> None:
     assert answer.startswith("Fastest: 13B with 7B")
 
 
+def test_of_number_formats_the_fastest_arm_is_named() -> None:
+    """8 bits gain more over a slower arm; where regular arms are alike, speed-ups say which is faster."""
+
+    def run(speedup: float, ms: float, quantization: str) -> list[LatencyRow]:
+        rows = latency_run(4, speedup, quantization=quantization)
+        times = (ms, ms / speedup)
+        return [
+            dataclasses.replace(row, ms_per_token=time)
+            for row, time in zip(rows, times, strict=True)
+        ]
+
+    fastest, *others = answers(run(2.8, 80.0, "8bit"), run(2.6, 46.0, "4bit"))
+    assert mentions(fastest, "4bit", "is the fastest of all arms: 17.69 ms/token")
+    assert ["4bit" in answer for answer in others] == [True, False]
+    fastest, *_ = answers(run(2.8, 80.0, "8bit"), run(0.9, 20.0, "4bit"))
+    assert mentions(fastest, "4bit", "without a draft", "20 ms/token")
+    assert len(answers(run(2.8, 80.0, "8bit"), run(2.6, 79.0, "4bit"))) == 2
+
+
 def test_answers_tell_conditions_apart() -> None:
     runs = []
     for temperature, size in ((0.0, 1), (0.5, 1), (0.5, 8)):

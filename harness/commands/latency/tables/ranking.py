@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
 from harness.commands.latency.tables.costs import iteration_line
 from harness.commands.latency.tables.ranked import CONDITIONS, RankedRun
 from harness.commands.latency.tables.run import headline
+from harness.measuring.rows import LatencyRow
 from harness.reporting.names import Name
 from harness.reporting.table import Line, interval, times
 from harness.results.prompt_times import common_times, waits_of_both_arms
@@ -23,8 +24,17 @@ _MOST_TARGETS = 6
 _MOST_NAMED = 3
 
 
+# Regular arms whose times differ by more are not equally fast; starts of one program differ by less.
+_REGULAR_APART = 1.1
+# Columns in which rows must be equal for the times per token of different targets to be compared.
+_WORKLOAD = (
+    "batch_size request_rate temperature top_k top_p max_new_tokens ignore_eos prompts".split()
+)
+
+
 def latency_answers(pairs: Sequence[RankedRun]) -> list[Line]:
-    """A sentence for each target, in bold if it has a conclusion, and one about the rivals of its fastest pair.
+    """The fastest arm, where targets differ; then a sentence for each target, in bold if it has a conclusion, and one
+    about the rivals of its fastest pair.
 
     Made-up pairs are left out where there are real ones.
     """
@@ -33,16 +43,65 @@ def latency_answers(pairs: Sequence[RankedRun]) -> list[Line]:
     drafting = [group for group in targets if any(pair.best for pair in group)]
     shown = drafting or targets
     lines = []
+    differing: set[Hashable] = set()
+    workloads = grouped(considered, attrgetter(*[f"row.{column}" for column in _WORKLOAD]))
+    for of_workload in workloads.values():
+        if _regular_arms_differ(of_workload):
+            differing |= {pair.target for pair in of_workload}
+            lines.append(_fastest_arm(of_workload, among_others=len(workloads) > 1))
     for group in shown[:_MOST_TARGETS]:
-        lines += _answer(group)
+        lines += _answer(group, names_regular=group[0].target in differing)
     num_more = len(shown) - _MOST_TARGETS
     if num_more > 0:
         lines.append(Line(f"{num_more} more targets or conditions are in the table.", "dim"))
     return lines
 
 
-def _answer(group: Sequence[RankedRun]) -> list[Line]:
-    """The sentences about the pairs of one target under one set of conditions."""
+def _regular_arms_differ(pairs: Sequence[RankedRun]) -> bool:
+    """Whether targets, such as number formats of a model, differ in speed without a draft: then speed-ups do not rank
+    their arms.
+    """
+    times = [pair.regular_ms for pair in pairs if pair.regular_ms and not pair.is_partial]
+    has_several = len({pair.target for pair in pairs if pair.regular_ms}) > 1
+    return has_several and max(times, default=1) > _REGULAR_APART * min(times, default=1)
+
+
+def _fastest_arm(pairs: Sequence[RankedRun], *, among_others: bool) -> Line:
+    """The fastest arm of one workload by its time per token, and the fastest one of another target.
+
+    Args:
+        among_others: whether other workloads have a line, too, so that this one's is named.
+    """
+    fastest = []
+    for of_target in grouped(pairs, attrgetter("target")).values():
+        arms = [
+            (row.ms_per_token, _arm_name(pair, row))
+            for pair in of_target
+            for row in pair.run.rows
+            if row.ms_per_token is not None and pair.run.status == "ok"
+        ]
+        fastest += [min(arms)] if arms else []
+    (ms, name), *others = sorted(fastest)
+    conditions = pairs[0].name.settings
+    workload = [conditions[column] for column in _WORKLOAD if conditions.get(column)]
+    prefix = f"{', '.join(workload)}: " if among_others else ""
+    more = f"next {others[0][1]}, {others[0][0]:.4g}" if others else ""
+    return Line(f"{prefix}{name} is the fastest of all arms: {ms:.4g} ms/token", "strong", more)
+
+
+def _arm_name(pair: RankedRun, row: LatencyRow) -> str:
+    if row.arm != "regular":
+        return pair.name.label(", ")
+    formats = [text for text in [pair.name.settings.get("number_formats")] if text]
+    return f"{', '.join([pair.model, *formats, *_conditions(pair.name)])} without a draft"
+
+
+def _answer(group: Sequence[RankedRun], *, names_regular: bool) -> list[Line]:
+    """The sentences about the pairs of one target under one set of conditions.
+
+    Args:
+        names_regular: whether the time of the regular arm is named, because other targets have another.
+    """
     bests = [pair for pair in group if pair.best]
     if not bests:
         return [
@@ -79,6 +138,8 @@ def _answer(group: Sequence[RankedRun]) -> list[Line]:
     more = found.more
     if not best.is_quiet and not best.none_quiet:
         more += "; the machine was not quiet"
+    if names_regular and best.regular_ms is not None:
+        more += f"; without a draft {best.regular_ms:.4g} ms/token"
     prefix = f"{', '.join(conditions)}: " if conditions else ""
     text = f"{prefix}{beginning}{_short_name(best.name)}: {found.text}"
     lines = [Line(text, found.style, more)]
