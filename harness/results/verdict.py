@@ -34,6 +34,9 @@ Conclusion = Literal["faster", "slower", "cannot tell"]
 
 # Exit code where a question was asked well and cannot be answered: of arms that could not be compared, for example.
 CANNOT_TELL = 3
+# Of the processor time that a run asks for. With less, several threads of one pass wait for each other, in each arm as
+# many times as it has passes: a pair that is 1.4 times as fast was measured as 2.3 times slower.
+_LEAST_PROCESSOR_SHARE = 0.5
 # Share of an arm's requests that may fail.
 MOST_FAILURES = 0.01
 # A failed request might have taken this many times as long as the others.
@@ -171,12 +174,21 @@ def verdict_of(row: ComparedRow, num_compared: int = 1) -> Verdict:
     if row.weights == "random" and not row.synthetic:
         return judge(speedup, "random weights accept by chance; the texts mean nothing")
     if speedup.has_bounds:
-        return judge(speedup)
+        return judge(speedup, _waited(row))
     most, _ = _most_speedup(ArmEvidence.of(vars(row)))
     if speedup.estimate > most:
         # Chance over a few prompts. The figure alone would be taken for a finding.
         return judge(Interval(), why_no_interval(row))
     return judge(speedup, why_no_interval(row))
+
+
+def _waited(row: ComparedRow) -> str:
+    """Why times of models of this process say nothing: their threads waited for other programs and each other."""
+    share = getattr(row, "processor_share", None)
+    threads = row.num_threads or 1
+    if share is None or share >= _LEAST_PROCESSOR_SHARE or threads == 1 or row.engine == "server":
+        return ""
+    return f"{threads} threads got {share:.0%} of the CPU time they wanted"
 
 
 def why_no_ranking(regular_ms: Iterable[float]) -> str | None:

@@ -67,6 +67,7 @@ def all_accepted(steps: list[Step]) -> None:
         UNSURE,
         SLOWER | {BY_K: None},
         NO_BOUNDS | {"speedup_covers": "5 prompts", "num_prompts": 5},
+        {"processor_share": 0.2, "num_threads": 2, "num_cores": 2},
     ],
 )
 def test_the_next_command_of_latency_is_accepted(typed: str, changes: dict[str, Any]) -> None:

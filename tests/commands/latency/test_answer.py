@@ -71,9 +71,35 @@ def test_the_prompts_for_an_interval_fill_eight_batches() -> None:
     assert mentions(answer(**few, num_prompts=15, batch_size=4), "an interval", "num_prompts=32")
 
 
+def test_prompts_that_are_asked_again_do_not_add_up_to_an_interval() -> None:
+    """It once said num_prompts=40, and of these num_prompts=112."""
+    few = {"speedup_low": None, "speedup_high": None, "speedup_covers": "3 prompts"}
+    text = answer(**few, num_prompts=15)
+    assert mentions(text, "an interval needs 8 different prompts", "prompts=FILE")
+    assert "num_prompts=" not in text
+    assert mentions(answer(**few, num_prompts=3), "an interval", "num_prompts=8")
+
+
+@pytest.mark.parametrize(
+    ("share", "threads", "is_told"), [(0.18, 2, False), (0.18, 1, True), (0.6, 2, True)]
+)
+def test_threads_that_wait_for_each_other_give_no_verdict(
+    share: float, threads: int, is_told: bool
+) -> None:
+    """Of a pair that is 1.4 times as fast it said 2.3 times slower."""
+    text = answer(200, processor_share=share, load=15.0, num_cores=2, num_threads=threads)
+    assert ("1.83× faster" in text) == is_told
+    expected = (
+        "cannot tell: 1.83×",
+        "2 threads got 18% of the CPU time",
+        "OMP_NUM_THREADS=1 harness",
+    )
+    assert [part in text for part in expected] == [not is_told] * 3
+
+
 def test_a_doubt_stands_above_the_verdict() -> None:
-    text = answer(processor_share=0.4, load=9.0, num_cores=4, num_threads=4, interleaved=False)
-    assert mentions(text, "not quiet", "40%", "OMP_NUM_THREADS=1")
+    text = answer(processor_share=0.6, load=9.0, num_cores=4, num_threads=4, interleaved=False)
+    assert mentions(text, "not quiet", "60%", "OMP_NUM_THREADS=1")
     assert text.index("not quiet") < text.index("1.83× faster")
     assert "details=true" in text
     assert "take turns" not in text

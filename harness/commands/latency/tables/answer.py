@@ -24,7 +24,7 @@ from harness.measuring.rows import LatencyRow
 from harness.reporting.names import name_of
 from harness.reporting.page import Page, Step, heading
 from harness.reporting.table import Bar, Bars
-from harness.reporting.words import arm_name, settings_line
+from harness.reporting.words import arm_name, settings_line, typed_again
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage
 from harness.results.statistics.stopping import half_width
@@ -212,8 +212,16 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
     elif coverage is not None and not verdict.speedup.has_bounds and coverage.unit == "block":
         yield Step("an interval", "engine.blocks=4")
     elif coverage is not None and not verdict.speedup.has_bounds:
-        number = FEWEST_FOR_INTERVAL * prompts_per_unit
-        yield Step("an interval", f"num_prompts={number}")
+        are_asked_again = coverage.unit == "prompt" and (row.num_prompts or 0) > coverage.num_units
+        if are_asked_again:
+            yield Step(f"an interval needs {FEWEST_FOR_INTERVAL} different prompts", "prompts=FILE")
+        else:
+            number = FEWEST_FOR_INTERVAL * prompts_per_unit
+            yield Step("an interval", f"num_prompts={number}")
+    elif verdict.speedup.has_bounds and verdict.reason:
+        # Such as on a busy machine.
+        again = typed_again("resume=false")
+        yield Step("one thread, or a quiet machine", command=f"OMP_NUM_THREADS=1 {again}")
     elif row.has_same_command and coverage is not None and coverage.unit != "block":
         yield Step("what their starts change", "engine.blocks=4")
     elif verdict.includes_1 and coverage is not None and coverage.num_runs is not None:
