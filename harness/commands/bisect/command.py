@@ -60,8 +60,8 @@ and names the first one that is slower. Where a measurement is too noisy to deci
   SETTINGS       of harness latency, for each start: prompts=, temperature=, num_prompts=, engine.start_timeout_s=, ...
 
 Any one {name} is filled in with the version, in the command and in settings ({port} is a free port). A version that
-does not start is skipped. A start is measured as it is typed: 12 versions take 6 starts where the change is 12 % and
-starts of one version differ by 1 %.
+does not start is skipped. A start is measured as it is typed: 12 versions take 8 starts where the change is 12 % and
+starts of one version differ by 1 %. The version that is named and the one before it are started twice.
 
   harness bisect versions=0.9,0.10,0.11 -- docker run --rm --gpus all -p {port}:8000 vllm/vllm-openai:v{version} \\
       --model Qwen/Qwen3-8B
@@ -247,7 +247,9 @@ def page_of_search(
 
 def _finding(outcome: Outcome, shown: Mapping[str, str], worse: str) -> Line:
     changed = outcome.changed
-    interval = f"95 % interval {changed.interval}" if changed.interval else "one start of each"
+    interval = f"95 % interval {changed.interval}"
+    if changed.interval is None:
+        interval = f"no interval: {changed.reason}"
     if outcome.first_worse is not None:
         skipped = [shown[version] for version in outcome.possible if version != outcome.first_worse]
         found = f"{shown[outcome.first_worse]} is the first one {worse}"
@@ -264,8 +266,8 @@ def _finding(outcome: Outcome, shown: Mapping[str, str], worse: str) -> Line:
         found = f"{ends[1]} is {verdict} than {ends[0]}"
         return Line(f"{found}: {changed.figure.name} {changed.change}", "strong", interval)
     names = [shown[version] for version in outcome.possible]
-    between = names[0] if len(names) == 1 else f"one of {len(names)}, {names[0]} to {names[-1]}"
-    found = f"cannot tell which is the first one {worse}: {between}, is likeliest"
+    likeliest = names[0] if len(names) == 1 else f"one of {len(names)}, {names[0]} to {names[-1]}"
+    found = f"cannot tell which is the first one {worse}; likeliest is {likeliest}"
     return Line(found, "strong", f"{changed.figure.name} {changed.change}, {interval}")
 
 

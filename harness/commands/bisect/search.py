@@ -22,6 +22,8 @@ from harness.results.statistics.first_worse import (
 
 # Starts of each end, where the first ones do not differ by the margin.
 _MOST_AT_ENDS = 3
+# Starts of the version that is named, and of the one before it: one start may have been disturbed.
+_FEWEST_OF_NAMED = 2
 _LEVEL = 0.05
 
 # Measures a version once more: its run, or why there is none. The number counts its starts, from 1.
@@ -35,7 +37,7 @@ class Measured:
 
     Attributes:
         runs: of each start.
-        ratio: its figure over that of the first version, as the geometric mean over starts; None without runs.
+        ratio: its figure over that of the first version, both as geometric means over starts; None without runs.
         chance: that it is the first one that is worse.
         skipped: why it was not measured, or cannot be compared.
     """
@@ -122,14 +124,15 @@ class Search:
             chances = self._chances()
             likeliest = max(range(len(usable)), key=chances.__getitem__)
             is_sure = chances[likeliest] >= SURE
-            if is_sure and self._is_significant(likeliest):
+            seldom = min(likeliest - 1, likeliest, key=lambda near: self._count(usable[near]))
+            is_repeated = self._count(usable[seldom]) >= _FEWEST_OF_NAMED
+            if is_sure and is_repeated and self._is_significant(likeliest):
                 return self._outcome(likeliest, [likeliest], is_found=True)
             if sum(map(len, self._runs.values())) >= self._most_starts:
                 return self._outcome(likeliest, smallest_range(chances))
-            place = next_version(chances, [*map(self._count, usable)])
-            if is_sure:
-                # The noise is not known well enough yet.
-                place = min(likeliest - 1, likeliest, key=lambda near: self._count(usable[near]))
+            is_next = is_sure or (chances[likeliest] > 0.5 and not is_repeated)
+            # A likely one is named when its noise is known well enough.
+            place = seldom if is_next else next_version(chances, [*map(self._count, usable)])
             self._start(usable[place])
 
     @property
@@ -217,11 +220,16 @@ class Search:
     ) -> Outcome:
         usable = self._usable
         chances = dict(zip(usable, self._chances(), strict=True))
+        means = {
+            version: fmean(self._logs[run.id] for run in runs)
+            for version, runs in self._runs.items()
+            if runs
+        }
+        good = means[self._versions[0]]
         versions = []
         for version in self._versions:
             runs = self._runs[version]
-            logs = [self._logs[run.id] for run in runs]
-            ratio = math.exp(fmean(logs)) if logs else None
+            ratio = math.exp(means[version] - good) if runs else None
             chance = chances.get(version, 0.0) if possible else 0.0
             skipped = self._skipped.get(version, "")
             versions.append(Measured(version, runs, ratio, chance, skipped))
