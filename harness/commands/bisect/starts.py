@@ -143,7 +143,8 @@ def commits(repository: str, good: str, bad: str) -> dict[str, str]:
         for line in _git(repository, words, "good, bad").splitlines():
             commit, _, shown = line.partition(" ")
             listed[commit] = shown
-    if len(listed) < 2:
+    of_good_alone = _git(repository, ("rev-list", "--count", f"{last}..{first}"), "good, bad")
+    if len(listed) < 2 or int(of_good_alone):
         raise SettingError("bad", f"must be a commit after good={good}", bad)
     return listed
 
