@@ -69,7 +69,7 @@ MISTAKES = {
     "plot a.csv": "plot: no such command; type: harness report format=svg a.csv",
     "eval model=tiny_16bit": "model=tiny_16bit: no such preset: 16 bits are a dtype: model=tiny dtype=bfloat16",
     "regress HEAD~1 HEAD": "HEAD~1: no such file; measure both sides first, then: harness regress BEFORE.csv "
-    "AFTER.csv; of two commits: harness bisect good=HEAD~1 bad=HEAD",
+    "AFTER.csv",
     "latency -- llama-server -m a.gguf -md b.gguf":
         "the command behind --: nothing in it makes llama.cpp speculate, -md alone does not: "
         "add --spec-type draft-simple",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -84,12 +85,8 @@ def main(arguments: Sequence[str]) -> None:
         print(_HELP)
         return
     own, settings = _divided_settings(typed)
-    margin = _number("margin", own["margin"], "must be a share from 0 to 1, such as 0.02")
-    if not 0 <= margin < 1:
-        raise SettingError("margin", "must be a share from 0 to 1, such as 0.02", own["margin"])
-    most_starts = _number("starts", own["starts"], "must be a number of at least 2")
-    if most_starts < 2:
-        raise SettingError("starts", "must be a number of at least 2", own["starts"])
+    margin = _number(own, "margin", 0, 1, "must be a share from 0 to 1, such as 0.02")
+    most_starts = _number(own, "starts", 2, math.inf, "must be a number of at least 2")
     for name in ("resume", "details"):
         if own[name] not in ("true", "false"):
             raise SettingError(name, "must be true or false", own[name])
@@ -151,11 +148,14 @@ def _divided_settings(typed: Sequence[str]) -> tuple[dict[str, str], list[str]]:
     return own, settings
 
 
-def _number(name: str, text: str, rule: str) -> float:
+def _number(own: Mapping[str, str], name: str, least: float, below: float, rule: str) -> float:
     try:
-        return float(text)
-    except ValueError as error:
-        raise SettingError(name, rule, text) from error
+        number = float(own[name])
+    except ValueError:
+        number = math.nan
+    if not least <= number < below:
+        raise SettingError(name, rule, own[name])
+    return number
 
 
 def _placeholder(settings: Sequence[str], servers: Sequence[Sequence[str]]) -> str:
@@ -252,9 +252,8 @@ def _finding(outcome: Outcome, shown: Mapping[str, str], worse: str) -> Line:
         interval = f"no interval: {changed.reason}"
     if outcome.first_worse is not None:
         skipped = [shown[version] for version in outcome.possible if version != outcome.first_worse]
-        found = f"{shown[outcome.first_worse]} is the first one {worse}"
-        if skipped:
-            found = f"{shown[outcome.first_worse]}, or {', '.join(skipped)} (skipped), is the first one {worse}"
+        others = f", or {', '.join(skipped)} (skipped)," if skipped else ""
+        found = f"{shown[outcome.first_worse]}{others} is the first one {worse}"
         chance = next(one.chance for one in outcome.versions if one.version == outcome.first_worse)
         over = f"{interval}, over all starts before it and from it on; {_percent(chance)} sure"
         return Line(f"{found}: {changed.figure.name} {changed.change}", "bad", over)

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.config.amounts import counted
-from harness.measuring.prices import points_of
 from harness.measuring.rows import LatencyRow
 from harness.reporting.changes import ONE_RUN, Compared, Figure, Sides
 from harness.results.prompt_times import Unit, rows_by_unit, waits_by_unit, waits_of_both_arms
@@ -159,25 +158,26 @@ def _split(sides: Sides[LatencyRow], noise: Noise | None) -> str:
     """`all of it is acceptance: 3.19 → 2.66 tokens per iteration, 0.83 (0.80 to 0.87); 30.0 → 29.9 ms per iteration,
     the same: 1.00 (0.99 to 1.01)`, of the time per token after the first. Empty where one of them is unknown.
     """
-    tokens = _compared_figure(_TOKENS_PER_ITERATION, sides, None)
-    cost = _compared_figure(_ITERATION, sides, noise)
-    before, after = _mean_iteration(sides.before), _mean_iteration(sides.after)
-    if tokens is None or cost is None or before is None or after is None:
-        return ""
-    if tokens.comparison is None or cost.comparison is None:
-        return ""
-    of_tokens, of_cost = tokens.comparison.change, cost.comparison.change
-    if not of_tokens.has_bounds or not of_cost.has_bounds:
-        return ""
-    changes = [_effect(of_tokens, sides.margin), _effect(of_cost, sides.margin)]
-    if not cost.needs_runs:
-        # Such as under another load.
-        changes[1] = "cannot tell"
     parts = [
-        f"{before[0]:.2f} → {after[0]:.2f} tokens per iteration, {_in_words(changes[0], of_tokens)}",
-        f"{before[1]:.1f} → {after[1]:.1f} ms per iteration, {_in_words(changes[1], of_cost)}",
+        _compared_figure(_TOKENS_PER_ITERATION, sides, None),
+        _compared_figure(_ITERATION, sides, noise),
     ]
-    return f"{_attributed(changes, of_tokens, of_cost)}{'; '.join(parts)}"
+    changes = [part.comparison.change for part in parts if part and part.comparison]
+    are_known = len(changes) == len(parts) and all(change.has_bounds for change in changes)
+    if not are_known or any(run.last.held_back for run in sides.runs):
+        return ""
+    effects = [_effect(change, sides.margin) for change in changes]
+    if parts[1] is not None and not parts[1].needs_runs:
+        # Such as under another load.
+        effects[1] = "cannot tell"
+    tokens, cost = map(_in_words, effects, changes)
+    yields, costs = (
+        [_over_runs(figure, runs) for runs in (sides.before, sides.after)]
+        for figure in (_TOKENS_PER_ITERATION, _ITERATION)
+    )
+    yielded = f"{yields[0]:.2f} → {yields[1]:.2f} tokens per iteration, {tokens}"
+    spent = f"{costs[0]:.1f} → {costs[1]:.1f} ms per iteration, {cost}"
+    return f"{_attributed(effects, changes)}{yielded}; {spent}"
 
 
 def _effect(change: Interval, margin: float) -> str:
@@ -194,33 +194,22 @@ def _in_words(effect: str, change: Interval) -> str:
     return ratio if effect == "changed" else f"{effect}: {ratio}"
 
 
-def _attributed(effects: Sequence[str], tokens: Interval, cost: Interval) -> str:
-    """What a change of speed is due to: `all of it is acceptance: `; empty where that cannot be told."""
-    if effects == ["the same", "the same"]:
-        return "neither changed: "
-    if "changed" not in effects:
-        return ""
+def _attributed(effects: Sequence[str], changes: Sequence[Interval]) -> str:
+    """What a change of speed is due to: `all of it is acceptance: `; empty where that cannot be told, or both are."""
     # Of a change in logarithms, of which both are parts.
-    logs = [abs(math.log(tokens.estimate)), abs(math.log(cost.estimate))]
+    logs = [abs(math.log(change.estimate)) for change in changes]
     for place, name in enumerate(("acceptance", "the cost of an iteration")):
         other = effects[1 - place]
         is_most = logs[place] >= _MOST_OF_IT * sum(logs)
         if effects[place] == "changed" and is_most and other != "cannot tell":
             return f"{'most' if other == 'changed' else 'all'} of it is {name}: "
-    if effects == ["changed", "changed"]:
-        return "acceptance and cost both changed: "
-    return (
-        "acceptance changed: " if effects[0] == "changed" else "the cost of an iteration changed: "
-    )
+    return ""
 
 
-def _mean_iteration(runs: Sequence[Run]) -> tuple[float, float] | None:
-    """Tokens and milliseconds of an iteration, as means over runs; None where they are not known."""
-    tokens = [run.last.tokens_per_iteration for run in runs]
-    costs = [point for run in runs for point in points_of(run) if point.width > 1]
-    if not all(tokens) or len(costs) < len(runs):
-        return None
-    return fmean(tokens), fmean(point.ms.estimate for point in costs)
+def _over_runs(figure: FigureOfPrompts, runs: Sequence[Run]) -> float:
+    """The geometric mean over runs."""
+    values = [value for by_unit in _by_run(runs, figure) for value in by_unit.values()]
+    return math.exp(fmean(map(math.log, values)))
 
 
 def _own_figure(figure: FigureOfPrompts, runs: Sequence[Run]) -> float | None:
@@ -357,7 +346,6 @@ def _ms_per_iteration(prompts: Sequence[LatencyPromptRow]) -> Values:
         rows = units[unit]
         ms = sum((row.time_ms or 0.0) - (row.time_to_first_token_ms or 0.0) for row in rows)
         costs[unit] = (ms, num_iterations)
-    # Of a stream that is held back all tokens may come at once.
     return _ratios_of_totals(costs) if all(ms > 0 for ms, _ in costs.values()) else {}
 
 

@@ -28,9 +28,8 @@ from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
 from harness.results.verdict import CANNOT_TELL
 
-# Settings that are named where no runs have the same ones, and characters of a value.
+# Settings that are named where no runs have the same ones.
 _MOST_NAMED = 3
-_LONGEST_VALUE = 40
 WORSE = 1
 
 _HELP = """\
@@ -233,11 +232,6 @@ def _settings(arguments: Sequence[str]) -> dict[str, str]:
             names = list(settings)
             if not equals:
                 rule = "no such file; measure both sides first, then: harness regress BEFORE.csv AFTER.csv"
-                typed = [part for word in arguments if "=" not in word for part in word.split("..")]
-                if len(typed) == 2:
-                    good, bad = (part.strip(".") for part in typed)
-                    both = f"harness bisect good={good} bad={bad} -- COMMAND, with {{commit}} in it"
-                    rule += f"; of two commits: {both}"
                 raise SettingError(name, rule)
             rule = f"no such argument{nearest(name, names)}; there are: {', '.join(names)} (--help)"
             raise SettingError(name, rule)
@@ -268,17 +262,15 @@ def _why_none(before: Sequence[Run], after: Sequence[Run], path: str) -> str:
     differing = nearest_difference(before, after)
     if not differing:
         return f"has runs of {after[-1].command} alone, and {path} has none of these"
-    named = [f"{name} ({_short(old)}, {_short(new)})" for name, (old, new) in differing.items()]
+    named = [
+        f"{name} ({', '.join('none' if value is None else str(value) for value in both)})"
+        for name, both in differing.items()
+    ]
     more = f" and {len(named) - _MOST_NAMED} more" if len(named) > _MOST_NAMED else ""
     return (
         f"has no run with the settings of one in {path}; the nearest differ in"
         f" {', '.join(named[:_MOST_NAMED])}{more}. A sweep compares settings: harness latency -m SETTING=A,B"
     )
-
-
-def _short(value: object) -> str:
-    text = "none" if value is None else str(value)
-    return text if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}…"
 
 
 def _not_quiet(side: str, runs: Sequence[Run]) -> str | None:

@@ -355,7 +355,6 @@ def test_measurements_of_one_pair_are_told_apart(harness: Harness, tmp_path: Pat
 @pytest.mark.parametrize(
     ("before", "after", "code", "expected"),
     [
-        # Older rows have no quantization of a draft without weights.
         ({}, {"processor_share": 0.2}, 3, "after: 3 of 3 runs drifted, or shared the processor"),
         (
             {"url": "http://a/v1", "mean_proposed": 4.0},
@@ -520,9 +519,7 @@ def test_before_and_after_are_the_runs_own_figures(harness: Harness, tmp_path: P
     sides = write_sides(tmp_path, speedup=1.777, tokens_per_iteration=3.97)
     shown = harness("regress", "details=true", *sides, "margin=0.5").stdout
     # Before and after, in the answer and in the details.
-    assert shown.count("1.777") == 2
-    assert shown.count("3.97") == 4
-    assert "3.97 → 3.97 tokens per iteration" in shown
+    assert shown.count("1.777") == shown.count("3.97") == 2
 
 
 @pytest.mark.parametrize("time_ms", [-5.0, 1e308, math.inf])

@@ -44,16 +44,17 @@ def test_slower_iterations_are_cost(harness: Harness) -> None:
 
 def test_both_are_named_where_both_changed(harness: Harness) -> None:
     text = why(harness, "engine.draft_ms=3.5", "engine.acceptance=0.68")
-    assert text.startswith("acceptance and cost both changed: 3."), text
+    assert text.startswith("3."), text
 
 
 def test_identical_runs_differ_in_neither(harness: Harness) -> None:
     text = why(harness, "engine.noise=0.021")
-    assert text.startswith("neither changed: 3."), text
+    assert text.startswith("3."), text
+    assert text.count("the same: 1.00 (") == 2
 
 
 def test_what_is_not_known_is_not_called_the_same(harness: Harness) -> None:
     """Starts of one program differ by a third."""
     text = why(harness, "engine.start_noise=0.3", "engine.acceptance=0.68")
-    assert text.startswith("acceptance changed: 3."), text
+    assert text.startswith("3."), text
     assert "ms per iteration, cannot tell: " in text

@@ -48,7 +48,7 @@ def latency_answers(pairs: Sequence[RankedRun]) -> list[Line]:
     for of_workload in workloads.values():
         if _regular_arms_differ(of_workload):
             differing |= {pair.target for pair in of_workload}
-            lines.append(_fastest_arm(of_workload, among_others=len(workloads) > 1))
+            lines.append(_fastest_arm(of_workload))
     for group in shown[:_MOST_TARGETS]:
         lines += _answer(group, names_regular=group[0].target in differing)
     num_more = len(shown) - _MOST_TARGETS
@@ -61,32 +61,20 @@ def _regular_arms_differ(pairs: Sequence[RankedRun]) -> bool:
     """Whether targets, such as number formats of a model, differ in speed without a draft: then speed-ups do not rank
     their arms.
     """
-    times = [pair.regular_ms for pair in pairs if pair.regular_ms and not pair.is_partial]
-    has_several = len({pair.target for pair in pairs if pair.regular_ms}) > 1
-    return has_several and max(times, default=1) > _REGULAR_APART * min(times, default=1)
+    times = {pair.target: pair.regular_ms for pair in pairs if not pair.is_partial}
+    known = [ms for ms in times.values() if ms]
+    return len(known) > 1 and max(known) > _REGULAR_APART * min(known)
 
 
-def _fastest_arm(pairs: Sequence[RankedRun], *, among_others: bool) -> Line:
-    """The fastest arm of one workload by its time per token, and the fastest one of another target.
-
-    Args:
-        among_others: whether other workloads have a line, too, so that this one's is named.
-    """
-    fastest = []
-    for of_target in grouped(pairs, attrgetter("target")).values():
-        arms = [
-            (row.ms_per_token, _arm_name(pair, row))
-            for pair in of_target
-            for row in pair.run.rows
-            if row.ms_per_token is not None and pair.run.status == "ok"
-        ]
-        fastest += [min(arms)] if arms else []
-    (ms, name), *others = sorted(fastest)
-    conditions = pairs[0].name.settings
-    workload = [conditions[column] for column in _WORKLOAD if conditions.get(column)]
-    prefix = f"{', '.join(workload)}: " if among_others else ""
-    more = f"next {others[0][1]}, {others[0][0]:.4g}" if others else ""
-    return Line(f"{prefix}{name} is the fastest of all arms: {ms:.4g} ms/token", "strong", more)
+def _fastest_arm(pairs: Sequence[RankedRun]) -> Line:
+    """The fastest arm of one workload by its time per token."""
+    ms, name = min(
+        (row.ms_per_token, _arm_name(pair, row))
+        for pair in pairs
+        for row in pair.run.rows
+        if row.ms_per_token is not None and not pair.is_partial
+    )
+    return Line(f"{name} is the fastest arm: {ms:.4g} ms/token", "strong")
 
 
 def _arm_name(pair: RankedRun, row: LatencyRow) -> str:
