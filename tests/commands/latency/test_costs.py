@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import random
 from typing import Any
 
@@ -83,19 +82,6 @@ def test_passes_that_contradict_each_other_predict_nothing() -> None:
     # Where a verification costs what a step does, no noise of its parts matters.
     assert predicted_by_k(*rows(1.1, pass_ms_by_width=[10, 14, 16, None, 11]))
     assert predicted_by_k(*rows(2.0, pass_ms_by_width=[10, 14, 13, None, 15]))
-
-
-@pytest.mark.parametrize("changes", [{"rule": "block"}])
-def test_blocks_of_older_files_predict_nothing(changes: dict[str, Any]) -> None:
-    assert by_k(rows(1.2)) is not None
-    passes = [[10.0, 14.0, 16.0, None, 11.0], None]
-    older = {
-        "tokens_per_iteration_by_num_draft_tokens": None,
-        "acceptance_length_by_num_draft_tokens": LENGTHS,
-    }
-    assert by_k(rows(1.2, **older)) is not None
-    for timed, verify in itertools.product(passes, (1.2, 2.0)):
-        assert by_k(rows(verify, pass_ms_by_width=timed, **older | changes)) is None
 
 
 def test_no_token_of_a_block_is_tested_by_itself() -> None:
