@@ -24,7 +24,7 @@ from harness.cli import hydra_app, signals
 from harness.commands.command import PathCommand
 from harness.commands.registry import COMMANDS, commands, configured, with_settings
 from harness.config import machine
-from harness.config.errors import HarnessError, RunError, SettingError, in_one_line
+from harness.config.errors import HarnessError, RunError, SettingError, in_one_line, nearest
 from harness.config.packages import missing_local
 from harness.reporting import terminal
 from harness.reporting.table import visible
@@ -167,7 +167,7 @@ def _dispatch(arguments: Sequence[str], invocation: _Invocation) -> None:
             _complete(arguments[arguments.index("-sc") + 1 :], invocation)
     else:
         with invocation.reporting(command):
-            record = COMMANDS[_known(command, names, others)]
+            record = COMMANDS[_known(command, names)]
             if isinstance(record, PathCommand):
                 from harness.cli.menu import typed
 
@@ -222,11 +222,8 @@ def _names() -> list[str]:
     return [command.name for command in commands()]
 
 
-def _known(command: str, known: Collection[str], others: Sequence[str] = ()) -> str:
+def _known(command: str, known: Collection[str]) -> str:
     """The command, if it is one of these or in a file of the user's.
-
-    Args:
-        others: the words typed after it.
 
     Raises:
         SettingError: it is neither.
@@ -236,9 +233,8 @@ def _known(command: str, known: Collection[str], others: Sequence[str] = ()) -> 
     if command not in known and not COMMANDS.is_in_file(command):
         if command in _names():
             raise SettingError(command, f"is a command of the terminal: harness {command}")
-        from harness.cli.menu import typed
-
-        raise typed.no_command(command, others, list(known))
+        rule = f"no such command{nearest(command, known)}; there are: {', '.join(known)}"
+        raise SettingError(command, rule)
     return command
 
 

@@ -6,7 +6,6 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from harness.config import synonyms
 from harness.config.secrets import masked
 
 # Sequences that steer a terminal: ESC [ … letter, ESC ] … end, and ESC with one character.
@@ -84,17 +83,14 @@ def as_typed(value: object) -> str:
 
 
 def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
-    """` (did you mean X?)` for what other tools call so, for a few words that contain it, or for the closest.
+    """` (did you mean X?)` for a few words that contain it, or for the closest.
 
     Args:
         prefix: of the suggestion, but not of the words: `draft.`.
     """
     words = list(known)
-    meant = synonyms.NAMES.get(word.lower())
     matches = [longer for longer in words if len(word) > 3 and word.lower() in longer.lower()]
-    if meant in words:
-        matches = [meant]
-    elif not 1 <= len(matches) <= _MOST_MATCHES:
+    if not 1 <= len(matches) <= _MOST_MATCHES:
         matches = difflib.get_close_matches(word, words, 1, cutoff=0.5)
     return did_you_mean([f"{prefix}{match}" for match in matches])
 

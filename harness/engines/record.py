@@ -191,10 +191,6 @@ class EngineRecord(RecordWithSettings, Abilities, Generic[OwnSettings]):
         """
         return []
 
-    def is_program(self, word: str) -> bool:
-        """Whether a word begins the command of a server that it starts."""
-        return False
-
     def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
         """The variables of an environment that say how servers run and on which devices, without keys."""
         return {}

@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.config import synonyms
 from harness.config.acceptance_rules import RULES
 from harness.config.amounts import counted
 from harness.config.machine import command_line
 from harness.config.model_names import SECOND_COMMAND
+from harness.config.synonyms import SYNONYMS
 from harness.config.synthetic import is_length, rates_of_row
 from harness.reporting.table import UNKNOWN
 from harness.results.schema import RunRow
@@ -98,7 +98,7 @@ def _setting_in(word: str) -> str | None:
     if "=" not in word and not word.startswith("-"):
         return None
     name = word.lstrip("-+~").partition("=")[0].replace("-", "_").rpartition(".")[2]
-    return synonyms.SETTINGS.get(name, name)
+    return SYNONYMS.get(name, name)
 
 
 def device_of(row: RunRow) -> str:

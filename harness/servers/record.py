@@ -5,15 +5,13 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import PurePosixPath
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.config.model_names import SERVED
 from harness.config.settings import api_key, require
 from harness.config.synthetic import marginal_rates
 from harness.engines.record import EngineRecord, Opening
-from harness.servers.command import CONTAINERS
-from harness.servers.dialects import DIALECTS, known_programs
+from harness.servers.dialects import DIALECTS
 from harness.servers.identity import ServerReport, server_report
 from harness.servers.settings import ServerSettings
 from harness.servers.started import commands_of, labelled, start
@@ -112,10 +110,6 @@ class Server(EngineRecord[ServerSettings]):
                 return None
             reports.append(report)
         return reports
-
-    def is_program(self, word: str) -> bool:
-        known = {program.partition(" ")[0] for program in known_programs()}
-        return PurePosixPath(word).name in {*known, *CONTAINERS}
 
     def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
         startups = [one.startup for one in DIALECTS.all().values() if one.startup is not None]

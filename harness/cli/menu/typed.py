@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import glob
-import itertools
 import operator
 import os
 import re
@@ -19,27 +18,22 @@ import typing
 from collections.abc import Collection, Mapping, Sequence
 from numbers import Number
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from harness.cli import hydra_app
-from harness.cli.menu import names
 from harness.cli.menu.conversion import alternatives, from_config, setting_hints
-from harness.commands.registry import configured, with_settings
-from harness.config import synonyms
 from harness.config.errors import SettingError, as_typed, did_you_mean, nearest
 from harness.config.run import RunSettings
 from harness.config.settings import require_possible_path
-from harness.engines.registry import ENGINES
+from harness.config.synonyms import SYNONYMS
 
 Settings = TypeVar("Settings", bound=RunSettings)
 
 # Settings that take the name of a preset, a method or an engine.
 GROUPS = ("model", "draft", "decoding", "placement", "prompts", "engine")
-# Groups of presets that a run has none of by default.
-_ADDED_GROUPS = ("experiment", "launcher", "pair")
 # Values that Hydra reads as a number, a boolean or a list, where a setting needs a name.
 _NO_NAME = re.compile(r"null|true|false|[-+]?\d+(\.\d*)?|\[.*\]", re.IGNORECASE)
 # Settings that take names, or paths of files.
@@ -47,41 +41,34 @@ _NAMES = ("model", "draft", "engine", "prompts", "pair")
 # Settings that take one path, with any commas in it, and those of Hydra that take a directory.
 _PATHS = ("results.file", "hydra.run.dir", "hydra.sweep.dir")
 _DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
-# A word that may go on a list of values.
-_SIMPLE = re.compile(r"[^-=][^=]*")
 # Stands for a value that Hydra's grammar does not have.
 _UNREADABLE = object()
 
 
 def for_hydra(
-    words: Sequence[str], command: str, known: Mapping[str, Any], beginning: str = ""
+    words: Sequence[str], command: str, known: Mapping[str, Any]
 ) -> tuple[list[str], list[str], str]:
     """Divide the words that were typed after a command.
 
     Args:
         known: every setting of the command, with its type.
-        beginning: of the typed line, which errors repeat: `harness COMMAND` unless something else is given.
 
     Returns:
         Hydra's own options, the settings as its overrides, and the word that `--help` is about, "" for none.
 
     Raises:
-        SettingError: for the first word that cannot be understood, with what to type instead.
+        SettingError: for the first word that cannot be understood.
     """
     options: list[str] = []
     settings: list[str] = []
-    # The name under which each of these was typed.
-    names_typed: list[str] = []
     topic = ""
-    of_hydra = hydra_app.options()
+    hydra_options = hydra_app.options()
     asks_for_help = not {"-h", "--help"}.isdisjoint(words)
     remaining = list(words)
-    beginning = beginning or f"harness {command}"
     while remaining:
-        before = words[: len(words) - len(remaining)]
         word = remaining.pop(0)
         name, equals, value = word.partition("=")
-        action = of_hydra.get(name)
+        action = hydra_options.get(name)
         if action is not None:
             options.append(word)
             if action.nargs == 0:
@@ -95,22 +82,16 @@ def for_hydra(
                 rule = f"one of {', '.join(action.choices)}" if action.choices else "a value"
                 raise SettingError(name, f"is followed by {rule}", *filter(None, [value]))
         elif word.startswith("-"):
-            line_before = [beginning, *before]
-            settings.append(_from_option(word, line_before, remaining, command, known))
-            names_typed.append(name.lstrip("-"))
+            settings.append(_from_option(word, remaining, command, known))
         elif equals or word.startswith("~"):
-            if meant := _meant_by_pair(word, known):
-                line = _line(beginning, *before, *meant, *remaining)
-                raise SettingError(word, f"cannot be read; type: {line}")
             setting = _setting_meant_by(name, known) if equals else None
             settings.append(word if setting is None else f"{setting}={value}")
-            names_typed.append(name)
         elif asks_for_help:
             topic = word
         else:
-            raise _no_setting(word, [beginning, *before], remaining, known)
+            rule = "cannot be read as setting=value; a server's command is typed behind --"
+            raise SettingError(word, rule)
     _check(settings, command, known)
-    _refuse_other_names(names_typed, settings)
     return options, [_readable(setting) for setting in settings], topic
 
 
@@ -136,25 +117,10 @@ def without_dashes(words: Sequence[str]) -> list[str]:
     return [*plain, *words[end:]]
 
 
-def _from_option(
-    word: str,
-    before: Sequence[str],
-    remaining: list[str],
-    command: str,
-    known: Mapping[str, Any],
-) -> str:
-    """`num_prompts=30` for `--num-prompts 30`; a value that follows is taken from what remains.
-
-    Args:
-        before: the line up to the word.
-    """
+def _from_option(word: str, remaining: list[str], command: str, known: Mapping[str, Any]) -> str:
+    """`num_prompts=30` for `--num-prompts 30`; a value that follows is taken from what remains."""
     option, equals, value = word.lstrip("-").partition("=")
     name = option.replace("-", "_")
-    values = [value] if equals else remaining[:1]
-    for given in (*values, "true"):
-        if meant := _meant_by_pair(f"{name}={given}", known):
-            others = remaining if equals or given not in values else remaining[1:]
-            raise SettingError(word, f"cannot be read; type: {_line(*before, *meant, *others)}")
     setting = _setting_meant_by(name, known)
     if setting is None:
         hint = nearest(name, known)
@@ -175,7 +141,7 @@ def settings_meant_by(name: str, known: Collection[str]) -> list[str]:
     if name in known:
         return [name]
     last = name.rpartition(".")[2]
-    last = synonyms.SETTINGS.get(last, last)
+    last = SYNONYMS.get(last, last)
     return [last] if last in known else [full for full in known if full.endswith(f".{last}")]
 
 
@@ -190,169 +156,6 @@ def _setting_meant_by(name: str, known: Collection[str]) -> str | None:
     if len(settings) > 1:
         raise SettingError(name, f"may be {' or '.join(settings)}: type one of them")
     return settings[0] if settings else None
-
-
-def _is_of_server(word: str) -> bool:
-    """Whether a word begins the command of a server."""
-    return any(engine.is_program(word) for engine in ENGINES.built_in().values())
-
-
-def _no_setting(
-    word: str, before: Sequence[str], remaining: Sequence[str], known: Mapping[str, Any]
-) -> SettingError:
-    """The error for a word without an equals sign, with the line to type where one is known.
-
-    Args:
-        before, remaining: the line around the word, whose beginning is its first part.
-    """
-    if _is_of_server(word):
-        line = _line(*before, "--", word, *remaining)
-        return SettingError(word, f"is the command of a server, which stands behind --: {line}")
-    setting = _setting_meant_by(word, known)
-    if setting and bool in alternatives(known[setting]):
-        return SettingError(word, f"needs a value: {_line(*before, f'{setting}=true', *remaining)}")
-    following = list(filter(None, (part.lstrip("=") for part in remaining)))
-    if setting and following:
-        line = _line(*before, f"{setting}={following[0]}", *following[1:])
-        return SettingError(word, f"is typed with an equals sign and no spaces: {line}")
-    if word.endswith(".csv"):
-        line = _line("harness regress", word, *remaining)
-        return SettingError(word, f"is a file of results, which are compared by: {line}")
-    if "prompt" in known and " " in word:
-        line = _line(*before, f"prompt={word}", *remaining)
-        return SettingError(word, f"a text is typed in quotes: {line}")
-    if len(before) > 2 and re.fullmatch("-[^=]+", before[-2]) and "=" not in before[-1]:
-        return _more_values(word, before, remaining, known)
-    meant: list[str] = []
-    has_model = False
-    for one in (word, *remaining):
-        is_value = bool(meant) and re.fullmatch("-[^=]+", meant[-1]) is not None
-        named = [] if is_value else _phrase(one, known) or setting_with(one, known)
-        for part in named or [one]:
-            # A second model is the draft.
-            is_model = part.startswith("model=")
-            meant.append(part.replace("model=", "draft=") if is_model and has_model else part)
-            has_model = has_model or is_model
-    if meant[0] != word:
-        return SettingError(word, f"is a value without its setting: {_line(*before, *meant)}")
-    if setting:
-        return SettingError(word, f"needs a value: {setting}=...")
-    return SettingError(word, "cannot be read as setting=value")
-
-
-def _more_values(
-    word: str, before: Sequence[str], remaining: Sequence[str], known: Mapping[str, Any]
-) -> SettingError:
-    """The error for a word behind an option and its value, with the line to type: `-k 2 4`, `--prompt Once upon`."""
-    *line, option, value = before
-    name = option.lstrip("-").replace("-", "_")
-    values = [value, word, *itertools.takewhile(_SIMPLE.fullmatch, remaining)]
-    others = remaining[len(values) - 2 :]
-    if name == "prompt":
-        line += [f"prompt={' '.join(values)}"]
-        return SettingError(word, f"a text is typed in quotes: {_line(*line, *others)}")
-    setting = _setting_meant_by(name, known)
-    kinds = alternatives(known[setting]) if setting else ()
-    if any(typing.get_origin(kind) is tuple for kind in kinds):
-        line += [f"{name}=[{','.join(values)}]"]
-    else:
-        line += ["-m", f"{name}={','.join(values)}"]
-    return SettingError(word, f"several values have commas between them: {_line(*line, *others)}")
-
-
-def no_command(word: str, others: Sequence[str], listed: Sequence[str]) -> SettingError:
-    """The error for a first word that is no command, with the line to type where one is known.
-
-    Args:
-        others: the words after it.
-        listed: the commands that there are.
-    """
-    line = synonyms.COMMANDS.get(word.lower())
-    if line is not None:
-        program, command, *settings = line.split()
-        if command in listed:
-            given = {other.partition("=")[0] for other in others}
-            settings = [one for one in settings if one.partition("=")[0] not in given]
-            line = " ".join([program, command, shlex.join([*settings, *others])]).rstrip()
-        return SettingError(word, f"no such command; type: {line}")
-    if _is_of_server(word):
-        line = _line("harness latency --", word, *others)
-        return SettingError(word, f"is the command of a server, which stands behind --: {line}")
-    name = word.lstrip("-").partition("=")[0].replace("-", "_")
-    for command in with_settings():
-        known = setting_hints(configured(command).settings)
-        meant = _phrase(word, known) or setting_with(word, known)
-        if meant:
-            rule = f"is a value without its setting: {_line(f'harness {command}', *meant, *others)}"
-            return SettingError(word, rule)
-        if word.startswith("-") or ("=" in word and settings_meant_by(name, known)):
-            rule = f"comes after a command: {_line(f'harness {command}', word, *others)}"
-            return SettingError(word, rule)
-        if others and settings_meant_by(word, known):
-            line = _line(f"harness {command}", f"{word}={others[0]}", *others[1:])
-            return SettingError(word, f"comes after a command: {line}")
-    return SettingError(
-        word, f"no such command{nearest(word, listed)}; there are: {', '.join(listed)}"
-    )
-
-
-def _line(beginning: str, *words: str) -> str:
-    """A line to type."""
-    return f"{beginning} {shlex.join(words)}"
-
-
-def _phrase(word: str, known: Collection[str]) -> list[str]:
-    """The settings that a word stands for: `gpus=2` and `gpu_memory=80GB` for `2x80GB`; [] for none."""
-    for pattern, replacement in synonyms.PHRASES.items():
-        match = re.fullmatch(pattern, word, re.IGNORECASE)
-        if match is None:
-            continue
-        meant = match.expand(replacement).split()
-        names = [part.partition("=")[0] for part in meant if not part.startswith("-")]
-        if all(len(settings_meant_by(name, known)) == 1 for name in names):
-            return meant
-    return []
-
-
-def _meant_by_pair(word: str, known: Collection[str]) -> list[str]:
-    """The settings that `base_url=X` or `gpus=2x80GB` stands for; [] for what can be taken as it is."""
-    name = word.partition("=")[0]
-    meant = _phrase(word, known)
-    is_meant = f"{name}=".lower() in " ".join(meant).lower()
-    is_taken = bool(settings_meant_by(name, known)) and not is_meant
-    return [] if is_taken else meant
-
-
-def setting_with(value: str, known: Mapping[str, Any]) -> list[str]:
-    """The setting with a value that is a name: `model=tiny` for `tiny`; [] for no name that is known."""
-    value = synonyms.NAMES.get(value.lower(), value)
-    values: dict[str, Collection[str]] = {
-        "model": names.presets("model"),
-        "draft": names.drafts(),
-        "engine": ENGINES.names(),
-    }
-    for group in ("decoding", "placement", "prompts"):
-        values[group] = names.presets(group)
-    for name, hint in known.items():
-        if "." not in name and name not in GROUPS:
-            values[name] = [
-                choice
-                for kind in alternatives(hint)
-                if typing.get_origin(kind) is Literal
-                for choice in typing.get_args(kind)
-            ]
-    return [f"{name}={value}" for name, choices in values.items() if value in choices][:1]
-
-
-def _refuse_other_names(names_typed: Sequence[str], settings: Sequence[str]) -> None:
-    """Raise a SettingError where two names of one setting have two values; of one name the last value counts."""
-    first: dict[str, tuple[str, str]] = {}
-    for name, setting in zip(names_typed, settings, strict=True):
-        key, _, value = setting.partition("=")
-        other, other_value = first.setdefault(key, (name, value))
-        if name != other and value != other_value:
-            rule = f"is another name for {other}={other_value}: type one of them"
-            raise SettingError(name, rule, value)
 
 
 def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> None:
@@ -371,35 +174,19 @@ def _check(settings: Sequence[str], command: str, known: Mapping[str, Any]) -> N
         name = key.lstrip("+~")
         if not name:
             raise SettingError(setting, "is a value without its setting: setting=value")
-        if name == "command":
-            raise SettingError("command", "is the first word: harness COMMAND")
-        if key in _ADDED_GROUPS:
-            rule = f"is typed with a plus: +{key}=...; harness help {command} presets lists them"
-            raise SettingError(key, rule)
-        if key.startswith("~") and name in (*GROUPS, "results", "results.file"):
-            instead = {"draft": "draft=none", "results.file": "results.file=null"}
-            rule = f"cannot be left out, only changed: {instead.get(name, f'{name}=...')}"
-            raise SettingError(setting, rule)
-        if name == "engine" and value.lower() in synonyms.SERVERS:
-            server = synonyms.SERVERS[value.lower()]
-            rule = f"is measured by its own command, typed last: harness {command} -- {server}"
-            raise SettingError(name, rule, value)
         if name in GROUPS and not value.startswith("{"):
             # Hydra looks for a file of this name, and its error would be about another place.
             for choice in value.split(","):
                 require_possible_path(name, choice)
-        if name in _DIRECTORIES and value == "null":
-            raise SettingError(name, "must name a directory", value)
         if key in GROUPS and _NO_NAME.fullmatch(value):
             rule = "must be a preset"
             if name == "draft":
                 rule += "; draft=none measures the target alone"
-            if name == "prompts" and value.isdigit() and "num_prompts" in known:
-                rule += f" or a file{did_you_mean([f'num_prompts={value}'])}"
             raise SettingError(name, rule, value)
         is_added = key.startswith("+")
         if name not in known and not is_added and not name.startswith(tuple(takes_any_key)):
-            suggestion = did_you_mean(settings_meant_by(name, known)[:3]) or nearest(name, known)
+            names = [*known, "+experiment", "+launcher", "+pair"]
+            suggestion = did_you_mean(settings_meant_by(name, known)[:3]) or nearest(name, names)
             unknown[name] = f"no such setting{suggestion}"
     if unknown:
         first, *others = unknown
@@ -551,7 +338,7 @@ def changed(
             rule = f"cannot be changed in a session, only {', '.join(changeable)}"
             raise SettingError(name, rule)
     known = {name: hint for name, hint in hints.items() if name in changeable}
-    _, overrides, _ = for_hydra(words, command, known, ":set")
+    _, overrides, _ = for_hydra(words, command, known)
     tree = dataclasses.asdict(settings)
     for override in overrides:
         name = override.partition("=")[0]
