@@ -9,16 +9,14 @@ from typing import TYPE_CHECKING, Any
 from harness.config.errors import HarnessError, RunError, SettingError, VerdictError
 
 if TYPE_CHECKING:
-    from harness.cli.frames import pairs
     from harness.cli.main import run
 
 __version__ = "0.3.0"
-__all__ = ["HarnessError", "RunError", "SettingError", "VerdictError", "pairs", "run"]
+__all__ = ["HarnessError", "RunError", "SettingError", "VerdictError", "run"]
 
 
 def __getattr__(name: str) -> Any:
     """What a command line need not import before it may be interrupted."""
-    modules = {"run": "main", "pairs": "frames"}
-    if name not in modules:
+    if name != "run":
         raise AttributeError(f"module harness has no attribute {name}")
-    return getattr(import_module(f"harness.cli.{modules[name]}"), name)
+    return import_module("harness.cli.main").run

@@ -26,7 +26,7 @@ MISTAKES = {
     " temprature: no such setting (did you mean decoding.temperature?); harness help latency all lists them",
     "latency model.temperature=2": "model.temperature: no such setting (did you mean decoding.temperature?)",
     "latency command=eval": "command: no such setting",
-    "latency launcher=joblib": "launcher: no such setting (did you mean +launcher?)",
+    "latency launcher=ray": "launcher: no such setting (did you mean +launcher?)",
     "latency quantization=4bit": "quantization: may be model.quantization or draft.quantization: type one of them",
     "latency --num-prompt 30": "--num-prompt: no such option (did you mean num_prompts?); harness help latency all",
     "latency --temperature -m": "--temperature: needs a value: decoding.temperature=...",

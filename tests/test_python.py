@@ -22,7 +22,6 @@ from harness.cli import worker
 from harness.cli.frames import frame
 from harness.config.sizes import CONF, PACKAGE
 from harness.measuring.rows import LatencyRow
-from harness.results.files import write_rows
 from harness.results.statistics.interval import Coverage, Interval
 from in_process import QUICKEST_PAIR
 
@@ -53,7 +52,7 @@ def test_a_run_returns_its_rows_and_prints_nothing(capsys: pytest.CaptureFixture
     assert list(collected["run"]) == [*rows["run"], *again["run"]]
 
 
-def test_pairs_have_both_arms_in_one_row(tmp_path: Path) -> None:
+def test_a_regular_arm_has_the_k_of_its_run() -> None:
     faster = {"regular": 10.0, "speculative": 5.0}
     rows = [
         LatencyRow(
@@ -81,20 +80,6 @@ def test_pairs_have_both_arms_in_one_row(tmp_path: Path) -> None:
     wide = returned.pivot(index="num_draft_tokens", columns="arm", values="ms_per_token")
     assert list(wide.index) == [2, 4]
     assert list(wide["regular"]) == [10, 10]
-    write_rows(tmp_path / "latency.csv", rows)
-    for source in (returned, pd.read_csv(tmp_path / "latency.csv")):
-        pairs = harness.pairs(source)
-        assert list(pairs["K"]) == [2, 4]
-        assert pairs["K"].dtype == "Int64"
-        assert list(pairs["regular_ms"]) == [10, 10]
-        assert list(pairs["ms"]) == [5, 5]
-        assert list(pairs["verdict"]) == ["faster", "cannot tell"]
-        assert list(pairs["covers"]) == ["20 prompts"] * 2
-        assert pairs["doubts"][0] == []
-        assert "50%" in str(pairs["doubts"][1])
-        assert list(pairs.pivot(index="K", columns="draft", values="low")["7B"]) == [1.9, 0.9]
-    with pytest.raises(harness.SettingError, match="those of latency"):
-        harness.pairs(pd.DataFrame({"run": ["a"], "model": ["7B"]}))
 
 
 def test_a_hydra_of_the_caller_and_another_thread_do_not_disturb() -> None:

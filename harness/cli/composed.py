@@ -130,8 +130,8 @@ def _run(config: Any) -> Sequence[Any]:
         return job.run()
     if not command.sweeps:
         raise SettingError("-m", f"{command.name} has no sweeps")
-    # Jobs of submitit's `LocalLauncher` run side by side here, `max_batch_size` at once. joblib and Ray limit the
-    # threads of their jobs themselves; Hydra's own launcher runs one after the other.
+    # Jobs of submitit's `LocalLauncher` run side by side here, `max_batch_size` at once. Ray limits the
+    # threads of its jobs itself; Hydra's own launcher runs one after the other.
     is_side_by_side = "LocalLauncher" in hydra.launcher._target_
     jobs_at_once = hydra.sweeper.get("max_batch_size") or 1 if is_side_by_side else 1
     share_cores(jobs_at_once)

@@ -6,7 +6,6 @@ import dataclasses
 import io
 import shlex
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
@@ -16,7 +15,6 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from harness.cli import signals
-from harness.cli.gpus import lease
 from harness.cli.manifest import Manifest, SweepFile
 from harness.cli.tables import exit_code, job_line, print_sweep
 from harness.cli.worker import Job, Worker, row_kind
@@ -37,9 +35,6 @@ from harness.results.files import SUMMARY_FILE, read_rows, write_rows
 from harness.results.rows.prompts import PROMPTS_FILE
 from harness.results.schema import ComparedRow, RunRow
 
-# A worker that holds GPUs is ended when no job comes for this long: other jobs may wait for them.
-_IDLE_S = 5.0
-
 
 class Crew:
     """The worker of this process's sweep.
@@ -50,11 +45,9 @@ class Crew:
 
     def __init__(self) -> None:
         self.worker: Worker | None = None
-        # The text of all settings that decide which pair the worker loads and on how many GPUs. The number of a repeat
-        # is among them, so that each repeat has a new process.
+        # The text of all settings that decide which pair the worker loads. The number of a repeat is among them, so
+        # that each repeat has a new process.
         self._pair = ""
-        # Ends a worker with leased GPUs when no job comes for a while.
-        self._idle: threading.Timer | None = None
         # Errors of pairs that failed to load, by pair and limit of time: with more time one may load.
         self._failures: dict[tuple[str, float | None], HarnessError] = {}
 
@@ -65,17 +58,15 @@ class Crew:
             As `Worker.run` does.
         """
         settings = job.settings
-        pair = repr((pair_of(settings), settings.gpus_per_job))
+        pair = repr(pair_of(settings))
         earlier = self._failures.get((pair, settings.job_timeout_s))
         if isinstance(earlier, SettingError):
             return earlier
         if earlier is not None:
             return RunError(f"not tried, because the pair failed to load before: {earlier}")
-        # The job keeps its worker busy.
-        self._stop_timer()
         if self.worker is None or pair != self._pair:
-            self._end_worker()
-            self.worker = Worker(lease(settings.gpus_per_job))
+            self.dismiss()
+            self.worker = Worker()
             self._pair = pair
         worker = self.worker
         error = worker.run(job, settings.job_timeout_s)
@@ -85,25 +76,10 @@ class Crew:
         if worker.has_ended or not has_succeeded:
             # A failure may have left something behind.
             self.dismiss()
-        elif settings.gpus_per_job is not None:
-            self._idle = threading.Timer(_IDLE_S, self._end_worker)
-            self._idle.daemon = True
-            self._idle.start()
         return error
 
     def dismiss(self) -> None:
         """End the worker, and free its GPUs."""
-        self._stop_timer()
-        self._end_worker()
-
-    def _stop_timer(self) -> None:
-        """Stop the timer; if it is ending the worker already, wait until it has."""
-        if self._idle is not None:
-            self._idle.cancel()
-            self._idle.join()
-        self._idle = None
-
-    def _end_worker(self) -> None:
         if self.worker is not None:
             self.worker.close()
         self.worker = None
@@ -116,7 +92,7 @@ def run_job(job: Job) -> Sequence[RunRow]:
     """The rows of a job, measured now or before; they are also put into the sweep's file.
 
     Raises:
-        SettingError: GPUs that are not there, or a directory where no file can be written.
+        SettingError: a directory where no file can be written.
     """
     rows = _measured_before(job)
     if rows:

@@ -116,7 +116,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
 
     Returns:
         The rows of the run, or of all jobs of the sweep, with the columns of `docs/columns.md` that are not empty, the
-        most needed first. `pairs` makes one row of both arms of a run.
+        most needed first.
 
     Raises:
         SettingError: a setting is wrong. In a sweep, after the other jobs have run.
@@ -294,7 +294,6 @@ class _Invocation:
                 _call_hydra(call)
         except KeyboardInterrupt:
             is_interrupted = True
-            _name_slurm_jobs()
             raise
         finally:
             sweep = SweepCallback.directory
@@ -327,7 +326,7 @@ class _Invocation:
         from harness.cli import composed
 
         reporting = self.reporting(str(config.get("command")))
-        with reporting, signals.within_time_limit(), signals.ending_with_starter():
+        with reporting, signals.within_time_limit():
             self.rows = composed.run(config)
 
     @contextmanager
@@ -353,20 +352,6 @@ class _Invocation:
             if not self.quiet and not is_printed:
                 message = visible(f"harness: {known or in_one_line(error)}")
                 print(message, file=sys.stderr, flush=True)
-
-
-def _name_slurm_jobs() -> None:
-    """Print how to end the jobs of a sweep that go on when the process that submitted them ends."""
-    from harness.cli.manifest import SweepCallback
-
-    if SweepCallback.directory is None or not SweepCallback.is_on_slurm:
-        return
-    # Submitit names directories by job: `1234`, or `1234_0` in an array.
-    places = (SweepCallback.directory / ".submitit").glob("[0-9]*")
-    jobs = sorted({place.name.partition("_")[0] for place in places})
-    if jobs:
-        message = f"harness: Slurm's jobs go on, and keep their rows; to end them: scancel {' '.join(jobs)}"
-        print(message, file=sys.stderr, flush=True)
 
 
 def _call_hydra(call: Callable[[], None]) -> None:

@@ -162,11 +162,9 @@ class SweepCallback(Callback):
 
     Attributes:
         directory: where the sweep that this process started writes; None before.
-        is_on_slurm: whether its jobs are Slurm's, which go on when this process ends.
     """
 
     directory: ClassVar[Path | None] = None
-    is_on_slurm: ClassVar[bool] = False
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Called by Hydra before the first job."""
@@ -207,11 +205,10 @@ class SweepCallback(Callback):
             return
         SweepCallback.directory = directory
         launcher = OmegaConf.select(config, "hydra.launcher._target_") or ""
-        SweepCallback.is_on_slurm = launcher.endswith(".SlurmLauncher")
         print(f"{counted(manifest.num_jobs, 'job')} in {directory}", file=sys.stderr)
         if launcher.endswith((".SlurmLauncher", ".RayLauncher")):
             # From now on this process only waits for jobs that run elsewhere: a signal ends that with the sweep's
-            # table. Raised in joblib, it would kill the jobs before their rows are written.
+            # table.
             signals.raise_postponed()
 
 

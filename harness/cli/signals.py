@@ -30,9 +30,6 @@ from typing import Any, NoReturn
 
 from harness.config.errors import RunError
 
-# Seconds between two looks whether the process that started this one has ended.
-_STARTER_LOOK_S = 0.2
-
 # The error that the first postponed signal will raise, or [] before one came. None while signals
 # raise at once.
 _postponed: list[BaseException] | None = None
@@ -153,56 +150,6 @@ def within_time_limit() -> Iterator[None]:
         raise RunError(str(limit)) from limit
     finally:
         signal.signal(signal.SIGUSR2, before)
-
-
-@contextmanager
-def ending_with_starter() -> Iterator[None]:
-    """In a process that a launcher such as joblib's started for jobs: Ctrl-C, SIGTERM, and the end of the process that
-    started it raise one KeyboardInterrupt in the block. Without the starter this process then ends, too: it would go on
-    with the next job.
-    """
-    starter = os.getppid()
-    is_main = threading.current_thread() is threading.main_thread()
-    if _is_interrupting or not is_main:
-        yield
-        return
-    has_block_ended = threading.Event()
-    reasons: list[str] = []
-
-    def receive(number: int, _: object) -> None:
-        # Rows are written after the first one.
-        if not reasons:
-            reasons.append(
-                "" if number == signal.SIGINT else f"stopped by {signal.Signals(number).name}"
-            )
-            raise KeyboardInterrupt(*filter(None, reasons))
-
-    def watch() -> None:
-        while not has_block_ended.wait(_STARTER_LOOK_S):
-            if os.getppid() != starter:
-                os.kill(os.getpid(), signal.SIGINT)
-                return
-
-    # A handler of the launcher's own stays.
-    own = {signal.SIGINT: signal.default_int_handler, signal.SIGTERM: signal.SIG_DFL}
-    replaced = {
-        number: before for number, before in own.items() if signal.getsignal(number) is before
-    }
-    for number in replaced:
-        signal.signal(number, receive)
-    if signal.SIGINT in replaced:
-        threading.Thread(target=watch, daemon=True).start()
-    try:
-        yield
-    except KeyboardInterrupt:
-        if os.getppid() != starter:
-            sys.stderr.flush()
-            os._exit(130)
-        raise
-    finally:
-        has_block_ended.set()
-        for number, before in replaced.items():
-            signal.signal(number, before)
 
 
 @contextmanager

@@ -28,7 +28,6 @@ from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, Pipe
 from pathlib import Path
 from queue import SimpleQueue
-from types import MappingProxyType
 from typing import IO, TYPE_CHECKING
 
 import psutil
@@ -159,16 +158,12 @@ class _JobEnded:
 class Worker:
     """A process for the jobs of one pair.
 
-    Args:
-        gpus: the only GPUs that the process sees, each with the file descriptor of its lock, which
-            it inherits (`gpus.lease`); empty for all GPUs.
-
     Attributes:
         loading: whether it is loading the pair, or failed or died while loading.
         has_ended: whether it runs no more jobs.
     """
 
-    def __init__(self, gpus: Mapping[str, int] = MappingProxyType({})) -> None:
+    def __init__(self) -> None:
         self.loading = False
         self.has_ended = False
         environment = {
@@ -176,14 +171,10 @@ class Worker:
             "PYTHONPATH": os.pathsep.join(sys.path),
             "PYTHONIOENCODING": ":replace",  # for letters that stdout lacks, see `prepare_streams`
         }
-        if gpus:
-            environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus)
         self._connection, theirs = Pipe()
-        self._process = start_process(theirs, environment, list(gpus.values()))
+        self._process = start_process(theirs, environment)
         # With the only other copy in the process, its death ends the connection.
         theirs.close()
-        for lock in gpus.values():
-            os.close(lock)
 
     def run(self, job: Job, timeout_s: float | None = None) -> HarnessError | None:
         """Run a job to its end; its rows, if it wrote any, are in its directory.
@@ -252,19 +243,15 @@ class Worker:
 
 
 def start_process(
-    connection: Connection, environment: Mapping[str, str], locks: Sequence[int]
+    connection: Connection, environment: Mapping[str, str]
 ) -> subprocess.Popen[bytes]:
-    """Start a process that runs the jobs which come by the connection.
-
-    Args:
-        locks: file descriptors that it inherits, and so keeps locked while it lives.
-    """
+    """Start a process that runs the jobs which come by the connection."""
     program = f"from harness.cli.worker import serve; serve({connection.fileno()})"
     # In its own session, because Ctrl-C is to reach the user's process alone, which passes it on once.
     return subprocess.Popen(
         [sys.executable, "-c", program],
         env=environment,
-        pass_fds=[connection.fileno(), *locks],
+        pass_fds=[connection.fileno()],
         stdin=subprocess.DEVNULL,
         start_new_session=True,
     )

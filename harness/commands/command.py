@@ -1,9 +1,9 @@
 """The records of commands, with their settings, their rows and how they are shown, and the interface of a measurement.
 
 A word after `harness` is of one of three kinds: a `PathCommand` reads files, a `Service` answers until it is ended, and
-a `Command` measures and writes rows. Its record is in `commands/<name>/record.py`, in an installed package (entry point
-group `harness.commands`), or in a file of the user's (`harness ./my_command.py:MyCommand`). What needs torch is
-imported inside functions: names, settings and help are known without it.
+a `Command` measures and writes rows. Its record is in `commands/<name>/record.py`, or in a file of the user's
+(`harness ./my_command.py:MyCommand`). What needs torch is imported inside functions: names,
+settings and help are known without it.
 """
 
 from __future__ import annotations

@@ -15,7 +15,6 @@ COMMANDS: Registry[CommandRecord] = Registry(
     "command",
     CommandRecord,
     "harness.commands",
-    "harness.commands",
     advice="; Command there is one that measures",
     file="record",
 )
@@ -48,7 +47,7 @@ def measurement(name: str) -> Command[Any, Any]:
 def row_kinds() -> list[type[Row]]:
     """Every kind of row that this project writes; a command from elsewhere brings its own."""
     kinds: list[type[Row]] = []
-    built_in = COMMANDS.built_in().values()
+    built_in = COMMANDS.all().values()
     for command in sorted(built_in, key=lambda command: command.help_order):
         if isinstance(command, Command):
             kinds += [command.row, *command.further_rows]

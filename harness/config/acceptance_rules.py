@@ -15,9 +15,8 @@ from harness.config.registry import Record, Registry
 class AcceptanceRule(Record):
     """A rule of acceptance, chosen by `decoding.rule=NAME`.
 
-    A user's own rule is a subclass with `verify`, in a file (`decoding.rule=./fly.py:Fly`) or in an installed package
-    (entry point group `harness.rules`). It is called after every pass of the target, in a batch and within compiled
-    passes: tensors in, tensors out, without reading one on the host.
+    A user's own rule is a subclass with `verify`, in a file (`decoding.rule=./fly.py:Fly`). It is called after every
+    pass of the target, in a batch and within compiled passes: tensors in, tensors out, without reading one on the host.
 
     Attributes:
         name: its name in `decoding.rule=`.
@@ -94,7 +93,6 @@ RULES = Registry(
         "block": _Block,
         "typical": _Typical,
     },
-    "harness.rules",
 )
 
 

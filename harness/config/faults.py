@@ -39,7 +39,6 @@ FAULTS: Registry[FaultRecord] = Registry(
     "fault",
     "harness.local.engine.fault.Fault",
     built_in="harness.local.engine.faults",
-    group="harness.faults",
 )
 
 

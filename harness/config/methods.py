@@ -60,6 +60,5 @@ METHODS = Methods(
     "draft",
     "harness.local.drafting.method.Method",
     built_in="harness.local.drafting.methods",
-    group="harness.methods",
     advice=" or TextMethod: docs/your-own-method.md",
 )

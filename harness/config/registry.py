@@ -1,4 +1,4 @@
-"""Finds records by name: in this package, in packages that are installed, and in files of the user's own."""
+"""Finds records by name, in this package and in files of the user's own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import fields
-from importlib.metadata import EntryPoint, distributions
 from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar, Generic, TypeVar
@@ -54,8 +53,8 @@ _IN_FILE = re.compile(r"(?P<file>.+\.py):(?P<attribute>[A-Za-z_]\w*)")
 class Registry(Generic[AnyRecord]):
     """Records of one kind.
 
-    A built-in record is the `RECORD` of a module that has the record's name. An installed package offers one as an
-    entry point of the group. `./file.py:Name` names a class, or an object, in a file.
+    A built-in record is the `RECORD` of a module that has the record's name. `./file.py:Name` names a class, or an
+    object, in a file.
 
     Args:
         setting: that names a record, for errors: `draft`.
@@ -63,7 +62,6 @@ class Registry(Generic[AnyRecord]):
         built_in: the package with a module, or a folder, for each built-in record; or by name the records, their
             classes, or their modules.
         file: where each record has a folder, the module in it that has the record; empty where it has a module.
-        group: of entry points.
         advice: on writing a record of one's own, for errors.
     """
 
@@ -72,7 +70,6 @@ class Registry(Generic[AnyRecord]):
         setting: str,
         base: type[AnyRecord] | str,
         built_in: str | Mapping[str, AnyRecord | type[AnyRecord] | str],
-        group: str,
         advice: str = "",
         file: str = "",
     ) -> None:
@@ -80,13 +77,14 @@ class Registry(Generic[AnyRecord]):
         self._base = base
         self._source = built_in
         self._file = file
-        self._group = group
         self._advice = advice
         self._loaded: dict[str, AnyRecord] = {}
 
-    def names(self) -> list[str]:
-        """Every name that needs no file, the built-in ones first."""
-        return list(dict.fromkeys([*self._built_in(), *self._installed()]))
+    def names(self) -> tuple[str, ...]:
+        """Every name that needs no file."""
+        if isinstance(self._source, Mapping):
+            return tuple(self._source)
+        return _modules_of(self._source, bool(self._file))
 
     def is_in_file(self, name: str) -> bool:
         """Whether the name is of the form `./file.py:Name`."""
@@ -121,25 +119,12 @@ class Registry(Generic[AnyRecord]):
         return self[name] if self.is_built_in(name) else self._loaded.get(name)
 
     def all(self) -> dict[str, AnyRecord]:
-        """Every record that needs no file, by name.
-
-        One that cannot be loaded is left out, so that a broken package stops only those who name its record.
-        """
-        records = {}
-        for name in self.names():
-            try:
-                records[name] = self[name]
-            except SettingError:
-                continue
-        return records
-
-    def built_in(self) -> dict[str, AnyRecord]:
         """Every record of this project, by name."""
-        return {name: self[name] for name in self._built_in()}
+        return {name: self[name] for name in self.names()}
 
     def is_built_in(self, name: str) -> bool:
         """Whether the record belongs to this project."""
-        return name in self._built_in()
+        return name in self.names()
 
     def source(self, name: str) -> bytes | None:
         """The code of a record that is not built in, as far as one file holds it; None for a built-in one."""
@@ -150,7 +135,6 @@ class Registry(Generic[AnyRecord]):
 
     def _load(self, name: str) -> AnyRecord:
         in_file = _IN_FILE.fullmatch(name)
-        installed = self._installed()
         try:
             if in_file:
                 module = _module_of(Path(in_file["file"]))
@@ -162,8 +146,6 @@ class Registry(Generic[AnyRecord]):
                     found = ".".join(filter(None, (self._source, name, self._file)))
                 if isinstance(found, str):
                     found = importlib.import_module(found).RECORD
-            elif name in installed:
-                found = installed[name].load()
             else:
                 advice = nearest(name, self.names()) or f"; there are: {', '.join(self.names())}"
                 rule = f"no such name{advice}"
@@ -197,26 +179,11 @@ class Registry(Generic[AnyRecord]):
             record.name = name
         return record
 
-    def _built_in(self) -> tuple[str, ...]:
-        if isinstance(self._source, Mapping):
-            return tuple(self._source)
-        return _modules_of(self._source, bool(self._file))
-
-    def _installed(self) -> dict[str, EntryPoint]:
-        found = _entry_points(tuple(sys.path))
-        return {point.name: point for point in found if point.group == self._group}
-
 
 @functools.cache
 def _modules_of(package: str, are_folders: bool) -> tuple[str, ...]:
     modules = pkgutil.iter_modules(importlib.import_module(package).__path__)
     return tuple(module.name for module in modules if module.ispkg == are_folders)
-
-
-@functools.lru_cache(maxsize=1)
-def _entry_points(path: tuple[str, ...]) -> list[EntryPoint]:
-    """The entry points of all packages on `path`, which is `sys.path`. To find them takes a tenth of a second."""
-    return [point for package in distributions() for point in package.entry_points]
 
 
 def _module_of(file: Path) -> ModuleType:

@@ -46,7 +46,6 @@ class RunSettings:
         resume: in a sweep, reuse earlier measurements under the same circumstances; `always` also
             those of a server that the harness starts, does not report when it was started, or was started again.
         job_timeout_s: a sweep ends a job that takes longer; None for no limit.
-        gpus_per_job: GPUs that each job of a sweep has for itself, where jobs run side by side; None to share all.
         force: load the pair even if the plan says that it does not fit.
         weights: `random` builds the models from their configurations alone, without a download, to measure times.
         runner: what runs the models. `eager` as they are; `static` on a cache of fixed size; `compiled` by torch on
@@ -65,7 +64,6 @@ class RunSettings:
     chat_template: ChatTemplate = "auto"
     resume: bool | Literal["always"] = True
     job_timeout_s: float | None = None
-    gpus_per_job: int | None = None
     force: bool = False
     weights: Weights = "stored"
     runner: RunnerName = "auto"
@@ -80,7 +78,7 @@ class RunSettings:
     COMPARES_TIMES: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        require_at_least(self, batch_size=1, seed=0, gpus_per_job=1)
+        require_at_least(self, batch_size=1, seed=0)
         k = self.decoding.num_draft_tokens
         require(k != 0 or self.MAY_IDLE, "decoding.num_draft_tokens", NO_DRAFT_TOKENS, k)
         if not self.COMPARES_TIMES:

@@ -1,8 +1,7 @@
 """The record of an engine: everything that the rest of the house needs to know about it.
 
-An engine's record is a subclass of `EngineRecord` in the room that does its work, in an installed
-package (entry point group `harness.engines`), or in a file of the user's
-(`engine=./my_engine.py:MyEngine`). What needs torch is imported inside functions: names, settings
+An engine's record is a subclass of `EngineRecord` in the room that does its work, or in a file of the
+user's (`engine=./my_engine.py:MyEngine`). What needs torch is imported inside functions: names, settings
 and help are known without it.
 """
 

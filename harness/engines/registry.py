@@ -22,7 +22,7 @@ _BUILT_IN = {
     "server": "harness.servers.record",
     "simulated": "harness.engines.simulated.record",
 }
-ENGINES = Engines("engine", EngineRecord, _BUILT_IN, "harness.engines")
+ENGINES = Engines("engine", EngineRecord, _BUILT_IN)
 
 
 def engine_of(settings: RunSettings) -> EngineRecord[Any]:

@@ -39,7 +39,6 @@ _NOT_MEASURED = (
     "repeats",
     "resume",
     "job_timeout_s",
-    "gpus_per_job",
     "force",
 )
 # Without a draft these have no effect: one measurement serves all their values.
@@ -53,7 +52,6 @@ ONLY_SHOWING = frozenset(
         "__main__",
         "changes",
         "cli",
-        "columns",
         "documentation",
         "files",
         "help",
@@ -150,8 +148,6 @@ def _digest(
     prompts = asked.pop("prompts", None)
     if prompts:
         prompts = _prompts(prompts)
-    # A job's own process sees the GPUs that it leased, the sweep's process sees all.
-    gpus = gpu_names()[: settings.gpus_per_job]
     cpu = [*other_gpus(), cpu_name(), num_usable_cores(), os.environ.get("OMP_NUM_THREADS")]
     engine = engine_of(settings)
     commands = engine.commands(settings)
@@ -165,7 +161,7 @@ def _digest(
         "servers": [server.about for server in servers],
         "commands": [_of_command(words) for words in commands],
         "variables": engine.variables(os.environ) if commands else {},
-        "machine": gpus or cpu,
+        "machine": gpu_names() or cpu,
         "versions": {name: package_version(name) for name in _PACKAGES},
         "source": _source(),
         "method": settings.draft and METHODS.source(settings.draft.method),

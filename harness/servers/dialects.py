@@ -2,8 +2,7 @@
 and what they count.
 
 A kind is known by `owned_by` of the first model in the server's list. `engine.dialect` names another
-one: `./my_server.py:MINE` is a `Dialect` in a file of the user's, and installed packages may bring
-some (entry point group `harness.dialects`).
+one: `./my_server.py:MINE` is a `Dialect` in a file of the user's.
 """
 
 from __future__ import annotations
@@ -20,8 +19,6 @@ from harness.servers.startup import (
     HARNESS,
     LLAMA_CPP,
     MLX_LM,
-    MLX_VLM,
-    RAPID_MLX,
     SGLANG,
     VLLM,
     Startup,
@@ -41,10 +38,8 @@ class Dialect(Record):
         version: page and key of its version, `/version version`.
         salt: parameters that keep a prefix cache from answering a request that was sent under
             another salt; `{salt}` stands for it. None where no parameter is known.
-        salts_chats_only: whether its completions refuse the salt.
         stops_at_tokens: whether it ends an answer at any of `stop_token_ids`, and not at texts.
         words: its names of sampling parameters that vLLM calls otherwise, by vLLM's.
-        top_k_of_all: its `top_k` that keeps all tokens.
         parameters: further entries of every request's body.
         penalised_tokens: its parameter for the number of last tokens that penalties count; they then
             count those of the prompt, too. None where they count all new tokens.
@@ -67,10 +62,8 @@ class Dialect(Record):
     about: Mapping[str, Sequence[str]] = field(default_factory=dict)
     version: str = ""
     salt: Mapping[str, Any] | None = None
-    salts_chats_only: bool = False
     stops_at_tokens: bool = False
     words: Mapping[str, str] = field(default_factory=dict)
-    top_k_of_all: int = -1
     parameters: Mapping[str, Any] = field(default_factory=dict)
     penalised_tokens: str | None = None
     seeded: bool = False
@@ -190,26 +183,8 @@ _BUILT_IN = {
                 "sglang:time_to_first_token_seconds_sum": "first_token_s",
             },
         ),
-        Dialect(
-            name="tensorrt_llm",
-            title="TensorRT-LLM",
-            about={"/version": ("version",)},
-            version="/version version",
-            salt={"cache_salt": "{salt}"},
-            salts_chats_only=True,
-            stops_at_tokens=True,
-            top_k_of_all=0,
-            counters={  # which older versions of Dynamo prefix in another way
-                "trtllm_spec_decode_num_draft_tokens": "proposed",
-                "trtllm_spec_decode_num_accepted_tokens": "accepted",
-                "trtllm:spec_decode_num_draft_tokens": "proposed",
-                "trtllm:spec_decode_num_accepted_tokens": "accepted",
-            },
-        ),
         # It names no owner of its models, and is asked as an unknown server.
         Dialect(name="mlx_lm", title="mlx_lm.server", startup=MLX_LM),
-        Dialect(name="mlx_vlm", title="mlx_vlm.server", startup=MLX_VLM),
-        Dialect(name="rapid-mlx", title="Rapid-MLX", startup=RAPID_MLX),
         Dialect(
             name="harness",
             title="harness",
@@ -231,7 +206,7 @@ _BUILT_IN = {
 }
 
 
-DIALECTS = Registry("engine.dialect", Dialect, _BUILT_IN, "harness.dialects")
+DIALECTS = Registry("engine.dialect", Dialect, _BUILT_IN)
 
 
 def dialect_of(owned_by: str | None, chosen: str | None = None) -> Dialect:

@@ -27,8 +27,8 @@ class RequestForm:
         chat: whether the chat endpoint is asked.
         takes_ids: whether prompts are sent as token ids, not as text.
         takes_extensions: whether parameters are sent that OpenAI does not have.
-        asks_for_details: whether some of these ask for token ids and counts of draft tokens. TensorRT-LLM and Dynamo
-            refuse parameters that they do not know.
+        asks_for_details: whether some of these ask for token ids and counts of draft tokens; some servers refuse
+            parameters that they do not know.
         extra: entries of every body that the user sets.
         draws: whether the run draws tokens, so that `top_k` means something.
         salt: random text before the salts of questions, so that no earlier run had the same.
@@ -82,7 +82,7 @@ class RequestForm:
             }
             # Some servers refuse every number that would mean all.
             if decoding.top_k or self.draws:
-                extensions["top_k"] = decoding.top_k or dialect.top_k_of_all
+                extensions["top_k"] = decoding.top_k or -1
             if self.asks_for_details:
                 extensions |= {"return_token_ids": True, "return_spec_tokens_details": True}
             if dialect.seeded:
@@ -108,9 +108,7 @@ class RequestForm:
     @property
     def salts(self) -> bool:
         """Whether the server's prefix cache heeds salts."""
-        dialect = self.dialect
-        takes_salt = self.chat or not dialect.salts_chats_only
-        return self.takes_extensions and dialect.salt is not None and takes_salt
+        return self.takes_extensions and self.dialect.salt is not None
 
     def _prompt(self, request: Request) -> dict[str, Any]:
         """A prompt as this server takes it: token ids, their text, or the messages of a chat."""

@@ -124,10 +124,7 @@ def start(opening: Opening, settings: ServerSettings) -> Engine:
     removed = list(removed_words(commands[1], commands[0]))
     if not settings.first_command and removed:
         opening.say(f"the regular server is started without {shlex.join(removed)}")
-    dialect = commands[1].dialect
-    if dialect is not None and commands[1].startup.is_untried:
-        opening.say(f"{dialect.title} is recognised by its flags, and was never tried by us")
-    note = commands[1].startup.note if dialect is not None else ""
+    note = commands[1].startup.note if commands[1].dialect is not None else ""
     if note and has_gpus:
         opening.say(note)
     most = _MOST_BLOCKS if run.is_until_precise else _BLOCKS

@@ -2,7 +2,7 @@
 must know of them. Values without code, one for each kind of server, `Dialect.startup`.
 
 The flags are those of llama.cpp b10434, vLLM 0.32, mlx_lm 0.32 and SGLang 0.5.23; `command.py` applies them. Those of
-ik_llama.cpp, mlx_vlm and Rapid-MLX are from their sources and documentation: no such server was run by us.
+ik_llama.cpp, whose program has llama.cpp's name, are from its sources.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ class Startup:
         beside_another: variables, `NAME=value`, with which two of these servers share a CPU. Without them both would
             bind their threads to the same cores, and wait for each other.
         note: what else differs between a server with speculation and one without; a line for the user.
-        is_untried: whether no such server was ever run by us.
         example: flags that would make it speculate, for errors.
     """
 
@@ -84,7 +83,6 @@ class Startup:
     sized_by: tuple[str, ...] = ()
     beside_another: tuple[str, ...] = ()
     note: str = ""
-    is_untried: bool = False
     example: str = ""
 
 
@@ -307,60 +305,6 @@ MLX_LM = Startup(
     draft=("--draft-model",),
     served_name=(),
     example="--draft-model DRAFT",
-)
-
-MLX_VLM = Startup(
-    programs=("mlx_vlm.server", "-m mlx_vlm.server"),
-    speculation=("--draft-model", "--draft-kind", "--draft-block-size"),
-    drafts_by=("--draft-model", "MLX_VLM_DRAFT_MODEL"),
-    prefixes=("--draft",),
-    variables=("MLX_VLM_DRAFT_",),
-    argparse=True,
-    method=("--draft-kind",),
-    draft=("--draft-model",),
-    served_name=(),
-    is_untried=True,
-    example="--draft-model DRAFT",
-)
-
-RAPID_MLX = Startup(
-    programs=("rapid-mlx serve",),
-    speculation=("--speculative-config",),
-    # The last four are older names of methods.
-    switches=tuple(
-        """
-        --force-spec-decode --no-spec-decode
-        --enable-mtp --enable-dflash --enable-ddtree --suffix-decoding
-        """.split()
-    ),
-    drafts_by=tuple(
-        """
-        --speculative-config --force-spec-decode
-        --enable-mtp --enable-dflash --enable-ddtree --suffix-decoding
-        """.split()
-    ),
-    prefixes=(
-        "--spec",
-        "--force-spec",
-        "--enable-mtp",
-        "--enable-d",
-        "--suffix",
-        "--mtp-",
-        "--dflash-",
-        "--ddtree-",
-    ),
-    refused={"--listen-fd": "it would listen on no port of ours"},
-    argparse=True,
-    json_flags=("--speculative-config",),
-    # Some models speculate where nothing is said.
-    for_regular=("--no-spec-decode",),
-    num_draft_tokens={"": (("--speculative-config.num_speculative_tokens",), None)},
-    method=("--speculative-config.method",),
-    draft=("--speculative-config.model",),
-    pools=("suffix",),
-    model_follows=True,
-    is_untried=True,
-    example='--speculative-config \'{"method": "mtp", "num_speculative_tokens": 3}\'',
 )
 
 HARNESS = Startup(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -24,8 +22,7 @@ class SomeJob:
 class SlowLoader:
     """A worker that needs 100 s to load a pair."""
 
-    def __init__(self, gpus: Mapping[str, int]) -> None:
-        self.gpus = list(gpus)
+    def __init__(self) -> None:
         self.loading = False
         self.has_ended = False
 
@@ -40,23 +37,7 @@ class SlowLoader:
 @pytest.fixture
 def crew(monkeypatch: pytest.MonkeyPatch) -> jobs.Crew:
     monkeypatch.setattr(jobs, "Worker", SlowLoader)
-    monkeypatch.setattr(jobs, "lease", lambda number: dict.fromkeys("012"[: number or 0], 0))
     return jobs.Crew()
-
-
-def worker_of(crew: jobs.Crew, **settings: Any) -> Any:
-    """The worker that has run such a job."""
-    job: Any = SomeJob(**settings)
-    crew.run(job)
-    return crew.worker
-
-
-def test_a_worker_is_kept_for_jobs_with_as_many_gpus(crew: jobs.Crew) -> None:
-    first = worker_of(crew, gpus_per_job=1)
-    assert worker_of(crew, gpus_per_job=1) is first
-    assert first.gpus == ["0"]
-    assert worker_of(crew, gpus_per_job=2).gpus == ["0", "1"]
-    crew.dismiss()
 
 
 def test_a_pair_that_loads_too_slowly_is_tried_again_with_more_time(crew: jobs.Crew) -> None:
@@ -69,37 +50,3 @@ def test_a_pair_that_loads_too_slowly_is_tried_again_with_more_time(crew: jobs.C
         "not tried, because the pair failed to load before: no end after 10.0 s",
         "None",
     ]
-
-
-def test_a_worker_that_ends_while_idle_is_not_ended_twice(
-    crew: jobs.Crew, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sweep ends while the timer is ending the worker."""
-    is_closing = threading.Event()
-    may_close = threading.Event()
-    num_closed = 0
-
-    def close(worker: SlowLoader) -> None:
-        nonlocal num_closed
-        num_closed += 1
-        if num_closed > 1:
-            may_close.set()
-        is_closing.set()
-        assert may_close.wait()
-
-    monkeypatch.setattr(SlowLoader, "close", close)
-    monkeypatch.setattr(jobs, "_IDLE_S", 0.0)
-    job: Any = SomeJob(gpus_per_job=1)
-    crew.run(job)
-    timer: Any = crew._idle
-    join = timer.join
-
-    def join_when_closed() -> None:
-        may_close.set()
-        join()
-
-    monkeypatch.setattr(timer, "join", join_when_closed)
-    assert is_closing.wait()
-    crew.dismiss()
-    join_when_closed()
-    assert num_closed == 1

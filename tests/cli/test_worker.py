@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from multiprocessing.connection import Connection
 
@@ -25,9 +25,7 @@ def take_job(number: int, fate: Callable[[], None]) -> None:
 def error_of_worker(monkeypatch: pytest.MonkeyPatch, fate: Callable[[], None]) -> str:
     """The error of a job in whose process this happens."""
 
-    def start(
-        connection: Connection, environment: Mapping[str, str], locks: Sequence[int]
-    ) -> Forked:
+    def start(connection: Connection, environment: Mapping[str, str]) -> Forked:
         number = connection.fileno()
         return Forked(partial(take_job, number, fate), environment=environment, kept=[number])
 

@@ -11,9 +11,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from harness.cli.gpus import lease
 from harness.config import machine
-from harness.config.errors import SettingError
 
 VISIBLE = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
@@ -117,7 +115,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("fresh")
-def test_gpus_are_counted_and_leased_without_nvidia_smi(
+def test_gpus_are_counted_without_nvidia_smi(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # The driver's management library, with two GPUs.
@@ -128,22 +126,15 @@ def test_gpus_are_counted_and_leased_without_nvidia_smi(
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     assert machine.gpu_names() == ["NVIDIA H0", "NVIDIA H1"]
-    held = lease(2)
-    assert list(held) == ["0", "1"]
-    for lock in held.values():
-        os.close(lock)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     assert machine.gpu_names() == ["NVIDIA H1"]
     # For CUDA a negative index ends the list.
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "-1")
     assert machine.gpu_names() == []
-    assert lease(1) == {}
     # So does the index of a GPU that is not there.
     for indices in ("1,-1,0", "1,2,0"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", indices)
         assert machine.gpu_names() == ["NVIDIA H1"]
-    with pytest.raises(SettingError, match="visible GPUs, 1"):
-        lease(2)
 
 
 @pytest.mark.usefixtures("fresh")

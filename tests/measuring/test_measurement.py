@@ -79,20 +79,9 @@ def test_prompts_in_the_home_directory_count_by_their_contents(
 
 
 def test_what_changes_no_number_does_not(settings: LatencySettings) -> None:
-    changes = {"resume": False, "job_timeout_s": 5.0, "gpus_per_job": 1, "force": True}
+    changes = {"resume": False, "job_timeout_s": 5.0, "force": True}
     other = dataclasses.replace(settings, results=ResultSettings(file="elsewhere.csv"), **changes)
     assert identify(other).digest == identify(settings).digest
-
-
-def test_a_job_that_leased_a_gpu_is_the_measurement_that_its_sweep_asked_for(
-    settings: LatencySettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The sweep sees all GPUs, the job's own process only those that it leased."""
-    job = dataclasses.replace(settings, gpus_per_job=1)
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-one,GPU-two")
-    asked = identify(job).digest
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-one")
-    assert identify(job).digest == asked
 
 
 def test_without_a_draft_its_settings_do_not_matter(settings: LatencySettings) -> None:

@@ -36,7 +36,6 @@ NOT_MEASURED = {
     "results.details",
     "resume",
     "job_timeout_s",
-    "gpus_per_job",
     "force",
 }
 # A column of the table has it, or (eval's seed) it is only the default of another setting.

@@ -28,7 +28,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.cli.menu.columns import described
 from harness.commands.eval.rows import AnswerRow, read_answers
 from harness.commands.registry import row_kinds
 from harness.config.errors import RunError, SettingError
@@ -73,7 +72,7 @@ def read(path: Path) -> list[dict[str, str]]:
 def processes() -> ForkServerContext:
     """Processes that start in milliseconds, because the server they fork from has loaded what this module imports."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["harness.cli.menu.columns", "pandas", "pytest"])
+    context.set_forkserver_preload(["harness.commands.registry", "pandas", "pytest"])
     return context
 
 
@@ -624,7 +623,6 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: str) -> None
 
 @pytest.mark.parametrize("text", ["=1+1", "+49 30", "-x", "@SUM(A1)", "'=quoted"])
 def test_text_that_looks_like_a_formula_comes_back_exactly(tmp_path: Path, text: str) -> None:
-    """So it is not quoted for spreadsheets, which docs/columns.md says."""
+    """So it is not quoted for spreadsheets."""
     files.append_rows(tmp_path / "x.csv", [dataclasses.replace(PROMPT, prompt=text)])
     assert pd.read_csv(tmp_path / "x.csv")["prompt"].tolist() == [text]
-    assert "may begin with `=`" in " ".join(described().split())

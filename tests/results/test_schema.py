@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from harness.cli.menu.columns import described
 from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import EvalRow
 from harness.commands.latency.record import LatencySettings
@@ -39,10 +38,8 @@ def value_of(hint: Any) -> Any:
     return VALUES.get(hint)
 
 
-def test_the_description_of_the_columns_is_current() -> None:
-    """`python -m harness.cli.menu.columns > docs/columns.md` renews it."""
-    page = described()
-    assert (ROOT / "docs" / "columns.md").read_text(encoding="utf-8") == page
+def test_every_column_is_described() -> None:
+    page = (ROOT / "docs" / "columns.md").read_text(encoding="utf-8")
     for kind in row_kinds():
         for name, column in kind.columns().items():
             assert f"| `{name}` | {column.type.__name__} | {column.unit} | {column.text} |" in page

@@ -77,19 +77,6 @@ def test_every_flag_of_vllm_that_is_about_speculation_is_in_the_table() -> None:
             None,
             3,
         ),
-        (
-            "mlx_vlm.server --model a --draft-model b --draft-kind mtp --draft-block-size 4",
-            "mlx_vlm.server --model a",
-            "mtp",
-            None,
-        ),
-        (
-            'rapid-mlx serve a --speculative-config {"method":"mtp","num_speculative_tokens":2}',
-            "rapid-mlx serve a --no-spec-decode",
-            "mtp",
-            2,
-        ),
-        ("rapid-mlx serve a --enable-mtp", "rapid-mlx serve a --no-spec-decode", None, None),
     ],
 )
 def test_servers_that_are_known_by_their_flags_alone(

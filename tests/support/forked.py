@@ -212,7 +212,6 @@ def command(arguments: Sequence[str], before: Callable[[], object] | None = None
 def fork_worker(
     connection: Connection,
     environment: Mapping[str, str],
-    locks: Sequence[int],
     before: Callable[[], object] | None = None,
 ) -> Forked:
     """A worker of a sweep, in place of `worker.start_process`; see `begin` for `before`."""
@@ -220,7 +219,7 @@ def fork_worker(
     return Forked(
         partial(_serve, number, before),
         environment=environment,
-        kept=[number, *locks],
+        kept=[number],
         new_session=True,
     )
 

@@ -60,7 +60,7 @@ class NameSource(ConfigSource):
         if config_path == "draft" and results_filter is not ObjectType.GROUP:
             return [*names.drafts(), *names.presets("model")]
         if config_path == "engine" and results_filter is not ObjectType.GROUP:
-            return ENGINES.names()
+            return [*ENGINES.names()]
         return []
 
 

@@ -48,9 +48,7 @@ def _no_such_preset(
 ) -> SettingError:
     """`model=7C: no such preset (did you mean 7B?); harness help latency presets lists them`."""
     if group == "hydra/launcher":
-        rule = (
-            "is not installed; pip install 'specharness[joblib,ray,slurm]' brings Hydra's launchers"
-        )
+        rule = "is not installed; pip install 'specharness[ray,slurm]' brings Hydra's launchers"
         return SettingError(group, rule, choice)
     # Hydra lists no presets where the missing one is that of a name with suffixes, `7C` of `7C_8bit`.
     known = list(error.options or names.presets(group))

@@ -15,8 +15,7 @@ There are configurations for
 - paths and hub repositories, which are names with a slash, and prompt files by their extension;
 - the group `draft`, which has every name of the group `model`, and further `none`, the methods
   without weights, `early_exit_8` for the first 8 layers, and `tiny_eagle3_tree` for dynamic trees;
-- the group `engine`: engines of this project and of installed packages, and
-  `./my_engine.py:MyEngine`;
+- the group `engine`: engines of this project, and `./my_engine.py:MyEngine`;
 - `command:./my_command.py:MyCommand`, a command that has no file in `conf/`;
 - `+pair=13B+7B`, a target and its draft in one word, for sweeps over chosen pairs.
 """

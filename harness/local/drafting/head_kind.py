@@ -1,7 +1,6 @@
 """The record of a kind of draft head: how it is recognised and built.
 
-A kind is a subclass of `HeadKind` in a file of `local/drafting/kinds/`, or in an installed package (entry point group
-`harness.heads`).
+A kind is a subclass of `HeadKind` in a file of `local/drafting/kinds/`.
 """
 
 from __future__ import annotations

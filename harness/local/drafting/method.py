@@ -1,8 +1,8 @@
 """The record of a way to draft: its settings and rules (`MethodRecord`), and its work.
 
-A method is a subclass of `Method` in a file of `local/drafting/methods/`, in an installed package (entry
-point group `harness.methods`), or in a file of the user's (`draft=./my_method.py:MyMethod`). What
-needs torch is imported inside functions: names, settings and help are known without it.
+A method is a subclass of `Method` in a file of `local/drafting/methods/`, or in a file of the user's
+(`draft=./my_method.py:MyMethod`). What needs torch is imported inside functions: names,
+settings and help are known without it.
 
 A run calls it in this order: `check` with the settings alone, `plan` and `sketch` before weights
 load, `layers`, `model` and `widths` while the pair is prepared, and `drafter` when it

@@ -8,9 +8,7 @@ from harness.config.settings import DraftSettings
 from harness.local.drafting.head_kind import HeadKind
 from harness.local.drafting.method import Method
 
-HEADS: Registry[HeadKind] = Registry(
-    "draft", HeadKind, built_in="harness.local.drafting.kinds", group="harness.heads"
-)
+HEADS: Registry[HeadKind] = Registry("draft", HeadKind, built_in="harness.local.drafting.kinds")
 
 
 def method_of(draft: DraftSettings) -> Method:

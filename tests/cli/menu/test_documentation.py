@@ -19,6 +19,7 @@ from harness.config.methods import METHODS
 from harness.config.run import RunSettings
 from harness.engines.registry import ENGINES
 from in_process import Harness
+from recipes.reference_pages import PAGES
 
 WITH_SETTINGS = [command for command in commands() if isinstance(command, ConfiguredCommand)]
 
@@ -40,9 +41,10 @@ def test_every_setting_has_a_meaning() -> None:
     assert [setting.name for setting in every_setting() if not setting.meaning] == []
 
 
-def test_the_page_is_current() -> None:
-    """python -m harness.cli.menu.documentation > docs/settings.md"""
-    assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == documentation.document()
+@pytest.mark.parametrize("page", PAGES)
+def test_the_page_is_current(page: str) -> None:
+    """`python -m recipes.reference_pages` renews it."""
+    assert (ROOT / "docs" / page).read_text(encoding="utf-8") == PAGES[page]()
 
 
 def test_commands_can_be_typed_in_bash_and_zsh() -> None:

@@ -1,4 +1,4 @@
-"""Ways to draft that are not part of the project: in files of the user's own, and in installed packages."""
+"""Ways to draft in files of the user's own."""
 
 from __future__ import annotations
 
@@ -71,21 +71,6 @@ def test_it_is_planned_and_its_losslessness_tested(harness: Harness) -> None:
         "fits  " in harness("plan", "draft=./a+b/corpus_ngrams.py:CorpusNgrams", CORPUS[1]).stdout
     )
     harness("recovery", "num_prompts=1", "decoding=greedy", "decoding.max_new_tokens=8", *HEAD)
-
-
-def test_an_installed_package_offers_one_by_name(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    package = tmp_path / "site"
-    information = package / "corpus-1.0.dist-info"
-    information.mkdir(parents=True)
-    (information / "METADATA").write_text("Metadata-Version: 2.1\nName: corpus\nVersion: 1.0\n")
-    points = "[harness.methods]\ncorpus = corpus_ngrams:CorpusNgrams\n"
-    (information / "entry_points.txt").write_text(points)
-    (package / "corpus_ngrams.py").write_text(Path("corpus_ngrams.py").read_text())
-    monkeypatch.syspath_prepend(str(package))
-    harness("latency", *QUICK, "draft=corpus", "draft.file=corpus.txt")
-    assert set(results()["draft"].dropna()) == {"corpus"}
 
 
 TEXT = """
