@@ -75,7 +75,7 @@ MISTAKES = {
     "latency seed=true": "seed=true: must be a whole number",
     "latency test=yes": "test=yes: must be true or false",
     "latency decoding.top_p=nan": "decoding.top_p=nan: must be a number",
-    f"eval seeds=[{10**400}]": f"seeds={10**400}: must be below 2^63",
+    f"eval seeds=[{10**400}]": f"seeds=[{10**400}]: must be below 2^63",
     "latency placement.device_map=[1]": "placement.device_map=[1]: must be a mapping",
     "latency weights=randm": "weights=randm: must be one of stored, random (did you mean random?)",
     "latency temperature=-1": "decoding.temperature=-1.0: must not be negative",

@@ -13,11 +13,15 @@ import inspect
 import json
 import math
 import operator
+import re
 import types
 import typing
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import Field, dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from harness.results.statistics.interval import Coverage, Interval
 
@@ -29,7 +33,7 @@ _FIRST = (
 _COVERS = "what that interval is over: `15 prompts and 5 runs`, batches, laps of requests in flight, or questions"
 
 # A damaged file may hold a number of any length.
-_LARGEST = 2**63
+_TOO_LONG = re.compile(r"\d{20}")
 # Truth values as `csv` writes them.
 _IN_JSON = {"True": "true", "False": "false"}
 
@@ -286,37 +290,17 @@ def _parsed(cell: str | None, column: ColumnDescription) -> Any:
     return _parsed_value(cell, column)
 
 
+@functools.cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
 # Of thousands of rows most have the same value, or one of a few.
 @functools.lru_cache(maxsize=20_000)
 def _parsed_value(cell: str, column: ColumnDescription) -> Any:
     """The value of a cell that is no text, written by Python or as JSON; None where it cannot be read."""
-    try:
-        value = json.loads(_IN_JSON.get(cell, cell))
-    except (ValueError, RecursionError):
+    if _TOO_LONG.search(cell) and str not in typing.get_args(column.hint):
         return None
-    if not _fits(value, column.hint):
-        return None
-    # Some columns have either a number or a list of numbers.
-    return float(value) if column.type is float and isinstance(value, int) else value
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value is of a column's type, entries of lists and mappings included; numbers must be finite."""
-    origin = typing.get_origin(hint)
-    entries = typing.get_args(hint)
-    if origin in (types.UnionType, typing.Union):
-        return any(_fits(value, part) for part in entries)
-    if origin is list:
-        return isinstance(value, list) and all(_fits(entry, entries[0]) for entry in value)
-    if origin is dict:
-        return isinstance(value, dict) and all(_fits(entry, entries[1]) for entry in value.values())
-    if hint is Any:
-        return True
-    if isinstance(value, bool):
-        return hint is bool
-    if isinstance(value, int) and abs(value) > _LARGEST:
-        return False
-    if hint is float:
-        # A whole number may be written without a point.
-        return isinstance(value, int | float) and math.isfinite(value)
-    return isinstance(value, hint)
+    with suppress(ValidationError):
+        return _adapter(column.hint).validate_json(_IN_JSON.get(cell, cell))
+    return None

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 import types
 import typing
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, Literal, TypeVar
+
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from harness.commands.registry import checked
 from harness.config.engines import EngineSettings
@@ -136,31 +138,31 @@ def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> Se
     return SettingError(prefix + key, f"no such setting{nearest(key, _hints(kind), prefix)}")
 
 
+@functools.cache
+def _adapter(hint: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
+
+
 def _convert(hint: Any, value: Any, setting: str) -> Any:
     """`value` as the type `hint`, or a SettingError. Integers pass as numbers, numbers as text, a value as a list."""
     kinds = alternatives(hint)
-    if value is None and type(None) in kinds:
-        return None
     group = _group_of(hint)
-    if group is not None:
+    if group is not None and not (value is None and type(None) in kinds):
         return _group(group, value, setting)
     origins = [typing.get_origin(kind) or kind for kind in kinds]
-    words = [word for kind in kinds if typing.get_origin(kind) is Literal for word in kind.__args__]
-    if value in words:
-        return value
-    if Mapping in origins and isinstance(value, Mapping):
-        return dict(value)
-    if type(value) is int and abs(value) > _LARGEST_INTEGER and str not in kinds:
+    given = tuple(value) if isinstance(value, list) else value
+    candidates = [given]
+    if str in kinds and type(value) in (int, float):
+        candidates.append(str(value))
+    if tuple in origins:
+        candidates.append((given,))
+    numbers = given if isinstance(given, tuple) else (given,)
+    if str not in kinds and any(type(n) is int and abs(n) > _LARGEST_INTEGER for n in numbers):
         raise SettingError(setting, "must be below 2^63", value)
-    for kind in kinds:
-        is_number = kind in (float, str) and type(value) in (int, float)
-        converted = kind(value) if is_number else value
-        if type(converted) is kind and not (kind is float and not math.isfinite(converted)):
-            return converted
-    if tuple in origins and not isinstance(value, Mapping):
-        items = value if isinstance(value, list | tuple) else [value]
-        item_kind = typing.get_args(kinds[origins.index(tuple)])[0]
-        return tuple(_convert(item_kind, item, setting) for item in items)
+    for candidate in candidates:
+        with suppress(ValidationError):
+            return _adapter(hint).validate_python(candidate)
+    words = [word for kind in kinds if typing.get_origin(kind) is Literal for word in kind.__args__]
     plain = [text for origin in origins for text in _IN_WORDS.get(origin, ())]
     if plain:
         *others, last = plain + words
