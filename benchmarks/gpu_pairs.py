@@ -99,7 +99,7 @@ class Case:
         return common.settings(
             f"model={self.model}",
             f"draft={self.draft}",
-            "placement=single",
+            "placement.gpus=1",
             f"weights={'random' if self.linked else 'stored'}",
             f"dtype={'bfloat16' if on_gpu and '8bit' not in self.model else 'auto'}",
             f"batch_size={self.batch_size}",

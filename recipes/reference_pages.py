@@ -124,7 +124,7 @@ def _columns_table(lines: list[str], *more_heads: str) -> str:
     return "\n".join([f"| {' | '.join(heads)} |", "|---" * len(heads) + "|", *lines])
 
 
-def _departures(command: str) -> Mapping[str, Any]:
+def departures(command: str) -> Mapping[str, Any]:
     """The defaults that a command's file in `conf/` gives to settings of all commands, by name."""
     departing: dict[str, Any] = {}
     for name, value in names.written(command).items():
@@ -151,7 +151,7 @@ def settings_page() -> str:
         _, own = of_command(command.settings)
         if own:
             parts.append(_settings_table(own))
-        if other := _departures(command.name):
+        if other := departures(command.name):
             listed = ", ".join(f"`{name}={as_typed(value)}`" for name, value in other.items())
             parts.append(f"Other defaults here: {listed}.")
     parts.append("## What drafts")

@@ -43,7 +43,7 @@ SHARED: dict[str, tuple[list[str], list[str]]] = {
     "draft.sampling": (["target", "greedy"], ["best"]),
     "dtype": (["float32", "auto"], ["float12"]),
     "runner": (["auto", "eager", "static"], ["graphs", "fast"]),
-    "placement": (["auto", "cpu", "single"], ["gpu0"]),
+    "placement": (["auto", "cpu", "balanced"], ["gpu0"]),
     "placement.reserve_gb": (["0", "3.5"], ["-1", "inf"]),
     "results.file": (
         ["results/x.csv", "é=#/(x).csv", "null"],

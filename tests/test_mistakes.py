@@ -94,6 +94,7 @@ MISTAKES = {
     "latency engine=local engine.url=http://h/v1": "engine.url: needs engine=server",
     "latency engine=huggingface runner=static": "runner=static: needs engine=local",
     "latency engine=huggingface draft=tiny_medusa": "draft=tiny_medusa: must be a model, a DFlash head, mtp",
+    "plan draft=7B_2GPUs gpus=2 gpu_memory=40GB": "draft.gpus=2: must be 1: a draft is whole on one GPU",
     # Servers
     "latency engine=server": "engine.url=null: must be set, or a server's command typed last",
     "latency engine=server \"engine.url='http://h/v1?key=x'\"": "engine.url=***: must hold no user, password or query",

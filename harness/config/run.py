@@ -16,7 +16,6 @@ from harness.config.settings import (
     PlacementSettings,
     PromptSettings,
     ResultSettings,
-    Strategy,
     require,
     require_at_least,
 )
@@ -131,11 +130,6 @@ class RunSettings:
         if isinstance(self.draft, ModelSettings):
             models["draft"] = self.draft
         return models
-
-    @property
-    def strategy(self) -> Strategy:
-        """How the target is placed."""
-        return self.model.placement or self.placement.strategy
 
     @property
     def arms(self) -> tuple[str, ...]:

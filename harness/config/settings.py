@@ -20,7 +20,7 @@ from harness.config.synthetic import Rates, check_rates, conditional_rates
 
 Quantization = Literal["none", "8bit", "4bit"]
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
-Strategy = Literal["auto", "balanced", "sequential", "single", "cpu"]
+Strategy = Literal["auto", "balanced", "cpu"]
 TooLong = Literal["refuse", "skip", "truncate"]
 LARGEST_K = 1024
 # Bytes that the file systems of Linux allow; macOS allows as many in a name.
@@ -146,7 +146,6 @@ class ModelSettings:
         quantization: how bitsandbytes quantizes the weights as they load; a suffix of the
             name, `7B_8bit`, does the same.
         dtype: number format of the weights that are not quantized; None for the run's.
-        placement: strategy for this model alone; None for the run's.
         gpus: how many GPUs this model may use; None for the placement's.
         gguf_file: file name inside `repository` when the weights are GGUF.
         tokenizer: a repository or a directory; None for the model's own.
@@ -159,7 +158,6 @@ class ModelSettings:
     architecture: Mapping[str, Any] | None = None
     quantization: Quantization = "none"
     dtype: Dtype | None = None
-    placement: Strategy | None = None
     gpus: int | None = None
     gguf_file: str | None = None
     tokenizer: str | None = None
@@ -215,8 +213,8 @@ class PlacementSettings:
 
     Attributes:
         strategy: `auto` takes the fewest GPUs that hold the model with its cache and draft, and balances the layers
-            over them; `balanced` spreads them over all GPUs; `sequential` fills one GPU after the other; `single` takes
-            one GPU; `cpu` takes none. On a machine without a GPU every strategy means the CPU.
+            over them; `balanced` spreads them over all GPUs; `cpu` takes none. A draft is whole on the GPU with the
+            most room. On a machine without a GPU every strategy means the CPU.
         gpus: how many GPUs may be used, starting with the first visible one; None for all.
         reserve_gb: kept free on each GPU, on top of weights and KV cache, for activations; in GB (10^9 bytes). More is
             kept free where reading all prompts at once needs more.

@@ -144,7 +144,7 @@ class RunRow(Row):
     shared: MaybeBool = setting(
         "whether `suffix` searches earlier answers of the run", "draft.shared"
     )
-    placement: MaybeText = setting("strategy by which the target was placed", "strategy")
+    placement: MaybeText = setting("strategy by which the target was placed", "placement.strategy")
     chat_template: MaybeText = setting(
         "whether prompts went through the chat template", "chat_template"
     )

@@ -23,6 +23,7 @@ from harness.cli.menu.names import CONF
 from harness.commands.registry import configured, with_settings
 from harness.config.errors import SettingError
 from harness.config.methods import METHODS
+from recipes.reference_pages import departures
 from remembered_configs import remember
 
 remember()
@@ -191,7 +192,7 @@ def test_every_command_composes_with_its_defaults(command: str) -> None:
     assert chosen.model.name == "tiny"
     assert chosen.draft.name == "tiny_draft"
     assert Path(chosen.model.repository).name == "tiny"
-    assert chosen.strategy == "auto"
+    assert chosen.placement.strategy == "auto"
     # A plan is no measurement, and a service none either: they are collected only in a file that is named.
     assert chosen.results.file == (
         None if command in ("plan", "serve") else f"results/{command}.csv"
@@ -201,7 +202,7 @@ def test_every_command_composes_with_its_defaults(command: str) -> None:
 @pytest.mark.parametrize("command", with_settings())
 def test_a_setting_that_is_not_typed_has_the_default_of_its_class(command: str) -> None:
     chosen = composed(command)
-    differing = {**documentation.departures("common"), **documentation.departures(command)}
+    differing = {**departures("common"), **departures(command)}
     settings = documentation.described(type(chosen))
     for group in ("decoding", "placement"):
         settings += documentation.of_group(group)
@@ -232,8 +233,7 @@ def test_what_is_left_out_follows_the_model(model: str, draft: str | None, promp
     [
         ("7B", "huggyllama/llama-7b", "none", None),
         ("7B_8bit", "huggyllama/llama-7b", "8bit", None),
-        ("7B_4GPUs", "huggyllama/llama-7b", "none", 4),
-        ("7B_4bit_2GPUs", "huggyllama/llama-7b", "4bit", 2),
+        ("7B_4bit", "huggyllama/llama-7b", "4bit", None),
         ("7B_1GPU_8bit", "huggyllama/llama-7b", "8bit", 1),
         ("./my-model", "./my-model", "none", None),
         ("../up/my_8bit", "../up/my_8bit", "none", None),
@@ -249,6 +249,10 @@ def test_names_mean_the_same_on_both_sides(
     assert (chosen.quantization, chosen.gpus) == (quantization, gpus)
 
 
+def test_a_target_may_have_several_gpus() -> None:
+    assert composed("latency", "model=7B_4GPUs").model.gpus == 4
+
+
 @pytest.mark.parametrize(
     ("path", "directory"), [("./files/llama.Q4.gguf", "files"), ("llama.Q4.gguf", ".")]
 )
@@ -258,16 +262,9 @@ def test_a_gguf_file_is_a_model(path: str, directory: str) -> None:
 
 
 def test_the_sides_may_differ() -> None:
-    chosen = composed(
-        "latency", "model=7B_8bit", "draft=7B", "draft.placement=cpu", "draft.dtype=bfloat16"
-    )
+    chosen = composed("latency", "model=7B_8bit", "draft=7B", "draft.dtype=bfloat16")
     assert chosen.model.quantization == "8bit"
-    assert chosen.model.placement is None
-    assert (chosen.draft.quantization, chosen.draft.placement, chosen.draft.dtype) == (
-        "none",
-        "cpu",
-        "bfloat16",
-    )
+    assert (chosen.draft.quantization, chosen.draft.dtype) == ("none", "bfloat16")
 
 
 def test_a_prompt_file_is_a_prompt_set() -> None:

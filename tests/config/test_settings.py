@@ -65,9 +65,3 @@ def test_errors_survive_pickling_between_processes() -> None:
 
 def test_the_tasks_of_the_setting_are_those_that_there_are() -> None:
     assert set(typing.get_args(Task)) == {*OPERATIONS, "gsm8k"}
-
-
-def test_a_models_own_placement_is_the_strategy_of_the_run() -> None:
-    assert from_config(LatencySettings, COMPLETE).strategy == "auto"
-    own = from_config(LatencySettings, {**COMPLETE, "model": {**MODEL, "placement": "cpu"}})
-    assert own.strategy == "cpu"

@@ -437,7 +437,7 @@ def sketch_pair(
         device_of: the first device that a model may use, by its placement.
         weights: None if not even stored ones will be needed.
     """
-    from harness.local.models.case import effective_placement
+    from harness.local.models.case import effective_strategy
     from harness.local.models.checkpoints import read_checkpoint
     from harness.local.models.meta import sketch_model
     from harness.local.models.quantization import refuse_second_quantization, resolve_dtype
@@ -458,7 +458,12 @@ def sketch_pair(
     for checkpoint in checkpoints:
         refuse_second_quantization(checkpoint)
         own = checkpoint.settings
-        device = device_of(checkpoint, effective_placement(checkpoint.role, own, placement))
+        how = dataclasses.replace(
+            placement,
+            strategy=effective_strategy(placement),
+            gpus=own.gpus or placement.gpus,
+        )
+        device = device_of(checkpoint, how)
         model_dtype = resolve_dtype(own.dtype or dtype, checkpoint, device)
         sketch = sketch_model(checkpoint, model_dtype)
         if plan is not None and plan.mask_token is not None and checkpoint is plan.checkpoint:

@@ -13,7 +13,7 @@ enlarges the memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -22,7 +22,7 @@ from harness.config.amounts import amount
 from harness.config.demand import Demand
 from harness.config.errors import RunError
 from harness.config.run import RunnerName
-from harness.config.settings import ModelSettings, PlacementSettings
+from harness.config.settings import PlacementSettings, Strategy
 from harness.local.models.sketch import Device, DeviceMap, Sketch, device_name
 
 # Bytes by device.
@@ -82,7 +82,7 @@ class Case:
 
     Attributes:
         models: the target, then the draft if it has weights or a cache of its own.
-        placement: overridden by the models' own settings.
+        placement: of both models; an explicit map is the target's alone.
         free: bytes on each GPU that may be used, and in main memory (`"cpu"`). Without a GPU
             everything goes to the CPU.
         shared: whether the target itself is the draft, by settings that are equal: its weights are
@@ -133,19 +133,19 @@ class Case:
         # The models read one after the other.
         return max(_prompt_bytes(self.demand, sketch) for sketch in self.models)
 
-    def placement_of(self, sketch: Sketch) -> PlacementSettings:
-        """The settings of the run's placement, or a model's own where it has some."""
-        return effective_placement(sketch.role, sketch.settings, self.placement)
+    @property
+    def strategy(self) -> Strategy:
+        """`cpu` also where an explicit map names no GPU."""
+        return effective_strategy(self.placement)
 
     def gpus_for(self, sketch: Sketch) -> list[int]:
         """The GPUs that a model may use; all of them if it has a number of its own.
 
-        `placement.gpus=2` means the first two GPUs, `draft.gpus=2` any two.
+        `placement.gpus=2` means the first two GPUs, `model.gpus=2` any two.
         """
-        placement = self.placement_of(sketch)
-        if placement.strategy == "cpu":
+        if self.strategy == "cpu":
             return []
-        return self.gpus if sketch.settings.gpus else self.gpus[: placement.gpus]
+        return self.gpus if sketch.settings.gpus else self.gpus[: self.placement.gpus]
 
     def needs(self, sketch: Sketch, *, whole: bool, on_gpu: bool) -> Needs:
         """What a model needs for its caches and graphs.
@@ -235,18 +235,12 @@ def _describe_room(sizes: list[int], on_gpu: bool, reserve: str) -> str:
     return f"{count} {amounts} free beyond {reserve}"
 
 
-def effective_placement(
-    role: str, settings: ModelSettings, placement: PlacementSettings
-) -> PlacementSettings:
-    """The run's placement with a model's own settings; an explicit map is the target's alone."""
-    strategy = settings.placement or placement.strategy
-    device_map = placement.device_map if role == "model" else None
-    if device_map is not None:
-        devices = map(parse_device, device_map.values())
-        if not any(isinstance(device, int) for device in devices):
-            strategy = "cpu"
-    gpus = settings.gpus or placement.gpus
-    return replace(placement, strategy=strategy, gpus=gpus, device_map=device_map)
+def effective_strategy(placement: PlacementSettings) -> Strategy:
+    """The strategy of a placement: `cpu` also where its explicit map names no GPU."""
+    devices = map(parse_device, (placement.device_map or {}).values())
+    if placement.device_map is not None and not any(isinstance(device, int) for device in devices):
+        return "cpu"
+    return placement.strategy
 
 
 def parse_device(device: object) -> Device:

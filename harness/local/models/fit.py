@@ -7,7 +7,7 @@ those before it have left. Two GPUs with room for 24 GB each, a target of 30 GB,
 1. GPU 0 alone has no room for the target, nor would it have if the draft came first.
 2. Both GPUs hold the target, 15 GB each; no GPU then has 14 GB left for a whole draft.
 3. The draft comes first, on GPU 0. The target gets 10 GB there and 20 GB on GPU 1: it fits.
-4. (Not needed any more: the draft divided over both GPUs; then layers outside the GPUs.)
+4. (Not needed any more: layers of the target outside the GPUs, where that is allowed.)
 """
 
 from __future__ import annotations
@@ -27,9 +27,8 @@ def fit(case: Case) -> list[Placement]:
     """Place the target, and the draft on the remaining memory.
 
     `auto` takes the fewest GPUs that hold both and spreads the target evenly over the fewest of
-    these, `balanced` spreads evenly over all, `sequential` fills one after the other, and `single`
-    takes the one with the most room. A draft stays whole on the GPU with the most room, unless its
-    own settings say otherwise or no GPU holds it.
+    these, and `balanced` spreads it evenly over all. A draft stays whole on the GPU with the most
+    room.
 
     Raises:
         Misfit: there is no room for a model.
@@ -50,7 +49,8 @@ def fit(case: Case) -> list[Placement]:
                 placements.append(placement)
             return placements[::order]
         except Misfit as exception:
-            misfit = exception
+            if not attempt.draft_first:
+                misfit = exception
     raise misfit
 
 
@@ -64,13 +64,11 @@ class _Attempt:
     Attributes:
         gpus: allowed for models whose own settings say nothing about GPUs.
         draft_first: whether the draft chooses its GPU before the target.
-        split_draft: whether the draft may be on several GPUs.
-        offload: whether the last layers may be outside the GPUs.
+        offload: whether the target's last layers may be outside the GPUs.
     """
 
     gpus: Sequence[int]
     draft_first: bool = False
-    split_draft: bool = False
     offload: bool = False
 
 
@@ -79,17 +77,16 @@ def _attempts(case: Case) -> Iterator[_Attempt]:
     target = case.models[0]
     gpus = case.gpus[: case.placement.gpus]
     choices = [gpus]
-    if gpus and case.placement_of(target).strategy == "auto" and not target.settings.gpus:
+    if gpus and case.strategy == "auto" and not target.settings.gpus:
         choices = _fewest_first(gpus, case.free)
+    # A whole draft may need a GPU that the target would have shared evenly.
+    may_be_first = len(case.models) > 1 and case.placement.device_map is None
     for choice in choices:
         yield _Attempt(choice)
-        if len(case.models) > 1 and case.placement.device_map is None:
-            # A whole draft may need a GPU that the target would have shared evenly.
+        if may_be_first:
             yield _Attempt(choice, draft_first=True)
-    for choice in choices:
-        yield _Attempt(choice, split_draft=True)
     if case.placement.offload != "none":
-        yield _Attempt(gpus, split_draft=True, offload=True)
+        yield _Attempt(gpus, draft_first=may_be_first, offload=True)
 
 
 # One model ----------------------------------------------------------------------------------------
@@ -97,12 +94,12 @@ def _attempts(case: Case) -> Iterator[_Attempt]:
 
 def _place(case: Case, attempt: _Attempt, sketch: Sketch, room: Memory) -> Placement:
     """Place a model on the first choice of devices that holds it, with the least offloaded."""
-    device_map = case.placement_of(sketch).device_map
-    if device_map is not None:
+    device_map = case.placement.device_map
+    if device_map is not None and sketch.role == "model":
         return _place_explicitly(case, sketch, device_map)
     choices = _device_choices(case, attempt, sketch, room)
     # Weights that are quantized already cannot be outside the GPUs.
-    may_offload = attempt.offload and sketch.stored is None
+    may_offload = attempt.offload and sketch.role == "model" and sketch.stored is None
     most_offloaded = len(sketch.blocks) - 1 if may_offload else 0
     for num_offloaded in range(most_offloaded + 1):
         for devices in choices:
@@ -116,25 +113,18 @@ def _device_choices(
     case: Case, attempt: _Attempt, sketch: Sketch, room: Memory
 ) -> Sequence[Sequence[Device]]:
     """Lists of devices to try in turn for a model; its layers go to those of a list in order."""
-    settings = sketch.settings
-    strategy = case.placement_of(sketch).strategy
+    count = sketch.settings.gpus
     gpus = case.gpus_for(sketch)
-    is_draft = sketch.role == "draft"
-    chooses_gpus = bool(settings.gpus or (is_draft and settings.placement))
-    if not chooses_gpus:
+    if not count:
         gpus = [gpu for gpu in gpus if gpu in attempt.gpus]
     if not gpus:
         return [["cpu"]]
-    if is_draft and not chooses_gpus:
-        strategy = "balanced" if attempt.split_draft and strategy != "single" else "single"
-    if strategy == "single" or len(sketch.blocks) == 1:
+    if sketch.role == "draft" or len(sketch.blocks) == 1:
         return [roomiest(gpus, room, 1)]
-    if settings.gpus:
-        return [roomiest(gpus, room, settings.gpus)]
-    if strategy == "auto":
+    if count:
+        return [roomiest(gpus, room, count)]
+    if case.strategy == "auto":
         return _fewest_first(gpus, room)
-    if strategy == "sequential":
-        return [gpus[:count] for count in range(1, len(gpus) + 1)]
     return [gpus]
 
 
@@ -160,9 +150,7 @@ def _share_out(
     loads[-1] += needs.graph_bytes
     rooms = [room[device] for device in devices]
     rooms[0] -= max(sketch.unquantized_bytes[num_here:], default=0) + sum(caches[num_here:])
-    # A draft that has to be split is filled in order, too, where its strategy is `sequential`.
-    in_order = num_offloaded or case.placement_of(sketch).strategy == "sequential"
-    places = filled(loads, rooms) if in_order else balanced(loads, rooms)
+    places = filled(loads, rooms) if num_offloaded else balanced(loads, rooms)
     if not places:
         return None
     block_devices = [devices[place] for place in places] + [outside] * num_offloaded
@@ -204,8 +192,8 @@ def _placement(case: Case, sketch: Sketch, device_map: DeviceMap) -> Placement:
 def _place_explicitly(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) -> Placement:
     """Follow the user's map, if it suits the model and the machine.
 
-    Only a target has a map (`effective_placement`), and is then placed first: all that is free is
-    there for it. A map keeps no reserve.
+    Only a target has a map, and is then placed first: all that is free is there for it. A map keeps
+    no reserve.
     """
     setting = "placement.device_map"
     device_map = {str(module): parse_device(device) for module, device in typed_map.items()}

@@ -18,8 +18,6 @@ from harness.local.models.sketch import Block, TensorSketch, offloads
 from sketches import GB, case, draft, fits, gpus_of, machine, sketch
 from wording import mentions
 
-STRATEGIES: list[Any] = ["auto", "balanced", "sequential", "single"]
-
 
 def refused(asked: Case) -> list[str]:
     with pytest.raises(RunError) as raised:
@@ -32,7 +30,7 @@ def refused(asked: Case) -> list[str]:
 
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4, 8])
 @pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
-@pytest.mark.parametrize("strategy", ["auto", "balanced", "sequential"])
+@pytest.mark.parametrize("strategy", ["auto", "balanced"])
 def test_no_device_gets_more_than_it_has(gpus: int, quantization: str, strategy: str) -> None:
     model = sketch(40, 0.6, settings={"quantization": quantization})
     size = model.weight_bytes / GB
@@ -81,22 +79,6 @@ def test_balanced_spreads_over_all_gpus_in_order() -> None:
     assert len(one.device_map) == 42, "blocks are never divided"
 
 
-def test_sequential_fills_one_after_the_other() -> None:
-    (one,) = fit(case(sketch(40, 0.6), free=machine(*[24] * 4), strategy="sequential"))
-    assert gpus_of(one) == ["cuda:0", "cuda:1"]
-    # Filled up to the reserve, but for less than one layer.
-    assert 22 * GB - 0.7 * GB < one.bytes_per_device["cuda:0"] <= 22 * GB
-
-
-def test_single_takes_the_roomiest() -> None:
-    model = sketch(25)
-    assert fit(case(model, free=machine(24, 40, 30), strategy="single"))[0].device_map == {"": 1}
-    assert (
-        "one GPU has 22.0 GB free"
-        in refused(case(model, free=machine(24, 24), strategy="single"))[0]
-    )
-
-
 def test_limits_on_gpus() -> None:
     model, own = sketch(20), sketch(20, settings={"gpus": 2})
     four = machine(*[24] * 4)
@@ -119,7 +101,7 @@ def test_models_that_declare_no_blocks_are_not_split() -> None:
 
 
 def test_without_a_gpu_everything_is_the_cpus() -> None:
-    for strategy in [*STRATEGIES, "cpu"]:
+    for strategy in ("auto", "balanced", "cpu"):
         assert fit(case(sketch(), free=machine(), strategy=strategy))[0].device_map == {"": "cpu"}
     assert fit(case(sketch(), free=machine(24), strategy="cpu"))[0].device_map == {"": "cpu"}
 
@@ -143,19 +125,14 @@ def test_a_target_makes_way_for_a_draft_that_stays_whole() -> None:
         assert all(target.taken(gpu) + large.taken(gpu) <= 22 * GB for gpu in (0, 1))
 
 
-def test_draft_settings_override_the_runs() -> None:
-    free = machine(40, 40)
-    for settings, expected in (
-        ({"placement": "cpu"}, ["cpu"]),
-        ({"gpus": 2}, ["cuda:0", "cuda:1"]),
-        ({"placement": "balanced"}, ["cuda:0", "cuda:1"]),
-    ):
-        assert gpus_of(fit(case(sketch(20), draft(settings=settings), free=free))[1]) == expected
-    both = fit(case(sketch(), draft(), free=free, strategy="single"))
-    assert [one.device_map for one in both] == [{"": 0}, {"": 1}]
-    # A target on the CPU leaves the GPUs to its draft.
-    both = fit(case(sketch(settings={"placement": "cpu"}), draft(), free=free))
-    assert [one.device_map for one in both] == [{"": "cpu"}, {"": 0}]
+def test_a_draft_is_never_divided() -> None:
+    """Neither over GPUs nor over a GPU and main memory, where its target is."""
+    assert not fits(case(sketch(10), draft(25), free=machine(24, 24)))
+    asked = case(sketch(40), draft(8), free=machine(24, cpu_gb=64), offload="cpu")
+    target, small = fit(asked)
+    assert small.device_map == {"": 0}
+    assert offloads(target.device_map)
+    assert not fits(case(sketch(10), draft(25), free=machine(24, cpu_gb=64), offload="cpu"))
 
 
 def test_draft_that_no_longer_fits() -> None:
@@ -211,7 +188,7 @@ def test_layers_make_way_for_their_own_keys_and_values() -> None:
         batch_size=100, prompt_tokens=1000, new_tokens=1000, num_draft_tokens=0, runner="eager"
     )
     model = sketch(10, cache=5000)  # 2 GB of cache with each layer of 1 GB
-    for strategy in ("auto", "balanced", "sequential"):
+    for strategy in ("auto", "balanced"):
         (one,) = fit(case(model, free=machine(20, 20), demand=demand, strategy=strategy))
         assert sum(one.cache_per_device.values()) == 20 * GB
         assert all(one.taken(gpu) <= 18 * GB for gpu in (0, 1))
@@ -308,7 +285,7 @@ def test_offload_only_when_asked_and_only_the_rest() -> None:
     assert [module for module, device in least.device_map.items() if device == 0] == ["model.embed"]
 
 
-@pytest.mark.parametrize("strategy", ["auto", "sequential", "balanced"])
+@pytest.mark.parametrize("strategy", ["auto", "balanced"])
 def test_every_gpu_is_filled_before_layers_are_offloaded(strategy: str) -> None:
     """Two GPUs with room for 14 layers each take about 26 of 40 layers, and one alone takes 12."""
     asked = case(sketch(40), free=machine(16, 16, cpu_gb=64), strategy=strategy, offload="cpu")
@@ -418,10 +395,6 @@ def test_unused_gpus_are_a_remedy() -> None:
     spread = "model=13B_2GPUs"
     assert spread in remedies(case(sketch(26), free=machine(24, 24), gpus=1))
     assert spread in remedies(case(sketch(26, settings={"gpus": 1}), free=machine(24, 24)))
-    # Who asks for one GPU wants one.
-    whole = remedies(case(sketch(26), free=machine(24, 24), strategy="single"))
-    assert whole
-    assert not any("GPUs" in remedy or "placement" in remedy for remedy in whole)
 
 
 def test_gpus_are_no_remedy_on_the_cpu() -> None:
@@ -440,10 +413,7 @@ def test_a_path_takes_no_suffix() -> None:
 def test_remedies_are_the_pairs() -> None:
     # In 8 bits the model would fit alone, but not with its draft.
     found = remedies(case(sketch(26), draft(14), free=machine(16, cpu_gb=1)))
-    assert found == [
-        "model=13B_4bit draft=7B_4bit (10.7 GB)",
-        "model=13B_3GPUs (3 GPUs with as much free)",
-    ]
+    assert found == ["model=13B_4bit draft=7B_4bit (10.7 GB)"]
 
 
 def test_a_smaller_batch_or_less_text_is_a_remedy() -> None:
