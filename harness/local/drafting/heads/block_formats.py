@@ -25,9 +25,6 @@ ASSISTANT_NAMES = {
     "hidden_norm.weight": "encoder.output_norm_enc.weight",
 }
 
-# Of `projector_type` in SpecForge's heads.
-_PROJECTORS = ("dflash", "domino")
-
 
 def as_stored_by_z_lab(raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration of transformers' own DFlash model in z-lab's format."""
@@ -89,14 +86,8 @@ def block_fields(
     # DeepSpec stores copies of the target's embedding and output matrix, the others leave them out.
     stores_matrices = "target_layer_ids" in raw
     layers = stored.layered(shapes, ["embed_tokens", "lm_head"] if stores_matrices else [])
-    _settle_windows(stored, layers["transformer"])
+    _settle_windows(raw, layers["transformer"])
     nested = _nested(raw)
-    projector = nested.get("projector_type", "dflash")
-    if projector not in _PROJECTORS:
-        known = " and ".join(_PROJECTORS)
-        raise stored.refused(
-            f"has projector_type={projector} in dflash_config; {known} are supported"
-        )
     size = raw.get("block_size") or nested.get("block_size")
     if not isinstance(size, int) or size < 2:
         raise stored.refused(f"names no block_size above 1 ({size})")
@@ -127,24 +118,13 @@ def _nested(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return nested if isinstance(nested, Mapping) else {}
 
 
-def _settle_windows(stored: StoredHead, transformer: Any) -> None:
+def _settle_windows(raw: Mapping[str, Any], transformer: Any) -> None:
     """Set the sliding window of `transformer`, where only the head's own format names it.
 
     z-lab's format may do that (`swa_window_size`, MiMo's heads), because transformers drops the
-    window of a Qwen3 configuration. DeepSpec trains all layers of its heads without windows.
-
-    Raises:
-        SettingError: for attention that this project does not have.
+    window of a Qwen3 configuration.
     """
-    raw = stored.raw
-    nested = _nested(raw)
-    if raw.get("attention_sink_bias") or nested.get("attention_sink_bias"):
-        raise stored.refused("has attention sinks (attention_sink_bias), which are not supported")
     layer_types = getattr(transformer, "layer_types", None) or []
     has_windows = any(kind.startswith("sliding") for kind in layer_types)
-    if nested.get("use_swa") and not has_windows:
-        raise stored.refused("has use_swa=true, and no sliding_attention among its layer_types")
-    if has_windows and "target_layer_ids" in raw and not nested:
-        raise stored.refused("has sliding windows, which heads of DeepSpec's format do not have")
     if has_windows and transformer.sliding_window is None:
-        transformer.sliding_window = nested.get("swa_window_size")
+        transformer.sliding_window = _nested(raw).get("swa_window_size")

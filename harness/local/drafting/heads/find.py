@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+import transformers
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -21,7 +22,7 @@ from harness.config.failures import first_line
 from harness.config.settings import DraftSettings, ModelSettings
 from harness.local.drafting.head_kind import HeadKind
 from harness.local.drafting.heads.blocks import Head, HeadConfig
-from harness.local.drafting.heads.formats import StoredHead, check_types
+from harness.local.drafting.heads.formats import StoredHead
 from harness.local.drafting.heads.head_files import (
     find_weights,
     read_configuration,
@@ -61,9 +62,7 @@ class HeadCheckpoint:
                 return module
         # Whatever the layers of transformers raise for such a configuration.
         except Exception as error:
-            cause = f"{type(error).__name__}: {first_line(error)}"[:200]
-            rule = f"has a config.json from which no {self.kind.name} head can be built ({cause})"
-            raise SettingError("draft", rule, self.settings.name) from error
+            raise unbuildable(self.settings, self.kind, error) from error
 
     def sketch(self, dtype: torch.dtype) -> Sketch:
         """Return its sizes.
@@ -175,48 +174,53 @@ def read_head(
     if kind is None:
         if stated := raw.get("speculators_model_type"):
             raise stored.refused(f"is a speculators head of type {stated}, which is not supported")
+        names = raw.get("architectures")
+        name = names[0] if isinstance(names, list) and names else "ForCausalLM"
+        is_model = hasattr(transformers, name) or name.endswith(("ForCausalLM", "LMHeadModel"))
+        if not is_model and not settings.trust_remote_code:
+            raise stored.refused(f"is a {name}: no head that is known here, and no model")
         if raw and layers is not None:
             rule = f"is for heads and early_exit, and draft={settings.name} is a model"
             raise SettingError("draft.layers", rule, tuple(layers))
         return None
     if settings.quantization != "none":
         raise SettingError("draft.quantization", "must be none for a head", settings.quantization)
-    check_types(stored, raw)
     files = find_weights(settings, kind) if weights else ()
     tensors = read_tensors(settings, files, "meta")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    config = kind.config(stored, shapes if weights else None)
+    try:
+        config = kind.config(stored, shapes if weights else None)
+    except SettingError:
+        raise
+    # Whatever values of other types raise.
+    except Exception as error:
+        raise unbuildable(settings, kind, error) from error
     head = HeadCheckpoint(kind, settings, config, files)
     if weights:
         _check_tensors(head, tensors)
     return head
 
 
+def unbuildable(settings: ModelSettings, kind: HeadKind, error: Exception) -> SettingError:
+    """Return the error for a configuration that no head of a kind can have."""
+    cause = f"{type(error).__name__}: {first_line(error)}"[:200]
+    rule = f"has a config.json from which no {kind.name} head can be built ({cause})"
+    return SettingError("draft", rule, settings.name)
+
+
 def _check_tensors(head: HeadCheckpoint, stored: Mapping[str, Tensor]) -> None:
-    """Raise a SettingError unless the stored tensors have the names, the shapes and the kind of
-    numbers of the module's.
-    """
-    needed = head.build().state_dict()
-    where = f"a head of kind {head.kind.name}"
-    missing = sorted(needed.keys() - stored.keys())
-    unknown = sorted(stored.keys() - needed.keys() - {"d2t"})
-    rule = None
-    if missing:
-        rule = f"{len(missing)} tensors of {where} are missing (the first: {missing[0]})"
-    elif unknown:
-        rule = f"{len(unknown)} tensors are not known in {where} (the first: {unknown[0]})"
-    else:
-        for name, tensor in needed.items():
-            found = stored[name]
-            if tensor.shape != found.shape:
-                rule = f"{name} has shape {list(found.shape)}; "
-                rule += f"its configuration and the target need {list(tensor.shape)}"
-                break
-            if tensor.is_floating_point() and not found.is_floating_point():
-                rule = f"{name} holds integers, and weights of a head are floating-point numbers"
-                break
-    if rule is not None:
-        raise SettingError("draft", rule, head.settings.name)
+    """Raise a SettingError unless the stored tensors are those of the module."""
+    module = head.build()
+    tensors = dict(stored)
+    if module.d2t is None:
+        tensors.pop("d2t", None)
+    try:
+        module.load_state_dict(tensors, assign=True)
+    except RuntimeError as error:
+        # "Error(s) in loading state_dict for EagleHead:", and a line for each.
+        _, _, causes = str(error).partition("\n")
+        rule = f"holds no {head.kind.name} head: {' '.join(causes.split())[:300]}"
+        raise SettingError("draft", rule, head.settings.name) from None
 
 
 @dataclass(frozen=True)

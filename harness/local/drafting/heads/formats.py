@@ -23,50 +23,6 @@ from harness.local.models.tokenizers import vocabulary_size
 # with random weights, of which only the configuration is read.
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Bounds of numbers in a head's configuration, far above those of published heads: beyond them a
-# module takes hours to build, or drafting all memory. A block may be as long as
-# `decoding.num_draft_tokens`.
-_BOUNDS = {
-    "block_size": (1, 1024),
-    "num_hidden_layers": (1, 1024),
-    "medusa_num_heads": (0, 1024),
-    "medusa_num_layers": (0, 1024),
-    "num_attention_heads": (1, 4096),
-    "num_key_value_heads": (1, 4096),
-    "head_dim": (1, 65_536),
-    "hidden_size": (1, 1 << 20),
-    "intermediate_size": (1, 1 << 22),
-    "target_hidden_size": (1, 1 << 20),
-    "markov_rank": (0, 1 << 20),
-    "conv_kernel_size": (1, 1024),
-    "conv_group_size": (1, 1 << 20),
-    "selector_rank": (1, 1 << 20),
-    "selector_top_k": (1, 1 << 24),
-    "swa_window_size": (1, 1 << 24),
-    "vocab_size": (1, 1 << 24),
-    "draft_vocab_size": (1, 1 << 24),
-}
-# Keys of all formats, by what their values must be: true or false, lists of layers, settings by
-# name, and text.
-_FLAGS = (
-    "norm_before_residual",
-    "norm_before_fc",
-    "fc_norm",
-    "norm_output",
-    "enable_confidence_head",
-    "confidence_head_with_markov",
-    "sample_from_anchor",
-    "sliding_window_non_causal",
-    "causal_head",
-    "causal",
-    "is_causal",
-    "use_swa",
-    "attention_sink_bias",
-)
-_LAYERS = ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids", "target_layer_ids")
-_NESTED = ("dflash_config", "eagle_config", "transformer_layer_config")
-_WORDS = ("model_type", "markov_head_type")
-
 
 @dataclass(frozen=True)
 class StoredHead:
@@ -118,6 +74,10 @@ class StoredHead:
         text_config = self.target.config.get_text_config(decoder=True)
         sizes = self.sizes(self.layer_ids(text_config.num_hidden_layers))
         transformer = self.transformer()
+        # Some configurations state the target's number of layers.
+        stored_layers = {name.split(".")[1] for name in shapes or () if name.startswith("layers.")}
+        if stored_layers:
+            transformer.num_hidden_layers = len(stored_layers)
         made_for = self.raw.get("target_hidden_size") or transformer.hidden_size
         for size_name, of_head, of_target in (
             ("hidden size", made_for, text_config.hidden_size),
@@ -155,6 +115,9 @@ class StoredHead:
         """
         raw = self.raw
         nested = raw.get("eagle_config") or {}
+        if nested.get("use_aux_hidden_state") is False:
+            rule = "reads no hidden states of inner layers (use_aux_hidden_state: false)"
+            raise self.refused(f"{rule}, which is not supported")
         for place, key in (
             (raw, "eagle_aux_hidden_state_layer_ids"),
             (raw, "aux_hidden_state_layer_ids"),
@@ -208,37 +171,3 @@ class StoredHead:
     def refused(self, rule: str) -> SettingError:
         """Return the error for a head that breaks a rule."""
         return SettingError("draft", rule, self.settings.name)
-
-
-def check_types(stored: StoredHead, raw: Mapping[str, Any]) -> None:
-    """Raise a SettingError for values of another type or outside their bounds; null counts as
-    absent.
-    """
-    for key, value in raw.items():
-        rule = None if value is None else _broken_rule(key, value)
-        if rule is not None:
-            shown = repr(value)
-            if len(shown) > 60:
-                shown = f"{shown[:57]}..."
-            raise stored.refused(f"has a config.json with {key}={shown}, which {rule}")
-        if key in _NESTED and value is not None:
-            check_types(stored, value)
-
-
-def _broken_rule(key: str, value: Any) -> str | None:
-    """Return the rule that a value of a head's configuration breaks; None where it breaks none."""
-    if key in _BOUNDS:
-        low, high = _BOUNDS[key]
-        if type(value) is not int or not low <= value <= high:
-            return f"must be an integer from {low} to {high:,}"
-    if key in _FLAGS and not isinstance(value, bool):
-        return "must be true or false"
-    if key in _LAYERS and not (
-        isinstance(value, list) and all(type(layer) is int for layer in value)
-    ):
-        return "must be a list of layers"
-    if key in _NESTED and not isinstance(value, dict):
-        return "must hold settings by name"
-    if key in _WORDS and not isinstance(value, str):
-        return "must be text"
-    return None

@@ -185,6 +185,9 @@ class Eagle3(HeadKind):
         if is_of_deepspec or is_of_speculators:
             usually_stored.append("embed_tokens")
         fields = stored.layered(shapes, usually_stored)
+        if len(usually_stored) == 1 and shapes is None:
+            # SafeAILab's format has one layer, whatever number its configuration states.
+            fields["transformer"].num_hidden_layers = 1
         for flag in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
             fields[flag] = bool(raw.get(flag))
         return fields
