@@ -263,10 +263,6 @@ class IterationCost:
             "costs", f"{rule}, but with {loads} in flight: measure batch_size={rows}"
         )
 
-    def break_even(self, k: int, rows: int = 1) -> Interval:
-        """Tokens per iteration from which on K pays: what an iteration costs in regular steps."""
-        return self.at(k, rows).steps
-
     def speedup(self, tokens_per_iteration: Interval | float, k: int, rows: int = 1) -> Interval:
         """The speed-up of decoding that so many tokens per iteration give; its interval has those of cost and yield."""
         return _ratio(_as_interval(tokens_per_iteration), self.at(k, rows).steps)

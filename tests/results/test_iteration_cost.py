@@ -42,7 +42,7 @@ def line_of(cost: IterationCost, rows: int = 1) -> tuple[float, float, float]:
 def test_a_prediction_is_tokens_over_regular_steps() -> None:
     """K=4: 30 ms, 1.5 steps, and 3 tokens in the time of 1.5: 2×."""
     cost = IterationCost.of_points([(1, 1, 20.0), (5, 1, 30.0), (9, 1, 60.0)])
-    assert cost.break_even(4).estimate == pytest.approx(1.5)
+    assert cost.at(4).steps.estimate == pytest.approx(1.5)
     assert cost.speedup(3.0, 4).estimate == pytest.approx(2)
     assert not cost.speedup(3.0, 4).has_bounds
     assert cost.speedup(Interval(0.0, 0.0, 0.1), 4).estimate == 0
@@ -127,7 +127,7 @@ def test_a_load_that_is_refused_has_its_figures_but_no_price() -> None:
     assert not any(one.is_known for one in absent)
     assert (cost.loads, cost.ks(), cost.ks(4)) == ([1, 4, 8], [4], [])
     read = IterationCost.of_steps({4: 1.25, 1: 1.0625, 2: 1.125}, "bytes")
-    assert (read.break_even(4).estimate, read.in_bytes, cost.in_bytes) == (1.25, True, False)
+    assert (read.at(4).steps.estimate, read.in_bytes, cost.in_bytes) == (1.25, True, False)
     assert line_of(read)[:2] == pytest.approx((1, 1 / 16))
 
 
@@ -449,4 +449,4 @@ def test_a_queue_is_said_in_the_figure_that_judges_it(tmp_path: Path) -> None:
 def test_a_word_selects_rows_of_a_table(tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text(TABLE)
     (cost,) = read_table("costs", f"{tmp_path}/t.csv@chat").costs.values()
-    assert cost.break_even(4).estimate == pytest.approx(11 * 2.5 / 22)
+    assert cost.at(4).steps.estimate == pytest.approx(11 * 2.5 / 22)

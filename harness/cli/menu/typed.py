@@ -40,7 +40,6 @@ _NO_NAME = re.compile(r"null|true|false|[-+]?\d+(\.\d*)?|\[.*\]", re.IGNORECASE)
 _NAMES = ("model", "draft", "engine", "prompts", "pair")
 # Settings that take one path, with any commas in it, and those of Hydra that take a directory.
 _PATHS = ("results.file", "hydra.run.dir", "hydra.sweep.dir")
-_DIRECTORIES = ("hydra.run.dir", "hydra.sweep.dir", "hydra.sweep.subdir")
 # Stands for a value that Hydra's grammar does not have.
 _UNREADABLE = object()
 

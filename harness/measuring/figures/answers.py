@@ -47,7 +47,6 @@ class Answers(Group):
         " it, count as much as long ones",
         "ms",
     )
-    ms_per_token_median: MaybeFloat = pooled("mean", "median of the same", "ms")
     ms_per_token_std: MaybeFloat = pooled(
         "mean", "standard deviation of the same, over prompts or batches", "ms"
     )
@@ -91,7 +90,6 @@ class Answers(Group):
             longest_answer=max(lengths, default=None),
             ms_per_token=mean_ms,
             ms_per_token_per_answer=statistics.fmean(ms_per_token) if ms_per_token else None,
-            ms_per_token_median=statistics.median(ms_per_token) if ms_per_token else None,
             ms_per_token_std=statistics.stdev(ms_per_token) if len(ms_per_token) > 1 else None,
             tokens_per_second=sum(lengths) / arm.seconds if arm.seconds else None,
             tokens_per_second_per_user=1000 / mean_ms if mean_ms else None,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from harness.measuring.figures.measured import Group, MeasuredArm, MeasuredRun
 from harness.results.acceptance import Acceptance
 from harness.results.row import pooled
-from harness.results.schema import MaybeFloat, MaybeInt
+from harness.results.schema import MaybeFloat
 
 if TYPE_CHECKING:
     from harness.engines.requests import RequestRecord
@@ -22,7 +22,7 @@ class Ends(Group):
     """Acceptance before and after the ends of an arm's texts.
 
     A rate is None without iterations that are known to have begun there. Answers whose iterations
-    have no known place are left out of both, and counted.
+    have no known place are left out of both.
     """
 
     share_after_end: MaybeFloat = pooled(
@@ -32,9 +32,6 @@ class Ends(Group):
         "mean", "`acceptance_rate` of iterations that began before the end of the text"
     )
     acceptance_rate_after_end: MaybeFloat = pooled("mean", "the same after it")
-    num_undivided_answers: MaybeInt = pooled(
-        "sum", "answers that both leave out, because the place of their iterations is not known"
-    )
 
     @classmethod
     def measured(cls, run: MeasuredRun, arm: MeasuredArm) -> Group:
@@ -44,14 +41,12 @@ class Ends(Group):
         after: list[tuple[int, int]] = []
         num_tokens = 0
         num_tokens_after = 0
-        num_undivided = 0
         for request in arm.answered:
             text_length = _text_length(request.token_ids, run.end_tokens)
             num_tokens += len(request.token_ids)
             num_tokens_after += len(request.token_ids) - text_length
             num_within = _num_within(request, text_length)
             if num_within is None:
-                num_undivided += bool(request.outcomes)
                 continue
             within += request.outcomes[:num_within]
             after += request.outcomes[num_within:]
@@ -59,7 +54,6 @@ class Ends(Group):
             share_after_end=num_tokens_after / num_tokens if num_tokens else None,
             acceptance_rate_before_end=Acceptance.of(within).acceptance_rate,
             acceptance_rate_after_end=Acceptance.of(after).acceptance_rate,
-            num_undivided_answers=num_undivided,
         )
 
 

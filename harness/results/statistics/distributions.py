@@ -33,10 +33,3 @@ def normal_quantile(tail: float) -> float:
     from scipy import special
 
     return -float(special.ndtri(tail))
-
-
-def binomial_cdf(num_successes: int, num_trials: int, chance: float) -> float:
-    """Chance of at most this many successes."""
-    from scipy import special
-
-    return float(special.bdtr(num_successes, num_trials, chance))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from harness.results.statistics.distributions import binomial_cdf, normal_quantile
+from harness.results.statistics.distributions import normal_quantile
 from harness.results.statistics.interval import CONFIDENCE, Interval
 
 
@@ -32,16 +32,10 @@ def wilson_interval(successes: int, total: int, confidence: float = CONFIDENCE) 
     """
     if total == 0:
         return Interval()
-    proportion = successes / total
-    z = normal_quantile(tail=(1 - confidence) / 2)
-    shrinkage = 1 + z**2 / total
-    centre = (proportion + z**2 / (2 * total)) / shrinkage
-    variance = proportion * (1 - proportion) / total + z**2 / (4 * total**2)
-    half_width = z * math.sqrt(variance) / shrinkage
-    # Without rounding where no trial or every trial succeeded.
-    low = 0.0 if successes == 0 else centre - half_width
-    high = 1.0 if successes == total else centre + half_width
-    return Interval(proportion, low, high)
+    from scipy.stats import binomtest
+
+    bounds = binomtest(successes, total).proportion_ci(confidence, method="wilson")
+    return Interval(successes / total, float(bounds.low), float(bounds.high))
 
 
 def difference_of_paired_proportions(
@@ -155,6 +149,6 @@ def mcnemar_p_value(first_correct: Sequence[bool], second_correct: Sequence[bool
     discordant = counts.only_first + counts.only_second
     if discordant == 0:
         return 1.0
-    # A fair coin is symmetric: both tails are equal, and overlap where neither arm is ahead.
-    fewer = min(counts.only_first, counts.only_second)
-    return min(2 * binomial_cdf(fewer, discordant, 0.5), 1.0)
+    from scipy.stats import binomtest
+
+    return float(binomtest(counts.only_first, discordant).pvalue)

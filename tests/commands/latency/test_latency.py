@@ -147,7 +147,6 @@ def test_the_figures_of_a_run_follow_from_its_prompts(harness: Harness, pair: li
     assert row["speedup"] == pytest.approx(ms["regular"].sum() / speculative.sum())
     assert row["ms_per_token"] == pytest.approx(speculative.mean())
     assert row["ms_per_token_std"] == pytest.approx(speculative.std())
-    assert row["ms_per_token_median"] == pytest.approx(speculative.median())
     drafted = prompts[prompts["arm"] == "speculative"]
     histograms = drafted["acceptance_histogram"].dropna().map(json.loads)
     num_accepted = sum(count * times for one in histograms for count, times in enumerate(one))

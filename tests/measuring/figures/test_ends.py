@@ -59,17 +59,13 @@ def test_iterations_that_do_not_fit_the_tokens_are_left_out() -> None:
     assert ends()["share_after_end"] is None
 
 
-def test_answers_that_cannot_be_divided_are_counted() -> None:
+def test_answers_that_cannot_be_divided_are_left_out_of_rates() -> None:
     """Their share of the tokens is known, and counts; both rates are without them."""
     divided = answer([1, 2, 3, 4, END, 5, 5, 5], [(2, 2), (2, 0), (2, 2)])
     unknown = answer([1, END, 3, 4, 5, 6], [(2, 1)])
     columns = ends(divided, unknown)
-    assert columns["num_undivided_answers"] == 1
     assert columns["share_after_end"] == (3 + 4) / (8 + 6)
     assert columns["acceptance_rate_before_end"] == 0.5
-    assert ends(divided)["num_undivided_answers"] == 0
-    # Without drafts there is nothing to divide.
-    assert ends(answer([1, END, 3], []))["num_undivided_answers"] == 0
 
 
 @pytest.mark.parametrize("per_step", [True, False])
