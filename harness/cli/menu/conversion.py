@@ -162,7 +162,13 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
     for candidate in candidates:
         with suppress(ValidationError):
             return _adapter(hint).validate_python(candidate)
-    words = [word for kind in kinds if typing.get_origin(kind) is Literal for word in kind.__args__]
+    words = _words(kinds)
+    of_items = [_words(typing.get_args(kind)) for kind in kinds if typing.get_origin(kind) is tuple]
+    items = given if isinstance(given, tuple) else (given,)
+    for word in items if any(of_items) else ():
+        if word not in of_items[0]:
+            known = f"{', '.join(of_items[0])}{nearest(str(word), of_items[0])}"
+            raise SettingError(setting, f"each must be one of {known}", word)
     plain = [text for origin in origins for text in _IN_WORDS.get(origin, ())]
     if plain:
         *others, last = plain + words
@@ -170,6 +176,11 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
     else:
         rule = f"one of {', '.join(words)}{nearest(str(value), words)}"
     raise SettingError(setting, f"must be {rule}", value)
+
+
+def _words(kinds: Sequence[Any]) -> list[Any]:
+    """The values that the `Literal` among some types allows."""
+    return [word for kind in kinds if typing.get_origin(kind) is Literal for word in kind.__args__]
 
 
 def _group(kind: type, value: Any, setting: str) -> Any:
