@@ -156,15 +156,14 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
         candidates.append(str(value))
     if tuple in origins:
         candidates.append((given,))
-    numbers = given if isinstance(given, tuple) else (given,)
-    if str not in kinds and any(type(n) is int and abs(n) > _LARGEST_INTEGER for n in numbers):
+    items = given if isinstance(given, tuple) else (given,)
+    if str not in kinds and any(type(n) is int and abs(n) > _LARGEST_INTEGER for n in items):
         raise SettingError(setting, "must be below 2^63", value)
     for candidate in candidates:
         with suppress(ValidationError):
             return _adapter(hint).validate_python(candidate)
     words = _words(kinds)
     of_items = [_words(typing.get_args(kind)) for kind in kinds if typing.get_origin(kind) is tuple]
-    items = given if isinstance(given, tuple) else (given,)
     for word in items if any(of_items) else ():
         if word not in of_items[0]:
             known = f"{', '.join(of_items[0])}{nearest(str(word), of_items[0])}"
