@@ -137,9 +137,9 @@ def recorded(models: Sequence[PreTrainedModel]) -> Iterator[list[Call]]:
     calls: list[Call] = []
 
     def note(model: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
-        calls.append(
-            (model, named["past_key_values"].get_seq_length(), named["input_ids"].shape[1])
-        )
+        cache = named.get("past_key_values")  # a prompt's pass makes it
+        num_slots = cache.get_seq_length() if cache is not None else 0
+        calls.append((model, num_slots, named["input_ids"].shape[1]))
 
     with ExitStack() as hooks:
         for model in models:
