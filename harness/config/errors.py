@@ -91,7 +91,9 @@ def nearest(word: str, known: Iterable[str], prefix: str = "") -> str:
     words = list(known)
     matches = [longer for longer in words if len(word) > 3 and word.lower() in longer.lower()]
     if not 1 <= len(matches) <= _MOST_MATCHES:
-        matches = difflib.get_close_matches(word, words, 1, cutoff=0.5)
+        # A single wrong letter is half of `7C`.
+        cutoff = 0.5 if len(word) <= 4 else 0.6
+        matches = difflib.get_close_matches(word, words, 1, cutoff)
     return did_you_mean([f"{prefix}{match}" for match in matches])
 
 
