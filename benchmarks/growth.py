@@ -5,8 +5,8 @@
 
 A random Llama is the target and one with a quarter of its layers the draft. One of four sizes varies at a time. At each
 point the eager runner, the static runner and the bare models take turns over the same iterations, in which rows keep
-different numbers of tokens, as they do in a batch. With --device cuda there is also the static runner with its passes
-captured as CUDA graphs, and the device is synchronised around each part. The parts are
+different numbers of tokens, as they do in a batch. With --device cuda there is also the compiled runner, and the device
+is synchronised around each part. The parts are
 
 - regular: the target's forward pass over one token;
 - verification: the target's forward pass over K + 1 tokens;
