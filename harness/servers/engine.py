@@ -378,7 +378,10 @@ class ServerArm(Arm):
 
     @property
     def given_up(self) -> str | None:
-        return self.ended or self._sender.given_up
+        ended = self.ended
+        if ended is None and self._sender.given_up and self._started:
+            ended = self._started.why_ended()
+        return ended or self._sender.given_up
 
     def as_read(self, prompt: Sequence[int]) -> Sequence[int]:
         return self.form.as_read(prompt)
