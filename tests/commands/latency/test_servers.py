@@ -78,7 +78,8 @@ def test_two_servers_are_compared_request_by_request(harness: Harness, serve: Se
     held = [row["mean_in_flight"] for row in (regular, speculative)]
     assert 1 < min(held) <= max(held) <= 3
     assert pd.isna(regular["offered_rate"])
-    assert [server.most_in_flight for server in servers] == [3, 3]
+    # A busy machine may see the end of a cancelled one after the next lap's begin.
+    assert all(server.most_in_flight in (3, 4) for server in servers)
 
 
 @pytest.mark.parametrize("line", ASKED)
