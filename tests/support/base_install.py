@@ -19,6 +19,7 @@ from echo_server import EchoServer, serving
 Run = Callable[[Sequence[str], Mapping[str, str]], subprocess.CompletedProcess[str]]
 
 _QUICK = ["num_prompts=8", "tokens=4"]
+NAMES: Mapping[str, str | None] = {"tiny": None}
 _INSTALL = "pip install 'specharness[local]'"
 # These need models here: by their engine, or whatever the engine is.
 _LOCAL_COMMANDS = [
@@ -57,8 +58,10 @@ def check_commands(run: Run, directory: Path) -> list[dict[str, str]]:
         assert len(refused.splitlines()) == 1, refused
         assert _INSTALL in refused, refused
     with ExitStack() as stack:
-        regular = stack.enter_context(serving(EchoServer(delay_s=0.001)))
-        speculative = stack.enter_context(serving(EchoServer(delay_s=0.001, num_draft_tokens=4)))
+        regular = stack.enter_context(serving(EchoServer(NAMES, delay_s=0.001)))
+        speculative = stack.enter_context(
+            serving(EchoServer(NAMES, delay_s=0.001, num_draft_tokens=4))
+        )
         servers = ["engine=server", f"engine.url={speculative}", f"engine.regular_url={regular}"]
         assert "accepted" in harness("latency", *servers, *_QUICK, "decoding=greedy")
         assert "identical" in harness("recovery", *servers, *_QUICK, "decoding=greedy")
@@ -75,7 +78,7 @@ def check_commands(run: Run, directory: Path) -> list[dict[str, str]]:
     assert "predicted at K=4" in harness("plan", "costs=results/latency.csv", "acceptance=0.8")
     assert "report.html" in harness("report", "results")
     (directory / "theirs.md").write_text("| K | tau |\n|---|---|\n| 4 | 5.3 |\n")
-    assert "K=4" in harness("audit", "theirs.md", code=1)
+    assert "K=4" in harness("audit", "theirs.md", code=3)
     # Whether one of two equal runs is slower is chance.
     assert "after" in harness("regress", "results/latency.csv", "after.csv", code=None)
     with (directory / "results" / "latency.csv").open(encoding="utf-8", newline="") as file:
