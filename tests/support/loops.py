@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from harness.engines import protocol
 from harness.local.decoding.adaptive import DraftLength
 from harness.local.decoding.batch import Request
 from harness.local.decoding.iteration import Iteration
 from harness.local.decoding.loop import Loop, decoded
 from harness.local.decoding.protocols import Drafter, Runner
+from harness.local.engine.engine import LocalArm
 
 
 def autoregressive(target: Runner, request: Request) -> Iterator[Iteration]:
@@ -26,3 +28,10 @@ def speculative(
 ) -> Iterator[Iteration]:
     """The options are those of `Loop`, behind K."""
     return decoded(Loop(target, drafter, num_draft_tokens, *options, **named), [request])
+
+
+def records_of(arm: Any, requests: Sequence[protocol.Request]) -> Iterator[Iteration]:
+    """The records of requests that are alike, as an arm of our engine decides them."""
+    assert isinstance(arm, LocalArm)
+    with arm.explained():
+        yield from decoded(arm.loop(requests[0]), [arm.joining(requests)])

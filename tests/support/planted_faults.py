@@ -14,7 +14,7 @@ from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.engine.fault import Asked, Fault
 from harness.local.engine.faults.rollback_off_by_one import StaleRunner
 from harness.local.engine.logprobs import LEAST, Burst, TokenLogprob
-from harness.local.runners.wrapped import WrappedRunner
+from harness.local.runners.wrapped import Wrapped
 
 # Prompts count as the same that share this many first tokens.
 _PREFIX_TOKENS = 4
@@ -64,11 +64,11 @@ class _LeavingRunner(StaleRunner):
 
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         self._some_left = False
-        return self._runner.start(prompts)
+        return self._wrapped.start(prompts)
 
     def select(self, rows: Sequence[int]) -> None:
         self._some_left = True
-        self._runner.select(rows)
+        self._wrapped.select(rows)
 
     def num_stale(self, num_rows: int) -> list[int]:
         stale = [int(self._some_left)] * num_rows
@@ -100,11 +100,11 @@ class NeighbourTemperature(Fault):
         return _NeighbourWarp()
 
 
-class _SwappingRunner(WrappedRunner):
+class _SwappingRunner(Wrapped):
     def select(self, rows: Sequence[int]) -> None:
         if len(rows) > 2:
             rows = [*rows[:-2], rows[-1], rows[-2]]
-        self._runner.select(rows)
+        self._wrapped.select(rows)
 
 
 class RowsSwapped(Fault):
@@ -130,16 +130,16 @@ class _StalePrefixRunner(StaleRunner):
         self._prefixes = []
         self._hits = []
         self._note(prompts)
-        return self._runner.start(prompts)
+        return self._wrapped.start(prompts)
 
     def add(self, prompts: Sequence[Sequence[int]]) -> Step:
         self._note(prompts)
-        return self._runner.add(prompts)
+        return self._wrapped.add(prompts)
 
     def select(self, rows: Sequence[int]) -> None:
         self._prefixes = [self._prefixes[row] for row in rows]
         self._hits = [self._hits[row] for row in rows]
-        self._runner.select(rows)
+        self._wrapped.select(rows)
 
     def num_stale(self, num_rows: int) -> list[int]:
         return list(self._hits)

@@ -11,7 +11,6 @@ from torch import Tensor
 def to_device(
     numbers: Sequence[float] | Sequence[Sequence[int]],
     device: torch.device | str,
-    dtype: torch.dtype = torch.long,
 ) -> Tensor:
     """Copy numbers [n] or [B, n] to a tensor on `device`.
 
@@ -21,10 +20,10 @@ def to_device(
     first = numbers[0] if numbers else None
     if isinstance(first, int | float) and all(number == first for number in numbers):
         # Filling costs less than a copy.
-        return torch.full((len(numbers),), first, dtype=dtype, device=device)
+        return torch.full((len(numbers),), first, dtype=torch.long, device=device)
     if torch.device(device).type != "cuda":
-        return torch.tensor(numbers, dtype=dtype, device=device)
-    return torch.tensor(numbers, dtype=dtype, pin_memory=True).to(device, non_blocking=True)
+        return torch.tensor(numbers, dtype=torch.long, device=device)
+    return torch.tensor(numbers, dtype=torch.long, pin_memory=True).to(device, non_blocking=True)
 
 
 def padded(rows: Iterable[Sequence[int]], width: int) -> list[list[int]]:

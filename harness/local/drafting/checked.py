@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from torch import Tensor
 from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.failures import as_run_error
 from harness.local.decoding.protocols import Drafter, NonFiniteError, Proposal
+from harness.local.runners.wrapped import Replacing
 
 
 @contextmanager
@@ -40,24 +42,23 @@ def blaming(name: str, call: str = "", setting: str = "draft") -> Iterator[None]
 
 
 def with_checked_shapes(drafter: Drafter, name: str) -> Drafter:
-    """Make a drafter raise a RunError for a proposal of other shapes than `Proposal` has.
+    """Return the drafter with a check: a RunError for a proposal of other shapes than `Proposal` has.
 
     Args:
         drafter: of a method that is not built in.
         name: the method, as the user typed it.
     """
-    propose = drafter.propose
 
     def checked(num_draft_tokens: int, uniforms: Tensor) -> Proposal:
         with blaming(name, "propose"):
-            proposal = propose(num_draft_tokens, uniforms)
+            proposal = drafter.propose(num_draft_tokens, uniforms)
         rule = _broken_rule(proposal, len(uniforms), num_draft_tokens)
         if rule is not None:
             raise RunError(f"draft={name}: propose() {rule}")
         return proposal
 
-    setattr(drafter, "propose", checked)  # noqa: B010
-    return drafter
+    replacing: Any = Replacing(drafter, propose=checked)
+    return replacing
 
 
 def _broken_rule(proposal: object, num_rows: int, most: int) -> str | None:

@@ -85,11 +85,12 @@ class LocalArm(Arm):
         for request in requests:
             for name, value in request.parameters.items():
                 raise SettingError(name, "needs engine=server", value)
-        is_batch = len(requests) <= in_flight and len(_alike(requests)) == 1
+        groups = _alike(requests[:in_flight])
+        is_batch = len(requests) <= in_flight and len(groups) == 1
         is_batch = is_batch and not any(request.leave_after for request in requests)
         clock = LoopClock(requests, self.weights, watch)
         loop = self.loop(requests[0])
-        begun = [*map(self.joining, _alike(requests[:in_flight]))]
+        begun = [*map(self.joining, groups)]
         with self.explained(), clock:
             if is_batch:
                 for iteration in decoded(loop, begun):
@@ -148,13 +149,6 @@ class LocalArm(Arm):
             stop_tokens=first.stop_tokens,
             keeps_logits=first.num_logprobs is not None,
         )
-
-    def records(self, requests: Sequence[Request]) -> Iterator[Iteration]:
-        """The records of requests that are alike, as they are decided."""
-        loop = self.loop(requests[0])
-        begun = self.joining(requests)
-        with self.explained():
-            yield from decoded(loop, [begun])
 
     def logprobs(self, request: Request, record: Iteration, place: int) -> list[TokenLogprob]:
         """The log-probabilities of the tokens that a row gained, for a request that asks for them.

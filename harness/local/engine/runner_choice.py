@@ -66,36 +66,47 @@ def build_runner(
         chosen = "eager"
     if chosen == "compiled":
         say(f"{name}: compiling")
-        compiled: CompiledRunner | None = None
+    kinds: dict[RunnerName, Sequence[RunnerName]] = {
+        "compiled": ("compiled", "static"),
+        "static": ("static",),
+    }
+    for kind in kinds.get(chosen, ()):
         try:
-            compiled = CompiledRunner(loaded.model, **common)
-            compiled.prepare(shapes)
+            static = _static_runner(loaded, kind, shapes, common)
         except UnsupportedModelError as error:
             reason = error
-            chosen = "static"
-            if compiled is not None:
-                compiled.close()
-        else:
-            return compiled, chosen
-    if chosen == "static":
-        static: StaticRunner | None = None
-        try:
-            static = StaticRunner(loaded.model, num_slots=shapes.num_slots, **common)
-            if _checked.get(loaded.model, 0) < shapes.num_slots:
-                static.check(shapes.num_slots)
-                _checked[loaded.model] = shapes.num_slots
-        except UnsupportedModelError as error:
-            reason = error
-            chosen = "eager"
-            if static is not None:
-                static.close()
-        else:
-            if reason is not None:
-                say(f"{name} {reason}; it runs with runner=static")
-            return static, chosen
+            continue
+        if reason is not None:
+            say(f"{name} {reason}; it runs with runner={kind}")
+        return static, kind
     if reason is not None:
         say(f"{name} {reason}; it runs with runner=eager")
-    return _snapshot_runner(loaded, shapes, role, common), chosen
+    return _snapshot_runner(loaded, shapes, role, common), "eager"
+
+
+def _static_runner(
+    loaded: LoadedModel, kind: RunnerName, shapes: RunnerShapes, common: dict[str, Any]
+) -> StaticRunner:
+    """A runner over slots that was compared with the model, `compiled` or `static`.
+
+    Raises:
+        UnsupportedModelError: the model needs a plainer one.
+    """
+    runner: StaticRunner
+    if kind == "compiled":
+        runner = CompiledRunner(loaded.model, **common)
+    else:
+        runner = StaticRunner(loaded.model, num_slots=shapes.num_slots, **common)
+    try:
+        if isinstance(runner, CompiledRunner):
+            runner.prepare(shapes)
+        elif _checked.get(loaded.model, 0) < shapes.num_slots:
+            runner.check(shapes.num_slots)
+            _checked[loaded.model] = shapes.num_slots
+    except UnsupportedModelError:
+        runner.close()
+        raise
+    return runner
 
 
 def _snapshot_runner(

@@ -15,6 +15,7 @@ from harness.engines.protocol import Arm, Question, Stopwatches
 from harness.local.models.devices import synchronize
 from harness.local.models.quantization import eight_bit_layers
 from harness.local.runners.snapshot import SnapshotRunner
+from harness.local.runners.wrapped import Replacing
 
 if TYPE_CHECKING:
     import torch
@@ -28,17 +29,6 @@ if TYPE_CHECKING:
 
 # Passes of each width that count; one before them does not.
 _NUM_ROUNDS = 3
-
-
-class Replacing:
-    """Another object, some of whose methods are replaced."""
-
-    def __init__(self, original: Any, **methods: Callable[..., Any]) -> None:
-        self._original = original
-        vars(self).update(methods)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._original, name)
 
 
 class PhaseTimer:

@@ -40,8 +40,6 @@ _WARNINGS = (
     "`torch.distributed.reduce_op` is deprecated",
     # With every compilation on a GPU, even of models in half precision; float32 is the user's choice.
     "TensorFloat32 tensor cores for float32",
-    # With the first CUDA graph: before a capture we ask torch to refuse what waits.
-    "Synchronization debug mode is a prototype feature",
 )
 
 

@@ -44,15 +44,12 @@ def require_tokens(prompts: Sequence[Sequence[int]]) -> None:
         raise ValueError("every prompt needs at least one token")
 
 
-def logits_to_keep(model: PreTrainedModel) -> dict[str, int]:
-    """Return the argument that makes a model compute the logits of the last token alone, if it
+def logits_to_keep(model: PreTrainedModel, count: int = 1) -> dict[str, int]:
+    """Return the argument that makes a model compute the logits of the last tokens alone, if it
     can.
     """
-    return (
-        {"logits_to_keep": 1}
-        if "logits_to_keep" in inspect.signature(model.forward).parameters
-        else {}
-    )
+    can_leave_out = "logits_to_keep" in inspect.signature(model.forward).parameters
+    return {"logits_to_keep": count} if can_leave_out else {}
 
 
 _KEEPS_LISTED_STATES = Version(transformers.__version__) >= Version("5.23")

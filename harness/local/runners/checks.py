@@ -7,7 +7,6 @@ exceeds.
 
 from __future__ import annotations
 
-import inspect
 import math
 import random
 import re
@@ -21,7 +20,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from harness.local.decoding.protocols import Runner
 from harness.local.runners.attention import without_cudnn
-from harness.local.runners.base import Options, captured, capturing
+from harness.local.runners.base import Options, captured, capturing, logits_to_keep
 from harness.local.runners.slots import UnsupportedModelError
 
 # A larger relative difference from the plain outputs is more than rounding: float32, and all
@@ -96,7 +95,7 @@ def compare_with_plain(
     prompts = [[*filler(num_before), *_PROMPTS[0]], _PROMPTS[1]][:num_rows]
     # A model on several devices takes tokens on one of them, which `options` name.
     device = options.get("device") or model.device
-    with refusing(UnsupportedModelError, "fails with explicit masks"):
+    with refusing("fails with explicit masks"):
         runner.start(prompts)
         first = runner.extend(torch.tensor(_FED[:num_rows], device=device))
         runner.keep(_KEPT[:num_rows])
@@ -130,9 +129,7 @@ def plain_outputs(
     """Return outputs [1, count, ...] after the last `count` tokens of a sequence, from one pass
     without a cache: the logits, and the states of the captured layers if there are any.
     """
-    arguments: dict[str, Any] = capturing(options)
-    if "logits_to_keep" in inspect.signature(model.forward).parameters:
-        arguments["logits_to_keep"] = count
+    arguments: dict[str, Any] = capturing(options) | logits_to_keep(model, count)
     tokens = torch.tensor([sequence], device=options.get("device") or model.device)
     with without_cudnn():
         outputs = captured(options, model(input_ids=tokens, use_cache=False, **arguments))
@@ -140,19 +137,17 @@ def plain_outputs(
 
 
 @contextmanager
-def refusing(refusal: type[UnsupportedModelError], reason: str) -> Iterator[None]:
-    """Turn errors of models, compilers and drivers into `refusal`, because a plainer runner works
-    without them.
+def refusing(reason: str) -> Iterator[None]:
+    """Turn errors of models, compilers and drivers into an UnsupportedModelError, because a plainer
+    runner works without them.
     """
     try:
         yield
-    except torch.OutOfMemoryError:
+    except (torch.OutOfMemoryError, UnsupportedModelError):
         raise
-    except UnsupportedModelError as error:
-        raise refusal(str(error)) from error
     except Exception as error:
         message = f"{reason}: {type(error).__name__}: {error}".splitlines()[0][:250]
-        raise refusal(message) from error
+        raise UnsupportedModelError(message) from error
 
 
 def is_precise(model: PreTrainedModel) -> bool:
@@ -161,19 +156,14 @@ def is_precise(model: PreTrainedModel) -> bool:
 
 
 def require_close(
-    actual: Sequence[Tensor | None],
-    expected: Sequence[Tensor | None],
+    actual: Sequence[Tensor],
+    expected: Sequence[Tensor],
     model: PreTrainedModel,
     difference: str,
 ) -> None:
-    """Raise UnsupportedModelError, with `difference`, if outputs differ by more than rounding.
-
-    Drawn tokens and other integers are not compared: rounding may change any of them.
-    """
+    """Raise UnsupportedModelError, with `difference`, if outputs differ by more than rounding."""
     tolerance = _TOLERANCE if is_precise(model) else _COARSE_TOLERANCE
     for output, reference in zip(actual, expected, strict=True):
-        if output is None or reference is None or not reference.is_floating_point():
-            continue
         error = float((output.float() - reference.float()).norm())
         size = float(reference.float().norm())
         if error <= tolerance * size:  # false for nan; probabilities of tokens may all be 0

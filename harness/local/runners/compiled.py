@@ -60,9 +60,10 @@ class CompiledCall:
     def __init__(
         self, call: Callable[..., Sequence[Tensor]], example: Sequence[Tensor], model: nn.Module
     ) -> None:
-        self._inputs = [tensor.clone() for tensor in example]
-        self._on_gpu = self._inputs[0].device.type == "cuda"
-        with refusing(UnsupportedModelError, "cannot be compiled"):
+        self._on_gpu = example[0].device.type == "cuda"
+        # What is compiled on a CPU reads these very tensors.
+        self._inputs = [] if self._on_gpu else [tensor.clone() for tensor in example]
+        with refusing("cannot be compiled"):
             if self._on_gpu:
                 self._call: Any = torch.compile(
                     call, mode="reduce-overhead", dynamic=False, fullgraph=True

@@ -12,10 +12,10 @@ from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.runners.base import right_aligned
 from harness.local.runners.snapshot import SnapshotRunner
-from harness.local.runners.wrapped import WrappedRunner
+from harness.local.runners.wrapped import Wrapped
 
 
-class SharedPrefixRunner(WrappedRunner):
+class SharedPrefixRunner(Wrapped):
     """A `Runner` around another one: `start` reads the common beginning once, then the rest of each
     prompt.
 
@@ -26,14 +26,14 @@ class SharedPrefixRunner(WrappedRunner):
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         num_shared = _num_shared(prompts)
         if len(prompts) == 1 or num_shared == 0:
-            return self._runner.start(prompts)
+            return self._wrapped.start(prompts)
         beginning = prompts[0][:num_shared]
-        shared = self._runner.start([beginning] * len(prompts))
+        shared = self._wrapped.start([beginning] * len(prompts))
         device = shared.logits.device
 
         ends = [prompt[num_shared:] for prompt in prompts]
         lengths = [len(end) for end in ends]
-        step = self._runner.read(to_device(padded(ends, max(lengths)), device), lengths)
+        step = self._wrapped.read(to_device(padded(ends, max(lengths)), device), lengths)
         if shared.hidden is None or step.hidden is None:
             return step
         hidden = torch.cat([shared.hidden, step.hidden], dim=1)

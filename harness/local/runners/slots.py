@@ -213,7 +213,8 @@ class SlotForward:
         )
 
     def _masks(self, written: Tensor, slots: Slots) -> Tensor | dict[str, Tensor]:
-        """Make the masks of `_additive_masks` for tokens in slots written [1 or B, n].
+        """Make masks [1 or B, 1, n, S] that are added to scores, for tokens in slots written [1 or
+        B, n]: one for each type of layer, or a single one where all layers share it.
 
         Where heads are packed (`attention`), each token is as many queries as heads share a key.
         """
@@ -221,29 +222,12 @@ class SlotForward:
         # A token's slot is its position, so slots are compared as positions.
         queries = written.repeat(1, self.heads_per_key).unsqueeze(2)
         keys = torch.arange(slots.width, device=written.device)
-        return _additive_masks(keys <= queries, keys, queries, self._windows, dtype)
-
-
-def _additive_masks(
-    seen: Tensor,
-    keys: Tensor,
-    queries: Tensor,
-    windows: dict[str, int | None],
-    dtype: torch.dtype,
-) -> Tensor | dict[str, Tensor]:
-    """Make masks [1 or B, 1, n, S] that are added to scores: one for each type of layer, or a
-    single one where all layers share it.
-
-    Args:
-        seen: [1 or B, n, S] bool, what queries would see without windows.
-        keys, queries: their positions, which windows count; [1 or B, 1 or n, 1 or S].
-        windows: of each type of layer, see `attention_windows`.
-    """
-    masks: dict[str, Tensor] = {}
-    for name, window in windows.items():
-        visible = seen if window is None else seen & (keys > queries - window)
-        masks[name] = torch.where(visible.unsqueeze(1), 0.0, torch.finfo(dtype).min).to(dtype)
-    return masks.pop("") if "" in masks else masks
+        seen = keys <= queries
+        masks: dict[str, Tensor] = {}
+        for name, window in self._windows.items():
+            visible = seen if window is None else seen & (keys > queries - window)
+            masks[name] = torch.where(visible.unsqueeze(1), 0.0, torch.finfo(dtype).min).to(dtype)
+        return masks.pop("") if "" in masks else masks
 
 
 def _indices(

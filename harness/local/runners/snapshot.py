@@ -1,5 +1,6 @@
-"""Models that fold tokens into a state (Mamba, linear attention, short convolutions): rolled back
-by snapshot.
+"""The runner that every model can have, rolled back by snapshot: for models that fold tokens into a
+state (Mamba, linear attention, short convolutions), and for those that make masks or positions of
+their own.
 
 A state cannot give tokens back, so a copy from before an extension is kept. After a rejection the
 copy counts, and the accepted tokens are read again together with the next extension, in the same
@@ -30,6 +31,7 @@ from harness.local.runners.base import (
     capturing,
     context_of,
     left_padded,
+    logits_to_keep,
     require_tokens,
     within,
 )
@@ -230,7 +232,7 @@ class SnapshotRunner(Runner):
         for num_before in sorted({0, span}):
             texts = [[*filler(num_before), 11, 12, 13, 14, 15], [16, 17]][:num_rows]
             prompts = [[token % size for token in text] for text in texts]
-            with refusing(UnsupportedModelError, "cannot go on from its state"):
+            with refusing("cannot go on from its state"):
                 self._check_after(prompts, size)
 
     def _check_after(self, texts: list[list[int]], vocabulary_size: int) -> None:
@@ -285,8 +287,8 @@ class SnapshotRunner(Runner):
             arguments["attention_mask"] = (slots >= padding).long()
         if "position_ids" in self._parameters:  # Bamba would begin at 0 in every pass
             arguments["position_ids"] = within((positions - padding).clamp(min=0), self._context)
-        if only_last and "logits_to_keep" in self._parameters:
-            arguments["logits_to_keep"] = 1
+        if only_last:
+            arguments |= logits_to_keep(self._model)
         with without_cudnn():  # nearly every pass has another size
             output = self._model(input_ids=tokens, use_cache=True, **arguments)
         values: dict[str, Any] = {}

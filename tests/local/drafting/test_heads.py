@@ -27,6 +27,7 @@ from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import PlannedPair, plan_pair
 from harness.local.models.checkpoints import Checkpoint
 from known_heads import read_head
+from loops import records_of
 from tiny_checkpoints import ARCHITECTURES, SMALL_DEMAND, as_checkpoint, make_config
 
 VOCABULARY, REDUCED, WIDTH, LAYERS = 320, 100, 128, 8
@@ -344,7 +345,7 @@ def test_a_threshold_reaches_the_confidence_head(threshold: float | None, offere
         plan_head(threshold).place(SMALL_DEMAND).load(),
         Preparation(decoding=decoding, runner="eager"),
     )
-    records = list(engine.arms[1].records(Question([[3, 4, 5]], decoding, 0, [0]).requests))
+    records = list(records_of(engine.arms[1], Question([[3, 4, 5]], decoding, 0, [0]).requests))
     assert len(records[1].proposed[0]) == offered
 
 

@@ -22,6 +22,7 @@ from harness.local.engine.reference import not_finite
 from harness.local.engine.runner_choice import resolve
 from harness.local.runners.compiled import CompiledRunner
 from loaded_pairs import load, on_gpu
+from loops import records_of
 from traced import run_as_traced
 
 DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=3)
@@ -45,7 +46,7 @@ def open_engine(pair: Pair, runner: RunnerName) -> LocalEngine:
 
 def texts_of(engine: LocalEngine) -> dict[str, list[list[list[int]]]]:
     return {
-        arm.name: [record.tokens for record in arm.records(QUESTION.requests)]
+        arm.name: [record.tokens for record in records_of(arm, QUESTION.requests)]
         for arm in engine.arms
     }
 
@@ -96,7 +97,7 @@ def test_arms_under_stopwatches_know_no_answer_of_the_arms_that_were_timed(
     question = dataclasses.replace(QUESTION, prompts=[[0, 1, 2], [3, 2, 1, 0, 1]])
 
     def proposed(arm: Arm) -> list[list[list[int]]]:
-        return [record.proposed for record in arm.records(question.requests)]
+        return [record.proposed for record in records_of(arm, question.requests)]
 
     first, under_stopwatches, again = proposed(timed), proposed(watched), proposed(timed)
     assert under_stopwatches == first
@@ -179,12 +180,12 @@ def test_a_question_may_differ_from_what_the_engine_was_opened_for(pair: Pair) -
     greedy = dataclasses.replace(
         QUESTION, decoding=dataclasses.replace(DECODING, num_draft_tokens=1, temperature=0.0)
     )
-    regular, speculative = (_by_row(arm.records(greedy.requests)) for arm in engine.arms)
+    regular, speculative = (_by_row(records_of(arm, greedy.requests)) for arm in engine.arms)
     assert regular == speculative
     assert [len(row) for row in regular] == [12, 12]
     assert all(
         len(proposed) <= 1
-        for record in engine.arms[1].records(greedy.requests)
+        for record in records_of(engine.arms[1], greedy.requests)
         for proposed in record.proposed
     )
 
@@ -242,7 +243,7 @@ def test_logits_that_are_not_finite_are_an_error(pair: Pair, value: float, role:
     engine = open_engine(pair, "eager")
     for arm in engine.arms[0 if role == "model" else 1 :]:
         with pytest.raises(RunError, match=said):
-            list(arm.records(QUESTION.requests))
+            list(records_of(arm, QUESTION.requests))
     if role == "model":
         with pytest.raises(RunError, match="at token 3 of prompt and text"):
             engine.weights.reference.logits(PROMPTS)
@@ -296,6 +297,6 @@ def test_a_draft_that_drafts_nothing_needs_no_compiled_proposals(
     assert engine.runner.startswith("compiled")
     assert not [line for line in said if "it runs with" in line]
     question = Question(PROMPTS[:1], decoding, seed=0, indices=[0])
-    regular, speculative = (_by_row(arm.records(question.requests)) for arm in engine.arms)
+    regular, speculative = (_by_row(records_of(arm, question.requests)) for arm in engine.arms)
     assert speculative == regular
     engine.close()

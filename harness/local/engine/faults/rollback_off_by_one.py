@@ -9,10 +9,10 @@ from torch import Tensor
 
 from harness.local.decoding.protocols import Runner, Step
 from harness.local.engine.fault import Fault
-from harness.local.runners.wrapped import WrappedRunner
+from harness.local.runners.wrapped import Wrapped
 
 
-class StaleRunner(WrappedRunner):
+class StaleRunner(Wrapped):
     """Keeps `num_stale` rejected tokens of each row."""
 
     def __init__(self, runner: Runner) -> None:
@@ -25,11 +25,11 @@ class StaleRunner(WrappedRunner):
 
     def extend(self, tokens: Tensor) -> Step:
         self._num_extended += tokens.shape[1]
-        return self._runner.extend(tokens)
+        return self._wrapped.extend(tokens)
 
     def decide(self, tokens: Tensor, decision: Callable[[Tensor], Any]) -> tuple[Step, Any]:
         self._num_extended += tokens.shape[1]
-        return self._runner.decide(tokens, decision)
+        return self._wrapped.decide(tokens, decision)
 
     def keep(self, counts: Sequence[int]) -> None:
         stale = self.num_stale(len(counts))
@@ -37,7 +37,7 @@ class StaleRunner(WrappedRunner):
         too_many = [
             min(count + more, self._num_extended) for count, more in zip(counts, stale, strict=True)
         ]
-        self._runner.keep(too_many)
+        self._wrapped.keep(too_many)
         self._num_extended = 0
 
 
