@@ -102,8 +102,9 @@ def run_job(job: Job) -> Sequence[RunRow]:
     started = time.monotonic()
     error: HarnessError | None = None
     if not sys.stderr.isatty():
-        num_jobs = Manifest.read(job.sweep).num_jobs if job.sweep else 1
-        say(f"job {job.number + 1} of {num_jobs}: {_label(job)}")
+        assert job.sweep is not None
+        manifest = Manifest.read(job.sweep)
+        say(f"job {job.number + 1} of {manifest.num_jobs}: {_label(job, manifest)}")
     try:
         if measurement(job.command).measures:
             error = _crew.run(job)
@@ -237,7 +238,7 @@ def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
         if measured:
             seconds_per_job = (time.time() - manifest.started) / len(measured)
             notes[-1] += f", about {_duration(num_left * seconds_per_job)}"
-    words = ": ".join(filter(None, [_label(job), job_line(job.command, rows)]))
+    words = ": ".join(filter(None, [_label(job, manifest), job_line(job.command, rows)]))
     if notes:
         words += f" ({'; '.join(notes)})"
     # The line about progress may still be on the terminal.
@@ -247,11 +248,9 @@ def _record(job: Job, rows: Sequence[RunRow], note: str = "") -> None:
     sys.stderr.flush()
 
 
-def _label(job: Job) -> str:
-    """What differs between this job and the others, as it is typed."""
-    assert job.sweep is not None
-    differing = Manifest.read(job.sweep).differing(job.overrides)
-    label = " ".join(map(_as_typed, differing))
+def _label(job: Job, manifest: Manifest) -> str:
+    """What differs between this job and the others of its sweep, as it is typed."""
+    label = " ".join(map(_as_typed, manifest.differing(job.overrides)))
     return label.replace("decoding.num_draft_tokens=", "K=").replace("engine.vary.", "")
 
 

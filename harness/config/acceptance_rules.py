@@ -16,7 +16,7 @@ class AcceptanceRule(Record):
     """A rule of acceptance, chosen by `decoding.rule=NAME`.
 
     A user's own rule is a subclass with `verify`, in a file (`decoding.rule=./fly.py:Fly`). It is called after every
-    pass of the target, in a batch and within compiled passes: tensors in, tensors out, without reading one on the host.
+    pass of the target, for a whole batch: tensors in, tensors out, without reading one on the host.
 
     Attributes:
         name: its name in `decoding.rule=`.

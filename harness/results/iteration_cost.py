@@ -224,20 +224,25 @@ class IterationCost:
         known = [point for point in self.points if point.rows == rows and point.steps.is_known]
         return sorted(point.width - 1 for point in known if point.width > 1)
 
+    def _measured(self, k: int, rows: int) -> Point | None:
+        """An iteration of K draft tokens, also at a load that is refused; None where it was not measured."""
+        place = (k + 1, rows)
+        return next((one for one in self.points if (one.width, one.rows) == place), None)
+
     def step_ms(self, rows: int = 1) -> Interval:
         """A regular step at a load; unknown where it was not measured."""
-        regular = [point.ms for point in self.points if (point.width, point.rows) == (1, rows)]
-        return regular[0] if regular else Interval()
+        point = self._measured(0, rows)
+        return Interval() if point is None else point.ms
 
     def steps_at(self, k: int, rows: int = 1) -> Interval:
         """Regular steps of an iteration, also at a load that is refused; unknown where it was not measured."""
-        known = [one.steps for one in self.points if (one.width, one.rows) == (k + 1, rows)]
-        return known[0] if known else Interval()
+        point = self._measured(k, rows)
+        return Interval() if point is None else point.steps
 
     def answer_length(self, k: int, rows: int = 1) -> float | None:
         """Mean tokens of the answers by which an iteration was measured; None where that is unknown."""
-        places = {(point.width, point.rows): point.answer_length for point in self.points}
-        return places.get((k + 1, rows))
+        point = self._measured(k, rows)
+        return None if point is None else point.answer_length
 
     def at(self, k: int, rows: int = 1) -> Point:
         """The iteration of K draft tokens at a load.
@@ -247,9 +252,9 @@ class IterationCost:
         """
         if rows in self.refused:
             raise SettingError("costs", self.refused[rows])
-        for point in self.points:
-            if (point.width, point.rows) == (k + 1, rows) and point.steps.is_known:
-                return point
+        point = self._measured(k, rows)
+        if point is not None and point.steps.is_known:
+            return point
         known = ", ".join(map(str, self.ks(rows)))
         load = f" with {rows} in flight" if rows > 1 or len(self.loads) > 1 else ""
         rule = f"has no price of K={k}{load}"

@@ -291,7 +291,8 @@ def _parsed(cell: str | None, column: ColumnDescription) -> Any:
 
 
 @functools.cache
-def _adapter(hint: Any) -> TypeAdapter[Any]:
+def strict(hint: Any) -> TypeAdapter[Any]:
+    """What validates values of a type as they are, without converting them, and finite numbers alone."""
     return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
 
 
@@ -302,5 +303,5 @@ def _parsed_value(cell: str, column: ColumnDescription) -> Any:
     if _TOO_LONG.search(cell) and str not in typing.get_args(column.hint):
         return None
     with suppress(ValidationError):
-        return _adapter(column.hint).validate_json(_IN_JSON.get(cell, cell))
+        return strict(column.hint).validate_json(_IN_JSON.get(cell, cell))
     return None

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Literal, TypeVar
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
 from harness.commands.registry import checked
 from harness.config.engines import EngineSettings
@@ -24,6 +24,7 @@ from harness.config.registry import SettingsRegistry
 from harness.config.run import RunSettings
 from harness.config.settings import DraftSettings
 from harness.engines.registry import ENGINES
+from harness.results.row import strict
 
 SettingsType = TypeVar("SettingsType")
 
@@ -138,11 +139,6 @@ def _unknown(kind: type, config: Mapping[str, Any], prefix: str, key: str) -> Se
     return SettingError(prefix + key, f"no such setting{nearest(key, _hints(kind), prefix)}")
 
 
-@functools.cache
-def _adapter(hint: Any) -> TypeAdapter[Any]:
-    return TypeAdapter(hint, config=ConfigDict(strict=True, allow_inf_nan=False))
-
-
 def _convert(hint: Any, value: Any, setting: str) -> Any:
     """`value` as the type `hint`, or a SettingError. Integers pass as numbers, numbers as text, a value as a list."""
     kinds = alternatives(hint)
@@ -161,7 +157,7 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
         raise SettingError(setting, "must be below 2^63", value)
     for candidate in candidates:
         with suppress(ValidationError):
-            return _adapter(hint).validate_python(candidate)
+            return strict(hint).validate_python(candidate)
     words = _words(kinds)
     of_items = [_words(typing.get_args(kind)) for kind in kinds if typing.get_origin(kind) is tuple]
     for word in items if any(of_items) else ():

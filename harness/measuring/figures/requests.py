@@ -96,6 +96,8 @@ class Requests(Group):
         loads = [one.load for one in arm.generations if one.load is not None]
         load_s = sum(load.seconds for load in loads)
         rate = run.settings.engine.rate
+        is_held_back = run.is_held_back
+        per_output_token = [request.time_per_output_token_ms for request in answered]
         offered_s = sum(load.offered_s for load in loads)
         return cls(
             requests_per_second=len(answered) / arm.seconds,
@@ -103,15 +105,13 @@ class Requests(Group):
             num_timed_out=sum(error is not None and error.code == 408 for error in errors),
             num_sent_again=sum(request.sent_again for request in requests),
             tokens_per_arrival=arm.tokens_per_arrival,
-            held_back=run.is_held_back,
+            held_back=is_held_back,
             mean_in_flight=sum(load.request_seconds for load in loads) / load_s if loads else None,
             offered_rate=len(requests) / offered_s if offered_s else None,
             fell_behind=_fell_behind(arm, rate) if rate else None,
             **percentile_columns(
                 time_to_first_token=[request.time_to_first_token_ms for request in answered],
-                time_per_output_token=[
-                    request.time_per_output_token_ms for request in answered if not run.is_held_back
-                ],
+                time_per_output_token=[] if is_held_back else per_output_token,
                 inter_token_latency=itertools.chain.from_iterable(
                     request.inter_token_latencies_ms for request in answered
                 ),
