@@ -10,7 +10,6 @@ from harness.measuring.figures.acceptance import AcceptanceFigures
 from harness.measuring.figures.answers import Answers
 from harness.measuring.figures.costs import Costs
 from harness.measuring.figures.ends import Ends
-from harness.measuring.figures.experts import Experts
 from harness.measuring.figures.goodput import Goodput
 from harness.measuring.figures.machine import Energy, Machine
 from harness.measuring.figures.paired import Speedup
@@ -63,7 +62,6 @@ class LatencyRow(
     Ends,
     Costs,
     Texts,
-    Experts,
     _Settings,
 ):
     """`latency.csv`: one row per arm."""

@@ -119,11 +119,6 @@ class Acceptance:
             if place < min(accepted + 1, proposed)
         )
 
-    def num_tokens_with(self, num_draft_tokens: int) -> int:
-        """Count the tokens of all iterations that proposed any, if each had proposed at most `num_draft_tokens`."""
-        accepted_places = range(num_draft_tokens)
-        return self.num_iterations + sum(map(self.num_accepted_at, accepted_places))
-
 
 def outcome_of(num_proposed: int, num_accepted: int, num_tokens: int) -> tuple[int, int]:
     """Return [num_proposed, num_accepted] of an iteration that gave a row `num_tokens` tokens, at least one.
@@ -135,13 +130,6 @@ def outcome_of(num_proposed: int, num_accepted: int, num_tokens: int) -> tuple[i
     if num_tokens > num_accepted:
         return num_proposed, num_accepted
     return num_tokens - 1, num_tokens - 1
-
-
-def mean_length_per_request(requests: Iterable[Acceptance]) -> float | None:
-    """Mean over requests of each one's mean acceptance length: short answers count as much as long ones."""
-    lengths = [request.mean_acceptance_length for request in requests]
-    known = [length for length in lengths if length is not None]
-    return sum(known) / len(known) if known else None
 
 
 class Rejection(NamedTuple):

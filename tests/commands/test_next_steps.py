@@ -63,7 +63,6 @@ def all_accepted(steps: list[Step]) -> None:
         {"test": True},
         {BY_K: [1.9, 1.95, 1.96, 1.96]},
         {BY_K: [1.01, 1.01, 1.01, 1.01]},
-        {BY_K: None, "acceptance_length_by_num_draft_tokens": [1.9, 1.95, 1.96, 1.96]},
         UNSURE,
         SLOWER | {BY_K: None},
         NO_BOUNDS | {"speedup_covers": "5 prompts", "num_prompts": 5},

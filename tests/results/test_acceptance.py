@@ -7,7 +7,6 @@ import pytest
 
 from harness.results.acceptance import (
     Acceptance,
-    mean_length_per_request,
     predicted_speedup,
 )
 
@@ -106,11 +105,3 @@ def test_marginal_rates_are_products_of_conditional_ones_and_add_up_to_the_lengt
     products = [math.prod(conditional[: place + 1]) for place in range(4)]
     assert ours.marginal_rates == pytest.approx(products, rel=1e-12)
     assert 1 + sum(products) == pytest.approx(ours.mean_acceptance_length or 0, rel=1e-12)
-
-
-def test_lengths_of_requests_and_of_iterations_differ() -> None:
-    """A short answer with high acceptance counts as much as a long one, or as its iterations."""
-    short, long = Acceptance.of([(4, 4)]), Acceptance.of([(4, 0)] * 9)
-    assert (short + long).mean_acceptance_length == 1.4
-    assert mean_length_per_request([short, long]) == 3.0
-    assert mean_length_per_request([Acceptance()]) is None

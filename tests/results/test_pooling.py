@@ -135,9 +135,9 @@ def test_ends_of_intervals_within_a_run_are_not_averaged(tmp_path: Path) -> None
     for name, (estimate, low, high) in intervals.items():
         columns |= {name: estimate, f"{name}_low": low, f"{name}_high": high}
     columns |= {
-        "acceptance_length_by_num_draft_tokens": [1.5, 2.0],
-        "acceptance_length_by_num_draft_tokens_low": [1.4, 1.9],
-        "acceptance_length_by_num_draft_tokens_high": [1.6, 2.1],
+        "tokens_per_iteration_by_num_draft_tokens": [1.5, 2.0],
+        "tokens_per_iteration_by_num_draft_tokens_low": [1.4, 1.9],
+        "tokens_per_iteration_by_num_draft_tokens_high": [1.6, 2.1],
     }
     runs = [measured(tmp_path, number, 1.0, **columns) for number in (1, 2)]
     pooled = pooled_rows(runs)[-1].values()
@@ -145,8 +145,8 @@ def test_ends_of_intervals_within_a_run_are_not_averaged(tmp_path: Path) -> None
         assert pooled[name] == pytest.approx(estimate)
         assert pooled[f"{name}_low"] is None
         assert pooled[f"{name}_high"] is None
-    assert pooled["acceptance_length_by_num_draft_tokens"] == [1.5, 2.0]
-    assert pooled["acceptance_length_by_num_draft_tokens_low"] is None
+    assert pooled["tokens_per_iteration_by_num_draft_tokens"] == [1.5, 2.0]
+    assert pooled["tokens_per_iteration_by_num_draft_tokens_low"] is None
 
 
 def test_histograms_of_equal_runs_are_added_too(tmp_path: Path) -> None:

@@ -6,32 +6,32 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from harness.commands.command import Experiment
 from harness.commands.latency.conversations import Conversations
-from harness.commands.latency.own_texts import tokens_by_k, why_not_exact
+from harness.commands.latency.own_texts import follows_from_answers, tokens_by_k
 from harness.commands.latency.profiles import profile_table
 from harness.commands.latency.questions import asks_again, questions_to_ask
 from harness.commands.latency.record import LatencySettings
-from harness.config.acceptance_rules import tests_each_token
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import require
+from harness.config.synthetic import length_in_answers
 from harness.engines.door.wing import local
 from harness.engines.protocol import Answered, Arm, Engine, Question
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import timed_answer
 from harness.measuring.acceptance import acceptance_columns
-from harness.measuring.figures.experts import experts_read
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, StoppedBy, figures_of
 from harness.measuring.figures.paired import paired_times
 from harness.measuring.figures.texts import compare_texts
 from harness.measuring.interleaving import Answers, ask_in_turns
 from harness.measuring.prices import iteration_cost
-from harness.measuring.progress import say
+from harness.measuring.progress import note, say
 from harness.measuring.prompts.encoding import decide_ignore_eos
 from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.quietness import Quietness
@@ -133,7 +133,6 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         watches = engine.stopwatches
         self.run = dataclasses.replace(
             self.run,
-            experts=experts_read(engine, example),
             pass_ms=None if watches is None else watches.pass_ms(example),
             roofs=() if placed is None else local().roofs(placed, batch_size, context),
         )
@@ -148,8 +147,6 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         """The run before the first question: what follows from its settings and its engine."""
         settings = self.settings
         known_salts = [arm.traits.salts for arm in engine.arms if arm.traits.salts is not None]
-        # A smaller block is not the beginning of a larger one, and what a server drafts is unknown.
-        accepts_beginnings = tests_each_token(settings.decoding.rule)
         # With `precision`, what ends the run after the last question.
         stopped_by: StoppedBy | None = None
         if settings.precision is not None:
@@ -167,7 +164,6 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
             end_tokens=session.end_tokens() if settings.weights == "stored" else frozenset(),
             # A clock of the engine's own does not pass on this machine.
             quietness=None if engine_of(settings).own_clock else quietness,
-            smaller_k_follow=accepts_beginnings and session.planned.shorter_proposals_follow,
             stopped_by=stopped_by,
             confidence=CONFIDENCE if settings.precision is None else CONFIDENCE_OF_LOOKS,
         )
@@ -175,17 +171,20 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
     def _read_answers(self, session: Session, engine: Engine) -> None:
         """Read the answers once more for what every smaller K would have yielded, which closes the engine."""
         settings = self.settings
-        of_coins = settings.decoding.synthetic_acceptance is not None
-        if settings.draft is None or len(self.run.arms) < 2 or of_coins:
+        if settings.draft is None or len(self.run.arms) < 2:
             return
-        reason = why_not_exact(session, settings)
-        expected: list[Interval] | None = None
-        if reason is None:
+        by_k: list[Interval] | None = None
+        rates = settings.decoding.synthetic_rates
+        if rates is not None:
+            length = statistics.fmean(self.run.arms["speculative"].lengths.values())
+            ks = range(1, settings.decoding.most_draft_tokens + 1)
+            by_k = [Interval(length_in_answers(rates, k, length)) for k in ks]
+        elif follows_from_answers(session, settings):
             try:
-                expected = tokens_by_k(session, settings, engine, self.run)
+                by_k = tokens_by_k(session, settings, engine, self.run)
             except RunError as error:
-                reason = str(error)
-        self.run = dataclasses.replace(self.run, tokens_by_k=expected, why_about=reason)
+                note(f"nothing is predicted of a smaller K: {error}")
+        self.run = dataclasses.replace(self.run, tokens_by_k=by_k)
 
     def rows(self, session: Session) -> list[LatencyRow]:
         """One row per arm, with None for anything that was not measured."""

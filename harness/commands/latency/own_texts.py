@@ -22,19 +22,21 @@ from harness.results.statistics.interval import Interval
 _MOST_K = 32
 
 
-def why_not_exact(session: Session, settings: LatencySettings) -> str | None:
-    """Why smaller K do not follow from the answers of a run with a draft; None where they do."""
-    if not engine_of(settings).own_loop:
-        return "another engine decoded them"
-    if not session.planned.shorter_proposals_follow:
-        return "a shorter proposal of this draft is not the beginning of a longer one"
+def follows_from_answers(session: Session, settings: LatencySettings) -> bool:
+    """Whether the answers of a run with a draft say what a smaller K would have yielded.
+
+    Not where another engine decoded them, a shorter proposal is not the beginning of a longer one, what is proposed
+    depends on earlier answers, or the rule has no closed form.
+    """
+    if not engine_of(settings).own_loop or not session.planned.shorter_proposals_follow:
+        return False
     if settings.finds_own_answers:
-        return "what is proposed depends on earlier answers"
+        return False
     try:
         require_closed_form(settings)
-    except SettingError as error:
-        return str(error)
-    return None
+    except SettingError:
+        return False
+    return True
 
 
 def tokens_by_k(

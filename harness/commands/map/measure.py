@@ -218,7 +218,6 @@ class Map(Experiment[MapSettings, MapRow]):
             prompt_set,
             arms,
             # Other K are cells of the grid: none is predicted from this one.
-            smaller_k_follow=False,
         )
         figures: dict[str, dict[str, Any]] = {}
         evidence = {}

@@ -32,12 +32,6 @@ class Costs(Group):
     target_step_ms: MaybeFloat = pooled(
         "mean", "one forward pass of the target over one token, and the draw of the next", "ms"
     )
-    target_8bit_share: MaybeFloat = pooled(
-        "mean", "of a step of the target, spent in its 8-bit linear layers"
-    )
-    draft_8bit_share: MaybeFloat = pooled(
-        "mean", "of drafting, spent in the draft's 8-bit linear layers"
-    )
     iteration_ms: MaybeFloat = pooled("mean", "a whole iteration in the timed run", "ms")
     step_bytes: MaybeInt = pooled(
         "mean", "weights and cache that a step of the target reads", "bytes"
@@ -45,10 +39,11 @@ class Costs(Group):
     draft_step_bytes: MaybeInt = pooled(
         "mean", "weights and cache that a step of the draft reads", "bytes"
     )
-    copy_bandwidth_bytes_per_s: MaybeFloat = pooled(
-        "mean", "measured rate of a large copy in the target's memory", "bytes/s"
+    floor_ms: MaybeFloat = pooled(
+        "mean",
+        "least time of a target step, at the measured rate of a large copy in its memory",
+        "ms",
     )
-    floor_ms: MaybeFloat = pooled("mean", "least time of a target step at that rate", "ms")
     draft_floor_ms: MaybeFloat = pooled("mean", "least time of a draft step", "ms")
 
     @classmethod
@@ -57,11 +52,9 @@ class Costs(Group):
         columns: dict[str, Any] = {}
         if arm.name == "regular":
             columns["target_step_ms"] = pass_ms
-            columns["target_8bit_share"] = arm.phases.share_in_layers("forward")
         else:
             columns["draft_ms"] = arm.phases.mean_ms("drafting")
             columns["verify_ms"] = pass_ms
-            columns["draft_8bit_share"] = arm.phases.share_in_layers("drafting")
             columns["iteration_ms"] = _iteration_ms(arm)
         pair = run.pair(arm)
         if pair is not None:
@@ -72,8 +65,6 @@ class Costs(Group):
             if not prefix or pair is not None:
                 columns[f"{prefix}step_bytes"] = roof.step_bytes
                 columns[f"{prefix}floor_ms"] = roof.floor_ms
-        if run.roofs:
-            columns["copy_bandwidth_bytes_per_s"] = run.roofs[0].bandwidth
         return cls(**columns)
 
 

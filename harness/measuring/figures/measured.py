@@ -153,13 +153,10 @@ class MeasuredRun:
         salted: whether a server's prefix cache heeds salts; None where there is none.
         end_tokens: with which the model ends a text; empty with random weights, whose texts mean
             nothing.
-        experts: the group `Experts` (`experts_read`); None for a model without experts.
         pass_ms: the time of a pass of the target over one token, over two, and so on; None for
             those that were not timed.
         roofs: the bytes that a step reads and its least time: of the target, then of a draft with its own weights.
         tokens_by_k: tokens per iteration for K = 1, 2, ..., exactly (`own_texts`); None where they are not known.
-        why_about: why they are not.
-        smaller_k_follow: whether acceptance at a smaller K about follows from what was measured.
         stopped_by: what ended a run with `precision`.
         confidence: level of the intervals of the speed-up.
     """
@@ -171,12 +168,9 @@ class MeasuredRun:
     salted: bool | None = None
     end_tokens: Collection[int] = frozenset()
     quietness: Quietness | None = None
-    experts: Group | None = None
     pass_ms: list[float | None] | None = None
     roofs: Sequence[Roof] = ()
     tokens_by_k: list[Interval] | None = None
-    why_about: str | None = None
-    smaller_k_follow: bool = True
     stopped_by: StoppedBy | None = None
     confidence: float = CONFIDENCE
 

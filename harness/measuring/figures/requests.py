@@ -13,7 +13,7 @@ from harness.results.schema import MaybeBool, MaybeFloat, MaybeInt
 
 # Of a normal distribution, at a level of 1 %.
 _DEVIATIONS = 2.33
-PERCENTILES = (50, 90, 99)
+PERCENTILES = (50, 99)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,7 +23,6 @@ class Requests(Group):
     time_to_first_token_p50_ms: MaybeFloat = pooled(
         "mean", "median of the same, over requests to a server", "ms"
     )
-    time_to_first_token_p90_ms: MaybeFloat = pooled("mean", "90th percentile of the same", "ms")
     time_to_first_token_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
     time_per_output_token_p50_ms: MaybeFloat = pooled(
         "mean",
@@ -31,7 +30,6 @@ class Requests(Group):
         " (TPOT of vLLM, inter-token latency of AIPerf)",
         "ms",
     )
-    time_per_output_token_p90_ms: MaybeFloat = pooled("mean", "90th percentile of the same", "ms")
     time_per_output_token_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
     inter_token_latency_p50_ms: MaybeFloat = pooled(
         "mean",
@@ -39,7 +37,6 @@ class Requests(Group):
         " tokens that come within a tenth of its mean time per token are one arrival",
         "ms",
     )
-    inter_token_latency_p90_ms: MaybeFloat = pooled("mean", "90th percentile of the same", "ms")
     inter_token_latency_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
     tokens_per_arrival: MaybeFloat = pooled(
         "mean",

@@ -162,29 +162,6 @@ def test_k_is_chosen_in_one_way(lengths: list[float], found: str, setting: str) 
     assert mentions(text, found, f"harness latency {setting}")
 
 
-@pytest.mark.parametrize(
-    ("lengths", "found", "setting"),
-    [
-        ([1.9, 2.6, 3.1, 3.5], "try a larger K than 4", "K=8"),
-        ([1.9, 1.95, 1.96, 1.96], "try a smaller K, about 1.78× predicted", "K=1"),
-        ([1.01, 1.01, 1.01, 1.01], "no K from 1 to 4 seems to pay", "draft=lookup"),
-    ],
-)
-def test_where_smaller_k_are_about_known_they_are_only_tried(
-    lengths: list[float], found: str, setting: str
-) -> None:
-    changes: dict[str, Any] = {
-        "tokens_per_iteration_by_num_draft_tokens": None,
-        "acceptance_length_by_num_draft_tokens": lengths,
-        "acceptance_length_by_num_draft_tokens_low": [0.9 * length for length in lengths],
-        "acceptance_length_by_num_draft_tokens_high": [1.1 * length for length in lengths],
-        "why_about": "another engine decoded them",
-    }
-    text = answer(tokens_per_iteration=lengths[-1], **changes)
-    assert mentions(text, found, f"harness latency {setting}")
-    assert "the best" not in text
-
-
 def test_the_next_command_is_the_one_that_was_typed_with_a_change() -> None:
     typed = answer(arguments="latency decoding.num_draft_tokens=4 seed=1 details=true")
     assert mentions(typed, "harness latency seed=1 K=8")

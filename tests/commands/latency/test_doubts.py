@@ -49,7 +49,6 @@ SLOW = {"time_to_first_token_ms": 170.0, "server_time_to_first_token_ms": 100.0}
 READ = {"num_prompts": 15, "num_prompt_tokens": 1000}
 AFTER = {"share_after_end": 0.06, "ignore_eos": True}
 DRIFT = {"drift": 0.8, "drift_low": 0.7, "drift_high": 0.9, "drifted": False}
-EXPERTS = {"experts_per_step": 4.0, "num_experts": 32}
 BY_ANSWER = {"ms_per_token_per_answer": 60.0, "shortest_answer": 3, "longest_answer": 30}
 LOW = {"requests_per_second": 1.0, "conditional_acceptance_rate": 0.2}
 SAID: list[tuple[Changes, Changes, str]] = [
@@ -137,9 +136,6 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({"processor_share": 0.95} | READ, BUSY | {"processor_share": 0.89}, "got 89% of the CPU time"),
     ({"unseen_tokens": 4, "server_tokens": 5, "num_tokens": 9}, {}, "only 5 of 9 tokens of the regular arm,"),
     ({"num_preemptions": 1}, {}, "1 times in the regular arm and 0 times in the speculative arm."),
-    ({}, EXPERTS | {"experts_per_verification": 5.0}, "reads 5.0 of 32 experts in a layer, a regular step 4.0: 1.2"),
-    ({}, EXPERTS | {"experts_per_verification": 4.9}, ""),
-    ({}, {"experts_per_verification": 4.9}, ""),
 ]  # fmt: skip
 
 

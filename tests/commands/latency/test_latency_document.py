@@ -127,19 +127,6 @@ def test_the_roof_is_not_clamped() -> None:
     assert "reads" not in printed(**roof | {"floor_ms": None})
 
 
-def test_8_bit_layers_say_their_share_and_4_bit_is_recommended_on_a_gpu() -> None:
-    shares = {"target_8bit_share": 0.714, "draft_8bit_share": None}
-    text = " ".join(printed(**shares, peak_memory_bytes=None).split())
-    assert "8-bit layers take 71% of a target step" in text
-    assert "4-bit" not in text
-    text = " ".join(printed(**shares | {"draft_8bit_share": 0.5}, peak_memory_bytes=10**9).split())
-    assert mentions(text, "71% of a target step", "50% of drafting", "4-bit")
-    alone = latency_run(
-        draft=None, num_draft_tokens=None, target_8bit_share=0.5, peak_memory_bytes=None
-    )
-    assert "take 50% of a target step" in full(page_of_run(alone))
-
-
 def test_later_turns_of_a_conversation_that_parted_are_not_compared() -> None:
     """Of three turns the first is the same, the second parts, and the third begins with other texts."""
     turns = [LatencyPromptRow(prompt_index=index, arm="speculative") for index in range(3)]

@@ -170,7 +170,7 @@ def test_bursts_and_goodput_are_counted(harness: Harness) -> None:
     assert speculative["goodput"] == pytest.approx(speculative["requests_per_second"])
     assert mentions(outcome.summary, "100% and 100%", "ttft_ms 60000, itl_ms 60000")
     for row in (regular, speculative):
-        assert row["time_to_first_token_p90_ms"] <= row["time_to_first_token_p99_ms"]
+        assert row["time_to_first_token_p50_ms"] <= row["time_to_first_token_p99_ms"]
 
 
 def test_a_server_with_synthetic_acceptance_is_labelled_and_checked(harness: Harness) -> None:

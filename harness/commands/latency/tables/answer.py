@@ -19,7 +19,7 @@ from harness.commands.latency.tables.reason import choice_of_k, not_reported, ri
 from harness.commands.latency.tables.run import has_verdict, headline, run_tables, was_measured
 from harness.config.amounts import SECONDS, counted, quantity
 from harness.config.model_names import SECOND_COMMAND
-from harness.measuring.prices import costs_in_steps, is_exact
+from harness.measuring.prices import costs_in_steps
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import name_of
 from harness.reporting.page import Page, Step, heading
@@ -242,12 +242,11 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
     if predictions:
         best = best_of(predictions)
         gain = predictions[best].estimate
-        choice = choice_of_k(predictions, is_exact=is_exact(row))
-        about = "" if is_exact(row) else "about "
+        choice = choice_of_k(predictions)
         if gain <= 1:
             yield from _other_drafts(rows, choice)
         elif best < max(predictions):
-            yield Step(f"{choice}, {about}{gain:.2f}× predicted", f"K={best}")
+            yield Step(f"{choice}, {gain:.2f}× predicted", f"K={best}")
         elif rises(predictions):
             yield Step(choice, f"K={2 * best}")
     elif verdict.conclusion == "slower":

@@ -32,8 +32,6 @@ _MOST_OFF = 0.1
 _STANDARD_ERRORS = 2.0
 # Of an engine that verifies by itself, a smaller share of the tested draft tokens gets a note.
 _LOW_ACCEPTANCE = 0.2
-# A verification that reads this many times the experts of a regular step gets a note.
-_MANY_EXPERTS = 1.25
 
 # `against`: a reason not to believe the figures as they stand. `note`: what else is to be known. Both are said of a
 # single run; those that begin with `setting` below tables of many runs too.
@@ -344,15 +342,6 @@ def _preempted(run: _Run) -> str | None:
     return run.each_arm(lambda row: f"{row.num_preemptions or 0} times in the {row.arm} arm")
 
 
-def _experts(run: _Run) -> float | None:
-    """How many times the experts of a regular step a verification reads; None where that is no news."""
-    row = run.last
-    if row.experts_per_verification is None or not row.experts_per_step:
-        return None
-    times = row.experts_per_verification / row.experts_per_step
-    return times if times >= _MANY_EXPERTS else None
-
-
 # In the order in which they are said, the most serious first. A new one is one row.
 DOUBTS = (
     # Above all others: it explains the figures below it, and only the first one is always shown.
@@ -482,11 +471,5 @@ DOUBTS = (
         "note",
         _preempted,
         "The server's cache was too small: it interrupted requests and started them again, {found}.",
-    ),
-    Doubt(
-        "note",
-        _experts,
-        "A verification reads {row.experts_per_verification:.1f} of {row.num_experts} experts in a layer, a regular"
-        " step {row.experts_per_step:.1f}: {found:.1f} times the memory.",
     ),
 )

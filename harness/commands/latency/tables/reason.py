@@ -13,7 +13,7 @@ from harness.commands.latency.tables.costs import (
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import amount
 from harness.engines.registry import ENGINES
-from harness.measuring.prices import costs_in_steps, is_exact
+from harness.measuring.prices import costs_in_steps
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import UNKNOWN, Table, in_brackets, interval
 from harness.results.statistics.interval import Interval
@@ -41,7 +41,6 @@ def reason(regular: LatencyRow, row: LatencyRow) -> list[Table]:
         ("by K", _by_k(regular, row)),
         ("target reads", _target_reads(regular)),
         ("draft reads", _draft_reads(row)),
-        ("8-bit layers", _eight_bit(regular, row)),
         ("energy", _energy(regular, row)),
         ("goodput", _goodput(regular, row)),
         ("cache", _room(regular, row)),
@@ -54,8 +53,7 @@ def reason(regular: LatencyRow, row: LatencyRow) -> list[Table]:
 
 def costs_of_a_step(regular: LatencyRow, row: LatencyRow) -> Table:
     """The cost of a target step: all that a run has to say whose two arms cannot be compared, or that has one."""
-    lines = (("target reads", _target_reads(regular)), ("8-bit layers", _eight_bit(regular, row)))
-    return Table.of_lines("reason", lines)
+    return Table.of_lines("reason", [("target reads", _target_reads(regular))])
 
 
 def _acceptance(row: LatencyRow) -> str | None:
@@ -174,29 +172,14 @@ def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
         shown.append(f"{k}: {interval(figure) or f'{figure.estimate:.2f}'}×")
     verification = "timed by width" if row.pass_ms_by_width else "interpolated"
     limits = [f"verification {verification}"]
-    if not is_exact(row):
-        limits.insert(
-            0, "about" if row.why_about is None else f"about, not exactly: {row.why_about}"
-        )
-    elif predictions[1].has_bounds:
+    if predictions[1].has_bounds:
         limits.insert(0, "95 % intervals of acceptance alone")
-    choice = choice_of_k(predictions, is_exact=is_exact(row))
-    return f"{'  '.join(shown)} predicted ({'; '.join(limits)}); {choice}"
+    return f"{'  '.join(shown)} predicted ({'; '.join(limits)}); {choice_of_k(predictions)}"
 
 
-def choice_of_k(predictions: Mapping[int, Interval], *, is_exact: bool) -> str:
-    """What predictions for K from 1 on say: `K=2 is the best of 1 to 4`, or that none pays.
-
-    Args:
-        is_exact: whether tokens per iteration of smaller K are known, and not only about.
-    """
+def choice_of_k(predictions: Mapping[int, Interval]) -> str:
+    """What predictions for K from 1 on say: `K=2 is the best of 1 to 4`, or that none pays."""
     best, last = best_of(predictions), max(predictions)
-    if not is_exact:
-        if predictions[best].estimate <= 1:
-            return f"no K from 1 to {last} seems to pay"
-        if best == last:
-            return f"try a larger K than {last}" if rises(predictions) else f"K={last} seems right"
-        return "try a smaller K"
     if predictions[best].estimate <= 1:
         return f"no K from 1 to {last} pays"
     if best == last and rises(predictions):
@@ -242,18 +225,3 @@ def _roof(num_bytes: int | None, floor_ms: float | None, step_ms: float | None) 
         f"{amount(num_bytes)} per step: memory-bandwidth floor {floor_ms:.2f} ms ({rate:.4g} GB/s measured by a"
         f" copy); measured {step_ms:.2f} ms, {floor_ms / step_ms:.0%} of bandwidth{in_caches}"
     )
-
-
-def _eight_bit(regular: LatencyRow, row: LatencyRow) -> str | None:
-    """Share of the time that 8-bit layers take, and a faster alternative; None without any."""
-    shares = []
-    if regular.target_8bit_share is not None:
-        shares.append(f"{regular.target_8bit_share:.0%} of a target step")
-    if row.draft_8bit_share is not None:
-        shares.append(f"{row.draft_8bit_share:.0%} of drafting")
-    if not shares:
-        return None
-    # Only a GPU has a peak of memory. There these layers wait for the host.
-    on_gpu = bool(regular.peak_memory_bytes)
-    advice = "; they wait for the host, and 4-bit layers are usually faster" if on_gpu else ""
-    return f"take {' and '.join(shares)}{advice}"

@@ -10,6 +10,7 @@ from harness.commands.latency.tables.categories import Category, by_category, by
 from harness.commands.latency.tables.doubts import notes
 from harness.commands.latency.tables.reason import costs_of_a_step, reason
 from harness.config.amounts import counted
+from harness.measuring.figures.requests import PERCENTILES
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import (
     UNKNOWN,
@@ -195,15 +196,15 @@ def _short(milliseconds: float) -> str:
 
 
 def _percentiles(heading: str, name: str, optional: bool = False) -> Column:
-    """A column with three percentiles of a time, such as `time_to_first_token`."""
+    """A column with the percentiles of a time, such as `time_to_first_token`."""
 
     def percentiles(row: LatencyRow) -> str | None:
-        values = [getattr(row, f"{name}_p{percentile}_ms") for percentile in (50, 90, 99)]
+        values = [getattr(row, f"{name}_p{percentile}_ms") for percentile in PERCENTILES]
         if all(value is None for value in values):
             return None
         return " / ".join(UNKNOWN if value is None else _short(value) for value in values)
 
-    return Column(f"{heading}\np50 / p90 / p99", of=percentiles, optional=optional)
+    return Column(f"{heading}\np50 / p99", of=percentiles, optional=optional)
 
 
 # Columns about a row of `latency`. Those without an underscore are in other tables too.
