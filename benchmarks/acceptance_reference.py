@@ -45,7 +45,7 @@ from harness.engines.timing import timed_answer
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair
 from harness.local.engine.reading import PairReader
-from harness.results.statistics.ratios import ratio_of_totals, skewed_ratio_of_totals
+from harness.results.statistics.ratios import log_ratio, ratio_of_totals
 
 NUMBERS = (2, 4, 8)
 NUM_PROMPTS = 40
@@ -124,11 +124,11 @@ def report(counted: Counts, means: Counts, variances: Counts, place: int) -> Non
             regular = all_tokens * chosen.lognormal(-(NOISE**2) / 2, NOISE, units)
             speculative = answers * chosen.lognormal(-(NOISE**2) / 2, NOISE, units)
             intervals = {
-                "expected": skewed_ratio_of_totals(all_tokens, of_prompts),
-                "decoded": skewed_ratio_of_totals(all_tokens, answers),
+                "expected": log_ratio([all_tokens], [of_prompts], skewed=True),
+                "decoded": log_ratio([all_tokens], [answers], skewed=True),
                 "bootstrap": ratio_of_totals(all_tokens, answers, 1000, repetition),
                 "speedup": ratio_of_totals(regular, speculative, 1000, repetition),
-                "skewed speedup": skewed_ratio_of_totals(regular, speculative),
+                "skewed speedup": log_ratio([regular], [speculative], skewed=True),
             }
             for name, found in intervals.items():
                 held[name] += not found.excludes(truths[name != "expected"])

@@ -31,7 +31,7 @@ from harness.local.engine.reading import PairReader
 from harness.measuring.prompts.encoding import transcribe
 from harness.measuring.prompts.sets import load_prompts
 from harness.measuring.prompts.transcripts import Reading
-from harness.results.statistics.ratios import skewed_ratio_of_totals
+from harness.results.statistics.ratios import log_ratio
 
 K = 4
 SETS = 2000
@@ -182,7 +182,7 @@ def coverage(what: str, tokens: Any, iterations: Any, sizes: tuple[int, ...]) ->
         for _ in range(SETS):
             drawn = rng.integers(0, len(tokens), size)
             drawn = drawn[tokens[drawn] > 0]
-            found = skewed_ratio_of_totals(tokens[drawn], iterations[drawn], unit="conversation")
+            found = log_ratio([tokens[drawn]], [iterations[drawn]], "conversation", skewed=True)
             if found.has_bounds:
                 num_intervals += 1
                 held += not found.excludes(truth)

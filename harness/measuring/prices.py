@@ -29,7 +29,7 @@ from harness.results.prompt_times import Unit, rows_by_unit
 from harness.results.rows.prompts import LatencyPromptRow, decoded_and_iterations
 from harness.results.runs import Run, grouped
 from harness.results.statistics.interval import Coverage, Interval
-from harness.results.statistics.ratios import ratio_of_products, skewed_ratio_of_totals
+from harness.results.statistics.ratios import log_ratio
 
 # Iterations that draft fewer than this share of K cost what the text lets them draft.
 _LEAST_DRAFTED = 0.75
@@ -126,7 +126,7 @@ def points_of(run: Run[LatencyRow]) -> list[Point]:
     common = sorted(of_iterations.keys() & of_steps.keys())
     if common:
         both = np.array([[*of_iterations[one], *of_steps[one]] for one in common]).T
-        steps = ratio_of_products([both[0], both[3]], [both[1], both[2]], unit)
+        steps = log_ratio([both[0], both[3]], [both[1], both[2]], unit)
     ms = _time(of_iterations, unit, iteration_ms)
     points.append(Point(k + 1, load, ms, steps, row.mean_num_draft_tokens, row.mean_answer_length))
     return points
@@ -253,7 +253,7 @@ def tokens_by_k(runs: Sequence[Run[LatencyRow]]) -> dict[int, Interval]:
         if are_reported and len(known) == len(totals):
             tokens, iterations = np.array(known).T
             unit_name = coverage.unit if coverage else "prompt"
-            yields[k] = skewed_ratio_of_totals(tokens, iterations, unit=unit_name)
+            yields[k] = log_ratio([tokens], [iterations], unit_name, skewed=True)
         else:
             means = [run.last.tokens_per_iteration for run in of_k]
             if all(means):
@@ -316,7 +316,7 @@ def _time(spent: Mapping[Unit, _Spent], unit: str, mean_ms: float) -> Interval:
     if not spent:
         return Interval(mean_ms)
     ms, iterations = np.array([*spent.values()]).T
-    return ratio_of_products([ms], [iterations], unit)
+    return log_ratio([ms], [iterations], unit)
 
 
 def _load(row: LatencyRow) -> int | None:

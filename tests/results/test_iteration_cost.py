@@ -17,7 +17,7 @@ from harness.results.cost_tables import read_table
 from harness.results.iteration_cost import IterationCost, Point, Shape, StartNoise, mean_time
 from harness.results.statistics.distributions import t_quantile
 from harness.results.statistics.interval import Coverage, Interval
-from harness.results.statistics.ratios import ratio_of_products
+from harness.results.statistics.ratios import log_ratio
 
 ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "benchmarks" / "published"
@@ -303,7 +303,7 @@ def planted(
         num_iterations = rng.integers(10, 40, num_units)
         noise = settings.noise * rng.standard_normal(num_units) / np.sqrt(num_iterations)
         ms = settings.iteration_ms(k) * slower * np.exp(noise) * num_iterations
-        points.append((k + 1, 1, ratio_of_products([ms], [num_iterations])))
+        points.append((k + 1, 1, log_ratio([ms], [num_iterations])))
     shape = IterationCost.of_points(points).shape()
     assert shape is not None
     return shape

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from harness.engines.door.reading import ReadText
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.ratios import skewed_ratio_of_totals
+from harness.results.statistics.ratios import log_ratio
 
 
 @dataclass
@@ -28,7 +28,7 @@ class Part:
     def tokens_per_iteration(self, num_draft_tokens: int) -> Interval:
         """With a 95 % interval over conversations."""
         iterations = [by_k[num_draft_tokens - 1] for by_k in self.iterations.values()]
-        return skewed_ratio_of_totals([*self.num_tokens.values()], iterations, unit="conversation")
+        return log_ratio([[*self.num_tokens.values()]], [iterations], "conversation", skewed=True)
 
 
 def parts_of(

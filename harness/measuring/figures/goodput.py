@@ -76,16 +76,20 @@ def _num_good(generations: Sequence[Answered], slo: Mapping[str, float]) -> list
 
 def _ratio(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> Interval:
     """Goodput over the regular arm's, with an interval over laps; a lap that is asked again is one."""
-    from harness.results.statistics.ratios import ratio_of_rates, totals_by_unit
+    from harness.results.statistics.ratios import log_ratio, totals_by_unit
 
     # A run that was stopped may have one generation more of one arm.
     size = min(len(regular.generations), len(speculative.generations))
     slo = run.settings.engine.slo or {}
-    rates: dict[str, tuple[Floats, Floats]] = {}
+    good: dict[str, Floats] = {}
+    seconds: dict[str, Floats] = {}
     for arm in (speculative, regular):
         generations = arm.generations[:size]
         laps = arm.units[:size]
-        good = totals_by_unit(_num_good(generations, slo), laps)
-        seconds = totals_by_unit([generation.seconds for generation in generations], laps)
-        rates[arm.name] = good, seconds
-    return ratio_of_rates(rates[speculative.name], rates[regular.name], seed=run.settings.seed)
+        good[arm.name] = totals_by_unit(_num_good(generations, slo), laps)
+        seconds[arm.name] = totals_by_unit([lap.seconds for lap in generations], laps)
+    return log_ratio(
+        [good[speculative.name], seconds[regular.name]],
+        [good[regular.name], seconds[speculative.name]],
+        "lap",
+    )

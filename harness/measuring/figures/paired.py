@@ -160,10 +160,10 @@ class PairedTimes(NamedTuple):
         """The ratio of both arms' total times, with an interval over units, or
         Student's t over blocks.
         """
-        from harness.results.statistics.ratios import ratio_of_totals, ratio_over_blocks
+        from harness.results.statistics.ratios import log_ratio, ratio_of_totals
 
         if self.unit == "block":
-            return ratio_over_blocks(self.regular, self.speculative, confidence)
+            return log_ratio([self.regular], [self.speculative], "block", confidence)
         return ratio_of_totals(
             self.regular, self.speculative, seed=seed, confidence=confidence, unit=self.unit
         )

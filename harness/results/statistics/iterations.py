@@ -40,7 +40,7 @@ from numpy.typing import ArrayLike
 
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import Interval
-from harness.results.statistics.ratios import skewed_ratio_of_totals, totals_by_unit
+from harness.results.statistics.ratios import log_ratio, totals_by_unit
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def tokens_per_iteration(
     tokens = totals_by_unit([text.num_tokens for text in cuts], prompts)
     iterations = np.stack([text.iterations for text in cuts])
     return [
-        skewed_ratio_of_totals(tokens, totals_by_unit(of_number, prompts), unit=unit)
+        log_ratio([tokens], [totals_by_unit(of_number, prompts)], unit, skewed=True)
         for of_number in iterations.T
     ]
 

@@ -6,9 +6,8 @@ Their intervals are bootstrapped. Those over several runs are in `runs.py`.
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -17,7 +16,6 @@ from harness.results.statistics.arrays import Floats
 from harness.results.statistics.distributions import normal_tail, t_quantile
 from harness.results.statistics.interval import (
     CONFIDENCE,
-    FEWEST_BLOCKS,
     FEWEST_FOR_INTERVAL,
     NAN,
     Coverage,
@@ -127,36 +125,22 @@ def ratio_of_totals(
     return Interval(float(ratio(tops, bottoms, axis=0)), low, high, covers)
 
 
-def ratio_over_blocks(
-    numerators: ArrayLike, denominators: ArrayLike, confidence: float = CONFIDENCE
-) -> Interval:
-    """sum(numerators) / sum(denominators) with Student's t over blocks.
-
-    Each block has a start of each arm, whose effect is random, and prompts of its own: the log of the
-    ratio is linearised, and its variance over blocks includes both.
-
-    Args:
-        numerators, denominators: [num_blocks], such as ms of the regular and the speculative arm.
-
-    Returns:
-        As `ratio_of_totals`; bounds are nan below `FEWEST_BLOCKS`.
-    """
-    return _ratio_by_its_log(
-        numerators, denominators, confidence, "block", FEWEST_BLOCKS, is_skewed=False
-    )
-
-
-def skewed_ratio_of_totals(
-    numerators: ArrayLike,
-    denominators: ArrayLike,
-    confidence: float = CONFIDENCE,
+def log_ratio(
+    numerators: Sequence[ArrayLike],
+    denominators: Sequence[ArrayLike],
     unit: str = "prompt",
+    confidence: float = CONFIDENCE,
+    *,
+    skewed: bool = False,
 ) -> Interval:
-    """sum(numerators) / sum(denominators) where few units have much of the variance.
+    """The product of some totals over the product of others, with Student's t of its linearised logarithm over units.
 
-    The log of the ratio is linearised: unit i adds x_i = numerator / mean - denominator / mean. Where the
-    x_i are skewed, a sample without the rare units of their tail has too small a mean and too small a
-    variance at once, and Student's t of it is skewed too. Hall's monotone cubic transformation of t takes
+    A speed-up over blocks is one total over another. The time of an iteration in regular steps has two of each: its ms
+    and the regular tokens, over iterations and regular ms. Unit i adds x_i to the logarithm: its share of each
+    numerator's mean, less its share of each denominator's.
+
+    Where few units have much of the variance, a sample without the rare units of their tail has too small a mean and
+    too small a variance at once, and Student's t of it is skewed too. Hall's monotone cubic transformation of t takes
     that skewness out ("On the Removal of Skewness by Transformation", 1992), with Student's quantile in
     place of the normal one:
 
@@ -165,101 +149,54 @@ def skewed_ratio_of_totals(
     The interval is that of the t for which g(t) lies between the quantiles. The cubic is inverted exactly:
     t = (∛(1 + 6 a (g - a)) - 1) / 2a.
 
-    No bound is beyond the ratios of the single units: where a quantity is bounded, as tokens per iteration are by
+    No such bound is beyond the ratios of the single units: where a quantity is bounded, as tokens per iteration are by
     K + 1, the cubic knows nothing of it. In simulations of 8 to 30 prompts that costs at most 1 % of coverage, and
-    halves the widest intervals (`benchmarks/bounds.py`). What no unit has shown is not covered: of 8 prompts, where one
-    in ten is much harder than the others, the interval holds in 77 to 96 % of the cases.
+    halves the widest intervals. What no unit has shown is not covered: of 8 prompts, where one in ten is much harder
+    than the others, the interval holds in 77 to 96 % of the cases.
 
     Args:
-        numerators, denominators: [num_units], as of `ratio_of_totals`.
+        numerators, denominators: each [num_units] of the same units, not negative.
+        skewed: whether t is corrected for skewness; then there is one total of each.
 
     Returns:
-        The ratio and its bounds, nan below `FEWEST_FOR_INTERVAL` units.
-
-    Raises:
-        ValueError: when the two differ in length or a denominator is not positive.
-    """
-    found = _ratio_by_its_log(
-        numerators, denominators, confidence, unit, FEWEST_FOR_INTERVAL, is_skewed=True
-    )
-    if not found.has_bounds:
-        return found
-    of_units = np.asarray(numerators, dtype=np.float64) / np.asarray(denominators, dtype=np.float64)
-    low = max(found.low, float(of_units.min()))
-    high = min(found.high, float(of_units.max()))
-    # Rounding may put the ratio of equal units just outside of them.
-    return replace(found, low=min(low, found.estimate), high=max(high, found.estimate))
-
-
-def ratio_of_products(
-    numerators: Sequence[ArrayLike], denominators: Sequence[ArrayLike], unit: str = "prompt"
-) -> Interval:
-    """The product of some totals over the product of others, with Student's t of its linearised logarithm over units.
-
-    Such as the time of an iteration in regular steps: its ms and the regular tokens over iterations and regular ms.
-
-    Args:
-        numerators, denominators: each [num_units] of the same units, positive.
-
-    Returns:
-        Without bounds below the fewest units that an interval of this unit needs.
+        The ratio and its bounds; bounds are nan below the fewest units that an interval of this unit needs, and of a
+        ratio of 0; everything is nan without units, or where a denominator's total is 0.
     """
     tops = [np.asarray(values, dtype=np.float64) for values in numerators]
     bottoms = [np.asarray(values, dtype=np.float64) for values in denominators]
     size = tops[0].size
     covers = Coverage(size, unit)
-    if not size or not all((values > 0).all() for values in (*tops, *bottoms)):
+    numerator = math.prod(float(values.sum()) for values in tops)
+    denominator = math.prod(float(values.sum()) for values in bottoms)
+    if not size or denominator <= 0:
         return Interval(covers=covers)
-    estimate = math.prod(float(values.sum()) for values in tops)
-    estimate /= math.prod(float(values.sum()) for values in bottoms)
-    if size < fewest_units(unit):
-        return Interval(estimate, covers=covers)
+    ratio = numerator / denominator
+    if size < fewest_units(unit) or ratio <= 0:
+        return Interval(ratio, covers=covers)
     influences = np.zeros(size)
     for values in tops:
         influences += values / values.mean()
     for values in bottoms:
         influences -= values / values.mean()
     deviation = float(influences.std(ddof=1))
-    half_width = t_quantile((1 - CONFIDENCE) / 2, size - 1) * deviation / math.sqrt(size)
-    factor = math.exp(half_width)
-    return Interval(estimate, estimate / factor, estimate * factor, covers)
-
-
-def _ratio_by_its_log(
-    numerators: ArrayLike,
-    denominators: ArrayLike,
-    confidence: float,
-    unit: str,
-    fewest: int,
-    *,
-    is_skewed: bool,
-) -> Interval:
-    """The ratio of totals with Student's t of its linearised logarithm; bounds are nan below `fewest` units.
-
-    Args:
-        is_skewed: whether t is corrected for skewness (`skewed_ratio_of_totals`).
-    """
-    tops, bottoms = _paired(numerators, denominators)
-    covers = Coverage(tops.size, unit)
-    if not tops.size:
-        return Interval(covers=covers)
-    ratio = float(tops.sum() / bottoms.sum())
-    if tops.size < fewest:
-        return Interval(ratio, covers=covers)
-    influences = tops / tops.mean() - bottoms / bottoms.mean()
-    deviation = float(influences.std(ddof=1))
     if deviation < _ROUNDING:
         return Interval(ratio, ratio, ratio, covers)
-    root = math.sqrt(tops.size)
-    bounds = np.array([1, -1]) * t_quantile((1 - confidence) / 2, tops.size - 1)
-    if is_skewed:
-        from scipy import stats
+    root = math.sqrt(size)
+    bounds = np.array([1, -1]) * t_quantile((1 - confidence) / 2, size - 1)
+    if not skewed:
+        low, high = ratio * np.exp(-bounds * deviation / root)
+        return Interval(ratio, float(low), float(high), covers)
+    from scipy import stats
 
-        a = float(stats.skew(influences, bias=False)) / (6 * root)
-        if abs(a) > _ROUNDING:
-            bounds = (np.cbrt(1 + 6 * a * (bounds - a)) - 1) / (2 * a)
+    a = float(stats.skew(influences, bias=False)) / (6 * root)
+    if abs(a) > _ROUNDING:
+        bounds = (np.cbrt(1 + 6 * a * (bounds - a)) - 1) / (2 * a)
     low, high = ratio * np.exp(-bounds * deviation / root)
-    return Interval(ratio, float(low), float(high), covers)
+    unit_ratios = tops[0] / bottoms[0]
+    low = max(float(low), float(unit_ratios.min()))
+    high = min(float(high), float(unit_ratios.max()))
+    # Rounding may put the ratio of equal units just outside of them.
+    return Interval(ratio, min(low, ratio), max(high, ratio), covers)
 
 
 def _bounds_over_subsets(
@@ -309,42 +246,6 @@ def bootstrapped(
         rng=np.random.default_rng(seed),
     ).confidence_interval
     return float(bounds.low), float(bounds.high)
-
-
-def ratio_of_rates(
-    numerator: tuple[ArrayLike, ArrayLike],
-    denominator: tuple[ArrayLike, ArrayLike],
-    num_resamples: int = NUM_RESAMPLES,
-    seed: int = 0,
-) -> Interval:
-    """The ratio of two rates, each a total over its total time, with an interval as of `ratio_of_totals`.
-
-    Args:
-        numerator, denominator: counts and seconds of the same laps, [num_laps] each.
-
-    Returns:
-        nan where the denominator counted nothing; without bounds where a resample did, or with too few units.
-    """
-    data = [np.asarray(values, dtype=np.float64) for values in (*numerator, *denominator)]
-
-    def ratio(*resampled: Floats, axis: int) -> Floats:
-        tops, top_s, bottoms, bottom_s = (values.sum(axis=axis) for values in resampled)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.asarray((tops / top_s) / (bottoms / bottom_s))
-
-    covers = Coverage(data[0].size, "lap")
-    estimate = float(ratio(*data, axis=-1)) if data[0].size else NAN
-    if not math.isfinite(estimate):
-        return Interval()
-    from scipy.stats import DegenerateDataWarning
-
-    with warnings.catch_warnings(), np.errstate(invalid="ignore"):
-        # A resample in which the denominator counted nothing: there are no bounds then.
-        warnings.simplefilter("ignore", DegenerateDataWarning)
-        low, high = bootstrapped(data, ratio, num_resamples, seed)
-    if not math.isfinite(low + high):
-        return Interval(estimate, covers=covers)
-    return Interval(estimate, low, high, covers)
 
 
 def _expanded(confidence: float, size: int) -> float:

@@ -71,6 +71,7 @@ def test_nothing_good_has_no_ratio_and_few_laps_no_interval() -> None:
         rare = goodput([*early, *late], early * 2).goodput_ratio
         alone = goodput([early[0], *late], early + early[:1]).goodput_ratio
     assert rare.has_bounds
-    assert (alone.estimate, alone.has_bounds) == (10.0, False)
+    assert alone.estimate == 10.0
+    assert alone.high > 50
     again = goodput(early, early, [0, 1, 2] * 3).goodput_ratio
     assert (again.estimate, again.has_bounds) == (1.0, False)

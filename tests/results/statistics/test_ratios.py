@@ -16,10 +16,9 @@ from harness.results.statistics.ratios import (
     _expanded,
     at_equal_lengths,
     drift,
+    log_ratio,
     rare_units,
     ratio_of_totals,
-    ratio_over_blocks,
-    skewed_ratio_of_totals,
     totals_by_unit,
 )
 from harness.results.statistics.runs import ratio_over_runs
@@ -49,7 +48,7 @@ def test_an_interval_allows_for_rare_units_that_it_has_not_seen() -> None:
     for _ in range(1_000):
         iterations = (8 + rng.gamma(0.25, 2, (15, 4))).sum(axis=1)
         tokens = np.full(15, 4 * 63.0)
-        missed += skewed_ratio_of_totals(tokens, iterations).excludes(63 / 8.5)
+        missed += log_ratio([tokens], [iterations], skewed=True).excludes(63 / 8.5)
         missed_without += ratio_of_totals(tokens, iterations, 200, 0).excludes(63 / 8.5)
     assert 0.04 < missed / 1_000 < 0.08
     assert missed_without / 1_000 > 0.08
@@ -83,7 +82,7 @@ def test_units_that_hold_most_of_the_variance_are_found() -> None:
 
 def test_no_bound_is_beyond_what_a_unit_has_shown() -> None:
     """Tokens of 3 iterations with K=4: 5 each are the most, and no prompt is below 11 / 3."""
-    found = skewed_ratio_of_totals([11, 11, 15, 15, 15, 15, 15, 15], [3] * 8)
+    found = log_ratio([[11, 11, 15, 15, 15, 15, 15, 15]], [[3] * 8], skewed=True)
     assert found.low == pytest.approx(11 / 3)
     assert found.high == pytest.approx(5)
 
@@ -94,7 +93,7 @@ def test_bounds_within_the_units_cost_no_coverage() -> None:
     missed = 0
     for _ in range(1_000):
         accepted = np.cumprod(rng.random((8, 3, 4)) < 0.95, axis=2).sum(axis=(1, 2))
-        found = skewed_ratio_of_totals(3 + accepted, [3] * 8)
+        found = log_ratio([3 + accepted], [[3] * 8], skewed=True)
         assert 1 <= found.low <= found.estimate <= found.high <= 5
         missed += found.excludes(truth)
     assert 0.01 < missed / 1_000 < 0.06
@@ -102,7 +101,7 @@ def test_bounds_within_the_units_cost_no_coverage() -> None:
 
 def test_without_skewness_the_interval_is_students() -> None:
     changes = np.array([-3.0, -2, -1, 0, 0, 1, 2, 3]) / 10
-    found = skewed_ratio_of_totals(2 * (1 + changes), np.ones(8))
+    found = log_ratio([2 * (1 + changes)], [np.ones(8)], skewed=True)
     half_width = stats.t.ppf(0.975, 7) * changes.std(ddof=1) / math.sqrt(8)
     expected = [2, 2 * math.exp(-half_width), 2 * math.exp(half_width)]
     assert [found.estimate, found.low, found.high] == pytest.approx(expected)
@@ -112,10 +111,10 @@ def test_without_skewness_the_interval_is_students() -> None:
 def test_ratio_of_constant_times_is_a_point() -> None:
     interval = ratio_of_totals([3.0] * 15, [2.0] * 15, num_resamples=200, seed=0)
     assert (interval.low, interval.high) == pytest.approx((1.5, 1.5))
-    interval = skewed_ratio_of_totals([3.0] * 15, [2.0] * 15)
+    interval = log_ratio([[3.0] * 15], [[2.0] * 15], skewed=True)
     assert (interval.low, interval.high) == pytest.approx((1.5, 1.5))
-    assert math.isnan(skewed_ratio_of_totals([3.0] * 7, [2.0] * 7).low)
-    assert math.isnan(skewed_ratio_of_totals([], []).estimate)
+    assert math.isnan(log_ratio([[3.0] * 7], [[2.0] * 7], skewed=True).low)
+    assert math.isnan(log_ratio([[]], [[]], skewed=True).estimate)
 
 
 @pytest.mark.parametrize("num_blocks", [2, 4, 8])
@@ -126,15 +125,15 @@ def test_the_interval_over_blocks_covers_what_differs_from_start_to_start(num_bl
     for _ in range(2_000):
         prompts = rng.gamma(20, 1, num_blocks)
         regular, speculative = (prompts * np.exp(rng.normal(0, 0.03, num_blocks)) for _ in range(2))
-        num_excluded += ratio_over_blocks(regular, speculative).excludes(1)
+        num_excluded += log_ratio([regular], [speculative], "block").excludes(1)
     assert 0.035 < num_excluded / 2_000 < 0.065
 
 
 def test_one_block_has_no_interval() -> None:
-    one = ratio_over_blocks([3.0], [2.0])
+    one = log_ratio([[3.0]], [[2.0]], "block")
     assert (one.estimate, str(one.covers)) == (1.5, "1 block")
     assert math.isnan(one.low)
-    assert math.isnan(ratio_over_blocks([], []).estimate)
+    assert math.isnan(log_ratio([[]], [[]], "block").estimate)
 
 
 def test_ratio_depends_on_the_seed_alone() -> None:
@@ -326,7 +325,7 @@ def test_lengths_that_are_drawn_in_each_arm_are_no_part_of_the_interval(statisti
         if statistic == "bootstrap":
             found = ratio_of_totals(*pair, num_resamples=400, seed=seed)
         elif statistic == "log":
-            found = ratio_over_blocks(*pair)
+            found = log_ratio(*([values] for values in pair), "block")
         else:
             found = ratio_over_runs(pair[:1], pair[1:]).interval()
         missed += found.excludes(1)

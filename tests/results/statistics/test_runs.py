@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 from simulated_runs import Floats, Simulated
 
-from harness.results.statistics.ratios import ratio_over_blocks
+from harness.results.statistics.ratios import log_ratio
 from harness.results.statistics.runs import MeanSquares, RatioEstimate, ratio_over_runs
 
 NUMBER = 1000
@@ -62,7 +62,7 @@ def test_four_blocks_in_each_run_cover_the_ratio(num_runs: int) -> None:
     for tops, bottoms in pairs(kind, NUMBER):
         interval = ratio_over_runs(tops, bottoms, "block").interval()
         crossed += interval.low <= 2 <= interval.high
-        interval = ratio_over_blocks(tops.ravel(), bottoms.ravel())
+        interval = log_ratio([tops.ravel()], [bottoms.ravel()], "block")
         independent += interval.low <= 2 <= interval.high
     assert 0.92 <= crossed / NUMBER <= 0.985
     assert independent / NUMBER < 0.9
