@@ -30,7 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engines": {"config", "results"},
     "servers": {"config", "engines"},
     "measuring": {"config", "results", "reporting", "engines"},
-    "commands": {"config", "results", "reporting", "engines", "measuring"},
+    "commands": {"config", "results", "reporting", "engines", "servers", "measuring"},
     "cli": {"config", "results", "reporting", "engines", "measuring", "commands"},
     "local": {"config", "results", "engines", "local.engine", "local.serving", "local.models", "local.runners"},
     "local.decoding": {"engines.arrivals"},

@@ -14,7 +14,6 @@ from statistics import fmean
 from harness.commands.read_runs import every_run
 from harness.config.errors import SettingError
 from harness.config.settings import check_address
-from harness.engines.registry import ENGINES
 from harness.measuring.prices import (
     iteration_cost,
     k_of,
@@ -53,7 +52,9 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
     """
     if setting == "costs" and path.startswith(("http://", "https://")):
         check_address(setting, path)
-        rounds = ENGINES["server"].pass_times(path, context, key)
+        from harness.servers.passes import pass_times
+
+        rounds = pass_times(path, context, key)
         cost = IterationCost.of_passes(rounds, path)
         return Table({"": cost}, notes=[_ALONE])
     place = Path(path).expanduser()

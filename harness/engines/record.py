@@ -174,37 +174,9 @@ class EngineRecord(RecordWithSettings, Abilities, Generic[OwnSettings]):
         """
         return []
 
-    def pass_times(
-        self, url: str, prefix_length: int, key: str | None
-    ) -> Sequence[Mapping[int, float]]:
-        """Milliseconds of a pass of the server at an address by the tokens that it reads behind a prefix, in each of
-        several rounds.
-
-        [] of an engine that is no server.
-
-        Args:
-            key: of its API; None without one.
-
-        Raises:
-            SettingError: it cannot be measured.
-        """
-        return []
-
     def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
         """The variables of an environment that say how servers run and on which devices, without keys."""
         return {}
-
-    def how_to_report(self, server: str | None) -> str:
-        """How a server is told to report what it drafts; empty where that is not known.
-
-        Args:
-            server: its name in rows; None for one that is unknown.
-        """
-        return ""
-
-    def typed_command(self, words: Sequence[str]) -> list[str]:
-        """A command that it started, without the words that it added."""
-        return list(words)
 
     def commands(self, run: RunSettings) -> Sequence[Sequence[str]]:
         """The commands of the servers that it starts, each as its words: the files that they name are part of what is

@@ -247,3 +247,26 @@ def known_pages() -> dict[str, tuple[str, ...]]:
         for page, keys in one.about.items():
             pages[page] = tuple(dict.fromkeys([*pages.get(page, ()), *keys]))
     return pages
+
+
+def how_to_report(server: str | None) -> str:
+    """How a server is told to report what it drafts; empty where that is not known.
+
+    Args:
+        server: its name in rows; None for one that is unknown.
+    """
+    for dialect in DIALECTS.all().values():
+        if dialect.reports_by and (server is None or dialect.title in server):
+            return f"{dialect.title} reports it when started with {dialect.reports_by}"
+    return ""
+
+
+def without_port(words: Sequence[str]) -> list[str]:
+    """A command that started a server, without the words that the harness added for its port."""
+    words = list(words)
+    for dialect in DIALECTS.all().values():
+        added = [] if dialect.startup is None else list(dialect.startup.listening)
+        for index in range(len(words) - len(added) + 1):
+            if added and words[index : index + len(added)] == added:
+                return words[:index] + words[index + len(added) :]
+    return words

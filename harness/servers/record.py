@@ -83,16 +83,6 @@ class Server(EngineRecord[ServerSettings]):
             "draft_remembers": measured.has_pool,
         }
 
-    def typed_command(self, words: Sequence[str]) -> list[str]:
-        """Without the words that add a port."""
-        words = list(words)
-        for dialect in DIALECTS.all().values():
-            added = [] if dialect.startup is None else list(dialect.startup.listening)
-            for place in range(len(words) - len(added) + 1):
-                if added and words[place : place + len(added)] == added:
-                    return words[:place] + words[place + len(added) :]
-        return words
-
     def commands(self, run: RunSettings) -> Sequence[Sequence[str]]:
         settings = self.settings_of(run)
         return [command.words for command in commands_of(run)] if settings.start_command else []
@@ -119,19 +109,6 @@ class Server(EngineRecord[ServerSettings]):
             for name, value in environment.items()
             if name.startswith(beginnings) and not name.endswith(("_KEY", "_TOKEN"))
         }
-
-    def how_to_report(self, server: str | None) -> str:
-        for one in DIALECTS.all().values():
-            if one.reports_by and (server is None or one.title in server):
-                return f"{one.title} reports it when started with {one.reports_by}"
-        return ""
-
-    def pass_times(
-        self, url: str, prefix_length: int, key: str | None
-    ) -> Sequence[Mapping[int, float]]:
-        from harness.servers.passes import pass_times
-
-        return pass_times(url, prefix_length, key)
 
     def open(self, opening: Opening) -> Engine:
         """Start the servers, or only connect them."""

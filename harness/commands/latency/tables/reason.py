@@ -12,11 +12,11 @@ from harness.commands.latency.tables.costs import (
 )
 from harness.config.acceptance_rules import tests_each_token
 from harness.config.amounts import amount
-from harness.engines.registry import ENGINES
 from harness.measuring.prices import costs_in_steps
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import UNKNOWN, Table, in_brackets, interval
 from harness.results.statistics.interval import Interval
+from harness.servers.dialects import how_to_report
 
 # So many predictions for other K fit a line.
 _MOST_K = 8
@@ -93,8 +93,7 @@ def _where_drafted(row: LatencyRow) -> str | None:
 def not_reported(row: LatencyRow) -> str:
     if row.drafted is False or row.is_simulated:
         return "nothing was drafted"
-    engine = ENGINES.loaded(str(row.engine))
-    advice = "" if engine is None else engine.how_to_report(row.server)
+    advice = how_to_report(row.server) if row.engine == "server" else ""
     return "; ".join(filter(None, ["not reported by the server", advice]))
 
 

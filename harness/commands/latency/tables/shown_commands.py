@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import shlex
 
-from harness.engines.registry import ENGINES
 from harness.measuring.rows import LatencyRow
+from harness.servers.dialects import without_port
 
 
 def server_commands(row: LatencyRow) -> list[str]:
     """The commands that started the servers of a run, the one that was measured last; [] of a run that started none."""
-    engine = ENGINES.loaded(row.engine or "")
     commands = []
     for command in (row.server_command or "").split("; "):
         try:
@@ -19,6 +18,5 @@ def server_commands(row: LatencyRow) -> list[str]:
             # Cut within quotes: the command itself has a semicolon.
             return []
         if words:
-            typed = words if engine is None else engine.typed_command(words)
-            commands.append(shlex.join(typed))
+            commands.append(shlex.join(without_port(words)))
     return commands
