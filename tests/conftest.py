@@ -210,7 +210,7 @@ def harness(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(worker, "start_process", fork_worker)
     # What a machine does after a lap matters to its times alone, which no test asserts.
-    monkeypatch.setattr("harness.measuring.interleaving._REST_S", 0.0)
+    monkeypatch.setattr("harness.servers.engine._REST_S", 0.0)
     return Harness(monkeypatch, capsys)
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from harness.engines.requests import RequestRecord
+from harness.engines.tokenizer import Tokenizer
+
 # As much text as a token holds on average, so that lengths of prompts are about right.
 _BYTES = 4
 # Before the bytes in an id, so that leading zeros stay.
@@ -41,3 +44,10 @@ class TextTokenizer:
 
     def convert_ids_to_tokens(self, token: int) -> str:
         return self.decode([token])
+
+
+def text_of(request: RequestRecord, tokenizer: Tokenizer, **options: Any) -> str:
+    """The text of an answer; `options` are those of the tokenizer's `decode`."""
+    if isinstance(tokenizer, TextTokenizer):
+        return request.text
+    return str(tokenizer.decode(request.token_ids, **options))

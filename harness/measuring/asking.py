@@ -28,16 +28,12 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
-from harness.config.settings import DecodingSettings
+from harness.config.run import RunSettings
 from harness.engines.protocol import Question
 from harness.engines.registry import engine_of
-from harness.measuring.prompts.encoding import Encoded, chats_of, encode
+from harness.measuring.prompts.encoding import Encoded
 from harness.measuring.prompts.sets import Occurrence, PromptSet
-from harness.measuring.session import Session
 from harness.results.statistics.interval import FEWEST_FOR_INTERVAL
-
-# For a warm-up of n prompts, at most this many times n are encoded to find short ones.
-_MOST_WARMUP = 4
 
 
 class Part(NamedTuple):
@@ -122,58 +118,46 @@ def in_laps(num_prompts: int, num_laps: int) -> list[range]:
     return [range(begin, end) for begin, end in itertools.pairwise(ends)]
 
 
-def warmup_question(
-    session: Session,
-    prompt_set: PromptSet,
-    encoded: Encoded,
-    size: int,
-    unused_index: int,
-    decoding: DecodingSettings | None = None,
-) -> Question:
+def warmup_question(like: Question, encoded: Encoded, size: int, unused_index: int) -> Question:
     """Prompts that are not measured, because caches would know those that are.
 
     They are other prompts of the set, no longer than the longest measured one. Where there are too
     few of these, they are measured prompts with the tokens after the first in reverse.
 
     Args:
-        encoded: the prompts that are measured.
+        like: a question without prompts, with the run's decoding, seed and stop tokens.
+        encoded: the prompts that are measured, and others.
         unused_index: no prompt has this index or a larger one.
-        decoding: that of the settings by default.
     """
-    measured = set(encoded.indices)
-    others = [prompt for prompt in prompt_set.prompts if prompt.index not in measured]
-    others = others[: _MOST_WARMUP * size]
-    pairs = zip(others, encode(session.planned, session.settings, others), strict=True)
-    short = [(prompt, ids) for prompt, ids in pairs if len(ids) <= encoded.longest]
     salts = ["warm-up"] * size
-    if len(short) < size:
+    others = encoded.others
+    if others is None or len(others.prompts) < size:
         reversed_ids = [[*ids[:1], *reversed(ids[1:])] for ids in encoded.token_ids]
         token_ids = list(itertools.islice(itertools.cycle(reversed_ids), size))
-        unused_indices = range(unused_index, unused_index + size)
-        return session.ask(token_ids, unused_indices, decoding, salts=salts)
-    prompts, short_ids = zip(*short[:size], strict=True)
-    indices = [prompt.index for prompt in prompts]
-    return session.ask(short_ids, indices, decoding, chats=chats_of(prompts), salts=salts)
+        indices = range(unused_index, unused_index + size)
+        return dataclasses.replace(like, prompts=token_ids, indices=indices, salts=salts)
+    first = others.part(range(size))
+    return dataclasses.replace(
+        like, prompts=first.token_ids, indices=first.indices, chats=first.chats, salts=salts
+    )
 
 
 def first_turns(
-    session: Session,
+    like: Question,
+    settings: RunSettings,
     prompt_set: PromptSet,
     encoded: Encoded,
     parts: Sequence[Part],
     warmup: Question,
-    decoding: DecodingSettings | None = None,
-    seed: int | None = None,
 ) -> list[Question]:
     """The questions about the first turns, one for each part.
 
     Args:
+        like: a question without prompts, with the run's decoding, seed and stop tokens.
         encoded: the prompts that are measured, to whose places the parts refer.
         warmup: prompts that also keep up the load until the last answer has ended, under another
             salt, where requests are in flight together.
-        decoding, seed: those of the settings by default.
     """
-    settings = session.settings
     extra: Question | None = None
     in_flight: int | None = None
     if engine_of(settings).queues:
@@ -186,16 +170,16 @@ def first_turns(
         prompts = encoded.part(places)
         # The places in `prompt_set`, of which the measured prompts may be a selection.
         pairs = zip(prompts.indices, repeats, strict=True)
-        question = session.ask(
-            prompts.token_ids,
-            [prompt_set.index(Occurrence(place, 0, repeat)) for place, repeat in pairs],
-            decoding,
-            chats=prompts.chats,
-            seed=seed,
-            salts=[str(repeat) for repeat in repeats],
-        )
         question = dataclasses.replace(
-            question, in_flight=in_flight, extra=extra, unit=part.unit, moment=moment
+            like,
+            prompts=prompts.token_ids,
+            indices=[prompt_set.index(Occurrence(place, 0, repeat)) for place, repeat in pairs],
+            chats=prompts.chats,
+            salts=[str(repeat) for repeat in repeats],
+            in_flight=in_flight,
+            extra=extra,
+            unit=part.unit,
+            moment=moment,
         )
         questions.append(question)
     return questions

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import itertools
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 from harness.config.errors import RunError
-from harness.engines.protocol import Answered, Arm, Question
-from harness.engines.registry import engine_of
+from harness.engines.protocol import Answered, Arm, Engine, Question
 from harness.engines.timing import quick_garbage_collections, timed_answer
 from harness.measuring.progress import progress
-from harness.measuring.session import Session
-
-# Seconds before each lap of an engine that keeps requests in flight. File writes between laps
-# differ before the two arms, and slow the next requests: without a rest the first tokens of one of
-# two identical arms came 0.25 ms later (`benchmarks/identical_arms.py`).
-_REST_S = 0.02
 
 # The answers to one question by the name of the arm.
 Answers = dict[str, Answered]
 
 
 def ask_all(
-    session: Session,
+    engine: Engine,
     questions: Sequence[Question],
     warmups: Sequence[Question] = (),
     *,
-    arms: Sequence[Arm] | None = None,
     allow_failures: bool = False,
     so_far: Callable[[], str | None] = lambda: None,
 ) -> Iterator[tuple[Question, Answers]]:
@@ -35,21 +26,19 @@ def ask_all(
 
     The arguments and errors are those of `ask_in_turns`.
     """
-    assert session.engine is not None
-    arms = arms or session.engine.arms
     unanswered = iter(questions)
     answers: Answers = {}
     for generation in ask_in_turns(
-        session, questions, warmups, arms=arms, allow_failures=allow_failures, so_far=so_far
+        engine, questions, warmups, allow_failures=allow_failures, so_far=so_far
     ):
         answers[generation.arm] = generation
-        if len(answers) == len(arms):
+        if len(answers) == len(engine.arms):
             yield next(unanswered), answers
             answers = {}
 
 
 def ask_in_turns(
-    session: Session,
+    engine: Engine,
     questions: Sequence[Question],
     warmups: Sequence[Question] = (),
     *,
@@ -72,10 +61,6 @@ def ask_in_turns(
     Raises:
         RunError: an arm was given up.
     """
-    engine = session.engine
-    assert engine is not None
-    record = engine_of(session.settings)
-    is_sent = record.queues and not record.own_clock
     arms = arms or engine.arms
     warm: set[str] = set()
     begun: dict[str, int] = {}
@@ -97,10 +82,7 @@ def ask_in_turns(
                         timed_answer(engine, arm, warmup, allow_failures=allow_failures)
                     warm.add(arm.name)
                 own_question = question_for(question, arm.name)
-                if is_sent:
-                    time.sleep(_REST_S)
-                generation = timed_answer(engine, arm, own_question, allow_failures=allow_failures)
-                yield generation
+                yield timed_answer(engine, arm, own_question, allow_failures=allow_failures)
             advance(so_far() or "measuring")
             for arm in arms:
                 # Answers of the other arm would have nothing to be compared with.

@@ -7,15 +7,15 @@ from collections.abc import Sequence
 
 from harness.config.demand import Demand
 from harness.config.errors import HarnessError, SettingError
+from harness.config.run import RunSettings
 from harness.engines.divergence import Divergence, text_divergence
-from harness.engines.door.pairs import ServedPair
+from harness.engines.door.pairs import AnyPair, ServedPair
 from harness.engines.door.reference import Reference
 from harness.engines.door.wing import local
 from harness.engines.protocol import Engine
 from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
 from harness.measuring.progress import say
-from harness.measuring.session import Session
 
 # The room that is planned where an engine has no weights here and they load for checks alone: the
 # most rows of a batch, and tokens of each.
@@ -33,8 +33,10 @@ class References:
         RunError: the models of an engine that computes here do not fit.
     """
 
-    def __init__(self, session: Session) -> None:
-        self._session = session
+    def __init__(self, settings: RunSettings, planned: AnyPair, engine: Engine) -> None:
+        self._settings = settings
+        self._planned = planned
+        self._engine = engine
 
     def for_tokens(self) -> Reference | None:
         """The reference for token ids; None also where the engine does not report them."""
@@ -44,7 +46,7 @@ class References:
 
     def for_texts(self) -> Reference | None:
         """The reference for texts, whose tokens may be unknown; None where there is none."""
-        if self._session.settings.engine.beyond_model is not None:
+        if self._settings.engine.beyond_model is not None:
             return None
         weights = self._engine.weights
         return self._loaded if weights is None else weights.reference
@@ -62,17 +64,12 @@ class References:
         reference = self.for_texts()
         assert reference is not None
         read = self._engine.arms[-1].as_read(prompt)
-        return text_divergence(reference, self._session.tokenizer, read, text, num_tokens)
-
-    @property
-    def _engine(self) -> Engine:
-        assert self._session.engine is not None
-        return self._session.engine
+        return text_divergence(reference, self._planned.tokenizer, read, text, num_tokens)
 
     @functools.cached_property
     def _loaded(self) -> Reference | None:
         """The target, loaded here; None, after a message, where that of a server cannot be loaded."""
-        settings = self._session.settings
+        settings = self._settings
         try:
             wing = local("model", settings.model.name)
         except SettingError as error:
@@ -87,7 +84,7 @@ class References:
             runner="eager",
         )
         try:
-            planned = self._session.planned
+            planned = self._planned
             if isinstance(planned, ServedPair):
                 planned = wing.plan_pair(settings.model, None, settings.placement, settings.dtype)
             pair = planned.place(demand, force=settings.force).load()

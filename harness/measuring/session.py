@@ -22,8 +22,6 @@ from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine, Question, Servers
 from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
-from harness.engines.requests import RequestRecord
-from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.measurement import Measurement, further_settings, identify
 from harness.measuring.progress import note, say
@@ -50,7 +48,7 @@ class HasSettings(Protocol):
 
 class Session:
     """One run of a command, which takes these steps in order: `encode_set` (or `encode`), `place`,
-    `open`, `ask`, and `interleaving.ask_all`; `row` and `write_rows` however it ends. `engine` is
+    `open`, `question`, and `interleaving.ask_all`; `row` and `write_rows` however it ends. `engine` is
     not None between `open` and `close`.
 
     Args:
@@ -143,12 +141,6 @@ class Session:
         """The tokenizer that the pair shares."""
         return self.planned.tokenizer
 
-    def text_of(self, request: RequestRecord, **options: Any) -> str:
-        """The text of an answer; `options` are those of the tokenizer's `decode`."""
-        if isinstance(self.tokenizer, TextTokenizer):
-            return request.text
-        return str(self.tokenizer.decode(request.token_ids, **options))
-
     def identify(self) -> Measurement:
         """The identity of the measurement, by which `resume` finds earlier rows; determined once.
 
@@ -200,6 +192,7 @@ class Session:
         prompts: tuple[Prompt, ...],
         new_tokens: int,
         answers: str | None = None,
+        num_others: int = 0,
     ) -> Encoded:
         """Encode prompts of a set; those that are too long are refused, skipped or truncated as
         `prompts.too_long` says, and rows count them.
@@ -207,6 +200,7 @@ class Session:
         Args:
             new_tokens: that follow each prompt.
             answers: what they are; `decoding.max_new_tokens` by default.
+            num_others: how many prompts a warm-up takes.
         """
         settings = self.settings
         assert isinstance(settings, PromptedSettings)
@@ -214,7 +208,9 @@ class Session:
         if about is not None and not self._said_origin:
             say(about)
         self._said_origin = True
-        encoded = encode_set(self.planned, settings, prompt_set, prompts, new_tokens, answers)
+        encoded = encode_set(
+            self.planned, settings, prompt_set, prompts, new_tokens, answers, num_others
+        )
         self._too_long["num_skipped"] = encoded.num_skipped
         self._too_long["num_truncated"] = encoded.num_truncated
         return encoded
@@ -311,17 +307,14 @@ class Session:
             self.engine.close()
             self.engine = None
 
-    def ask(
+    def question(
         self,
-        token_ids: Sequence[Sequence[int]],
-        indices: Sequence[int],
+        token_ids: Sequence[Sequence[int]] = (),
+        indices: Sequence[int] = (),
         decoding: DecodingSettings | None = None,
         *,
         chats: Sequence[Chat] = (),
         seed: int | None = None,
-        stop_tokens: frozenset[int] = frozenset(),
-        salts: Sequence[str] = (),
-        ends: Sequence[str] = (),
     ) -> Question:
         """The question of one batch: prompts that every arm is asked together.
 
@@ -329,16 +322,14 @@ class Session:
             token_ids: of each prompt.
             indices: of the prompts; with the seed they determine the random numbers.
             decoding, seed: those of the settings by default.
-            stop_tokens: that end a row besides those at which the target ends a text.
-            chats, salts, ends: as `Question` has them.
+            chats: as `Question` has them.
         """
         if decoding is None:
             decoding = self.settings.decoding
         if seed is None:
             seed = self.settings.seed
-        if not decoding.ignore_eos:
-            stop_tokens = stop_tokens | self.end_tokens()
-        return Question(token_ids, decoding, seed, indices, stop_tokens, chats, salts, ends)
+        stop_tokens = frozenset() if decoding.ignore_eos else self.end_tokens()
+        return Question(token_ids, decoding, seed, indices, stop_tokens, chats)
 
     def row(
         self, kind: type[AnyRow], acceptance: Acceptance | None = None, **figures: Any

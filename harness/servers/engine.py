@@ -80,6 +80,9 @@ _FEWEST_STARTS = 4
 # Seconds to wait for a server that still answers others before it is measured, and between two looks.
 _MOST_DRAINING_S = 10.0
 _DRAIN_LOOK_S = 0.05
+# Seconds before each lap. File writes between laps differ before the two arms, and slow the next requests: without a
+# rest the first tokens of one of two identical arms came 0.25 ms later (`benchmarks/identical_arms.py`).
+_REST_S = 0.02
 
 
 class ServerEngine(Engine):
@@ -402,6 +405,7 @@ class ServerArm(Arm):
         self._engine.make_ready(self)
         self.was_asked = True
         self._require_tools(requests)
+        time.sleep(_REST_S)
         before = self._idle_counters()
         if before is not None:
             # The server may also have been restarted since the last answer ended.

@@ -31,10 +31,9 @@ def test_a_reference_is_for_what_the_model_read(
 ) -> None:
     own = object()
     arm = SimpleNamespace(traits=Traits(reports_token_ids=reports_token_ids))
-    session: Any = SimpleNamespace(
-        settings=SimpleNamespace(engine=settings),
-        engine=SimpleNamespace(weights=SimpleNamespace(reference=own), arms=[arm]),
-    )
-    references = References(session)
+    engine: Any = SimpleNamespace(weights=SimpleNamespace(reference=own), arms=[arm])
+    run: Any = SimpleNamespace(engine=settings)
+    planned: Any = None
+    references = References(run, planned, engine)
     assert references.for_tokens() is (own if has_tokens else None)
     assert references.for_texts() is (own if has_texts else None)

@@ -61,9 +61,9 @@ class AnswerLengths(Experiment[LengthsSettings, LengthsRow]):
         token_ids = session.encode(prompts)
         longest = max(map(len, token_ids))
         session.place(1, longest)
-        session.open(1, longest)
-        questions = [session.ask([row], [index]) for index, row in enumerate(token_ids)]
-        for _, answers in ask_all(session, questions):
+        engine = session.open(1, longest)
+        questions = [session.question([row], [index]) for index, row in enumerate(token_ids)]
+        for _, answers in ask_all(engine, questions):
             self.lengths += [len(tokens) for answer in answers.values() for tokens in answer.tokens]
 
     def rows(self, session: Session) -> Sequence[LengthsRow]:

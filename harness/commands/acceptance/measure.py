@@ -318,7 +318,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
                     occurrence = Occurrence(place, repeat=num_asked[place])
                     indices.append(self.prompt_set.index(occurrence))
                     num_asked[place] += 1
-                question = session.ask(part.token_ids, indices, chats=part.chats)
+                question = session.question(part.token_ids, indices, chats=part.chats)
                 requests += timed_answer(engine, engine.arms[arm], question).requests
                 advance(None)
         session.close()

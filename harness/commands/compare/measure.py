@@ -175,9 +175,8 @@ class Compare(Experiment[CompareSettings, CompareRow]):
                 show("")
                 # The warm-up's random numbers were those of index 0.
                 index = self._num_races + 1
-                question = session.ask(
-                    [token_ids], [index], chats=[typed.chat()], salts=[str(index)]
-                )
+                question = session.question([token_ids], [index], chats=[typed.chat()])
+                question = dataclasses.replace(question, salts=[str(index)])
                 for lap in self._laps(session, engine, question, view):
                     laps.append(lap)
                     columns |= figures(lap, session.tokenizer)
@@ -266,7 +265,7 @@ class Compare(Experiment[CompareSettings, CompareRow]):
         example = self._examples[0]
         token_ids = session.encode([example], new_tokens=_WARMUP_TOKENS)
         engine = self._engine(session)
-        question = session.ask(token_ids, [0], decoding, chats=[example.chat()])
+        question = session.question(token_ids, [0], decoding, chats=[example.chat()])
         for arm in engine.arms:
             timed_answer(engine, arm, question)
 

@@ -18,6 +18,7 @@ from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import AnswerRow, EvalRow, read_answers
 from harness.commands.eval.tasks import OPERATIONS, DrawnTask, Problem, Task, tokens_with
 from harness.engines.protocol import Answered, Question, in_batches
+from harness.engines.text_tokenizer import text_of
 from harness.measuring.interleaving import ask_all
 from harness.measuring.measurement import Measurement, identify
 from harness.measuring.progress import say
@@ -218,12 +219,10 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
         answered by all arms or by none.
         """
         size = self.settings.batch_size
-        session.open(size, max(map(len, token_ids)), share_prefix=True)
+        engine = session.open(size, max(map(len, token_ids)), share_prefix=True)
         problems = {problem.key: problem for problem in self.problems}
         pending = self._pending(session, token_ids)
-        for question, answers in ask_all(
-            session, pending, warmups=pending[:1], so_far=self._accuracies
-        ):
+        for question, answers in ask_all(engine, pending, pending[:1], so_far=self._accuracies):
             batch = [problems[question.seed, index] for index in question.indices]
             self.smallest_batch = min(self.smallest_batch or size, len(batch))
             rows: list[AnswerRow] = []
@@ -246,15 +245,14 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
         for seed in self.settings.seeds:
             of_seed = [(problem, ids) for problem, ids in pending if problem.seed == seed]
             for batch in in_batches(of_seed, self.settings.batch_size):
-                question = session.ask(
+                question = session.question(
                     [ids for _, ids in batch],
                     [problem.index for problem, _ in batch],
                     chats=[Prompt(problem.prompt).chat() for problem, _ in batch],
                     seed=seed,
-                    stop_tokens=stop_tokens,
-                    ends=ends,
                 )
-                questions.append(question)
+                stops = question.stop_tokens | stop_tokens
+                questions.append(dataclasses.replace(question, stop_tokens=stops, ends=ends))
         return questions
 
     def _accuracies(self) -> str:
@@ -274,8 +272,11 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
             batch: the questions, in the order of the generation's rows.
         """
         for problem, request in zip(batch, generation.requests, strict=True):
-            text = session.text_of(
-                request, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            text = text_of(
+                request,
+                session.tokenizer,
+                skip_special_tokens=True,
+                clean_up_tokenization_spaces=False,
             )
             judgement = self.task.judge(text, problem)
             yield session.row(

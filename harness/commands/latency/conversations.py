@@ -7,12 +7,14 @@ from __future__ import annotations
 import dataclasses
 import itertools
 
+from harness.config.run import RunSettings
+from harness.engines.door.pairs import AnyPair
 from harness.engines.protocol import Answered, Question
 from harness.engines.registry import engine_of
+from harness.engines.text_tokenizer import text_of
 from harness.measuring.progress import say
 from harness.measuring.prompts.encoding import encode, last, most_answered
 from harness.measuring.prompts.sets import Prompt, PromptSet
-from harness.measuring.session import Session
 
 
 class Conversations:
@@ -30,19 +32,22 @@ class Conversations:
             One that has more when it is read goes on without its oldest turns.
     """
 
-    def __init__(self, session: Session, prompt_set: PromptSet, first: Question) -> None:
-        self._session = session
+    def __init__(
+        self, settings: RunSettings, planned: AnyPair, prompt_set: PromptSet, first: Question
+    ) -> None:
+        self._settings = settings
+        self._planned = planned
         self._prompt_set = prompt_set
         # The text of each answer, by arm and index of the turn.
         self._answers: dict[tuple[str, int], str] = {}
         self._said_cut = False
-        self._is_limited = engine_of(session.settings).computes_here
+        self._is_limited = engine_of(settings).computes_here
         new_tokens = first.decoding.max_new_tokens
         lengths = [0]
         for turn, question in enumerate(self.follow_ups(first), start=1):
             lengths.append(max(map(len, question.prompts)) + most_answered(turn, new_tokens))
         self.longest = max(lengths)
-        room = session.planned.room(new_tokens)
+        room = planned.room(new_tokens)
         if room is not None:
             self.longest = min(self.longest, room)
 
@@ -64,7 +69,7 @@ class Conversations:
             asked = [prompts[occurrence.place].after([""] * turn) for occurrence in going_on]
             question = dataclasses.replace(
                 first,
-                prompts=encode(self._session.planned, self._session.settings, asked),
+                prompts=encode(self._planned, self._settings, asked),
                 indices=[
                     self._prompt_set.index(occurrence._replace(turn=turn))
                     for occurrence in going_on
@@ -91,7 +96,7 @@ class Conversations:
     def keep(self, generation: Answered) -> None:
         """Remember what an arm has answered."""
         for request in generation.requests:
-            text = self._session.text_of(request, skip_special_tokens=True)
+            text = text_of(request, self._planned.tokenizer, skip_special_tokens=True)
             self._answers[generation.arm, request.index] = text
 
     def _so_far(self, index: int, arm: str) -> tuple[Prompt, list[int]]:
@@ -108,11 +113,11 @@ class Conversations:
         answers = [self._answers[arm, each] for each in before]
         for left_out in range(occurrence.turn + 1):
             prompt = conversation.after(answers, left_out)
-            [ids] = encode(self._session.planned, self._session.settings, [prompt])
+            [ids] = encode(self._planned, self._settings, [prompt])
             if not self._is_limited or len(ids) <= self.longest:
                 break
         else:
-            ids = last(ids, self.longest, self._session.tokenizer.bos_token_id)
+            ids = last(ids, self.longest, self._planned.tokenizer.bos_token_id)
         if left_out and not self._said_cut:
             self._said_cut = True
             turns = f"first {left_out} turns" if left_out > 1 else "first turn"

@@ -24,6 +24,7 @@ from harness.engines.door.wing import local
 from harness.engines.protocol import Answered, Arm, Engine, Question
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
+from harness.engines.text_tokenizer import text_of
 from harness.engines.timing import timed_answer
 from harness.measuring.acceptance import acceptance_columns
 from harness.measuring.figures.measured import MeasuredArm, MeasuredRun, StoppedBy, figures_of
@@ -90,7 +91,9 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
     def measure(self, session: Session) -> None:
         self.settings = settings = decide_ignore_eos(self.settings, session.tokenizer)
         new_tokens = settings.decoding.max_new_tokens
-        encoded = session.encode_set(self.prompt_set, self.prompts, new_tokens)
+        encoded = session.encode_set(
+            self.prompt_set, self.prompts, new_tokens, num_others=settings.batch_size
+        )
         self.prompts = encoded.prompts
         self._check_batch()
         # Facts that the printed settings do not show.
@@ -103,7 +106,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
                 again = "one prompt, which is asked again"
             say(f"num_prompts={settings.num_asked}: {self.prompt_set.name} has {again}")
         first_turns = Question(encoded.token_ids, settings.decoding, settings.seed, encoded.indices)
-        self.conversations = Conversations(session, self.prompt_set, first_turns)
+        self.conversations = Conversations(settings, session.planned, self.prompt_set, first_turns)
         longest = max(encoded.longest, self.conversations.longest)
         batch_size = settings.batch_size
         if not asks_again(settings, self.prompt_set):
@@ -117,7 +120,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
             has_two = any(arm.name == "regular" for arm in engine.arms)
             require(has_two, "precision", rule, settings.precision)
         self.warmup, self.questions = questions_to_ask(
-            session, settings, self.prompt_set, encoded, self.conversations
+            session.question(), engine, settings, self.prompt_set, encoded, self.conversations
         )
         gpus = () if engine.weights is None else engine.weights.gpus
         quietness = Quietness(gpus, say)
@@ -179,9 +182,11 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
             length = statistics.fmean(self.run.arms["speculative"].lengths.values())
             ks = range(1, settings.decoding.most_draft_tokens + 1)
             by_k = [Interval(length_in_answers(rates, k, length)) for k in ks]
-        elif follows_from_answers(session, settings):
+        elif follows_from_answers(settings, session.planned):
+            # Its memory is free for the reading.
+            engine.close()
             try:
-                by_k = tokens_by_k(session, settings, engine, self.run)
+                by_k = tokens_by_k(session.pair, settings, self.run)
             except RunError as error:
                 note(f"nothing is predicted of a smaller K: {error}")
         self.run = dataclasses.replace(self.run, tokens_by_k=by_k)
@@ -244,7 +249,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         units: set[int] = set()
         first_look = FIRST_LOOK_AT_BLOCKS if self.run.in_blocks else FIRST_LOOK
         answers: Answers = {}
-        for generation in self._answers(session, timed, so_far):
+        for generation in self._answers(engine, timed, so_far):
             name = generation.arm
             answers[name] = generation
             self.run.arms[name].phases.add(generation.phases)
@@ -280,13 +285,13 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
 
     def _answers(
         self,
-        session: Session,
+        engine: Engine,
         arms: Sequence[Arm],
         so_far: Callable[[], str | None] = lambda: None,
     ) -> Iterator[Answered]:
         """The answers of these arms to every question, as `ask_in_turns` gives them."""
         for generation in ask_in_turns(
-            session,
+            engine,
             self.questions,
             [self.warmup] * self.settings.num_warmup,
             arms=arms,
@@ -334,7 +339,10 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
             return
         self.unwritten = {}
         if len(answers) > 1:
-            compare_texts(self.run, session, answers)
+            assert session.engine is not None
+            weights = session.engine.weights
+            reference = None if weights is None else weights.reference
+            compare_texts(self.run, reference, session.tokenizer, answers)
         # The regular answer also completes a speculative one that came before it.
         complete = answers if first in new else new
         self._write([answers[name] for name in self.run.arms if name in complete], session)
@@ -386,7 +394,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
             turn=prompt.turn,
             prompt=prompt.text,
             arm=arm,
-            completion=session.text_of(request, skip_special_tokens=False),
+            completion=text_of(request, session.tokenizer, skip_special_tokens=False),
             num_tokens=request.num_tokens,
             time_ms=1000 * generation.seconds_of(request),
             time_to_first_token_ms=request.time_to_first_token_ms,

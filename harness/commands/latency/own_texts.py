@@ -10,25 +10,24 @@ from __future__ import annotations
 from harness.commands.latency.record import LatencySettings
 from harness.config.closed_form import require_closed_form
 from harness.config.errors import HarnessError, RunError, SettingError
+from harness.engines.door.pairs import AnyPair, Pair
 from harness.engines.door.reading import Transcript
 from harness.engines.door.wing import local
-from harness.engines.protocol import Engine
 from harness.engines.registry import engine_of
 from harness.measuring.figures.measured import MeasuredRun
-from harness.measuring.session import Session
 from harness.results.statistics.interval import Interval
 
 # Of each K up to this one.
 _MOST_K = 32
 
 
-def follows_from_answers(session: Session, settings: LatencySettings) -> bool:
+def follows_from_answers(settings: LatencySettings, planned: AnyPair) -> bool:
     """Whether the answers of a run with a draft say what a smaller K would have yielded.
 
     Not where another engine decoded them, a shorter proposal is not the beginning of a longer one, what is proposed
     depends on earlier answers, or the rule has no closed form.
     """
-    if not engine_of(settings).own_loop or not session.planned.shorter_proposals_follow:
+    if not engine_of(settings).own_loop or not planned.shorter_proposals_follow:
         return False
     if settings.finds_own_answers:
         return False
@@ -39,12 +38,8 @@ def follows_from_answers(session: Session, settings: LatencySettings) -> bool:
     return True
 
 
-def tokens_by_k(
-    session: Session, settings: LatencySettings, engine: Engine, run: MeasuredRun
-) -> list[Interval]:
+def tokens_by_k(pair: Pair, settings: LatencySettings, run: MeasuredRun) -> list[Interval]:
     """Tokens per iteration for K = 1, 2, ...: both models read each prompt's first answer of the speculative arm.
-
-    The engine is closed: its memory is free for the reading.
 
     Raises:
         RunError: for a draft that gives no probabilities to a text, or too little memory.
@@ -62,10 +57,9 @@ def tokens_by_k(
                 places.append(occurrence.place)
     if not asked:
         raise RunError("no answer has two tokens")
-    engine.close()
     most = min(settings.decoding.most_draft_tokens, _MOST_K)
     try:
-        reader = local().open_reader(session.pair, settings.decoding, most)
+        reader = local().open_reader(pair, settings.decoding, most)
         cuts = [text.cut for [text] in reader.read(asked)]
         reader.close()
     except HarnessError as error:

@@ -4,6 +4,7 @@ conversations.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 from harness.commands.latency.conversations import Conversations
@@ -13,7 +14,6 @@ from harness.engines.registry import engine_of
 from harness.measuring.asking import batches_to_ask, first_turns, laps_to_ask, warmup_question
 from harness.measuring.prompts.encoding import Encoded
 from harness.measuring.prompts.sets import PromptSet
-from harness.measuring.session import Session
 
 # A lap begins and ends with fewer requests in flight than it should have, so laps are long where
 # that leaves _MANY_LAPS of them: up to _LONGEST_LAP times the requests that are in flight at once.
@@ -58,7 +58,8 @@ def num_laps_of(settings: LatencySettings, engine: Engine, num_prompts: int) -> 
 
 
 def questions_to_ask(
-    session: Session,
+    like: Question,
+    engine: Engine,
     settings: LatencySettings,
     prompt_set: PromptSet,
     encoded: Encoded,
@@ -68,11 +69,10 @@ def questions_to_ask(
     batch, a lap, or a later turn of one.
 
     Args:
+        like: a question without prompts, with the run's decoding, seed and stop tokens.
         encoded: the prompts that are measured.
         conversations: has the later turns.
     """
-    engine = session.engine
-    assert engine is not None
     num_prompts = num_asked = len(encoded.prompts)
     if asks_again(settings, prompt_set):
         num_asked = settings.num_asked
@@ -82,10 +82,9 @@ def questions_to_ask(
     else:
         parts = batches_to_ask(num_prompts, num_asked, settings.batch_size, settings.seed)
     unused = prompt_set.first_unused(settings.num_asked)
-    warmup = warmup_question(session, prompt_set, encoded, settings.batch_size, unused)
+    warmup = warmup_question(like, encoded, settings.batch_size, unused)
+    of_run = dataclasses.replace(like, seed=settings.seed_of_run)
     questions = []
-    for first in first_turns(
-        session, prompt_set, encoded, parts, warmup, seed=settings.seed_of_run
-    ):
+    for first in first_turns(of_run, settings, prompt_set, encoded, parts, warmup):
         questions += [first, *conversations.follow_ups(first)]
     return warmup, questions

@@ -127,7 +127,11 @@ class Map(Experiment[MapSettings, MapRow]):
         for prompt_set in self.prompt_sets:
             most_asked = self._num_asked(settings.batch_sizes[-1])
             taken = prompt_set.take(min(most_asked, len(prompt_set.prompts)))
-            self.encoded.append(session.encode_set(prompt_set, taken, new_tokens))
+            self.encoded.append(
+                session.encode_set(
+                    prompt_set, taken, new_tokens, num_others=settings.batch_sizes[-1]
+                )
+            )
         longest = max(encoded.longest for encoded in self.encoded)
         session.place(settings.batch_sizes[-1], longest)
         sides = map(len, (settings.batch_sizes, self.prompt_sets, self.draft_tokens))
@@ -199,8 +203,9 @@ class Map(Experiment[MapSettings, MapRow]):
         prompt_set = self.prompt_sets[context_place]
         asked = encoded.part(range(num_prompts))
         unused = prompt_set.first_unused(num_asked)
-        warmup = warmup_question(session, prompt_set, asked, batch_size, unused, decoding)
-        questions = first_turns(session, prompt_set, asked, parts, warmup, decoding)
+        like = session.question(decoding=decoding)
+        warmup = warmup_question(like, asked, batch_size, unused)
+        questions = first_turns(like, settings, prompt_set, asked, parts, warmup)
         # A prefix cache knows the prompts of other cells.
         warmup, *questions = (
             dataclasses.replace(one, salts=[f"{cell} {salt}" for salt in one.salts])
@@ -208,9 +213,7 @@ class Map(Experiment[MapSettings, MapRow]):
         )
         warmups = [warmup] * settings.num_warmup
         arms = {name: MeasuredArm(name) for name in settings.arms}
-        for _, answers in ask_all(
-            session, questions, warmups, arms=engine.arms, allow_failures=True
-        ):
+        for _, answers in ask_all(engine, questions, warmups, allow_failures=True):
             for name, arm in arms.items():
                 arm.generations.append(answers[name])
         run = MeasuredRun(

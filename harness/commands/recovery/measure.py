@@ -96,7 +96,7 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
         engine = session.open(settings.batch_size, longest, fault=settings.fault)
         arm = engine.arms[-1]
         samplings, self.refused = taken_samplings(arm, settings, prompts[0])
-        references = References(session)
+        references = References(settings, session.planned, engine)
         reference = self._reference(session, references, prompts)
         if isinstance(reference, ReportedReference):
             unknown = [one for one in samplings if not one.is_known_by(settings.top_logprobs)]

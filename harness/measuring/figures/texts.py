@@ -14,9 +14,10 @@ from harness.results.row import pooled
 from harness.results.schema import MaybeFloat, MaybeInt
 
 if TYPE_CHECKING:
+    from harness.engines.door.reference import Reference
     from harness.engines.protocol import Answered
     from harness.engines.requests import RequestRecord
-    from harness.measuring.session import Session
+    from harness.engines.tokenizer import Tokenizer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,12 +61,18 @@ class Texts(Group):
         )
 
 
-def compare_texts(run: MeasuredRun, session: Session, answers: Mapping[str, Answered]) -> None:
+def compare_texts(
+    run: MeasuredRun,
+    reference: Reference | None,
+    tokenizer: Tokenizer,
+    answers: Mapping[str, Answered],
+) -> None:
     """Note where greedy texts of the speculative arm part from the regular ones.
 
     A turn before which the arms' answers differ already is not compared.
 
     Args:
+        reference: the weights' own probabilities; None where an engine has none here.
         answers: of both arms to a question, by the name of the arm.
     """
     from harness.engines.divergence import first_divergence
@@ -73,9 +80,6 @@ def compare_texts(run: MeasuredRun, session: Session, answers: Mapping[str, Answ
     decoding = run.settings.decoding
     if decoding.temperature > 0 or decoding.synthetic_acceptance is not None:
         return
-    assert session.engine is not None
-    weights = session.engine.weights
-    reference = None if weights is None else weights.reference
     divergences = run.arms["speculative"].divergences
     regular, speculative = (answers[name] for name in run.arms)
     pairs = zip(regular.with_prompts, speculative.with_prompts, strict=True)
@@ -85,10 +89,10 @@ def compare_texts(run: MeasuredRun, session: Session, answers: Mapping[str, Answ
         texts = [request.token_ids, other.token_ids]
         if request.from_text != other.from_text:
             # The tokens that were drawn need not be those of their text.
-            encode = functools.partial(session.tokenizer.encode, add_special_tokens=False)
+            encode = functools.partial(tokenizer.encode, add_special_tokens=False)
             texts = [encode(request.text), encode(other.text)]
         divergence = first_divergence(reference, prompt, *texts)
-        if divergence is not None and isinstance(session.tokenizer, TextTokenizer):
+        if divergence is not None and isinstance(tokenizer, TextTokenizer):
             divergence = replace(divergence, position=_num_alike(request, other))
         divergences[request.index] = divergence
 

@@ -32,6 +32,8 @@ from harness.measuring.prompts.transcripts import Reading, readings_of
 
 # Tokens by which an answer may grow when its text is encoded again as part of the next prompt.
 _MARGIN = 8
+# For a warm-up of n prompts, at most this many times n are encoded to find short ones.
+_MOST_WARMUP = 4
 
 AnySettings = TypeVar("AnySettings", bound=RunSettings)
 
@@ -46,6 +48,8 @@ class Encoded:
         chats: the messages and tools of each prompt, for servers that apply the template themselves; [] where
             any prompt was cut, because the messages would be longer than the token ids.
         num_skipped, num_truncated: prompts of the set that were too long.
+        others: further prompts of the set, none longer than the longest of these, for warm-ups; None where nobody
+            asked for any.
     """
 
     prompts: tuple[Prompt, ...]
@@ -53,6 +57,7 @@ class Encoded:
     chats: list[Chat]
     num_skipped: int = 0
     num_truncated: int = 0
+    others: Encoded | None = None
 
     @property
     def indices(self) -> list[int]:
@@ -75,6 +80,7 @@ class Encoded:
             tuple(self.prompts[place] for place in places),
             [self.token_ids[place] for place in places],
             [self.chats[place] for place in places] if self.chats else [],
+            others=self.others,
         )
 
 
@@ -165,6 +171,7 @@ def encode_set(
     prompts: tuple[Prompt, ...],
     new_tokens: int,
     answers: str | None = None,
+    num_others: int = 0,
 ) -> Encoded:
     """Encode prompts of a set; those that are too long are refused, skipped or truncated as
     `prompts.too_long` says. Prints what the settings do not show.
@@ -172,6 +179,7 @@ def encode_set(
     Args:
         new_tokens: that follow each prompt.
         answers: what they are; `decoding.max_new_tokens` by default.
+        num_others: how many prompts a warm-up takes.
 
     Raises:
         SettingError: a prompt does not fit into a model's context, and `prompts.too_long` does not
@@ -188,6 +196,15 @@ def encode_set(
             whole[place] = [*ids, *ids[-1:] * most_answered(turn, new_tokens)]
     encoded = Encoded(prompts, token_ids, chats_of(prompts))
     encoded = _fitted(encoded, whole, planned, settings, new_tokens, answers)
+    if num_others:
+        measured = set(encoded.indices)
+        others = [prompt for prompt in prompt_set.prompts if prompt.index not in measured]
+        others = others[: _MOST_WARMUP * num_others]
+        pairs = zip(others, encode(planned, settings, others), strict=True)
+        short = [(prompt, ids) for prompt, ids in pairs if len(ids) <= encoded.longest]
+        kept = tuple(prompt for prompt, _ in short)
+        unmeasured = Encoded(kept, [ids for _, ids in short], chats_of(kept))
+        encoded = dataclasses.replace(encoded, others=unmeasured)
     described = prompt_set.described(encoded.prompts)
     if described:
         note(described)
