@@ -25,6 +25,16 @@ def amount(size: float) -> str:
     return f"{size / 1e9:.1f} GB"
 
 
+def percent(share: float, digits: int = 0) -> str:
+    """`58 %`."""
+    return f"{100 * share:.{digits}f} %"
+
+
+def change_in_percent(factor: float, digits: int = 1) -> str:
+    """`+2.3 %` of 1.023."""
+    return f"{100 * (factor - 1):+.{digits}f} %"
+
+
 def counted(number: int, name: str) -> str:
     """`1 prompt`, `15 prompts`, `8 batches`."""
     if number == 1:

@@ -150,6 +150,7 @@ def _by_phases(
         return []
     is_block = bool(in_one_pass)
     phases = steps_by_k(row, costs, in_one_pass=is_block)
+    phases = phases or steps_by_k(row, costs, in_one_pass=is_block, by_width=False)
     known = [point for point in of_run if point.width > 1]
     if not phases or not known or not known[0].steps.is_known:
         return []
@@ -184,7 +185,9 @@ def costs_in_steps(regular: LatencyRow | None, row: LatencyRow) -> StepCosts | N
     return StepCosts(row.draft_ms / proposed / step_ms, row.verify_ms / step_ms)
 
 
-def steps_by_k(row: LatencyRow, costs: StepCosts, *, in_one_pass: bool = False) -> dict[int, float]:
+def steps_by_k(
+    row: LatencyRow, costs: StepCosts, *, in_one_pass: bool = False, by_width: bool = True
+) -> dict[int, float]:
     """What an iteration costs in regular steps at each K up to that of a run, by its phases.
 
     {} where K varied, and where a pass over more tokens was so much faster than one over fewer that the cost of
@@ -192,9 +195,8 @@ def steps_by_k(row: LatencyRow, costs: StepCosts, *, in_one_pass: bool = False) 
 
     Args:
         in_one_pass: whether a pass of the draft proposes all tokens.
-
-    Verifying fewer tokens is shorter by what their passes are, where these were timed; else each token adds the same.
-    The rest, the verdict, costs the same for every K.
+        by_width: whether verifying fewer tokens is shorter by what their passes are, where these were timed; else each
+            token adds the same. The rest, the verdict, costs the same for every K.
     """
     most, proposed = row.num_draft_tokens, row.mean_num_draft_tokens
     if not isinstance(most, int) or not proposed:
@@ -203,7 +205,7 @@ def steps_by_k(row: LatencyRow, costs: StepCosts, *, in_one_pass: bool = False) 
     verifying = 1 + ks * (costs.verify - 1) / proposed
     # Milliseconds by the draft tokens that a pass verifies.
     passes = enumerate(row.pass_ms_by_width or [])
-    timed = {k: ms for k, ms in passes if ms is not None}
+    timed = {k: ms for k, ms in passes if ms is not None} if by_width else {}
     if 0 in timed and abs(costs.verify - 1) > _TOLERATED_NOISE:
         tolerated = _TOLERATED_NOISE * timed[0]
         if any(slow - fast > tolerated for slow, fast in combinations(timed.values(), 2)):

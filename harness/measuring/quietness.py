@@ -12,6 +12,7 @@ from typing import Any
 import psutil
 import pynvml
 
+from harness.config.amounts import percent
 from harness.config.machine import num_usable_cores, threads_are_set
 from harness.engines.energy import throttle_reasons
 
@@ -128,7 +129,8 @@ class Quietness:
         if share is not None and share < _LITTLE:
             self._said = True
             self._say(
-                f"this takes long: the process gets {share:.0%} of the processor time that it asks for{load_in_words()}"
+                f"this takes long: the process gets {percent(share)} of the processor time that it asks for"
+                f"{load_in_words()}"
             )
 
     def columns(self) -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Generic
 
+from harness.config.amounts import change_in_percent
 from harness.reporting.names import Name, name_of
 from harness.results.runs import AnyRunRow, Run
 from harness.results.schema import RunRow
@@ -117,4 +118,4 @@ class Compared:
 
     def _signed(self, change: float) -> str:
         """A change in words: a ratio of 1.02 is `+2.0%`, a difference of 0.02 `+2.0 points`."""
-        return f"{100 * change:+.1f} points" if self.figure.is_share else f"{change - 1:+.1%}"
+        return f"{100 * change:+.1f} points" if self.figure.is_share else change_in_percent(change)

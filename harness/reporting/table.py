@@ -16,12 +16,13 @@ Each pair gets a row, `13B with 7B | 2.31×`, from `pair.name.pair` and
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
 from typing import Any, Literal, Self, TypeVar
 
-from harness.results.statistics.interval import Interval
+from harness.config.amounts import percent
 
 # How a value is read from an item: a function of the item, or a path of attributes, such as
 # `regular.ms_per_token`. What is read from None is None.
@@ -256,27 +257,12 @@ def legend(columns: Sequence[Column]) -> str:
     return "; ".join(f"{column.name}: {column.meaning}" for column in columns if column.meaning)
 
 
-# Printed in the place of an unknown figure among known ones.
-UNKNOWN = "–"
-# Forms of a number: `2.31×` and `83.4%`.
+# Forms of a number: `2.31×`, `83.4 %`, and of an `Interval` `2.31× (2.18 to 2.42)`.
 times = "{:.2f}×".format
-percent = "{:.1%}".format
+share = functools.partial(percent, digits=1)
+with_bounds = "{:×}".format
 
 
 def number(digits: int = 2) -> Callable[[float], str]:
     """`12.34`."""
     return f"{{:.{digits}f}}".format
-
-
-def interval(figure: Interval | None, digits: int = 2, scale: float = 1) -> str | None:
-    """`2.18 to 2.42`; None where there is none."""
-    if figure is None or not figure.has_bounds:
-        return None
-    return f"{scale * figure.low:.{digits}f} to {scale * figure.high:.{digits}f}"
-
-
-def in_brackets(figure: Interval | None, *about: str) -> str:
-    """` (about, 95 % interval 2.18 to 2.42)`, to follow a figure; as much of it as is known."""
-    bounds = interval(figure)
-    parts = [*about, f"95 % interval {bounds}"] if bounds else about
-    return f" ({', '.join(parts)})" if parts else ""

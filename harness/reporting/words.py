@@ -15,8 +15,8 @@ from harness.config.machine import command_line
 from harness.config.model_names import SECOND_COMMAND
 from harness.config.synonyms import SYNONYMS
 from harness.config.synthetic import is_length, rates_of_row
-from harness.reporting.table import UNKNOWN
 from harness.results.schema import RunRow
+from harness.results.statistics.interval import UNKNOWN
 
 # What a lossy rule means, and what prompts that were left out are.
 LOSSY = "the speculative output no longer follows the target (lossy)"

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from harness.config.amounts import change_in_percent
 from harness.config.errors import SettingError
 from harness.results.locked_files import replace_file
 from harness.results.statistics.arrays import Floats
@@ -84,7 +85,7 @@ class Step(NamedTuple):
     change: float
 
     def __str__(self) -> str:
-        percent = f"{self.change:+.0%}".replace("%", " %").replace("-", "−")
+        percent = change_in_percent(1 + self.change, 0).replace("-", "−")
         return f"from {self.before} to {self.after} tokens {percent}"
 
 

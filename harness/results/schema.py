@@ -331,6 +331,7 @@ class PromptedRow(DecodedRow):
     """A row of a command that decodes the prompts of a set."""
 
     prompts: MaybeText = setting("name of the prompt set", "prompts.name")
+    prompts_file: MaybeText = setting("file of the prompt set", "prompts.file")
     too_long: MaybeText = setting(
         "what became of prompts longer than the context", "prompts.too_long"
     )

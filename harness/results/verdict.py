@@ -15,6 +15,7 @@ from typing import Any, Literal, Self, TypeVar
 
 import numpy as np
 
+from harness.config.amounts import percent
 from harness.config.errors import VerdictError
 from harness.config.model_names import SECOND_COMMAND
 from harness.results.schema import NO_VERDICT, ComparedRow, RunRow
@@ -188,7 +189,7 @@ def _waited(row: ComparedRow) -> str:
     threads = row.num_threads or 1
     if share is None or share >= _LEAST_PROCESSOR_SHARE or threads == 1 or row.engine == "server":
         return ""
-    return f"{threads} threads got {share:.0%} of the CPU time they wanted"
+    return f"{threads} threads got {percent(share)} of the CPU time they wanted"
 
 
 def why_no_ranking(regular_ms: Iterable[float]) -> str | None:
@@ -275,7 +276,7 @@ def _other_servers(regular: ArmEvidence, speculative: ArmEvidence) -> str | None
             return f"the {arm.arm} server was restarted meanwhile, perhaps with other flags"
     if regular.drafted:
         rate = regular.acceptance_rate
-        accepted = "" if rate is None else f": {rate:.0%} of its draft tokens were accepted"
+        accepted = "" if rate is None else f": {percent(rate)} of its draft tokens were accepted"
         return f"the regular server drafts{accepted}"
     if speculative.drafted is False:
         return "the speculative server drafted nothing"

@@ -57,7 +57,7 @@ def test_the_worst_job_decides() -> None:
         ("latency", latency_run(weights="random", synthetic_acceptance=0.8),
          "2.00× (1.90 to 2.10), random weights, synthetic 0.8"),
         ("latency", latency_run(status="failed", error="killed"), "failed: killed"),
-        ("eval", eval_run(), "regular 43.0%, speculative 42.0%"),
+        ("eval", eval_run(), "regular 43.0 %, speculative 42.0 %"),
         ("latency", [], "done"),
     ],
 )  # fmt: skip
@@ -166,7 +166,7 @@ def test_methods_are_ranked_for_each_target(
         ),
         (
             {"processor_share": 0.4, "num_threads": 4},
-            "not quiet in 1 of 2 runs (one got 40% of the CPU time it wanted): OMP_NUM_THREADS=1",
+            "not quiet in 1 of 2 runs (one got 40 % of the CPU time it wanted): OMP_NUM_THREADS=1",
             "",
         ),
         (

@@ -107,7 +107,7 @@ def test_failures_refuse_where_they_could_change_the_verdict(
 @pytest.mark.parametrize(
     ("regular", "speculative", "reason"),
     [
-        ({"drafted": True, "acceptance_rate": 0.534}, {}, "the regular server drafts: 53%"),
+        ({"drafted": True, "acceptance_rate": 0.534}, {}, "the regular server drafts: 53 %"),
         ({"drafted": True}, {"drafted": True}, "the regular server drafts"),
         ({"drafted": False}, {"drafted": False}, "the speculative server drafted nothing"),
         ({"drafted": False}, {"drafted": True}, None),

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from harness.commands.acceptance.figures import estimate_of
 from harness.config.amounts import counted
-from harness.reporting.table import Column, Table, interval, number, times
+from harness.reporting.table import Column, Table, times
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceTextRow
 from harness.results.runs import grouped
 
@@ -59,8 +59,7 @@ def table_of_parts(parts: Sequence[AcceptancePartRow], best_k: int) -> Table:
         Column("turn", text=True, of="part"),
         Column("tokens", "{:,}".format, "num_tokens"),
         Column("conver-\nsations", of="num_conversations"),
-        Column("tokens per\niteration", number(), "tokens_per_iteration.estimate"),
-        Column("95 % interval", of=lambda part: interval(part.tokens_per_iteration)),
+        Column("tokens per iteration\n(95 % interval)", "{:.2f}".format, "tokens_per_iteration"),
         Column("expected\nspeed-up", times, "expected_speedup.estimate", optional=True),
         Column(
             "slower\nat",

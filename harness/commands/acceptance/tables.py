@@ -14,10 +14,10 @@ from harness.commands.acceptance.figures import (
     texts_of,
 )
 from harness.commands.acceptance.health import MOST_DEVIATIONS, MOST_IMPOSSIBLE
-from harness.config.amounts import counted
+from harness.config.amounts import counted, percent
 from harness.reporting.names import Named, named_runs
 from harness.reporting.page import Page, Step, heading, title_of_many
-from harness.reporting.table import Column, Line, Table, TableRow, interval, number, times
+from harness.reporting.table import Column, Line, Table, TableRow, number, times
 from harness.reporting.words import typed_for
 from harness.results.rows.acceptance import AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run, grouped
@@ -60,7 +60,7 @@ def _page_of_one(run: Run[AcceptanceRow]) -> Page:
     k = best.num_draft_tokens
     tokens = best.tokens_per_iteration
     assert tokens is not None
-    bounds = interval(tokens)
+    bounds = tokens.bounds()
     about = f"no interval: {tokens.covers}, 8 needed"
     if bounds:
         about = f"95 % interval {bounds}, {tokens.covers}"
@@ -102,10 +102,9 @@ def _measured(best: AcceptanceRow, changes: str) -> list[Step]:
 def _every_k(rows: Sequence[AcceptanceRow]) -> Table:
     columns = (
         Column("K", of="num_draft_tokens"),
-        Column("tokens per\niteration", number(), "tokens_per_iteration.estimate"),
-        Column("95 % interval", of=lambda row: interval(row.tokens_per_iteration)),
-        Column("accepted", "{:.0%}".format, "acceptance_rate"),
-        Column("of tested", "{:.0%}".format, "conditional_acceptance_rate"),
+        Column("tokens per iteration\n(95 % interval)", "{:.2f}".format, "tokens_per_iteration"),
+        Column("accepted", percent, "acceptance_rate"),
+        Column("of tested", percent, "conditional_acceptance_rate"),
         Column("cost", number(), "iteration_cost", optional=True),
         Column("expected\nspeed-up", times, "expected_speedup.estimate", optional=True),
     )
@@ -115,7 +114,7 @@ def _every_k(rows: Sequence[AcceptanceRow]) -> Table:
 def health_in_words(row: AcceptanceRow) -> str:
     """`as its weights say: the engine decides 3.96 tokens per iteration at K=4, its weights 4.05 (3.80 to 4.31)`."""
     allowed = row.weights_tokens_per_iteration
-    weights = f"{estimate_of(allowed):.2f} ({interval(allowed)})"
+    weights = f"{allowed or Interval():.2f}"
     if row.health == "cannot tell":
         return f"cannot tell: the engine does not report what it accepted; its weights decide {weights} tokens"
     if row.health == "other texts":
@@ -138,7 +137,7 @@ def off_policy(row: AcceptanceRow) -> str | None:
     if abs(row.likelihood_z or 0.0) > MOST_DEVIATIONS and found is not None and own is not None:
         parts.append(f"{-found:.2f} nats per token where its own have {-own:.2f}")
     if impossible > MOST_IMPOSSIBLE:
-        parts.append(f"{impossible:.1%} of their tokens it cannot draw")
+        parts.append(f"{percent(impossible, 1)} of their tokens it cannot draw")
     if not parts:
         return None
     return f"Not {row.model}'s own texts at this temperature: {'; '.join(parts)}"
@@ -147,7 +146,7 @@ def off_policy(row: AcceptanceRow) -> str | None:
 def _by_k(rows: Sequence[AcceptanceRow]) -> Table:
     """A line for each figure, a column for each K."""
     lines = [("tokens", [f"{estimate_of(row.tokens_per_iteration):.2f}" for row in rows])]
-    lines.append(("accepted", [f"{row.acceptance_rate or 0:.0%}" for row in rows]))
+    lines.append(("accepted", [percent(row.acceptance_rate or 0) for row in rows]))
     if rows[-1].expected_speedup is not None:
         lines.append(("speed-up", [f"{estimate_of(row.expected_speedup):.2f}×" for row in rows]))
     columns = (Column("K", text=True), *(Column(str(row.num_draft_tokens)) for row in rows))
@@ -183,17 +182,15 @@ def _comparison(runs: Sequence[Run]) -> Table:
         Column("target", text=True, of="model", once=True),
         Column("draft", text=True, of=lambda best: names[best.run]),
         Column("best K", of="num_draft_tokens"),
-        Column("tokens per\niteration", number(), "tokens_per_iteration.estimate"),
-        Column("95 % interval", of=lambda best: interval(best.tokens_per_iteration)),
+        Column("tokens per iteration\n(95 % interval)", "{:.2f}".format, "tokens_per_iteration"),
         Column("cost", number(), "iteration_cost"),
         Column("expected\nspeed-up", times, "expected_speedup.estimate"),
         Column(
-            "relative to\nthe best",
-            number(),
-            lambda best: estimate_of(relative.get(best.run)) or None,
+            "relative to the best\n(95 % interval)",
+            "{:.2f}".format,
+            lambda best: relative.get(best.run),
             optional=True,
         ),
-        Column("95 % interval", of=lambda best: interval(relative.get(best.run)), optional=True),
     )
     notes = {
         f"Relative speed-ups on the same texts of {to_best.covers}, with simultaneous 95 % intervals; costs are taken"

@@ -10,7 +10,7 @@ from harness.commands.audit.costs import Explained, explained, is_apart, speedup
 from harness.commands.audit.figures import CLAIMS, Figure, Row
 from harness.commands.audit.judge import Judged
 from harness.commands.audit.tables import Reading
-from harness.config.amounts import counted
+from harness.config.amounts import counted, percent
 from harness.reporting.page import Page, Step
 from harness.reporting.table import Column, Line, Table
 from harness.results.iteration_cost import IterationCost, Point
@@ -47,7 +47,12 @@ _COLUMNS = (
     ),
     Column("yields,\ntokens", of=lambda item: _cell("{:.2f}", item.tokens.middle), optional=True),
     Column("speed-up", of=lambda item: _cell("{:.2f}×", item.speedup.middle), optional=True),
-    Column("accepted", of=lambda item: _cell("{:.0%}", item.rate), optional=True),
+    Column(
+        "accepted",
+        percent,
+        lambda item: None if math.isnan(item.rate) else item.rate,
+        optional=True,
+    ),
     Column("if all were\naccepted", of=_at_most, optional=True),
 )
 
@@ -135,7 +140,7 @@ def _held_back_by(item: Explained, others: Sequence[Explained]) -> str:
     rate, accepted = 1.0, "with all accepted"
     if better:
         best = max(better, key=lambda other: other.rate)
-        rate, accepted = best.rate, f"at {best.rate:.0%} accepted ({best.row.place})"
+        rate, accepted = best.rate, f"at {percent(best.rate)} accepted ({best.row.place})"
     cheaper = [other for other in same_k if 1 <= other.steps.middle < 0.9 * item.steps.middle]
     if cheaper:
         least = min(cheaper, key=lambda other: other.steps.middle)
@@ -185,7 +190,7 @@ def _without_cost(rows: Sequence[Explained]) -> str:
         return f"{least} tokens per iteration pay if an iteration costs less than {least} regular steps"
     if len(rows) == 1 and with_gain and rows[0].row.k >= 1:
         k, gain = rows[0].row.k, rows[0].speedup.middle
-        needed = f"at least {max(0.0, (gain - 1) / k):.0%} must be accepted"
+        needed = f"at least {percent(max(0.0, (gain - 1) / k))} must be accepted"
         most = f"if all are, an iteration may cost {(k + 1) / gain:.2f} regular steps"
         return f"{gain:.2f}× at K={k:g}: {needed}, and {most}"
     lacking = [] if with_gain else ["a speed-up or the regular arm's speed (baseline=)"]

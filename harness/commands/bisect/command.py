@@ -11,7 +11,7 @@ from statistics import fmean
 from harness.commands.bisect.search import Measured, Outcome, Search, disturbed
 from harness.commands.bisect.starts import Starts, commits
 from harness.commands.registry import measurement
-from harness.config.amounts import counted
+from harness.config.amounts import change_in_percent, counted, percent
 from harness.config.engines import check_has_no_key, divided, placeholders
 from harness.config.errors import SettingError, VerdictError, nearest
 from harness.measuring.progress import say
@@ -271,7 +271,7 @@ def _finding(outcome: Outcome, shown: Mapping[str, str], worse: str) -> Line:
 
 
 def _percent(chance: float) -> str:
-    return "over 99 %" if chance > 0.99 else f"{chance:.0%}".replace("%", " %")
+    return "over 99 %" if chance > 0.99 else f"{percent(chance)}"
 
 
 def _table(outcome: Outcome, shown: Mapping[str, str]) -> Table:
@@ -295,10 +295,8 @@ def _table(outcome: Outcome, shown: Mapping[str, str]) -> Table:
             optional=True,
         ),
         Column("speed-up", "{:.3g}".format, lambda one: mean(one, "speedup"), optional=True),
-        Column("change", lambda ratio: f"{ratio - 1:+.1%}", "ratio", optional=True),
-        Column(
-            "chance", "{:.0%}".format, lambda one: one.chance if one.runs else None, optional=True
-        ),
+        Column("change", change_in_percent, "ratio", optional=True),
+        Column("chance", percent, lambda one: one.chance if one.runs else None, optional=True),
         Column("", of=lambda one: "skipped" if one.skipped else None, text=True, optional=True),
     )
     touched = [one for one in outcome.versions if one.runs or one.skipped]

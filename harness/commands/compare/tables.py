@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Sequence
 
 from harness.commands.compare.rows import CompareRow
+from harness.config.amounts import percent
 from harness.reporting.names import Named, distinct_names
 from harness.reporting.page import Page, title_of_many
 from harness.reporting.table import (
@@ -13,8 +14,8 @@ from harness.reporting.table import (
     Document,
     Line,
     Table,
-    percent,
     sentences,
+    share,
     times,
     visible,
 )
@@ -50,7 +51,7 @@ def verdict(row: CompareRow, is_session: bool = False) -> Document:
     if row.is_elsewhere and not row.is_simulated:
         accepted = "the server does not report how many draft tokens it accepted"
     if row.acceptance_rate is not None:
-        accepted = f"{row.acceptance_rate:.0%} of the draft tokens accepted"
+        accepted = f"{percent(row.acceptance_rate)} of the draft tokens accepted"
         # Some servers report no iterations.
         if tokens := row.tokens_per_iteration:
             accepted += f", {tokens:.2f} tokens per iteration"
@@ -101,7 +102,7 @@ def races_page(runs: Sequence[Run[CompareRow]]) -> Page | None:
         Column(
             "speed-up", times, lambda race: None if race.row.why_no_verdict else race.row.speedup
         ),
-        Column("accepted", percent, "row.acceptance_rate"),
+        Column("accepted", share, "row.acceptance_rate"),
     )
     about = "Single prompts, timed once each: an impression, not a measurement."
     table = Table.of("races", "Prompts raced in compare", races, columns, about=about)

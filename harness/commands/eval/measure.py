@@ -17,6 +17,7 @@ from harness.commands.eval.lm_eval_tasks import LmEvalTask
 from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import AnswerRow, EvalRow, read_answers
 from harness.commands.eval.tasks import OPERATIONS, DrawnTask, Problem, Task, tokens_with
+from harness.config.amounts import percent
 from harness.engines.protocol import Answered, Question, in_batches
 from harness.engines.text_tokenizer import text_of
 from harness.measuring.interleaving import ask_all
@@ -260,7 +261,7 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
         accuracies = []
         for arm in _arms(self.answers):
             correct = [by_arm[arm].correct for by_arm in self.answers.values()]
-            accuracies.append(f"{arm} {statistics.fmean(correct):.1%}")
+            accuracies.append(f"{arm} {percent(statistics.fmean(correct), 1)}")
         return ", ".join(accuracies)
 
     def _answer_rows(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from harness.commands.command import Command
 from harness.commands.eval.rows import AnswerRow, EvalRow
+from harness.config.amounts import percent
 from harness.config.errors import nearest
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
@@ -102,7 +103,7 @@ class Eval(Command[EvalSettings, EvalRow]):
         from harness.commands.eval.tables import merged_rows
 
         merged = [row for row in merged_rows(rows) if row.accuracy is not None]
-        return ", ".join(f"{row.arm} {row.accuracy:.1%}" for row in merged)
+        return ", ".join(f"{row.arm} {percent(row.accuracy or 0.0, 1)}" for row in merged)
 
     def page(self, runs: Sequence[Run[EvalRow]]) -> Page | None:
         from harness.commands.eval.tables import eval_page

@@ -16,10 +16,9 @@ from harness.reporting.table import (
     Column,
     Line,
     Table,
-    interval,
     number,
-    percent,
     sentences,
+    share,
 )
 from harness.reporting.words import (
     arm_name,
@@ -88,7 +87,7 @@ def _finding(row: EvalRow) -> Line:
         asked = f"95 % interval {_wilson(row)}, over {row.num_prompts} questions"
         return Line(f"{_percent(row.accuracy or 0)} % correct", "strong", asked)
     points = 100 * row.difference.estimate
-    bounds = interval(row.difference, digits=1, scale=100)
+    bounds = row.difference.bounds(".1%")
     certainty = f"95 % interval {bounds}; McNemar p = {row.mcnemar_p_value:.2g}"
     if not _differs(row):
         return Line(f"no significant difference: {points:+.1f} points", "strong", certainty)
@@ -165,7 +164,7 @@ def accuracy_table(runs: Sequence[Run]) -> Table:
         Column("difference", _difference, "row.difference", optional=True, reference=0),
         Column("McNemar p", "{:.2g}".format, "row.mcnemar_p_value", optional=True),
         Column("ms per\nanswer", number(), "row.ms_per_answer"),
-        Column("accepted", percent, "row.acceptance_rate"),
+        Column("accepted", share, "row.acceptance_rate"),
         Column("pub-\nlished %", _percent, "row.published_accuracy", optional=True),
     )
     notes = []
@@ -222,7 +221,7 @@ def swept(runs: Sequence[Run]) -> list[Line]:
         points = f"{100 * change.estimate:+.1f} points"
         if not change.excludes(0):
             points = f"no significant difference, {points}"
-        bounds = interval(change, digits=1, scale=100)
+        bounds = change.bounds(".1%")
         more = f"95 % interval {bounds}, on the same {counted(found.num_questions, 'question')}"
         lines.append(Line(f"{name} against {other}, regular: {points}", "strong", more))
     return lines
@@ -262,7 +261,7 @@ def _wilson(row: EvalRow) -> str | None:
 
 
 def _difference(difference: Interval) -> str:
-    bounds = interval(difference, digits=1, scale=100)
+    bounds = difference.bounds(".1%")
     return f"{100 * difference.estimate:+.1f}\n{bounds}"
 
 

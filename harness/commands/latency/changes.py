@@ -14,7 +14,7 @@ from statistics import fmean
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.config.amounts import counted
+from harness.config.amounts import counted, percent
 from harness.measuring.rows import LatencyRow
 from harness.reporting.changes import ONE_RUN, Compared, Figure, Sides
 from harness.results.prompt_times import Unit, rows_by_unit, waits_by_unit, waits_of_both_arms
@@ -244,7 +244,7 @@ def _other_load(sides: Sides[LatencyRow]) -> str:
     if all(shares):
         before, after = map(fmean, shares)
         if abs(after - before) > _OTHER_SHARE:
-            return f"the load differed: {before:.0%} of the CPU time it wanted before, {after:.0%} after"
+            return f"the load differed: {percent(before)} of the CPU time it wanted before, {percent(after)} after"
     disturbed = [sum(not run.last.was_quiet for run in runs) for runs in both]
     are_busy = [2 * number > len(runs) for number, runs in zip(disturbed, both, strict=True)]
     if are_busy[0] == are_busy[1]:

@@ -67,9 +67,8 @@ def speedup_bars(runs: Sequence[Run[LatencyRow]]) -> Plot | None:
     for pair in ordered:
         speedup = pair.verdict.speedup
         colour = {"faster": "C2", "slower": "C1"}.get(pair.verdict.conclusion, "C5")
-        bounds = f" ({speedup.low:.2f} to {speedup.high:.2f})" if speedup.has_bounds else ""
         point = Point(speedup.estimate, speedup.low, speedup.high, 0)
-        bars.append((pair.name.label(", "), f"{speedup.estimate:.2f}×{bounds}", point, colour))
+        bars.append((pair.name.label(", "), f"{speedup:×}", point, colour))
     title = title_of_many([pair.row for pair in ordered])
     return Plot(title, bar_figure(bars, "speed-up over regular decoding, 95 % intervals"))
 

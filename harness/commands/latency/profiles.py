@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from harness.engines.door.profiles import Profile
-from harness.reporting.table import Column, Table, TableRow, number, percent
+from harness.reporting.table import Column, Table, TableRow, number, share
 
 
 def profile_table(profile: Profile) -> Table:
@@ -12,7 +12,7 @@ def profile_table(profile: Profile) -> Table:
         Column("operator" if profile.device == "CPU" else "kernel", text=True),
         Column("calls"),
         Column("ms", number(2)),
-        Column("share", percent),
+        Column("share", share),
     )
     return Table(
         f"profile-{profile.arm}",

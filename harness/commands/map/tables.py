@@ -17,10 +17,11 @@ from harness.commands.map.rows import MapRow
 from harness.config.amounts import counted
 from harness.reporting.names import distinct_names
 from harness.reporting.page import Page, Step, heading, title_of_many
-from harness.reporting.table import UNKNOWN, Column, Line, Table, TableRow, interval
+from harness.reporting.table import Column, Line, Table, TableRow
 from harness.reporting.words import settings_line
 from harness.results.runs import Run, grouped
 from harness.results.schema import NO_VERDICT
+from harness.results.statistics.interval import UNKNOWN
 from harness.results.verdict import verdict_of
 
 # First and last batch size of each range, and its K. The ranges adjoin, and the first begins at 1.
@@ -83,9 +84,7 @@ def finding(cells: Sequence[MapRow]) -> Line:
         return Line("cannot tell", "strong", _undecided(cells) or "nothing was measured")
     verdict = verdict_of(best)
     place = f"K={best.num_draft_tokens}, " if k_of(best) else ""
-    more = (
-        f"best {verdict.speedup.estimate:.2f}× ({interval(verdict.speedup)}): {place}{_place(best)}"
-    )
+    more = f"best {verdict.speedup:×}: {place}{_place(best)}"
     if len(by_context(cells)) > 1:
         more += f", context of {best.context} tokens"
         words = [word_of(row) for row in cells]
@@ -290,7 +289,7 @@ def _table(maps: Mapping[str, Sequence[MapRow]]) -> Table:
                 texts: dict[int, str] = {}
                 for row in of_size:
                     verdict = verdict_of(row)
-                    bounds = interval(verdict.speedup) if verdict.has_interval else CANNOT_TELL
+                    bounds = verdict.speedup.bounds() if verdict.has_interval else CANNOT_TELL
                     texts[k_of(row)] = f"{cell_text(row)} {bounds}"
                 rows.append(TableRow((name, context, size, *map(texts.get, all_k))))
     columns = [

@@ -12,7 +12,7 @@ from harness.commands.plan.rows import PlanRow
 from harness.config.errors import SettingError
 from harness.config.synthetic import at_length, length_in_answers
 from harness.reporting.page import Page, Step, heading, title_of_many
-from harness.reporting.table import Column, Line, Table, interval, number, times
+from harness.reporting.table import Column, Line, Table, number, times, with_bounds
 from harness.results import cost_tables
 from harness.results.iteration_cost import Best, Point
 from harness.results.runs import grouped
@@ -147,8 +147,7 @@ def predictions_page(rows: Sequence[PlanRow], failed: Sequence[PlanRow] = ()) ->
         Column("draft", of=lambda row: row.draft, text=True, once=True, optional=True),
         Column("in\nflight", of="batch_size", identifies_row=True, optional=True),
         Column("K", of="num_draft_tokens", identifies_row=True),
-        Column("predicted\nspeed-up", times, "predicted_speedup.estimate"),
-        Column("95 % interval", of=lambda row: interval(row.predicted_speedup), optional=True),
+        Column("predicted speed-up\n(95 % interval)", with_bounds, "predicted_speedup"),
         Column("", of=_among_others, text=True, optional=True),
         Column("measured", times, "measured_speedup", optional=True),
         Column("tokens per\niteration", number(), "predicted_tokens_per_iteration"),
@@ -195,8 +194,7 @@ def _estimate(row: PlanRow) -> float:
 
 
 def _speedup(row: PlanRow) -> str:
-    bounds = interval(row.predicted_speedup)
-    return f"{times(_estimate(row))}{f' ({bounds})' if bounds else ''}"
+    return f"{row.predicted_speedup or Interval():×}"
 
 
 def _among_others(row: PlanRow) -> str | None:
@@ -241,7 +239,7 @@ def _of_one_load(best: PlanRow, about: str, *, several: bool) -> Line:
     elif speedup.has_bounds and speedup.high < 1:
         style = "bad"
     name = f"{best.draft} K={best.num_draft_tokens}" if several else f"K={best.num_draft_tokens}"
-    bounds = interval(speedup)
+    bounds = speedup.bounds()
     more = [f"95 % interval {bounds}"] if bounds else []
     if best.as_good_num_draft_tokens:
         others = ", ".join(map(str, best.as_good_num_draft_tokens))

@@ -17,7 +17,7 @@ from harness.config.demand import Remedy
 from harness.config.settings import DecodingSettings
 from harness.reporting.names import distinct_names
 from harness.reporting.page import Page, Step, heading, title_of_many
-from harness.reporting.table import Bar, Bars, Column, Line, Table, TableRow, in_brackets, times
+from harness.reporting.table import Bar, Bars, Column, Line, Table, TableRow, times
 from harness.reporting.words import pair_name
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
@@ -220,8 +220,8 @@ def _predicted(row: PlanRow) -> str | None:
 
 def _of_acceptance(speedup: Interval) -> str:
     """` (95 % interval 1.90 to 2.71, of acceptance alone)`; empty without bounds. What it costs is by bytes."""
-    bounds = in_brackets(speedup)
-    return f"{bounds.removesuffix(')')}, of acceptance alone)" if bounds else ""
+    bounds = speedup.bounds()
+    return f" (95 % interval {bounds}, of acceptance alone)" if bounds else ""
 
 
 def free_in_words(row: PlanRow) -> str | None:

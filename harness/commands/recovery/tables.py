@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 from harness.commands.recovery.rows import RecoveryRow
-from harness.config.amounts import counted
+from harness.config.amounts import counted, percent
 from harness.reporting.names import Name, named_runs
 from harness.reporting.page import Page, Step, heading, lossless_again, title_of_many
 from harness.reporting.table import Column, Line, Style, Table
@@ -85,11 +85,13 @@ class Checks:
             return
         row = self.sampled
         smallest = (
-            "" if row.visible_shift is None else f", one of {row.visible_shift:.1%} with 99 %"
+            ""
+            if row.visible_shift is None
+            else f", one of {percent(row.visible_shift, 1)} with 99 %"
         )
         yield (
             f"The sampled tests call a lossless pair lossy in at most {row.false_alarm_rate:.0e} of such runs,"
-            f" however often one looks; a shift of {row.shift:.0%} towards likelier"
+            f" however often one looks; a shift of {percent(row.shift or 0.0)} towards likelier"
             f" or less likely tokens is seen within {row.num_draws:,} tokens with a chance of {_share(row.power)}"
             f"{smallest}."
         )
@@ -132,7 +134,7 @@ class Checks:
         if self.num_draws_needed:
             advice = f"num_draws={_rounded_up(self.num_draws_needed)} would be enough"
         return (
-            f"{weakest.num_draws or 0:,} drawn tokens would see a shift of {weakest.shift:.0%} in a token's"
+            f"{weakest.num_draws or 0:,} drawn tokens would see a shift of {percent(weakest.shift or 0.0)} in a token's"
             f" distribution with a chance of only {_share(weakest.power)}; {advice}"
         )
 
@@ -255,7 +257,6 @@ def pairs_table(runs: Sequence[Run]) -> Table:
         Column("power", _share, "checks.sampled.power"),
     )
     shifts = {row.shift for run in runs for row in run.rows} - {None}
-    note = "power: chance of seeing a shift of {:.0%} in a token's distribution."
     return Table.of(
         "recovery",
         _TITLE,
@@ -264,7 +265,10 @@ def pairs_table(runs: Sequence[Run]) -> Table:
         strong=lambda pair: pair.checks.verdict == "lossy",
         faint=lambda pair: pair.checks.verdict not in _STYLES,
         about="Greedy texts token by token, and bets on sampled ones against the target's exact distribution.",
-        notes=(note.format(shifts.pop()),) if len(shifts) == 1 else (),
+        notes=[
+            f"power: chance of seeing a shift of {percent(shift)} in a token's distribution."
+            for shift in (shifts if len(shifts) == 1 else ())
+        ],
     )
 
 
@@ -300,7 +304,7 @@ def _checks(shown: Sequence[RecoveryRow]) -> Table:
         Column("verdict", of="verdict"),
         Column("p-value", _p_value, "p_value", optional=True),
         Column("power", _share, "power", optional=True),
-        Column("accepted", "{:.0%}".format, "acceptance_rate", optional=True),
+        Column("accepted", percent, "acceptance_rate", optional=True),
         Column("tokens", "{:,}".format, "num_tokens", optional=True),
     )
     return Table.of("recovery", "", shown, columns)
@@ -311,7 +315,7 @@ def _kinds(checks: Checks) -> Table:
     columns = (
         Column("kind of request", text=True, of="sampling"),
         Column("drafts", of="verdict"),
-        Column("accepted", "{:.0%}".format, "acceptance_rate", optional=True),
+        Column("accepted", percent, "acceptance_rate", optional=True),
         Column("greedy texts identical", of=_identical, optional=True),
         Column("shown by", text=True, of="finding"),
     )

@@ -18,10 +18,10 @@ from harness.commands.regress.comparisons import (
     nearest_difference,
     settings_key,
 )
-from harness.config.amounts import counted
+from harness.config.amounts import counted, percent
 from harness.config.errors import SettingError, VerdictError, nearest
 from harness.reporting.page import Page, Step, heading, in_full, in_short
-from harness.reporting.table import Column, Line, Table
+from harness.reporting.table import Column, Line, Table, share
 from harness.reporting.terminal import WIDE, plain_console, print_document
 from harness.reporting.words import short_commit
 from harness.results.runs import Run, grouped
@@ -133,8 +133,8 @@ def page_of_changes(
     if len(names) == 1:
         subject = heading(compared[0].after, "")
     notes = [
-        f"No worse: less than {margin:.1%} for the worse (two one-sided tests at 5 %). Smallest detectable: a change"
-        " that is found in 80 % of the cases.",
+        f"No worse: less than {percent(margin, 1)} for the worse (two one-sided tests at 5 %). Smallest detectable: a"
+        " change that is found in 80 % of the cases.",
         "Before and after: the figures of the runs. Change: the geometric mean of after / before over prompts; of"
         " accuracy the difference in points.",
     ]
@@ -144,7 +144,9 @@ def page_of_changes(
         notes.append(f"Intervals are over {'; '.join(sorted(covers))}.")
     for one in compared:
         if one.noise is not None:
-            threshold = f"identical runs stay within {one.noise.threshold():.1%} of each other"
+            threshold = (
+                f"identical runs stay within {percent(one.noise.threshold(), 1)} of each other"
+            )
             notes.append(f"{one.figure.name}: {threshold} in 95 % of the cases.")
     notes += sorted({f"{one.figure.name}: {one.reason}." for one in compared if one.reason})
     doubts: list[str | None] = []
@@ -155,7 +157,7 @@ def page_of_changes(
     doubts += _unpaired(before, after)
     doubts += [_not_quiet("before", before), _not_quiet("after", after)]
     table = replace(_table(compared), notes=(*notes, *_differences(compared)))
-    title = f"{subject} · margin {margin:.1%}"
+    title = f"{subject} · margin {percent(margin, 1)}"
     split = [one for one in compared if one.split]
     several = len({one.after.run for one in split}) > 1
     why = [
@@ -174,7 +176,9 @@ def _finding(compared: Sequence[Compared], margin: float) -> Line:
     if better := by_verdict.get("better"):
         figures = [f"{one.figure.name} {one.change}" for one in better]
         return Line(f"no worse, and better: {', '.join(figures[:2])}", "good")
-    return Line("no worse", "good", f"by {margin:.1%} or more, in any of {len(compared)} figures")
+    return Line(
+        "no worse", "good", f"by {percent(margin, 1)} or more, in any of {len(compared)} figures"
+    )
 
 
 def _next_steps(compared: Sequence[Compared], settings: Mapping[str, str]) -> list[Step]:
@@ -198,7 +202,7 @@ def _table(compared: Sequence[Compared]) -> Table:
         Column("verdict", of="in_words", text=True),
         Column("before", "{:.4g}".format, "mean_before", optional=True),
         Column("after", "{:.4g}".format, "mean_after", optional=True),
-        Column("smallest\ndetectable", "{:.1%}".format, "visible", optional=True),
+        Column("smallest\ndetectable", share, "visible", optional=True),
     )
     several = len({one.after.run for one in compared}) > 1
     measurement = Column(

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 
 from harness.config.amounts import counted
 
+# Printed in the place of an unknown figure among known ones.
+UNKNOWN = "–"
 NAN = float("nan")
 
 # A bootstrap over fewer units gives an interval that is far too narrow: over two prompts it is no
@@ -122,6 +124,29 @@ class Interval:
     @property
     def has_bounds(self) -> bool:
         return not math.isnan(self.low)
+
+    def __format__(self, form: str) -> str:
+        """`f"{speedup:×}"` is `2.31× (2.18 to 2.42)`. `%` prints a share as `58 % (52 to 61)`, and `.1f` a number with
+        one digit.
+        """
+        if not self.is_known:
+            return UNKNOWN
+        unit = " %" if form.endswith("%") else "×" if form == "×" else ""
+        bounds = self.bounds(form)
+        text = f"{self._text(self.estimate, form)}{unit}"
+        return f"{text} ({bounds})" if bounds else text
+
+    def bounds(self, form: str = "×") -> str | None:
+        """`2.18 to 2.42`, in the same forms; None without bounds."""
+        if not self.has_bounds:
+            return None
+        return f"{self._text(self.low, form)} to {self._text(self.high, form)}"
+
+    @staticmethod
+    def _text(value: float, form: str) -> str:
+        if form.endswith("%"):
+            return f"{100 * value:{form[:-1] or '.0'}f}"
+        return f"{value:{'.2f' if form == '×' else form}}"
 
     def excludes(self, value: float) -> bool:
         """Whether the interval lies wholly on one side of the value; never without bounds."""

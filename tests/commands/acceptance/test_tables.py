@@ -76,7 +76,7 @@ def test_drafts_are_compared_on_the_same_texts(tmp_path: Path) -> None:
         with_texts(checkpoint("b", 1.5, 2.0, iteration_cost=2.0), tmp_path / "2", [8, 5]),
     ]
     page = " ".join(full(acceptance_page(runs)).replace("│", " ").split())
-    assert "13B a 2 2.50 2.40 to 2.60 2.50× 1.00 b 2 2.00 1.90 to 2.10 2.00 2.00× 0.40" in page
+    assert "13B a 2 2.50 (2.40 to 2.60) 2.50× 1.00 b 2 2.00 (1.90 to 2.10) 2.00 2.00× 0.40" in page
     assert mentions(page, "on the same texts of 8 prompts")
 
 

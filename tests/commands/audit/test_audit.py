@@ -63,7 +63,7 @@ def test_a_thread_gets_its_answer(audit: Audit) -> None:
     assert f"2 rows {read} · decode vs baseline → speedup An iteration costs" in printed
     assert "An iteration costs 2.86 to 4.63 regular steps, in 2 rows" in printed
     slow = "row 1 (CUDA, K=6): 3.15 tokens per iteration of 4.63 steps, 0.68×."
-    ways = "at 92% accepted (row 2) 1.41×, at 2.9 steps (row 2) 1.09×"
+    ways = "at 92 % accepted (row 2) 1.41×, at 2.9 steps (row 2) 1.09×"
     assert f"{slow} Its acceptance holds it back more: {ways}" in printed
     assert "assumed: K tokens are drafted in every iteration, and the first token" in printed
     assert "harness latency -- YOUR_SERVER_COMMAND" in printed
@@ -150,7 +150,7 @@ def test_planted_lines_are_found_and_steps_are_named(audit: Audit, seed: int) ->
     [
         ("speedup=5.9 K=3", 1, "speed-up 5.9 is above 4: K=3 draft tokens and the target's own"),
         # (2.4 - 1) / 4 and 5 / 2.4.
-        ("speedup=2.4 K=4", 0, "at least 35% must be accepted, and if all are, an iteration may cost 2.08"),
+        ("speedup=2.4 K=4", 0, "at least 35 % must be accepted, and if all are, an iteration may cost 2.08"),
         ("speedup=2.40 length=2.60", 0, "drafting and verifying must be almost free"),
         ("speedup=2.0 K=3 acceptance=0.70", 0, "3.10 tokens per iteration of"),
         ("length=6.2 K=4", 1, "tokens per iteration 6.2 is above 5"),

@@ -87,7 +87,7 @@ def test_a_session(open_terminal: Open, directory: Path) -> None:
     for line in ("speculative  accepted draft", r"[\d.]+× in this race"):
         assert re.search(r"\n\n" + line, terminal.text), line
     # Of the last proposal only the token that ends the text counts, which is no draft then.
-    assert mentions(terminal.prose, "67%", "accepted", "3.00")
+    assert mentions(terminal.prose, "67 %", "accepted", "3.00")
     for word, colour in [
         ("two", RECOVERED),
         ("漢", ACCEPTED),
@@ -343,5 +343,5 @@ def test_without_a_draft_and_with_the_model_as_its_own(pipe: Pipe) -> None:
     assert "regular\n" in alone.stdout
     assert "speculative" not in alone.stdout
     own = pipe("draft=./chain", "prompt=Banana", "view=log")
-    assert "100% of the draft tokens accepted" in own.stdout
+    assert "100 % of the draft tokens accepted" in own.stdout
     assert "No draft token was rejected." in own.stdout

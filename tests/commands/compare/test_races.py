@@ -28,10 +28,10 @@ WRONG_TEXT: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("changes", "expected"),
     [
-        ({}, "2.00× in this race · 75% of the draft tokens accepted"),
+        ({}, "2.00× in this race · 75 % of the draft tokens accepted"),
         (
             {"tokens_per_iteration": 1.2},
-            "75% of the draft tokens accepted, 1.20 tokens per iteration",
+            "75 % of the draft tokens accepted, 1.20 tokens per iteration",
         ),
         ({"speedup": 0.5}, "0.50× in this race"),
         (
@@ -130,9 +130,9 @@ def test_each_race_is_a_row() -> None:
         CompareRow(**(ROW | {"regular_ms_per_token": None, "speedup": None})),
     ]
     assert [(cells[0], cells[1], *cells[3:]) for cells in races(*rows)] == [
-        ("13B with 7B", "4", "2.00×", "75.0%"),
-        ("", "4", "3.00×", "25.0%"),
-        ("", "2", "2.00×", "75.0%"),
+        ("13B with 7B", "4", "2.00×", "75.0 %"),
+        ("", "4", "3.00×", "25.0 %"),
+        ("", "2", "2.00×", "75.0 %"),
     ]
     assert races(rows[3]) == []
 

@@ -91,7 +91,7 @@ def test_threads_that_wait_for_each_other_give_no_verdict(
     assert ("1.83× faster" in text) == is_told
     expected = (
         "cannot tell: 1.83×",
-        "2 threads got 18% of the CPU time",
+        "2 threads got 18 % of the CPU time",
         "OMP_NUM_THREADS=1 harness",
     )
     assert [part in text for part in expected] == [not is_told] * 3
@@ -99,7 +99,7 @@ def test_threads_that_wait_for_each_other_give_no_verdict(
 
 def test_a_doubt_stands_above_the_verdict() -> None:
     text = answer(processor_share=0.6, load=9.0, num_cores=4, num_threads=4, interleaved=False)
-    assert mentions(text, "not quiet", "60%", "OMP_NUM_THREADS=1")
+    assert mentions(text, "not quiet", "60 %", "OMP_NUM_THREADS=1")
     assert text.index("not quiet") < text.index("1.83× faster")
     assert "details=true" in text
     assert "take turns" not in text
@@ -121,7 +121,7 @@ def test_beside_other_programs_neither_the_draft_nor_the_verification_is_blamed(
     assert "verification costs too much" in quiet
     assert "no K from 1 to 4 pays" in everything
     busy_page, everything = said[0.16]
-    assert busy_page.index("16% of the CPU time it wanted") < busy_page.index("cannot tell")
+    assert busy_page.index("16 % of the CPU time it wanted") < busy_page.index("cannot tell")
     assert "(1 more note: details=true)" in busy_page
     assert "62 % accepted: 3.5 tokens per iteration" in busy_page
     assert "costs too much" not in everything
@@ -135,7 +135,7 @@ def test_beside_other_programs_neither_the_draft_nor_the_verification_is_blamed(
 def test_a_busy_machine_slows_a_server_that_it_has_itself(url: str, is_doubted: bool) -> None:
     served = {"engine": "server", "url": url, "regular_url": f"{url}2", "server_command": None}
     text = answer(processor_share=0.4, load=9.0, num_cores=4, **served)
-    assert mentions(text, "not quiet", "40%") == is_doubted
+    assert mentions(text, "not quiet", "40 %") == is_doubted
 
 
 @pytest.mark.parametrize(

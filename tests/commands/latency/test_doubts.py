@@ -53,8 +53,8 @@ BY_ANSWER = {"ms_per_token_per_answer": 60.0, "shortest_answer": 3, "longest_ans
 LOW = {"requests_per_second": 1.0, "conditional_acceptance_rate": 0.2}
 SAID: list[tuple[Changes, Changes, str]] = [
     ({}, {}, ""),
-    (BUSY, {}, "this run got 40% of the CPU time it wanted (load"),
-    ({}, BUSY | {"num_threads": 1}, "got 40% of the CPU time it wanted (load 9.0 on 4 cores)."),
+    (BUSY, {}, "this run got 40 % of the CPU time it wanted (load"),
+    ({}, BUSY | {"num_threads": 1}, "got 40 % of the CPU time it wanted (load 9.0 on 4 cores)."),
     ({}, BUSY | {"num_threads": 2}, "on 4 cores); OMP_NUM_THREADS=1 may help."),
     ({}, BUSY | {"processor_share": 0.9}, ""),
     ({}, BUSY | {"speedup": None}, ""),
@@ -115,7 +115,7 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({}, AFTER, "after the end of their texts: 6 %; decoding.ignore_eos=false stops there."),
     ({}, AFTER | {"acceptance_rate_before_end": 0.5}, "stops there."),
     ({}, AFTER | {"acceptance_rate_before_end": 0.5, "acceptance_rate_after_end": 0.9},
-     "Acceptance is 50.0% before the end of a text and 90.0% after it."),
+     "Acceptance is 50.0 % before the end of a text and 90.0 % after it."),
     ({}, AFTER | {"share_after_end": 0.05}, ""),
     ({}, AFTER | {"ignore_eos": False}, ""),
     ({}, AFTER | {"share_after_end": 0.994}, "99 %"),
@@ -130,10 +130,10 @@ SAID: list[tuple[Changes, Changes, str]] = [
     ({"fell_behind": False, "requests_per_second": 7.9}, {"request_rate": 10.0}, ""),
     ({}, {"salted": False}, "takes no cache salt"),
     ({}, {"salted": True}, ""),
-    ({}, LOW, "Acceptance is low: 20.0% of the tested draft tokens."),
+    ({}, LOW, "Acceptance is low: 20.0 % of the tested draft tokens."),
     ({}, LOW | {"conditional_acceptance_rate": 0.21}, ""),
     ({}, LOW | {"requests_per_second": None}, ""),
-    ({"processor_share": 0.95} | READ, BUSY | {"processor_share": 0.89}, "got 89% of the CPU time"),
+    ({"processor_share": 0.95} | READ, BUSY | {"processor_share": 0.89}, "got 89 % of the CPU time"),
     ({"unseen_tokens": 4, "server_tokens": 5, "num_tokens": 9}, {}, "only 5 of 9 tokens of the regular arm,"),
     ({"num_preemptions": 1}, {}, "1 times in the regular arm and 0 times in the speculative arm."),
 ]  # fmt: skip
@@ -193,7 +193,7 @@ def test_of_many_rows_each_sentence_about_their_settings_is_said_once() -> None:
     [
         ([], None),
         ([{"drifted": True}], "1 of 3 runs (times drifted): repeats=5 measures"),
-        ([BUSY, {"drifted": True}], "2 of 3 runs (one got 40% of the CPU time it wanted): repeats=5"),
+        ([BUSY, {"drifted": True}], "2 of 3 runs (one got 40 % of the CPU time it wanted): repeats=5"),
         ([BUSY | {"num_threads": 2}, BUSY], "OMP_NUM_THREADS=1 may help 1 of them."),
         ([BUSY | {"num_threads": 2}], "OMP_NUM_THREADS=1 may help."),
         ([{"drifted": True, "num_threads": 2}], "repeats=5"),

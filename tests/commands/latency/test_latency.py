@@ -177,7 +177,7 @@ def test_the_same_model_as_draft_shares_weights_and_is_never_rejected(
     name = save_model("llama", "model").name
     outcome = harness("latency", f"model={name}", f"draft={name}", *QUICK)
     assert mentions(outcome.stderr, "draft", "the target itself", "shares its weights")
-    assert "100.0% of the draft tokens" in outcome.summary
+    assert "100.0 % of the draft tokens" in outcome.summary
 
 
 def test_without_a_draft_the_regular_arm_stands_alone(harness: Harness) -> None:

@@ -116,7 +116,7 @@ _ANOTHER_MODEL = {"stride": 2, "num_draft_tokens": 4}
     [
         # Of vLLM's page, where nothing about drafts is a server without speculation.
         ({}, {"metrics": True}, "the speculative server drafted nothing"),
-        ({"num_draft_tokens": 4}, {"num_draft_tokens": 4}, "the regular server drafts: 33%"),
+        ({"num_draft_tokens": 4}, {"num_draft_tokens": 4}, "the regular server drafts: 33 %"),
         ({}, _ANOTHER_MODEL, "agree on 0 of 8 prompts, and part after about 1 tokens"),
         ({"reads_more": 0}, {"reads_more": 9, "num_draft_tokens": 4}, "another chat template"),
         (
@@ -168,7 +168,7 @@ def test_bursts_and_goodput_are_counted(harness: Harness) -> None:
     assert regular["goodput_share"] == speculative["goodput_share"] == 1
     assert speculative["goodput_ratio_low"] <= speculative["goodput_ratio"]
     assert speculative["goodput"] == pytest.approx(speculative["requests_per_second"])
-    assert mentions(outcome.summary, "100% and 100%", "ttft_ms 60000, itl_ms 60000")
+    assert mentions(outcome.summary, "100 % and 100 %", "ttft_ms 60000, itl_ms 60000")
     for row in (regular, speculative):
         assert row["time_to_first_token_p50_ms"] <= row["time_to_first_token_p99_ms"]
 
@@ -258,7 +258,7 @@ def test_compare_shows_an_acceptance_that_is_told_without_iterations(harness: Ha
     asked = ["model=tiny", "engine=server", "prompt=a", "decoding.max_new_tokens=8"]
     with ExitStack() as stack:
         outcome = harness("compare", *asked, *addresses(stack, *servers))
-    assert mentions(outcome.stdout, "33% of the draft tokens accepted")
+    assert mentions(outcome.stdout, "33 % of the draft tokens accepted")
 
 
 def test_a_kind_of_server_in_a_file_of_the_user(harness: Harness, tmp_path: Path) -> None:

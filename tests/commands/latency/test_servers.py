@@ -217,7 +217,7 @@ def test_a_server_alone_that_speculates_is_a_speculative_arm(
 ) -> None:
     server = EchoServer(num_draft_tokens=4)
     shown = harness("latency", *QUICK, *serve(server)).summary
-    assert mentions(shown, "acceptance", "33.3% of the draft tokens", "2.33 tokens")
+    assert mentions(shown, "acceptance", "33.3 % of the draft tokens", "2.33 tokens")
     row = results().iloc[-1]
     assert (row["arm"], row["num_prompts"]) == ("speculative", 9)
     assert set(pd.read_csv(next(Path("outputs").rglob("*prompts.csv")))["arm"]) == {"speculative"}

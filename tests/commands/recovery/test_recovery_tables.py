@@ -72,7 +72,7 @@ def test_several_runs_are_one_row_each() -> None:
     # As in the table of one run, and never 100 %.
     assert by_verdict["lossy (a planted fault)"][5:] == ("< 1e-300", "> 99.9 %")
     assert [row.strong for row in table.rows if row.cells[2].startswith("lossy")] == [True]
-    assert "5%" in table.notes[0]
+    assert "5 %" in table.notes[0]
     assert pairs_table([]).rows == ()
 
 

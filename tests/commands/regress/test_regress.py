@@ -400,7 +400,7 @@ def test_sides_that_cannot_be_compared_have_no_figures(
     assert "worse" not in outcome.complaint.replace("whether this is worse", "")
     # Neither figures of what is refused, nor a step that cannot help.
     assert not {"slower", "nan", "2", "Next"} & set(outcome.stdout.split())
-    assert "%" not in harness("regress", *sides, code=3).stdout.replace("margin 2.0%", "")
+    assert "%" not in harness("regress", *sides, code=3).stdout.replace("margin 2.0 %", "")
 
 
 def test_the_nearest_runs_are_named_where_none_has_the_same_settings(
@@ -480,8 +480,8 @@ _SERVED = {"url": "http://127.0.0.1:8000/v1", "server_command": "llama-server -m
 @pytest.mark.parametrize(
     ("before", "after", "reason"),
     [
-        (_QUIET, _BUSY, "99% of the CPU time it wanted before, 66% after"),
-        (_QUIET | _SERVED, _BUSY | _SERVED, "99% of the CPU time it wanted before, 66% after"),
+        (_QUIET, _BUSY, "99 % of the CPU time it wanted before, 66 % after"),
+        (_QUIET | _SERVED, _BUSY | _SERVED, "99 % of the CPU time it wanted before, 66 % after"),
         ({}, {"drifted": True}, "0 of 3 runs before were disturbed, 3 of 3 after"),
     ],
     ids=["local", "started-server", "drifted"],

@@ -13,11 +13,11 @@ from harness.commands.latency.tables.costs import (
     predicted_by_k,
     share_of_iteration,
 )
-from harness.commands.latency.tables.doubts import doubts, percent
+from harness.commands.latency.tables.doubts import doubts, two_digits
 from harness.commands.latency.tables.published import Measured, published_tables
 from harness.commands.latency.tables.reason import choice_of_k, not_reported, rises
 from harness.commands.latency.tables.run import has_verdict, headline, run_tables, was_measured
-from harness.config.amounts import SECONDS, counted, quantity
+from harness.config.amounts import SECONDS, counted, percent, quantity
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.prices import costs_in_steps
 from harness.measuring.rows import LatencyRow
@@ -181,12 +181,12 @@ def _end(row: LatencyRow) -> Iterator[str]:
             yield f"{end} after {num_prompts}: no interval"
         return
     reached = half_width(row.speedup)
-    figures = f"half of the interval's width is {percent(reached)} after {num_prompts}"
+    figures = f"half of the interval's width is {two_digits(reached)} after {num_prompts}"
     asked = row.precision
     if asked is None or reached <= asked:
         yield f"as precise as asked: {figures}"
         return
-    yield f"not as precise as asked ({percent(asked)}): {end}"
+    yield f"not as precise as asked ({two_digits(asked)}): {end}"
     yield figures
 
 
@@ -235,7 +235,7 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
         number = math.ceil(num_units) * prompts_per_unit
         if number <= _MOST_PROMPTS and distance >= _LEAST_DIFFERENCE:
             yield Step(
-                f"to see a difference of {distance:.0%}",
+                f"to see a difference of {percent(distance)}",
                 f"num_prompts={number}",
             )
     predictions = predicted_by_k(regular, row)

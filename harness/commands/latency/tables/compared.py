@@ -21,18 +21,19 @@ from harness.commands.latency.tables.ranking import luck_notes
 from harness.commands.latency.tables.run import (
     ACCEPTED,
     ARM,
-    BOUNDS,
     OF_A_PART,
     SPEEDUP,
     identical_texts,
-    speedup_bounds,
 )
+from harness.config.amounts import percent
 from harness.measuring.prices import StepCosts, costs_in_steps
 from harness.measuring.rows import LatencyRow
-from harness.reporting.table import UNKNOWN, Column, Table, number, percent, times
+from harness.reporting.table import Column, Table, number, share, times
 from harness.reporting.words import FIRST_SETTINGS, cell_of
 from harness.results.runs import grouped
 from harness.results.schema import NO_VERDICT
+from harness.results.statistics.interval import UNKNOWN
+from harness.results.verdict import verdict_of
 
 # Settings that get a column where pairs differ in them; further ones are in the last column.
 _MOST_SETTINGS = 3
@@ -93,14 +94,15 @@ def pairs_table(pairs: Sequence[RankedRun], further_notes: Sequence[str] = ()) -
         Column("further", text=True, of=further, optional=True),
         K,
         SPEEDUP.at("row"),
-        BOUNDS.at("row"),
         Column("", of=_remark, optional=True, text=True),
         SPECULATIVE_MS,
         REGULAR_MS,
         ACCEPTED.at("row"),
         Column(
             "all at\nonce",
-            of=lambda pair: speedup_bounds(pair.row, pair.num_compared) if together else None,
+            of=lambda pair: (
+                verdict_of(pair.row, pair.num_compared).speedup.bounds() if together else None
+            ),
             optional=True,
             meaning="95 % intervals that hold together for all pairs of a target",
         ),
@@ -159,7 +161,7 @@ def reasons_table(pairs: Sequence[RankedRun]) -> Table:
         PAIR,
         K,
         ACCEPTED.at("row"),
-        Column("of those\ntested", percent, "row.conditional_acceptance_rate", optional=True),
+        Column("of those\ntested", share, "row.conditional_acceptance_rate", optional=True),
         Column("tokens per\niteration", number(), "row.tokens_per_iteration"),
         Column(
             "c",
@@ -176,7 +178,7 @@ def reasons_table(pairs: Sequence[RankedRun]) -> Table:
             meaning="time of a verification, in the same",
         ).at(costs),
         Column("predicted", times, "row.predicted_speedup", optional=True),
-        Column("of\npredicted", "{:.0%}".format, share_of_predicted, optional=True).at("row"),
+        Column("of\npredicted", percent, share_of_predicted, optional=True).at("row"),
         Column(
             "held back most",
             text=True,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from harness.config.amounts import percent
 from harness.measuring.prices import (
     StepCosts,
     costs_in_steps,
@@ -162,7 +163,7 @@ def _what_follows(share: Interval, row: LatencyRow) -> str:
         return "too imprecise to say what a draft token costs"
     if high < _CHEAP:
         return "the draft is cheap, and a larger K pays while its tokens are accepted"
-    cost = f"{share.estimate:.0%} of a regular step".replace("%", " %")
+    cost = f"{percent(share.estimate)} of a regular step"
     if low < _EXPENSIVE:
         return f"a draft token costs {cost}, and pays only if it is accepted more often than that"
     place = "this server" if row.is_elsewhere else "this target"
@@ -180,6 +181,6 @@ def _is_free(row: LatencyRow) -> bool:
 
 def _ms(time: Interval) -> str:
     """`21.4 ms (20.9 to 22.0)`."""
-    digits = 1 if abs(time.estimate) >= 10 else 2
-    bounds = f" ({time.low:.{digits}f} to {time.high:.{digits}f})" if time.has_bounds else ""
-    return f"{time.estimate:.{digits}f} ms{bounds}"
+    form = ".1f" if abs(time.estimate) >= 10 else ".2f"
+    bounds = time.bounds(form)
+    return f"{time.estimate:{form}} ms{f' ({bounds})' if bounds else ''}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 from urllib.parse import urlsplit
 
-from harness.config.amounts import counted
+from harness.config.amounts import counted, percent
 from harness.config.synthetic import is_length, length_deviation, mean_length, rates_of_row
 from harness.measuring.rows import LatencyRow
 from harness.reporting.words import LOSSY, TOO_LONG, lossy_rule, synthetic_value, too_long
@@ -107,7 +107,7 @@ def _said(runs: Sequence[_Run], ranks: Sequence[Rank]) -> list[str]:
     return list(sentences)
 
 
-def percent(share: float) -> str:
+def two_digits(share: float) -> str:
     """`4.1 %`, `0.35 %`, `14 %`, `140 %`."""
     digits = ".2g" if share < 0.995 else ".0f"
     return f"{100 * share:{digits}} %"
@@ -121,7 +121,7 @@ def not_quiet(runs: Sequence[Sequence[LatencyRow]]) -> str | None:
     known = [share for share in map(_processor_share, disturbed) if share is not None]
     cause = "times drifted"
     if known:
-        cause = f"one got {min(known):.0%} of the CPU time it wanted"
+        cause = f"one got {percent(min(known))} of the CPU time it wanted"
     num_several = sum((rows[-1].num_threads or 1) > 1 for rows in disturbed) if known else 0
     help_ = "repeats=5 measures what that changes"
     if num_several:
@@ -219,7 +219,7 @@ def _busy(rows: Sequence[LatencyRow]) -> str | None:
         return None
     advice = "; OMP_NUM_THREADS=1 may help" if (row.num_threads or 1) > 1 else ""
     load = f"load {row.load or 0:.1f} on {row.num_cores} cores"
-    return f"{share:.0%} of the CPU time it wanted ({load}){advice}"
+    return f"{two_digits(share)} of the CPU time it wanted ({load}){advice}"
 
 
 def _low_acceptance(run: _Run) -> str | None:
@@ -228,7 +228,7 @@ def _low_acceptance(run: _Run) -> str | None:
     rate = row.conditional_acceptance_rate
     if rate is None or rate > _LOW_ACCEPTANCE or row.synthetic or not row.was_served:
         return None
-    return f"{rate:.1%}"
+    return f"{percent(rate, 1)}"
 
 
 def _busy_gpus(run: _Run) -> str:
@@ -296,13 +296,11 @@ def _after_the_end(run: _Run) -> str | None:
     share = row.share_after_end or 0.0
     if not run.is_compared or not row.ignore_eos or share <= _MOST_AFTER_END:
         return None
-    sentence = f"{percent(share)}; decoding.ignore_eos=false stops there."
+    sentence = f"{two_digits(share)}; decoding.ignore_eos=false stops there."
     before, after = row.acceptance_rate_before_end, row.acceptance_rate_after_end
     if before is None or after is None:
         return sentence
-    return (
-        f"{sentence} Acceptance is {before:.1%} before the end of a text and {after:.1%} after it."
-    )
+    return f"{sentence} Acceptance is {percent(before, 1)} before the end of a text and {percent(after, 1)} after it."
 
 
 def _otherwise_by_answer(run: _Run) -> str | None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from harness.commands.latency.tables.run import BOUNDS, SPEEDUP
+from harness.commands.latency.tables.run import SPEEDUP
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number
 from harness.reporting.words import called
@@ -48,7 +48,6 @@ def published_tables(measured: Sequence[Measured]) -> list[Table]:
         Column("our\nms/token", number(), "ours.ms_per_token", optional=True),
         Column("their\nspeed-up", of="theirs.speedup_text"),
         replace(SPEEDUP.at("ours"), heading="our\nspeed-up", optional=True, reference=None),
-        replace(BOUNDS.at("ours"), optional=True),
         Column(
             "their tokens\nper iteration", number(), "theirs.mean_acceptance_length", optional=True
         ),

@@ -11,7 +11,7 @@ from harness.commands.latency.tables.ranked import CONDITIONS, RankedRun
 from harness.commands.latency.tables.run import headline
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import Name
-from harness.reporting.table import Line, interval, times
+from harness.reporting.table import Line, times
 from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.runs import grouped
 from harness.results.statistics.arrays import Floats
@@ -227,7 +227,7 @@ def _about_rivals(rivals: Sequence[Rival]) -> list[Line]:
     covers = ""
     for rival in rivals:
         name = _short_name(rival.pair.name)
-        if rival.share is not None and (bounds := interval(rival.share)):
+        if rival.share is not None and (bounds := rival.share.bounds()):
             of_what = "" if covers else " of the fastest's speed-up"
             name += f": {rival.share.estimate:.2f}{of_what} ({bounds})"
             covers = f"; simultaneous 95 % intervals over {rival.share.covers}"
@@ -258,7 +258,7 @@ def luck_notes(pairs: Sequence[RankedRun]) -> list[str]:
         # that it is timed on, luck has no part in it.
         worth = best_of_several(*of_both_arms, seed=0)
         honest = worth.honest
-        bounds = f"{interval(honest)} over {honest.covers}"
+        bounds = f"{honest.bounds()} over {honest.covers}"
         beginning = f"{series[0].name.pair}: the best of {len(series)} K is {worth.naive:.2f}×"
         on_others = f"{honest.estimate:.2f}× when K is chosen on other prompts ({bounds})"
         notes.append(f"{beginning}, and {on_others}.")

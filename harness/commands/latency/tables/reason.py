@@ -11,11 +11,11 @@ from harness.commands.latency.tables.costs import (
     share_of_predicted,
 )
 from harness.config.acceptance_rules import tests_each_token
-from harness.config.amounts import amount
+from harness.config.amounts import amount, percent
 from harness.measuring.prices import costs_in_steps
 from harness.measuring.rows import LatencyRow
-from harness.reporting.table import UNKNOWN, Table, in_brackets, interval
-from harness.results.statistics.interval import Interval
+from harness.reporting.table import Table
+from harness.results.statistics.interval import UNKNOWN, Interval
 from harness.servers.dialects import how_to_report
 
 # So many predictions for other K fit a line.
@@ -60,7 +60,7 @@ def _acceptance(row: LatencyRow) -> str | None:
     tokens = row.tokens_per_iteration
     parts = []
     if row.acceptance_rate is not None:
-        parts.append(f"{row.acceptance_rate:.1%} of the draft tokens")
+        parts.append(f"{percent(row.acceptance_rate, 1)} of the draft tokens")
     if tokens:
         length = f"{tokens:.2f} tokens per iteration, the target's own one included"
         if row.num_draft_tokens == "auto":
@@ -79,7 +79,9 @@ def _acceptance(row: LatencyRow) -> str | None:
 def _of_those_tested(row: LatencyRow) -> str | None:
     if row.conditional_acceptance_rate is None or not tests_each_token(row.rule):
         return None
-    return f"{row.conditional_acceptance_rate:.1%}: tokens behind a rejection are not tested"
+    return (
+        f"{percent(row.conditional_acceptance_rate, 1)}: tokens behind a rejection are not tested"
+    )
 
 
 def _where_drafted(row: LatencyRow) -> str | None:
@@ -101,7 +103,7 @@ def _by_position(rates: Sequence[float | None] | None, denominator: str) -> str 
     """`95%  92%  94%  87%  of those tested there`."""
     if not rates:
         return None
-    percentages = [UNKNOWN if rate is None else f"{rate:.0%}" for rate in rates]
+    percentages = [UNKNOWN if rate is None else percent(rate) for rate in rates]
     return f"{'  '.join(percentages)}  {denominator}"
 
 
@@ -127,7 +129,7 @@ def _prediction(regular: LatencyRow, row: LatencyRow) -> list[tuple[str, str]]:
     target_step = f"a target step takes {regular.target_step_ms:.2f} ms"
     predicted = (
         f"{row.tokens_per_iteration:.2f} tokens / ({row.mean_num_draft_tokens:.2f} drafted × {costs.draft:.3f}"
-        f" + {costs.verify:.2f}) = {row.predicted_speedup:.2f}×; {measured}, {share:.0%} of it"
+        f" + {costs.verify:.2f}) = {row.predicted_speedup:.2f}×; {measured}, {percent(share)} of it"
     )
     lines = [
         ("an iteration", f"{row.iteration_ms:.2f} ms {phases}; {target_step}"),
@@ -145,7 +147,7 @@ def _energy(regular: LatencyRow, row: LatencyRow) -> str | None:
     text = f"{regular.joules_per_token:.3g} J per token regular, {row.joules_per_token:.3g} J speculative"
     if row.energy_ratio is None:
         return text
-    return f"{text}: {row.energy_ratio.estimate:.2f}× less{in_brackets(row.energy_ratio)}"
+    return f"{text}: {row.energy_ratio:×} less"
 
 
 def _goodput(regular: LatencyRow, row: LatencyRow) -> str | None:
@@ -153,12 +155,11 @@ def _goodput(regular: LatencyRow, row: LatencyRow) -> str | None:
     if row.goodput_share is None or regular.goodput_share is None:
         return None
     bounded = [f"{name} {most:g}" for name, most in (row.slo or {}).items()]
-    shares = f"{regular.goodput_share:.0%} and {row.goodput_share:.0%} of the requests"
+    shares = f"{percent(regular.goodput_share)} and {percent(row.goodput_share)} of the requests"
     text = f"{shares} are within {', '.join(bounded)}"
     if row.goodput_ratio is None:
         return text
-    ratio = row.goodput_ratio
-    return f"{text}: {ratio.estimate:.2f}× as many a second{in_brackets(ratio)}"
+    return f"{text}: {row.goodput_ratio:×} as many a second"
 
 
 def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
@@ -168,7 +169,7 @@ def _by_k(regular: LatencyRow, row: LatencyRow) -> str | None:
         return None
     shown = []
     for k, figure in [*predictions.items()][:_MOST_K]:
-        shown.append(f"{k}: {interval(figure) or f'{figure.estimate:.2f}'}×")
+        shown.append(f"{k}: {figure.bounds() or f'{figure.estimate:.2f}'}×")
     verification = "timed by width" if row.pass_ms_by_width else "interpolated"
     limits = [f"verification {verification}"]
     if predictions[1].has_bounds:
@@ -209,9 +210,7 @@ def _room(regular: LatencyRow, row: LatencyRow) -> str | None:
     if not without or not beside or without == beside:
         return None
     fewer = 1 - beside / without
-    return (
-        f"{without:,} tokens, and {beside:,} beside the draft: room for {fewer:.1%} fewer requests"
-    )
+    return f"{without:,} tokens, and {beside:,} beside the draft: room for {percent(fewer, 1)} fewer requests"
 
 
 def _roof(num_bytes: int | None, floor_ms: float | None, step_ms: float | None) -> str | None:
@@ -222,5 +221,5 @@ def _roof(num_bytes: int | None, floor_ms: float | None, step_ms: float | None) 
     in_caches = " (above 100%: caches hold much of it)" if floor_ms > step_ms else ""
     return (
         f"{amount(num_bytes)} per step: memory-bandwidth floor {floor_ms:.2f} ms ({rate:.4g} GB/s measured by a"
-        f" copy); measured {step_ms:.2f} ms, {floor_ms / step_ms:.0%} of bandwidth{in_caches}"
+        f" copy); measured {step_ms:.2f} ms, {percent(floor_ms / step_ms)} of bandwidth{in_caches}"
     )

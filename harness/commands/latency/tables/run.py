@@ -13,20 +13,18 @@ from harness.config.amounts import counted
 from harness.measuring.figures.requests import PERCENTILES
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import (
-    UNKNOWN,
     Column,
     Line,
     Table,
-    in_brackets,
-    interval,
     number,
-    percent,
+    share,
     times,
+    with_bounds,
 )
 from harness.reporting.words import arm_name, explained_by_rounding
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.schema import NO_VERDICT, ComparedRow
-from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, Coverage, Interval
+from harness.results.statistics.interval import FEWEST_FOR_INTERVAL, UNKNOWN, Coverage, Interval
 from harness.results.verdict import verdict_of
 
 # Share by which the requests in flight may differ from `batch_size` without a line.
@@ -135,14 +133,14 @@ def headline(row: ComparedRow, num_compared: int = 1) -> Line:
     if num_compared > 1:
         covers += f", for {num_compared} pairs at once"
     if verdict.conclusion == "faster":
-        bounds = interval(speedup)
+        bounds = speedup.bounds()
         return Line(f"{times(speedup.estimate)} faster", "good", f"95 % interval {bounds}{covers}")
     if verdict.conclusion == "slower":
-        bounds = interval(Interval(1 / speedup.estimate, 1 / speedup.high, 1 / speedup.low))
-        more = f"95 % interval {bounds}{covers}; speed-up {times(speedup.estimate)}{in_brackets(speedup)}"
+        slowdown = Interval(1 / speedup.estimate, 1 / speedup.high, 1 / speedup.low)
+        more = f"95 % interval {slowdown.bounds()}{covers}; speed-up {speedup:×}"
         return Line(f"{times(1 / speedup.estimate)} slower", "bad", more)
     because = verdict.reason or f"95 % interval{covers}, includes 1"
-    return Line(f"cannot tell: {times(speedup.estimate)} ({interval(speedup)})", "strong", because)
+    return Line(f"cannot tell: {speedup:×}", "strong", because)
 
 
 def _decode_only(row: LatencyRow) -> str | None:
@@ -151,8 +149,7 @@ def _decode_only(row: LatencyRow) -> str | None:
     if decode is None or row.speedup is None or not row.speedup.excludes(decode.estimate):
         return None
     return (
-        f"Without the time to the first token it is {decode.estimate:.2f}×{in_brackets(decode)}:"
-        " longer answers come closer to this."
+        f"Without the time to the first token it is {decode:×}: longer answers come closer to this."
     )
 
 
@@ -161,26 +158,13 @@ def result_line(row: LatencyRow) -> str:
     if row.ms_per_token is None:
         return ""
     speedup = stated_speedup(row)
-    if speedup is None:
-        return f"{row.ms_per_token:.2f} ms/token"
-    bounds = speedup_bounds(row)
-    text = times(speedup.estimate)
-    return f"{text} ({bounds})" if bounds else text
+    return f"{row.ms_per_token:.2f} ms/token" if speedup is None else f"{speedup:×}"
 
 
 def stated_speedup(row: LatencyRow) -> Interval | None:
     """The speed-up as far as the verdict lets it be stated; else None."""
     speedup: Interval = verdict_of(row).speedup
     return speedup if speedup.is_known else None
-
-
-def speedup_bounds(row: LatencyRow, num_compared: int = 1) -> str | None:
-    """The interval of a speed-up, `2.18 to 2.42`; None where there is none.
-
-    Args:
-        num_compared: see `verdict_of`.
-    """
-    return interval(verdict_of(row, num_compared).speedup)
 
 
 def _time(row: LatencyRow) -> str | None:
@@ -208,9 +192,8 @@ def _percentiles(heading: str, name: str, optional: bool = False) -> Column:
 
 
 # Columns about a row of `latency`. Those without an underscore are in other tables too.
-SPEEDUP = Column("speed-up", lambda speedup: times(speedup.estimate), stated_speedup, reference=1)
-BOUNDS = Column("95 %\ninterval", of=speedup_bounds)
-ACCEPTED = Column("accepted", percent, "acceptance_rate")
+SPEEDUP = Column("speed-up\n(95 % interval)", with_bounds, stated_speedup, reference=1)
+ACCEPTED = Column("accepted", share, "acceptance_rate")
 ARM = (
     Column("arm", text=True, of=arm_name),
     Column("ms/token", of=_time),
@@ -237,9 +220,8 @@ REQUESTS = (
 # Columns about a `Category`.
 OF_A_PART = (
     Column("prompts", of="num_prompts"),
-    Column("speed-up", times, "speedup.estimate", optional=True),
-    Column("95 % interval", of=lambda part: interval(part.speedup), optional=True),
-    Column("acceptance", percent, "acceptance_rate", optional=True),
+    Column("speed-up\n(95 % interval)", with_bounds, "speedup", optional=True),
+    Column("acceptance", share, "acceptance_rate", optional=True),
     Column("tokens/iteration", number(), "tokens_per_iteration", optional=True),
 )
 

@@ -10,10 +10,10 @@ from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
 from harness.reporting.files import escape
 from harness.reporting.names import name_of
-from harness.reporting.table import UNKNOWN
 from harness.reporting.words import called, device_of, labels
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
+from harness.results.statistics.interval import UNKNOWN
 from harness.results.verdict import verdict_of
 
 _HEADINGS = (
