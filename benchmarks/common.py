@@ -5,12 +5,8 @@ from __future__ import annotations
 import argparse
 import math
 import platform
-import subprocess
-import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from typing import Any, TypeVar
 
@@ -255,21 +251,3 @@ def device_name() -> str:
         if torch.cuda.is_available()
         else cpu_name() or platform.machine()
     )
-
-
-@contextmanager
-def served(fault: str, *settings: str) -> Iterator[str]:
-    """The address of a `harness serve` of the tiny draft, whose first layer drafts, with a planted fault or `none`."""
-    model = ["model=tiny_draft", "draft=early_exit_1", "runner=eager", "port=0"]
-    with tempfile.TemporaryDirectory() as directory:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "harness", "serve", *model, *settings, f"fault={fault}"],
-            cwd=directory, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True,
-        )  # fmt: skip
-        try:
-            assert process.stdout is not None
-            line = process.stdout.readline()
-            yield line.split(" on ")[1].split()[0].rstrip("/")
-        finally:
-            process.terminate()
-            process.wait()
