@@ -26,7 +26,7 @@ from typing import NamedTuple
 import numpy as np
 
 from harness.commands.latency.tables.ranked import RankedRun, ranked_runs
-from harness.commands.latency.tables.ranking import compared_with_first
+from harness.commands.latency.tables.ranking import LESS, compared_with_first
 from harness.commands.read_runs import read
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
@@ -114,7 +114,7 @@ def count_order(
     known = [pair for pair in pairs if pair.has_interval]
     known.sort(key=attrgetter("speedup"), reverse=True)
     names = [pair_key(pair) for pair in known]
-    less = [pair_key(rival.pair) for rival in compared_with_first(known) if rival.gains_less]
+    less = [pair_key(rival.pair) for rival in compared_with_first(known) if rival.word == LESS]
     counts["pairs"] += len(names) - 1
     counts["ordered"] += len(less)
     counts["wrong"] += any(not gains_more(names[0], name) for name in less)

@@ -264,9 +264,9 @@ def test_answers_tell_conditions_apart() -> None:
             conditions = {"temperature": temperature, "batch_size": size}
             runs.append(latency_run(draft=draft, speedup=speedup, **conditions))
     assert {answer.partition(": 1.50×")[0] for answer in answers(*runs)} == {
-        "greedy: the fastest is 13B with 7B, K=4",
-        "temperature 0.5: the fastest is 13B with 7B, K=4",
-        "batches of 8, temperature 0.5: the fastest is 13B with 7B, K=4",
+        "greedy: fastest: 13B with 7B, K=4",
+        "temperature 0.5: fastest: 13B with 7B, K=4",
+        "batches of 8, temperature 0.5: fastest: 13B with 7B, K=4",
     }
 
 

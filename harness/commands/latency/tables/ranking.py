@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from operator import attrgetter
+from typing import NamedTuple
 
 from harness.commands.latency.tables.costs import iteration_line
 from harness.commands.latency.tables.ranked import CONDITIONS, RankedRun
 from harness.commands.latency.tables.run import headline
 from harness.measuring.rows import LatencyRow
 from harness.reporting.names import Name
-from harness.reporting.table import Line, times
+from harness.reporting.table import Line
 from harness.results.prompt_times import common_times, waits_of_both_arms
 from harness.results.runs import grouped
 from harness.results.statistics.arrays import Floats
@@ -85,7 +86,7 @@ def _arm_name(pair: RankedRun, row: LatencyRow) -> str:
 
 
 def _answer(group: Sequence[RankedRun], *, names_regular: bool) -> list[Line]:
-    """The sentences about the pairs of one target under one set of conditions.
+    """The fastest pair of one target under one set of conditions, and the others by how they compare with it.
 
     Args:
         names_regular: whether the time of the regular arm is named, because other targets have another.
@@ -101,96 +102,86 @@ def _answer(group: Sequence[RankedRun], *, names_regular: bool) -> list[Line]:
             if pair.regular_ms is not None and not pair.is_partial and pair.draft == "none"
         ]
     bests.sort(key=attrgetter("is_sound", "shown", "speedup"), reverse=True)
-    best = bests[0]
-    faster = [pair for pair in group if (pair.speedup or 0.0) > (best.speedup or 0.0)]
-    restriction = ""
-    if best.is_sound and not all(pair.is_sound for pair in faster):
-        restriction = " with an interval on a quiet machine"
-    found = headline(best.row, best.num_compared)
-    conditions = _conditions(best.name)
-    several = len(bests) > 1
+    first, *others = bests
+    found = headline(first.row, first.num_compared)
     beginning = ""
-    with_intervals = [best, *(pair for pair in bests[1:] if pair.has_interval)]
-    # Those that are faster have sentences of their own, or are no rivals on a quiet machine.
-    rivals = [rival for rival in compared_with_first(with_intervals) if rival.pair not in faster]
-    if best.shown and (several or restriction) and (not faster or restriction):
-        if not all(rival.gains_less for rival in rivals):
-            restriction += " (by too little to tell)"
-        beginning = f"Fastest{restriction}: "
-        if conditions:
-            beginning = f"the fastest{restriction} is "
-    elif several and best.has_interval and not any(pair.shown for pair in bests):
-        judged = {verdict_of(pair.row, best.num_compared).conclusion for pair in bests}
-        pays = "pays" if judged == {"slower"} else "is shown to pay"
-        beginning = f"No draft{restriction} {pays} for {best.model}; the best, "
+    if others:
+        beginning = "None is shown to pay; the best: "
+        if first.shown:
+            is_fastest = all((pair.speedup or 0.0) <= (first.speedup or 0.0) for pair in others)
+            beginning = "Fastest: " if is_fastest else "Fastest shown to pay: "
     more = found.more
-    if not best.is_quiet and not best.none_quiet:
+    if not first.is_quiet and not first.none_quiet:
         more += "; the machine was not quiet"
-    if names_regular and best.regular_ms is not None:
-        more += f"; without a draft {best.regular_ms:.4g} ms/token"
-    prefix = f"{', '.join(conditions)}: " if conditions else ""
-    text = f"{prefix}{beginning}{_short_name(best.name)}: {found.text}"
+    if names_regular and first.regular_ms is not None:
+        more += f"; without a draft {first.regular_ms:.4g} ms/token"
+    conditions = _conditions(first.name)
+    if conditions:
+        beginning = f"{', '.join(conditions)}: {beginning.lower()}"
+    text = f"{beginning}{_short_name(first.name)}: {found.text}"
     lines = [Line(text, found.style, more)]
-    if faster and not restriction:
-        lines += _about_faster(best, faster)
-    return [*lines, *_about_rivals(rivals)]
-
-
-def _about_faster(best: RankedRun, faster: Sequence[RankedRun]) -> list[Line]:
-    """Sentences about pairs that were faster than the one that is shown to pay, and may not pay themselves."""
-    alike: list[str] = []
-    more: list[str] = []
-    for pair in sorted(faster, key=attrgetter("speedup"), reverse=True):
-        is_other_k = pair.series == best.series and pair.k is not None
-        name = f"K={pair.k}" if is_other_k else _short_name(pair.name)
-        (rival,) = compared_with_first([pair, best])
-        gains_more = rival.pair is best and rival.gains_less
-        (more if gains_more else alike).append(f"{name} ({times(pair.speedup)})")
-    lines = []
-    if alike:
-        lines.append(Line(f"{_listed(alike)} cannot be told from it."))
-    if more:
-        unsure = "but with an interval that includes 1"
-        lines.append(Line(f"{_listed(more)} gains significantly more than it, {unsure}."))
+    for word, rivals in grouped(compared_with_first(bests), attrgetter("word")).items():
+        names = []
+        for rival in rivals:
+            share = "" if rival.share is None else f": {rival.share:.2f} of its speed-up"
+            names.append(f"{_short_name(rival.pair.name)}{share}")
+        covers = next((f" over {rival.share.covers}" for rival in rivals if rival.share), "")
+        about = f" (simultaneous 95 % intervals{covers})" if covers else ""
+        lines.append(Line(f"{word}: {_listed(names)}{about}."))
     return lines
 
 
-@dataclass(frozen=True)
-class Rival:
+ALIKE = "Cannot be told apart from the fastest"
+LESS = "Gains significantly less than the fastest"
+_NOT_RANKED = "Not ranked (no interval, or a busy machine)"
+
+
+class Rival(NamedTuple):
     """A pair compared with the first one of its target.
 
     Attributes:
-        gains_less: whether it gains less than the fastest; otherwise they cannot be told apart.
-        share: of the fastest one's speed-up, over the same prompts; None where intervals alone were compared.
+        word: how it compares.
+        share: of the first one's speed-up, over the same prompts; None where intervals alone were compared.
     """
 
     pair: RankedRun
-    gains_less: bool
+    word: str
     share: Interval | None = None
 
 
 def compared_with_first(pairs: Sequence[RankedRun]) -> list[Rival]:
-    """How each further pair of a target compares with the first, the fastest.
+    """How each further pair of a target compares with the first.
 
     Pairs that ran quietly on the same prompts are compared prompt by prompt. Others are compared by intervals that hold
     for all at once: on a busy machine speed-ups differ from run to run by 6 % (standard deviation), which no comparison
     of prompts covers. Then 19 % of the orders of six equal pairs were wrong over 30 prompts, by intervals 1.5 %
-    (`benchmarks/ranking_order.py`).
+    (`benchmarks/ranking_order.py`). A pair without an interval, or beside a sound one from a busy machine, is not
+    ranked.
     """
-    is_comparable = not pairs[0].why_not and all(pair.is_quiet for pair in pairs)
-    of_both_arms = _common_times(pairs) if is_comparable else None
-    if of_both_arms is None:
-        at_once = [verdict_of(pair.row, pair.num_compared).speedup for pair in pairs]
-        return [
-            Rival(pair, speedup.high < at_once[0].low)
-            for pair, speedup in zip(pairs[1:], at_once[1:], strict=True)
-        ]
-    # On the prompts that all have, another pair may be the fastest.
-    return [
-        Rival(pairs[ranked.index], ranked.worse, ranked.relative_to_best)
-        for ranked in sorted(ranking(*of_both_arms), key=attrgetter("index"))
-        if ranked.index or ranked.worse
-    ]
+    first = pairs[0]
+    ranked = [first]
+    rivals = []
+    for pair in pairs[1:]:
+        if pair.has_interval and (pair.is_sound or not first.is_sound):
+            ranked.append(pair)
+        else:
+            rivals.append(Rival(pair, _NOT_RANKED))
+    times = None
+    if not first.why_not and all(pair.is_quiet for pair in ranked):
+        times = _common_times(ranked)
+    if times is None:
+        low = verdict_of(first.row, first.num_compared).speedup.low
+        compared = []
+        for pair in ranked[1:]:
+            high = verdict_of(pair.row, pair.num_compared).speedup.high
+            compared.append(Rival(pair, LESS if high < low else ALIKE))
+        return [*compared, *rivals]
+    compared = []
+    for each in sorted(ranking(*times), key=attrgetter("index")):
+        if each.index:
+            share = each.relative_to_best if each.relative_to_best.has_bounds else None
+            compared.append(Rival(ranked[each.index], LESS if each.worse else ALIKE, share))
+    return [*compared, *rivals]
 
 
 def close_not_ordered(pairs: Sequence[RankedRun]) -> str | None:
@@ -218,27 +209,6 @@ def _short_name(name: Name) -> str:
     """The name of a pair among those of its target, without the conditions that these share."""
     settings = {column: text for column, text in name.settings.items() if not _is_condition(column)}
     return replace(name, settings=settings).label(", ")
-
-
-def _about_rivals(rivals: Sequence[Rival]) -> list[Line]:
-    """Sentences about drafts that may gain as much as the fastest pair, and those that gain less."""
-    alike: list[str] = []
-    less: list[str] = []
-    covers = ""
-    for rival in rivals:
-        name = _short_name(rival.pair.name)
-        if rival.share is not None and (bounds := rival.share.bounds()):
-            of_what = "" if covers else " of the fastest's speed-up"
-            name += f": {rival.share.estimate:.2f}{of_what} ({bounds})"
-            covers = f"; simultaneous 95 % intervals over {rival.share.covers}"
-        (less if rival.gains_less else alike).append(name)
-    lines = []
-    if alike:
-        about = "" if less else covers
-        lines.append(Line(f"Cannot be told apart from the fastest: {_listed(alike)}{about}."))
-    if less:
-        lines.append(Line(f"Gains significantly less than the fastest: {_listed(less)}{covers}."))
-    return lines
 
 
 def _listed(names: Sequence[str]) -> str:
