@@ -40,7 +40,7 @@ def test_methods_that_cannot_be_told_apart_are_named(tmp_path: Path) -> None:
     apart = rivals_of(tmp_path / "apart", factor=1.5)
     assert "Fastest: 13B with suffix" in apart
     assert "Gains significantly less than the fastest: 13B with lookup, K=4: 0.6" in apart
-    assert "of the fastest's speed-up (0.6" in apart
+    assert "0.66 (0.64 to 0.69) of its speed-up" in apart
     assert "15 prompts" in apart
     assert "0.6" not in rivals_of(tmp_path / "few", 5, factor=1.5)
 

@@ -105,7 +105,7 @@ def _answer(group: Sequence[RankedRun], *, names_regular: bool) -> list[Line]:
     first, *others = bests
     found = headline(first.row, first.num_compared)
     beginning = ""
-    if others:
+    if others and first.has_interval:
         beginning = "None is shown to pay; the best: "
         if first.shown:
             is_fastest = all((pair.speedup or 0.0) <= (first.speedup or 0.0) for pair in others)
