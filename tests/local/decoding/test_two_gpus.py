@@ -26,7 +26,15 @@ from harness.local.runners.static import StaticRunner
 from loops import speculative
 from mtp_models import mtp_target
 from pretended_gpus import pretended_gpus
-from small_heads import block_head, eagle_head, layer_config, medusa_head, mtp_head, target_model
+from small_heads import (
+    block_head,
+    eagle_head,
+    head_drafter,
+    layer_config,
+    medusa_head,
+    mtp_head,
+    target_model,
+)
 from text_drafters import lookup_drafter
 
 WARP = Warp(1.0)
@@ -88,7 +96,7 @@ def drafting(kind: str, first: str, second: str) -> tuple[Runner, Drafter]:
         if kind == "translated":
             return runner, TranslatedDrafter(own, TRANSLATION, WARP, first)
         return runner, ModelDrafter(own, WARP, first)
-    drafter = head.to(second).drafter(target.to(first), WARP)
+    drafter = head_drafter(head.to(second), target.to(first), WARP)
     return StaticRunner(target, hidden_layers=drafter.layers), drafter
 
 

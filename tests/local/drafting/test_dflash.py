@@ -13,7 +13,7 @@ from chains import GREEDY
 from harness.local.decoding.warp import Warp
 from harness.local.runners.snapshot import SnapshotRunner
 from head_references import PROMPTS, check_against, check_greedy
-from small_heads import block_head, target_model
+from small_heads import block_head, head_drafter, target_model
 
 DSPARK = {"from_anchor": True, "markov_rank": 6, "confidence": True, "confidence_markov": True}
 
@@ -43,20 +43,20 @@ DSPARK = {"from_anchor": True, "markov_rank": 6, "confidence": True, "confidence
 )
 def test_distributions_equal_those_without_a_cache(changes: dict[str, Any]) -> None:
     target, head = target_model(), block_head(**changes)
-    check_against(target, head.drafter(target, Warp()), block_expected(head, target))
+    check_against(target, head_drafter(head, target, Warp()), block_expected(head, target))
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen3"])
 @pytest.mark.parametrize("changes", [{}, DSPARK], ids=["DFlash", "DSpark"])
 def test_greedy_output_is_that_of_generate(model_type: str, changes: dict[str, Any]) -> None:
     target = target_model(model_type)
-    check_greedy(target, block_head(**changes).drafter(target, GREEDY))
+    check_greedy(target, head_drafter(block_head(**changes), target, GREEDY))
 
 
 @pytest.mark.parametrize(("from_anchor", "most"), [(False, 4), (True, 5)])
 def test_a_block_proposes_no_more_than_it_holds(from_anchor: bool, most: int) -> None:
     target, head = target_model(), block_head(from_anchor=from_anchor)
-    drafter = head.drafter(target, GREEDY)
+    drafter = head_drafter(head, target, GREEDY)
     runner = SnapshotRunner(target, hidden_layers=drafter.layers)
     drafter.start(PROMPTS, [1, 2, 3], runner.start(PROMPTS))
     proposal = drafter.propose(8, torch.zeros(3, 8))
@@ -67,7 +67,7 @@ def test_a_block_proposes_no_more_than_it_holds(from_anchor: bool, most: int) ->
 
 def test_confidence_shortens_the_offer() -> None:
     target, head = target_model(), block_head(**DSPARK)
-    drafter = head.drafter(target, GREEDY, confidence=0.5)
+    drafter = head_drafter(head, target, GREEDY, 0.5)
     runner = SnapshotRunner(target, hidden_layers=drafter.layers)
     step = runner.start(PROMPTS)
     drafter.start(PROMPTS, [1, 2, 3], step)

@@ -10,7 +10,7 @@ from chains import GREEDY
 from harness.local.decoding.warp import Warp
 from head_references import check_against, check_greedy
 from selector_reference import path_expected
-from small_heads import selector_head, target_model
+from small_heads import head_drafter, selector_head, target_model
 
 
 @pytest.mark.parametrize(
@@ -24,9 +24,9 @@ from small_heads import selector_head, target_model
 )
 def test_distributions_equal_those_without_a_cache(changes: dict[str, Any]) -> None:
     target, head = target_model(), selector_head(**changes)
-    check_against(target, head.drafter(target, Warp()), path_expected(head, target))
+    check_against(target, head_drafter(head, target, Warp()), path_expected(head, target))
 
 
 def test_greedy_output_is_that_of_generate() -> None:
     target = target_model()
-    check_greedy(target, selector_head().drafter(target, GREEDY))
+    check_greedy(target, head_drafter(selector_head(), target, GREEDY))

@@ -8,13 +8,13 @@ from block_reference import block_expected
 from chains import GREEDY
 from harness.local.decoding.warp import Warp
 from head_references import check_against, check_greedy
-from small_heads import domino_head, target_model
+from small_heads import domino_head, head_drafter, target_model
 
 
 @pytest.mark.parametrize("from_anchor", [False, True])
 def test_distributions_equal_those_without_a_cache(from_anchor: bool) -> None:
     target, head = target_model(), domino_head(from_anchor=from_anchor)
-    check_against(target, head.drafter(target, Warp()), block_expected(head, target))
+    check_against(target, head_drafter(head, target, Warp()), block_expected(head, target))
 
 
 def test_a_place_too_early_is_noticed() -> None:
@@ -24,9 +24,9 @@ def test_a_place_too_early_is_noticed() -> None:
     unshifted = domino_head(from_anchor=False)
     unshifted.load_state_dict(head.state_dict())
     with pytest.raises(AssertionError):
-        check_against(target, unshifted.drafter(target, Warp()), expected)
+        check_against(target, head_drafter(unshifted, target, Warp()), expected)
 
 
 def test_greedy_output_is_that_of_generate() -> None:
     target = target_model("qwen3")
-    check_greedy(target, domino_head().drafter(target, GREEDY))
+    check_greedy(target, head_drafter(domino_head(), target, GREEDY))

@@ -11,7 +11,7 @@ from eagle_reference import eagle_expected
 from fakes import Scripted
 from harness.local.decoding.warp import Warp
 from head_references import check_against, check_greedy
-from small_heads import eagle_head, layer_config, target_model
+from small_heads import eagle_head, head_drafter, layer_config, target_model
 
 
 @pytest.mark.parametrize(
@@ -32,7 +32,9 @@ def test_distributions_equal_those_without_a_cache(style: str, changes: dict[str
     head = eagle_head(layer_config(style, 3 if "mask_token_id" in changes else 1), **changes)
     embedding = head.embed_tokens or target.get_input_embeddings()
     output = head.lm_head or target.get_output_embeddings()
-    check_against(target, head.drafter(target, Warp()), eagle_expected(head, embedding, output))
+    check_against(
+        target, head_drafter(head, target, Warp()), eagle_expected(head, embedding, output)
+    )
 
 
 def test_a_sliding_window_and_a_second_layer() -> None:
@@ -43,7 +45,9 @@ def test_a_sliding_window_and_a_second_layer() -> None:
     target, head = target_model(), eagle_head(transformer)
     assert head.windows == [None, 5]
     check_against(
-        target, head.drafter(target, Warp()), eagle_expected(head, head.embed_tokens, head.lm_head)
+        target,
+        head_drafter(head, target, Warp()),
+        eagle_expected(head, head.embed_tokens, head.lm_head),
     )
 
 
@@ -53,7 +57,7 @@ def test_greedy_output_is_that_of_generate(model_type: str, mask: dict[str, int]
     target = target_model(model_type)
     check_greedy(
         target,
-        eagle_head(layer_config(model_type), **mask).drafter(target, GREEDY),
+        head_drafter(eagle_head(layer_config(model_type), **mask), target, GREEDY),
     )
 
 
@@ -64,4 +68,6 @@ def test_what_is_decided_without_a_proposal_is_read_as_well(
     monkeypatch.setattr("harness.local.drafting.heads.drafter.MOST_UNREAD", 8)
     target, head = target_model(), eagle_head(layer_config("llama"), **mask)
     expected = eagle_expected(head, head.embed_tokens, head.lm_head)
-    check_against(target, head.drafter(target, Warp()), expected, Scripted([0, 0, 4, 0, 3, 4]))
+    check_against(
+        target, head_drafter(head, target, Warp()), expected, Scripted([0, 0, 4, 0, 3, 4])
+    )

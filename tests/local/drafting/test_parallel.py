@@ -15,7 +15,7 @@ from fakes import Scripted
 from harness.config.errors import SettingError
 from harness.local.decoding.protocols import Proposal, Step
 from harness.local.decoding.warp import Warp
-from harness.local.drafting.parallel import ParallelDrafter, checked_mask
+from harness.local.drafting.model import ParallelDrafter, checked_mask
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from head_references import PROMPTS
