@@ -80,6 +80,12 @@ def drafting(kind: str, first: str, second: str) -> tuple[Runner, Drafter]:
         head = mtp_head(layers)
     elif kind in HEADS:
         target, head = target_model(), HEADS[kind]()
+    elif kind == "spread, head":
+        # Its matrices are on both devices: the head's own has a copy of the embedding.
+        target = spread(target_model(), first, second)
+        drafter = head_drafter(block_head().to(second), target, WARP)
+        options = {"device": torch.device(first)}
+        return StaticRunner(target, hidden_layers=drafter.layers, **options), drafter
     elif kind == "spread, early exit":
         target, options = (
             spread(random_model("llama"), first, second),
@@ -120,7 +126,7 @@ def on(device: str, warp: Warp = WARP, prompts: list[list[int]] = PROMPTS, lengt
 
 
 @pytest.mark.parametrize(
-    "kind", [*RUNNERS, *HEADS, "deep mtp", "translated", "recurrent", "spread, early exit"]
+    "kind", [*RUNNERS, *HEADS, "deep mtp", "translated", "recurrent", "spread, early exit", "spread, head"]
 )
 def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., None]) -> None:
     compared(

@@ -33,7 +33,7 @@ from harness.local.drafting.heads.stored import (
 )
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.random_weights import RandomTensor
-from harness.local.models.sketch import Block, LayerCache, Sketch
+from harness.local.models.sketch import Block, LayerCache, Sketch, TensorSketch
 
 _KINDS: tuple[type[Head], ...] = (
     Eagle3,
@@ -82,7 +82,9 @@ class HeadCheckpoint:
         tensors = tuple(head.sketches())
         # One block without a name: a head is never split over devices.
         block = Block(("",), tensors, (LayerCache("", head.cached_numbers),))
-        num_borrowed = head.num_outputs_borrowed * config.target_size * config.vocabulary_size
+        matrix_size = config.target_size * config.vocabulary_size
+        num_missing = (not config.own_embedding) + (not config.own_output)
+        copies = (TensorSketch("borrowed", num_missing * matrix_size, read_per_token=0.0),)
         return Sketch(
             role="draft",
             settings=self.settings,
@@ -92,7 +94,8 @@ class HeadCheckpoint:
             vocabulary_size=config.vocabulary_size,
             class_name=self.kind.name,
             spare_slots=SPARE_SLOTS,
-            borrowed_bytes=dtype.itemsize * num_borrowed,
+            borrowed_bytes=head.num_outputs_borrowed * matrix_size * dtype.itemsize,
+            copied=(Block(("",), copies),) if num_missing else (),
             drafts_in_one_pass=head.one_pass,
         )
 
