@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from harness.local.drafting.heads.eagle import Eagle3, PEagle
 from head_references import Expected, attend, mlp, rms, spread
@@ -36,7 +35,10 @@ def joined(head: Eagle3, features: Tensor) -> Tensor:
     return head.fc(features.flatten(-2))
 
 
-def eagle_expected(head: Eagle3, embedding: Any, output: Any) -> Expected:
+def eagle_expected(head: Eagle3, target: PreTrainedModel) -> Expected:
+    embedding = head.embed_tokens or target.get_input_embeddings()
+    output = head.lm_head or target.get_output_embeddings()
+
     def chain(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
         embedded, states, found = embedding(decided[1:]), joined(head, features), []
         for token in drawn:

@@ -126,7 +126,8 @@ def on(device: str, warp: Warp = WARP, prompts: list[list[int]] = PROMPTS, lengt
 
 
 @pytest.mark.parametrize(
-    "kind", [*RUNNERS, *HEADS, "deep mtp", "translated", "recurrent", "spread, early exit", "spread, head"]
+    "kind",
+    [*RUNNERS, *HEADS, "deep mtp", "translated", "recurrent", "spread, early exit", "spread, head"],
 )
 def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., None]) -> None:
     compared(

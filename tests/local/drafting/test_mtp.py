@@ -8,10 +8,9 @@ from torch import Tensor
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from chains import GREEDY
 from fakes import Scripted
 from harness.local.decoding.warp import Warp
-from head_references import Expected, check_against, check_greedy
+from head_references import Expected, check_against
 from mtp_models import FAMILIES, mtp_target
 from small_heads import head_drafter, mtp_head
 
@@ -66,9 +65,3 @@ def test_what_is_decided_without_a_proposal_is_read_as_well(
     target, layers = mtp_target("deepseek_v3", num_mtp_layers=3)
     drafter = head_drafter(mtp_head(layers), target, Warp())
     check_against(target, drafter, transformers_says(layers), Scripted([0, 0, 3, 0, 2, 3]))
-
-
-@pytest.mark.parametrize("number", [1, 3])
-def test_greedy_output_is_that_of_generate(number: int) -> None:
-    target, layers = mtp_target("deepseek_v3", num_mtp_layers=number)
-    check_greedy(target, head_drafter(mtp_head(layers), target, GREEDY))
