@@ -29,8 +29,10 @@ def test_a_head_on_a_gpu_that_its_target_is_not_on(gpus: Any) -> None:
     placed = planned.placed(placements, free)
     assert [placement.device_map for placement in placements] == [{"": 0}, {"": 1}]
     assert placed.devices == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    # The head copies the target's embedding.
+    embedding_bytes = 960 * 192 * 4
     assert placed.columns()["draft_weight_bytes"] == {
-        "cuda:1": planned.parts[1].sketch.weight_bytes
+        "cuda:1": planned.parts[1].sketch.weight_bytes + embedding_bytes
     }
     loaded = planned.place(demand).load()
     assert loaded.devices == [torch.device("cpu")]

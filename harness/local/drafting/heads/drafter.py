@@ -135,7 +135,9 @@ class HeadDrafter(Drafter):
         self.cache = SlotCache()
         self._warp = warp
         self._threshold = threshold
-        self._known_tokens = head.known_tokens
+        self._known_tokens: Tensor | None = None
+        if head.d2t is not None:
+            self._known_tokens = head.d2t + torch.arange(len(head.d2t), device=self.device)
 
     @property
     def warp(self) -> AnyWarp:
@@ -285,14 +287,13 @@ class CompiledDraft:
         self.num_written = self.most_unread + head.num_ahead(num_draft_tokens)
         self.cache = SlotCache()
         self.cache.num_slots = round_up(num_slots + self.num_written)
-        device = drafter.device
-        width = len(head.config.layers) * head.config.target_size
-        shape = (batch_size, self.most_unread, width)
-        features = torch.arange(math.prod(shape)).view(shape).sin().to(device, target.dtype)
-        following = torch.arange(math.prod(shape[:2]), device=device).view(shape[:2]) % 16
-        counts = torch.full((batch_size,), self.most_unread, device=device)
-        uniforms = torch.full((batch_size, num_draft_tokens), 0.5, device=device)
-        example = [features, following, counts, torch.zeros_like(counts), uniforms]
+        config = head.config
+        shape = (batch_size, self.most_unread, len(config.layers), config.target_size)
+        hidden = torch.arange(math.prod(shape)).view(shape).sin().to(target.dtype)
+        features = UnreadFeatures(drafter.device)
+        features.add(hidden, [range(self.most_unread)] * batch_size, [0] * batch_size)
+        uniforms = torch.full((batch_size, num_draft_tokens), 0.5, device=drafter.device)
+        example = [*features.all(), uniforms]
         self._shapes = [tensor.shape for tensor in example]
 
         def propose(*inputs: Tensor) -> list[Tensor]:

@@ -200,15 +200,6 @@ class Head(nn.Module):
         return logits[..., : self.config.draft_vocabulary_size]
 
     @property
-    def known_tokens(self) -> Tensor | None:
-        """The target's token [V of the head] for each output of a head with a smaller vocabulary;
-        None for a head that has all tokens.
-        """
-        if self.d2t is None:
-            return None
-        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
-
-    @property
     def num_outputs_borrowed(self) -> int:
         """How often a pass reads the target's output matrix."""
         return 0 if self.config.own_output else 1

@@ -43,22 +43,18 @@ class Medusa(Head):
         num_layers = len(fields["layers"])
         if num_layers != 1:
             raise stored.refused(f"reads one layer of the target, not {num_layers}")
-        num_heads = stored.named.get("medusa_num_heads")
-        num_blocks = stored.named.get("medusa_num_layers", 1)
-        # Heads of random weights have output matrices, as the authors' have.
-        own_outputs = True
-        if stored.shapes is not None:
+        if stored.shapes is None:
+            num_heads = stored.required("medusa_num_heads")
+            num_blocks = stored.named.get("medusa_num_layers", 1)
+            # As the authors' heads.
+            own_outputs = True
+        else:
             num_heads = len({name.partition(".")[0] for name in stored.shapes})
             first_head = [name for name in stored.shapes if name.startswith("0.")]
             num_blocks = sum(name.endswith(".linear.weight") for name in first_head)
             own_outputs = f"0.{num_blocks}.weight" in stored.shapes
-        if not num_heads:
-            raise stored.refused("holds no Medusa heads")
-        return fields | {
-            "num_heads": num_heads,
-            "num_blocks": num_blocks,
-            "own_outputs": own_outputs,
-        }
+        options = {"num_heads": num_heads, "num_blocks": num_blocks, "own_outputs": own_outputs}
+        return fields | options
 
     def __init__(self, config: HeadConfig) -> None:
         size = config.target_size

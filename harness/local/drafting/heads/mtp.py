@@ -23,10 +23,10 @@ from typing import Any
 import torch
 import transformers
 from accelerate import init_empty_weights
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import MtpModel
+from transformers.modeling_utils import load_state_dict
 
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, require
@@ -295,11 +295,8 @@ def read_mtp(draft: str, target: Checkpoint, *, weights: bool = True) -> MtpChec
             path = fetch(target.settings, name)
             if path is None:
                 continue
-            if name == _FILES[0]:
-                names = list(weight_map(path))
-            else:
-                with safe_open(path, framework="pt") as stored:
-                    names = list(stored.keys())
+            is_index = name == _FILES[0]
+            names = list(weight_map(path) if is_index else load_state_dict(path, "meta"))
         patterns = checkpoint.patterns
         if any(re.search(pattern, name) for pattern in patterns for name in names):
             return replace(checkpoint, files=(path,))
