@@ -425,8 +425,8 @@ def test_other_tensors_are_one_line(
         ),
         (
             "z-lab dflash2",
-            {"final_logit_softcapping": 30.0},
-            "has final_logit_softcapping=30.0, which is not supported",
+            {"final_logit_softcapping": 1.0, "output_multiplier": 1.0},
+            "has final_logit_softcapping=1.0, which is not supported",
         ),
     ],
 )  # fmt: skip
