@@ -41,7 +41,6 @@ from harness.local.decoding.protocols import Proposal, Runner, Step
 from harness.local.decoding.verify import Offer, verify
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
-from harness.local.runners.compiled import CompiledRunner, RunnerShapes
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from harness.reporting.table import Table
@@ -123,9 +122,9 @@ class Pair:
 
 def compiled(model: PreTrainedModel, point: Point, drafts: bool) -> Runner:
     """The static runner with its passes compiled, and room for all turns."""
-    runner, k = CompiledRunner(model), point.num_draft_tokens
+    runner, k = StaticRunner(model), point.num_draft_tokens
     widths = (1, 2) if drafts else (1, k + 1)
-    runner.prepare(RunnerShapes(point.batch_size, point.context + 32 * (k + 1), widths))
+    runner.compile(point.batch_size, point.context + 32 * (k + 1), widths)
     return runner
 
 

@@ -48,19 +48,6 @@ class Runner(Protocol):
         """Append tokens [B, n] to every row."""
         ...
 
-    def read(self, tokens: Tensor, lengths: Sequence[int]) -> Step:
-        """Append the first lengths[b] of tokens [B, n] to row b, and keep them -> the step, with
-        logits [B, V] after the last of them alone.
-        """
-        from harness.local.decoding.transfer import to_device
-
-        step = self.extend(tokens)
-        self.keep(lengths)
-        device = step.logits.device
-        last_places = to_device(lengths, device) - 1
-        rows = to_device(range(len(lengths)), device)
-        return Step(step.logits[rows, last_places], step.hidden)
-
     def keep(self, counts: Sequence[int]) -> None:
         """Keep the first counts[b] tokens of row b that were extended since the last `keep` or
         `start`, and forget the others.

@@ -16,12 +16,11 @@ from harness.local.drafting.heads.drafter import CompiledDraft, HeadDrafter
 from harness.local.drafting.method import MakeDrafter, method_of
 from harness.local.engine.pair import Pair
 from harness.local.engine.rules import warp_of
-from harness.local.engine.runner_choice import build_runner
+from harness.local.engine.runner_choice import Reading, build_runner
 from harness.local.models.loading import LoadedModel
 from harness.local.models.tokenizers import vocabulary_size
-from harness.local.runners.compiled import CompiledRunner, RunnerShapes
-from harness.local.runners.shared_prefix import sharing
 from harness.local.runners.slots import UnsupportedModelError
+from harness.local.runners.static import StaticRunner
 from harness.results.schema import RunnerNames
 
 # Drafts without a cache of their own (Gemma 4's assistants).
@@ -94,11 +93,10 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
             rule = "reads the keys and values of its model, which transformers alone hands on: use engine=huggingface"
             raise SettingError("draft", rule, draft_model.settings.name)
         draft, draft_name = _draft_runner(pair, draft_model, preparation)
-    compiled: list[CompiledRunner | CompiledDraft] = []
-    compiled += [runner for runner in (target, draft) if isinstance(runner, CompiledRunner)]
-    if preparation.share_prefix:
-        target = sharing(target)
-        draft = None if draft is None else sharing(draft)
+    compiled: list[StaticRunner | CompiledDraft] = []
+    for runner in (target, draft):
+        if isinstance(runner, StaticRunner) and runner.setup_seconds:
+            compiled.append(runner)
     compiled_draft: CompiledDraft | None = None
     if pair.head is not None and target_name == "compiled":
         compiled_draft = _compiled_draft(pair, preparation)
@@ -152,16 +150,16 @@ def _target_runner(pair: Pair, preparation: Preparation) -> tuple[Runner, Runner
     if method is not None:
         # A proposal is verified together with the token before it.
         widths += [number + 1 for number in preparation.numbers_drafted]
-    shapes = RunnerShapes(preparation.batch_size, preparation.num_slots, widths)
-    hidden_layers = () if method is None else tuple(method.layers(pair))
-    return build_runner(
-        pair.target,
-        preparation.runner,
+    reading = Reading(
+        "model",
         pair.vocabulary_size,
-        preparation.say,
-        shapes,
-        hidden_layers,
+        preparation.batch_size,
+        preparation.num_slots,
+        widths,
+        hidden_layers=() if method is None else tuple(method.layers(pair)),
+        shares_prefix=preparation.share_prefix,
     )
+    return build_runner(pair.target, preparation.runner, reading, preparation.say)
 
 
 def _draft_runner(
@@ -177,8 +175,15 @@ def _draft_runner(
     # The widest pass may begin at the last draft token, which needs the last but one of the
     # target's slots, and reaches `widest - 1` slots beyond it.
     num_slots = preparation.num_slots + max(widths) - 2
-    shapes = RunnerShapes(preparation.batch_size, num_slots, widths)
-    return build_runner(model, preparation.runner, size, preparation.say, shapes, role="draft")
+    reading = Reading(
+        "draft",
+        size,
+        preparation.batch_size,
+        num_slots,
+        widths,
+        shares_prefix=preparation.share_prefix,
+    )
+    return build_runner(model, preparation.runner, reading, preparation.say)
 
 
 def _compiled_draft(pair: Pair, preparation: Preparation) -> CompiledDraft | None:

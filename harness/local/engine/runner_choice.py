@@ -1,15 +1,16 @@
 """Chooses a model's runner: the one that was asked for, or a plainer one if it cannot have that.
 
-From the fastest to the plainest: `compiled`, `static`, `eager`.
+`compiled` and `static` keep a KV cache of fixed size; `eager` rolls back to a copy of the state, and
+every model can have it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
-import torch
 from transformers import PreTrainedModel
 
 from harness.config.errors import SettingError
@@ -17,7 +18,6 @@ from harness.config.run import RunnerName
 from harness.local.decoding.protocols import Runner
 from harness.local.models.checkpoints import recurrent_kind
 from harness.local.models.loading import LoadedModel
-from harness.local.runners.compiled import CompiledRunner, RunnerShapes
 from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
@@ -27,105 +27,91 @@ from harness.local.runners.static import StaticRunner
 _checked: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
 
 
-def resolve(runner: RunnerName, devices: Sequence[torch.device]) -> RunnerName:
-    """The runner that `auto` means on these devices; any other is itself."""
-    if runner != "auto":
-        return runner
-    return "compiled" if any(device.type == "cuda" for device in devices) else "static"
+@dataclass(frozen=True)
+class Reading:
+    """What a run reads with a model.
+
+    Attributes:
+        role: `model` for the target, or `draft`; errors name it.
+        vocabulary_size: logits are cut to this width.
+        batch_size: the most rows of a batch.
+        num_slots: the most tokens of a row, draft tokens beyond its end included.
+        widths: the numbers of tokens of an extension.
+        hidden_layers: the layers whose states the drafter reads.
+        shares_prefix: read the common beginning of a batch's prompts once, if possible.
+    """
+
+    role: str
+    vocabulary_size: int
+    batch_size: int
+    num_slots: int
+    widths: Sequence[int]
+    hidden_layers: tuple[int, ...] = ()
+    shares_prefix: bool = False
 
 
 def build_runner(
-    loaded: LoadedModel,
-    runner: RunnerName,
-    vocabulary_size: int,
-    say: Callable[[str], None],
-    shapes: RunnerShapes,
-    hidden_layers: tuple[int, ...] = (),
-    role: str = "model",
+    loaded: LoadedModel, runner: RunnerName, reading: Reading, say: Callable[[str], None]
 ) -> tuple[Runner, RunnerName]:
     """A runner for a model, and its name.
 
     Args:
         runner: the one to try first.
-        vocabulary_size: logits are cut to this width.
         say: gets a line when a model cannot have the runner.
-        hidden_layers: the layers whose states the drafter reads.
-        role: `model` for the target, or `draft`; errors name it.
 
     Raises:
         SettingError: for a model that cannot be read as the run would read it.
     """
+    model = loaded.model
     name = loaded.settings.name
-    chosen = resolve(runner, [loaded.input_device])
-    common: dict[str, Any] = {"vocabulary_size": vocabulary_size, "device": loaded.input_device}
-    common["hidden_layers"] = hidden_layers
-    reason: object = None
-    if recurrent_kind(loaded.model.config) is not None:
-        if chosen != "eager":
-            say(f"{name} has a recurrent state; it runs with runner=eager")
-        chosen = "eager"
-    if chosen == "compiled":
-        say(f"{name}: compiling")
-    kinds: dict[RunnerName, Sequence[RunnerName]] = {
-        "compiled": ("compiled", "static"),
-        "static": ("static",),
+    if runner == "auto":
+        runner = "compiled" if loaded.input_device.type == "cuda" else "static"
+    options: dict[str, Any] = {
+        "vocabulary_size": reading.vocabulary_size,
+        "device": loaded.input_device,
+        "hidden_layers": reading.hidden_layers,
     }
-    for kind in kinds.get(chosen, ()):
-        try:
-            static = _static_runner(loaded, kind, shapes, common)
-        except UnsupportedModelError as error:
-            reason = error
-            continue
-        if reason is not None:
-            say(f"{name} {reason}; it runs with runner={kind}")
-        return static, kind
-    if reason is not None:
-        say(f"{name} {reason}; it runs with runner=eager")
-    return _snapshot_runner(loaded, shapes, role, common), "eager"
-
-
-def _static_runner(
-    loaded: LoadedModel, kind: RunnerName, shapes: RunnerShapes, common: dict[str, Any]
-) -> StaticRunner:
-    """A runner over slots that was compared with the model, `compiled` or `static`.
-
-    Raises:
-        UnsupportedModelError: the model needs a plainer one.
-    """
-    runner: StaticRunner
-    if kind == "compiled":
-        runner = CompiledRunner(loaded.model, **common)
-    else:
-        runner = StaticRunner(loaded.model, num_slots=shapes.num_slots, **common)
+    if runner == "eager":
+        return _snapshot_runner(loaded, reading, options), "eager"
     try:
-        if isinstance(runner, CompiledRunner):
-            runner.prepare(shapes)
-        elif _checked.get(loaded.model, 0) < shapes.num_slots:
-            runner.check(shapes.num_slots)
-            _checked[loaded.model] = shapes.num_slots
-    except UnsupportedModelError:
-        runner.close()
-        raise
-    return runner
+        if recurrent_kind(model.config) is not None:
+            raise UnsupportedModelError("has a recurrent state")
+        static = StaticRunner(
+            model, reading.num_slots, shares_prefix=reading.shares_prefix, **options
+        )
+        if _checked.get(model, 0) < reading.num_slots:
+            static.check(reading.num_slots)
+            _checked[model] = reading.num_slots
+    except UnsupportedModelError as reason:
+        say(f"{name} {reason}; it runs with runner=eager")
+        return _snapshot_runner(loaded, reading, options), "eager"
+    if runner == "compiled":
+        say(f"{name}: compiling")
+        try:
+            static.compile(reading.batch_size, reading.num_slots, reading.widths)
+        except UnsupportedModelError as reason:
+            say(f"{name} {reason}; it runs with runner=static")
+            return static, "static"
+    return static, runner
 
 
 def _snapshot_runner(
-    loaded: LoadedModel, shapes: RunnerShapes, role: str, common: dict[str, Any]
-) -> Runner:
-    """The runner that every model can have, which is rolled back to a copy of its state.
+    loaded: LoadedModel, reading: Reading, options: dict[str, Any]
+) -> SnapshotRunner:
+    """The runner that every model can have.
 
     Raises:
         SettingError: the model's code reads several tokens at once, or padding, wrongly.
     """
-    num_rows = shapes.batch_size
-    num_slots = shapes.num_slots
-    # A target without a draft reads token by token, and is never rolled back.
-    takes_back = max(shapes.widths) > 1
-    keeps_first = role == "model"
+    role = reading.role
     name = loaded.settings.name
-    runner = SnapshotRunner(loaded.model, takes_back=takes_back, keeps_first=keeps_first, **common)
+    # A target without a draft reads token by token, and is never rolled back.
+    takes_back = max(reading.widths) > 1
+    runner = SnapshotRunner(
+        loaded.model, takes_back=takes_back, keeps_first=role == "model", **options
+    )
     try:
-        runner.check(1, num_slots)
+        runner.check(1, reading.num_slots)
     except UnsupportedModelError as reason:
         tokens = "several tokens at once" if takes_back else "token by token"
         advice = "choose another"
@@ -134,8 +120,8 @@ def _snapshot_runner(
         rule = f"cannot be used: reading {tokens}, it {reason}; {advice}"
         raise SettingError(role, rule, name) from reason
     try:
-        runner.check(num_rows, num_slots)
+        runner.check(reading.batch_size, reading.num_slots)
     except UnsupportedModelError as reason:
         rule = f"must be 1 for {role}={name}: reading several rows at once, it {reason}"
-        raise SettingError("batch_size", rule, num_rows) from reason
+        raise SettingError("batch_size", rule, reading.batch_size) from reason
     return runner

@@ -2,7 +2,7 @@
 cache: left padding, positions, masks, several devices, rows that keep different numbers of tokens.
 
 - `StaticRunner` never moves a slot: a token's slot is its position. It costs the same at any
-  context and batch. `CompiledRunner` compiles its passes.
+  context and batch, and `compile` compiles its passes.
 - `SnapshotRunner` can run every model: a roll-back returns to a copy of the state, and tokens that
   were kept since are read again with the next pass. It is for recurrent models, for those that make
   masks or positions of their own, and for offloaded ones (`runner=eager`).

@@ -8,10 +8,8 @@ the same without. `without_cudnn` chooses among torch's kernels.
 
 from __future__ import annotations
 
-import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
@@ -24,17 +22,15 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 # Names of attention in transformers: torch's own, and the function below.
 PLAIN = "sdpa"
-PACKED = "sdpa_packed"
+_PACKED = "sdpa_packed"
 
 
 class HeadPacking:
-    """Makes a model accept masks [1 or B, 1, heads per key * n, S], if its heads share keys.
+    """Within its `with` block a model whose heads share keys takes masks [1 or B, 1, heads per key
+    * n, S] for n queries.
 
-    With masks of n queries, and without one, the model computes what it did before. With 8 heads on
-    2 keys and 5 tokens, attention gets 20 queries for each of 2 heads instead of 5 queries for each
-    of 8.
-
-    The model has its own attention again when all who packed it have called `undo`, or are gone.
+    With 8 heads on 2 keys and 5 tokens, attention gets 20 queries for each of 2 heads instead of 5
+    queries for each of 8. Outside the block the model is as it was.
 
     Attributes:
         heads_per_key: 1 if they share none.
@@ -42,71 +38,31 @@ class HeadPacking:
 
     def __init__(self, model: PreTrainedModel) -> None:
         self.heads_per_key = 1
-        shares: set[Any] = {
-            getattr(module, "num_key_value_groups", None) for module in model.modules()
-        } - {None}
-        implementation = model.config.get_text_config()._attn_implementation
-        if len(shares) == 1 and implementation in (PLAIN, PACKED):
-            (self.heads_per_key,) = map(int, shares)
-        configs = _configs(model) if self.heads_per_key > 1 else []
-        ALL_ATTENTION_FUNCTIONS.register(PACKED, packed_attention)
-        ALL_MASK_ATTENTION_FUNCTIONS.register(PACKED, ALL_MASK_ATTENTION_FUNCTIONS[PLAIN])
-        for config in configs:
-            _pack(config)
-        # Also undoes it for an owner that is dropped instead of closed.
-        self.undo = weakref.finalize(self, _unpack, configs)
+        groups = {getattr(module, "num_key_value_groups", None) for module in model.modules()}
+        groups.discard(None)
+        is_plain = model.config.get_text_config()._attn_implementation == PLAIN
+        configs: dict[int, Any] = {}
+        if is_plain and len(groups) == 1:
+            self.heads_per_key = int(groups.pop())  # type: ignore[arg-type]
+        if self.heads_per_key > 1:
+            for module in model.modules():
+                config = getattr(module, "config", None)
+                if config is not None:
+                    configs[id(config)] = config
+        self._configs = list(configs.values())
+        ALL_ATTENTION_FUNCTIONS.register(_PACKED, packed_attention)
+        ALL_MASK_ATTENTION_FUNCTIONS.register(_PACKED, ALL_MASK_ATTENTION_FUNCTIONS[PLAIN])
 
+    def __enter__(self) -> None:
+        self._set_attention(_PACKED)
 
-@dataclass
-class _PackedConfig:
-    """A configuration that names `PACKED`, and what it named before."""
+    def __exit__(self, *_: object) -> None:
+        self._set_attention(PLAIN)
 
-    config: Any
-    before: Any
-    num_users: int = 0
-
-
-# By the identity of the configuration: two models may share layers and with them a configuration.
-_packed: dict[int, _PackedConfig] = {}
-
-
-def _configs(model: PreTrainedModel) -> list[Any]:
-    """Return the configurations of a model and its modules, with those inside them."""
-    waiting = [getattr(module, "config", None) for module in model.modules()]
-    configs: dict[int, Any] = {}
-    while waiting:
-        config = waiting.pop()
-        if config is None or id(config) in configs:
-            continue
-        configs[id(config)] = config
-        for name in getattr(config, "sub_configs", ()):
-            waiting.append(getattr(config, name, None))
-    return list(configs.values())
-
-
-def _pack(config: Any) -> None:
-    packed = _packed.get(id(config))
-    if packed is None:
-        before = config._attn_implementation
-        # A configuration that was copied from a packed one.
-        before = PLAIN if before == PACKED else before
-        packed = _packed[id(config)] = _PackedConfig(config, before)
-    packed.num_users += 1
-    _set_attention(config, PACKED)
-
-
-def _unpack(configs: Sequence[Any]) -> None:
-    for config in configs:
-        packed = _packed[id(config)]
-        packed.num_users -= 1
-        if not packed.num_users:
-            _set_attention(config, packed.before)
-            del _packed[id(config)]
-
-
-def _set_attention(config: Any, implementation: Any) -> None:
-    """Set it for this configuration, and not for those inside it, which may have other users."""
-    config._attn_implementation_internal = implementation
+    def _set_attention(self, name: str) -> None:
+        for config in self._configs:
+            # The property would also set it for configurations inside, which may have other users.
+            config._attn_implementation_internal = name
 
 
 def packed_attention(

@@ -17,10 +17,6 @@ from harness.local.decoding.transfer import to_device
 from harness.local.models.cache_names import cache_name
 
 
-class RollbackError(RuntimeError):
-    """The model cannot take tokens back: it hands no state on, or its state was not copied."""
-
-
 class Options(TypedDict, total=False):
     """Options of every runner over a transformers model.
 
@@ -60,16 +56,16 @@ def run_model(
     options: Options,
     tokens: Tensor,
     cache: Cache,
-    last_places: Tensor | None = None,
+    last_tokens: Tensor | None = None,
     **arguments: Any,
 ) -> tuple[Tensor, ...]:
     """Append tokens [B, n] to the cache -> logits [B, n, V]; if layers are captured, also their
     states [B, n, L, D].
 
     Args:
-        last_places: [B], one place of each row, after which alone there are to be logits [B, V].
+        last_tokens: [B], the index in each row after which alone there are to be logits [B, V].
     """
-    with _logits_after(model, last_places):
+    with _logits_after(model, last_tokens):
         output = model(
             input_ids=tokens,
             **{cache_name(model): cache},
@@ -78,28 +74,28 @@ def run_model(
             **capturing(options),
         )
     logits, *states = captured(options, output)
-    if last_places is not None:
-        logits = _at(logits, last_places) if logits.shape[1] > 1 else logits[:, 0]
+    if last_tokens is not None:
+        logits = _at(logits, last_tokens) if logits.shape[1] > 1 else logits[:, 0]
     return logits, *states
 
 
 @contextmanager
-def _logits_after(model: PreTrainedModel, places: Tensor | None) -> Iterator[None]:
-    """Give the output matrix of a model the states at places [B] alone within this block.
+def _logits_after(model: PreTrainedModel, indices: Tensor | None) -> Iterator[None]:
+    """Give the output matrix of a model the states at indices [B] alone within this block.
 
-    `logits_to_keep` has places for all rows in common: of B rows that end at different places, B
-    logits for each.
+    `logits_to_keep` has indices for all rows in common: of B rows with different ends, B logits for
+    each.
     """
     matrix: Any = model.get_output_embeddings()
-    if places is None or matrix is None:
+    if indices is None or matrix is None:
         yield
         return
 
     def select(module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         states, *others = inputs
-        if states.dim() != 3:  # rows and places in one: all logits are made, and cut afterwards
+        if states.dim() != 3:  # rows and tokens in one: all logits are made, and cut afterwards
             return inputs
-        return _at(states, places).unsqueeze(1), *others
+        return _at(states, indices).unsqueeze(1), *others
 
     handle = matrix.register_forward_pre_hook(select)
     try:
@@ -108,10 +104,10 @@ def _logits_after(model: PreTrainedModel, places: Tensor | None) -> Iterator[Non
         handle.remove()
 
 
-def _at(states: Tensor, places: Tensor) -> Tensor:
-    """Take the state of each row at places [B] from states [B, n, ...]."""
+def _at(states: Tensor, indices: Tensor) -> Tensor:
+    """Take the state of each row at indices [B] from states [B, n, ...]."""
     rows = torch.arange(len(states), device=states.device)
-    return states[rows, places.to(states.device)]
+    return states[rows, indices.to(states.device)]
 
 
 def capturing(options: Options) -> dict[str, Any]:

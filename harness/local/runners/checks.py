@@ -27,20 +27,81 @@ from harness.local.runners.slots import UnsupportedModelError
 # coarser types.
 _TOLERANCE = 1e-3
 _COARSE_TOLERANCE = 0.1
+# The same as a share of what earlier tokens change in the logits. Rounding that is large only
+# against a small influence is a share of the logits themselves.
+_INFLUENCE_TOLERANCE = 0.01
+_COARSE_INFLUENCE_TOLERANCE = 0.1
+_ROUNDING = 2e-6
+_COARSE_ROUNDING = 0.02
 
 # Names of lengths in configurations, and what else has such names: counts, and sizes of matrices.
 _LENGTH = re.compile(r"window|chunk|block|local_attention")
 _NO_LENGTH = re.compile(r"num_|layer|pattern|multiple|multiplier|feed_forward|_ff|topk|lm_head")
 
-# Two rows, each with its prompt, what follows it, and how many of that are kept before one more
-# token follows.
+# Two rows, each with its prompt and what extends it, twice: after the first time some is taken back.
 _PROMPTS = ([11, 12, 13, 14, 15], [16, 17])
-_FED = ([20, 21, 22], [23, 24, 25])
-_KEPT = (0, 3)
-_LAST = 20
-_NUM_FED = 4
+_EXTENSIONS = (([20, 21, 22], [23, 24, 25]), ([26], [27]))
+_KEPT = (1, 2)
 # How many tokens of the longer row follow the text before its prompt.
-_NUM_BEHIND = len(_PROMPTS[0]) + _NUM_FED
+_NUM_BEHIND = len(_PROMPTS[0]) + 3
+
+
+def check_runner(
+    runner: Runner,
+    model: PreTrainedModel,
+    options: Options,
+    num_rows: int = 2,
+    *,
+    num_slots: int | None = None,
+    takes_back: bool = True,
+    by_influence: bool = False,
+) -> None:
+    """Compare a runner's outputs over ragged rows and after a roll-back with the model's own. Starts
+    a new batch.
+
+    Args:
+        runner: one over `model` with `options`.
+        num_rows: 1 or more, of which two are enough.
+        num_slots: the most tokens of a row: windows that no row exceeds are not tested. None: rows
+            of any length.
+        takes_back: whether the runner can take tokens back.
+        by_influence: compare the influence of earlier tokens on the logits, which a state that
+            loses them changes, even where it is small against the logits.
+
+    Raises:
+        UnsupportedModelError: outputs that differ by more than rounding, or a model that refuses
+            its masks or its cache.
+    """
+    size = model.config.get_text_config(decoder=True).vocab_size
+    # A model on several devices takes tokens on one of them, which `options` name.
+    device = options.get("device") or model.device
+    # Once at the beginning of a text, and once behind as many tokens as the longest window has.
+    for num_before in sorted({0, longest_span(model.config, num_slots)}):
+        texts = [[*_filler(num_before), *_PROMPTS[0]], _PROMPTS[1]][:num_rows]
+        texts = [[token % size for token in text] for text in texts]
+        with refusing("cannot go on from its cache"):
+            runner.start(texts)
+            for extension in _EXTENSIONS:
+                rows = [[token % size for token in row] for row in extension[:num_rows]]
+                step = runner.extend(torch.tensor(rows, device=device))
+                for index, (text, row) in enumerate(zip(texts, rows, strict=True)):
+                    outputs = [step.logits[index]]
+                    if step.hidden is not None:
+                        outputs.append(step.hidden[index])
+                    expected = plain_outputs(model, options, [*text, *row], len(row))
+                    if by_influence:
+                        unrelated = plain_outputs(model, options, row, len(row))
+                        _require_influence(outputs[0], expected[0][0], unrelated[0][0], model)
+                    else:
+                        firsts = [output[0] for output in expected]
+                        require_close(outputs, firsts, model, "differ from the model's own")
+                counts = [count if takes_back else len(rows[0]) for count in _KEPT[:num_rows]]
+                if extension is _EXTENSIONS[0]:
+                    runner.keep(counts)
+                    texts = [
+                        [*text, *row[:count]]
+                        for text, row, count in zip(texts, rows, counts, strict=True)
+                    ]
 
 
 def longest_span(config: PreTrainedConfig, num_tokens: int | None = None) -> int:
@@ -65,61 +126,10 @@ def longest_span(config: PreTrainedConfig, num_tokens: int | None = None) -> int
     return longest
 
 
-def filler(count: int) -> list[int]:
+def _filler(count: int) -> list[int]:
     """Return this many tokens without a pattern, the same in every run."""
     chance = random.Random(count)
     return [chance.randrange(11, 27) for _ in range(count)]
-
-
-def compare_with_plain(
-    runner: Runner,
-    model: PreTrainedModel,
-    options: Options,
-    *,
-    num_rows: int = 2,
-    num_before: int = 0,
-) -> None:
-    """Compare a runner's outputs over ragged rows and a roll-back with the model's own. Starts a
-    new batch.
-
-    Args:
-        runner: one over `model` with `options`.
-        num_rows: 1 or 2.
-        num_before: tokens before the first row's prompt, so that it exceeds a window of that
-            length.
-
-    Raises:
-        UnsupportedModelError: outputs that differ by more than rounding, or a model that refuses
-            its masks.
-    """
-    prompts = [[*filler(num_before), *_PROMPTS[0]], _PROMPTS[1]][:num_rows]
-    # A model on several devices takes tokens on one of them, which `options` name.
-    device = options.get("device") or model.device
-    with refusing("fails with explicit masks"):
-        runner.start(prompts)
-        first = runner.extend(torch.tensor(_FED[:num_rows], device=device))
-        runner.keep(_KEPT[:num_rows])
-        second = runner.extend(torch.tensor([[_LAST]] * num_rows, device=device))
-    actual = [torch.cat([first.logits, second.logits], dim=1)]
-    if first.hidden is not None and second.hidden is not None:
-        actual.append(torch.cat([first.hidden, second.hidden], dim=1))
-    rows = [
-        _expected(model, options, prompt, fed, kept)
-        for prompt, fed, kept in zip(prompts, _FED, _KEPT, strict=False)
-    ]
-    expected = [torch.cat(outputs) for outputs in zip(*rows, strict=True)]
-    require_close(actual, expected, model, "differ from the model's own")
-
-
-def _expected(
-    model: PreTrainedModel, options: Options, prompt: list[int], fed: list[int], num_kept: int
-) -> list[Tensor]:
-    """Return outputs [1, 4, ...] after each of three tokens, and after one behind those kept."""
-    if num_kept == len(fed):
-        return plain_outputs(model, options, [*prompt, *fed, _LAST], _NUM_FED)
-    # None is kept, so the last token follows the prompt. It is also the first of those fed.
-    outputs = plain_outputs(model, options, [*prompt, *fed], len(fed))
-    return [torch.cat([output, output[:, :1]], dim=1) for output in outputs]
 
 
 @torch.inference_mode()
@@ -150,7 +160,7 @@ def refusing(reason: str) -> Iterator[None]:
         raise UnsupportedModelError(message) from error
 
 
-def is_precise(model: PreTrainedModel) -> bool:
+def _is_precise(model: PreTrainedModel) -> bool:
     """Return whether a model computes in float32, with weights that are not quantized."""
     return model.dtype == torch.float32 and getattr(model, "hf_quantizer", None) is None
 
@@ -162,7 +172,7 @@ def require_close(
     difference: str,
 ) -> None:
     """Raise UnsupportedModelError, with `difference`, if outputs differ by more than rounding."""
-    tolerance = _TOLERANCE if is_precise(model) else _COARSE_TOLERANCE
+    tolerance = _TOLERANCE if _is_precise(model) else _COARSE_TOLERANCE
     for output, reference in zip(actual, expected, strict=True):
         error = float((output.float() - reference.float()).norm())
         size = float(reference.float().norm())
@@ -172,3 +182,25 @@ def require_close(
             raise UnsupportedModelError("gives outputs that are not finite numbers")
         share = f"{error / size:.1%}" if size else "all"
         raise UnsupportedModelError(f"gives outputs that {difference} by {share}")
+
+
+def _require_influence(
+    actual: Tensor, expected: Tensor, unrelated: Tensor, model: PreTrainedModel
+) -> None:
+    """Raise UnsupportedModelError unless logits [n, V] differ from the plain ones by little of what
+    earlier tokens change: from those without earlier tokens.
+    """
+    if not expected.isfinite().all():
+        return  # decoding reports the first such token
+    precise = _is_precise(model)
+    influence = (expected - unrelated).norm()
+    error = (actual - expected).norm()
+    # Both are false for nan.
+    if error <= (_INFLUENCE_TOLERANCE if precise else _COARSE_INFLUENCE_TOLERANCE) * influence:
+        return
+    if error <= (_ROUNDING if precise else _COARSE_ROUNDING) * expected.norm():
+        return
+    if not error.isfinite():
+        raise UnsupportedModelError("gives outputs that are not finite numbers")
+    share = float(error / influence)
+    raise UnsupportedModelError(f"gets the influence of earlier tokens wrong by {share:.0%}")

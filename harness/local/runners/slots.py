@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import Tensor
 from transformers import Cache, GenerationMixin, PreTrainedModel
 from transformers.cache_utils import CacheLayerMixin
 
-from harness.local.runners.attention import PACKED, PLAIN, HeadPacking
+from harness.local.runners.attention import PLAIN, HeadPacking
 from harness.local.runners.base import Options, context_of, run_model, within
 
 # Layer types whose masks `SlotForward` makes, by their names in transformers' configurations.
@@ -27,8 +27,8 @@ _SLIDING = "sliding_attention"
 
 
 class UnsupportedModelError(RuntimeError):
-    """A model that needs the eager runner. The message says why and completes a sentence that
-    begins with its name.
+    """A model that needs a plainer runner, or can have none. The message says why and completes a
+    sentence that begins with its name.
     """
 
 
@@ -38,14 +38,10 @@ class Slots:
 
     Attributes:
         buffers: in turn the keys and the values of each layer, [B, heads, S, D] each. A head's
-            slots are next to each other, as attention reads them: from main memory that takes half
-            the time.
-        num_seen: the number of slots of each row, from the first, that attention reads; None for
-            all.
+            slots are contiguous, which halves the time to read them from main memory.
     """
 
     buffers: list[Tensor]
-    num_seen: int | None = None
 
     @classmethod
     def like(cls, states: Sequence[Tensor], num_rows: int, num_slots: int) -> Slots:
@@ -64,31 +60,25 @@ class Slots:
     def num_slots(self) -> int:
         return self.buffers[0].shape[2] if self.buffers else 0
 
-    @property
-    def width(self) -> int:
-        """How many slots of a row attention reads."""
-        return self.num_slots if self.num_seen is None else self.num_seen
+    def have_room(self, num_rows: int, num_slots: int) -> bool:
+        return num_rows <= self.num_rows and num_slots <= self.num_slots
 
     def first_rows(self, num_rows: int) -> Slots:
         """Return the first rows, in the same memory."""
-        if num_rows == self.num_rows:
-            return self
-        return replace(self, buffers=[buffer[:num_rows] for buffer in self.buffers])
+        return Slots([buffer[:num_rows] for buffer in self.buffers])
 
     def write(self, states: Sequence[Tensor], first_row: int = 0) -> None:
-        """Copy states [n, heads, m, D] into the first m slots of n rows, or states [1, heads, m, D]
-        into all rows'.
-        """
-        for buffer, new in zip(self.buffers, states, strict=True):
-            buffer[first_row:, :, : new.shape[2]] = new
+        """Copy states [n, heads, m, D] into the first m slots of n rows."""
+        for buffer, state in zip(self.buffers, states, strict=True):
+            buffer[first_row : first_row + len(state), :, : state.shape[2]] = state
 
     def clear(self) -> None:
         """Zero all slots, in place."""
         for buffer in self.buffers:
             buffer.zero_()
 
-    def select(self, rows: Tensor, num_used: int, first_row: int = 0) -> None:
-        """Copy these rows [n] to the rows from `first_row` on, in this order, the first `num_used` slots of each."""
+    def select(self, rows: Tensor, num_used: int, first_row: int) -> None:
+        """Copy the first `num_used` slots of these rows [n] to the rows from `first_row` on."""
         for buffer in self.buffers:
             used = buffer[:, :, :num_used]
             used[first_row : first_row + len(rows)] = used[rows.to(buffer.device)]
@@ -96,7 +86,7 @@ class Slots:
 
 # Where the n new tokens of each row go. A number: into the n slots from there on, in every row.
 # Otherwise indices of rows, heads and slots, for each device and number of heads among the layers.
-_Places = int | dict[tuple[torch.device, int], tuple[Tensor, Tensor, Tensor]]
+_Targets = int | dict[tuple[torch.device, int], tuple[Tensor, Tensor, Tensor]]
 
 
 class _SlotLayer(CacheLayerMixin):
@@ -105,12 +95,12 @@ class _SlotLayer(CacheLayerMixin):
     is_compileable = False  # if it were, transformers would make a mask where none is needed
     is_sliding = False
 
-    def __init__(self, keys: Tensor, values: Tensor, places: _Places, width: int) -> None:
+    def __init__(self, keys: Tensor, values: Tensor, targets: _Targets, width: int) -> None:
         super().__init__()
         self.keys = keys
         self.values = values
         self._buffers = (keys, values)
-        self._places = places
+        self._targets = targets
         self._width = width
         self.is_initialized = True
 
@@ -127,16 +117,16 @@ class _SlotLayer(CacheLayerMixin):
         return self._write(keys, key_states), self._write(values, value_states)
 
     def _write(self, buffer: Tensor, states: Tensor) -> Tensor:
-        if isinstance(self._places, int):
-            buffer.narrow(2, self._places, states.shape[2]).copy_(states)
+        if isinstance(self._targets, int):
+            buffer.narrow(2, self._targets, states.shape[2]).copy_(states)
         else:
             # Not through a view: compiled by torch 2.11 that copies the whole buffer, and all of it
             # back.
-            buffer.index_put_(self._places[buffer.device, buffer.shape[1]], states)
+            buffer.index_put_(self._targets[buffer.device, buffer.shape[1]], states)
         return buffer.narrow(2, 0, self._width)
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
-        return self.get_max_length(), 0
+        return self._width, 0
 
     def get_max_length(self) -> int:
         return self._width
@@ -147,86 +137,74 @@ class _SlotLayer(CacheLayerMixin):
         """Return the tokens before these, for models that make a mask. Where rows differ they are
         given one.
         """
-        return self._places if isinstance(self._places, int) else 0
+        return self._targets if isinstance(self._targets, int) else 0
 
 
 class SlotForward:
-    """Runs a model over slots, as a function of tensors alone, so that it can be compiled.
+    """Runs a model over slots, as a function of tensors alone, so that it can be compiled. Every
+    call stands in a `with` block of `packing`.
 
     Raises UnsupportedModelError if positions or masks cannot be given to the model explicitly.
     """
 
     def __init__(self, model: PreTrainedModel, options: Options) -> None:
+        self.packing = HeadPacking(model)
         self._model = model
         self._options = options
         self._windows = attention_windows(model)
         self._context = context_of(model)
-        # This may change the model's attention to PACKED, until `close`.
-        self._packing = HeadPacking(model)
-        self.heads_per_key = self._packing.heads_per_key
         attention = model.config.get_text_config()._attn_implementation
-        self._needs_masks = attention not in (PLAIN, PACKED) or any(self._windows.values())
-
-    def close(self) -> None:
-        """Give the model its own attention back."""
-        self._packing.undo()
+        self._needs_masks = attention != PLAIN or any(self._windows.values())
 
     def __call__(
-        self,
-        slots: Slots,
-        tokens: Tensor,
-        starts: Tensor | int,
-        **arguments: Any,
+        self, slots: Slots, width: int, tokens: Tensor, starts: Tensor | int
     ) -> tuple[Tensor, ...]:
         """Write tokens [B, n] into the slots from starts [B] on; returns what `run_model` does.
 
         Args:
+            width: how many slots of each row attention reads.
             starts: a number where it is the same for all rows, which is faster. A single token
-                then has no mask, so that `slots.num_seen` must be `starts + 1`.
-            arguments: more of them for `run_model`.
+                then has no mask, so that `width` must be `starts + 1`.
         """
         num_tokens = tokens.shape[1]
         device = tokens.device
         # Kernels are faster without a mask. A single token needs none where all rows are equally
         # long: it sees all slots that attention reads.
         needs_masks = self._needs_masks or num_tokens > 1
-        places: _Places
+        targets: _Targets
         if isinstance(starts, int):
             written = torch.arange(starts, starts + num_tokens, device=device).unsqueeze(0)
-            places = starts
+            targets = starts
         else:
             written = starts.unsqueeze(1) + torch.arange(num_tokens, device=device)
-            places = _indices(written, slots)
+            targets = _indices(written, slots)
             needs_masks = True
         pairs = zip(slots.buffers[::2], slots.buffers[1::2], strict=True)
-        layers: list[Any] = [
-            _SlotLayer(keys, values, places, slots.width) for keys, values in pairs
-        ]
+        layers: list[Any] = [_SlotLayer(keys, values, targets, width) for keys, values in pairs]
         return run_model(
             self._model,
             self._options,
             tokens,
             Cache(layers=layers),
-            attention_mask=self._masks(written, slots) if needs_masks else None,
+            attention_mask=self._masks(written, width, layers[0].keys) if needs_masks else None,
             position_ids=within(written, self._context),
-            **arguments,
         )
 
-    def _masks(self, written: Tensor, slots: Slots) -> Tensor | dict[str, Tensor]:
+    def _masks(self, written: Tensor, width: int, keys: Tensor) -> Tensor | dict[str, Tensor]:
         """Make masks [1 or B, 1, n, S] that are added to scores, for tokens in slots written [1 or
         B, n]: one for each type of layer, or a single one where all layers share it.
 
         Where heads are packed (`attention`), each token is as many queries as heads share a key.
         """
-        dtype = slots.buffers[0].dtype
+        hidden = torch.finfo(keys.dtype).min
         # A token's slot is its position, so slots are compared as positions.
-        queries = written.repeat(1, self.heads_per_key).unsqueeze(2)
-        keys = torch.arange(slots.width, device=written.device)
-        seen = keys <= queries
+        queries = written.repeat(1, self.packing.heads_per_key).unsqueeze(2)
+        positions = torch.arange(width, device=written.device)
+        seen = positions <= queries
         masks: dict[str, Tensor] = {}
         for name, window in self._windows.items():
-            visible = seen if window is None else seen & (keys > queries - window)
-            masks[name] = torch.where(visible.unsqueeze(1), 0.0, torch.finfo(dtype).min).to(dtype)
+            visible = seen if window is None else seen & (positions > queries - window)
+            masks[name] = torch.where(visible.unsqueeze(1), 0.0, hidden).to(keys.dtype)
         return masks.pop("") if "" in masks else masks
 
 
@@ -238,12 +216,12 @@ def _indices(
 
     The layers of one model may be on several devices, and differ in their heads.
     """
-    places = {}
+    indices = {}
     for device, num_heads in {(buffer.device, buffer.shape[1]) for buffer in slots.buffers}:
         rows = torch.arange(len(written), device=device).view(-1, 1, 1)
         heads = torch.arange(num_heads, device=device).view(-1, 1)
-        places[device, num_heads] = (rows, heads, written.to(device).unsqueeze(1))
-    return places
+        indices[device, num_heads] = (rows, heads, written.to(device).unsqueeze(1))
+    return indices
 
 
 def attention_windows(model: PreTrainedModel) -> dict[str, int | None]:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Unpack
+from typing import Any, Unpack
 
 import torch
 from torch import Tensor
@@ -26,7 +26,6 @@ from harness.local.models.cache_names import CACHES
 from harness.local.runners.attention import without_cudnn
 from harness.local.runners.base import (
     Options,
-    RollbackError,
     captured,
     capturing,
     context_of,
@@ -35,7 +34,7 @@ from harness.local.runners.base import (
     require_tokens,
     within,
 )
-from harness.local.runners.checks import filler, is_precise, longest_span, plain_outputs, refusing
+from harness.local.runners.checks import check_runner
 from harness.local.runners.recurrent_state import RecurrentState
 from harness.local.runners.slots import UnsupportedModelError
 
@@ -44,20 +43,6 @@ _STATES = (*CACHES, "state")
 
 # Kept tokens that are read again in every pass. When all rows have more, these get a separate pass.
 _MOST_UNREAD = 16
-
-
-class _Tolerance(NamedTuple):
-    """An error that is accepted, if it is within either of these shares.
-
-    The second one is for rounding that is large only against a small influence.
-    """
-
-    of_influence: float  # of what earlier tokens change in the logits
-    of_logits: float  # of the logits themselves: rounding
-
-
-_IN_FLOAT32 = _Tolerance(of_influence=0.01, of_logits=2e-6)
-_IN_COARSER_TYPES = _Tolerance(of_influence=0.1, of_logits=0.02)
 
 
 class SnapshotRunner(Runner):
@@ -122,7 +107,7 @@ class SnapshotRunner(Runner):
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
-        """Begin a new batch. Raises RollbackError for a model that hands no state on."""
+        """Begin a new batch. Raises UnsupportedModelError for a model that hands no state on."""
         require_tokens(prompts)
         self._padding, tokens = left_padded(prompts, self._device)
         self._unread = [[] for _ in prompts]
@@ -130,8 +115,7 @@ class SnapshotRunner(Runner):
         self._extended = tokens[:, :0]
         state, (logits, *hidden) = self._forward(RecurrentState({}), tokens, only_last=True)
         if not state.values:
-            name = type(self._model).__name__
-            raise RollbackError(f"{name} hands no state on from token to token")
+            raise UnsupportedModelError("hands no state on from token to token")
         self._state = state
         return Step(logits[:, -1], *hidden)
 
@@ -186,7 +170,7 @@ class SnapshotRunner(Runner):
         return Step(*(output[rows, places] for output in outputs))
 
     def keep(self, counts: Sequence[int]) -> None:
-        """Keep the first counts[b] extended tokens of row b. Raises RollbackError for a token to be
+        """Keep the first counts[b] extended tokens of row b. Raises a ValueError for a token to be
         taken back if the state was not copied.
         """
         num_extended = self._extended.shape[1]
@@ -196,7 +180,7 @@ class SnapshotRunner(Runner):
             self._state = self._ahead
             self._unread = [[] for _ in counts]
         elif self._state is None:
-            raise RollbackError(f"{type(self._model).__name__} cannot take tokens back")
+            raise ValueError(f"{type(self._model).__name__} cannot take tokens back")
         else:
             rows = zip(self._unread, self._extended.tolist(), counts, strict=True)
             self._unread = [[*unread, *extended[:count]] for unread, extended, count in rows]
@@ -216,7 +200,6 @@ class SnapshotRunner(Runner):
         self._unread = [self._unread[row] for row in rows]
         self._extended = self._extended[index]
 
-    @torch.inference_mode()
     def check(self, num_rows: int, num_slots: int | None = None) -> None:
         """Compare outputs, also after a roll-back, with those without a state. Starts a new batch.
 
@@ -226,50 +209,15 @@ class SnapshotRunner(Runner):
         Raises UnsupportedModelError if the influence of earlier tokens differs by more than
         rounding.
         """
-        span = longest_span(self._model.config, num_slots)
-        size = self._model.config.get_text_config(decoder=True).vocab_size
-        # Once at the beginning of a text, and once after as many tokens as the longest window has.
-        for num_before in sorted({0, span}):
-            texts = [[*filler(num_before), 11, 12, 13, 14, 15], [16, 17]][:num_rows]
-            prompts = [[token % size for token in text] for text in texts]
-            with refusing("cannot go on from its state"):
-                self._check_after(prompts, size)
-
-    def _check_after(self, texts: list[list[int]], vocabulary_size: int) -> None:
-        """Compare the logits of tokens after these texts, twice: the second time after the tokens
-        that were kept of the first.
-        """
-        num_rows = len(texts)
-        extensions = torch.arange(20, 26, device=self._device).view(2, 3) % vocabulary_size
-        counts = ([1, 2] if self._takes_back else [3, 3])[:num_rows]
-        self.start(texts)
-        for tokens in (extensions[:num_rows], extensions.flip(0)[:num_rows]):
-            step = self.extend(tokens)
-            new_tokens = tokens.tolist()
-            for logits, text, new in zip(step.logits, texts, new_tokens, strict=True):
-                self._require_influence(logits, text, new)
-            self.keep(counts)
-            rows = zip(texts, new_tokens, counts, strict=True)
-            texts = [[*text, *new[:count]] for text, new, count in rows]
-
-    def _require_influence(self, actual: Tensor, before: list[int], new: list[int]) -> None:
-        """Raise UnsupportedModelError unless these are the logits [n, V] of n new tokens behind
-        those before.
-        """
-        tolerance = _IN_FLOAT32 if is_precise(self._model) else _IN_COARSER_TYPES
-        expected, *_ = plain_outputs(self._model, self._options, [*before, *new], len(new))
-        if not expected.isfinite().all():
-            return  # decoding reports the first such token
-        without_before, *_ = plain_outputs(self._model, self._options, new, len(new))
-        influence = (expected - without_before).norm()
-        error = (actual - expected[0]).norm()
-        is_influence_right = error <= tolerance.of_influence * influence  # false for nan
-        if is_influence_right or error <= tolerance.of_logits * expected.norm():
-            return
-        if not error.isfinite():
-            raise UnsupportedModelError("gives outputs that are not finite numbers")
-        share = float(error / influence)
-        raise UnsupportedModelError(f"gets the influence of earlier tokens wrong by {share:.0%}")
+        check_runner(
+            self,
+            self._model,
+            self._options,
+            num_rows,
+            num_slots=num_slots,
+            takes_back=self._takes_back,
+            by_influence=True,
+        )
 
     def _forward(
         self, state: RecurrentState, tokens: Tensor, *, only_last: bool = False

@@ -1,136 +1,131 @@
-"""A runner whose KV cache has a fixed size: every row keeps its own slots, and a roll-back only
+"""The runner over a KV cache of fixed size: every row keeps its own slots, and a roll-back only
 changes lengths.
 
 Nothing is moved or copied as a text grows, and attention reads no more slots than the longest row
-has. This runner runs the model eagerly, on any shape; `runners.compiled` compiles some of its passes.
+has. After `compile` the passes of some widths are compiled; what fits none runs eagerly over the
+same slots.
 """
 
 from __future__ import annotations
 
+import functools
+import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any, Unpack
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from transformers.cache_utils import DynamicLayer
 
 from harness.config.amounts import round_up
 from harness.local.decoding.protocols import Runner, Step
-from harness.local.decoding.randomness import draw
 from harness.local.decoding.transfer import padded, to_device
-from harness.local.decoding.warp import AnyWarp
 from harness.local.runners.attention import without_cudnn
-from harness.local.runners.base import (
-    Options,
-    logits_to_keep,
-    require_tokens,
-    right_aligned,
-    run_model,
-)
-from harness.local.runners.checks import compare_with_plain, longest_span
+from harness.local.runners.base import Options, require_tokens, right_aligned, run_model
+from harness.local.runners.checks import check_runner
+from harness.local.runners.compiled import CompiledCall, filled_up
 from harness.local.runners.slots import SlotForward, Slots, UnsupportedModelError
 
 # The width of a mask is a multiple of this number: 16 bytes in half precision.
 _MASK_ALIGNMENT = 8
 
-# The slots before the first batch, and while there is none.
-_NONE = Slots([])
+_NO_SLOTS = Slots([])
 
 
 class StaticRunner(Runner):
     """A `Runner` over any transformers model, in evaluation mode, that takes explicit positions and
     masks and has no state but its KV cache, wholly on a CPU or on GPUs.
 
-    Raises UnsupportedModelError if the model needs the eager runner.
+    Raises UnsupportedModelError if the model needs the snapshot runner.
+
+    Attributes:
+        setup_seconds: how long compiling took.
     """
 
     def __init__(
-        self, model: PreTrainedModel, num_slots: int = 0, **options: Unpack[Options]
+        self,
+        model: PreTrainedModel,
+        num_slots: int = 0,
+        *,
+        shares_prefix: bool = False,
+        **options: Unpack[Options],
     ) -> None:
         """Wrap a model.
 
         Args:
             num_slots: the tokens for which each row gets slots at once, prompt included. A longer
                 row gets more when it needs them.
+            shares_prefix: read the common beginning of prompts once, as few-shot questions have
+                one.
         """
-        device_map = getattr(model, "hf_device_map", {})
-        places = {str(place) for place in device_map.values()}
-        is_offloaded = not places.isdisjoint({"cpu", "disk"})
-        if is_offloaded and places != {"cpu"}:
-            raise UnsupportedModelError(f"is on {', '.join(sorted(places))}")
+        devices = {str(device) for device in getattr(model, "hf_device_map", {}).values()}
+        if devices != {"cpu"} and devices & {"cpu", "disk"}:
+            raise UnsupportedModelError(f"is on {', '.join(sorted(devices))}")
         self._model = model
         self._options = options
         self._device = options.get("device") or model.device
         self._forward = SlotForward(model, options)
         self._reserved = num_slots
-        self._slots = _NONE
+        self._shares_prefix = shares_prefix
+        self._slots = _NO_SLOTS
         self._lengths: Sequence[int] = []  # kept tokens of each row
         self._num_extended = 0  # since the last keep
+        # By the number of tokens of each row, ascending. They read and write `_compiled_slots`.
+        self._passes: dict[int, CompiledCall] = {}
+        self._compiled_slots = _NO_SLOTS
+        self.setup_seconds = 0.0
 
     @torch.inference_mode()
     def start(self, prompts: Sequence[Sequence[int]]) -> Step:
         """Begin a new batch. Raises UnsupportedModelError for a model that fills no KV cache."""
         require_tokens(prompts)
-        longest = max(map(len, prompts))
-        if len(prompts) > self._slots.num_rows or longest >= self._slots.num_slots:
-            self._slots = _NONE  # before the prompts take memory
-        self._lengths = list(map(len, prompts))
+        num_needed = max(map(len, prompts)) + 1
+        if self._compiled_slots.have_room(len(prompts), num_needed):
+            self._slots = self._compiled_slots
+        elif not self._slots.have_room(len(prompts), num_needed):
+            self._slots = _NO_SLOTS  # before the prompts take memory
+        self._lengths = []
         self._num_extended = 0
-        # Many samples of one prompt: it is read once.
-        are_equal = all(prompt == prompts[0] for prompt in prompts)
-        states, outputs = self._read_prompts(prompts[:1] if are_equal else prompts)
-        num_rows = len(prompts)
-        if self._slots is _NONE:
-            num_slots = round_up(max(longest, self._reserved - 1) + 1)
-            self._slots = Slots.like(states, num_rows, num_slots)
-        self._slots.first_rows(num_rows).write(states)
-        return Step(*(output.expand(num_rows, *output.shape[1:]) for output in outputs))
+        return self.add(prompts)
 
     @torch.inference_mode()
     def add(self, prompts: Sequence[Sequence[int]]) -> Step:
         self._require_kept()
         require_tokens(prompts)
-        # As in `start`: a prompt that several rows begin with at once is read once.
+        # Many samples of one prompt: it is read once.
         distinct = list(dict.fromkeys(map(tuple, prompts)))
         states, outputs = self._read_prompts(distinct)
-        rows = [distinct.index(tuple(prompt)) for prompt in prompts]
+        if len(distinct) < len(prompts):
+            rows = to_device([distinct.index(tuple(prompt)) for prompt in prompts], self._device)
+            states = [state[rows.to(state.device)] for state in states]
+            outputs = [output[rows] for output in outputs]
         num_before = len(self._lengths)
         self._lengths = [*self._lengths, *map(len, prompts)]
-        num_rows = len(self._lengths)
-        longest = max(self._lengths)
-        old = self._slots
-        if num_rows > old.num_rows or longest >= old.num_slots:
-            num_slots = max(old.num_slots, round_up(longest + 1))
-            self._slots = Slots.like(states, num_rows, num_slots)
-            self._slots.first_rows(num_before).write(old.first_rows(num_before).buffers)
-        index = to_device(rows, self._device)
-        states = [state[index.to(state.device)] for state in states]
-        self._slots.first_rows(num_rows).write(states, num_before)
-        return Step(*(output[index] for output in outputs))
+        self._make_room(states, max(*self._lengths, self._reserved - 1) + 1)
+        self._slots.write(states, num_before)
+        return Step(*outputs)
 
     @torch.inference_mode()
     def extend(self, tokens: Tensor) -> Step:
-        return Step(*self._extend(tokens))
-
-    @torch.inference_mode()
-    def read(self, tokens: Tensor, lengths: Sequence[int]) -> Step:
-        last_places = to_device(lengths, self._device) - 1
-        step = Step(*self._extend(tokens, last_places=last_places))
-        self.keep(lengths)
-        return step
-
-    @torch.inference_mode()
-    def draw(self, tokens: Tensor, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
-        # Each token is drawn after the last one: logits after the others are not needed.
-        only_last = logits_to_keep(self._model)
-
-        def extend(new_tokens: Tensor) -> Tensor:
-            outputs = self._extend(new_tokens, **only_last)
-            return outputs[0]
-
-        return draw(extend, tokens, uniforms, warp)
+        num_rows, num_tokens = tokens.shape
+        longest = max(self._lengths) + self._num_extended
+        slots = self._slots
+        if not slots.have_room(num_rows, longest + num_tokens):
+            self._make_room(slots.buffers, 2 * (longest + num_tokens))
+            slots = self._slots
+        width = next((width for width in self._passes if width >= num_tokens), 0)
+        is_compiled = width > 0 and slots is self._compiled_slots
+        with self._forward.packing:
+            if is_compiled and slots.have_room(num_rows, longest + width):
+                # Rows that have ended write from slot 0, unread.
+                starts = filled_up(self._starts(), slots.num_rows)
+                outputs = self._passes[width](filled_up(tokens, slots.num_rows, width), starts)
+                outputs = [output[:num_rows, :num_tokens] for output in outputs]
+            else:
+                outputs = self._extend_eagerly(tokens)
+        self._num_extended += num_tokens
+        return Step(*outputs)
 
     def keep(self, counts: Sequence[int]) -> None:
         if not all(0 <= count <= self._num_extended for count in counts):
@@ -144,20 +139,14 @@ class StaticRunner(Runner):
     def select(self, rows: Sequence[int]) -> None:
         self._require_kept()
         self._lengths = [self._lengths[row] for row in rows]
-        if len(rows) > self._slots.num_rows:
-            old = self._slots
-            self._slots = Slots.like(old.buffers, len(rows), old.num_slots)
-            self._slots.first_rows(old.num_rows).write(old.buffers)
-        moved = [place for place, row in enumerate(rows) if place != row]
+        self._make_room(self._slots.buffers, 0)
+        moved = [index for index, row in enumerate(rows) if index != row]
         if moved:
-            first = moved[0]
-            index = to_device(rows[first:], self._device)
-            self._slots.select(index, max(self._lengths), first)
+            sources = to_device(rows[moved[0] :], self._device)
+            self._slots.select(sources, max(self._lengths), moved[0])
 
-    @torch.inference_mode()
     def check(self, num_slots: int | None = None) -> None:
-        """Compare the outputs with the model's own, also behind its longest window, chunk or block
-        of attention. Starts a new batch.
+        """Compare the outputs with the model's own (`checks.check_runner`). Starts a new batch.
 
         Args:
             num_slots: the most tokens of a row; windows that no row exceeds are not tested. None:
@@ -166,89 +155,157 @@ class StaticRunner(Runner):
         Raises UnsupportedModelError if they differ by more than rounding, or if the model refuses
         its masks.
         """
-        # A mask may end some slots behind the longest row.
-        num_seen = None if num_slots is None else num_slots + _MASK_ALIGNMENT
-        span = longest_span(self._model.config, num_seen)
         reserved = self._reserved
         self._reserved = 0
-        for num_before in sorted({0, span}):
-            compare_with_plain(self, self._model, self._options, num_before=num_before)
+        # A mask may end some slots behind the longest row.
+        num_seen = None if num_slots is None else num_slots + _MASK_ALIGNMENT
+        check_runner(self, self._model, self._options, num_slots=num_seen)
         self._reserved = reserved
-        self._slots = Slots.like(self._slots.buffers, 0, 0)
+        self._slots = _NO_SLOTS  # the batch may have fewer rows
+
+    @torch.inference_mode()
+    def compile(self, batch_size: int, num_slots: int, widths: Sequence[int]) -> None:
+        """Compile passes, and compare their outputs with the model's own.
+
+        Fewer rows are filled up, and fewer tokens to the next width.
+
+        Args:
+            batch_size: the most rows of a batch.
+            num_slots: the most tokens of a row, draft tokens beyond its end included.
+            widths: the numbers of tokens of an extension.
+
+        Raises UnsupportedModelError if the model cannot be compiled, or then gives other outputs.
+        The runner is then as it was.
+        """
+        if getattr(self._model, "is_loaded_in_8bit", False):
+            raise UnsupportedModelError(
+                "is held in 8 bit: which of its columns are outliers is decided on the host"
+            )
+        if len(set(getattr(self._model, "hf_device_map", {}).values())) > 1:
+            raise UnsupportedModelError("is on several devices")
+        started = time.perf_counter()
+        states, _ = self._read_prompts([[0]])
+        slots = Slots.like(states, batch_size, round_up(num_slots))
+        if self._device.type == "cuda":
+            # Graphs may then write to them.
+            for buffer in slots.buffers:
+                torch._dynamo.mark_static_address(buffer)
+        call = functools.partial(self._forward, slots, slots.num_slots)
+        starts = torch.zeros(batch_size, dtype=torch.long, device=self._device)
+        passes = {}
+        with self._forward.packing:
+            for width in sorted(set(widths)):
+                tokens = starts.unsqueeze(1).expand(-1, width)
+                passes[width] = CompiledCall(call, [tokens, starts], self._model)
+        self._passes = passes
+        self._compiled_slots = slots
+        self.setup_seconds = time.perf_counter() - started
+        try:
+            # Short rows are enough: compiled passes see all slots, so that a model that counts from
+            # their end differs at any length.
+            check_runner(self, self._model, self._options, min(2, batch_size), num_slots=0)
+        except UnsupportedModelError:
+            self.close()
+            raise
 
     @torch.inference_mode()
     def clear(self) -> None:
         self._lengths = []
         self._num_extended = 0
         self._slots.clear()
+        self._compiled_slots.clear()
 
     def close(self) -> None:
-        self.clear()
-        self._slots = _NONE
-        self._forward.close()
+        self._passes = {}
+        self._compiled_slots = _NO_SLOTS
+        self._slots = _NO_SLOTS
+        self._lengths = []
+        self._num_extended = 0
+
+    def _extend_eagerly(self, tokens: Tensor) -> Sequence[Tensor]:
+        num_rows, num_tokens = tokens.shape
+        longest = max(self._lengths) + self._num_extended
+        are_equal = min(self._lengths) == max(self._lengths)
+        num_seen = longest + num_tokens
+        if num_tokens > 1 or not are_equal:
+            # A GPU's kernel copies a mask of any other width, in every layer. The mask hides the
+            # slots that this adds.
+            num_seen = round_up(num_seen, _MASK_ALIGNMENT)
+        starts = longest if are_equal else self._starts()
+        with without_cudnn():
+            return self._forward(self._slots.first_rows(num_rows), num_seen, tokens, starts)
 
     def _require_kept(self) -> None:
         if self._num_extended:
             raise ValueError("keep what was extended before rows join or leave")
 
+    def _starts(self) -> Tensor:
+        """Return the next slot of each row [B], on the device."""
+        return to_device([length + self._num_extended for length in self._lengths], self._device)
+
+    def _make_room(self, states: Sequence[Tensor], num_slots: int) -> None:
+        """Replace the slots by a copy in larger ones, unless all rows have this many.
+
+        Args:
+            states: keys and values of the same kinds.
+        """
+        old = self._slots
+        num_rows = len(self._lengths)
+        if old.have_room(num_rows, num_slots):
+            return
+        self._slots = Slots.like(
+            states, max(num_rows, old.num_rows), max(round_up(num_slots), old.num_slots)
+        )
+        if old.buffers:
+            self._slots.write(old.buffers)
+
     def _read_prompts(
         self, prompts: Sequence[Sequence[int]]
-    ) -> tuple[list[Tensor], tuple[Tensor, ...]]:
+    ) -> tuple[list[Tensor], Sequence[Tensor]]:
         """Run the model over prompts -> in turn the keys and the values of each layer, [B, heads,
         n, D] each, and the tensors of a Step.
         """
-        lengths = list(map(len, prompts))
-        # Padding follows a prompt, which therefore never sees it: positions and masks are the
-        # model's own.
-        tokens = to_device(padded(prompts, max(lengths)), self._device)
-        last_places = to_device(lengths, self._device) - 1
         # Without the model's configuration no layer drops slots behind a sliding window: a
         # roll-back may need them.
         cache: Any = DynamicCache()
+        num_shared = _num_shared(prompts) if self._shares_prefix else 0
+        lengths = [len(prompt) - num_shared for prompt in prompts]
+        # Padding follows a prompt, which therefore never sees it: positions and masks are the
+        # model's own.
+        ends = [prompt[num_shared:] for prompt in prompts]
+        tokens = to_device(padded(ends, max(lengths)), self._device)
+        last_tokens = to_device(lengths, self._device) - 1
+        hidden: list[Tensor] = []
         with without_cudnn():
-            logits, *hidden = run_model(self._model, self._options, tokens, cache, last_places)
-        states: list[Tensor] = []
+            if num_shared:
+                shared = to_device([prompts[0][:num_shared]], self._device)
+                last = to_device([num_shared - 1], self._device)
+                _, *hidden = run_model(self._model, self._options, shared, cache, last)
+                cache.batch_repeat_interleave(len(prompts))
+            logits, *states = run_model(self._model, self._options, tokens, cache, last_tokens)
+        hidden = [state.expand(len(prompts), -1, -1, -1) for state in hidden]
+        if states:
+            whole = torch.cat([*hidden, *states], dim=1)
+            hidden = [right_aligned(whole, list(map(len, prompts)))]
+        keys_and_values: list[Tensor] = []
         for layer in cache.layers:
-            if type(layer) is not DynamicLayer or layer.get_seq_length() != max(lengths):
-                states = []
+            is_plain = type(layer) is DynamicLayer
+            if not is_plain or layer.get_seq_length() != num_shared + max(lengths):
+                keys_and_values = []
                 break
-            assert layer.keys is not None
-            assert layer.values is not None
-            states += [layer.keys, layer.values]
-        if not states:
+            keys_and_values += [layer.keys, layer.values]
+        if not keys_and_values:
             raise UnsupportedModelError("does not keep its state in a KV cache")
-        return states, (logits, *(right_aligned(output, lengths) for output in hidden))
+        return keys_and_values, [logits, *hidden]
 
-    def _extend(self, tokens: Tensor, **arguments: Any) -> tuple[Tensor, ...]:
-        """Append tokens [B, n] of texts -> what `run_model` returns with these arguments."""
-        num_rows, num_tokens = tokens.shape
-        if not self._fits(num_tokens):
-            old = self._slots.first_rows(len(self._lengths))
-            num_needed = max(self._lengths) + self._num_extended + num_tokens
-            self._slots = Slots.like(old.buffers, old.num_rows, round_up(2 * num_needed))
-            self._slots.write(old.buffers)
-        longest = max(self._lengths) + self._num_extended
-        are_equal = min(self._lengths) == max(self._lengths)
-        starts = longest if are_equal else self._starts(num_rows)
-        num_seen = longest + num_tokens
-        has_mask = num_tokens > 1 or not are_equal
-        if has_mask:
-            # A GPU's kernel copies a mask of any other width, in every layer. The mask hides the
-            # slots that this adds.
-            num_seen = round_up(num_seen, _MASK_ALIGNMENT)
-        slots = replace(self._slots.first_rows(num_rows), num_seen=num_seen)
-        with without_cudnn():
-            outputs = self._forward(slots, tokens, starts, **arguments)
-        self._num_extended += num_tokens
-        return outputs
 
-    def _fits(self, num_tokens: int) -> bool:
-        return max(self._lengths) + self._num_extended + num_tokens <= self._slots.num_slots
-
-    def _starts(self, num_rows: int) -> Tensor:
-        """Return the next slot of each row [B], on the device; rows that have ended write from slot
-        0, unread.
-        """
-        starts = to_device([length + self._num_extended for length in self._lengths], self._device)
-        num_ended = num_rows - len(starts)
-        return nn.functional.pad(starts, (0, num_ended)) if num_ended else starts
+def _num_shared(prompts: Sequence[Sequence[int]]) -> int:
+    """Return how many tokens all of several prompts begin with. No prompt's last token counts,
+    because the logits after it are needed.
+    """
+    if len(prompts) == 1:
+        return 0
+    for index, tokens in enumerate(zip(*prompts, strict=False)):
+        if len(set(tokens)) > 1:
+            return index
+    return min(map(len, prompts)) - 1

@@ -6,8 +6,8 @@ import pytest
 
 from harness.config.sizes import PACKAGE
 from harness.local.runners import regions
-from harness.local.runners.compiled import CompiledRunner
 from harness.local.runners.slots import UnsupportedModelError
+from harness.local.runners.static import StaticRunner
 from in_process import Harness, results
 from wording import mentions
 
@@ -50,7 +50,7 @@ def test_a_head_that_cannot_be_compiled_drafts_eagerly_and_says_so(
     def refuse(*arguments: object) -> None:
         raise UnsupportedModelError("cannot be compiled: a test says so")
 
-    monkeypatch.setattr(CompiledRunner, "prepare", lambda self, shapes: None)
+    monkeypatch.setattr(StaticRunner, "compile", lambda self, *shapes: None)
     monkeypatch.setattr("harness.local.drafting.heads.drafter.CompiledCall", refuse)
     short = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=4"]
     said = harness("latency", "draft=tiny_medusa", "runner=compiled", *short).stderr
@@ -60,7 +60,7 @@ def test_a_head_that_cannot_be_compiled_drafts_eagerly_and_says_so(
 
 def test_a_compiled_head_changes_no_text(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its parts run as they were traced; `test_compiled` has one run of inductor, which takes as long for each part."""
-    monkeypatch.setattr(CompiledRunner, "prepare", lambda self, shapes: None)
+    monkeypatch.setattr(StaticRunner, "compile", lambda self, *shapes: None)
     monkeypatch.setattr(
         "torch._inductor.compile_fx.compile_fx", lambda part, *_, **__: part.forward
     )

@@ -20,7 +20,6 @@ from harness.local.drafting.early_exit import truncated
 from harness.local.drafting.model import ModelDrafter
 from harness.local.drafting.translated import TranslatedDrafter, Translation
 from harness.local.models.boundaries import cross_once
-from harness.local.runners.shared_prefix import SharedPrefixRunner
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from loops import speculative
@@ -58,7 +57,7 @@ TRANSLATION = Translation(
 
 RUNNERS: dict[str, Callable[[PreTrainedModel], Runner]] = {
     "static": StaticRunner,
-    "shared": lambda model: SharedPrefixRunner(StaticRunner(model)),
+    "shared": lambda model: StaticRunner(model, shares_prefix=True),
 }
 
 

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -19,8 +19,7 @@ from harness.local.drafting.methods import SuffixSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair
 from harness.local.engine.reference import not_finite
-from harness.local.engine.runner_choice import resolve
-from harness.local.runners.compiled import CompiledRunner
+from harness.local.runners.static import StaticRunner
 from loaded_pairs import load, on_gpu
 from loops import records_of
 from traced import run_as_traced
@@ -163,9 +162,9 @@ def test_only_the_widths_that_run_are_prepared(
 ) -> None:
     prepared: list[list[int]] = []
     monkeypatch.setattr(
-        CompiledRunner,
-        "prepare",
-        lambda self, shapes: prepared.append([*shapes.widths]),
+        StaticRunner,
+        "compile",
+        lambda self, batch_size, num_slots, widths: prepared.append([*widths]),
     )
     model = save_model(num_hidden_layers=1)
     open_engine(
@@ -222,14 +221,6 @@ def _by_row(records: Iterator[Iteration]) -> list[list[int]]:
         for row, tokens in zip(record.rows, record.tokens, strict=True):
             rows[row] += tokens
     return rows
-
-
-def test_auto_is_resolved() -> None:
-    assert resolve("auto", [torch.device("cpu")]) == "static"
-    assert resolve("auto", [torch.device("cuda:0")]) == "compiled"
-    assert {resolve(name, [torch.device("cuda:0")]) for name in get_args(RunnerName)} == set(
-        get_args(RunnerName)
-    ) - {"auto"}
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])

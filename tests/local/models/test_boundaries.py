@@ -67,7 +67,9 @@ def test_a_map_whose_names_are_within_each_other_runs() -> None:
         ]
         tokens = torch.ones(1, 3, dtype=torch.long, device=FIRST)
         starts = torch.ones(1, dtype=torch.long, device=FIRST)
-        (logits,) = SlotForward(model, {})(Slots(buffers, 20), tokens, starts)
+        forward = SlotForward(model, {})
+        with forward.packing:
+            (logits,) = forward(Slots(buffers), 20, tokens, starts)
         assert logits.device == FIRST
 
 
@@ -83,19 +85,18 @@ def test_each_tensor_crosses_once_and_a_static_cache_stays_with_its_layers() -> 
             [
                 torch.empty(rows, heads, 128, size, device=MAP[f"model.layers.{n // 2}"])
                 for n in range(8)
-            ],
-            seen,
+            ]
         )
         inputs = (
             torch.ones(rows, tokens, dtype=torch.long, device=FIRST),
             torch.ones(rows, dtype=torch.long, device=FIRST),
         )
-        with pytest.raises(RuntimeError, match="device"):
-            forward(slots, *inputs)
+        with pytest.raises(RuntimeError, match="device"), forward.packing:
+            forward(slots, seen, *inputs)
         cross_once(model, MAP, FIRST)
         for _ in range(2):
-            with Crossings() as crossings:
-                outputs = forward(slots, *inputs)
+            with Crossings() as crossings, forward.packing:
+                outputs = forward(slots, seen, *inputs)
             assert [output.device for output in outputs] == [FIRST, FIRST]
             hidden, table = (rows, tokens, width), (rows, tokens, size)
             there = [

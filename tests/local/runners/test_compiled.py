@@ -17,7 +17,7 @@ from harness.local.decoding.protocols import Runner
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
-from harness.local.runners.compiled import CompiledCall, CompiledRunner, RunnerShapes
+from harness.local.runners.compiled import CompiledCall
 from harness.local.runners.regions import product
 from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.snapshot import SnapshotRunner
@@ -38,8 +38,8 @@ def request(
 
 
 def compiled(model: PreTrainedModel, widths: tuple[int, ...], batch_size: int = 3) -> Any:
-    runner = CompiledRunner(model)
-    runner.prepare(RunnerShapes(batch_size, 60, widths))
+    runner = StaticRunner(model)
+    runner.compile(batch_size, 60, widths)
     return runner
 
 
@@ -81,10 +81,14 @@ def test_every_step_runs_a_compiled_pass(monkeypatch: pytest.MonkeyPatch) -> Non
     run_as_traced(monkeypatch)
     target, draft = random_pair("llama")
     fast = compiled(target, (1, K + 1)), compiled(draft, (1, 2))
-    plain: list[object] = []
-    monkeypatch.setattr(StaticRunner, "_extend", lambda self, tokens, **_: plain.append(tokens))
+    prompts: list[int] = []
+    for model in (target, draft):
+        model.register_forward_pre_hook(
+            lambda module, arguments, named: prompts.append(named["input_ids"].shape[1]),
+            with_kwargs=True,
+        )
     written(*fast, request())
-    assert not plain
+    assert prompts == [max(map(len, PROMPTS))] * 3, "of both loops, and of the draft"
 
 
 def test_tokens_that_fill_up_a_pass_stay_within_the_context(
@@ -102,7 +106,35 @@ def test_8_bit_is_refused() -> None:
     model = random_model("llama")
     model.is_loaded_in_8bit = True
     with pytest.raises(UnsupportedModelError, match="8 bit"):
-        CompiledRunner(model)
+        compiled(model, (1,))
+
+
+def test_a_model_over_several_devices_is_refused() -> None:
+    model: Any = random_model("llama")
+    model.hf_device_map = {"model": 0, "lm_head": 1}
+    with pytest.raises(UnsupportedModelError, match="on several devices"):
+        compiled(model, (1,))
+
+
+def test_wrong_compiled_passes_are_refused_and_the_runner_goes_on_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_as_traced(monkeypatch)
+    model = random_model("llama")
+    runner = StaticRunner(model)
+    call = CompiledCall.__call__
+
+    def wrong(self: CompiledCall, *inputs: torch.Tensor) -> Any:
+        return [1.5 * output for output in call(self, *inputs)]
+
+    monkeypatch.setattr(CompiledCall, "__call__", wrong)
+    with pytest.raises(UnsupportedModelError, match="differ from the model's own"):
+        runner.compile(3, 60, (1, 4))
+    what = request()
+    plain = autoregressive(SnapshotRunner(model), what)
+    assert [record.tokens for record in autoregressive(runner, what)] == [
+        record.tokens for record in plain
+    ]
 
 
 def test_a_model_that_looks_at_numbers_is_refused() -> None:
@@ -123,7 +155,7 @@ def test_inductor_gives_the_plain_tokens() -> None:
     what = request(20, PROMPTS[:1])
     plain = [record.tokens for record in autoregressive(SnapshotRunner(model), what)]
     assert [record.tokens for record in autoregressive(fast, what)] == plain
-    assert counters["inductor"] == compilations, "all compilations belong in `prepare`"
+    assert counters["inductor"] == compilations, "all compilations belong in `compile`"
 
 
 def test_torch_compile_traces_a_pass_whole(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +174,7 @@ def test_torch_compile_traces_a_pass_whole(monkeypatch: pytest.MonkeyPatch) -> N
             self(*example)
 
     monkeypatch.setattr("torch.compile", as_traced)
-    monkeypatch.setattr("harness.local.runners.compiled.CompiledCall", OnGpu)
+    monkeypatch.setattr("harness.local.runners.static.CompiledCall", OnGpu)
     model = random_model("llama")
     fast = compiled(model, (1, 2))
     assert asked["mode"] == "reduce-overhead"
@@ -161,8 +193,7 @@ def test_equal_layers_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
             model.model.layers[1].post_attention_layernorm.variance_epsilon = 0.5
         parts.clear()
         for _ in range(2):  # the second one finds what the first one compiled
-            runner = CompiledRunner(model, hidden_layers=(1, 2))
-            runner.prepare(RunnerShapes(2, 60, [1]))
+            StaticRunner(model, hidden_layers=(1, 2)).compile(2, 60, [1])
         assert len(parts) == expected, (
             "before the layers, one for each kind of layer, and after them; models share them"
         )

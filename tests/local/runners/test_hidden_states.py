@@ -12,7 +12,6 @@ from transformers import PreTrainedModel
 from architectures import ARCHITECTURES, NOT_STATIC, RECURRENT, VOCABULARY, close, random_model
 from harness.local.decoding.protocols import Runner
 from harness.local.models.checkpoints import recurrent_kind
-from harness.local.runners.shared_prefix import SharedPrefixRunner
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 
@@ -20,12 +19,19 @@ from harness.local.runners.static import StaticRunner
 LAYERS = (2, 0, 3)
 PROMPTS = [[5, 9, 23, 4, 17, 31, 8], [11, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50]]
 SHARED = [[5, 9, 23, *prompt] for prompt in PROMPTS]
+BATCHES = {
+    "ragged": SHARED,
+    "equal": [SHARED[0]] * 3,
+    "one begins the others": [SHARED[0][:4], SHARED[0], SHARED[0][:8]],
+    "one": PROMPTS[:1],
+    "nothing shared": PROMPTS,
+}
 
 
 RUNNERS: dict[str, Callable[[PreTrainedModel], Runner]] = {
     "static": lambda model: StaticRunner(model, hidden_layers=LAYERS),
     "snapshot": lambda model: SnapshotRunner(model, hidden_layers=LAYERS),
-    "shared_prefix": lambda model: SharedPrefixRunner(StaticRunner(model, hidden_layers=LAYERS)),
+    "shared_prefix": lambda model: StaticRunner(model, shares_prefix=True, hidden_layers=LAYERS),
 }
 
 
@@ -79,7 +85,7 @@ def assert_transformers_own(runner: Runner, model: PreTrainedModel, batch: list[
     ("kind", "name"),
     [
         (kind, name)
-        for kind in ("snapshot", "static")
+        for kind in RUNNERS
         for name in ARCHITECTURES
         if kind == "snapshot" or name not in NOT_STATIC
     ]
@@ -89,16 +95,14 @@ def test_they_are_transformers_own_on_ragged_rows_and_after_a_rollback(
     kind: str, name: str
 ) -> None:
     model = random_model(name)
-    assert_transformers_own(RUNNERS[kind](model), model, PROMPTS)
+    assert_transformers_own(RUNNERS[kind](model), model, SHARED)
 
 
-@pytest.mark.parametrize(
-    "batch", [SHARED, [SHARED[0]] * 3, PROMPTS[:1], PROMPTS], ids=["ragged", "equal", "1", "none"]
-)
+@pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("kind", RUNNERS)
-def test_they_cover_the_whole_prompt(kind: str, batch: list[list[int]]) -> None:
+def test_they_cover_the_whole_prompt(kind: str, batch: str) -> None:
     model = random_model("llama")
-    assert_transformers_own(RUNNERS[kind](model), model, batch)
+    assert_transformers_own(RUNNERS[kind](model), model, BATCHES[batch])
 
 
 @pytest.mark.parametrize("kind", [SnapshotRunner, StaticRunner])

@@ -14,13 +14,13 @@ from architectures import (
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 
-KINDS = [SnapshotRunner, StaticRunner, SnapshotRunner]
-Kind = type[SnapshotRunner] | type[StaticRunner] | type[SnapshotRunner]
+KINDS = [SnapshotRunner, StaticRunner]
+Kind = type[SnapshotRunner] | type[StaticRunner]
 
 PROMPTS = [[5, 9, 23, 4, 17, 31, 8], [11, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50]]
 
 
-@pytest.mark.parametrize("kind", [SnapshotRunner, StaticRunner])
+@pytest.mark.parametrize("kind", KINDS)
 def test_a_row_that_is_selected_several_times_goes_on_apart(kind: Kind) -> None:
     """Also for more rows than there were."""
     model = random_model("llama")
@@ -70,7 +70,7 @@ def test_no_plans_are_made_for_sizes_that_change(kind: Kind) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("kind", [SnapshotRunner, StaticRunner])
+@pytest.mark.parametrize("kind", KINDS)
 def test_attention_over_a_growing_cache_is_not_cudnns(kind: Kind) -> None:
     """By the names of its kernels, with heads that cuDNN would take."""
     model = random_model("llama", hidden_size=256, head_dim=64).to("cuda:0", torch.bfloat16)

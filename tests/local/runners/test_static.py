@@ -28,16 +28,34 @@ from architectures import (
 )
 from harness.config.amounts import BUCKET
 from harness.local.decoding.warp import Warp
-from harness.local.runners.base import RollbackError
-from harness.local.runners.shared_prefix import SharedPrefixRunner
 from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_it_agrees_with_the_eager_runner(name: str) -> None:
-    StaticRunner(random_model(name)).check()
+def test_it_agrees_with_the_model_and_leaves_it_alone(name: str) -> None:
+    """Attention over its slots is the runner's own, within its passes."""
+    model = random_model(name)
+    modules = [module for module in model.modules() if hasattr(module, "config")]
+    before = [module.config._attn_implementation for module in modules]
+    runner = StaticRunner(model)
+    runner.check()
+    runner.start(PROMPTS)
+    with pytest.raises(IndexError):
+        runner.extend(torch.full((3, 2), VOCABULARY))
+    assert [module.config._attn_implementation for module in modules] == before
+
+
+def test_the_common_beginning_is_read_once() -> None:
+    model = random_model("llama")
+    read: list[int] = []
+    model.register_forward_pre_hook(
+        lambda module, arguments, named: read.append(named["input_ids"].numel()), with_kwargs=True
+    )
+    runner = StaticRunner(model, shares_prefix=True)
+    runner.start([[5, 9, 23, 4, *end] for end in ([3, 7, 6], [11], [30, 31])])
+    assert read == [4, 3 * 3]
 
 
 def test_numbers_that_overflowed_do_not_reach_the_next_batch() -> None:
@@ -61,20 +79,17 @@ def test_numbers_that_overflowed_do_not_reach_the_next_batch() -> None:
 
 
 @pytest.mark.parametrize("shares", [False, True])
-@pytest.mark.parametrize("runner", ["static"])
 @pytest.mark.parametrize("name", ["llama", "gemma2"])
-def test_logits_are_made_after_the_last_token_of_each_prompt_alone(
-    name: str, runner: str, shares: bool
-) -> None:
+def test_logits_are_made_after_the_last_token_of_each_prompt_alone(name: str, shares: bool) -> None:
     """Not after all tokens, nor for each row after the last tokens of the others."""
     model = random_model(name)
-    runs: Any = (SnapshotRunner if runner == "eager" else StaticRunner)(model)
+    runner = StaticRunner(model, shares_prefix=shares)
     numbers: list[int] = []
     model.lm_head.register_forward_hook(
         lambda module, inputs, output: numbers.append(output.numel())
     )
     prompts = [[5, 6, 7, *row] for row in ([1, 2, 3], [4, 5, 6, 7, 8], [9])]
-    logits = (SharedPrefixRunner(runs) if shares else runs).start(prompts).logits
+    logits = runner.start(prompts).logits
     if shares:  # one row for the common beginning, which is read before
         assert numbers.pop(0) == VOCABULARY
     assert numbers == [len(prompts) * VOCABULARY]
@@ -138,7 +153,7 @@ def test_one_row_of_a_model_that_always_wants_a_mask() -> None:
 
 def test_a_model_with_another_state_is_refused() -> None:
     config = MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=2, state_size=4)
-    with pytest.raises((UnsupportedModelError, RollbackError)):
+    with pytest.raises(UnsupportedModelError):
         StaticRunner(MambaForCausalLM(config).eval()).start(PROMPTS)
 
 

@@ -26,8 +26,7 @@ from harness.local.drafting.heads.head import Draft, Head, Unread
 from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.runners.attention import without_cudnn
 from harness.local.runners.checks import require_close
-from harness.local.runners.compiled import CompiledCall
-from harness.local.runners.sizes import filled_up
+from harness.local.runners.compiled import CompiledCall, filled_up
 
 # Unread features accumulate until the next proposal; above this many they are processed early to
 # bound memory.
