@@ -219,7 +219,8 @@ class PlacementSettings:
         reserve_gb: kept free on each GPU, on top of weights and KV cache, for activations; in GB (10^9 bytes). More is
             kept free where reading all prompts at once needs more.
         offload: where layers that fit on no GPU go; `none` refuses them.
-        device_map: an explicit map from module names to devices, for the target; overrides the strategy.
+        device_map: an explicit map from module names to devices, for the target; overrides the strategy. It keeps no
+            reserve, but what reading the prompts takes.
     """
 
     strategy: Strategy = "auto"

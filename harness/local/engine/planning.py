@@ -180,6 +180,12 @@ def _notes(case: Case, placements: Sequence[Placement]) -> list[str]:
             "layers outside the GPUs are fetched for every token,"
             " which takes far longer than reading them"
         )
+    draft = case.models[-1]
+    if draft.role == "draft" and "8bit" in (draft.quantization, draft.stored) and case.gpus:
+        notes.append(
+            "an 8-bit draft is not compiled, and each of its layers waits for the host:"
+            f" quantization=4bit drafts faster than {draft.settings.name}"
+        )
     sizes = [sketch.vocabulary_size for sketch in case.models]
     if max(sizes) - min(sizes) > PADDING * max(sizes):
         notes.append(

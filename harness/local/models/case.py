@@ -99,7 +99,8 @@ class Case:
     def spread(self) -> Case:
         """The case of models on several GPUs: a head copies the matrices that it borrows."""
         models = [
-            replace(sketch, blocks=(*sketch.blocks, *sketch.copied)) for sketch in self.models
+            replace(sketch, blocks=(*sketch.blocks, *sketch.copied), copied=())
+            for sketch in self.models
         ]
         return replace(self, models=tuple(models))
 
@@ -121,7 +122,7 @@ class Case:
         """Bytes that stay free on each GPU: `placement.reserve_gb`, or more where the prompts need
         more to be read.
         """
-        return max(int(self.placement.reserve_gb * 1e9), self._prompt_bytes)
+        return max(int(self.placement.reserve_gb * 1e9), self.prompt_bytes)
 
     def step_bytes(self, sketch: Sketch, tokens_of_a_row: int = 1) -> float:
         """The bytes that one pass of a model reads.
@@ -137,8 +138,8 @@ class Case:
         return weights + cache
 
     @property
-    def _prompt_bytes(self) -> int:
-        # The models read one after the other.
+    def prompt_bytes(self) -> int:
+        """What reading all prompts takes; the models read them one after the other."""
         return max(_prompt_bytes(self.demand, sketch) for sketch in self.models)
 
     @property
@@ -172,7 +173,7 @@ class Case:
         runner = self._runner(sketch, whole=whole, on_gpu=on_gpu)
         graph_bytes = 0
         if on_gpu and runner == "compiled":
-            graph_bytes = sum(_graph_bytes(demand, sketch, role) for role in roles)
+            graph_bytes = len(roles) * _graph_bytes(demand, sketch)
         tokens = num_rows * demand.cached_tokens(runner, sketch.spare_slots)
         return Needs(tokens, states=0, graph_bytes=graph_bytes)
 
@@ -200,7 +201,7 @@ class Case:
             text += f" and its KV cache {amount(cache + needs.graph_bytes)}"
         where = " next to the model" if sketch.role == "draft" else ""
         reserve = "placement.reserve_gb"
-        if self._prompt_bytes > self.placement.reserve_gb * 1e9:
+        if self.prompt_bytes > self.placement.reserve_gb * 1e9:
             reserve = f"the {amount(self.reserve_bytes)} that reading the prompts takes"
         free = _describe_room(list(room.values()), on_gpu, reserve)
         return Misfit(f"{sketch.role}: {sketch.settings.name} does not fit{where}: {text}, {free}")
@@ -215,22 +216,15 @@ def _prompt_bytes(demand: Demand, sketch: Sketch) -> int:
     return layer + demand.batch_size * sketch.vocabulary_size * (sketch.dtype.itemsize + 4)
 
 
-def _graph_bytes(demand: Demand, sketch: Sketch, role: str) -> int:
+def _graph_bytes(demand: Demand, sketch: Sketch) -> int:
     """Estimate the memory of CUDA graphs: their results, and as much again to work in.
 
-    A target's results are the logits of one token and of K + 1, a draft's those of one token and of
-    two; a head's are K distributions in float32, too.
+    A target's results are the logits of one token and of K + 1, a head's also K distributions in
+    float32; a draft model's are fewer.
     """
-    num_draft_tokens = demand.num_draft_tokens
-    num_distributions = 0
-    if role == "draft":
-        num_logits = 3
-        if sketch.spare_slots is not None:
-            num_distributions = num_draft_tokens
-    else:
-        num_logits = num_draft_tokens + 2 if num_draft_tokens else 1
-    bytes_per_token = num_logits * sketch.dtype.itemsize + 4 * num_distributions
-    return 2 * demand.batch_size * sketch.vocabulary_size * bytes_per_token
+    bytes_per_number = sketch.dtype.itemsize + torch.float32.itemsize
+    num_results = demand.batch_size * (demand.num_draft_tokens + 2) * sketch.vocabulary_size
+    return 2 * num_results * bytes_per_number
 
 
 def _describe_room(sizes: list[int], on_gpu: bool, reserve: str) -> str:

@@ -1,20 +1,19 @@
 """Decides which layers go to which device: `fit`, from a case to a placement of each model.
 
-Ways to place all models are tried in turn, the best first (`_attempts`); the first one with enough
-room is taken. Within an attempt the models are placed one after the other, each in the room that
-those before it have left. Two GPUs with room for 24 GB each, a target of 30 GB, a draft of 14 GB:
+One rule: the draft whole on the GPU with the most room, the target evenly over the fewest GPUs on
+which both fit. Two GPUs with room for 24 GB each, a target of 30 GB, a draft of 14 GB:
 
-1. GPU 0 alone has no room for the target, nor would it have if the draft came first.
-2. Both GPUs hold the target, 15 GB each; no GPU then has 14 GB left for a whole draft.
-3. The draft comes first, on GPU 0. The target gets 10 GB there and 20 GB on GPU 1: it fits.
-4. (Not needed any more: layers of the target outside the GPUs, where that is allowed.)
+1. On one GPU the draft leaves 10 GB: too little for the target.
+2. On two GPUs the draft takes the second one. The first one alone is too small for the target.
+3. Over both the target gets 20 GB on the first GPU, and 10 GB next to the draft: it fits.
+4. (Not needed any more: the target's last layers outside the GPUs, where that is allowed.)
 """
 
 from __future__ import annotations
 
 import bisect
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any
 
 from harness.config.amounts import amount
@@ -24,109 +23,84 @@ from harness.local.models.sketch import Device, DeviceMap, Sketch, device_name, 
 
 
 def fit(case: Case) -> list[Placement]:
-    """Place the target, and the draft on the remaining memory.
+    """Place the target and the draft.
 
-    `auto` takes the fewest GPUs that hold both and spreads the target evenly over the fewest of
-    these, and `balanced` spreads it evenly over all. A draft stays whole on the GPU with the most
-    room.
+    `balanced` spreads the target over all GPUs. A model with a number of GPUs takes the roomiest of
+    all. An explicit map is followed as typed; the draft then goes where room is left.
 
     Raises:
         Misfit: there is no room for a model.
         SettingError: an explicit map that does not suit model or machine, or a model that cannot
             be split or offloaded.
     """
-    for attempt in _attempts(case):
-        order = -1 if attempt.draft_first else 1
-        placements = []
-        room = case.room
-        spread = case.spread if len(attempt.gpus) > 1 else case
-        try:
-            for sketch in spread.models[::order]:
-                placement = _place(spread, attempt, sketch, room)
-                # The next model has what this one leaves.
-                room = {
-                    device: max(0, size - placement.taken(device)) for device, size in room.items()
-                }
-                placements.append(placement)
-            return placements[::order]
-        except Misfit as exception:
-            if not attempt.draft_first:
-                misfit = exception
-    raise misfit
+    first, *others = case.models
+    if case.placement.device_map is not None:
+        placement = _place_as_typed(case, first, case.placement.device_map)
+    else:
+        for gpus, num_gpus, num_offloaded in _choices(case):
+            placements = _place(case, gpus, num_gpus, num_offloaded)
+            if placements:
+                return placements
+        if not others:
+            devices = _devices(case, first, case.gpus_for(first), case.room)
+            raise case.misfit(first, {device: case.room[device] for device in devices})
+        [placement] = fit(replace(case, models=(first,)))
+    if not others:
+        return [placement]
+    free = {device: max(0, size - placement.taken(device)) for device, size in case.free.items()}
+    settings = replace(case.placement, device_map=None, reserve_gb=case.reserve_bytes / 1e9)
+    others = list(case.spread.models[1:]) if len(placement.devices) > 1 else others
+    rest = replace(case, models=tuple(others), placement=settings, free=free)
+    return [placement, *fit(rest)]
 
 
-# Attempts -----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Attempt:
-    """One way to place all models.
-
-    Attributes:
-        gpus: allowed for models whose own settings say nothing about GPUs.
-        draft_first: whether the draft chooses its GPU before the target.
-        offload: whether the target's last layers may be outside the GPUs.
+def _choices(case: Case) -> Iterator[tuple[Sequence[int], int, int]]:
+    """What to try, the best first: the GPUs for all models, on how many of these the target is, and
+    how many of its last blocks are outside the GPUs.
     """
-
-    gpus: Sequence[int]
-    draft_first: bool = False
-    offload: bool = False
-
-
-def _attempts(case: Case) -> Iterator[_Attempt]:
-    """All ways to place the models, the best first."""
     target = case.models[0]
-    gpus = case.gpus[: case.placement.gpus]
-    choices = [gpus]
-    if gpus and case.strategy == "auto" and not target.settings.gpus:
-        choices = _fewest_first(gpus, case.free)
-    # A whole draft may need a GPU that the target would have shared evenly.
-    may_be_first = len(case.models) > 1 and case.placement.device_map is None
-    for choice in choices:
-        yield _Attempt(choice)
-        if may_be_first:
-            yield _Attempt(choice, draft_first=True)
-    if case.placement.offload != "none":
-        yield _Attempt(gpus, draft_first=may_be_first, offload=True)
-
-
-# One model ----------------------------------------------------------------------------------------
-
-
-def _place(case: Case, attempt: _Attempt, sketch: Sketch, room: Memory) -> Placement:
-    """Place a model on the first choice of devices that holds it, with the least offloaded."""
-    device_map = case.placement.device_map
-    if device_map is not None and sketch.role == "model":
-        return _place_explicitly(case, sketch, device_map)
-    choices = _device_choices(case, attempt, sketch, room)
+    gpus = case.gpus[: case.placement.gpus] if case.strategy != "cpu" else []
+    if case.strategy == "auto" and gpus and not target.settings.gpus:
+        for number in range(1, len(gpus) + 1):
+            for num_of_target in range(1, number + 1):
+                yield roomiest(gpus, case.free, number), num_of_target, 0
+    else:
+        yield gpus, len(gpus), 0
     # Weights that are quantized already cannot be outside the GPUs.
-    may_offload = attempt.offload and sketch.role == "model" and sketch.stored is None
-    most_offloaded = len(sketch.blocks) - 1 if may_offload else 0
-    for num_offloaded in range(most_offloaded + 1):
-        for devices in choices:
-            placement = _share_out(case, sketch, room, devices, num_offloaded)
-            if placement is not None:
-                return placement
-    raise case.misfit(sketch, {device: room[device] for device in choices[-1]})
+    if case.placement.offload != "none" and target.stored is None:
+        for num_offloaded in range(1, len(target.blocks)):
+            yield gpus, len(gpus), num_offloaded
 
 
-def _device_choices(
-    case: Case, attempt: _Attempt, sketch: Sketch, room: Memory
-) -> Sequence[Sequence[Device]]:
-    """Lists of devices to try in turn for a model; its layers go to those of a list in order."""
-    count = sketch.settings.gpus
-    gpus = case.gpus_for(sketch)
-    if not count:
-        gpus = [gpu for gpu in gpus if gpu in attempt.gpus]
-    if not gpus:
-        return [["cpu"]]
-    if sketch.role == "draft" or len(sketch.blocks) == 1:
-        return [roomiest(gpus, room, 1)]
-    if count:
-        return [roomiest(gpus, room, count)]
-    if case.strategy == "auto":
-        return _fewest_first(gpus, room)
-    return [gpus]
+def _place(
+    case: Case, gpus: Sequence[int], num_gpus: int, num_offloaded: int
+) -> list[Placement] | None:
+    """Place the draft, then the target on what it leaves; None if there is no room."""
+    room = case.room
+    case = case.spread if len(gpus) > 1 else case
+    placements: list[Placement] = []
+    for sketch in reversed(case.models):
+        devices = _devices(case, sketch, gpus, room, num_gpus)
+        outside = 0 if sketch.role == "draft" else num_offloaded
+        placement = _share_out(case, sketch, room, devices, outside)
+        if placement is None:
+            return None
+        room = {device: max(0, size - placement.taken(device)) for device, size in room.items()}
+        placements.insert(0, placement)
+    return placements
+
+
+def _devices(
+    case: Case, sketch: Sketch, gpus: Sequence[int], room: Memory, num_gpus: int | None = None
+) -> Sequence[Device]:
+    """The devices of a model: the roomiest of `gpus`, or of all if it has a number of its own."""
+    if sketch.settings.gpus:
+        gpus = case.gpus_for(sketch)
+        num_gpus = sketch.settings.gpus
+    if sketch.role == "draft" and gpus:
+        # It stays whole. Of equal GPUs the last: the target begins on the first.
+        return [max(gpus, key=lambda gpu: (room[gpu], gpu))]
+    return roomiest(gpus, room, num_gpus or len(gpus)) or ["cpu"]
 
 
 def _share_out(
@@ -144,32 +118,24 @@ def _share_out(
     on_gpu = devices[0] != "cpu"
     needs = case.needs(sketch, whole=len(devices) == 1 and not num_offloaded, on_gpu=on_gpu)
     caches = sketch.block_caches(needs.tokens, needs.states)
-    # With blocks outside, only those on GPUs are quantized; those in main memory beside a disk are
-    # not (`Sketch.weights_on`).
-    weights = sketch.unquantized_bytes if num_offloaded and not on_gpu else sketch.block_bytes
-    loads = [weights[block] + caches[block] for block in range(num_here)]
+    loads = [sketch.block_bytes[block] + caches[block] for block in range(num_here)]
     loads[-1] += needs.graph_bytes
     rooms = [room[device] for device in devices]
     rooms[0] -= max(sketch.unquantized_bytes[num_here:], default=0) + sum(caches[num_here:])
-    places = filled(loads, rooms) if num_offloaded else balanced(loads, rooms)
-    if not places:
+    indices = filled(loads, rooms) if num_offloaded else balanced(loads, rooms)
+    if not indices:
         return None
-    block_devices = [devices[place] for place in places] + [outside] * num_offloaded
-    placement = _placement(case, sketch, _device_map(sketch, block_devices))
-    # All blocks may be on the first of several GPUs: graphs, which only a whole model has, then
-    # take more room there.
+    block_devices = [devices[index] for index in indices] + [outside] * num_offloaded
+    device_map: dict[str, Device] = {"": block_devices[0]}
+    if len(set(block_devices)) > 1:
+        device_map = {}
+        for block, device in zip(sketch.blocks, block_devices, strict=True):
+            device_map |= dict.fromkeys(block.modules, device)
+    placement = _placement(case, sketch, device_map)
+    # Graphs, which only a whole model has, take more room if all blocks are on the first of several
+    # GPUs. With a disk, those in main memory are not quantized.
     exceeds_room = any(placement.taken(device) > size for device, size in room.items())
     return None if exceeds_room else placement
-
-
-def _device_map(sketch: Sketch, block_devices: Sequence[Device]) -> DeviceMap:
-    """The devices of blocks as a map of their modules; `""` for all where there is only one."""
-    if len(set(block_devices)) == 1:
-        return {"": block_devices[0]}
-    device_map: dict[str, Device] = {}
-    for block, device in zip(sketch.blocks, block_devices, strict=True):
-        device_map |= dict.fromkeys(block.modules, device)
-    return device_map
 
 
 def _placement(case: Case, sketch: Sketch, device_map: DeviceMap) -> Placement:
@@ -190,11 +156,9 @@ def _placement(case: Case, sketch: Sketch, device_map: DeviceMap) -> Placement:
     return Placement(device_map, sketch.weights_on(device_map), caches)
 
 
-def _place_explicitly(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) -> Placement:
-    """Follow the user's map, if it suits the model and the machine.
-
-    Only a target has a map, and is then placed first: all that is free is there for it. A map keeps
-    no reserve.
+def _place_as_typed(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) -> Placement:
+    """Follow the user's map, if it suits the model and the machine. It keeps no reserve, but what
+    reading the prompts takes.
     """
     setting = "placement.device_map"
     device_map = {str(module): parse_device(device) for module, device in typed_map.items()}
@@ -212,15 +176,15 @@ def _place_explicitly(case: Case, sketch: Sketch, typed_map: Mapping[str, Any]) 
         raise SettingError(setting, rule) from missing
     for device, free in case.free.items():
         taken = placement.taken(device)
-        if taken > free:
+        prompts = case.prompt_bytes if taken and device in case.gpus else 0
+        if taken + prompts > free:
             name = sketch.settings.name
             puts = f"{setting} puts {amount(taken)} of {name} on {device_name(device)}"
+            if prompts:
+                puts += f", reading the prompts takes {amount(prompts)}"
             why = f"{puts}, and {amount(free)} are free there"
             raise Misfit(f"{sketch.role}: {name} does not fit: {why}")
     return placement
-
-
-# Sharing out --------------------------------------------------------------------------------------
 
 
 def filled(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
@@ -231,7 +195,7 @@ def filled(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
     """
     index = 0
     left = rooms[0]
-    places = []
+    indices = []
     for load in loads:
         while load > left:
             index += 1
@@ -239,8 +203,8 @@ def filled(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
                 return []
             left = rooms[index]
         left -= load
-        places.append(index)
-    return places
+        indices.append(index)
+    return indices
 
 
 def balanced(loads: Sequence[int], rooms: Sequence[int]) -> list[int]:
@@ -260,8 +224,3 @@ def roomiest(gpus: Sequence[int], room: Memory, count: int) -> list[int]:
     """The `count` GPUs with the most room, the first ones where it is equal, in their own order."""
     by_room = sorted(gpus, key=lambda gpu: (-room[gpu], gpu))
     return sorted(by_room[:count])
-
-
-def _fewest_first(gpus: Sequence[int], room: Memory) -> list[list[int]]:
-    """The roomiest GPU, the two roomiest, and so on."""
-    return [roomiest(gpus, room, count) for count in range(1, len(gpus) + 1)]

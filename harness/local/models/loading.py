@@ -20,6 +20,7 @@ from harness.local.models.boundaries import cross_once
 from harness.local.models.case import Placement
 from harness.local.models.checkpoints import Checkpoint, source_arguments
 from harness.local.models.quantization import bitsandbytes_config
+from harness.local.models.quiet import loading_bar
 from harness.local.models.random_weights import random_state
 from harness.local.models.sketch import Sketch, device_name, offloads
 
@@ -115,13 +116,14 @@ class PlacedModel:
             arguments["offload_folder"] = tempfile.mkdtemp(prefix="harness-offload-")
         try:
             model: PreTrainedModel
-            model, report = factory.from_pretrained(
-                repository,
-                config=checkpoint.config,
-                dtype=self.dtype,
-                output_loading_info=True,
-                **arguments,
-            )
+            with loading_bar(self.sketch.weight_bytes):
+                model, report = factory.from_pretrained(
+                    repository,
+                    config=checkpoint.config,
+                    dtype=self.dtype,
+                    output_loading_info=True,
+                    **arguments,
+                )
         except Exception as exception:
             raise explained(exception, checkpoint.role, settings) from exception
         if "offload_folder" in arguments:

@@ -1,7 +1,8 @@
 """Makes sketches of models: each is built once on the meta device, where tensors have no memory.
 
-So the sizes are those of the real modules, whatever the architecture. The model is divided into
-the blocks that a device map may put on different devices.
+So the sizes are those of the real modules, whatever the architecture, and one token that passes
+through shows the cache of each layer. The model is divided into the blocks that a device map may put
+on different devices.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from transformers.quantizers.base import HfQuantizer
 from transformers.quantizers.quantizers_utils import should_convert_module
 
 from harness.config.failures import explain_configuration
-from harness.local.models.cache_sizes import configured_caches, measured_caches
-from harness.local.models.checkpoints import Checkpoint
+from harness.local.models.cache_names import cache_of
+from harness.local.models.checkpoints import Checkpoint, recurrent_kind
 from harness.local.models.quantization import stored_quantization
 from harness.local.models.sketch import (
     Block,
@@ -42,6 +43,10 @@ _NUM_USED = ("num_experts_per_tok", "top_k_experts", "moe_topk")
 
 # Sketches by the `id` of their tensor, because modules may share tensors.
 _Tensors = dict[int, TensorSketch]
+
+# By class, dtype and configuration: a pass takes much longer than building a model, and sweeps plan
+# the same models again and again.
+_known_caches: dict[tuple[object, ...], list[LayerCache]] = {}
 
 
 def bare_model(checkpoint: Checkpoint, dtype: torch.dtype) -> PreTrainedModel:
@@ -148,6 +153,81 @@ def _stored_bytes(module: nn.Module) -> int | None:
             int(weight.numel()), int(weight.blocksize), nested=bool(weight.compress_statistics)
         )
     return None
+
+
+# Caches -------------------------------------------------------------------------------------------
+
+
+def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
+    """The caches of all layers after one token; empty if the model does not run on the meta device.
+
+    Equal models are measured once.
+    """
+    described = model.config.to_dict()
+    # A copy in another directory is equal.
+    described.pop("_name_or_path", None)
+    identity = type(model), model.dtype, repr(described)
+    if identity not in _known_caches:
+        _known_caches[identity] = _caches_after_one_token(model)
+    return _known_caches[identity]
+
+
+def _caches_after_one_token(model: PreTrainedModel) -> list[LayerCache]:
+    """Pass one token through a model without memory, and look at the cache that it returns.
+
+    So grouped heads, latent attention and other kinds count as they are. The runner keeps every
+    slot, whatever the window. A model whose code looks at numbers fails, because the meta device has
+    none.
+    """
+    try:
+        with torch.inference_mode():
+            # Some models look for padding in the tokens.
+            model.config.pad_token_id = None
+            # Other attention may look for it in the mask.
+            model.set_attn_implementation("eager")
+            # Other implementations of experts count the tokens of each.
+            model.set_experts_implementation("batched_mm")
+            token = torch.zeros(1, 1, dtype=torch.long, device="meta")
+            output: Any = model(input_ids=token, use_cache=True)
+        layers = cache_of(output).layers
+    except Exception:
+        return []
+    text_config = model.config.get_text_config(decoder=True)
+    is_chunked = getattr(text_config, "attention_chunk_size", None) is not None
+    return [_layer_cache(layer, is_chunked) for layer in layers]
+
+
+def _layer_cache(layer: Any, is_chunked: bool) -> LayerCache:
+    """The size of one layer of transformers' cache, after one token of one row."""
+    numbers_per_token = 0
+    state_bytes = 0
+    for name, value in vars(layer).items():
+        # A layer with several states has a dictionary of them.
+        tensors = value.values() if isinstance(value, dict) else [value]
+        for tensor in tensors:
+            if not isinstance(tensor, torch.Tensor):
+                continue
+            if name in ("keys", "values"):
+                numbers_per_token += tensor.numel()
+            elif name.endswith("_states"):
+                state_bytes += tensor.nbytes
+    window = getattr(layer, "sliding_window", None)
+    if window is not None and is_chunked:
+        window //= 2  # at its begin a chunk has few tokens before it, in the middle half of them
+    return LayerCache(numbers_per_token=numbers_per_token, state_bytes=state_bytes, window=window)
+
+
+def configured_caches(config: PreTrainedConfig) -> list[LayerCache]:
+    """Estimate caches from the numbers of layers and heads; empty where these say too little."""
+    text_config = config.get_text_config(decoder=True)
+    num_layers = getattr(text_config, "num_hidden_layers", None)
+    num_heads = getattr(text_config, "num_attention_heads", None)
+    width = getattr(text_config, "hidden_size", None)
+    if not (num_layers and num_heads and width) or recurrent_kind(config) is not None:
+        return []
+    num_key_heads = getattr(text_config, "num_key_value_heads", None) or num_heads
+    head_size = getattr(text_config, "head_dim", None) or width // num_heads
+    return [LayerCache(numbers_per_token=2 * num_key_heads * head_size)] * num_layers
 
 
 # Blocks -------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ import importlib
 import logging
 import sys
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 # The start of a message by its logger. The user need do nothing about any of them.
@@ -43,6 +44,10 @@ _WARNINGS = (
 )
 
 
+# Weights of more bytes than this load for so long that a bar is worth a line.
+_LONG_LOADING = 10**10
+
+
 def _matters(record: logging.LogRecord) -> bool:
     message = record.getMessage()
     if _REPORT in message:
@@ -75,3 +80,20 @@ def quiet_libraries(*, loads_weights: bool = True) -> None:
             gguf: Any = importlib.import_module("transformers.modeling_gguf_pytorch_utils")
             if not isinstance(gguf.tqdm, functools.partial):
                 gguf.tqdm = functools.partial(gguf.tqdm, disable=True)
+
+
+@contextlib.contextmanager
+def loading_bar(num_bytes: int) -> Iterator[None]:
+    """Show transformers' bar while so many bytes of weights load, if that takes long and stderr is a
+    terminal.
+    """
+    import transformers
+
+    is_shown = num_bytes > _LONG_LOADING and sys.stderr.isatty()
+    if is_shown:
+        transformers.utils.logging.enable_progress_bar()
+    try:
+        yield
+    finally:
+        if is_shown:
+            quiet_libraries()

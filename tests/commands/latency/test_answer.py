@@ -57,6 +57,23 @@ def test_a_command_is_never_cut_in_two() -> None:
     assert len(text.splitlines()) <= 13
 
 
+def test_a_target_on_several_gpus_is_no_server_with_tensor_parallelism() -> None:
+    two: dict[str, Any] = {"weight_bytes": {"cuda:0": 1, "cuda:1": 1}, "processor_share": 0.4}
+    two |= {"draft_repository": "owner/7b"}
+    text = " ".join(answer(200, **two).split())
+    assert mentions(text, "take turns on 2 GPUs")
+    assert not mentions(text, "quiet"), "the first doubt of all"
+    assert mentions(
+        text,
+        "harness latency -- vllm serve huggyllama/llama-13b --tensor-parallel-size 2",
+        '"model": "owner/7b", "num_speculative_tokens": 4',
+    )
+    for one in ({"cuda:0": 1}, {"cuda:0": 1, "cpu": 1}):
+        text = answer(200, **two | {"weight_bytes": one})
+        assert not mentions(text, "take turns")
+        assert not mentions(text, "vllm serve")
+
+
 def test_the_price_of_an_iteration_is_a_ratio_that_can_be_checked() -> None:
     """3.5 tokens for 4 draft steps of 0.0625 and a verification of 1.03 steps."""
     why = "62 % accepted: 3.5 tokens in the time of 1.28 steps, decode-only 2.73×"

@@ -272,6 +272,16 @@ def test_a_cache_of_unknown_size_is_not_said_to_fit(
     assert " of weights, and 1 × 0.0 GB are free" in too_large.stdout
 
 
+def test_a_draft_in_8_bit_is_advised_against_on_a_gpu(
+    plan: Plan, save_model: Callable[..., ModelSettings]
+) -> None:
+    model = save_model("llama", num_hidden_layers=2)
+    for gpus in (True, False):
+        machine = ["gpus=1", "gpu_memory=8GB"] if gpus else ["placement.strategy=cpu"]
+        asked = plan("model=tiny", f"draft={model.name}", "draft.quantization=8bit", *machine)
+        assert mentions(asked.stdout, "quantization=4bit drafts faster") == gpus
+
+
 def test_a_run_says_that_its_cache_is_an_estimate(
     harness: Harness, save_model: Callable[..., ModelSettings], tmp_path: Path
 ) -> None:

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch._inductor import compile_fx
 from transformers import AutoModelForCausalLM
 
 from harness.config.settings import Dtype, ModelSettings, PlacementSettings, Quantization
-from harness.local.models.quiet import quiet_libraries
+from harness.local.models.quiet import loading_bar, quiet_libraries
 from tiny_checkpoints import load_pair, make_tokenizer
 
 ROOT = Path(__file__).parents[3]
@@ -138,3 +139,14 @@ def test_tensors_that_a_model_has_no_place_for_are_no_report(
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
     AutoModelForCausalLM.from_pretrained(directory)
     assert ("LOAD REPORT" in caplog.text) == is_said
+
+
+@pytest.mark.parametrize(("size", "is_shown"), [(10**10, False), (10**10 + 1, True)])
+def test_a_bar_is_shown_while_many_bytes_load(
+    size: int, is_shown: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True)
+    quiet_libraries()
+    with loading_bar(size):
+        assert transformers.utils.logging.is_progress_bar_enabled() == is_shown
+    assert not transformers.utils.logging.is_progress_bar_enabled()

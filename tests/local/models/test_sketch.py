@@ -16,7 +16,6 @@ from transformers import AutoConfig, PreTrainedConfig
 from architectures import RECURRENT, random_model
 from harness.config.demand import Demand
 from harness.config.settings import Quantization
-from harness.local.models.cache_sizes import configured_caches, measured_caches
 from harness.local.models.fit import fit
 from harness.local.models.meta import bare_model, sketch_model
 from harness.local.models.sketch import Sketch, TensorSketch, four_bit_bytes
@@ -264,25 +263,14 @@ def test_a_pass_reads_no_more_of_the_cache_than_the_windows_have() -> None:
         sliding_window=16,
     )
     of_layer = 2 * 2 * 8 * 2
-    for caches in (None, configured_caches(config)):
-        sketch = sketched(config)
-        if caches is not None:
-            block = dataclasses.replace(sketch.blocks[0], caches=tuple(caches))
-            sketch = dataclasses.replace(sketch, blocks=(block,))
-        # One of six layers sees everything. The runner keeps all.
-        assert sum(sketch.block_caches(3000, 3)) == 6 * 3000 * of_layer
-        assert sketch.read_cache_bytes(3000, 3) == (3000 + 5 * 3 * 16) * of_layer
-        assert sketch.read_cache_bytes(30, 3) == 6 * 30 * of_layer
-    assert sketched(config).caches_on({"": 0}, 3000, 3) == {"cuda:0": 6 * 3000 * of_layer}
-    of_one = sketched(config).caches_on({"": 0}, 3000, 3, only_read=True)
-    assert of_one == {"cuda:0": (3000 + 5 * 3 * 16) * of_layer}
-
-
-def test_layers_that_differ_have_caches_of_their_sizes_in_the_configuration_too() -> None:
-    model = random_model("gemma4_text")
-    measured = measured_caches(bare_model(as_checkpoint(model.config), torch.float32))
-    assert [cache.numbers_per_token for cache in measured] == [2 * 2 * 8, 2 * 2 * 8, 2 * 2 * 16]
-    assert configured_caches(model.config) == list(measured)
+    sketch = sketched(config)
+    # One of six layers sees everything. The runner keeps all.
+    assert sum(sketch.block_caches(3000, 3)) == 6 * 3000 * of_layer
+    assert sketch.read_cache_bytes(3000, 3) == (3000 + 5 * 3 * 16) * of_layer
+    assert sketch.read_cache_bytes(30, 3) == 6 * 30 * of_layer
+    assert sketch.caches_on({"": 0}, 3000, 3) == {"cuda:0": 6 * 3000 * of_layer}
+    read = sketch.caches_on({"": 0}, 3000, 3, only_read=True)
+    assert read == {"cuda:0": (3000 + 5 * 3 * 16) * of_layer}
 
 
 def test_stored_quantization_is_read() -> None:

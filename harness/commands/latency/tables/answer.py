@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Iterator, Sequence
@@ -13,7 +14,7 @@ from harness.commands.latency.tables.costs import (
     predicted_by_k,
     share_of_iteration,
 )
-from harness.commands.latency.tables.doubts import doubts, two_digits
+from harness.commands.latency.tables.doubts import doubts, num_target_gpus, two_digits
 from harness.commands.latency.tables.published import Measured, published_tables
 from harness.commands.latency.tables.reason import choice_of_k, not_reported, rises
 from harness.commands.latency.tables.run import has_verdict, headline, run_tables, was_measured
@@ -202,6 +203,13 @@ def _next_steps(rows: Sequence[LatencyRow]) -> Iterator[Step]:
     if row.status != "ok" or not has_verdict(rows):
         # Of a run that failed the same would fail again.
         return
+    num_gpus = num_target_gpus(row)
+    number = row.num_draft_tokens
+    if num_gpus > 1 and row.repository and row.draft_repository and isinstance(number, int):
+        draft = {"model": row.draft_repository, "num_speculative_tokens": number}
+        server = ["vllm", "serve", row.repository, "--tensor-parallel-size", str(num_gpus)]
+        typed = shlex.join([*server, "--speculative-config", json.dumps(draft)])
+        yield Step("all GPUs at once", command=f"harness latency -- {typed}")
     verdict = verdict_of(row)
     coverage = Coverage.of(row.speedup)
     # An interval is over units: prompts, batches, or laps.

@@ -340,9 +340,26 @@ def _preempted(run: _Run) -> str | None:
     return run.each_arm(lambda row: f"{row.num_preemptions or 0} times in the {row.arm} arm")
 
 
+def num_target_gpus(row: LatencyRow) -> int:
+    """How many GPUs of this machine hold the target's layers."""
+    return sum(device.startswith("cuda") for device in row.weight_bytes or ())
+
+
+def _takes_turns(run: _Run) -> int | None:
+    number = num_target_gpus(run.last)
+    return number if run.is_compared and number > 1 else None
+
+
 # In the order in which they are said, the most serious first. A new one is one row.
 DOUBTS = (
-    # Above all others: it explains the figures below it, and only the first one is always shown.
+    # Another machine than the one that serves such a target: no figure below carries over.
+    Doubt(
+        "setting against",
+        _takes_turns,
+        "The target's layers take turns on {found} GPUs, of which one works at a time: a server with tensor parallelism"
+        " takes a step several times as fast, and the same draft then pays less.",
+    ),
+    # It explains the figures below it, and only the first one is always shown.
     Doubt(
         "against",
         lambda run: run.is_compared and _busy(run.rows),
