@@ -7,13 +7,14 @@ of the same form.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Cache
+from transformers.cache_utils import DynamicLayer
 
 from harness.local.runners.base import stacked
 
@@ -47,6 +48,29 @@ class RecurrentState:
             return tensor.index_select(0, rows.to(tensor.device))
 
         return RecurrentState(map_tensors(selected, self.values), self.num_read)
+
+    @property
+    def is_kv_cache(self) -> bool:
+        """Whether it is keys and values of all tokens alone, which can be cut."""
+        caches = [value for value in self.values.values() if isinstance(value, Cache)]
+        layers = [layer for cache in caches for layer in cache.layers]
+        is_whole = len(caches) == len(self.values)
+        return is_whole and all(type(layer) is DynamicLayer for layer in layers)
+
+    def cut(self, num_dropped: int, shifts: Sequence[int], num_padding: int) -> RecurrentState:
+        """Drop the last tokens of all rows of a KV cache, move row b by shifts[b] to the right, over
+        its own last tokens, and drop padding that all rows have on their left.
+        """
+        width = self.num_read - num_dropped
+
+        def moved(name: str, states: Tensor) -> Tensor:
+            kept = states[:, :, :width]
+            if any(shifts):
+                rows = zip(kept, shifts, strict=True)
+                kept = torch.stack([row.roll(shift, dims=1) for row, shift in rows])
+            return kept[:, :, num_padding:]
+
+        return RecurrentState(map_tensors(moved, self.values), width - num_padding)
 
     def stacked_on(self, below: RecurrentState) -> RecurrentState:
         """Join the rows of two states. Keys and values of the one that has read less get padding on

@@ -8,6 +8,7 @@ forward pass.
 
 All rows of a state have read the same number of tokens. What a row has kept beyond that is read
 again in every pass, padded on the right, where padding has no influence on what comes before it.
+A state of keys and values alone is cut instead, and its rows are aligned on the right.
 """
 
 from __future__ import annotations
@@ -54,7 +55,8 @@ class SnapshotRunner(Runner):
 
     Between `keep` and `extend`, `_state` has read all tokens but the `_unread` ones. `extend` reads
     these and the new tokens into a copy of it, `_ahead`. If `keep` then keeps all, `_ahead` becomes
-    the state. Otherwise it is dropped, and the tokens that are kept join the unread ones:
+    the state. Otherwise it is cut if it is a KV cache, or else dropped, and the tokens that are kept
+    join the unread ones:
 
         start([1 2 3])   _state has read 1 2 3
         extend([4 5 6])  _ahead has read 1 2 3 4 5 6
@@ -179,6 +181,11 @@ class SnapshotRunner(Runner):
         if self._ahead is not None and min(counts) == num_extended:
             self._state = self._ahead
             self._unread = [[] for _ in counts]
+        elif self._ahead is not None and self._ahead.is_kv_cache:
+            shifts = [max(counts) - count for count in counts]
+            padding = [sum(pair) for pair in zip(self._padding, shifts, strict=True)]
+            self._padding = [count - min(padding) for count in padding]
+            self._state = self._ahead.cut(num_extended - max(counts), shifts, min(padding))
         elif self._state is None:
             raise ValueError(f"{type(self._model).__name__} cannot take tokens back")
         else:

@@ -176,6 +176,26 @@ def test_accepted_tokens_cost_no_pass_of_their_own() -> None:
     assert widths == [7, 5, 8, 11, 14, 17, 20, 18, 5, 8]
 
 
+@pytest.mark.parametrize("counts", [[3, 3], [1, 4], [0, 2]])
+def test_keys_and_values_are_cut_and_no_token_is_read_again(counts: list[int]) -> None:
+    model = random_model("bloom")
+    widths: list[int] = []
+    model.register_forward_pre_hook(
+        lambda module, args, named: widths.append(named["input_ids"].shape[1]), with_kwargs=True
+    )
+    runner = SnapshotRunner(model)
+    runner.start(PROMPTS[:2])
+    for _ in range(8):
+        runner.extend(torch.ones(2, 5, dtype=torch.long))
+        runner.keep(counts)
+    assert widths == [7, *[5] * 8]
+    assert runner._state is not None
+    longest = max(
+        len(prompt) + 8 * count for prompt, count in zip(PROMPTS[:2], counts, strict=True)
+    )
+    assert runner._state.num_read == longest, "no padding stays that all rows have"
+
+
 def test_a_single_token_of_a_target_needs_no_copy() -> None:
     model = random_model("mamba2")
     runner = SnapshotRunner(model, keeps_first=True)
