@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.config.errors import RunError
 from harness.engines.detokenizer import BROKEN
-from harness.engines.door.reference import TextReference
+from harness.engines.door.reference import Reference
 from harness.engines.tokenizer import Tokenizer
 from harness.results.statistics.arrays import Floats
 
@@ -48,7 +48,7 @@ class Divergence:
 
 
 def first_divergence(
-    reference: TextReference | None,
+    reference: Reference | None,
     prompt: Sequence[int],
     expected: Sequence[int],
     actual: Sequence[int],
@@ -75,7 +75,7 @@ def first_divergence(
 
 
 def _with_margin(
-    reference: TextReference, before: Sequence[int], position: int, expected: int, actual: int
+    reference: Reference, before: Sequence[int], position: int, expected: int, actual: int
 ) -> Divergence:
     """The divergence, with the difference of the two tokens' logits after those `before` them."""
     margin = reference.margin(before, expected, actual)
@@ -115,7 +115,7 @@ class _Written:
 
 
 def text_divergence(
-    reference: TextReference,
+    reference: Reference,
     tokenizer: Tokenizer,
     prompt: Sequence[int],
     text: str,
@@ -166,9 +166,7 @@ def text_divergence(
     return _missing_text(reference, written, num_tokens)
 
 
-def _missing_text(
-    reference: TextReference, written: _Written, num_tokens: int
-) -> Divergence | None:
+def _missing_text(reference: Reference, written: _Written, num_tokens: int) -> Divergence | None:
     """The place where the reference adds more text within the number of tokens; None without one.
 
     Tokens may be left that add none: they are parts of a character, which the text need not show.
@@ -183,7 +181,7 @@ def _missing_text(
     return None
 
 
-def _logits_after(reference: TextReference, token_ids: Sequence[int]) -> Floats:
+def _logits_after(reference: Reference, token_ids: Sequence[int]) -> Floats:
     """The reference's logits [V] after a text."""
     any_token = 0
     return reference.logits_along([token_ids], [[any_token]])[0, 0]

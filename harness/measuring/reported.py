@@ -42,7 +42,7 @@ _NUM_TWICE = 16
 
 
 class ReportedReference:
-    """A regular arm's log-probabilities of texts, as the logits of a `TextReference`.
+    """A regular arm's log-probabilities of texts, as the logits of a `Reference`.
 
     Args:
         arm: the regular one, which scores texts.

@@ -32,7 +32,7 @@ from harness.commands.recovery.workload import (
 from harness.config.errors import RunError, VerdictError
 from harness.config.settings import require
 from harness.engines.divergence import first_divergence
-from harness.engines.door.reference import TextReference
+from harness.engines.door.reference import Reference
 from harness.engines.protocol import Arm
 from harness.measuring.progress import say
 from harness.measuring.prompts.sets import load_prompts
@@ -138,7 +138,7 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
 
     def _reference(
         self, session: Session, references: References, prompts: Sequence[Sequence[int]]
-    ) -> TextReference | None:
+    ) -> Reference | None:
         """The weights, or the regular arm's log-probabilities; None where neither can be had.
 
         Raises:

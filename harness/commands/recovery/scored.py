@@ -9,7 +9,7 @@ from harness.commands.recovery.scores import Scores, choose_place, is_lossy
 from harness.commands.recovery.workload import Asking, Columns, most_drawn, tokens_at_place
 from harness.config.amounts import counted
 from harness.config.errors import RunError
-from harness.engines.door.reference import TextReference
+from harness.engines.door.reference import Reference
 from harness.engines.protocol import Arm, in_batches
 from harness.measuring.progress import say
 from harness.measuring.reported import ReportedReference, ReturnedLogprobs
@@ -35,7 +35,7 @@ class _Test:
         so_far: the checks at the last look; none before the first turns are scored.
     """
 
-    def __init__(self, asking: Asking, reference: TextReference) -> None:
+    def __init__(self, asking: Asking, reference: Reference) -> None:
         self.so_far: Sequence[Columns] = []
         self._asking = asking
         self._reference = reference
@@ -113,7 +113,7 @@ class _Test:
         return scores
 
 
-def scored_checks(asking: Asking, arm: Arm, reference: TextReference) -> Iterator[Columns]:
+def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Columns]:
     """Test an arm's answers by exact probabilities; before that the arm that is the reference.
 
     Raises:

@@ -19,7 +19,7 @@ from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.workload import Answer, Columns, acceptance_of
 from harness.config.errors import RunError
 from harness.engines.divergence import Divergence, check_known, first_divergence
-from harness.engines.door.reference import TextReference
+from harness.engines.door.reference import Reference
 from harness.engines.protocol import in_batches
 from harness.engines.requests import RequestRecord
 from harness.measuring.progress import progress
@@ -155,7 +155,7 @@ class Scores:
 
     def __init__(
         self,
-        reference: TextReference,
+        reference: Reference,
         samplings: Sequence[Sampling],
         token_test: TokenTest,
         end_tokens: frozenset[int],
@@ -334,7 +334,7 @@ class _Place(NamedTuple):
 
 
 def choose_place(
-    texts: Sequence[ScoredText], reference: TextReference, num_together: int
+    texts: Sequence[ScoredText], reference: Reference, num_together: int
 ) -> tuple[int, ...]:
     """The tokens after which a recovered token decides most.
 
@@ -367,7 +367,7 @@ def choose_place(
     return places[int(np.argmax(decided))].token_ids
 
 
-def _decided(places: Sequence[_Place], sampling: Sampling, reference: TextReference) -> list[float]:
+def _decided(places: Sequence[_Place], sampling: Sampling, reference: Reference) -> list[float]:
     """How much the recovered token behind each place decides, in nats."""
     prompts = [place.token_ids for place in places]
     first_tokens = [place.first_token for place in places]

@@ -21,7 +21,7 @@ class Margin(NamedTuple):
     tolerance: float
 
 
-class TextReference(Protocol):
+class Reference(Protocol):
     """The target's own probabilities along given texts: from its weights, or as a server reports them."""
 
     @property
@@ -53,14 +53,3 @@ class TextReference(Protocol):
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
         """The logit of `wanted` after a text, minus that of `other`."""
-
-
-class Reference(TextReference, Protocol):
-    """The models' own probabilities, to check texts against."""
-
-    @property
-    def num_experts(self) -> int | None:
-        """The experts of a layer of the target; None where it is no mixture."""
-
-    def experts(self, token_ids: Sequence[int], num_last: int) -> list[list[list[int]]]:
-        """The experts that the last tokens of a text take, by layer and then by token."""

@@ -17,7 +17,6 @@ from harness.local.engine.pair import Pair
 from harness.local.engine.pair_runners import PairRunners, open_runners
 from harness.local.engine.rounding import largest_rounding, recompute
 from harness.local.engine.rules import warp_of
-from harness.local.models.experts import num_experts, watching_experts
 from harness.results.statistics.arrays import Floats
 
 
@@ -36,15 +35,6 @@ class ModelReference:
     @property
     def vocabulary_size(self) -> int:
         return self._pair.vocabulary_size
-
-    @property
-    def num_experts(self) -> int | None:
-        return num_experts(self._pair.target.model)
-
-    def experts(self, token_ids: Sequence[int], num_last: int) -> list[list[list[int]]]:
-        with watching_experts(self._pair.target.model) as choices:
-            self.logits([token_ids])
-        return [layer[-num_last:].tolist() for layer in choices]
 
     def margin(self, token_ids: Sequence[int], wanted: int, other: int) -> Margin:
         target = self._pair.target

@@ -9,6 +9,7 @@ same slots.
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 from collections.abc import Sequence
 from typing import Any, Unpack
@@ -268,7 +269,12 @@ class StaticRunner(Runner):
         # Without the model's configuration no layer drops slots behind a sliding window: a
         # roll-back may need them.
         cache: Any = DynamicCache()
-        num_shared = _num_shared(prompts) if self._shares_prefix else 0
+        num_shared = 0
+        if self._shares_prefix and len(prompts) > 1:
+            are_equal = (len(set(tokens)) == 1 for tokens in zip(*prompts, strict=False))
+            num_shared = sum(1 for _ in itertools.takewhile(bool, are_equal))
+            # The logits after each prompt's last token are needed.
+            num_shared = min(num_shared, min(map(len, prompts)) - 1)
         lengths = [len(prompt) - num_shared for prompt in prompts]
         # Padding follows a prompt, which therefore never sees it: positions and masks are the
         # model's own.
@@ -297,15 +303,3 @@ class StaticRunner(Runner):
         if not keys_and_values:
             raise UnsupportedModelError("does not keep its state in a KV cache")
         return keys_and_values, [logits, *hidden]
-
-
-def _num_shared(prompts: Sequence[Sequence[int]]) -> int:
-    """Return how many tokens all of several prompts begin with. No prompt's last token counts,
-    because the logits after it are needed.
-    """
-    if len(prompts) == 1:
-        return 0
-    for index, tokens in enumerate(zip(*prompts, strict=False)):
-        if len(set(tokens)) > 1:
-            return index
-    return min(map(len, prompts)) - 1
