@@ -34,7 +34,7 @@ class Demand:
         """Tokens of the longest row: its prompt, the new tokens and the draft tokens."""
         return self.prompt_tokens + self.new_tokens + self.num_draft_tokens
 
-    def cached_tokens(self, runner: RunnerName, spare_slots: int | None = None) -> int:
+    def cached_tokens(self, spare_slots: int | None = None) -> int:
         """The most tokens whose keys and values are kept for a row.
 
         Args:
@@ -47,7 +47,7 @@ class Demand:
                 return first_size
             # The old buffer stays allocated until its contents have been copied.
             return 2 * self.row_tokens + spare_slots
-        if runner == "eager":
+        if self.runner == "eager":
             return self.row_tokens
         # The prompt is read into a separate cache and copied from there.
         return round_up(self.row_tokens + 1) + self.prompt_tokens

@@ -216,8 +216,8 @@ class PlacementSettings:
             over them; `balanced` spreads them over all GPUs; `cpu` takes none. A draft is whole on the GPU with the
             most room. On a machine without a GPU every strategy means the CPU.
         gpus: how many GPUs may be used, starting with the first visible one; None for all.
-        reserve_gb: kept free on each GPU, on top of weights and KV cache, for activations; in GB (10^9 bytes). More is
-            kept free where reading all prompts at once needs more.
+        reserve_gb: kept free on each GPU, on top of weights and KV cache, for activations and CUDA graphs; in GB (10^9
+            bytes). More is kept free where reading all prompts at once needs more.
         offload: where layers that fit on no GPU go; `none` refuses them.
         device_map: an explicit map from module names to devices, for the target; overrides the strategy. It keeps no
             reserve, but what reading the prompts takes.

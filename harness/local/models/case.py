@@ -14,14 +14,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import torch
 
 from harness.config.amounts import amount
 from harness.config.demand import Demand
 from harness.config.errors import RunError
-from harness.config.run import RunnerName
 from harness.config.settings import PlacementSettings, Strategy
 from harness.local.models.sketch import Device, DeviceMap, Sketch, device_name
 
@@ -33,20 +31,6 @@ class Misfit(RunError):
     """A model for which there is no room: what it needs and what is free, in one line."""
 
 
-class Needs(NamedTuple):
-    """What a model needs memory for in addition to its weights.
-
-    Attributes:
-        tokens: how many tokens' keys and values are kept, over all rows.
-        states: how many recurrent states are kept, one or two for a row; 0 for most models.
-        graph_bytes: an estimate of what CUDA graphs of compiled passes take.
-    """
-
-    tokens: int
-    states: int
-    graph_bytes: int
-
-
 @dataclass(frozen=True)
 class Placement:
     """Where one model is.
@@ -54,7 +38,7 @@ class Placement:
     Attributes:
         device_map: from module names to devices; `""` is the whole model.
         bytes_per_device: weights and buffers, by `cuda:0`, `cpu` or `disk`.
-        cache_per_device: keys, values and graphs, when they are largest.
+        cache_per_device: keys and values, when they are largest.
     """
 
     device_map: DeviceMap
@@ -86,7 +70,7 @@ class Case:
         free: bytes on each GPU that may be used, and in main memory (`"cpu"`). Without a GPU
             everything goes to the CPU.
         shared: whether the target itself is the draft, by settings that are equal: its weights are
-            there once, its caches and graphs twice.
+            there once, its caches twice.
     """
 
     models: tuple[Sketch, ...]
@@ -156,37 +140,17 @@ class Case:
             return []
         return self.gpus if sketch.settings.gpus else self.gpus[: self.placement.gpus]
 
-    def needs(self, sketch: Sketch, *, whole: bool, on_gpu: bool) -> Needs:
-        """What a model needs for its caches and graphs.
-
-        Args:
-            whole: whether the model is on one device.
-            on_gpu: whether its first layers are on a GPU.
+    def cached(self, sketch: Sketch) -> tuple[int, int]:
+        """How many tokens' keys and values a model keeps, over all rows, and how many recurrent
+        states; 0 of these for most models.
         """
         demand = self.demand
-        roles = ["model", "draft"] if self.shared else [sketch.role]
-        num_rows = len(roles) * demand.batch_size
+        num_rows = demand.batch_size * (2 if self.shared else 1)
         if sketch.state_bytes:
             # A recurrent model has everything twice, before and after the draft tokens.
             num_states = num_rows * (2 if demand.num_draft_tokens else 1)
-            return Needs(num_states * demand.row_tokens, num_states, graph_bytes=0)
-        runner = self._runner(sketch, whole=whole, on_gpu=on_gpu)
-        graph_bytes = 0
-        if on_gpu and runner == "compiled":
-            graph_bytes = len(roles) * _graph_bytes(demand, sketch)
-        tokens = num_rows * demand.cached_tokens(runner, sketch.spare_slots)
-        return Needs(tokens, states=0, graph_bytes=graph_bytes)
-
-    def _runner(self, sketch: Sketch, *, whole: bool, on_gpu: bool) -> RunnerName:
-        """The runner that a model will have, as far as that decides what it caches."""
-        runner = self.demand.runner
-        if runner == "auto":
-            runner = "compiled" if on_gpu else "static"
-        in_8bit = "8bit" in (sketch.quantization, sketch.stored)
-        if runner != "eager" and (in_8bit or not whole):
-            # Such models are not compiled.
-            return "static"
-        return runner
+            return num_states * demand.row_tokens, num_states
+        return num_rows * demand.cached_tokens(sketch.spare_slots), 0
 
     def misfit(self, sketch: Sketch, room: Memory) -> Misfit:
         """The error for a model that does not fit into the room it was offered."""
@@ -195,10 +159,9 @@ class Case:
         if sketch.quantization != "none":
             number_format = sketch.quantization
         text = f"its weights need {amount(sketch.weight_bytes)} in {number_format}"
-        needs = self.needs(sketch, whole=len(room) == 1, on_gpu=on_gpu)
-        cache = sum(sketch.block_caches(needs.tokens, needs.states))
+        cache = sum(sketch.block_caches(*self.cached(sketch)))
         if cache:
-            text += f" and its KV cache {amount(cache + needs.graph_bytes)}"
+            text += f" and its KV cache {amount(cache)}"
         where = " next to the model" if sketch.role == "draft" else ""
         reserve = "placement.reserve_gb"
         if self.prompt_bytes > self.placement.reserve_gb * 1e9:
@@ -214,17 +177,6 @@ def _prompt_bytes(demand: Demand, sketch: Sketch) -> int:
     num_tokens = demand.batch_size * demand.prompt_tokens
     layer = num_tokens * sketch.pass_numbers * sketch.dtype.itemsize
     return layer + demand.batch_size * sketch.vocabulary_size * (sketch.dtype.itemsize + 4)
-
-
-def _graph_bytes(demand: Demand, sketch: Sketch) -> int:
-    """Estimate the memory of CUDA graphs: their results, and as much again to work in.
-
-    A target's results are the logits of one token and of K + 1, a head's also K distributions in
-    float32; a draft model's are fewer.
-    """
-    bytes_per_number = sketch.dtype.itemsize + torch.float32.itemsize
-    num_results = demand.batch_size * (demand.num_draft_tokens + 2) * sketch.vocabulary_size
-    return 2 * num_results * bytes_per_number
 
 
 def _describe_room(sizes: list[int], on_gpu: bool, reserve: str) -> str:

@@ -20,7 +20,7 @@ from transformers import (
 
 from harness.config.errors import RunError, SettingError
 from harness.config.failures import explain_configuration, first_line
-from harness.config.places import as_typed, check_place
+from harness.config.places import check_place
 from harness.config.settings import ModelSettings
 from harness.local.models.cache_names import CACHE
 
@@ -180,11 +180,7 @@ def _hint_at_contents(directory: Path) -> str:
         return " (for a GGUF file set gguf_file)"
     if (directory / "adapter_config.json").is_file():
         return " (it is an adapter, which must be merged into its base model first)"
-    models = sorted(file.parent for file in directory.glob("*/config.json"))
-    if not models:
-        return ""
-    others = f" or {len(models) - 1} others" if len(models) > 1 else ""
-    return f" (did you mean {as_typed(models[0])}{others}?)"
+    return ""
 
 
 def _check_generation(role: str, settings: ModelSettings) -> None:

@@ -115,11 +115,8 @@ def _share_out(
     if num_offloaded and outside in devices:
         return None
     num_here = len(sketch.blocks) - num_offloaded
-    on_gpu = devices[0] != "cpu"
-    needs = case.needs(sketch, whole=len(devices) == 1 and not num_offloaded, on_gpu=on_gpu)
-    caches = sketch.block_caches(needs.tokens, needs.states)
+    caches = sketch.block_caches(*case.cached(sketch))
     loads = [sketch.block_bytes[block] + caches[block] for block in range(num_here)]
-    loads[-1] += needs.graph_bytes
     rooms = [room[device] for device in devices]
     rooms[0] -= max(sketch.unquantized_bytes[num_here:], default=0) + sum(caches[num_here:])
     indices = filled(loads, rooms) if num_offloaded else balanced(loads, rooms)
@@ -132,8 +129,7 @@ def _share_out(
         for block, device in zip(sketch.blocks, block_devices, strict=True):
             device_map |= dict.fromkeys(block.modules, device)
     placement = _placement(case, sketch, device_map)
-    # Graphs, which only a whole model has, take more room if all blocks are on the first of several
-    # GPUs. With a disk, those in main memory are not quantized.
+    # With a disk, weights in main memory are not quantized.
     exceeds_room = any(placement.taken(device) > size for device, size in room.items())
     return None if exceeds_room else placement
 
@@ -144,15 +140,7 @@ def _placement(case: Case, sketch: Sketch, device_map: DeviceMap) -> Placement:
         parts = f"parts of {sketch.settings.name}"
         rule = f"{parts} cannot be outside the GPUs: its weights are quantized already"
         raise SettingError("placement", rule)
-    devices = list(dict.fromkeys(device_map.values()))
-    on_gpu = any(isinstance(device, int) for device in devices)
-    # A model on disk is computed in main memory, part by part.
-    whole = len(devices) == 1 and devices != ["disk"]
-    needs = case.needs(sketch, whole=whole, on_gpu=on_gpu)
-    caches = sketch.caches_on(device_map, needs.tokens, needs.states)
-    if needs.graph_bytes:
-        name = device_name(devices[0])
-        caches[name] = caches.get(name, 0) + needs.graph_bytes
+    caches = sketch.caches_on(device_map, *case.cached(sketch))
     return Placement(device_map, sketch.weights_on(device_map), caches)
 
 

@@ -225,16 +225,6 @@ def test_one_pass_of_a_head_drafts_all_tokens_and_may_read_the_targets_output_ma
     assert read > found[0]["draft_bytes"] + 2 * 151_936 * 2560
 
 
-def test_compiled_proposals_of_a_head_take_memory(plan: Plan) -> None:
-    pair = ["model=llama3.1_8B", "draft=llama3.1_8B-eagle3", "gpus=1", "gpu_memory=80GB"]
-    sizes = [
-        plan(*pair, "K=8", "batch_size=32", f"runner={runner}").row["draft_cache_bytes"]
-        for runner in ("static", "compiled")
-    ]
-    # Distributions over all tokens in float32.
-    assert sizes[1] - sizes[0] > 32 * 8 * 128_256 * 4
-
-
 # Its code looks at numbers, and the meta device has none.
 DYNAMIC = {
     "num_hidden_layers": 2,

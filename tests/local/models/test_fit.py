@@ -213,17 +213,6 @@ def test_layers_make_way_for_their_own_keys_and_values() -> None:
     )
 
 
-def test_graphs_of_compiled_passes_take_room_where_a_model_is_whole() -> None:
-    """24 GB next to weights of 10.2 GB and a reserve of 6 GB; none on two GPUs, or the CPU."""
-    demand = Demand(100, 1, 1, num_draft_tokens=0, runner="compiled")
-    model = sketch(10, vocabulary_size=10**7)
-    assert fits(case(model, free=machine(40.3), demand=demand))
-    assert not fits(case(model, free=machine(40.1), demand=demand))
-    assert fits(case(model, free=machine(12.3, 12.3), demand=demand))
-    on_cpu = dataclasses.replace(demand, runner="auto")
-    assert fits(case(model, free=machine(cpu_gb=10.3), demand=on_cpu))
-
-
 def test_a_map_keeps_free_what_reading_the_prompts_takes_and_no_more() -> None:
     model = sketch(10, vocabulary_size=1000)
     demand = dataclasses.replace(NOTHING, batch_size=1)
@@ -238,38 +227,19 @@ def test_a_map_keeps_free_what_reading_the_prompts_takes_and_no_more() -> None:
 
 def test_tokens_that_a_runner_holds() -> None:
     demand = Demand(
-        batch_size=1, prompt_tokens=100, new_tokens=60, num_draft_tokens=4, runner="auto"
-    )
-    assert demand.cached_tokens("eager") == 164
-    # 165 slots in whole buckets, and the prompt's own cache.
-    for runner in ("static", "compiled"):
-        assert demand.cached_tokens(runner) == 256 + 100
-    assert dataclasses.replace(demand, new_tokens=20).cached_tokens("static") == 128 + 100
-    # A head has spare slots, and holds what was full while it copies it.
-    assert demand.cached_tokens("compiled", spare_slots=256) == 100 + 4 + 256
-    assert (
-        dataclasses.replace(demand, new_tokens=300).cached_tokens("eager", spare_slots=256)
-        == 2 * 404 + 256
-    )
-
-
-def test_what_the_chosen_runner_adds_is_counted() -> None:
-    demand = Demand(
         batch_size=2, prompt_tokens=100, new_tokens=60, num_draft_tokens=4, runner="auto"
     )
-    models = sketch(cache=10, vocabulary_size=1000), draft(cache=10, vocabulary_size=1000)
-    target, small = fit(case(*models, free=machine(40), demand=demand))
-    # Logits of 1 and 5 tokens in float16, and distributions of as many, all twice.
-    assert target.cache_per_device == {"cuda:0": 2 * 356 * 10 * 10 * 2 + 2 * 2 * 1000 * 6 * 6}
-    assert small.cache_per_device == {"cuda:0": 2 * 356 * 2 * 10 * 2 + 2 * 2 * 1000 * 6 * 6}
-    static = 2 * 356 * 10 * 10 * 2
-    for how in ({"free": machine()}, {"free": machine(40, 40), "strategy": "balanced"}):
-        target, _ = fit(case(*models, demand=demand, **how))
-        assert sum(target.cache_per_device.values()) == static
-    eight = sketch(cache=10, vocabulary_size=1000, settings={"quantization": "8bit"})
-    assert fit(case(eight, free=machine(40), demand=demand))[0].cache_per_device == {
-        "cuda:0": static
-    }
+    eager = dataclasses.replace(demand, runner="eager")
+    assert eager.cached_tokens() == 164
+    # 165 slots in whole buckets, and the prompt's own cache.
+    assert demand.cached_tokens() == 256 + 100
+    assert dataclasses.replace(demand, new_tokens=20).cached_tokens() == 128 + 100
+    # A head has spare slots, and holds what was full while it copies it.
+    assert demand.cached_tokens(spare_slots=256) == 100 + 4 + 256
+    longer = dataclasses.replace(eager, new_tokens=300)
+    assert longer.cached_tokens(spare_slots=256) == 2 * 404 + 256
+    (placement,) = fit(case(sketch(cache=10), free=machine(40), demand=demand))
+    assert placement.cache_per_device == {"cuda:0": 2 * 356 * 10 * 10 * 2}
 
 
 def test_a_shared_draft_has_a_cache_of_its_own() -> None:
