@@ -47,15 +47,20 @@ def test_it_agrees_with_the_model_and_leaves_it_alone(name: str) -> None:
     assert [module.config._attn_implementation for module in modules] == before
 
 
-def test_the_common_beginning_is_read_once() -> None:
+@pytest.mark.parametrize(("shares", "numbers"), [(False, [2 * 7]), (True, [4, 2 * 3])])
+def test_equal_prompts_and_common_beginnings_are_read_once(
+    shares: bool, numbers: list[int]
+) -> None:
     model = random_model("llama")
     read: list[int] = []
     model.register_forward_pre_hook(
         lambda module, arguments, named: read.append(named["input_ids"].numel()), with_kwargs=True
     )
-    runner = StaticRunner(model, shares_prefix=True)
-    runner.start([[5, 9, 23, 4, *end] for end in ([3, 7, 6], [11], [30, 31])])
-    assert read == [4, 3 * 3]
+    runner = StaticRunner(model, shares_prefix=shares)
+    prompts = [[5, 9, 23, 4, *end] for end in ([3, 7, 6], [11], [3, 7, 6])]
+    runner.start([[8]])
+    runner.add(prompts)
+    assert read == [1, *numbers]
 
 
 def test_numbers_that_overflowed_do_not_reach_the_next_batch() -> None:
@@ -271,22 +276,6 @@ def test_slots_are_whole_buckets_and_twice_what_a_row_needs_where_they_grow(
     assert close(logits, logits_without_cache(model, text)[-1])
 
 
-@pytest.mark.parametrize(
-    ("kept", "length", "num_slots"), [(1, 127, 128), (2, 127, 128), (1, 128, 256)]
-)
-def test_rows_that_are_added_get_new_slots_only_where_there_are_none(
-    kept: int, length: int, num_slots: int
-) -> None:
-    runner = StaticRunner(random_model("llama"))
-    runner.start([[5] * 20, [6] * 20])
-    slots = runner._slots
-    runner.select([1, 0][:kept])
-    assert runner._slots is slots
-    runner.add([[7] * length])
-    assert (runner._slots is slots) == (kept == 1 and length < 128)
-    assert runner._slots.num_slots == num_slots
-
-
 @pytest.mark.parametrize("kind", [StaticRunner, SnapshotRunner])
 def test_drawn_tokens_are_transformers_own(kind: Any) -> None:
     model, prompt = random_model("llama"), PROMPTS[0]
@@ -294,30 +283,6 @@ def test_drawn_tokens_are_transformers_own(kind: Any) -> None:
     first = runner.start([prompt]).logits.argmax(-1, keepdim=True)
     tokens = [first, runner.draw(first, torch.full((1, 4), 0.5), Warp(0.0))[0]]
     assert torch.cat(tokens, -1).tolist() == [generated(model, prompt, 5)]
-
-
-def test_of_equal_prompts_that_join_at_once_one_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    model = random_model("llama")
-    runner, alone = StaticRunner(model), StaticRunner(model)
-    runner.start([[3, 4]])
-    read: list[int] = []
-    whole = runner._read_prompts
-
-    def counted(prompts: Any) -> Any:
-        read.append(len(prompts))
-        return whole(prompts)
-
-    monkeypatch.setattr(runner, "_read_prompts", counted)
-    prompts = [[5, 6, 7], [8], [5, 6, 7]]
-    logits = runner.add(prompts).logits
-    assert read == [2]
-    assert close(logits, alone.start(prompts).logits)
-    fed = torch.tensor([[9], [10], [11], [12]])
-    assert close(runner.extend(fed).logits[1:], alone.extend(fed[1:]).logits)
-    # What follows is of each row alone, and nothing is kept for later ones.
-    runner.keep([1] * 4)
-    runner.add(prompts[:1])
-    assert read == [2, 1]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "falcon"])
