@@ -78,9 +78,9 @@ def arm(name: str, seconds: float, decode_ms: float, **more: Any) -> dict[str, A
 def test_a_case_that_was_cut_off_runs_once_more(suite: ModuleType, tmp_path: Path) -> None:
     save(tmp_path, "tests", [], done=False)
     save(tmp_path, "commands", [], done=False, attempts=2)
-    found = suite.gpu_report.read(tmp_path, ["tests", "commands", "growth"])
-    due = [name for name in (*found, "growth") if suite.is_due(name, found)]
-    assert due == ["tests", "growth"]
+    found = suite.gpu_report.read(tmp_path, ["tests", "commands", "prices"])
+    due = [name for name in (*found, "prices") if suite.is_due(name, found)]
+    assert due == ["tests", "prices"]
 
 
 def test_tests_are_found_where_plugins_and_servers_are_missing(suite: ModuleType) -> None:
@@ -128,10 +128,10 @@ def test_a_command_has_its_environment_before_it(suite: ModuleType) -> None:
 
 
 def test_what_one_wants_to_know_first_is_measured_first(suite: ModuleType) -> None:
-    first = [job.name for job in suite.GPU_JOBS][:3]
-    assert first == [PAIR, f"{PAIR}-assisted-constant-K", "profile"]
-    assert len({job.name for job in suite.GPU_JOBS}) == len(suite.GPU_JOBS)
-    assert len(suite.PEERS) == sum(job.name.startswith(f"{PAIR}-") for job in suite.GPU_JOBS) - 1
+    names = [job.name for job in suite.GPU_JOBS]
+    assert names[0] == PAIR
+    assert names.index(f"{PAIR}-assisted-constant-K") < names.index("tests")
+    assert len(set(names)) == len(names)
 
 
 def test_each_measurement_is_saved_and_a_failed_case_keeps_them(
@@ -176,13 +176,12 @@ def test_an_attempt_that_is_cut_off_at_once_leaves_what_there_was(
 
 
 def test_there_is_a_report_where_little_was_found(suite: ModuleType, tmp_path: Path) -> None:
-    """Nothing that decides anything, and a profiler that may not see kernels."""
     versions = dict.fromkeys(("torch_version", "transformers_version", "bitsandbytes_version"), "1")
     about = {**versions, "timestamp": "2026-11-24T12:00:00", "commit": "abc"}
     failed = "OutOfMemoryError: CUDA out of memory"
-    save(tmp_path, PAIR, [], error=failed, profile={"regular": []}, **about)
+    save(tmp_path, PAIR, [], error=failed, **about)
     report = suite.gpu_report.report(suite.gpu_report.read(tmp_path, [PAIR]))
-    for found in (f"failed: {failed}", "not measured", "no kernels", "regular"):
+    for found in (f"failed: {failed}", "not measured"):
         assert found in report
 
 
@@ -195,11 +194,10 @@ def test_a_case_that_hangs_leaves_time_for_others(suite: ModuleType) -> None:
 def test_the_report_fills_the_readme_with_peers_of_other_processes(
     suite: ModuleType, tmp_path: Path
 ) -> None:
-    speculative = {"predicted_speedup": 2.0, "decode_speedup": 1.96, "reached": 0.98}
     lines = [
         arm("eager regular", 1.0, 14.0),
         arm("compiled regular", 0.25, 3.3),
-        arm("compiled speculative", 0.125, 1.7, **speculative),
+        arm("compiled speculative", 0.125, 1.7),
     ]
     save(tmp_path, PAIR, lines)
     assisted = {"arm": "assisted, constant K", "seconds": [0.5], "ms_per_token": 7.8}
@@ -213,7 +211,7 @@ def test_the_report_fills_the_readme_with_peers_of_other_processes(
     assert text.startswith("before\n")
     assert text.endswith("after\n")
     assert "old" not in text
-    for found in ("1.10×", "4.00×", "98% of 2.00×", "assisted, constant K", "reached"):
+    for found in ("1.10×", "4.00×", "assisted, constant K", "reached"):
         assert found in text
     assert begin in (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -234,7 +232,7 @@ def test_on_a_pretended_gpu_cases_run_to_their_end_in_their_own_processes(
     suite: ModuleType, tmp_path: Path
 ) -> None:
     """A pair and a command; all others, by the command in CONTRIBUTING.md, take an hour."""
-    wanted = {PAIR, "no-cudnn"}
+    wanted = {PAIR, "eagle3"}
     out = tmp_path / "results"
     for job in suite.GPU_JOBS:
         if job.name not in wanted:
@@ -246,7 +244,7 @@ def test_on_a_pretended_gpu_cases_run_to_their_end_in_their_own_processes(
     )
     arms = {line["arm"] for line in results[PAIR].lines}
     assert arms >= {"eager regular", "compiled regular", "compiled speculative"}
-    assert [line["exit_code"] for line in results["no-cudnn"].lines] == [0]
+    assert [line["exit_code"] for line in results["eagle3"].lines] == [0]
     report = suite.gpu_report.report(results)
     for found in ("pretended GPU", "compiled passes against eager", "compiled speculative"):
         assert found in report
@@ -287,7 +285,7 @@ def test_the_plan_is_printed_wherever_it_is_called_from(tmp_path: Path) -> None:
     process = begin_program(list_cases, tmp_path)
     stdout, stderr = process.communicate()
     assert process.returncode == 0, stderr
-    assert "commands" in stdout
+    assert "eagle3" in stdout
 
 
 def run_a_case_that_hangs() -> None:

@@ -1,4 +1,4 @@
-"""A pair of models on one GPU: our runners, Hugging Face's decoders and the loop without a cache, side by side.
+"""A pair of models on one GPU: our runners and Hugging Face's decoders, side by side.
 
 Real weights are not needed: the models have the architectures of the presets and random weights, linked (`chain.py`) so
 that the draft agrees with the target on four tokens in five, by any decoder's own rule. (Their activations have no
@@ -12,10 +12,8 @@ from __future__ import annotations
 
 import argparse
 import functools
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import common
@@ -25,39 +23,28 @@ from chain import link
 from harness.commands.latency.record import LatencySettings
 from harness.config.run import RunnerName
 from harness.config.settings import DecodingSettings
-from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, Arm, Question
 from harness.engines.record import Preparation
 from harness.engines.timing import timed_answer
-from harness.local.decoding.verify import Offer, verify
-from harness.local.decoding.warp import Warp
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair
-from harness.local.engine.profiling import profile_arms
 from harness.local.engine.roofline import roofs
-from harness.local.runners.attention import without_cudnn
 from harness.reporting.table import Table
-from harness.results.acceptance import Acceptance, predicted_speedup
+from harness.results.acceptance import Acceptance
 from harness.results.statistics.interval import Interval
 
 AGREEMENT = 0.8
 PROMPT_TOKENS = 64
-# Questions that arms answer once more under stopwatches.
-NUM_WATCHED = 4
 HEADINGS = (
     "arm", "ms/token", "over eager\nregular", "95 % interval", "first\ntoken ms", "decode\nms/token",
-    "decode\nspeed-up", "step ms", "in 8-bit\nlayers", "draft\nstep ms", "setup s", "predicted",
+    "decode\nspeed-up", "setup s",
 )  # fmt: skip
 
 Contender = Callable[[Question], float]
 Lines = list[dict[str, Any]]
 # Takes all lines so far: one about the case, then the others.
 Save = Callable[[Lines], None]
-WITHOUT_CACHE = "speculative without a cache"
-PEERS = (
-    "generate", "assisted, constant K", "assisted, its own K", WITHOUT_CACHE,
-    "generate, static compiled cache",
-)  # fmt: skip
+PEERS = ("generate", "assisted, constant K", "generate, static compiled cache")
 
 
 @dataclass(frozen=True)
@@ -68,8 +55,6 @@ class Case:
         minutes: it takes about as long on a GPU with 80 GB; a guess until it has run.
         peer: the only arm, one of `PEERS`, in a process of its own: CUDA graphs of other libraries may free memory
             that ours use. The others are the arms of our runners. Batch 1 only.
-        every_runner: whether each of our runners takes part, of which most are another compilation; otherwise the
-            reference and the default on such a device.
         linked: random weights that agree as often as `AGREEMENT`; otherwise the stored ones.
     """
 
@@ -79,7 +64,6 @@ class Case:
     batch_size: int = 1
     num_draft_tokens: int = 4
     peer: str | None = None
-    every_runner: bool = False
     linked: bool = True
 
     @property
@@ -87,12 +71,7 @@ class Case:
         sizes = f"{self.model}+{self.draft}-batch{self.batch_size}-k{self.num_draft_tokens}"
         if self.peer is not None:
             return f"{sizes}-{self.peer.replace(',', '').replace(' ', '-')}"
-        return f"{sizes}-runners" if self.every_runner else sizes
-
-    def runners(self, on_gpu: bool) -> tuple[RunnerName, ...]:
-        if self.every_runner:
-            return ("eager", "static", "compiled")
-        return ("eager", "compiled" if on_gpu else "static")
+        return sizes
 
     def settings(self, num_tokens: int) -> LatencySettings:
         on_gpu = torch.cuda.is_available()
@@ -110,40 +89,6 @@ class Case:
     def measure(self, options: argparse.Namespace, save: Save, done: Lines) -> None:
         """Load the pair and run all arms on it: a line about the case, then one per arm."""
         measure(self, options, save)
-
-
-def without_cache(pair: Pair, decoding: DecodingSettings) -> Contender:
-    """The loop of the published Llama tables: every forward pass reads the whole text again."""
-    warp = Warp(decoding.temperature, decoding.top_k, decoding.top_p)
-    device, k = pair.target.input_device, decoding.num_draft_tokens
-    assert pair.draft is not None
-    target, draft = pair.target.model, pair.draft.model
-
-    @torch.inference_mode()
-    def decode(question: Question) -> None:
-        text = torch.tensor([list(question.prompts[0])], device=device)
-        end = text.shape[1] + decoding.max_new_tokens
-        while text.shape[1] < end:
-            drafted, drawn = text, []
-            for _ in range(k):
-                drawn.append(warp(draft(drafted, use_cache=False).logits[:, -1]))
-                drafted = torch.cat([drafted, torch.multinomial(drawn[-1], 1)], 1)
-            logits = target(drafted, use_cache=False).logits[
-                :, text.shape[1] - 1 :, : drawn[0].shape[-1]
-            ]
-            accept, following = torch.rand(1, k, device=device), torch.rand(1, k + 1, device=device)
-            proposed = drafted[:, text.shape[1] :]
-            verdict = verify(
-                Offer(warp(logits), proposed, torch.stack(drawn, 1), accept, following)
-            )
-            count = text.shape[1] + int(verdict.num_accepted)
-            text = torch.cat([drafted[:, :count], verdict.next_token.view(1, 1)], 1)
-
-    def seconds(question: Question) -> float:
-        with without_cudnn():
-            return common.timed(lambda: decode(question), pair.devices)
-
-    return seconds
 
 
 def questions_of(case: Case, pair: Pair, decoding: DecodingSettings, count: int) -> list[Question]:
@@ -168,7 +113,7 @@ class Arms:
     """Our arms of a pair: what runs them, and what their generations told."""
 
     contenders: dict[str, Contender]
-    watched: dict[str, tuple[LocalEngine, Arm, Phases]]
+    setup_seconds: dict[str, float]
     generations: dict[str, list[Answered]]  # by contender, the warm-up first
 
     def decode_seconds(self, name: str) -> list[float]:
@@ -197,7 +142,9 @@ def our_arms(case: Case, pair: Pair, decoding: DecodingSettings, on_gpu: bool) -
         arms.generations.setdefault(name, []).append(generation)
         return generation.seconds
 
-    for runner in case.runners(on_gpu):
+    # The reference, and the default on such a device.
+    runners: tuple[RunnerName, ...] = ("eager", "compiled" if on_gpu else "static")
+    for runner in runners:
         preparation = Preparation(
             decoding=decoding,
             runner=runner,
@@ -208,23 +155,15 @@ def our_arms(case: Case, pair: Pair, decoding: DecodingSettings, on_gpu: bool) -
         engine = LocalEngine(pair, preparation)
         if f"{engine.runner} regular" in arms.contenders:
             continue
-        assert engine.stopwatches is not None
-        for arm, watched in zip(engine.arms, engine.stopwatches.arms(), strict=True):
+        for arm in engine.arms:
             name = f"{engine.runner} {arm.name}"
             arms.contenders[name] = functools.partial(ours, name, engine, arm)
-            arms.watched[name] = engine, watched, Phases()
+            arms.setup_seconds[name] = engine.setup_seconds
     return arms
 
 
-def peer_contender(name: str, pair: Pair, decoding: DecodingSettings) -> Contender:
-    """Return one of `PEERS`."""
-    if name == WITHOUT_CACHE:
-        return without_cache(pair, decoding)
-    return common.hugging_face(pair, decoding)[name]
-
-
 def measure(case: Case, options: argparse.Namespace, save: Save) -> None:
-    """Measure a case; saves after each question, and once more with the steps under stopwatches."""
+    """Measure a case; saves after each question."""
     settings = case.settings(options.tokens)
     decoding = settings.decoding
     placed = common.place(settings, PROMPT_TOKENS)
@@ -237,7 +176,8 @@ def measure(case: Case, options: argparse.Namespace, save: Save) -> None:
     if case.peer is None:
         arms = our_arms(case, pair, decoding, on_gpu)
     else:
-        arms = Arms({case.peer: peer_contender(case.peer, pair, decoding)}, {}, {})
+        peer = common.hugging_face(pair, decoding)[case.peer]
+        arms = Arms({case.peer: peer}, {}, {})
 
     def save_lines(seconds: Mapping[str, list[float]]) -> None:
         acceptance = arms.acceptance
@@ -252,30 +192,16 @@ def measure(case: Case, options: argparse.Namespace, save: Save) -> None:
             "draft_floor_ms": draft_roof.floor_ms,
             "copy_bandwidth_bytes_per_s": roof.floor_ms and 1000 * roof.step_bytes / roof.floor_ms,
             "peak_memory_bytes": max(peaks, default=0) or None,
-            "profile": profiles,
         }
-        save([about, *lines_of(case, arms, seconds, options.tokens)])
+        save([about, *lines_of(arms, seconds, options.tokens)])
 
-    profiles: dict[str, Sequence[Any]] = {}
     seconds: dict[str, list[float]] = {}
     for seconds in common.turns(arms.contenders, questions):
-        save_lines(seconds)
-    for question in questions[:NUM_WATCHED]:
-        for engine, arm, phases in arms.watched.values():
-            phases.add(timed_answer(engine, arm, question).phases)
-    save_lines(seconds)
-    if arms.watched:
-        # The last runner's, which is the fastest; traces are too large to keep.
-        engine = [engine for engine, _, _ in arms.watched.values()][-1]
-        with tempfile.TemporaryDirectory() as traces:
-            found = profile_arms(engine.arms, pair.devices, questions[0], Path(traces))
-        for profile in found:
-            profiles[profile.arm] = profile.operations
         save_lines(seconds)
 
 
 def lines_of(
-    case: Case, arms: Arms, seconds: Mapping[str, list[float]], num_tokens: int
+    arms: Arms, seconds: Mapping[str, list[float]], num_tokens: int
 ) -> list[dict[str, Any]]:
     """Return a line for each arm, of all that is known so far."""
     lines = []
@@ -287,11 +213,8 @@ def lines_of(
         }
         if "eager regular" in seconds:
             line["faster_by"] = common.bounds(common.ratio(seconds["eager regular"], own))
-        if name in arms.watched:
+        if name in arms.setup_seconds:
             line |= _decoding_columns(arms, name, num_tokens)
-            line |= _step_columns(case, arms, name)
-        if "predicted_speedup" in line:
-            line["reached"] = line["decode_speedup"] / line["predicted_speedup"]
         lines.append(line)
     return lines
 
@@ -301,28 +224,13 @@ def _decoding_columns(arms: Arms, name: str, num_tokens: int) -> dict[str, Any]:
     own = arms.decode_seconds(name)
     firsts = [first_token_seconds(one) for one in arms.generations[name][1:]]
     columns: dict[str, Any] = {
-        "setup_s": arms.watched[name][0].setup_seconds,
+        "setup_s": arms.setup_seconds[name],
         "first_token_ms": 1000 * sum(firsts) / len(firsts),
         "decode_ms_per_token": 1000 * sum(own) / (len(own) * (num_tokens - 1)),
     }
     if name.endswith(" speculative"):
         regular = arms.decode_seconds(name.replace("speculative", "regular"))
         columns["decode_speedup"] = common.ratio(regular, own).estimate
-    return columns
-
-
-def _step_columns(case: Case, arms: Arms, name: str) -> dict[str, Any]:
-    """Return the times under stopwatches, and what they predict for decoding alone."""
-    phases = arms.watched[name][2]
-    regular_ms = arms.watched[name.replace("speculative", "regular")][2].mean_ms("forward")
-    step_ms, drafting_ms = phases.mean_ms("forward"), phases.mean_ms("drafting")
-    columns: dict[str, Any] = {"step_ms": step_ms}
-    if step_ms:
-        columns["share_8bit"] = phases.share_in_layers("forward")
-    length = arms.acceptance.mean_acceptance_length
-    if drafting_ms and step_ms and regular_ms and length:
-        columns["draft_step_ms"] = drafting_ms / case.num_draft_tokens
-        columns["predicted_speedup"] = predicted_speedup(length, drafting_ms, step_ms, regular_ms)
     return columns
 
 
@@ -335,18 +243,10 @@ def table(about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Table
     rows = []
     for line in lines:
         ratio = Interval(**line["faster_by"]) if "faster_by" in line else None
-        predicted = (
-            f"{line['predicted_speedup']:.2f}× ({line['reached']:.0%} reached)"
-            if "reached" in line
-            else ""
-        )
         figures = (
             ("first_token_ms", ".2f"),
             ("decode_ms_per_token", ".2f"),
             ("decode_speedup", ".2f"),
-            ("step_ms", ".2f"),
-            ("share_8bit", ".0%"),
-            ("draft_step_ms", ".2f"),
             ("setup_s", ".0f"),
         )
         rows.append(
@@ -356,7 +256,6 @@ def table(about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]) -> Table
                 f"{ratio.estimate:.2f}×" if ratio else "",
                 common.interval(ratio, 2) if ratio else "",
                 *(number(line, key, form) for key, form in figures),
-                predicted,
             )
         )
     memory, rate = about["peak_memory_bytes"], about["copy_bandwidth_bytes_per_s"]

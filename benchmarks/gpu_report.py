@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import common
-import growth
 from gpu_pairs import table as pair_table
 
 from harness.reporting.files import Report, markdown
@@ -34,15 +33,8 @@ def _commands_table(about: Mapping[str, Any], lines: Sequence[Mapping[str, Any]]
 
 # By case; the others are pairs.
 TABLES: dict[str, Callable[[Mapping[str, Any], Sequence[Mapping[str, Any]]], Table]] = {
-    "growth": lambda about, lines: growth.table(
-        f"cost over the bare forward passes on {about['devices']}, {about['layers']} layers × {about['hidden_size']}",
-        lines,
-    ),
     "tests": _tests_table,
-    **dict.fromkeys(
-        ("profile", "no-cudnn", "pdl", "eagle3", "prices", "trees", "commands", "recovery"),
-        _commands_table,
-    ),
+    **dict.fromkeys(("prices", "eagle3", "sharded"), _commands_table),
 }
 # On a GPU, and without one.
 MAIN_PAIRS = ("7B+llama_68m-batch1-k4", "tiny+tiny_draft-batch1-k4")
@@ -79,7 +71,7 @@ def with_peers(name: str, results: Mapping[str, Result]) -> Result:
     eager = next((line for line in result.lines if line["arm"] == "eager regular"), None)
     lines = list(result.lines)
     for other, peer in results.items():
-        if eager is None or not other.startswith(f"{name}-") or other.endswith("-runners"):
+        if eager is None or not other.startswith(f"{name}-"):
             continue
         for line in peer.lines:
             count = min(len(line["seconds"]), len(eager["seconds"]))
@@ -125,13 +117,6 @@ def report(results: Mapping[str, Result]) -> str:
             result = with_peers(name, results)
         if result.lines:
             tables.append(TABLES.get(name, pair_table)(result.about, result.lines))
-        for arm, kernels in result.about.get("profile", {}).items():
-            if not kernels:
-                notes.append(f"the profiler saw no kernels of {name}, {arm}")
-                continue
-            headings = ["kernel", "calls", "ms", "share"]
-            rows = [(key, calls, f"{ms:.2f}", f"{share:.1%}") for key, calls, ms, share in kernels]
-            tables.append(common.table(f"where the time of {name} goes: {arm}", headings, rows))
     # A section of a page that has its own title.
     return "\n".join(
         f"#{line}" if line.startswith("#") else line
@@ -172,12 +157,9 @@ def decisions(results: Mapping[str, Result]) -> Table:
         lines = {line["arm"]: line for line in with_peers(name, results).lines}
         rows = [*_worth(lines)]
     for case, question, sign in (
-        ("trees", "an iteration with a chain, and with a dynamic tree (EAGLE-3)", "an iteration "),
         ("prices", "a pass by width and rows", "×"),
-        ("profile", "the main pair by the command line", "ms/token"),
-        ("no-cudnn", "the same without cuDNN's attention", "ms/token"),
-        ("pdl", "the same with a kernel's prologue before the end of the last one", "ms/token"),
         ("eagle3", "an EAGLE-3 head", "ms/token"),
+        ("sharded", "a target over two GPUs", "ms/token"),
     ):
         if case in results:
             for line in results[case].lines:
@@ -243,14 +225,6 @@ def _of_pair(name: str, result: Result) -> Iterable[tuple[str, str, str]]:
             found,
             _reached(ratio.estimate >= 2),
         )
-    if "reached" not in speculative:
-        return
-    found = f"{speculative['reached']:.0%} of {speculative['predicted_speedup']:.2f}× ({speculative['arm']})"
-    yield (
-        f"{name}: decoding alone at least 95 % of predicted",
-        found,
-        _reached(speculative["reached"] >= 0.95),
-    )
 
 
 def _reached(holds: bool) -> str:

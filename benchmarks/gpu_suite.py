@@ -7,8 +7,8 @@ With one 80 GB GPU, these calls; nothing needs to be exported:
     python benchmarks/gpu_suite.py --report DIR               # the targets, and all tables, ready for RESULTS.md
     python benchmarks/gpu_suite.py --readme DIR               # fills the GPU table of README.md
 
-The order is that of what one wants to know first: the main pair and its peer, where the time of its steps goes, then
-other kernels, sizes and heads, tests last. A machine that is lent for minutes comes back bare. Then bring the wheels
+The order is that of what one wants to know first: the main pair and its peers, the price of a pass, a head, number
+formats, tests. A machine that is lent for minutes comes back bare. Then bring the wheels
 of `scripts/collect_gpu_wheels.sh`, and carry two directories from call to call, without which every call begins with
 the first case: DIR, and DIR.inductor beside it, the compiler's cache (2 to 3 minutes of tuning for each pair). Take
 both home from DIR.tar.gz and DIR.inductor.tar.gz. Where a call has ten minutes, this leaves time for the archives:
@@ -21,7 +21,7 @@ that it printed, and DIR/outputs and DIR/results what its commands save. A case 
 again in the next call (tests and commands go on where they stopped); after two attempts it counts as done with what it
 has, and so does one that failed. --case NAME runs a case (--again: from the beginning), no option runs the next one.
 
-The pairs are in `gpu_pairs.py`, growth in `growth.py`. Minutes are guesses until a case
+The pairs are in `gpu_pairs.py`. Minutes are guesses until a case
 has run. Without a GPU there is a small plan over the shipped pair.
 """
 
@@ -38,7 +38,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -47,7 +47,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # where harness is
 
 import common
 import gpu_report
-import growth
 import pytest
 import torch
 from gpu_pairs import PEERS, Case, Lines, Save
@@ -183,94 +182,42 @@ def with_project() -> dict[str, str]:
     }
 
 
-def run_growth(save: Save, done: Lines) -> None:
-    """A target with 16 layers of width 1,024 on a GPU, whose cache fits at every point."""
-    if torch.cuda.is_available():
-        options = argparse.Namespace(
-            layers=16, hidden_size=1024, device="cuda", processor_time=False
-        )
-        base, repeats = growth.Point(), 6
-        axes = {
-            "context": [1024, 4096, 16_384],
-            "batch_size": [1, 16, 64],
-            "num_draft_tokens": [1, 8, 16],
-            "vocabulary": [128_000],
-        }
-    else:
-        options = argparse.Namespace(layers=8, hidden_size=256, device="cpu", processor_time=True)
-        base, repeats, axes = growth.QUICK, 3, {"context": [256], "batch_size": [1]}
-    load = growth.loader(options)
-    about = {"layers": options.layers, "hidden_size": options.hidden_size}
-    lines: Lines = []
-    for axis, values in axes.items():
-        for value in values:
-            lines += growth.measure_axis(load, axis, [value], base, repeats)
-            save([about, *lines])
-
-
-def peers(model: str, draft: str, minutes: float, linked: bool = True) -> list[Case]:
-    """Each of the peers as a case of its own."""
-    return [Case(model, draft, minutes, peer=name, linked=linked) for name in PEERS]
-
-
 RANDOM = "weights=random decoding.synthetic_acceptance=0.8 dtype=bfloat16"
 MAIN = f"latency model=7B draft=llama_68m {RANDOM}"
-# The table of its kernels shows where the time of a step goes.
-PROFILE = f"{MAIN} runner=compiled profile=true num_prompts=2"
-EAGLE = (
-    f"latency model=llama3.1_8B-instruct draft=llama3.1_8B-eagle3 {RANDOM} profile=true"
-    " num_prompts=4"
-)
 # A pass by its width and rows: is it a line, or has it steps? Not compiled: each shape would take seconds.
 PRICES = tuple(
     f"map model={model} draft=llama_68m {RANDOM} runner=static batch_sizes=[1,4,32]"
     " draft_tokens=[1,2,4,8,15] num_prompts=8 tokens=32"
     for model in ("7B", "7B_4bit")
 )
-OTHER_COMMANDS = (
-    "latency draft=tiny_eagle3 num_prompts=8",
-    f"{MAIN} runner=static num_prompts=4",
-)
-PEER_CASES = {case.peer: case for case in peers("7B", "llama_68m", 1.5)}
-COMPILED_PEER = replace(PEER_CASES.pop("generate, static compiled cache"), minutes=3)
+EAGLE = f"latency model=llama3.1_8B-instruct draft=llama3.1_8B-eagle3 {RANDOM} num_prompts=4"
+SHARDED = f"latency model=7B_2GPUs draft=llama_68m {RANDOM} num_prompts=4"
+# Each with the question that it answers.
 GPU_JOBS: list[Job] = [
+    # How much compiled passes save, and how far a step is from the bandwidth floor.
     Case("7B", "llama_68m", 5),
-    PEER_CASES.pop("assisted, constant K"),
-    Other("profile", 1.5, partial(run_commands, [PROFILE])),
-    Other("no-cudnn", 1, partial(run_commands, [f"TORCH_CUDNN_SDPA_DEPRIORITIZED=1 {PROFILE}"])),
-    # Compiled and tuned once more, with the next kernel's prologue before the end of the last one.
-    Other("pdl", 2.5, partial(run_commands, [f"TORCHINDUCTOR_ENABLE_PDL=1 {PROFILE}"])),
-    COMPILED_PEER,
+    # Whether our loop is faster than transformers' own, with a draft and without, compiled in the same way.
+    *(Case("7B", "llama_68m", 2, peer=name) for name in PEERS),
+    # What a pass costs by its width from 1 to 16, in bfloat16 and in 4 bit.
     Other("prices", 6, partial(run_commands, PRICES)),
+    # What a head costs at the sizes of an 8B model.
     Other("eagle3", 5, partial(run_commands, [EAGLE])),
+    # Whether quantized targets draft and verify as fast as planned.
     Case("7B_4bit", "llama_68m", 3),
-    # About the pair of 1.5B and 0.5B for which 1.5× over `generate` was published.
-    Case("smollm2-1.7b", "smollm2-360m", 3),
-    Case("30B", "7B", 6),
-    Case("7B", "llama_68m", 4, batch_size=16),
-    Case("llama3.1_8B", "llama3.2_1B", 4),
-    Other("tests", 4, partial(run_tests, "gpu and not slow")),
-    Other("recovery", 4, partial(run_commands, ["recovery dtype=float32"])),
-    *PEER_CASES.values(),
     Case("7B_8bit", "llama_68m", 3),
-    # Beyond an hour.
-    Other("commands", 6, partial(run_commands, OTHER_COMMANDS)),
-    Other("growth", 4, run_growth),
-    Case("7B", "llama_68m", 3, num_draft_tokens=8),
-    Case("7B", "llama_68m", 3, num_draft_tokens=2),
-    Case("7B", "llama_68m", 8, every_runner=True),
-    Case("llama3.1_70B_4bit", "llama3.1_8B_4bit", 9),
+    # Whether what needs a GPU is right.
+    Other("tests", 4, partial(run_tests, "gpu and not slow")),
+    # Whether a target over two GPUs runs, where there are two.
+    Other("sharded", 3, partial(run_commands, [SHARDED])),
 ]
 CPU_JOBS: list[Job] = [
     Other("prices", 1, partial(run_commands, ["map draft_tokens=[1,2] batch_sizes=[1,2]"])),
     Other("tests", 1, partial(run_tests, "gpu and not slow")),
-    Other("commands", 1, partial(run_commands, ["latency draft=tiny_eagle3 test=true"])),
+    Other("eagle3", 1, partial(run_commands, ["latency draft=tiny_eagle3 test=true"])),
     Case("tiny", "tiny_draft", 2, linked=False),
-    *peers("tiny", "tiny_draft", 0.5, linked=False)[:-1],  # compiling takes minutes there
+    *(Case("tiny", "tiny_draft", 0.5, peer=name, linked=False) for name in PEERS[:-1]),
     Case("tiny_8bit", "tiny_draft", 2, linked=False),
-    Other("growth", 1, run_growth),
 ]
-AN_HOUR = 60
 
 
 def run(job: Job, options: argparse.Namespace, file: Path | None) -> str | None:
@@ -426,8 +373,6 @@ def main() -> None:
 def print_plan(jobs: Sequence[Job], found: Mapping[str, gpu_report.Result]) -> None:
     total, rows = 0.0, []
     for job in jobs:
-        if total <= AN_HOUR < total + job.minutes:
-            rows.append(("beyond an hour:", "", "", ""))
         total += job.minutes
         result = "" if job.name not in found else _state(found[job.name].about)
         rows.append((job.name, f"{job.minutes:g}", f"{total:g}", result))
