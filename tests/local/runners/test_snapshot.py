@@ -189,6 +189,16 @@ def test_keys_and_values_are_cut_and_no_token_is_read_again(counts: list[int]) -
         runner.extend(torch.ones(2, 5, dtype=torch.long))
         runner.keep(counts)
     assert widths == [7, *[5] * 8]
+    with torch.inference_mode():
+        texts = [
+            [*prompt, *[1] * 8 * count, 9]
+            for prompt, count in zip(PROMPTS[:2], counts, strict=True)
+        ]
+        expected = [
+            model(input_ids=torch.tensor([text]), use_cache=False).logits[0, -1] for text in texts
+        ]
+    for logits, plain in zip(runner.extend(torch.tensor([[9], [9]])).logits, expected, strict=True):
+        assert close(logits[0], plain)
     assert runner._state is not None
     longest = max(
         len(prompt) + 8 * count for prompt, count in zip(PROMPTS[:2], counts, strict=True)
