@@ -34,7 +34,7 @@ from harness.engines.protocol import (
     Weights,
 )
 from harness.engines.record import Preparation
-from harness.local.decoding.iteration import Iteration
+from harness.local.decoding.loop import Iteration
 from harness.local.drafting.registry import method_of
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.pair import Pair, SketchedPair
@@ -159,9 +159,7 @@ class HuggingFaceArm(Arm):
             loops.append(self.generated(request, recorders[-1], further))
         clock = LoopClock(requests, self.weights, watch)
         with clock:
-            for row, (request, loop) in enumerate(zip(requests, loops, strict=True)):
-                if row:
-                    clock.join(row)
+            for request, loop in zip(requests, loops, strict=True):
                 num_tokens = 0
                 with closing(loop):
                     for iteration in loop:

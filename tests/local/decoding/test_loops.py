@@ -10,11 +10,16 @@ from architectures import ARCHITECTURES, generated, random_pair
 from chains import GREEDY, RAGGED, SIZE, chain, p_value_of_texts, request, small_chain, texts
 from fakes import MarkovRunner, TableDrafter
 from harness.engines.arrivals import Origin
-from harness.local.decoding.batch import Request
-from harness.local.decoding.iteration import Iteration
+from harness.local.decoding.loop import Iteration, Request
 from harness.local.decoding.protocols import NonFiniteError, Step
-from harness.local.decoding.rules import AcceptByCoin, verify_block, verify_typical
-from harness.local.decoding.verify import Offer, Verdict, verify
+from harness.local.decoding.verify import (
+    AcceptByCoin,
+    Offer,
+    Verdict,
+    verify,
+    verify_block,
+    verify_typical,
+)
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
 from harness.local.runners.snapshot import SnapshotRunner

@@ -15,7 +15,7 @@ from harness.config.settings import DecodingSettings
 from harness.engines.arrivals import Origin
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, Question
-from harness.local.decoding.iteration import Iteration
+from harness.local.decoding.loop import Iteration
 from harness.local.decoding.protocols import Step
 from harness.local.drafting.model import ModelDrafter
 from harness.local.engine.clock import LoopClock
@@ -108,7 +108,6 @@ def test_a_row_that_joins_has_its_own_time() -> None:
     with LoopClock(question.requests, FakeWeights()) as clock:  # type: ignore[arg-type]
         time.sleep(0.02)
         clock.note(first)
-        clock.join(1)
         clock.note(second)
     answered = clock.answered(Phases(), as_batch=False)
     assert answered.sent
