@@ -268,9 +268,9 @@ def measure(case: Case, options: argparse.Namespace, save: Save) -> None:
         # The last runner's, which is the fastest; traces are too large to keep.
         engine = [engine for engine, _, _ in arms.watched.values()][-1]
         with tempfile.TemporaryDirectory() as traces:
-            found = profile_arms(engine.arms, pair.devices, questions[0], Path(traces))
+            found = profile_arms(engine, questions[0], Path(traces))
         for profile in found:
-            profiles[profile.arm] = profile.operations
+            profiles[profile.arm] = profile.kernels
         save_lines(seconds)
 
 

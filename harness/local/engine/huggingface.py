@@ -37,7 +37,7 @@ from harness.engines.record import Preparation
 from harness.local.decoding.loop import Iteration
 from harness.local.drafting.registry import method_of
 from harness.local.engine.clock import LoopClock
-from harness.local.engine.pair import Pair, SketchedPair
+from harness.local.engine.pair import Pair, PlannedPair
 from harness.local.engine.reference import open_reference
 from harness.local.engine.weights import loaded_weights
 from harness.local.models.checkpoints import recurrent_kind
@@ -50,7 +50,7 @@ _PARAMETERS = ("min_p", "repetition_penalty")
 _WITH_LOGITS = {"output_logits": True, "return_dict_in_generate": True}
 
 
-def check_pair(planned: SketchedPair, decoding: DecodingSettings) -> None:
+def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
     """Raise a SettingError for a draft that `generate` cannot have, before weights load."""
     if planned.draft_settings is None:
         return

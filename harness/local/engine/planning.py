@@ -20,7 +20,7 @@ from harness.config.settings import PlacementSettings
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
 from harness.engines.registry import engine_of
 from harness.local.drafting.translation import check_if_local
-from harness.local.engine.pair import SketchedPair, sketch_pair
+from harness.local.engine.pair import PlacedPair, PlannedPair, sketch_pair
 from harness.local.models.case import Case, Misfit, Placement
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.devices import free_memory, visible_gpus
@@ -134,11 +134,11 @@ def plan_on(
         misfit=misfit,
         remedies=tuple(advice),
         notes=tuple(_notes(case, placements)),
-        reads=pass_bytes(case, draft_tokens),
+        reads=_pass_bytes(case, draft_tokens),
     )
 
 
-def _checked_pair(machine: Machine, settings: RunSettings, prompt_length: int) -> SketchedPair:
+def _checked_pair(machine: Machine, settings: RunSettings, prompt_length: int) -> PlannedPair:
     def device_of(checkpoint: Checkpoint, how: PlacementSettings) -> torch.device:
         if not machine.num_gpus or how.strategy == "cpu":
             return torch.device("cpu")
@@ -189,18 +189,18 @@ def _notes(case: Case, placements: Sequence[Placement]) -> list[str]:
     return [note for note in notes if note]
 
 
-def pass_bytes(case: Case, draft_tokens: Iterable[int]) -> PassBytes | None:
-    """The bytes that passes read, for each K; None if the size of a cache is not known.
+def pass_bytes(placed: PlacedPair, demand: Demand, draft_tokens: Iterable[int]) -> PassBytes | None:
+    """The bytes that passes of a pair read, for each K; None if the size of a cache is not known."""
+    return _pass_bytes(placed.case(placed.free, demand), draft_tokens)
 
-    A verification may read more than a step: its tokens take different experts.
 
-    Args:
-    """
+def _pass_bytes(case: Case, draft_tokens: Iterable[int]) -> PassBytes | None:
     if not all(sketch.knows_cache for sketch in case.models):
         return None
     target, draft = case.models[0], case.models[-1]
     drafts = len(case.models) > 1 or case.shared
     draft_step = case.step_bytes(draft) if drafts else 0.0
+    # A verification may read more than a step: its tokens take different experts.
     verification = {}
     drafting = {}
     for number in draft_tokens:
