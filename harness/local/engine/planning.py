@@ -50,29 +50,20 @@ def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Mach
 
 def _this_machine(placement: PlacementSettings) -> Machine:
     gpus = visible_gpus(dataclasses.replace(placement, gpus=None))
-    names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
     if not gpus:
         return Machine(free_memory(gpus), f"{cpu_name() or 'the CPU'}, main memory", {})
+    names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
     texts = []
     for name, number in collections.Counter(names).items():
         texts.append(f"{number} × {name}" if number > 1 else name)
-    return Machine(free_memory(gpus), "; ".join(texts), _slowest(names))
-
-
-def _slowest(names: Sequence[str]) -> dict[str, float]:
-    """The bandwidth in GB/s of the slowest GPU that is known, by its name: {"NVIDIA A100-SXM4-40GB": 1555}.
-
-    A token waits for every GPU, so that the slowest one counts.
-    """
     bandwidths = {}
     for name in names:
         gpu = known_gpu(name)
         if gpu is not None:
             bandwidths[name] = gpu.bandwidth_gb_s
-    if not bandwidths:
-        return {}
-    slowest = min(bandwidths, key=lambda name: (bandwidths[name], name))
-    return {slowest: bandwidths[slowest]}
+    # A token waits for every GPU, so the slowest one decides.
+    slowest = sorted(bandwidths.items(), key=lambda item: (item[1], item[0]))[:1]
+    return Machine(free_memory(gpus), "; ".join(texts), dict(slowest))
 
 
 def _pretended_machine(pretended: PretendedGpus) -> Machine:
