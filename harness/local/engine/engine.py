@@ -54,7 +54,7 @@ class LocalArm(Arm):
         policy: chooses K in each iteration where `decoding.num_draft_tokens` is `auto`, and learns
             from answer to answer.
         make_drafter: makes a drafter for a warp, for each answer; None without a draft.
-        fault: a mistake planted in the speculative arm.
+        fault: a mistake planted in the arm.
         timer: times the phases of target and drafter; None for none.
     """
 
@@ -140,7 +140,7 @@ class LocalArm(Arm):
             warp=warp_of(request.decoding),
             draft_probabilities=drafted[: iteration.num_accepted[index]],
         )
-        return burst.logprobs() if self.name == "regular" else self.fault.logprobs(burst)
+        return self.fault.logprobs(burst)
 
     def prompt_logprobs(self, prompt: Sequence[int], num_top: int) -> list[TokenLogprob]:
         """The log-probabilities of a prompt's tokens but the first, from one pass without a cache.
@@ -249,7 +249,7 @@ class LocalEngine(Engine):
         """The regular arm and, where there is a draft, the speculative one."""
         policy = Adaptive(self.runners.num_choices)
         common = (self.runners, self.weights, policy)
-        arms = [LocalArm("regular", *common, None, self._fault, new_timer())]
+        arms = [LocalArm("regular", *common, timer=new_timer())]
         if make is not None:
             make = functools.partial(self._drafter, make)
             arms.append(LocalArm("speculative", *common, make, self._fault, new_timer()))
