@@ -144,28 +144,29 @@ class PlannedPair:
             answers: what the new tokens are; `decoding.max_new_tokens` by default.
         """
         if answers is None:
-            # One token, as of answers that are there already: nobody chose a number.
-            is_chosen = new_tokens > 1
-            answers = (
-                f"decoding.max_new_tokens={new_tokens}" if is_chosen else "one token of an answer"
-            )
+            answers = f"decoding.max_new_tokens={new_tokens}"
+            if new_tokens == 1:  # as of answers that are there already: nobody chose a number
+                answers = "one token of an answer"
         longest = max(map(len, prompts))
         for checkpoint in self.checkpoints:
-            length = longest
-            new = new_tokens
-            spelled = ""
             limit = max_context(checkpoint.config)
-            if checkpoint.role == "draft" and self.translation is not None:
-                length = max(len(self.translation.prompt_into_draft(ids)) for ids in prompts)
-                # The answer in the draft's tokens is assumed to be longer in proportion.
-                new = -(-new_tokens * length // longest)
-                if new != new_tokens:
-                    spelled = f" (about {new} tokens of the draft's)"
+            length = max(map(len, self._as_read(checkpoint, prompts)))
+            # The answer in the draft's tokens is assumed to be longer in proportion.
+            new = -(-new_tokens * length // longest)
+            spelled = "" if new == new_tokens else f" (about {new} tokens of the draft's)"
             if limit is not None and length + new > limit:
                 total = f"with {answers}{spelled} that is {length + new} tokens"
                 model = f"{checkpoint.role}={checkpoint.settings.name}"
                 return Excess(length, f"{total}, and {model} takes {limit}")
         return None
+
+    def _as_read(
+        self, checkpoint: Checkpoint, token_ids: Sequence[Sequence[int]]
+    ) -> Sequence[Sequence[int]]:
+        """Texts in the tokens of a model of this pair."""
+        if checkpoint.role == "model" or self.translation is None:
+            return token_ids
+        return [self.translation.prompt_into_draft(ids) for ids in token_ids]
 
     def check_vocabulary(self, token_ids: Sequence[Sequence[int]]) -> None:
         """Raise a SettingError for a token that a model has no embedding for.
@@ -173,15 +174,12 @@ class PlannedPair:
         Such a tokenizer was extended after the model's training.
         """
         for checkpoint in self.checkpoints:
-            read = token_ids
-            owner = "model"
-            if checkpoint.role == "draft" and self.translation is not None:
-                read = [self.translation.prompt_into_draft(ids) for ids in token_ids]
-                owner = "draft"
+            read = self._as_read(checkpoint, token_ids)
             largest = max(map(max, read), default=0)
             size = vocabulary_size(checkpoint.config)
             if largest >= size:
                 token = str(largest)
+                owner = "model" if read is token_ids else "draft"
                 if owner == "model":
                     token += f" ({self.tokenizer.convert_ids_to_tokens(largest)})"
                 model = f"{checkpoint.role}={checkpoint.settings.name}"
