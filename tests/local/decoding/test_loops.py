@@ -158,6 +158,7 @@ def test_without_an_offer_the_target_sees_the_pending_token_alone(
     assert widths == [1] * 5
     assert texts(silent, 3) == texts(autoregressive(MarkovRunner(chain(0)), what), 3)
     assert {origin for step in silent for row in step.origins for origin in row} == {Origin.TARGET}
+    assert [step.verdict is None for step in silent] == [True] + [False] * 5
 
 
 def test_nothing_is_drafted_where_one_token_is_missing() -> None:
