@@ -12,11 +12,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness.local.drafting.heads.blocks import Head
+from harness.local.drafting.heads.block import DFlash
+from harness.local.drafting.heads.eagle import Eagle3
+from harness.local.drafting.heads.head import Head, Unread
+from harness.local.drafting.heads.medusa import Medusa
 from harness.local.drafting.heads.slot_cache import SlotCache
-from harness.local.drafting.kinds.dflash import BlockHead
-from harness.local.drafting.kinds.eagle3 import EagleHead
-from harness.local.drafting.kinds.medusa import MedusaHead
 
 # The weight of each further draft token, as a share of the one before: verification reaches it less often.
 DECAY = 0.8
@@ -63,23 +63,22 @@ def soft_loss(logits: Tensor, target_probabilities: Tensor, weights: Tensor) -> 
 
 def loss_of(head: Head, target: Any, batch: Batch) -> Tensor:
     """The loss of a head that borrows what it lacks from its target."""
-    embedding = head.embed_tokens or target.get_input_embeddings()
-    output = head.lm_head or target.get_output_embeddings()
-    if isinstance(head, EagleHead):
-        return eagle_loss(head, batch, embedding, output)
-    if isinstance(head, BlockHead):
-        return block_loss(head, batch, embedding, output)
-    assert isinstance(head, MedusaHead)
-    return medusa_loss(head, batch, output)
+    head.borrow(target)
+    if isinstance(head, Eagle3):
+        return eagle_loss(head, batch)
+    if isinstance(head, DFlash):
+        return block_loss(head, batch)
+    assert isinstance(head, Medusa)
+    return medusa_loss(head, batch)
 
 
-def eagle_loss(head: EagleHead, batch: Batch, embedding: Any, output: Any) -> Tensor:
+def eagle_loss(head: Eagle3, batch: Batch) -> Tensor:
     """Training-time test (section 3.2 of the paper).
 
     Step s computes the s-th entry beyond the decided tokens of the chains from every token, from the states that step
     s - 1 made.
     """
-    embedded = embedding(batch.tokens[:, 1:])
+    embedded = head.embed(batch.tokens[:, 1:])
     states = head.join(batch.features[:, :-1])
     num_rows, length = states.shape[:2]
     cache = _Unrolled(torch.arange(length, device=states.device).expand(num_rows, length))
@@ -87,10 +86,9 @@ def eagle_loss(head: EagleHead, batch: Batch, embedding: Any, output: Any) -> Te
     for step in range(CHAIN):
         cache.step = step
         states = head(embedded, states, cache)
-        normed = head.norm(states)
+        logits, following = head.predict(states)
         # Chains begin at position 0 or later: after `step` entries none is before `step`.
-        losses.append(batch.loss(output(normed), ahead=1, first=step) * DECAY**step)
-        following = normed if head.config.norm_output else states
+        losses.append(batch.loss(logits, ahead=1, first=step) * DECAY**step)
         # The state of entry i goes to entry i + 1. The zeros never count.
         states = nn.functional.pad(following, (0, 0, 1, -1))
     return torch.stack(losses).sum()
@@ -129,11 +127,11 @@ class _Unrolled(SlotCache):
         return torch.cat(seen_of_steps, dim=-1).unsqueeze(1)
 
 
-def block_loss(head: BlockHead, batch: Batch, embedding: Any, output: Any) -> Tensor:
-    """The loss of `BLOCKS` blocks of each row, passed as `BlockDrafter` does, at anchors chosen at random."""
+def block_loss(head: DFlash, batch: Batch) -> Tensor:
+    """The loss of `BLOCKS` blocks of each row, passed as `DFlash.draft` does, at anchors chosen at random."""
     config = head.config
     num_rows, length = batch.tokens.shape
-    most = config.most_tokens
+    most = head.most_tokens
     # A block with token a as its anchor sees the features up to token a - 1, and predicts from token a + 1 on, all
     # within the text.
     possible = batch.is_learned[:, 1 : 1 + length - most].float() + 1e-9
@@ -143,26 +141,26 @@ def block_loss(head: BlockHead, batch: Batch, embedding: Any, output: Any) -> Te
 
     cache = SlotCache()
     cache.num_slots = length + config.block_size
-    cache.place(torch.zeros(num_rows, dtype=torch.long), length)
-    head.read(batch.features, cache)
+    starts = torch.zeros(num_rows, dtype=torch.long)
+    head.read(Unread(batch.features, batch.tokens, starts + length, starts), cache)
     cache.ensure_rows(len(rows))
     cache.select(rows)
     cache.place(anchors, config.block_size)
     queries = torch.full((len(rows), config.block_size), config.mask_token_id)
     queries[:, :1] = tokens.gather(1, anchors.unsqueeze(1))
-    states = head(embedding(queries), cache)
+    states = head(head.embed(queries), cache)
 
     ahead = torch.arange(most)
     positions = anchors.unsqueeze(1) + ahead
     weights = batch.is_learned[rows].gather(1, positions) * DECAY**ahead
     probabilities = batch.target_probabilities[rows.unsqueeze(1), positions]
-    return soft_loss(output(states[:, config.block_size - most :]), probabilities, weights)
+    return soft_loss(head.logits(states[:, config.block_size - most :]), probabilities, weights)
 
 
-def medusa_loss(head: MedusaHead, batch: Batch, output: Any) -> Tensor:
+def medusa_loss(head: Medusa, batch: Batch) -> Tensor:
     """The sum of the heads' losses: from the state at token i, head h learns the distribution of token i + h + 2."""
     losses = []
     for number in range(head.config.num_heads):
-        logits = head.logits(number, batch.features, output)
+        logits = head.logits_ahead(number, batch.features)
         losses.append(batch.loss(logits, ahead=number + 1) * DECAY**number)
     return torch.stack(losses).sum()

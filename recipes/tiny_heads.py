@@ -25,10 +25,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, DynamicCache
 
 from harness.config.settings import ModelSettings
 from harness.config.sizes import PACKAGE
-from harness.local.drafting.heads.blocks import Head
-from harness.local.drafting.heads.find import read_head
-from harness.local.drafting.kinds.medusa import MedusaHead
-from harness.local.drafting.registry import HEADS
+from harness.local.drafting.heads.checkpoint import read_head
+from harness.local.drafting.heads.head import Head
+from harness.local.drafting.heads.medusa import Medusa
 from harness.local.models.checkpoints import read_checkpoint
 from harness.local.runners.base import run_model
 from recipes.head_losses import Batch, loss_of
@@ -137,13 +136,13 @@ def new_head(kind: str, target: Any) -> Head:
     """
     tiny = read_checkpoint("model", ModelSettings(name="tiny", repository=str(SHIPPED / "tiny")))
     settings = ModelSettings(name=kind, repository=str(SHIPPED / f"tiny_{kind}"))
-    checkpoint = read_head(settings, tiny, HEADS.all().values())
+    checkpoint = read_head(settings, tiny)
     assert checkpoint is not None
     head = checkpoint.load(torch.device("cpu"), torch.float32)
     torch.manual_seed(0)
     output = target.get_output_embeddings().weight
     for name, parameter in head.named_parameters():
-        is_of_block = isinstance(head, MedusaHead) and ".linear." in name
+        is_of_block = isinstance(head, Medusa) and ".linear." in name
         if parameter.shape == output.shape:
             parameter.data.copy_(output)
         elif is_of_block or name.endswith("bias"):

@@ -10,6 +10,11 @@ from harness.config.settings import DraftSettings, require
 if TYPE_CHECKING:
     from harness.config.run import RunSettings
 
+# The rule about `draft` with transformers' own generation.
+FOR_HUGGINGFACE = (
+    "must be a model, a DFlash head, mtp, lookup or early_exit with engine=huggingface"
+)
+
 
 class MethodRecord(RecordWithSettings):
     """A way to draft as it is known without models. Inherit from `local.drafting.method.Method`, which adds the work.
@@ -59,6 +64,16 @@ class Methods(SettingsRegistry[MethodRecord]):
 METHODS = Methods(
     "draft",
     "harness.local.drafting.method.Method",
-    built_in="harness.local.drafting.methods",
+    built_in={
+        name: f"harness.local.drafting.methods:{record}"
+        for name, record in {
+            "early_exit": "EarlyExit",
+            "lookup": "Lookup",
+            "model": "ModelDraft",
+            "mtp": "Mtp",
+            "server": "Server",
+            "suffix": "Suffix",
+        }.items()
+    },
     advice=" or TextMethod: docs/your-own-method.md",
 )

@@ -60,7 +60,7 @@ class Registry(Generic[AnyRecord]):
         setting: that names a record, for errors: `draft`.
         base: class of the records; or its full name, where it is of the other wing.
         built_in: the package with a module, or a folder, for each built-in record; or by name the records, their
-            classes, or their modules.
+            classes, or their modules (`module`, or `module:CLASS`).
         file: where each record has a folder, the module in it that has the record; empty where it has a module.
         advice: on writing a record of one's own, for errors.
     """
@@ -145,7 +145,8 @@ class Registry(Generic[AnyRecord]):
                 else:
                     found = ".".join(filter(None, (self._source, name, self._file)))
                 if isinstance(found, str):
-                    found = importlib.import_module(found).RECORD
+                    place, _, attribute = found.partition(":")
+                    found = getattr(importlib.import_module(place), attribute or "RECORD")
             else:
                 advice = nearest(name, self.names()) or f"; there are: {', '.join(self.names())}"
                 rule = f"no such name{advice}"

@@ -43,6 +43,7 @@ class Column:
         of: how the value is read from an item, for `Table.of`.
         text: whether it is left-aligned; numbers are right-aligned and never broken.
         optional: whether it is left out where all its cells are empty.
+        varies: whether it is left out where all its cells are equal: what all rows share is in the title.
         once: whether a cell that is equal to the one above is left empty.
         identifies_row: whether it says, as the text columns at the left do, what the row is about.
             A table that is too wide is printed in parts, and each part begins with these columns.
@@ -55,6 +56,7 @@ class Column:
     of: Of = ""
     text: bool = False
     optional: bool = False
+    varies: bool = False
     once: bool = False
     identifies_row: bool = False
     reference: float | None = None
@@ -167,7 +169,7 @@ class Table:
         for place, column in enumerate(self.columns):
             values = [row.cells[place] for row in self.rows]
             cells = ["" if value is None else column.form(value) for value in values]
-            if column.optional and not any(cells):
+            if (column.optional and not any(cells)) or (column.varies and len(set(cells)) < 2):
                 continue
             if column.once:
                 pairs = zip(cells, ["", *cells], strict=False)

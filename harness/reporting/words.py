@@ -16,7 +16,6 @@ from harness.config.model_names import SECOND_COMMAND
 from harness.config.synonyms import SYNONYMS
 from harness.config.synthetic import is_length, rates_of_row
 from harness.results.schema import RunRow
-from harness.results.statistics.interval import UNKNOWN
 
 # What a lossy rule means, and what prompts that were left out are.
 LOSSY = "the speculative output no longer follows the target (lossy)"
@@ -266,17 +265,6 @@ def in_words(row: RunRow, column: str) -> str | None:
         return ""
     phrase = _PHRASES.get(column, f"{column} {{}}").format(text)
     return _PHRASES_OF_VALUES.get(named, phrase)
-
-
-def cell_of(row: RunRow, column: str) -> str:
-    """A setting below its own name: `0.5`, `greedy`, `15 (tiny)`; the default where it goes without saying."""
-    _, dot, entry = column.partition(".")
-    value = (row.settings or {}).get(entry) if dot else getattr(row, column, None)
-    if column in (*_COMPOSED, *_PLACES):
-        words = in_words(row, column) or ("1" if column == "batch_size" else UNKNOWN)
-        return re.sub(r"^batches of | prompts?(?= \()", "", words)
-    text = UNKNOWN if value is None else _as_text(value)
-    return _PHRASES_OF_VALUES.get(f"{column}={text}", text)
 
 
 def _as_text(value: Any) -> str:

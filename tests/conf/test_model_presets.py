@@ -16,8 +16,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from harness.cli.menu.conversion import from_config
 from harness.config.settings import ModelSettings
+from harness.local.drafting.heads.checkpoint import read_head
 from harness.local.models.checkpoints import Checkpoint
-from known_heads import read_head
 
 CONF = Path(__file__).parents[2] / "conf"
 NAMES = sorted(path.stem for path in (CONF / "model").glob("*.yaml"))

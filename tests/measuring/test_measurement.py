@@ -19,7 +19,7 @@ from harness.config.settings import (
     PromptSettings,
     ResultSettings,
 )
-from harness.local.drafting.methods.model import ModelDraftSettings
+from harness.local.drafting.methods import ModelDraftSettings
 from harness.measuring import measurement
 from harness.measuring.measurement import (
     Measurement,

@@ -15,12 +15,12 @@ from architectures import VOCABULARY
 from chains import request
 from harness.config.settings import ModelSettings
 from harness.local.decoding.warp import Warp
+from harness.local.drafting.heads.checkpoint import read_head
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.runners.snapshot import SnapshotRunner
 from head_references import PROMPTS, Checked, Expected
-from known_heads import read_head
 from loops import speculative
-from small_heads import target_model
+from small_heads import head_drafter, target_model
 
 pytestmark = pytest.mark.oracle
 domino = pytest.importorskip("specforge.modeling.draft.domino")
@@ -95,7 +95,7 @@ def test_logits_equal_theirs(shift_label: bool, names: str, tmp_path: Path) -> N
     assert head is not None
     assert head.kind.name == "domino"
     ours = head.load(torch.device("cpu"), torch.float32)
-    checked = Checked(ours.drafter(target, Warp()), target, expected_from(theirs, target))
+    checked = Checked(head_drafter(ours, target, Warp()), target, expected_from(theirs, target))
     runner = SnapshotRunner(target, hidden_layers=checked.layers)
     num_iterations = sum(
         1 for _ in speculative(runner, checked, request(PROMPTS, Warp(), length=24), BLOCK - 1)

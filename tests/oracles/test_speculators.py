@@ -15,12 +15,12 @@ from architectures import VOCABULARY
 from chains import request
 from harness.config.settings import ModelSettings
 from harness.local.decoding.warp import Warp
+from harness.local.drafting.heads.checkpoint import read_head
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.runners.snapshot import SnapshotRunner
 from head_references import PROMPTS, Checked, Expected
-from known_heads import read_head
 from loops import speculative
-from small_heads import layer_config, target_model
+from small_heads import head_drafter, layer_config, target_model
 
 pytestmark = pytest.mark.oracle
 speculators = pytest.importorskip("speculators")
@@ -210,7 +210,7 @@ def test_logits_equal_theirs(name: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert head.kind.name == kind
     ours = head.load(torch.device("cpu"), torch.float32)
     checked = Checked(
-        ours.drafter(target, Warp()), target, expected_from(theirs, kind, monkeypatch)
+        head_drafter(ours, target, Warp()), target, expected_from(theirs, kind, monkeypatch)
     )
     what = request(PROMPTS, Warp(), length=24)
     runner = SnapshotRunner(target, hidden_layers=checked.layers)

@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from harness.config.settings import ModelSettings
+from harness.local.drafting.heads.block import DFlash
+from harness.local.drafting.heads.checkpoint import read_head
+from harness.local.drafting.heads.eagle import Eagle3
+from harness.local.drafting.heads.head import Unread
+from harness.local.drafting.heads.medusa import Medusa
 from harness.local.drafting.heads.slot_cache import SlotCache
-from harness.local.drafting.kinds.dflash import BlockHead
-from harness.local.drafting.kinds.eagle3 import EagleHead
-from harness.local.drafting.kinds.medusa import MedusaHead
 from harness.local.models.checkpoints import read_checkpoint
-from known_heads import read_head
 from recipes import head_losses
 from recipes.head_losses import CHAIN, DECAY, Batch, loss_of
 from recipes.tiny_heads import SHIPPED, Text, answered, batch_of, load_target, new_head, save, train
@@ -58,7 +59,7 @@ def test_the_answers_are_learned_and_nothing_that_pads_them(target: Any) -> None
 @torch.no_grad()
 def test_eagle_learns_from_chains_on_its_own_states(target: Any) -> None:
     head = untrained("eagle3", target)
-    assert isinstance(head, EagleHead)
+    assert isinstance(head, Eagle3)
     assert head.lm_head is not None
     batch = given(target, head)
     embedding = target.get_input_embeddings()
@@ -68,7 +69,7 @@ def test_eagle_learns_from_chains_on_its_own_states(target: Any) -> None:
         features = head.join(batch.features[row : row + 1])
         embedded = embedding(batch.tokens[row : row + 1])
         for last in range(width - 1):
-            # The chain after entry `last`, as `EagleDrafter` computes it, fed with the text's tokens.
+            # The chain after entry `last`, as `Eagle3.draft` computes it, fed with the text's tokens.
             cache = SlotCache()
             cache.num_slots = last + 1
             cache.place(torch.tensor([0]), last + 1)
@@ -92,7 +93,7 @@ def test_dflash_learns_from_blocks_behind_the_features(
     target: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     head = untrained("dflash", target)
-    assert isinstance(head, BlockHead)
+    assert isinstance(head, DFlash)
     monkeypatch.setattr(head_losses, "BLOCKS", 1)
     batch = given(target, head)
     anchors = [3, 2]
@@ -105,8 +106,8 @@ def test_dflash_learns_from_blocks_behind_the_features(
     for row, anchor in enumerate(anchors):
         cache = SlotCache()
         cache.num_slots = anchor
-        cache.place(torch.tensor([0]), anchor)
-        head.read(batch.features[row : row + 1, :anchor], cache)
+        features = batch.features[row : row + 1, :anchor]
+        head.read(Unread(features, features, torch.tensor([anchor]), torch.tensor([0])), cache)
         cache.num_slots = anchor + size
         cache.place(torch.tensor([anchor]), size)
         queries = [int(batch.tokens[row, anchor]), *[head.config.mask_token_id] * (size - 1)]
@@ -120,7 +121,7 @@ def test_dflash_learns_from_blocks_behind_the_features(
 @torch.no_grad()
 def test_medusa_heads_learn_tokens_ever_further_ahead(target: Any) -> None:
     head = untrained("medusa", target)
-    assert isinstance(head, MedusaHead)
+    assert isinstance(head, Medusa)
     batch = given(target, head)
     expected = 0.0
     for number in range(head.config.num_heads):

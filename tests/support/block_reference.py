@@ -6,15 +6,12 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.local.drafting.kinds.dflash import BlockHead
-from harness.local.drafting.kinds.domino import DominoHead
-from harness.local.drafting.kinds.dspark import SparkHead
+from harness.local.drafting.heads.block import DFlash
+from harness.local.drafting.heads.corrected import Domino, DSpark
 from head_references import Expected, attend, mlp, rms, spread
 
 
-def block_states(
-    head: BlockHead, target: PreTrainedModel, last: Tensor, features: Tensor
-) -> Tensor:
+def block_states(head: DFlash, target: PreTrainedModel, last: Tensor, features: Tensor) -> Tensor:
     """The states [block, D] of one block, after the final norm."""
     size, length = head.config.block_size, len(features)
     context = rms(head.fc(features.flatten(1)), head.hidden_norm)
@@ -36,20 +33,20 @@ def block_states(
     return rms(states, head.norm)
 
 
-def block_expected(head: BlockHead, target: PreTrainedModel) -> Expected:
+def block_expected(head: DFlash, target: PreTrainedModel) -> Expected:
     output = head.lm_head or target.get_output_embeddings()
 
     def expected(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
         states = block_states(head, target, decided[-1], features)
         logits = output(states if head.config.from_anchor else states[1:])[: len(drawn)]
-        if isinstance(head, SparkHead) and head.markov_head is not None:
+        if isinstance(head, DSpark) and head.markov_head is not None:
             before = torch.cat([decided[-1:], drawn[:-1]])
             logits = (
                 logits
                 + head.markov_head["markov_w1"].weight[before]
                 @ head.markov_head["markov_w2"].weight.T
             )
-        if isinstance(head, DominoHead):
+        if isinstance(head, Domino):
             # The unit reads the anchor and the tokens drawn before each place, by torch's own module.
             before = target.get_input_embeddings()(torch.cat([decided[-1:], drawn[:-1]]))
             memory, _ = head.prefix_gru(before[:, None])

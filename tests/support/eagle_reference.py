@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+from transformers import PreTrainedModel
 
-from harness.local.drafting.kinds.eagle3 import EagleHead
-from harness.local.drafting.kinds.peagle import MaskHead
+from harness.local.drafting.heads.eagle import Eagle3, PEagle
 from head_references import Expected, attend, mlp, rms, spread
 
 
-def run_layers(head: EagleHead, embedded: Tensor, states: Tensor) -> Tensor:
+def run_layers(head: Eagle3, embedded: Tensor, states: Tensor) -> Tensor:
     """All entries [n, D], causal, without a cache."""
     at = torch.arange(len(states))
     seen = at[:, None] >= at
@@ -28,7 +26,7 @@ def run_layers(head: EagleHead, embedded: Tensor, states: Tensor) -> Tensor:
     return states
 
 
-def joined(head: EagleHead, features: Tensor) -> Tensor:
+def joined(head: Eagle3, features: Tensor) -> Tensor:
     if head.input_norm is not None:
         features = rms(features.flatten(-2), head.input_norm).view_as(features)
     if head.fc_norm is not None:
@@ -37,7 +35,10 @@ def joined(head: EagleHead, features: Tensor) -> Tensor:
     return head.fc(features.flatten(-2))
 
 
-def eagle_expected(head: EagleHead, embedding: Any, output: Any) -> Expected:
+def eagle_expected(head: Eagle3, target: PreTrainedModel) -> Expected:
+    embedding = head.embed_tokens or target.get_input_embeddings()
+    output = head.lm_head or target.get_output_embeddings()
+
     def chain(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
         embedded, states, found = embedding(decided[1:]), joined(head, features), []
         for token in drawn:
@@ -56,4 +57,4 @@ def eagle_expected(head: EagleHead, embedding: Any, output: Any) -> Expected:
         states = run_layers(head, embedding(torch.cat([decided[1:], mask_token])), states)
         return spread(head, output(rms(states[-len(drawn) :], head.norm)))
 
-    return parallel if isinstance(head, MaskHead) else chain
+    return parallel if isinstance(head, PEagle) else chain

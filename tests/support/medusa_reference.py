@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from harness.local.drafting.kinds.medusa import MedusaHead
+from harness.local.drafting.heads.medusa import Medusa
 from head_references import Expected
 
 
-def medusa_expected(head: MedusaHead, target: PreTrainedModel) -> Expected:
+def medusa_expected(head: Medusa, target: PreTrainedModel) -> Expected:
     weights = head.state_dict()
     num_blocks = head.config.num_blocks
 

@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
-from harness.local.drafting.heads.mtp_checkpoint import name_layers
+from harness.local.drafting.heads.mtp import name_layers
 
 _MIXTURE = {
     "hidden_size": 32, "intermediate_size": 48, "moe_intermediate_size": 16, "num_hidden_layers": 2,

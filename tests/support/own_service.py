@@ -17,7 +17,7 @@ from harness.config.demand import Demand
 from harness.config.run import RunnerName
 from harness.config.settings import ModelSettings
 from harness.engines.keeper import PairKeeper
-from harness.local.drafting.methods.model import ModelDraftSettings
+from harness.local.drafting.methods import ModelDraftSettings
 from some_settings import settings_of
 
 BATCH_SIZE = 6

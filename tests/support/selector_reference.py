@@ -9,7 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures import VOCABULARY
-from harness.local.drafting.kinds.dflash2 import SelectorHead
+from harness.local.drafting.heads.corrected import DFlash2
 from head_references import Expected, attend, mlp, rms
 
 
@@ -27,9 +27,7 @@ def convolved(convolutions: Any, side: int, reads: Tensor, states: Tensor) -> Te
     return outputs
 
 
-def block_states(
-    head: SelectorHead, target: PreTrainedModel, last: Tensor, features: Tensor
-) -> Tensor:
+def block_states(head: DFlash2, target: PreTrainedModel, last: Tensor, features: Tensor) -> Tensor:
     """The states [block, D] of one block, after the final norm."""
     size, length = head.config.block_size, len(features)
     context = rms(head.fc(features.flatten(1)), head.hidden_norm)
@@ -56,7 +54,7 @@ def block_states(
     return rms(states, head.norm)
 
 
-def path_expected(head: SelectorHead, target: PreTrainedModel) -> Expected:
+def path_expected(head: DFlash2, target: PreTrainedModel) -> Expected:
     """Log-probabilities of the candidates at each position, after the token drawn before it."""
     output = target.get_output_embeddings()
     selector = head.candidate_selector

@@ -9,14 +9,14 @@ from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import MtpModel
 
 from architectures import VOCABULARY, random_model
-from harness.local.drafting.heads.mtp import MtpHead
-from harness.local.drafting.kinds.dflash import BlockConfig, BlockHead
-from harness.local.drafting.kinds.dflash2 import SelectorConfig, SelectorHead
-from harness.local.drafting.kinds.domino import DominoConfig, DominoHead
-from harness.local.drafting.kinds.dspark import SparkConfig, SparkHead
-from harness.local.drafting.kinds.eagle3 import EagleConfig, EagleHead
-from harness.local.drafting.kinds.medusa import MedusaConfig, MedusaHead
-from harness.local.drafting.kinds.peagle import MaskConfig, MaskHead
+from harness.local.decoding.warp import AnyWarp
+from harness.local.drafting.heads.block import DFlash
+from harness.local.drafting.heads.corrected import DFlash2, Domino, DSpark
+from harness.local.drafting.heads.drafter import HeadDrafter
+from harness.local.drafting.heads.eagle import Eagle3, PEagle
+from harness.local.drafting.heads.head import Head, HeadConfig
+from harness.local.drafting.heads.medusa import Medusa
+from harness.local.drafting.heads.mtp import Mtp
 
 WINDOW = {
     "layer_types": ["full_attention", "sliding_attention"],
@@ -25,63 +25,57 @@ WINDOW = {
 }
 
 
+def head_drafter(
+    head: Head, target: PreTrainedModel, warp: AnyWarp, threshold: float = 0.0
+) -> HeadDrafter:
+    head.borrow(target)
+    return HeadDrafter(head, warp, threshold)
+
+
+def config(**fields: Any) -> HeadConfig:
+    """Of a head for `target_model`."""
+    sizes = {
+        "target_size": 32,
+        "vocabulary_size": VOCABULARY,
+        "draft_vocabulary_size": VOCABULARY,
+    }
+    return HeadConfig(**(sizes | fields))
+
+
+def block_config(transformer: PreTrainedConfig, **changes: Any) -> HeadConfig:
+    usual = {
+        "layers": (1, 3), "block_size": 5, "mask_token_id": 96, "from_anchor": False, "causal": False,
+        "causal_windows": False, "windows_follow": False,
+    }  # fmt: skip
+    return config(transformer=transformer, **(usual | changes))
+
+
 def block_head(
     style: str = "qwen3", window: bool = False, reduced: bool = False, **changes: Any
-) -> BlockHead:
-    is_spark = "markov_rank" in changes or "confidence" in changes
-    config = (SparkConfig if is_spark else BlockConfig)(
-        layers=(1, 3),
-        target_size=32,
-        vocabulary_size=VOCABULARY,
-        draft_vocabulary_size=60 if reduced else VOCABULARY,
-        transformer=layer_config(style, 2, **(WINDOW if window else {})),
-        block_size=5,
-        mask_token_id=96,
-        own_output=reduced,
-        **changes,
-    )
-    head = SparkHead(config) if isinstance(config, SparkConfig) else BlockHead(config)
+) -> DFlash:
+    if reduced:
+        changes |= {"draft_vocabulary_size": 60, "own_output": True}
+    transformer = layer_config(style, 2, **(WINDOW if window else {}))
+    kind = DSpark if "markov_rank" in changes or "confidence" in changes else DFlash
+    usual = {"markov_rank": 0, "confidence_markov": False}
+    head = kind(block_config(transformer, **(usual | changes)))
     randomize(head)
     if head.d2t is not None:
         head.d2t.copy_(torch.arange(60) // 2)
     return head
 
 
-def selector_head(window: bool = False, **changes: Any) -> SelectorHead:
-    config = SelectorConfig(
-        layers=(1, 3),
-        target_size=32,
-        vocabulary_size=VOCABULARY,
-        draft_vocabulary_size=VOCABULARY,
-        transformer=layer_config("qwen3", 2, **(WINDOW if window else {})),
-        block_size=5,
-        mask_token_id=96,
-        num_taps=2,
-        group_size=8,
-        selector_rank=6,
-        num_candidates=7,
-        **changes,
-    )
-    head = SelectorHead(config)
+def selector_head(window: bool = False, **changes: Any) -> DFlash2:
+    transformer = layer_config("qwen3", 2, **(WINDOW if window else {}))
+    options = {"num_taps": 2, "group_size": 8, "selector_rank": 6, "num_candidates": 7}
+    head = DFlash2(block_config(transformer, **options, **changes))
     randomize(head)
     return head
 
 
-def domino_head(**changes: Any) -> DominoHead:
-    config = DominoConfig(
-        layers=(1, 3),
-        target_size=32,
-        vocabulary_size=VOCABULARY,
-        draft_vocabulary_size=VOCABULARY,
-        transformer=layer_config("qwen3", 2),
-        block_size=5,
-        mask_token_id=96,
-        num_uncorrected=1,
-        recurrent_size=12,
-        inner_size=6,
-        **changes,
-    )
-    head = DominoHead(config)
+def domino_head(**changes: Any) -> Domino:
+    options = {"num_uncorrected": 1, "recurrent_size": 12, "inner_size": 6}
+    head = Domino(block_config(layer_config("qwen3", 2), **options, **changes))
     randomize(head)
     return head
 
@@ -110,17 +104,14 @@ def randomize(head: torch.nn.Module) -> None:
     head.eval().requires_grad_(False)
 
 
-def eagle_head(transformer: PreTrainedConfig, reduced: bool = False, **changes: Any) -> EagleHead:
-    has_masks = "mask_token_id" in changes
-    config = (MaskConfig if has_masks else EagleConfig)(
-        layers=(1, 2, 3),
-        target_size=32,
-        vocabulary_size=VOCABULARY,
-        draft_vocabulary_size=60 if reduced else VOCABULARY,
-        transformer=transformer,
-        **{"own_embedding": True, "own_output": True, **changes},
-    )
-    head = MaskHead(config) if isinstance(config, MaskConfig) else EagleHead(config)
+def eagle_head(transformer: PreTrainedConfig, reduced: bool = False, **changes: Any) -> Eagle3:
+    usual = {
+        "layers": (1, 2, 3), "own_embedding": True, "own_output": True, "norm_before_residual": False,
+        "norm_before_fc": False, "fc_norm": False, "norm_output": False,
+        "draft_vocabulary_size": 60 if reduced else VOCABULARY,
+    }  # fmt: skip
+    kind = PEagle if "mask_token_id" in changes else Eagle3
+    head = kind(config(transformer=transformer, **(usual | changes)))
     randomize(head)
     if head.d2t is not None:
         head.d2t.copy_(
@@ -130,28 +121,15 @@ def eagle_head(transformer: PreTrainedConfig, reduced: bool = False, **changes: 
     return head
 
 
-def medusa_head(own_outputs: bool, num_heads: int = 4, num_blocks: int = 2) -> MedusaHead:
-    config = MedusaConfig(
-        layers=(3,),
-        target_size=32,
-        vocabulary_size=VOCABULARY,
-        draft_vocabulary_size=VOCABULARY,
-        num_heads=num_heads,
-        num_blocks=num_blocks,
-        own_outputs=own_outputs,
-    )
-    head = MedusaHead(config)
+def medusa_head(own_outputs: bool, num_heads: int = 4, num_blocks: int = 2) -> Medusa:
+    options = {"num_heads": num_heads, "num_blocks": num_blocks, "own_outputs": own_outputs}
+    head = Medusa(config(layers=(3,), **options))
     randomize(head)
     return head
 
 
-def mtp_head(layers: MtpModel) -> MtpHead:
+def mtp_head(layers: MtpModel) -> Mtp:
     own, size = layers.config, layers.config.vocab_size
-    config = EagleConfig(
-        layers=(2,),
-        target_size=32,
-        vocabulary_size=size,
-        draft_vocabulary_size=size,
-        transformer=own,
-    )
-    return MtpHead(config, layers).eval().requires_grad_(False)
+    sizes = {"vocabulary_size": size, "draft_vocabulary_size": size}
+    head = Mtp(config(layers=(2,), transformer=own, **sizes), layers)
+    return head.eval().requires_grad_(False)

@@ -6,9 +6,8 @@ from typing import Any
 
 import torch
 
-from harness.local.drafting.methods.lookup import LookupSettings, LookupText
-from harness.local.drafting.methods.suffix import SuffixSettings, SuffixTexts
-from harness.local.drafting.text import TextDrafter
+from harness.local.drafting.methods import LookupSettings, SuffixSettings
+from harness.local.drafting.text import LookupText, SuffixTexts, TextDrafter
 
 
 def lookup_drafter(device: torch.device | str = "cpu", **settings: Any) -> TextDrafter:
@@ -19,5 +18,6 @@ def lookup_drafter(device: torch.device | str = "cpu", **settings: Any) -> TextD
 
 def suffix_drafter(device: torch.device | str = "cpu", **settings: Any) -> TextDrafter:
     """A drafter as `draft=suffix` makes it; it learns the answers of one batch when the next begins."""
-    texts = SuffixTexts(SuffixSettings(name="suffix", method="suffix", **settings))
+    chosen = SuffixSettings(name="suffix", method="suffix", **settings)
+    texts = SuffixTexts(chosen.max_depth, chosen.least_chance, shared=chosen.shared)
     return TextDrafter(texts.new, device, texts.begin_batch)

@@ -135,39 +135,35 @@ def predictions_page(rows: Sequence[PlanRow], failed: Sequence[PlanRow] = ()) ->
     Args:
         failed: of the jobs that have no prediction, for their errors.
     """
-    several = len({row.acceptance_source for row in rows}) > 1
     notes = dict.fromkeys(note for row in rows for note in (row.note or "").split("; ") if note)
     title = title_of_many(rows)
     if len({row.model for row in rows}) == 1:
         title = heading(rows[0], f"costs {rows[0].cost_source}")
         if not (rows[0].devices or rows[0].is_simulated):
             title = f"{rows[0].model} · costs {rows[0].cost_source}"
+    # One K of each draft is the best of none.
+    has_rivals = len({(row.draft, row.num_draft_tokens) for row in rows}) > len(
+        {row.draft for row in rows}
+    )
     columns = (
-        Column("acceptance", of="acceptance_source", text=True, once=True, optional=True),
-        Column("draft", of=lambda row: row.draft, text=True, once=True, optional=True),
-        Column("in\nflight", of="batch_size", identifies_row=True, optional=True),
+        Column("acceptance", of="acceptance_source", text=True, once=True, varies=True),
+        Column("draft", of=lambda row: row.draft, text=True, once=True, varies=True),
+        Column("in\nflight", of="batch_size", identifies_row=True, varies=True),
         Column("K", of="num_draft_tokens", identifies_row=True),
         Column("predicted speed-up\n(95 % interval)", with_bounds, "predicted_speedup"),
-        Column("", of=_among_others, text=True, optional=True),
+        Column(
+            "", of=lambda row: _among_others(row) if has_rivals else None, text=True, optional=True
+        ),
         Column("measured", times, "measured_speedup", optional=True),
         Column("tokens per\niteration", number(), "predicted_tokens_per_iteration"),
         Column("pays\nabove", number(), "break_even_tokens", optional=True),
         Column("an iteration\nms", number(), "iteration_ms.estimate", optional=True),
     )
-    hidden = set() if several else {"acceptance"}
-    if len({row.draft for row in rows}) == 1:
-        hidden.add("draft")
-    if {row.batch_size for row in rows} <= {1, None}:
-        hidden.add("in flight")
-    if len({(row.draft, row.num_draft_tokens) for row in rows}) == len({row.draft for row in rows}):
-        # One K of each draft is the best of none.
-        hidden.add("")
-    shown = tuple(column for column in columns if column.name not in hidden)
     table = Table.of(
         "predictions",
         "What is predicted of decoding",
         rows,
-        shown,
+        columns,
         strong=lambda row: row.num_draft_tokens == row.best_num_draft_tokens,
     )
     return Page(

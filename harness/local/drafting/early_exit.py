@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -54,21 +53,6 @@ def truncated_config(config: PreTrainedConfig, num_layers: int) -> PreTrainedCon
         rule = f"early_exit cannot shorten the configuration of {config.model_type}"
         raise SettingError("draft", rule) from error
     return shorter
-
-
-def chosen_num_layers(asked: Sequence[int] | None, config: PreTrainedConfig) -> int:
-    """Return how many layers draft: the number asked for, or a quarter of all.
-
-    Args:
-        asked: `draft.layers`, whose only element is the number; None for a quarter.
-
-    Raises:
-        SettingError: as of `truncated_config`.
-    """
-    total = config.get_text_config(decoder=True).num_hidden_layers
-    number = asked[0] if asked else max(1, total // 4)
-    truncated_config(config, number)  # for its errors
-    return number
 
 
 def exit_sketch(target: Checkpoint, name: str, num_layers: int, dtype: torch.dtype) -> Sketch:

@@ -1,8 +1,7 @@
 """The record of a way to draft: its settings and rules (`MethodRecord`), and its work.
 
-A method is a subclass of `Method` in a file of `local/drafting/methods/`, or in a file of the user's
-(`draft=./my_method.py:MyMethod`). What needs torch is imported inside functions: names,
-settings and help are known without it.
+Those of this project are in `methods`, and one's own in a file (`draft=./my_method.py:MyMethod`). What
+needs torch is imported inside functions: names, settings and help are known without it.
 
 A run calls it in this order: `check` with the settings alone, `plan` and `sketch` before weights
 load, `layers`, `model` and `widths` while the pair is prepared, and `drafter` when it
@@ -15,9 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from harness.config.methods import MethodRecord
+from harness.config.methods import FOR_HUGGINGFACE, METHODS, MethodRecord
 from harness.config.settings import DraftSettings, require
-from harness.local.drafting.head_kind import FOR_HUGGINGFACE
 
 if TYPE_CHECKING:
     import torch
@@ -26,8 +24,8 @@ if TYPE_CHECKING:
     from harness.config.settings import DecodingSettings
     from harness.local.decoding.protocols import Drafter, Runner
     from harness.local.decoding.warp import AnyWarp
-    from harness.local.drafting.heads.blocks import Head
-    from harness.local.drafting.heads.find import DraftPlan
+    from harness.local.drafting.heads.checkpoint import HeadCheckpoint
+    from harness.local.drafting.heads.head import Head
     from harness.local.drafting.text import Text
     from harness.local.drafting.translated import Translation
     from harness.local.models.checkpoints import Checkpoint, ReadCheckpoint
@@ -36,6 +34,27 @@ if TYPE_CHECKING:
 
 # Makes a drafter, given the warp of the target's logits.
 MakeDrafter = Callable[["AnyWarp"], "Drafter"]
+
+
+@dataclass(frozen=True)
+class DraftPlan:
+    """A draft before any weights load: which checkpoint or head it is, and what it shares with its
+    target. One that needs no weights, as `lookup`, has settings alone.
+
+    Attributes:
+        settings: the draft's, in which the plan has filled in what the user left open.
+        checkpoint: the draft model, where it has weights of its own.
+        head: the draft head, which reads the target's hidden states.
+        shares_target: whether the draft is the target itself.
+        mask_token: the token in place of those not drawn yet, of a model that drafts all tokens in
+            one pass.
+    """
+
+    settings: DraftSettings
+    checkpoint: Checkpoint | None = None
+    head: HeadCheckpoint | None = None
+    shares_target: bool = False
+    mask_token: int | None = None
 
 
 @dataclass(frozen=True)
@@ -85,8 +104,6 @@ class Method(MethodRecord):
         Raises:
             SettingError: a draft that does not go with the target.
         """
-        from harness.local.drafting.heads.find import DraftPlan
-
         return DraftPlan(settings)
 
     def sketch(self, plan: DraftPlan, target: Checkpoint, dtype: torch.dtype) -> Sketch | None:
@@ -151,3 +168,10 @@ class TextMethod(Method):
         new_text = self.texts(settings, pair.tokenizer)
         device = pair.target.input_device
         return lambda warp: TextDrafter(new_text, device)
+
+
+def method_of(draft: DraftSettings) -> Method:
+    """The way to draft that the settings are for."""
+    method = METHODS[draft.method]
+    assert isinstance(method, Method)
+    return method

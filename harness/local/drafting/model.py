@@ -1,37 +1,44 @@
-"""A draft model as drafter: token by token, with the target's tokenizer.
+"""Draft models with the target's tokenizer: token by token, or all tokens in one pass.
 
-`parallel` drafts all tokens in one pass, and `translated` has another tokenizer.
+`translated` has those with another tokenizer.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedConfig
 
+from harness.config.errors import SettingError
 from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step
-from harness.local.decoding.transfer import to_device
+from harness.local.decoding.randomness import existing_index
+from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.teacher_forcing import own_probabilities
 
+# Where a configuration names the mask of a parallel draft, in the order in which vLLM looks for it.
+_KEYS = ("pard_token", "ptd_token_id")
 
-class ModelDrafter(Drafter):
-    """Proposes by running a draft model token by token.
 
-    The runner's cache lacks the last tokens of the text, `_unseen`, with which the next proposal
-    begins. Say it was fed `a`, and drew b, c and d. To draw d it was fed b and c, but never d
-    itself:
+class RunnerDrafter(Drafter):
+    """Proposes by running a draft model, here token by token.
+
+    The runner's cache lacks the last tokens of each row's text, `_unread`, with which the next proposal
+    begins. Say it was fed `a`, and drew b, c and d. To draw d it was fed b and c, but never d itself:
 
         accepted b, then x         the cache keeps `a b`, and lacks `x`
         accepted b, c, d, then x   the cache keeps `a b c`, and lacks `d x`
 
-    To keep the batch rectangular, all rows lack two tokens as soon as one does. The other rows give a cached token
-    back: the first one then lacks `b x`. Tokens that were decided without a proposal are unseen, too.
+    To keep the batch rectangular, all rows lack two tokens as soon as one does. The other rows give a
+    cached token back: the first one then lacks `b x`. Tokens that were decided without a proposal are
+    unread, too.
 
     Args:
         runner: the draft model's.
-        warp: the one applied to the target's logits.
+        warp: the one for the target's logits.
         device: the target's, where proposals are used.
     """
 
@@ -41,71 +48,167 @@ class ModelDrafter(Drafter):
         self._runner = runner
         self._warp = warp
         self._device = device
-        # [B, at least 1] decided tokens that the runner has not been fed.
-        self._unseen = torch.empty(0)
+        # Of each row: its unread tokens, and what the last proposal fed until its verdict.
+        self._unread: list[list[int]] = []
+        self._fed: list[list[int]] = []
         # The runner's own proposal [B, K], until its verdict.
-        self._proposed = torch.empty(0)
+        self._drafted: Tensor | None = None
 
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        logits = self._runner.start(prompts).logits
-        self._unseen = to_device(first_tokens, logits.device).unsqueeze(1)
-        self._forget_proposal()
+        self._runner_device = self._runner.start(self._own_prompts(prompts)).logits.device
+        self._unread = []
+        self._join(first_tokens)
 
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        # New rows lack one token, so all others must.
-        num_rows, num_unseen = self._unseen.shape
-        if num_unseen > 1:
-            self._runner.extend(self._unseen[:, :-1])
-            self._runner.keep([num_unseen - 1] * num_rows)
-        self._runner.add(prompts)
-        new = to_device(first_tokens, self._unseen.device).unsqueeze(1)
-        self._unseen = torch.cat([self._unseen[:, -1:], new])
+        self._runner.add(self._own_prompts(prompts))
+        self._join(first_tokens)
+
+    def _join(self, first_tokens: Sequence[int]) -> None:
+        self._unread += [self._own_tokens([token]) for token in first_tokens]
         self._forget_proposal()
+
+    def _own_prompts(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        """Return the prompts as the draft model reads them."""
+        return prompts
+
+    def _own_tokens(self, decided: list[int]) -> list[int]:
+        """Return decided tokens as the draft model reads them."""
+        return decided
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        uniforms = uniforms.to(self._unseen.device)
-        self._proposed, probabilities = self._runner.draw(self._unseen, uniforms, self._warp)
-        return Proposal(self._proposed.to(self._device), probabilities.to(self._device))
+        tokens, probabilities = self._draw(uniforms.to(self._runner_device), self._warp)
+        return Proposal(tokens.to(self._device), probabilities.to(self._device))
+
+    def _draw(self, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
+        """Feed the unread tokens, and draw tokens [B, K] from distributions [B, K, V].
+
+        The last one or two of each row are fed as the drawing begins: runners compile passes over one
+        or two (`Method.widths`).
+        """
+        num_last = min([2, *map(len, self._unread)])
+        num_before = [len(tokens) - num_last for tokens in self._unread]
+        if any(num_before):
+            before = [tokens[:-num_last] for tokens in self._unread]
+            self._runner.extend(to_device(padded(before, max(num_before)), self._runner_device))
+            self._runner.keep(num_before)
+        self._fed = [tokens[-num_last:] for tokens in self._unread]
+        self._unread = [[] for _ in self._fed]
+        last = to_device(self._fed, self._runner_device)
+        self._drafted, probabilities = self._runner.draw(last, uniforms, warp)
+        return self._drafted, probabilities
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        device = self._unseen.device
-        num_unseen = self._unseen.shape[1]
-        num_proposed = self._proposed.shape[1]
-        next_token = to_device(next_tokens, device).unsqueeze(1)
-        if num_proposed == 0:
-            self._unseen = torch.cat([self._unseen, next_token], dim=1)
-            return
-        if max(num_accepted) < num_proposed:
-            # The runner was fed all tokens that were accepted.
-            self._runner.keep([num_unseen + count for count in num_accepted])
-            self._unseen = next_token
-        else:
-            self._runner.keep([num_unseen - 1 + count for count in num_accepted])
-            # All are seen but the last accepted token and the next one.
-            text = torch.cat([self._unseen[:, -1:], self._proposed], dim=1)
-            places = to_device(num_accepted, device).unsqueeze(1)
-            self._unseen = torch.cat([text.gather(1, places), next_token], dim=1)
+        drafted: list[list[int]] = [[] for _ in next_tokens]
+        if self._drafted is not None:
+            drafted = self._drafted.tolist()
+        texts = []
+        num_read = []
+        for row, (count, token) in enumerate(zip(num_accepted, next_tokens, strict=True)):
+            fed = self._fed[row]
+            decided = self._own_tokens([*self._offered(drafted[row][:count]), token])
+            texts.append([*fed, *self._unread[row], *decided])
+            # What draws without feeding its own tokens leaves nothing in the cache.
+            read = [*fed, *drafted[row][:-1]] if fed else []
+            num_read.append(_num_equal(texts[-1][:-1], read))
+        if any(self._fed):
+            pairs = list(zip(texts, num_read, strict=True))
+            num_unread = min(2, max(len(text) - count for text, count in pairs))
+            num_read = [min(count, len(text) - num_unread) for text, count in pairs]
+            self._runner.keep(num_read)
+        self._unread = [text[count:] for text, count in zip(texts, num_read, strict=True)]
         self._forget_proposal()
+
+    def _offered(self, drafted: list[int]) -> list[int]:
+        """Return the target's tokens for drafted ones."""
+        return drafted
+
+    def select(self, rows: Sequence[int]) -> None:
+        self._runner.select(rows)
+        self._unread = [self._unread[row] for row in rows]
+        self._forget_proposal()
+
+    def _forget_proposal(self) -> None:
+        self._fed = [[] for _ in self._unread]
+        self._drafted = None
+
+
+class ModelDrafter(RunnerDrafter):
+    """Proposes token by token, with the target's tokenizer: the only draft that reads a text at once."""
 
     def along(self, tokens: Sequence[int], answer: range) -> Tensor:
         """Return the probabilities [len(answer) - 1] of an answer's tokens but the first, in one pass over the text.
 
         Args:
             tokens: all tokens, of prompt and answer.
-            answer: the answer's places in `tokens`.
+            answer: the answer's indices in `tokens`.
         """
-        wanted = {place: tokens[place + 1] for place in answer[:-1]}
+        wanted = {index: tokens[index + 1] for index in answer[:-1]}
         return own_probabilities(self._runner, self._warp, tokens, wanted)
 
-    def select(self, rows: Sequence[int]) -> None:
-        self._runner.select(rows)
-        index = to_device(rows, self._unseen.device)
-        self._unseen = self._unseen[index]
-        self._proposed = self._proposed[index]
 
-    def _forget_proposal(self) -> None:
-        self._proposed = self._unseen[:, :0]
+def _num_equal(tokens: Sequence[int], others: Sequence[int]) -> int:
+    """Return how many tokens are equal before the first that differs."""
+    pairs = list(zip(tokens, others, strict=False))
+    return next((index for index, (token, other) in enumerate(pairs) if token != other), len(pairs))
+
+
+class ParallelDrafter(RunnerDrafter):
+    """Proposes by one pass of a parallel draft model (PARD, An et al. 2025, arXiv:2504.18583).
+
+    It was trained with a mask token in place of tokens that are not known yet. For K = 3 it reads the
+    text `a b` and two masks, and predicts the next three tokens after b, after the first mask and
+    after the second. Each is drawn without knowing the others.
+
+    The masks are dropped from the cache at once, so that nothing has to be taken back after a verdict.
+
+    Args:
+        mask: the token that stands for those not known yet.
+    """
+
+    def __init__(
+        self, runner: Runner, warp: AnyWarp, mask: int, device: torch.device | str = "cpu"
+    ) -> None:
+        super().__init__(runner, warp, device)
+        self._mask = mask
+
+    def _draw(self, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
+        counts = list(map(len, self._unread))
+        num_draft_tokens = uniforms.shape[1]
+        width = max(counts) + num_draft_tokens - 1
+        read = [[*row, *[self._mask] * (width - len(row))] for row in self._unread]
+        logits = self._runner.extend(to_device(read, self._runner_device)).logits
+        self._runner.keep(counts)
+        self._unread = [[] for _ in counts]
+        last = to_device(counts, logits.device).unsqueeze(1) - 1
+        index = last + torch.arange(num_draft_tokens, device=logits.device)
+        rows = torch.arange(len(counts), device=logits.device).unsqueeze(1)
+        probabilities = warp(logits[rows, index])
+        self._drafted = existing_index(probabilities, uniforms)
+        return self._drafted, probabilities
+
+
+def mask_token(config: PreTrainedConfig) -> int | None:
+    """Return the mask that a draft model was trained with; None if it drafts token by token."""
+    for key in _KEYS:
+        token = getattr(config, key, None)
+        if token is not None:
+            return token
+    return None
+
+
+def checked_mask(name: str, config: PreTrainedConfig) -> int | None:
+    """Return the mask of a draft as `mask_token` does.
+
+    Raises:
+        SettingError: for a mask that is not in the draft's vocabulary.
+    """
+    mask: Any = mask_token(config)
+    size = config.get_text_config(decoder=True).vocab_size
+    if mask is not None and not (type(mask) is int and 0 <= mask < size):
+        rule = f"has a config.json whose mask token, {mask}, is not in its vocabulary of {size}"
+        raise SettingError("draft", rule, name)
+    return mask

@@ -7,16 +7,30 @@ other tokens than its tokenizer would make of the whole text. That lowers accept
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import torch
 from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step
-from harness.local.decoding.transfer import padded, to_device
+from harness.config.errors import SettingError
+from harness.local.decoding.protocols import Proposal, Runner
+from harness.local.decoding.transfer import to_device
 from harness.local.decoding.warp import AnyWarp, CommonWarp, TokenIds, current_warp
+from harness.local.drafting.model import RunnerDrafter
+from harness.local.models.checkpoints import Checkpoint
+from harness.local.models.tokenizers import load_tokenizer, vocabulary_size
+
+# The character by which SentencePiece marks spaces; ordinary tokens of byte-level tokenizers have none.
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
+
+# Byte-level BPE writes each byte of a token as a character that can be printed.
+_BYTE_OF_STAND_IN = {character: byte for byte, character in bytes_to_unicode().items()}
 
 
 @dataclass(frozen=True)
@@ -59,40 +73,19 @@ class Translation:
         return [own for token in tokens for own in self.spell(token)]
 
 
-@dataclass
-class _Row:
-    """One row of the batch, from one verdict to the next.
-
-    Say the target decided `blue`, which the draft's tokenizer writes as `bl` and `ue`. Then
-    `unread` is [`bl`, `ue`]. A proposal of K = 2 feeds both to the draft's runner and draws `sky`
-    and `.`: `unread` is empty, `num_fed` is 2, `drafted` is [`sky`, `.`]. The runner has read `sky`
-    too, to draw `.`. Say the verdict accepts `sky`, and `!` follows. The runner then keeps the two
-    fed tokens and `sky`; `unread` is [`!`].
-
-    Attributes:
-        unread: the draft's decided tokens that its runner has not read.
-        num_fed: how many tokens the last proposal fed before it drew; 0 where nothing was proposed since the verdict.
-        drafted: the last proposal in the draft's tokens; the runner has read all but the last.
-        offered: the last proposal in the target's tokens.
-    """
-
-    unread: list[int]
-    num_fed: int = 0
-    drafted: list[int] = field(default_factory=list)
-    offered: list[int] = field(default_factory=list)
-
-
-class TranslatedDrafter(Drafter):
+class TranslatedDrafter(RunnerDrafter):
     """Proposes with a draft model whose cache follows the text in its own tokens.
+
+    Say the target decided `blue`, which the draft's tokenizer writes as `bl` and `ue`. A proposal of
+    K = 2 feeds both and draws `sky` and `.`; to draw `.` the runner has read `sky` too. Say the verdict
+    accepts `sky`, and `!` follows. The runner then keeps `bl`, `ue` and `sky`, and lacks `!`.
 
     Args:
         runner: the draft model's, with its own vocabulary.
         translation: between the target's tokens and the draft's.
-        warp: the warp for the target's logits.
+        warp: the one for the target's logits.
         device: the target's, where proposals are used.
     """
-
-    layers = ()
 
     def __init__(
         self,
@@ -101,114 +94,166 @@ class TranslatedDrafter(Drafter):
         warp: AnyWarp,
         device: torch.device | str = "cpu",
     ) -> None:
-        self._runner = runner
+        super().__init__(runner, warp, device)
         self._translation = translation
-        self._warp = warp
-        self._device = device
-        self._rows: list[_Row] = []
 
-    def start(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
-        logits = self._runner.start(self._translate_prompts(prompts)).logits
-        # Of the tokens that both have, on the device where each is used.
-        self._common_target_ids = self._translation.common_target_tokens.on(self._device)
-        self._common_draft_ids = self._translation.common_draft_tokens.on(logits.device)
-        self._rows = []
-        self._join(first_tokens)
+    def _own_prompts(self, prompts: Sequence[Sequence[int]]) -> Sequence[Sequence[int]]:
+        return [self._translation.prompt_into_draft(prompt) for prompt in prompts]
 
-    def add(
-        self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
-    ) -> None:
-        self._runner.add(self._translate_prompts(prompts))
-        self._join(first_tokens)
+    def _own_tokens(self, decided: list[int]) -> list[int]:
+        return self._translation.into_draft(decided)
+
+    def _offered(self, drafted: list[int]) -> list[int]:
+        # Of nan a token is drawn that the target may lack; the verdict refuses the probabilities.
+        target_tokens = self._translation.target_tokens
+        any_token = next(iter(target_tokens.values()))
+        return [target_tokens.get(token, any_token) for token in drafted]
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        last = self._feed_all_but_last()
-        warp = self._translation.drawing_warp(self._warp)
+        translation = self._translation
         if not uniforms.is_floating_point():
-            uniforms = self._common_draft_token(uniforms)
-        drawn, draft_probabilities = self._runner.draw(last, uniforms.to(last.device), warp)
-        target_tokens = self._translation.target_tokens
-        # Of nan a token is drawn that the target may lack; the verdict refuses the probabilities.
-        any_token = next(iter(target_tokens.values()))
-        for row, drafted in zip(self._rows, drawn.tolist(), strict=True):
-            row.num_fed = last.shape[1]
-            row.drafted = drafted
-            row.offered = [target_tokens.get(token, any_token) for token in drafted]
-        tokens = to_device([row.offered for row in self._rows], self._device)
-        return Proposal(tokens, self._over_target(draft_probabilities))
-
-    def _common_draft_token(self, tokens: Tensor) -> Tensor:
-        """Turn tokens [B, K] of the target that are to be taken into the draft's; of those that the draft lacks any,
-        because nothing is accepted from them on.
-        """
-        common = self._translation.common
-        any_token = next(iter(common.values()))
-        rows = [[common.get(token, any_token) for token in row] for row in tokens.tolist()]
-        return to_device(rows, tokens.device)
-
-    def _feed_all_but_last(self) -> Tensor:
-        """Feed the unread tokens of each row, but for the last [B, 1 or 2], which are returned.
-
-        Two are the usual number after a proposal that was accepted whole: its last token, and the
-        token that follows it. Runners compile passes over one or two (`Method.widths`).
-        """
-        unread = [row.unread for row in self._rows]
-        num_last = min([2, *map(len, unread)])
-        num_before = [len(tokens) - num_last for tokens in unread]
-        width = max(num_before)
-        device = self._common_draft_ids.device
-        if width > 0:
-            before = [tokens[:-num_last] for tokens in unread]
-            self._runner.extend(to_device(padded(before, width), device))
-            self._runner.keep(num_before)
-        for row in self._rows:
-            row.unread = []
-        return to_device([tokens[-num_last:] for tokens in unread], device)
-
-    def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        has_proposed = any(row.drafted for row in self._rows)
-        num_kept: list[int] = []
-        for row, count, next_token in zip(self._rows, num_accepted, next_tokens, strict=True):
-            translated = self._translation.into_draft([*row.offered[:count], next_token])
-            num_same = _num_equal(translated, row.drafted)
-            num_kept.append(row.num_fed + num_same)
-            row.unread += translated[num_same:]
-            row.num_fed = 0
-            row.drafted = []
-            row.offered = []
-        if has_proposed:
-            self._runner.keep(num_kept)
-
-    def select(self, rows: Sequence[int]) -> None:
-        self._runner.select(rows)
-        self._rows = [self._rows[row] for row in rows]
-
-    def _translate_prompts(self, prompts: Sequence[Sequence[int]]) -> list[list[int]]:
-        return [self._translation.prompt_into_draft(prompt) for prompt in prompts]
-
-    def _join(self, first_tokens: Sequence[int]) -> None:
-        """Add rows whose first decided token is given."""
-        for token in first_tokens:
-            self._rows.append(_Row(self._translation.into_draft([token])))
-
-    def _over_target(self, probabilities: Tensor) -> Tensor:
-        """Turn distributions [B, K, V of the draft] into ones over the target's [B, K, V]."""
-        common = probabilities[..., self._common_draft_ids].to(self._device)
-        shape = (*common.shape[:-1], self._translation.target_vocabulary_size)
-        return common.new_zeros(shape).index_copy_(-1, self._common_target_ids, common)
+            # Tokens of the target that are to be taken. In place of those that the draft lacks any
+            # will do, because nothing is accepted from them on.
+            any_token = next(iter(translation.common.values()))
+            rows = uniforms.tolist()
+            taken = [[translation.common.get(token, any_token) for token in row] for row in rows]
+            uniforms = to_device(taken, self._runner_device)
+        warp = translation.drawing_warp(self._warp)
+        drafted, probabilities = self._draw(uniforms.to(self._runner_device), warp)
+        tokens = [self._offered(row) for row in drafted.tolist()]
+        draft_ids = translation.common_draft_tokens.on(probabilities.device)
+        target_ids = translation.common_target_tokens.on(self._device)
+        common = probabilities[..., draft_ids].to(self._device)
+        shape = (*common.shape[:-1], translation.target_vocabulary_size)
+        over_target = common.new_zeros(shape).index_copy_(-1, target_ids, common)
+        return Proposal(to_device(tokens, self._device), over_target)
 
 
-def _num_equal(translated: Sequence[int], drafted: Sequence[int]) -> int:
-    """Count the first decided tokens that the draft's runner has read, because it drafted them.
+def how_to_translate(
+    target: Checkpoint,
+    draft: Checkpoint,
+    target_tokenizer: PreTrainedTokenizerBase,
+    draft_tokenizer: PreTrainedTokenizerBase,
+) -> Translation | None:
+    """Return the translation of a draft with another tokenizer, None if the tokenizers agree.
 
-    The last token of either is never among them: the runner has not read its own last one, and the
-    next proposal needs the logits after the last decided one.
+    Tokenizers may agree although the embeddings differ in size: models of one family pad them
+    differently (Qwen2 0.5B has 151,936 rows and 7B 152,064, for 151,646 tokens). Logits beyond
+    `Pair.vocabulary_size` stand for no token, and must be cut off before logits are compared.
+
+    Raises:
+        SettingError: if one of two models that agree has no outputs for some of the tokens; if tokenizers that do not
+            have no token in common but the one that ends a text.
     """
-    most = min(len(translated), len(drafted)) - 1
-    for index in range(most):
-        if translated[index] != drafted[index]:
-            return index
-    return max(most, 0)
+    num_outputs = vocabulary_size(target.config)
+    num_draft_outputs = vocabulary_size(draft.config)
+    if target_tokenizer.get_vocab() != draft_tokenizer.get_vocab():
+        found = translation(target_tokenizer, draft_tokenizer, num_outputs, num_draft_outputs)
+        if len(found.common) <= 1:
+            rule = f"has a tokenizer without a token of model={target.settings.name}"
+            raise SettingError("draft", rule, draft.settings.name)
+        return found
+    num_tokens = max(target_tokenizer.get_vocab().values()) + 1
+    if num_outputs != num_draft_outputs and min(num_outputs, num_draft_outputs) < num_tokens:
+        of_target = f"{num_outputs} of model={target.settings.name}"
+        rule = f"has {num_draft_outputs} outputs against {of_target}, for {num_tokens} tokens"
+        raise SettingError("draft", rule, draft.settings.name)
+    return None
+
+
+def check_if_local(target: Checkpoint, draft: Checkpoint) -> None:
+    """Call `how_to_translate` for its errors alone, for a plan, which loads no weights.
+
+    Only if both tokenizers are in directories, so that nothing is downloaded.
+    """
+    for checkpoint in (target, draft):
+        if not any(Path(checkpoint.settings.repository).glob("tokenizer*")):
+            return
+    target_tokenizer = load_tokenizer(target.settings)
+    draft_tokenizer = load_tokenizer(draft.settings, "draft")
+    how_to_translate(target, draft, target_tokenizer, draft_tokenizer)
+
+
+def translation(
+    target: PreTrainedTokenizerBase,
+    draft: PreTrainedTokenizerBase,
+    target_vocabulary_size: int,
+    draft_vocabulary_size: int,
+) -> Translation:
+    """Return the translation between a target's tokenizer and a draft's.
+
+    Args:
+        target_vocabulary_size, draft_vocabulary_size: the widths of their logits.
+    """
+    target_tokens = _tokens_by_bytes(target, target_vocabulary_size)
+    draft_tokens = _tokens_by_bytes(draft, draft_vocabulary_size)
+    common: dict[int, int] = {}
+    for text, token in target_tokens.items():
+        if text in draft_tokens:
+            common[token] = draft_tokens[text]
+    # A token that begins or ends texts, where there is one.
+    marks = [draft.bos_token_id, draft.eos_token_id]
+    known = [int(mark) for mark in marks if mark is not None]
+    mark = known[0] if known else 0
+    text_of = {token: text for text, token in target_tokens.items()}
+
+    @functools.cache
+    def spell(token: int) -> Sequence[int]:
+        if token in common:
+            return [common[token]]
+        # What the draft has no bytes for, such as special tokens, is a mark.
+        return _spelt(text_of.get(token, b""), draft_tokens) or [mark]
+
+    def prompt_into_draft(tokens: Sequence[int]) -> list[int]:
+        text = target.decode(list(tokens), skip_special_tokens=True)
+        return list(draft(text)["input_ids"]) or [mark]
+
+    return Translation(
+        common=dict(sorted(common.items())),
+        prompt_into_draft=prompt_into_draft,
+        spell=spell,
+        target_vocabulary_size=target_vocabulary_size,
+    )
+
+
+def _spelt(text: bytes, tokens: Mapping[bytes, int]) -> list[int]:
+    """Return the tokens that write a text, each the longest that goes on with it; none where they cannot."""
+    spelt: list[int] = []
+    while text:
+        lengths = range(len(text), 0, -1)
+        length = next((length for length in lengths if text[:length] in tokens), None)
+        if length is None:
+            return []
+        spelt.append(tokens[text[:length]])
+        text = text[length:]
+    return spelt
+
+
+def _tokens_by_bytes(tokenizer: PreTrainedTokenizerBase, num_outputs: int) -> dict[bytes, int]:
+    """Return the id of each token by its bytes.
+
+    The empty `b""` is the token that ends a text. Other special tokens are left out, and those without an output.
+    """
+    vocabulary = tokenizer.get_vocab()
+    special = set(tokenizer.all_special_ids)
+    # Added tokens may have SentencePiece's sign in a vocabulary that is byte-level, as DeepSeek's have.
+    added = tokenizer.get_added_vocab()
+    is_byte_level = not any(_SPACE in token for token in vocabulary.keys() - added.keys())
+    tokens: dict[bytes, int] = {}
+    for token, number in vocabulary.items():
+        if number in special or number >= num_outputs:
+            continue
+        if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):  # `<0xC3>`
+            text = bytes.fromhex(token[3:5])
+        elif not is_byte_level:
+            text = token.replace(_SPACE, " ").encode()
+        elif all(character in _BYTE_OF_STAND_IN for character in token):
+            text = bytes(_BYTE_OF_STAND_IN[character] for character in token)
+        else:
+            text = token.encode()
+        # A character may have two tokens, one for it and one for its byte: take the smaller id.
+        tokens[text] = min(number, tokens.get(text, number))
+    if tokenizer.eos_token_id is not None and tokenizer.eos_token_id < num_outputs:
+        tokens[b""] = int(tokenizer.eos_token_id)
+    return tokens

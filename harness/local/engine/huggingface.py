@@ -31,7 +31,7 @@ from harness.engines.protocol import (
 )
 from harness.engines.record import Preparation
 from harness.local.decoding.loop import Iteration
-from harness.local.drafting.registry import method_of
+from harness.local.drafting.method import method_of
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.pair import Pair, PlannedPair
 from harness.local.engine.reference import open_reference

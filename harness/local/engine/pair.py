@@ -18,8 +18,7 @@ from harness.config.machine import cpu_name
 from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.engines.door.pairs import Excess
-from harness.local.drafting.method import LoadedPair
-from harness.local.drafting.registry import method_of
+from harness.local.drafting.method import DraftPlan, LoadedPair, method_of
 from harness.local.models.devices import free_memory, visible_gpus
 from harness.local.models.quiet import quiet_libraries
 from harness.local.models.tokenizers import load_tokenizer, max_context, vocabulary_size
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     import torch
 
     from harness.config.demand import Demand
-    from harness.local.drafting.heads.find import DraftPlan, HeadCheckpoint
+    from harness.local.drafting.heads.checkpoint import HeadCheckpoint
     from harness.local.drafting.translated import Translation
     from harness.local.models.case import Case, Memory, Placement
     from harness.local.models.checkpoints import Checkpoint, ReadCheckpoint
@@ -334,7 +333,7 @@ def plan_pair(
     """
     import torch
 
-    from harness.local.drafting.translation import how_to_translate
+    from harness.local.drafting.translated import how_to_translate
     from harness.local.models.quantization import check_quantizer
     from harness.local.models.random_weights import random_tokenizer
 

@@ -12,8 +12,7 @@ from harness.engines.record import Preparation
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.heads.drafter import CompiledDraft, HeadDrafter
-from harness.local.drafting.method import MakeDrafter
-from harness.local.drafting.registry import method_of
+from harness.local.drafting.method import MakeDrafter, method_of
 from harness.local.engine.pair import Pair
 from harness.local.engine.rules import warp_of
 from harness.local.engine.runner_choice import build_runner
@@ -187,7 +186,6 @@ def _compiled_draft(pair: Pair, preparation: Preparation) -> CompiledDraft | Non
         return CompiledDraft(
             drafter,
             pair.target.model,
-            pair.vocabulary_size,
             preparation.batch_size,
             preparation.num_slots,
             most,

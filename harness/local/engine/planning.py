@@ -19,7 +19,7 @@ from harness.config.run import RunSettings
 from harness.config.settings import PlacementSettings
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
 from harness.engines.registry import engine_of
-from harness.local.drafting.translation import check_if_local
+from harness.local.drafting.translated import check_if_local
 from harness.local.engine.pair import PlacedPair, PlannedPair, sketch_pair
 from harness.local.models.case import Case, Misfit, Placement
 from harness.local.models.checkpoints import Checkpoint

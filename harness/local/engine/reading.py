@@ -15,7 +15,7 @@ from harness.engines.door.reading import ReadText, Transcript, num_together
 from harness.engines.protocol import in_batches
 from harness.engines.record import Preparation
 from harness.local.decoding.protocols import NonFiniteError
-from harness.local.drafting.methods.model import SampledDraftSettings
+from harness.local.drafting.methods import SampledDraftSettings
 from harness.local.drafting.model import ModelDrafter
 from harness.local.drafting.teacher_forcing import (
     chosen,

@@ -13,7 +13,7 @@ enlarges the memory.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
@@ -94,6 +94,14 @@ class Case:
     free: Memory
     demand: Demand
     shared: bool = False
+
+    @property
+    def spread(self) -> Case:
+        """The case of models on several GPUs: a head copies the matrices that it borrows."""
+        models = [
+            replace(sketch, blocks=(*sketch.blocks, *sketch.copied)) for sketch in self.models
+        ]
+        return replace(self, models=tuple(models))
 
     @property
     def gpus(self) -> list[int]:

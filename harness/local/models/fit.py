@@ -39,9 +39,10 @@ def fit(case: Case) -> list[Placement]:
         order = -1 if attempt.draft_first else 1
         placements = []
         room = case.room
+        spread = case.spread if len(attempt.gpus) > 1 else case
         try:
-            for sketch in case.models[::order]:
-                placement = _place(case, attempt, sketch, room)
+            for sketch in spread.models[::order]:
+                placement = _place(spread, attempt, sketch, room)
                 # The next model has what this one leaves.
                 room = {
                     device: max(0, size - placement.taken(device)) for device, size in room.items()

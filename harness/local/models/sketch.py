@@ -118,6 +118,8 @@ class Sketch:
             a model, whose runner holds the cache.
         borrowed_bytes: for a draft: weights of the target that each of its passes reads too,
             whatever its tokens.
+        copied: for a draft head: matrices of the target that it copies to its own device where they
+            are on others.
         borrowed_tensors: for a draft: further ones, of which a pass of more tokens may read more.
         drafts_in_one_pass: for a draft: whether one pass drafts all tokens.
         pass_numbers: about how many numbers a layer works with at once for each token of a pass; 0
@@ -138,6 +140,7 @@ class Sketch:
     modules: frozenset[str] = frozenset([""])
     spare_slots: int | None = None
     borrowed_bytes: int = 0
+    copied: tuple[Block, ...] = ()
     borrowed_tensors: tuple[TensorSketch, ...] = ()
     drafts_in_one_pass: bool = False
     pass_numbers: int = 0

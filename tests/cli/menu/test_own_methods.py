@@ -74,7 +74,8 @@ def test_it_is_planned_and_its_losslessness_tested(harness: Harness) -> None:
 
 
 TEXT = """
-from harness.local.drafting.methods.lookup import Lookup, LookupText
+from harness.local.drafting.methods import Lookup
+from harness.local.drafting.text import LookupText
 
 class Text(LookupText):
     num_made = 0

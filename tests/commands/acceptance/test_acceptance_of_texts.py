@@ -230,7 +230,7 @@ def test_several_drafts_on_the_same_texts(harness: Harness, tmp_path: Path) -> N
 
 def test_a_draft_that_draws_for_itself_is_refused(harness: Harness, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text(
-        "from harness.local.drafting.methods.early_exit import EarlyExit\n"
+        "from harness.local.drafting.methods import EarlyExit\n"
         "class Own(EarlyExit):\n"
         "    name = 'own'\n"
         "    def drafter(self, settings, pair, runner):\n"

@@ -25,7 +25,7 @@ from harness.engines.protocol import Answered, Arm
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import quick_garbage_collections
-from harness.local.drafting.methods.model import ModelDraftSettings
+from harness.local.drafting.methods import ModelDraftSettings
 from harness.local.engine.engine import LocalArm, LocalEngine
 from harness.local.engine.pair import Pair
 from harness.results.statistics.drawn_tokens import DrawnText

@@ -71,7 +71,7 @@ def test_a_sweep_of_more_jobs_than_a_page_has_room_for(
     print_sweep("latency", rows, tmp_path / "latency.csv", 22)
     printed = capsys.readouterr().out
     assert "2 more" in printed
-    assert re.search(r"^ +seed +K ", printed, re.MULTILINE)
+    assert re.search(r"^ +settings +K ", printed, re.MULTILINE)
 
 
 @pytest.mark.parametrize("kind", RUN_KINDS)

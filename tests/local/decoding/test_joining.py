@@ -19,7 +19,15 @@ from harness.local.drafting.model import ModelDrafter
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from mtp_models import mtp_target
-from small_heads import block_head, eagle_head, layer_config, medusa_head, mtp_head, target_model
+from small_heads import (
+    block_head,
+    eagle_head,
+    head_drafter,
+    layer_config,
+    medusa_head,
+    mtp_head,
+    target_model,
+)
 from text_drafters import lookup_drafter, suffix_drafter
 
 K = 3
@@ -131,7 +139,7 @@ def test_rows_join_with_heads(kind: str) -> None:
 
     def loop() -> Loop:
         warp = BatchWarp()
-        drafter = head.drafter(target, warp)
+        drafter = head_drafter(head, target, warp)
         return Loop(SnapshotRunner(target, hidden_layers=drafter.layers), drafter, K, warp=warp)
 
     first, *others = requests()

@@ -25,7 +25,15 @@ from harness.local.runners.static import StaticRunner
 from loops import speculative
 from mtp_models import mtp_target
 from pretended_gpus import pretended_gpus
-from small_heads import block_head, eagle_head, layer_config, medusa_head, mtp_head, target_model
+from small_heads import (
+    block_head,
+    eagle_head,
+    head_drafter,
+    layer_config,
+    medusa_head,
+    mtp_head,
+    target_model,
+)
 from text_drafters import lookup_drafter
 
 WARP = Warp(1.0)
@@ -71,6 +79,12 @@ def drafting(kind: str, first: str, second: str) -> tuple[Runner, Drafter]:
         head = mtp_head(layers)
     elif kind in HEADS:
         target, head = target_model(), HEADS[kind]()
+    elif kind == "spread, head":
+        # Its matrices are on both devices: the head's own has a copy of the embedding.
+        target = spread(target_model(), first, second)
+        drafter = head_drafter(block_head().to(second), target, WARP)
+        options = {"device": torch.device(first)}
+        return StaticRunner(target, hidden_layers=drafter.layers, **options), drafter
     elif kind == "spread, early exit":
         target, options = (
             spread(random_model("llama"), first, second),
@@ -87,7 +101,7 @@ def drafting(kind: str, first: str, second: str) -> tuple[Runner, Drafter]:
         if kind == "translated":
             return runner, TranslatedDrafter(own, TRANSLATION, WARP, first)
         return runner, ModelDrafter(own, WARP, first)
-    drafter = head.to(second).drafter(target.to(first), WARP)
+    drafter = head_drafter(head.to(second), target.to(first), WARP)
     return StaticRunner(target, hidden_layers=drafter.layers), drafter
 
 
@@ -111,7 +125,8 @@ def on(device: str, warp: Warp = WARP, prompts: list[list[int]] = PROMPTS, lengt
 
 
 @pytest.mark.parametrize(
-    "kind", [*RUNNERS, *HEADS, "deep mtp", "translated", "recurrent", "spread, early exit"]
+    "kind",
+    [*RUNNERS, *HEADS, "deep mtp", "translated", "recurrent", "spread, early exit", "spread, head"],
 )
 def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., None]) -> None:
     compared(

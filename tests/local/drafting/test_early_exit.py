@@ -14,11 +14,11 @@ from architectures import ARCHITECTURES, RECURRENT, generated, random_model
 from chains import GREEDY, RAGGED, request, texts
 from harness.config.errors import SettingError
 from harness.local.drafting.early_exit import (
-    chosen_num_layers,
     exit_sketch,
     truncated,
     truncated_config,
 )
+from harness.local.drafting.methods import EarlyExit, EarlyExitSettings
 from harness.local.drafting.model import ModelDrafter
 from harness.local.models.meta import sketch_model
 from harness.local.runners.snapshot import SnapshotRunner
@@ -72,7 +72,6 @@ def test_the_text_part_of_a_model_that_also_reads_images() -> None:
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
     before = logits(model)
-    assert chosen_num_layers(None, config) == 1
     shorter = truncated(model, 2)
     assert torch.equal(logits(shorter), logits(on_its_own(model, 2)))
     assert torch.equal(logits(model), before)
@@ -123,10 +122,16 @@ def test_a_model_that_accelerate_dispatched() -> None:
     ("total", "asked", "layers"), [(32, None, 8), (3, None, 1), (24, (12,), 12)]
 )
 def test_a_quarter_of_the_layers_draft_unless_it_is_said(
-    total: int, asked: tuple[int, ...], layers: int
+    total: int, asked: tuple[int, ...] | None, layers: int
 ) -> None:
-    config = AutoConfig.for_model("llama", num_hidden_layers=total)
-    assert chosen_num_layers(asked, config) == layers
+    target = as_checkpoint(make_config("llama", num_hidden_layers=total))
+    settings = EarlyExitSettings(name="early_exit", method="early_exit", layers=asked)
+    planned: Any = EarlyExit().plan(settings, target, fail, needs_weights=False).settings
+    assert planned.num_layers == layers
+
+
+def fail(*arguments: object) -> Any:
+    raise AssertionError(arguments)
 
 
 @pytest.mark.parametrize("num_layers", [0, 3, 4])
@@ -154,7 +159,7 @@ def test_layers_that_depend_on_their_number_are_refused_before_anything_loads(
 ) -> None:
     config = AutoConfig.for_model("gemma3n_text", num_hidden_layers=8, num_kv_shared_layers=2)
     with pytest.raises(SettingError, match=r"^draft: early_exit cannot shorten gemma3n_text"):
-        chosen_num_layers([num_layers], config)
+        truncated_config(config, num_layers)
 
 
 def test_more_tokens_read_more_experts_of_the_borrowed_layers() -> None:

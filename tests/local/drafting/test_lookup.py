@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from harness.local.drafting.methods.lookup import LookupText
+from harness.local.drafting.text import LookupText
 
 
 def text(tokens: list[int], max_ngram: int = 3, min_ngram: int = 1) -> LookupText:

@@ -8,12 +8,11 @@ from torch import Tensor
 from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
-from chains import GREEDY
 from fakes import Scripted
 from harness.local.decoding.warp import Warp
-from head_references import Expected, check_against, check_greedy
+from head_references import Expected, check_against
 from mtp_models import FAMILIES, mtp_target
-from small_heads import mtp_head
+from small_heads import head_drafter, mtp_head
 
 needs_oracle = pytest.mark.skipif(
     not hasattr(MtpModel, "forward_layer"), reason="this transformers has the layers alone"
@@ -54,7 +53,7 @@ def transformers_says(layers: MtpModel) -> Expected:
 )
 def test_distributions_are_those_of_transformers(family: str, number: int) -> None:
     target, layers = mtp_target(family, num_mtp_layers=number)
-    drafter = mtp_head(layers).drafter(target, Warp())
+    drafter = head_drafter(mtp_head(layers), target, Warp())
     check_against(target, drafter, transformers_says(layers))
 
 
@@ -64,11 +63,5 @@ def test_what_is_decided_without_a_proposal_is_read_as_well(
 ) -> None:
     monkeypatch.setattr("harness.local.drafting.heads.drafter.MOST_UNREAD", 8)
     target, layers = mtp_target("deepseek_v3", num_mtp_layers=3)
-    drafter = mtp_head(layers).drafter(target, Warp())
+    drafter = head_drafter(mtp_head(layers), target, Warp())
     check_against(target, drafter, transformers_says(layers), Scripted([0, 0, 3, 0, 2, 3]))
-
-
-@pytest.mark.parametrize("number", [1, 3])
-def test_greedy_output_is_that_of_generate(number: int) -> None:
-    target, layers = mtp_target("deepseek_v3", num_mtp_layers=number)
-    check_greedy(target, mtp_head(layers).drafter(target, GREEDY))

@@ -11,9 +11,8 @@ from transformers import CONFIG_MAPPING, DynamicCache, PreTrainedModel
 
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.local.drafting.heads.mtp import MtpHead
-from harness.local.drafting.heads.mtp_checkpoint import read_mtp
-from harness.local.drafting.methods.model import SampledDraftSettings
+from harness.local.drafting.heads.mtp import Mtp, read_mtp
+from harness.local.drafting.methods import SampledDraftSettings
 from harness.local.engine.pair import plan_pair
 from harness.local.models.checkpoints import Checkpoint, read_checkpoint
 from mtp_models import FAMILIES, mtp_target, save_with_mtp
@@ -40,7 +39,7 @@ def test_the_layers_come_from_the_targets_own_checkpoint(
     settings, target, layers = save(tmp_path, family, num_mtp_layers=number)
     placed = plan_pair(settings, DRAFT, PlacementSettings()).place(SMALL_DEMAND)
     pair = placed.load()
-    assert isinstance(pair.head, MtpHead)
+    assert isinstance(pair.head, Mtp)
     loaded, expected = pair.head.layers.state_dict(), layers.layers.state_dict()
     assert loaded.keys() == expected.keys()
     assert all(tensor.equal(expected[name]) for name, tensor in loaded.items())

@@ -11,7 +11,7 @@ from transformers import CONFIG_MAPPING
 from transformers.modeling_layers import MtpModel
 
 from harness.config.errors import SettingError
-from harness.local.drafting.heads.mtp_checkpoint import read_mtp
+from harness.local.drafting.heads.mtp import read_mtp
 from tiny_checkpoints import as_checkpoint
 
 PAGE = Path(__file__).parents[3] / "docs/drafting.md"

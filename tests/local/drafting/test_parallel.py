@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from architectures import VOCABULARY, generated, random_model
-from chains import GREEDY, request, texts
+from architectures import VOCABULARY, random_model
+from chains import request
 from fakes import Scripted
 from harness.config.errors import SettingError
 from harness.local.decoding.protocols import Proposal, Step
 from harness.local.decoding.warp import Warp
-from harness.local.drafting.parallel import ParallelDrafter, checked_mask
+from harness.local.drafting.model import ParallelDrafter, checked_mask
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from head_references import PROMPTS
@@ -80,16 +80,6 @@ def test_distributions_equal_those_of_one_plain_pass(kind: Any) -> None:
     assert len({len(iteration.rows) for iteration in iterations}) > 1
     assert len({count for iteration in iterations for count in iteration.num_accepted}) >= 2
     assert drafter.error < 1e-4
-
-
-def test_greedy_output_is_that_of_generate() -> None:
-    target, draft = random_model("llama"), random_model("llama", seed=1)
-    drafter = ParallelDrafter(StaticRunner(draft), GREEDY, MASK)
-    what = request(PROMPTS, GREEDY, length=20)
-    expected = [generated(target, prompt, 20) for prompt in PROMPTS]
-    for _ in range(2):  # with one drafter
-        actual = texts(speculative(StaticRunner(target), drafter, what, 3), len(PROMPTS))
-        assert actual == expected
 
 
 @pytest.mark.parametrize(("mask", "message"), [(VOCABULARY, "97, is not in"), ("<mask>", "<mask>")])

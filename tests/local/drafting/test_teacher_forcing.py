@@ -14,17 +14,16 @@ import torch
 from architectures import VOCABULARY, random_model
 from harness.local.decoding.protocols import Drafter, Step
 from harness.local.decoding.warp import Warp
-from harness.local.drafting.methods.lookup import LookupText
-from harness.local.drafting.model import ModelDrafter
-from harness.local.drafting.parallel import ParallelDrafter
+from harness.local.drafting.model import ModelDrafter, ParallelDrafter
 from harness.local.drafting.teacher_forcing import replayed, windows
-from harness.local.drafting.text import TextDrafter
+from harness.local.drafting.text import LookupText, TextDrafter
 from harness.local.runners.snapshot import SnapshotRunner
 from mtp_models import mtp_target
 from small_heads import (
     block_head,
     domino_head,
     eagle_head,
+    head_drafter,
     layer_config,
     medusa_head,
     mtp_head,
@@ -45,13 +44,13 @@ def own_model(seed: int, name: str = "llama", **changes: Any) -> SnapshotRunner:
 
 def with_head(head: torch.nn.Module) -> Callable[[], tuple[Any, Drafter]]:
     target = target_model()
-    return lambda: (target, head.drafter(target, WARP))  # type: ignore[operator]
+    return lambda: (target, head_drafter(head, target, WARP))  # type: ignore[operator]
 
 
 def with_mtp(num_layers: int) -> Callable[[], tuple[Any, Drafter]]:
     def make() -> tuple[Any, Drafter]:
         target, layers = mtp_target("glm4_moe", num_mtp_layers=num_layers)
-        return target, mtp_head(layers).drafter(target, WARP)
+        return target, head_drafter(mtp_head(layers), target, WARP)
 
     return make
 

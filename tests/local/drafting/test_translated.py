@@ -17,11 +17,10 @@ from chains import GREEDY, RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.local.decoding.protocols import NonFiniteError, Step
+from harness.local.decoding.protocols import NonFiniteError, Proposal, Step
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.teacher_forcing import replayed
-from harness.local.drafting.translated import TranslatedDrafter, Translation
-from harness.local.drafting.translation import translation
+from harness.local.drafting.translated import TranslatedDrafter, Translation, translation
 from harness.local.engine.pair import plan_pair
 from in_process import Harness, results
 from loops import autoregressive, speculative
@@ -83,11 +82,12 @@ class Checked(TranslatedDrafter):
             self.whole[row] += self._translation.into_draft(tokens)
 
     def observe(self, num_accepted, next_tokens, step):  # type: ignore[no-untyped-def]
-        kept = zip(self._rows, num_accepted, next_tokens, strict=True)
-        self.learn([[*row.offered[:count], last] for row, count, last in kept])
+        drafted = [[] for _ in next_tokens] if self._drafted is None else self._drafted.tolist()
+        kept = zip(map(self._offered, drafted), num_accepted, next_tokens, strict=True)
+        self.learn([[*offered[:count], last] for offered, count, last in kept])
         super().observe(num_accepted, next_tokens, step)
-        for seen, row, whole in zip(self._runner.rows, self._rows, self.whole, strict=True):  # type: ignore[attr-defined]
-            assert seen + row.unread == whole
+        for seen, unread, whole in zip(self._runner.rows, self._unread, self.whole, strict=True):  # type: ignore[attr-defined]
+            assert seen + unread == whole
 
     def select(self, rows: Sequence[int]) -> None:
         super().select(rows)
@@ -104,8 +104,10 @@ def test_the_draft_model_reads_the_whole_text() -> None:
 class Unmapped(TranslatedDrafter):
     """The broken twin: probabilities at the draft's own places instead of the target's."""
 
-    def _over_target(self, probabilities: Tensor) -> Tensor:
-        return super()._over_target(probabilities).roll(1, -1)
+    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        proposal = super().propose(num_draft_tokens, uniforms)
+        assert proposal.probabilities is not None
+        return Proposal(proposal.tokens, proposal.probabilities.roll(1, -1))
 
 
 @pytest.mark.parametrize(("kind", "lossless"), [(TranslatedDrafter, True), (Unmapped, False)])

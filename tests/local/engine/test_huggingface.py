@@ -21,9 +21,7 @@ from harness.engines.arrivals import Arrival, Origin
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.local.drafting.early_exit import truncated
-from harness.local.drafting.methods.early_exit import EarlyExitSettings
-from harness.local.drafting.methods.lookup import LookupSettings
-from harness.local.drafting.methods.model import SampledDraftSettings
+from harness.local.drafting.methods import EarlyExitSettings, LookupSettings, SampledDraftSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.huggingface import (
     HuggingFaceEngine,

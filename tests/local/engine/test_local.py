@@ -15,7 +15,7 @@ from harness.engines.arrivals import Arrival
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.local.decoding.loop import Iteration
-from harness.local.drafting.methods.suffix import SuffixSettings
+from harness.local.drafting.methods import SuffixSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair
 from harness.local.engine.reference import not_finite

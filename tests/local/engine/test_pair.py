@@ -33,7 +33,11 @@ def test_a_head_on_a_gpu_that_its_target_is_not_on(gpus: Any) -> None:
     placed = PlacedPair(**vars(planned), placements=placements, free=free)
     assert [placement.device_map for placement in placements] == [{"": 0}, {"": 1}]
     assert placed.devices == [torch.device("cuda", 0), torch.device("cuda", 1)]
-    assert placed.columns()["draft_weight_bytes"] == {"cuda:1": planned.sketches[1].weight_bytes}
+    # The head copies the target's embedding.
+    embedding_bytes = 960 * 192 * 4
+    assert placed.columns()["draft_weight_bytes"] == {
+        "cuda:1": planned.sketches[1].weight_bytes + embedding_bytes
+    }
     loaded = planned.place(demand).load()
     assert loaded.devices == [torch.device("cpu")]
     moved = copy.deepcopy(loaded.head).to("cuda:1")

@@ -50,6 +50,19 @@ def test_no_device_gets_more_than_it_has(gpus: int, quantization: str, strategy:
     assert verdicts == sorted(verdicts)
 
 
+def test_a_head_away_from_its_target_holds_copies_of_matrices() -> None:
+    copied = Block(("",), (TensorSketch("borrowed", GB),))
+    target, head = sketch(20), draft(1, copied=(copied,))
+    together = fit(case(target, head, free=machine(30, 30)))
+    assert [gpus_of(one) for one in together] == [["cuda:0"], ["cuda:0"]]
+    apart = fit(case(target, head, free=machine(15, 15)))
+    assert len(gpus_of(apart[0])) == 2
+    held = [sum(placed[1].bytes_per_device.values()) for placed in (together, apart)]
+    assert held[1] == held[0] + 2 * GB
+    assert fits(case(target, draft(1), free=machine(13.5, 13.5)))
+    assert not fits(case(target, head, free=machine(13.5, 13.5)))
+
+
 def test_auto_takes_the_fewest_gpus_that_hold_the_model() -> None:
     model = sketch(10)  # 10.2 GB
     assert gpus_of(fit(case(model, free=machine(*[13] * 8)))[0]) == ["cuda:0"]

@@ -11,8 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedTokenizerFast
 
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.local.drafting.translated import Translation
-from harness.local.drafting.translation import how_to_translate
+from harness.local.drafting.translated import Translation, how_to_translate
 from harness.local.models.tokenizers import load_tokenizer, max_context
 from tiny_checkpoints import VOCABULARY_SIZE, as_checkpoint, load_pair, make_config, make_tokenizer
 

@@ -29,14 +29,11 @@ from harness.config.amounts import percent
 from harness.measuring.prices import StepCosts, costs_in_steps
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Column, Table, number, share, times
-from harness.reporting.words import FIRST_SETTINGS, cell_of
 from harness.results.runs import grouped
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import UNKNOWN
 from harness.results.verdict import verdict_of
 
-# Settings that get a column where pairs differ in them; further ones are in the last column.
-_MOST_SETTINGS = 3
 _MOST_NOTES = 20
 PAIR = Column("pair", text=True, of="name.cell", once=True)
 K = Column("K", of="k", identifies_row=True, optional=True)
@@ -51,22 +48,6 @@ SPECULATIVE_MS = Column(
 )
 
 
-def _differing_settings(pairs: Sequence[RankedRun]) -> list[str]:
-    """The settings in which pairs differ, the usual ones first."""
-    different = dict.fromkeys(column for pair in pairs for column in pair.name.settings)
-    usual = [column for column in FIRST_SETTINGS if column in different]
-    return list(dict.fromkeys([*usual, *different]))
-
-
-def _setting_column(setting: str) -> Column:
-    """The column of a setting."""
-    if setting == "server_command":
-        # The words in which the commands differ: whole ones have no room.
-        return Column("command", of=lambda pair: pair.name.settings.get(setting), text=True)
-    heading = setting.removeprefix("settings.").removeprefix("vary.").replace("_", " ")
-    return Column(heading, of=lambda pair: cell_of(pair.row, setting), text=True)
-
-
 def _remark(pair: RankedRun) -> str | None:
     """What distinguishes a pair in a table: `best K`, or why its figures say little."""
     if pair.is_partial:
@@ -78,65 +59,59 @@ def _remark(pair: RankedRun) -> str | None:
     return "best K" if pair.best_k else None
 
 
+PAIRS = (
+    Column("pair", text=True, of="name.pair", once=True),
+    Column("settings", text=True, of=lambda pair: " · ".join(pair.name.details), optional=True),
+    K,
+    SPEEDUP.at("row"),
+    Column("", of=_remark, optional=True, text=True),
+    SPECULATIVE_MS,
+    REGULAR_MS,
+    ACCEPTED.at("row"),
+    Column(
+        "all at\nonce",
+        of=lambda pair: (
+            verdict_of(pair.row, pair.num_compared).speedup.bounds()
+            if pair.num_compared > 1
+            else None
+        ),
+        optional=True,
+        meaning="95 % intervals that hold together for all pairs of a target",
+    ),
+    Column(
+        "goodput",
+        times,
+        "row.goodput_ratio.estimate",
+        optional=True,
+        meaning="ratio of both arms' requests per second within engine.slo",
+    ),
+    Column(
+        "runs",
+        of="run.times",
+        varies=True,
+        meaning="how often this was measured; the newest is shown",
+    ),
+)
+
+
 def pairs_table(pairs: Sequence[RankedRun], further_notes: Sequence[str] = ()) -> Table:
-    """Speed-up of each pair and K, with a column for each setting in which they differ."""
-    ordered = _differing_settings(pairs)
-    repeated = any(pair.run.times > 1 for pair in pairs)
-    together = any(pair.num_compared > 1 for pair in pairs)
-
-    def further(pair: RankedRun) -> str:
-        words = [pair.name.settings.get(column, "") for column in ordered[_MOST_SETTINGS:]]
-        return " · ".join(filter(None, [*words, *pair.name.circumstances]))
-
-    columns = (
-        Column("pair", text=True, of="name.pair", once=True),
-        *map(_setting_column, ordered[:_MOST_SETTINGS]),
-        Column("further", text=True, of=further, optional=True),
-        K,
-        SPEEDUP.at("row"),
-        Column("", of=_remark, optional=True, text=True),
-        SPECULATIVE_MS,
-        REGULAR_MS,
-        ACCEPTED.at("row"),
-        Column(
-            "all at\nonce",
-            of=lambda pair: (
-                verdict_of(pair.row, pair.num_compared).speedup.bounds() if together else None
-            ),
-            optional=True,
-            meaning="95 % intervals that hold together for all pairs of a target",
-        ),
-        Column(
-            "goodput",
-            times,
-            "row.goodput_ratio.estimate",
-            optional=True,
-            meaning="ratio of both arms' requests per second within engine.slo",
-        ),
-        Column(
-            "runs",
-            of=lambda pair: pair.run.times if repeated else None,
-            optional=True,
-            meaning="how often this was measured; the newest is shown",
-        ),
-    )
-    notes: list[str] = []
+    """Speed-up of each pair and K, with the settings in which they differ."""
+    reasons = []
     for pair in pairs:
         reason = pair.verdict.reason
-        speedup = pair.verdict.speedup
         if pair.row.status == NO_VERDICT:
-            notes.append(f"{pair.name.label(', ')}: no verdict: {reason}.")
-        elif speedup.is_known and not speedup.has_bounds:
-            notes.append(f"{reason[:1].upper()}{reason[1:]}.")
+            reasons.append(f"{pair.name.label(', ')}: no verdict: {reason}.")
+        elif reason:
+            reasons.append(f"{reason[:1].upper()}{reason[1:]}.")
     about_rows = caveats([pair.row for pair in pairs])
-    notes = list(dict.fromkeys([*notes, *further_notes, *luck_notes(pairs), *about_rows]))
+    notes = list(dict.fromkeys([*reasons, *further_notes, *luck_notes(pairs), *about_rows]))
     if len(notes) > _MOST_NOTES:
         notes[_MOST_NOTES:] = [f"{len(notes) - _MOST_NOTES} more notes are left out."]
     return Table.of(
         "pairs",
         "How much faster?",
         pairs,
-        columns,
+        PAIRS,
         strong="best_k",
         faint="is_partial",
         notes=tuple(notes),

@@ -1,1 +1,1 @@
-"""Draft heads: their files, features, caches, and how they draft."""
+"""Draft heads: how each kind is stored and drafts, and what all have in common."""

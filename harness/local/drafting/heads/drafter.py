@@ -1,30 +1,29 @@
-"""Drafting with a head: what the drafters of all kinds of heads have in common.
+"""Drafting with a head of any kind: its cache, the target's features, and its proposals.
 
-A head continues from features, the target's own hidden states. `observe` keeps those of the decided
-tokens (`unread`). `propose` then hands them to the kind's `draft`, which reads them into the head's
-cache and draws K tokens. `draft` is a function of tensors, so that it can be compiled (`CompiledDraft`);
-what fits no compiled proposal runs eagerly.
+`observe` keeps the features, the target's own hidden states, of the decided tokens. `propose` then
+hands them to the head's `draft`, which reads them into the cache and draws K tokens. `draft` is a
+function of tensors, so that it can be compiled (`CompiledDraft`); what fits no compiled proposal runs
+eagerly.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from abc import abstractmethod
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 from transformers import PreTrainedModel
 
 from harness.config.amounts import round_up
 from harness.local.decoding.protocols import Drafter, Proposal, Step
 from harness.local.decoding.randomness import existing_index
-from harness.local.decoding.transfer import to_device
+from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.warp import AnyWarp, current_warp
+from harness.local.drafting.heads.head import Draft, Head, Unread
 from harness.local.drafting.heads.slot_cache import SlotCache
-from harness.local.drafting.heads.unread import Unread, UnreadFeatures
 from harness.local.runners.attention import without_cudnn
 from harness.local.runners.checks import require_close
 from harness.local.runners.compiled import CompiledCall
@@ -36,88 +35,118 @@ MOST_UNREAD = 64
 _NUM_UNREAD = len(Unread._fields)
 
 
-class Draft(NamedTuple):
-    """Tokens drawn by a head.
+class UnreadFeatures:
+    """The features that a head has not read, from a verdict to the next proposal.
+
+    A verdict brings one for each token that it decided, in each row another number: the hidden
+    states of the target at the token before it. They wait as views of the target's outputs: while
+    nothing is drafted, a head that does not pay must cost nothing.
+
+    Args:
+        device: the head's.
 
     Attributes:
-        tokens: [B, K], the target's.
-        probabilities: [B, K, V], the distributions that they were drawn from.
-        logits: [B, K, V of the head], what `probabilities` were made of. A head with a smaller
-            vocabulary has fewer of them than the target has tokens.
-        lengths: [B], how many of the tokens are offered; None for all.
+        num_read: how many features of each row have been read, which are its entries in the cache.
     """
 
-    tokens: Tensor
-    probabilities: Tensor
-    logits: Tensor
-    lengths: Tensor | None = None
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        # Of each row: parts [n, L, D], and the token after each feature.
+        self._parts: list[list[Tensor]] = []
+        self._following: list[list[int]] = []
+        self.num_read: list[int] = []
+
+    @property
+    def longest(self) -> int:
+        """The most unread features of a row."""
+        return max(map(len, self._following))
+
+    def add(
+        self, hidden: Tensor, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int]
+    ) -> None:
+        """Add rows behind the others, with hidden states [rows, longest, L, D] of their prompts."""
+        for states, prompt, first in zip(hidden, prompts, first_tokens, strict=True):
+            # Padding on a row's left may be no number at all, and must not reach the cache.
+            self._parts.append([states[-len(prompt) :]])
+            self._following.append([*prompt[1:], first])
+            self.num_read.append(0)
+
+    def observe(self, hidden: Tensor, decided: Sequence[Sequence[int]]) -> None:
+        """Add what a verdict decided.
+
+        Args:
+            hidden: [B, n, L, D], of the token before the proposal and of the proposed ones.
+            decided: for each row the tokens that it keeps.
+        """
+        rows = zip(self._parts, self._following, hidden.unbind(), decided, strict=True)
+        for parts, following, states, tokens in rows:
+            parts.append(states[: len(tokens)])
+            following += tokens
+
+    def select(self, rows: Sequence[int]) -> None:
+        """Continue with these rows only, in this order."""
+        self._parts = [self._parts[row] for row in rows]
+        self._following = [self._following[row] for row in rows]
+        self.num_read = [self.num_read[row] for row in rows]
+
+    def all(self) -> Unread:
+        """Return all features, on the head's device."""
+        self._parts = [[torch.cat(parts)] for parts in self._parts]
+        features = pad_sequence([states for [states] in self._parts], batch_first=True)
+        return Unread(
+            features.flatten(2).to(self._device),
+            to_device(padded(self._following, self.longest), self._device),
+            to_device([len(tokens) for tokens in self._following], self._device),
+            to_device(self.num_read, self._device),
+        )
+
+    def count_as_read(self, num_again: int) -> None:
+        """Count as read what `all` returned, but the last `num_again` features of each row."""
+        for row, following in enumerate(self._following):
+            num_read = max(0, len(following) - num_again)
+            self.num_read[row] += num_read
+            self._following[row] = following[num_read:]
+            self._parts[row] = [states[num_read:] for states in self._parts[row]]
 
 
 class HeadDrafter(Drafter):
-    """A drafter over a head; each kind adds `draft`.
+    """A drafter over a head.
 
     A head with a cache has an entry there for each decided token but the last, which has no
     features yet. The head may be on another device than the target's tokens.
 
     Args:
-        head: a `blocks.Head`.
-        target: lends its embedding and its output matrix to a head without them.
-        warp: the one applied to the target's logits.
-        confidence: offer tokens only as far as a confidence head (DSpark) expects each to be
+        head: with the matrices that it borrows.
+        warp: the one for the target's logits.
+        threshold: offer tokens only as far as a confidence head (DSpark) expects each to be
             accepted with at least this probability; 0 offers all.
 
     Attributes:
-        num_reread: how many of the last features of each row are read again with the next ones.
-        vocabulary_size: the width of the target's logits.
-        compiled: drafts in place of `draft` where it can; None where nothing is compiled.
+        compiled: drafts where it can; None where nothing is compiled.
         cache: the head's.
     """
 
-    num_reread = 0
     compiled: CompiledDraft | None = None
 
-    def __init__(
-        self,
-        head: Any,
-        target: PreTrainedModel,
-        warp: AnyWarp,
-        confidence: float = 0.0,
-    ) -> None:
+    def __init__(self, head: Head, warp: AnyWarp, threshold: float = 0.0) -> None:
         self.head = head
-        self.device = next(head.parameters()).device
-        self._warp = warp
-        self._confidence = confidence
         self.layers = head.config.layers
-        self.vocabulary_size = head.config.vocabulary_size
-        self._embedding: Any = head.embed_tokens or target.get_input_embeddings()
-        self._output: Any = head.lm_head or target.get_output_embeddings()
-        self._known_tokens: Tensor | None = head.known_tokens
+        self.device = next(head.parameters()).device
         self.cache = SlotCache()
+        self._warp = warp
+        self._threshold = threshold
+        self._known_tokens: Tensor | None = None
+        if head.d2t is not None:
+            self._known_tokens = head.d2t + torch.arange(len(head.d2t), device=self.device)
 
     @property
     def warp(self) -> AnyWarp:
         """The warp of the batch as it is now."""
         return current_warp(self._warp)
 
-    @abstractmethod
-    def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
-        """Read the features, and draft up to K tokens with uniforms [B, K], on the head's device.
-
-        It never waits for the device, and changes nothing but the entries of `cache`. Its first
-        `cache.num_slots` slots are those that it may write and see.
-        """
-
-    def read(self, unread: Unread) -> Any:
-        """Read the features into the cache; a head without one has nothing to do."""
-
-    def num_ahead(self, num_draft_tokens: int) -> int:
-        """Return how many slots behind the unread features a proposal may write."""
-        return num_draft_tokens
-
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        self.vocabulary_size = step.logits.shape[-1]
         self.cache = SlotCache() if self.compiled is None else self.compiled.cache
         self._unread = UnreadFeatures(self.device)
         self.add(prompts, first_tokens, step)
@@ -128,125 +157,92 @@ class HeadDrafter(Drafter):
         assert step.hidden is not None, "the target's runner captures no hidden states"
         # Where proposals are wanted.
         self._target_device = step.hidden.device
-        self._unread.add(step.hidden.to(self.device), prompts, first_tokens)
-        num_rows = len(self._unread.counts)
-        if self.compiled is not None and num_rows > self.compiled.batch_size:
-            self._leave_compiled()
+        self._unread.add(step.hidden, prompts, first_tokens)
+        num_rows = len(self._unread.num_read)
+        self._reserve(self.cache.num_slots, num_rows)
         self.cache.ensure_rows(num_rows)
-        self._propose_nothing()
-
-    def _propose_nothing(self) -> None:
-        """Forget the last proposal: a verdict that follows is over no draft tokens."""
-        num_rows = len(self._unread.counts)
-        self._proposed = torch.empty(num_rows, 0, dtype=torch.long, device=self.device)
+        self._proposed: Tensor | None = None
 
     @torch.inference_mode()
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        drafted = self._drafted(num_draft_tokens, uniforms.to(self.device))
-        # A compiled proposal may have more tokens, and offer more.
-        tokens = drafted.tokens[:, :num_draft_tokens]
-        probabilities = drafted.probabilities[:, :num_draft_tokens]
-        lengths = None
-        if drafted.lengths is not None:
-            lengths = drafted.lengths.clamp(max=num_draft_tokens).tolist()
-        self._proposed = tokens
-        return Proposal(
-            tokens.to(self._target_device), probabilities.to(self._target_device), lengths
-        )
-
-    def _drafted(self, number: int, uniforms: Tensor) -> Draft:
-        """Read what is unread, and draft at least `number` tokens, or as many as the head can."""
         compiled = self.compiled
         if compiled is not None and self.cache is compiled.cache:
             # It reads as many features as a verdict can leave; others are read before it.
-            if max(self._unread.counts) > compiled.most_unread:
+            if self._unread.longest > compiled.most_unread:
                 self._read_early()
-            num_ahead = self.num_ahead(compiled.num_draft_tokens)
-            needed = max(self._unread.num_read) + compiled.most_unread + num_ahead
-            if needed > self.cache.num_slots:
-                self._leave_compiled()
-            fits = number <= compiled.num_draft_tokens and compiled.warp == self.warp
-            if fits and self.cache is compiled.cache:
-                draft = compiled(self._unread.all(), uniforms)
-                self._unread.count_as_read(self.num_reread)
-                return draft
+            self._reserve(max(self._unread.num_read) + compiled.num_written)
         unread = self._unread.all()
-        self._see(max(self._unread.num_read) + unread.features.shape[1] + self.num_ahead(number))
-        with without_cudnn():
-            draft = self.draft(unread, uniforms)
-        self._unread.count_as_read(self.num_reread)
-        return draft
-
-    def _see(self, num_slots: int) -> None:
-        """Make the cache show at least this many slots; a compiled one always shows all."""
-        if self.compiled is None or self.cache is not self.compiled.cache:
-            self.cache.num_slots = num_slots
-        elif num_slots > self.cache.num_slots:
-            self._leave_compiled()
-            self.cache.num_slots = num_slots
-
-    def _leave_compiled(self) -> None:
-        """Go on eagerly in a cache of its own: rows or texts have outgrown the compiled one."""
-        assert self.compiled is not None
-        if self.cache is self.compiled.cache:
-            self.cache = self.cache.copied()
+        uniforms = uniforms.to(self.device)
+        if compiled is not None and self.cache is compiled.cache and compiled.fits(self, uniforms):
+            draft = compiled(unread, uniforms)
+        else:
+            num_ahead = self.head.num_ahead(num_draft_tokens)
+            self._reserve(max(self._unread.num_read) + unread.features.shape[1] + num_ahead)
+            with without_cudnn():
+                draft = self.head.draft(unread, uniforms, self.cache, self.draw)
+        self._unread.count_as_read(self.head.num_reread)
+        # A compiled proposal may have more tokens.
+        tokens = draft.tokens[:, :num_draft_tokens]
+        probabilities = draft.probabilities[:, :num_draft_tokens]
+        lengths = None
+        if draft.chances is not None and self._threshold:
+            are_likely = draft.chances[:, :num_draft_tokens] >= self._threshold
+            lengths = are_likely.long().cumprod(-1).sum(-1).tolist()
+        self._proposed = tokens
+        device = self._target_device
+        return Proposal(tokens.to(device), probabilities.to(device), lengths)
 
     @torch.inference_mode()
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
-        if max(self._unread.counts) > MOST_UNREAD:
+        if self._unread.longest > MOST_UNREAD:
             self._read_early()
         assert step.hidden is not None
-        self._unread.observe(step.hidden, self._proposed, num_accepted, next_tokens)
-        # A view, which launches nothing on a GPU: iterations that draft nothing should cost nothing.
-        self._proposed = self._proposed[:, :0]
+        decided = [[token] for token in next_tokens]
+        if any(num_accepted):
+            assert self._proposed is not None
+            rows = zip(self._proposed.tolist(), num_accepted, decided, strict=True)
+            decided = [[*proposed[:count], *token] for proposed, count, token in rows]
+        self._unread.observe(step.hidden, decided)
 
     @torch.inference_mode()
     def select(self, rows: Sequence[int]) -> None:
-        index = to_device(rows, self.device)
-        self.cache.select(index)
-        self._unread.select(rows, index)
-        self._propose_nothing()
+        self.cache.select(to_device(rows, self.device))
+        self._unread.select(rows)
+
+    def _reserve(self, num_slots: int, num_rows: int = 0) -> None:
+        """Make the cache show so many slots. A compiled one keeps its size: what has outgrown it goes
+        on eagerly in a copy.
+        """
+        compiled = self.compiled
+        if compiled is not None and self.cache is compiled.cache:
+            if num_slots <= self.cache.num_slots and num_rows <= compiled.batch_size:
+                return
+            self.cache = self.cache.copied()
+        self.cache.num_slots = num_slots
 
     def _read_early(self) -> None:
         """Read all features now. The last one of each row is read again with those that follow,
         because `draft` needs at least one.
         """
         unread = self._unread.all()
-        self._see(max(self._unread.num_read) + unread.features.shape[1])
+        self._reserve(max(self._unread.num_read) + unread.features.shape[1])
         with without_cudnn():
-            self.read(unread)
-        self._unread.count_as_read(max(1, self.num_reread))
-
-    def embed(self, tokens: Tensor) -> Tensor:
-        """Embed tokens, by the head's matrix or the target's."""
-        return _call_elsewhere(self._embedding, tokens)
-
-    def _logits(self, states: Tensor) -> Tensor:
-        """Turn states [..., D], after the final norm, into logits [..., V of the head]."""
-        logits = _call_elsewhere(self._output, states)
-        # Outputs beyond the vocabulary only pad the target's matrix.
-        return logits if self._known_tokens is not None else logits[..., : self.vocabulary_size]
+            self.head.read(unread, self.cache)
+        self._unread.count_as_read(max(1, self.head.num_reread))
 
     def draw(self, logits: Tensor, uniforms: Tensor) -> Draft:
         """Draw by logits [B, ..., V of the head] and uniforms [B, ...]. Whole numbers in place of
         uniforms are the target's tokens to take.
         """
         probabilities = self._warp(logits)
-        if uniforms.is_floating_point():
-            drawn = existing_index(probabilities, uniforms)
-            tokens = drawn if self._known_tokens is None else self._known_tokens[drawn]
-        else:
-            tokens = uniforms
-        return Draft(tokens, self.over_vocabulary(probabilities, 0.0), logits)
-
-    def over_vocabulary(self, numbers: Tensor, of_others: float) -> Tensor:
-        """Spread numbers [..., V of the head] over the target's tokens [..., V]; tokens that the
-        head does not know get the number `of_others`.
-        """
-        if self._known_tokens is None:
-            return numbers
-        shape = (*numbers.shape[:-1], self.vocabulary_size)
-        return numbers.new_full(shape, of_others).index_copy(-1, self._known_tokens, numbers)
+        tokens = existing_index(probabilities, uniforms)
+        if self._known_tokens is not None:
+            if uniforms.is_floating_point():
+                tokens = self._known_tokens[tokens]
+            shape = (*probabilities.shape[:-1], self.head.config.vocabulary_size)
+            nothing = probabilities.new_zeros(shape)
+            probabilities = nothing.index_copy(-1, self._known_tokens, probabilities)
+        return Draft(tokens, probabilities)
 
 
 class CompiledDraft:
@@ -260,13 +256,14 @@ class CompiledDraft:
         drafter: one for the warp that tokens will be drawn with. It serves to compile, never for a
             batch.
         target: the model that is followed.
-        vocabulary_size: the width of its logits.
         batch_size: the most rows of a batch.
         num_slots: the most tokens of a row, draft tokens beyond its end included.
         num_draft_tokens: K.
 
     Attributes:
         cache: the keys and values of every drafter's batch, of fixed size.
+        most_unread: how many features of each row a proposal reads.
+        num_written: how many slots behind those read before it writes at most.
         setup_seconds: how long compiling took.
 
     Raises UnsupportedModelError if the head cannot be compiled, or then drafts otherwise.
@@ -277,31 +274,36 @@ class CompiledDraft:
         self,
         drafter: HeadDrafter,
         target: PreTrainedModel,
-        vocabulary_size: int,
         batch_size: int,
         num_slots: int,
         num_draft_tokens: int,
     ) -> None:
         started = time.perf_counter()
-        drafter.vocabulary_size = vocabulary_size
-        self.warp = drafter.warp
-        self.num_draft_tokens = num_draft_tokens
+        head = drafter.head
+        self._warp = drafter.warp
+        self._num_draft_tokens = num_draft_tokens
         self.batch_size = batch_size
-        self.most_unread = drafter.num_reread + num_draft_tokens + 1
-        self.cache = drafter.cache
-        num_ahead = drafter.num_ahead(num_draft_tokens)
-        self.cache.num_slots = round_up(num_slots + self.most_unread + num_ahead)
-        example = self._example(drafter, target.dtype)
+        self.most_unread = head.num_reread + num_draft_tokens + 1
+        self.num_written = self.most_unread + head.num_ahead(num_draft_tokens)
+        self.cache = SlotCache()
+        self.cache.num_slots = round_up(num_slots + self.num_written)
+        config = head.config
+        shape = (batch_size, self.most_unread, len(config.layers), config.target_size)
+        hidden = torch.arange(math.prod(shape)).view(shape).sin().to(target.dtype)
+        features = UnreadFeatures(drafter.device)
+        features.add(hidden, [range(self.most_unread)] * batch_size, [0] * batch_size)
+        uniforms = torch.full((batch_size, num_draft_tokens), 0.5, device=drafter.device)
+        example = [*features.all(), uniforms]
         self._shapes = [tensor.shape for tensor in example]
 
         def propose(*inputs: Tensor) -> list[Tensor]:
-            draft = drafter.draft(Unread(*inputs[:_NUM_UNREAD]), inputs[_NUM_UNREAD])
+            unread = Unread(*inputs[:_NUM_UNREAD])
+            draft = head.draft(unread, inputs[_NUM_UNREAD], self.cache, drafter.draw)
             return [tensor for tensor in draft if tensor is not None]
 
         expected = Draft(*propose(*example))
-        call = CompiledCall(propose, example, drafter.head)
-        self._call: CompiledCall | None = call
-        actual = Draft(*call(*example))
+        self._call: CompiledCall | None = CompiledCall(propose, example, head)
+        actual = Draft(*self._call(*example))
         # The first token alone: rounding may draw another one, and after it nothing is equal.
         require_close(
             [actual.probabilities[:, 0]],
@@ -312,52 +314,19 @@ class CompiledDraft:
         self.cache.clear()
         self.setup_seconds = time.perf_counter() - started
 
+    def fits(self, drafter: HeadDrafter, uniforms: Tensor) -> bool:
+        """Whether it drafts with these uniforms [B, up to K], for this drafter's batch."""
+        return uniforms.shape[1] <= self._num_draft_tokens and drafter.warp == self._warp
+
     @torch.inference_mode()
     def __call__(self, unread: Unread, uniforms: Tensor) -> Draft:
         """Draft K tokens for each row, by uniforms for the first of them at least."""
         assert self._call is not None
-        num_rows = len(unread.counts)
-        inputs = [
-            filled_up(tensor, *shape)
-            for tensor, shape in zip((*unread, uniforms), self._shapes, strict=True)
-        ]
-        return Draft(*(output[:num_rows] for output in self._call(*inputs)))
+        inputs = zip((*unread, uniforms), self._shapes, strict=True)
+        outputs = self._call(*(filled_up(tensor, *shape) for tensor, shape in inputs))
+        return Draft(*(output[: len(uniforms)] for output in outputs))
 
     def close(self) -> None:
         """Give back memory. The compiled call refers to this object: without it both are freed at once."""
         self._call = None
         self.cache = SlotCache()
-
-    def _example(self, drafter: HeadDrafter, dtype: torch.dtype) -> Sequence[Tensor]:
-        """Return inputs of a proposal: those of `Unread`, then uniforms."""
-        size, width = self.batch_size, self.most_unread
-        device = drafter.device
-        config = drafter.head.config
-        shape = (size, width, len(config.layers) * config.target_size)
-        features = torch.arange(math.prod(shape)).view(shape).sin()
-        counts = torch.full((size,), width, device=device)
-        return [
-            features.to(device, dtype),
-            torch.arange(size * width, device=device).view(size, width) % 16,
-            counts,
-            torch.zeros_like(counts),
-            torch.full((size, self.num_draft_tokens), 0.5, device=device),
-        ]
-
-
-def _call_elsewhere(module: Any, inputs: Tensor) -> Tensor:
-    """Apply a matrix that may be on another device, and bring the outputs back."""
-    place = module.weight.device
-    # An offloaded matrix is on the meta device, and its own hook brings it in.
-    outputs = module(inputs if place.type == "meta" else inputs.to(place))
-    return outputs.to(inputs.device)
-
-
-def stacked(drawn: Sequence[Draft]) -> Draft:
-    """Stack K drafts of one token [B] each."""
-    tokens = [draft.tokens for draft in drawn]
-    probabilities = [draft.probabilities for draft in drawn]
-    logits = [draft.logits for draft in drawn]
-    return Draft(
-        torch.stack(tokens, dim=1), torch.stack(probabilities, dim=1), torch.stack(logits, dim=1)
-    )

@@ -14,57 +14,126 @@ Where there is only one layer it drafts every token, as in other engines: a chai
 
 from __future__ import annotations
 
+import copy
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+import transformers
+from accelerate import init_empty_weights
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import MtpModel
+from transformers.modeling_utils import load_state_dict
 
-from harness.local.decoding.warp import AnyWarp
-from harness.local.drafting.heads.blocks import LayeredHead, sliding_windows
-from harness.local.drafting.heads.drafter import Draft, stacked
+from harness.config.errors import SettingError
+from harness.config.settings import ModelSettings, require
+from harness.local.drafting.heads.checkpoint import HeadCheckpoint, ready
+from harness.local.drafting.heads.eagle import Eagle3
+from harness.local.drafting.heads.head import (
+    Draft,
+    Draw,
+    Head,
+    HeadConfig,
+    LayeredHead,
+    Unread,
+    sliding_windows,
+    stacked,
+)
 from harness.local.drafting.heads.slot_cache import SlotCache
-from harness.local.drafting.heads.unread import Unread
-from harness.local.drafting.kinds.eagle3 import EagleConfig, EagleDrafter, EagleHead
+from harness.local.drafting.heads.stored import fetch, reading, weight_map
 from harness.local.models.cache_names import CACHE
+from harness.local.models.checkpoints import Checkpoint
+from harness.local.models.meta import bare_model, own_tensors, sketch_tensor
+from harness.local.models.quantization import stored_quantization
+from harness.local.models.sketch import TensorSketch
+from harness.local.models.tokenizers import vocabulary_size
+
+# Types of targets of which transformers knows the MTP layer's tensors but not its number, and what
+# their configurations call that.
+_NUMBER_OF_LAYERS = {
+    "qwen3_next": "mtp_num_hidden_layers",
+    "qwen3_5_text": "mtp_num_hidden_layers",
+    "qwen3_5_moe_text": "mtp_num_hidden_layers",
+    "glm4_moe_lite": "num_nextn_predict_layers",
+}
+# Files that name a checkpoint's tensors.
+_FILES = ("model.safetensors.index.json", "model.safetensors")
 
 
-class MtpHead(EagleHead):
+class Mtp(Eagle3):
     """transformers' layers for multi-token prediction, in the place of an EAGLE head's.
 
-    The embedding and the output matrix are the target's.
+    The embedding and the output matrix are the target's. A chain's only layer drafts as EAGLE-3
+    does. Of several, each drafts one token in a single pass; the last entries of deeper layers read
+    tokens that were only drafted, and all layers read these entries again when the tokens are
+    decided.
 
     In its configuration `layers` is the target's last one, and `transformer` is what
     `get_mtp_config()` of the target's configuration returns.
     """
 
-    def __init__(self, config: EagleConfig, model: MtpModel) -> None:
+    name = "mtp"
+
+    def __init__(self, config: HeadConfig, model: MtpModel) -> None:
         # As `Head` alone: its layers come from `model`.
         super(LayeredHead, self).__init__(config, config.target_size)
+        own: Any = config.transformer
+        self._model = [model]  # in a list, because it holds the target's matrices too
         self.layers = model.layers
+        self.one_pass = len(model.layers) > 1
+        self.num_reread = len(model.layers) - 1
         # Each layer ends with its own norm, or with a shared one.
         self.norm = nn.Identity()
         self.shared_norm = model.shared_post_norm if model.use_shared_post_norm else nn.Identity()
         rotary: Any = type(model.rotary_emb)
-        self.rotary_emb = rotary(config.transformer)  # the target's may be on another device
-        self.windows = sliding_windows(config.transformer)
+        with torch.device("cpu"):
+            self.rotary_emb = rotary(own)  # the target's may be on another device
+        self.windows = sliding_windows(own)
         # The rotary embedding's further argument for each layer, where its angles differ by layer.
         self._rotary_of: list[dict[str, Any]] = [{}] * len(model.layers)
         if getattr(model, "has_per_layer_rope", False):
-            self._rotary_of = [{"layer_type": kind} for kind in config.transformer.layer_types]
+            self._rotary_of = [{"layer_type": kind} for kind in own.layer_types]
 
-    def huggingface(self, target: PreTrainedModel) -> dict[str, Any]:
-        """Return the arguments with these layers as `assistant_model`, where `generate` looks for
-        none: it would read them again for every text.
+    def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
+        if len(self.layers) == 1:
+            return super().draft(unread, uniforms, cache, draw)
+        return stacked(self._through_layers(unread, cache, uniforms.unbind(1), draw))
+
+    def read(self, unread: Unread, cache: SlotCache) -> Any:
+        if len(self.layers) == 1:
+            return super().read(unread, cache)
+        return self._through_layers(unread, cache)
+
+    def _through_layers(
+        self,
+        unread: Unread,
+        cache: SlotCache,
+        uniforms: Sequence[Tensor] = (),
+        draw: Draw | None = None,
+    ) -> list[Draft]:
+        """Read the new features in every layer, because each will need its keys and values of them.
+
+        The first layers also draw a token each, with their own uniforms [B].
         """
-        with torch.device("meta"):
-            model = MtpModel(target, len(self.layers))
-        model.layers = self.layers
-        if model.use_shared_post_norm:
-            model.shared_post_norm = self.shared_norm
-        return {"use_mtp": True, "assistant_model": model.eval()}
+        states = unread.features
+        tokens = unread.following
+        last = unread.last()
+        drawn: list[Draft] = []
+        cache.place(unread.starts, states.shape[1])
+        for layer in range(len(self.layers)):
+            states = self(self.embed(tokens), states, cache, layer)
+            # The next layer pairs its entries with the tokens one further on.
+            tokens = tokens.roll(-1, dims=1)
+            if draw is not None and layer < len(uniforms):
+                drawn.append(draw(self.logits(states[last]), uniforms[layer]))
+                tokens[last] = drawn[-1].tokens
+        return drawn
+
+    def predict(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        return self.logits(states), states
 
     def join(self, features: Tensor) -> Tensor:
         """Return the features as they are: the layers normalise them."""
@@ -81,64 +150,201 @@ class MtpHead(EagleHead):
         is_seen = cache.causal_mask(self.windows[layer])
         # Some attention modules of transformers take no boolean masks.
         unseen = torch.finfo(states.dtype).min
-        mask = torch.where(is_seen, 0.0, unseen).to(states.dtype)
-        block = self.layers[layer]
-        states = block(
+        states = self.layers[layer](
             embedded,
             states,
             position_embeddings=rotary,
-            attention_mask=mask,
+            attention_mask=torch.where(is_seen, 0.0, unseen).to(states.dtype),
             position_ids=cache.positions,
             **{CACHE: cache},
         )
         return self.shared_norm(states)
 
-    def drafter(
-        self,
-        target: PreTrainedModel,
-        warp: AnyWarp,
-        confidence: float = 0.0,
-    ) -> EagleDrafter:
-        """Return a drafter; there is no setting for its confidence."""
-        if len(self.layers) == 1:
-            return EagleDrafter(self, target, warp)
-        return MtpDrafter(self, target, warp)
+    @property
+    def num_outputs_borrowed(self) -> int:
+        return len(self.layers)
+
+    @property
+    def cached_numbers(self) -> int:
+        # A token that passes through each layer shows what all of them cache for one. Its contents
+        # do not matter, so the same tensor stands for its embedding and for the target's state.
+        cache = SlotCache()
+        cache.num_slots = 1
+        cache.place(torch.zeros(1, dtype=torch.long, device="meta"), 1)
+        states = torch.zeros(1, 1, self.config.target_size, device="meta")
+        for layer in range(len(self.layers)):
+            self(states, states, cache, layer)
+        return cache.numbers_per_token
+
+    def sketches(self) -> list[TensorSketch]:
+        [model] = self._model
+        tensors = []
+        # The embedding, the output matrix and the rotary embedding are the target's.
+        for module_name, module in model.named_modules():
+            if module_name.startswith(("layers", "shared_post_norm")):
+                for name, tensor in own_tensors(module, module_name):
+                    tensors.append(sketch_tensor(model, module, name, tensor, quantizable=False))
+        return tensors
+
+    @classmethod
+    def check_huggingface(cls, config: HeadConfig, draft: str, num_draft_tokens: int) -> None:
+        own: Any = config.transformer
+        most = own.num_hidden_layers
+        rule = f"must be at most {most} with engine=huggingface: {draft} has a layer for each"
+        require(num_draft_tokens <= most, "decoding.num_draft_tokens", rule, num_draft_tokens)
+
+    def huggingface(self, target: PreTrainedModel) -> dict[str, Any]:
+        """Return the arguments with these layers as `assistant_model`, where `generate` looks for
+        none: it would read them again for every text.
+        """
+        with torch.device("meta"):
+            model = MtpModel(target, len(self.layers))
+        model.layers = self.layers
+        if model.use_shared_post_norm:
+            model.shared_post_norm = self.shared_norm
+        return {"use_mtp": True, "assistant_model": model.eval()}
 
 
-class MtpDrafter(EagleDrafter):
-    """Proposes a token from each of several layers.
+@dataclass(frozen=True, kw_only=True)
+class MtpCheckpoint(HeadCheckpoint):
+    """MTP layers before their weights load.
 
-    The last entries of deeper layers read tokens that were only drafted. All layers read these
-    entries again when the tokens are decided (`num_reread`).
+    Attributes:
+        target: the model whose layers they are.
+        files: the file that names the target's tensors; its directory holds the weights. Empty for
+            random weights.
     """
 
-    def __init__(self, head: MtpHead, target: PreTrainedModel, warp: AnyWarp) -> None:
-        super().__init__(head, target, warp)
-        self.num_reread = len(head.layers) - 1
+    target: Checkpoint
 
-    def draft(self, unread: Unread, uniforms: Tensor) -> Draft:
-        return stacked(self._through_layers(unread, uniforms.unbind(1)))
+    def build(self) -> Mtp:
+        bare = bare_model(self.target, torch.float32)
+        # Other implementations of experts look at numbers, which meta tensors lack.
+        bare.set_experts_implementation("batched_mm")
+        with init_empty_weights(include_buffers=True):
+            return Mtp(self.config, MtpModel(bare, len(self.numbers)))
 
-    def read(self, unread: Unread) -> Tensor:
-        self._through_layers(unread, ())
-        return unread.features
+    def load(
+        self, device: torch.device, dtype: torch.dtype, target: PreTrainedModel | None = None
+    ) -> Head:
+        """`target` is the loaded model. Raises RunError for tensors that are missing."""
+        if not self.files:
+            return super().load(device, dtype, target)
+        assert target is not None
+        # What transformers is to know of the layers goes into a shallow copy of the target.
+        stand_in = copy.copy(target)
+        stand_in.config = copy.copy(target.config)
+        # transformers takes their directory from the target's configuration. It finds their tensors
+        # by the patterns of names that the target's class ignores, which are those of one published
+        # depth (`layers.61`).
+        stand_in.config.name_or_path = str(self.files[0].parent)
+        stand_in._keys_to_ignore_on_load_unexpected = self.patterns
+        with reading(self.target.settings, "draft", "a file"):
+            model = MtpModel.from_pretrained(stand_in, device_map={"": device})
+        return ready(Mtp(self.config, model), device, target)
 
-    def _through_layers(self, unread: Unread, uniforms: Sequence[Tensor]) -> list[Draft]:
-        """Read the new features in every layer, because each will need its keys and values of them.
-
-        The first layers also draw a token each, with their own uniforms [B].
+    @property
+    def numbers(self) -> range:
+        """Numbers of the layers in the checkpoint: of one behind 61 of the target range(61, 62), as
+        in `model.layers.61`.
         """
-        states = unread.features
-        tokens = unread.following
-        last = unread.last()
-        drawn: list[Draft] = []
-        self.cache.place(unread.starts, states.shape[1])
-        for layer in range(len(self.head.layers)):
-            states = self.head(self.embed(tokens), states, self.cache, layer)
-            # The next layer pairs its entries with the tokens one further on.
-            tokens = tokens.roll(-1, dims=1)
-            if layer < len(uniforms):
-                draft = self.draw(self._logits(states[last]), uniforms[layer])
-                drawn.append(draft)
-                tokens[last] = draft.tokens
-        return drawn
+        first = self.target.config.get_text_config(decoder=True).num_hidden_layers
+        own: Any = self.config.transformer
+        return range(first, first + own.num_hidden_layers)
+
+    @property
+    def patterns(self) -> list[str]:
+        """Patterns for the names of tensors in the layers: numbered ones, and those that the
+        target's class names.
+        """
+        model_class: Any = MODEL_FOR_CAUSAL_LM_MAPPING[type(self.target.config)]
+        ignored = model_class._keys_to_ignore_on_load_unexpected or ()
+        named = [pattern for pattern in ignored if "mtp" in pattern]
+        return [*(rf"(^|\.)layers\.{number}\." for number in self.numbers), *named]
+
+
+def read_mtp(draft: str, target: Checkpoint, *, weights: bool = True) -> MtpCheckpoint:
+    """Return the multi-token-prediction layers of a target.
+
+    Args:
+        draft: its name, for errors.
+        weights: False with random weights: whether the checkpoint holds such layers is not checked.
+
+    Raises:
+        SettingError: a target without such layers, or with layers that transformers does not read.
+        RunError: weights that cannot be fetched.
+    """
+    text_config = target.config.get_text_config(decoder=True)
+    name_layers(text_config)
+    size = vocabulary_size(text_config)
+    # They draft as an EAGLE head does that reads the states after the target's last layer alone.
+    config = HeadConfig(
+        layers=(text_config.num_hidden_layers,),
+        target_size=text_config.hidden_size,
+        vocabulary_size=size,
+        draft_vocabulary_size=size,
+        transformer=_layers_config(draft, target),
+    )
+    settings = ModelSettings(name=draft, repository=target.settings.repository)
+    checkpoint = MtpCheckpoint(kind=Mtp, settings=settings, config=config, target=target)
+    if not weights:
+        return checkpoint
+    model = f"model={target.settings.name}"
+    for name in _FILES:
+        with reading(target.settings, "model", name):
+            path = fetch(target.settings, name)
+            if path is None:
+                continue
+            is_index = name == _FILES[0]
+            names = list(weight_map(path) if is_index else load_state_dict(path, "meta"))
+        patterns = checkpoint.patterns
+        if any(re.search(pattern, name) for pattern in patterns for name in names):
+            return replace(checkpoint, files=(path,))
+        rule = f"needs multi-token-prediction layers, and the weights of {model} hold none"
+        raise SettingError("draft", rule, draft)
+    raise SettingError("draft", f"needs weights as safetensors, and {model} has none", draft)
+
+
+def name_layers(text_config: Any) -> None:
+    """Add the attributes by which transformers finds MTP layers whose number it does not read.
+
+    Qwen3-Next and its successors store one attention layer as `mtp.layers.0`, with `mtp.fc`,
+    `mtp.pre_fc_norm_embedding`, `mtp.pre_fc_norm_hidden` and `mtp.norm` beside it, which
+    transformers renames. Qwen3-Next's configuration does not mention it. GLM-4.7 Flash has
+    DeepSeek's layout.
+    """
+    setting = _NUMBER_OF_LAYERS.get(text_config.model_type)
+    if setting is None:
+        return
+    number = 1 if text_config.model_type == "qwen3_next" else getattr(text_config, setting, 0)
+    if number == 1:
+        text_config.num_mtp_layers = number
+        text_config.mtp_layer_types = ["full_attention"]
+        text_config.mtp_mlp_layer_types = ["sparse"]
+
+
+def _layers_config(draft: str, target: Checkpoint) -> PreTrainedConfig:
+    """The configuration of a target's MTP layers. Raises SettingError where they cannot be used."""
+    text_config = target.config.get_text_config(decoder=True)
+    model = f"model={target.settings.name}"
+    kind = text_config.model_type
+    if not getattr(text_config, "num_mtp_layers", None):
+        lacks = "has none"
+        if not hasattr(text_config, "num_mtp_layers"):
+            lacks += f" that transformers {transformers.__version__} knows"
+        rule = f"needs multi-token-prediction layers, and {model} ({kind}) {lacks}"
+        raise SettingError("draft", rule, draft)
+    is_gguf = target.settings.gguf_file is not None
+    quantized = "GGUF" if is_gguf else stored_quantization(target.config)
+    rule = f"needs weights that are not quantized, and those of {model} are ({quantized})"
+    require(quantized is None, "draft", rule, draft)
+    try:
+        config: PreTrainedConfig = target.config.get_mtp_config()
+    except ValueError as error:
+        rule = f"cannot be used: transformers does not read such layers of {kind}"
+        raise SettingError("draft", rule, draft) from error
+    layer_types = set(getattr(config, "layer_types", None) or ())
+    unknown = ", ".join(sorted(layer_types - {"full_attention", "sliding_attention"}))
+    rule = f"cannot be used: the layers of {model} are of type {unknown}"
+    require(not unknown, "draft", rule, draft)
+    return config

@@ -1,0 +1,218 @@
+"""DFlash (Chen et al. 2026): a head that drafts a block of tokens in one pass.
+
+A block is the token just decided, its anchor, and masks after it: these are the queries of a pass.
+Every layer sees, as keys and values, the target's features at all decided tokens, and the other
+queries of the block in both directions. Say the text ends with `a b`, and a block has four queries:
+
+    features of ... a | b <mask> <mask> <mask>
+                           c      d      e
+
+Each mask predicts the token at its own index, without knowing the others. In DeepSpec's format and
+in DSpark the anchor predicts too: then b predicts c, the first mask d, and so on (`from_anchor`).
+
+A layer with a sliding window of w sees as many keys as in the code that trained it:
+
+- speculators: the w tokens before the block, for all of its queries. These see each other up to
+  their own position, unless `sliding_window_non_causal`.
+- z-lab: w positions up to each query's own, and nothing after it, unless `is_causal` or
+  `dflash_config.causal` say otherwise (then for all layers).
+
+vLLM counts from each query in both formats. `corrected` has the kinds that add to this head.
+
+                          speculators                  z-lab                      DeepSpec
+    known by              `speculators_model_type`     `dflash_config`            neither of them
+    first token drafted   by a mask (DSpark: anchor)   by a mask                  by the anchor
+    sliding window from   the anchor                   each query                 there is none
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from transformers import MuseGlimmerAssistantConfig, MuseGlimmerAssistantModel, PreTrainedModel
+from transformers.models.llama.modeling_llama import LlamaRMSNorm, apply_rotary_pos_emb
+
+from harness.config.methods import FOR_HUGGINGFACE
+from harness.config.settings import require
+from harness.local.drafting.heads.head import (
+    Draft,
+    Draw,
+    HeadConfig,
+    LayeredHead,
+    Unread,
+    sliding_windows,
+)
+from harness.local.drafting.heads.slot_cache import SlotCache
+from harness.local.drafting.heads.stored import ASSISTANT_NAMES, StoredHead
+from harness.local.models.cache_names import CACHE
+
+
+class DFlash(LayeredHead):
+    """DFlash, as speculators, z-lab and DeepSpec store it. Its layers are always in Qwen3's style.
+
+    The block always has the size it was trained with: fewer masks would change what the others
+    predict.
+
+    Options:
+        block_size: queries of one pass, as in training.
+        mask_token_id: the token of a mask.
+        from_anchor: whether the anchor predicts a token too, and not only the masks do.
+        causal: whether a query sees only those of the block before it (JetSpec).
+        causal_windows: the same in layers with a sliding window alone.
+        windows_follow: whether a sliding window is counted from each query.
+    """
+
+    name = "dflash"
+    # What configurations of speculators leave out.
+    usually_from_anchor: ClassVar[bool] = False
+    usually_causal_windows: ClassVar[bool] = True
+
+    @classmethod
+    def fields(cls, stored: StoredHead) -> dict[str, Any]:
+        named = stored.named
+        is_z_lab = "dflash_config" in stored.raw
+        # DeepSpec stores copies of the target's matrices.
+        fields = stored.layered(["embed_tokens", "lm_head"] if stored.is_deepspec else [])
+        own = fields["transformer"]
+        kinds = getattr(own, "layer_types", None) or ()
+        if any("sliding" in kind for kind in kinds) and own.sliding_window is None:
+            # transformers drops the window of a Qwen3 configuration; MiMo's heads name it again.
+            own.sliding_window = named.get("swa_window_size")
+        causal = named.get("is_causal", named.get("causal", named.get("causal_head")))
+        causal_windows = False
+        if stored.is_speculators:
+            non_causal = named.get("sliding_window_non_causal", not cls.usually_causal_windows)
+            causal_windows = not non_causal
+        from_anchor = cls.usually_from_anchor if stored.is_speculators else stored.is_deepspec
+        return fields | {
+            "block_size": stored.required("block_size"),
+            "mask_token_id": stored.required("mask_token_id"),
+            "from_anchor": named.get("sample_from_anchor", from_anchor),
+            "causal": is_z_lab and bool(causal),
+            "causal_windows": causal is None if is_z_lab else causal_windows,
+            "windows_follow": is_z_lab,
+        }
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config, "qwen3")
+        own: Any = config.transformer
+        self.hidden_norm = LlamaRMSNorm(own.hidden_size, own.rms_norm_eps)
+        self.most_tokens = config.block_size - (not config.from_anchor)
+
+    def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
+        size = self.config.block_size
+        # The token just decided has no features yet.
+        anchor = unread.following[unread.last()]
+        self.read(unread, cache)
+        masks = anchor.new_full((len(anchor), size - 1), self.config.mask_token_id)
+        queries = self.embed(torch.cat([anchor.unsqueeze(1), masks], dim=1))
+        cache.place(unread.starts + unread.counts, size)
+        states = self(queries, cache)[:, size - self.most_tokens :]
+        count = min(uniforms.shape[1], self.most_tokens)
+        return self.draw_block(anchor, states[:, :count], uniforms[:, :count], draw)
+
+    def draw_block(self, anchor: Tensor, states: Tensor, uniforms: Tensor, draw: Draw) -> Draft:
+        """Draw K tokens after `anchor` [B] by their states [B, K, width] and uniforms [B, K]."""
+        return draw(self.logits(states), uniforms)
+
+    def num_ahead(self, num_draft_tokens: int) -> int:
+        """A whole block, however few tokens are drafted."""
+        return self.config.block_size
+
+    def read(self, unread: Unread, cache: SlotCache) -> None:
+        """Write keys and values of the target's features to `cache`."""
+        cache.place(unread.starts, unread.features.shape[1])
+        states = self.hidden_norm(self.fc(unread.features))
+        cosine, sine = self.rotary_emb(states, cache.positions)
+        for index, layer in enumerate(self.layers):
+            attention: Any = layer.self_attn
+            by_head = (*states.shape[:2], -1, attention.head_dim)
+            plain_keys = attention.k_proj(states).view(by_head)
+            values = attention.v_proj(states).view(by_head).transpose(1, 2)
+            keys = attention.k_norm(plain_keys).transpose(1, 2)
+            keys, _ = apply_rotary_pos_emb(keys, keys, cosine, sine)
+            cache.update(keys, values, index)
+
+    def forward(self, states: Tensor, cache: SlotCache) -> Tensor:
+        """Pass embedded queries [B, block, width] of one block per row, at `cache.positions`.
+
+        Returns their states [B, block, width], after the norm.
+        """
+        config = self.config
+        positions = cache.positions
+        rotary = self.rotary_emb(states, positions)
+        for layer, window in zip(self.layers, self.windows, strict=True):
+            if window is None:
+                first = torch.zeros_like(positions)
+            elif config.windows_follow:
+                first = positions - window + 1
+            else:
+                first = (positions[:, :1] - window).expand_as(positions)
+            is_causal = config.causal or (window is not None and config.causal_windows)
+            last = positions if is_causal else positions[:, -1:].expand_as(positions)
+            how = {
+                "attention_mask": cache.range_mask(first, last),
+                "position_embeddings": rotary,
+                CACHE: cache,
+            }
+            states = self.pass_layer(layer, states, how)
+        return self.norm(states)
+
+    def pass_layer(self, layer: Any, states: Tensor, how: Mapping[str, Any]) -> Tensor:
+        """Pass states [B, block, width] through a layer; `how` is for its attention."""
+        return layer(states, **how)
+
+    @classmethod
+    def check_huggingface(cls, config: HeadConfig, draft: str, num_draft_tokens: int) -> None:
+        own: Any = config.transformer
+        has_windows = any(sliding_windows(own))
+        is_like_theirs = cls is DFlash and not (
+            config.from_anchor
+            or config.causal
+            or config.own_embedding
+            or config.own_output
+            or own.attention_bias
+            or (has_windows and (config.causal_windows or not config.windows_follow))
+        )
+        require(is_like_theirs, "draft", FOR_HUGGINGFACE, draft)
+        most = config.block_size - 1
+        rule = f"must be at most {most} with engine=huggingface, a whole block of {draft}"
+        require(num_draft_tokens <= most, "decoding.num_draft_tokens", rule, num_draft_tokens)
+
+    def huggingface(self, target: PreTrainedModel) -> dict[str, Any]:
+        """Return the arguments with these weights in the only DFlash model that transformers has."""
+        config = self.config
+        own: Any = config.transformer
+        window = own.sliding_window
+        fields = own.to_dict() | {
+            # Of tokens at each side, where ours is of the tokens up to the query's own.
+            "sliding_window": own.max_position_embeddings if window is None else window - 1,
+            "block_size": config.block_size,
+            "mask_token_id": config.mask_token_id,
+            # Counted from the output of the first layer.
+            "target_layer_ids": [layer - 1 for layer in config.layers],
+        }
+        del fields["model_type"]
+        with torch.device("meta"):
+            assistant = MuseGlimmerAssistantModel(MuseGlimmerAssistantConfig(**fields))
+        # Its buffers are in no checkpoint.
+        assistant.rotary_emb = type(assistant.rotary_emb)(assistant.config)
+        state = {
+            ASSISTANT_NAMES.get(name, name): value for name, value in self.state_dict().items()
+        }
+        assistant.load_state_dict(state, assign=True)
+        assistant.rotary_emb.to(self.fc.weight.device)
+        return {"assistant_model": assistant.eval(), "speculation_type": "dflash"}
+
+
+class JetSpec(DFlash):
+    """JetSpec (arXiv:2606.18394), as its authors store it: in z-lab's format, with `causal_head`.
+
+    A query sees only those before it in the block (`causal`), so what it predicts does not depend on
+    how many masks follow. Its authors draft trees with it.
+    """
+
+    name = "jetspec"

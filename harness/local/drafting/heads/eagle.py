@@ -1,0 +1,173 @@
+"""EAGLE-3 (Li et al. 2025, arXiv:2503.01840), its version 3.1, and P-EAGLE.
+
+Entry i of the head pairs the embedding of token i + 1 with the target's features at token i, and
+predicts token i + 2. Beyond the decided tokens there are no features yet: there the head takes the
+state that came out of its own last entry. Say the text is `a b c`, and the target has read `a b`:
+
+    entry 0   features of a, embedding of b
+    entry 1   features of b, embedding of c       predicts d
+    entry 2   state of entry 1, embedding of d    predicts e
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers.models.llama.modeling_llama import LlamaRMSNorm
+
+from harness.local.drafting.heads.head import Draft, Draw, HeadConfig, LayeredHead, Unread, stacked
+from harness.local.drafting.heads.slot_cache import SlotCache
+from harness.local.drafting.heads.stored import StoredHead
+from harness.local.models.cache_names import CACHE
+from harness.local.runners.regions import end_part
+
+_OPTIONS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+
+
+class Eagle3(LayeredHead):
+    """EAGLE-3, as speculators, SafeAILab and DeepSpec store it: a token for each pass.
+
+    Entries of drafted tokens follow the decided ones in the cache, and are overwritten later.
+
+    Options, with their names in speculators' configurations:
+        norm_before_residual: whether the first layer's residual is the normalised state.
+        norm_before_fc: whether one norm over all features comes before they are joined.
+        fc_norm: whether the features of each layer have a norm of their own there. No head that we
+            know has both.
+        norm_output: whether the next entry takes the normalised state.
+    """
+
+    name = "eagle3"
+    one_pass = False
+
+    @classmethod
+    def fields(cls, stored: StoredHead) -> dict[str, Any]:
+        has_embedding = stored.is_speculators or stored.is_deepspec
+        fields = stored.layered(["lm_head", "embed_tokens"] if has_embedding else ["lm_head"])
+        if not has_embedding and stored.shapes is None:
+            # SafeAILab's format has one layer, whatever number its configuration states.
+            fields["transformer"].num_hidden_layers = 1
+        return fields | {option: bool(stored.named.get(option)) for option in _OPTIONS}
+
+    def __init__(self, config: HeadConfig) -> None:
+        own: Any = config.transformer
+        super().__init__(config, own.model_type)
+        width = own.hidden_size
+        # The first layer reads an embedding and a state side by side.
+        first: Any = self.layers[0]
+        for name in ("q_proj", "k_proj", "v_proj"):
+            plain = getattr(first.self_attn, name)
+            wide = nn.Linear(2 * width, plain.out_features, bias=plain.bias is not None)
+            setattr(first.self_attn, name, wide)
+        first.hidden_norm = LlamaRMSNorm(width, own.rms_norm_eps)
+        self.input_norm: nn.Module | None = None
+        self.fc_norm: nn.ModuleList | None = None
+        if config.norm_before_fc:
+            self.input_norm = LlamaRMSNorm(self.fc.in_features, own.rms_norm_eps)
+        if config.fc_norm:
+            norms = [LlamaRMSNorm(config.target_size, own.rms_norm_eps) for _ in config.layers]
+            self.fc_norm = nn.ModuleList(norms)
+
+    def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
+        logits, states = self.predict(self.read(unread, cache))
+        drawn = [draw(logits[:, 0], uniforms[:, 0])]
+        # Drafted tokens take the slots behind the text.
+        slots = unread.starts + unread.counts
+        for numbers in uniforms[:, 1:].unbind(1):
+            end_part()  # equal steps share their compiled code
+            cache.place(slots, 1)
+            states = self(self.embed(drawn[-1].tokens.unsqueeze(1)), states, cache)
+            logits, states = self.predict(states)
+            drawn.append(draw(logits[:, 0], numbers))
+            slots = slots + 1
+        return stacked(drawn)
+
+    def read(self, unread: Unread, cache: SlotCache) -> Tensor:
+        """Read the new features -> the state [B, 1, width] of each row's last one."""
+        states = self.join(unread.features)
+        cache.place(unread.starts, states.shape[1])
+        states = self(self.embed(unread.following), states, cache)
+        return states[unread.last()].unsqueeze(1)
+
+    def predict(self, states: Tensor) -> tuple[Tensor, Tensor]:
+        """Return logits [B, n, V of the head] after entries with these states [B, n, width], and
+        the states that the entries after them take.
+        """
+        normed = self.norm(states)
+        return self.logits(normed), normed if self.config.norm_output else states
+
+    def join(self, features: Tensor) -> Tensor:
+        """Join the target's features [B, n, L * D] -> states [B, n, width of the head]."""
+        if self.input_norm is not None:
+            features = self.input_norm(features)
+        if self.fc_norm is not None:
+            parts = features.chunk(len(self.fc_norm), dim=-1)
+            normed = [norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)]
+            features = torch.cat(normed, dim=-1)
+        return self.fc(features)
+
+    def forward(self, embedded: Tensor, states: Tensor, cache: SlotCache) -> Tensor:
+        """Write entries to `cache`, where it has placed them -> their states, before the final
+        norm.
+
+        Args:
+            embedded, states: [B, n, width], the two parts of each entry.
+        """
+        rotary = self.rotary_emb(states, cache.positions)
+        for index, (layer, window) in enumerate(zip(self.layers, self.windows, strict=True)):
+            how = {
+                "attention_mask": cache.causal_mask(window),
+                "position_embeddings": rotary,
+                CACHE: cache,
+            }
+            if index > 0:
+                states = layer(states, **how)
+                continue
+            first: Any = layer
+            normed = first.hidden_norm(states)
+            residual = normed if self.config.norm_before_residual else states
+            joined = torch.cat([first.input_layernorm(embedded), normed], dim=-1)
+            attended, *_ = first.self_attn(hidden_states=joined, **how)
+            residual = residual + attended
+            states = residual + first.mlp(first.post_attention_layernorm(residual))
+        return states
+
+
+class PEagle(Eagle3):
+    """P-EAGLE: an EAGLE-3 head that drafts all tokens in one pass, from trained masks.
+
+    Where EAGLE-3 takes a token that it drew, and the state before it, P-EAGLE takes the token
+    `mask_token_id` and a trained state that stands for the features. Its tokens are drawn without
+    knowing each other.
+    """
+
+    name = "peagle"
+    one_pass = True
+
+    @classmethod
+    def fields(cls, stored: StoredHead) -> dict[str, Any]:
+        return super().fields(stored) | {"mask_token_id": stored.required("mask_token_id")}
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__(config)
+        self.mask_hidden = nn.Parameter(torch.empty(1, 1, self.fc.in_features))
+
+    def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
+        """Read the new features, and K - 1 masks behind each row's last one, whose entries the next
+        features overwrite.
+        """
+        count = uniforms.shape[1]
+        states = nn.functional.pad(self.join(unread.features), (0, 0, 0, count - 1))
+        tokens = nn.functional.pad(unread.following, (0, count - 1))
+        index = torch.arange(states.shape[1], device=states.device)
+        is_mask = index >= unread.counts.unsqueeze(1)
+        tokens = tokens.masked_fill(is_mask, self.config.mask_token_id)
+        states = torch.where(is_mask.unsqueeze(-1), self.join(self.mask_hidden), states)
+        cache.place(unread.starts, states.shape[1])
+        outputs = self(self.embed(tokens), states, cache)
+        rows, last = unread.last()
+        predicting = last.unsqueeze(1) + index[:count]
+        logits, _ = self.predict(outputs[rows.unsqueeze(1), predicting])
+        return draw(logits, uniforms)

@@ -1,0 +1,95 @@
+"""Medusa-1 (Cai et al. 2024, arXiv:2401.10774): heads on the target's last hidden state, one for
+each token ahead.
+
+After `a b` the target has read a, and decided b from its last state there. From the same state head
+0 predicts the token after b, head 1 the one after that, and so on, each without knowing the others.
+Their tokens form one chain. A "head" of this project is all of them together.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness.local.drafting.heads.head import Draft, Draw, Head, HeadConfig, Unread
+from harness.local.drafting.heads.slot_cache import SlotCache
+from harness.local.drafting.heads.stored import StoredHead
+
+
+class Medusa(Head):
+    """Medusa-1, as its authors and speculators store it.
+
+    The names of its weights are those of the published format: `1.0.linear.weight` is in the first
+    block of head 1, and with one block for each head `1.1.weight` is its output matrix.
+
+    Options:
+        num_heads: the most tokens that can be proposed.
+        num_blocks: residual blocks of each head.
+        own_outputs: whether each head has an output matrix; otherwise the target's is used.
+    """
+
+    name = "medusa"
+    weight_files = (*Head.weight_files, "medusa_lm_head.safetensors", "medusa_lm_head.pt")
+
+    @classmethod
+    def fields(cls, stored: StoredHead) -> dict[str, Any]:
+        """Heads are counted in the weights, because stored configurations often state another
+        number.
+        """
+        text_config = stored.target.config.get_text_config(decoder=True)
+        fields = stored.sizes([text_config.num_hidden_layers])
+        num_layers = len(fields["layers"])
+        if num_layers != 1:
+            raise stored.refused(f"reads one layer of the target, not {num_layers}")
+        if stored.shapes is None:
+            num_heads = stored.required("medusa_num_heads")
+            num_blocks = stored.named.get("medusa_num_layers", 1)
+            # As the authors' heads.
+            own_outputs = True
+        else:
+            num_heads = len({name.partition(".")[0] for name in stored.shapes})
+            first_head = [name for name in stored.shapes if name.startswith("0.")]
+            num_blocks = sum(name.endswith(".linear.weight") for name in first_head)
+            own_outputs = f"0.{num_blocks}.weight" in stored.shapes
+        options = {"num_heads": num_heads, "num_blocks": num_blocks, "own_outputs": own_outputs}
+        return fields | options
+
+    def __init__(self, config: HeadConfig) -> None:
+        size = config.target_size
+        super().__init__(config, size)
+        for number in range(config.num_heads):
+            parts: list[nn.Module] = [_Block(size) for _ in range(config.num_blocks)]
+            if config.own_outputs:
+                parts.append(nn.Linear(size, config.vocabulary_size, bias=False))
+            self.add_module(str(number), nn.ModuleList(parts))
+
+    def draft(self, unread: Unread, uniforms: Tensor, cache: SlotCache, draw: Draw) -> Draft:
+        # [B, D], of each row's last token.
+        states = unread.features[unread.last()]
+        count = min(uniforms.shape[1], self.config.num_heads)
+        logits = [self.logits_ahead(number, states) for number in range(count)]
+        return draw(torch.stack(logits, dim=1), uniforms[:, :count])
+
+    def logits_ahead(self, number: int, states: Tensor) -> Tensor:
+        """Return the logits [..., V] of one head, from the target's states [..., D]."""
+        parts = list(self.get_submodule(str(number)).children())
+        for block in parts[: self.config.num_blocks]:
+            states = block(states)
+        return parts[-1](states) if self.config.own_outputs else self.logits(states)
+
+    @property
+    def num_outputs_borrowed(self) -> int:
+        return 0 if self.config.own_outputs else self.config.num_heads
+
+
+class _Block(nn.Module):
+    """A residual layer over states of `size` numbers."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(size, size)
+
+    def forward(self, states: Tensor) -> Tensor:
+        return states + nn.functional.silu(self.linear(states))

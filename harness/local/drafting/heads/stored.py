@@ -1,0 +1,322 @@
+"""A stored head: its published configuration by field names, and its files.
+
+Writers are speculators, SafeAILab (EAGLE-3), z-lab (DFlash, DFlash 2, JetSpec; SpecForge's Domino),
+DeepSpec (EAGLE-3, DFlash, DSpark) and Medusa. transformers' own DFlash is read as z-lab's.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+from torch import Tensor, nn
+from transformers import AutoConfig, PreTrainedConfig
+from transformers.modeling_utils import load_state_dict
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
+from transformers.utils.hub import cached_file
+
+from harness.config.errors import HarnessError, RunError, SettingError
+from harness.config.failures import explained, first_line
+from harness.config.settings import ModelSettings
+from harness.local.models.checkpoints import Checkpoint, check_model_access
+from harness.local.models.tokenizers import vocabulary_size
+
+# The styles of layers that heads have, by transformers' name.
+LAYER_STYLES: dict[str, type[nn.Module]] = {"llama": LlamaDecoderLayer, "qwen3": Qwen3DecoderLayer}
+
+# The shape of each stored tensor, by its name.
+Shapes = Mapping[str, tuple[int, ...]]
+
+# Names of tensors in our heads, and in transformers' own DFlash model.
+ASSISTANT_NAMES = {
+    "fc.weight": "encoder.fc.weight",
+    "hidden_norm.weight": "encoder.output_norm_enc.weight",
+}
+_INDICES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
+# Parts of the names of tensors that no head needs: t2d, [target vocabulary] bool, says which of the
+# target's tokens the draft has, as d2t does too (see `Head`); the verifier's are copies of the
+# target's tensors for training; rotary_emb follows from the configuration.
+_UNUSED = ("t2d", "verifier_lm_head", "verifier_norm", "rotary_emb")
+# Other names of heads' tensors: of transformers' DFlash, of SafeAILab's only layer, and of what
+# corrects logits in early heads of SpecForge.
+_RENAMED = [(theirs, ours) for ours, theirs in ASSISTANT_NAMES.items()]
+_RENAMED += [("midlayer.", "layers.0."), ("logit_head.", "")]
+
+
+@dataclass(frozen=True)
+class StoredHead:
+    """A head's configuration as its writer stored it, and the target that it must match.
+
+    Attributes:
+        settings: the draft's, as the user gave them.
+        target: the model that the head must match.
+        raw: the contents of config.json.
+        chosen_layers: `draft.layers`, indices into the target's hidden states that override those of
+            the configuration; None for these. 0 is the embedding, i what comes out of layer i.
+        shapes: of the stored tensors; None with random weights, of which only the configuration is
+            read.
+    """
+
+    settings: ModelSettings
+    target: Checkpoint
+    raw: Mapping[str, Any]
+    chosen_layers: Sequence[int] | None = None
+    shapes: Shapes | None = None
+
+    @cached_property
+    def named(self) -> dict[str, Any]:
+        """All fields by their names, whether nested or not; null counts as absent."""
+        nested = [self.raw.get(key) or {} for key in ("eagle_config", "dflash_config")]
+        named: dict[str, Any] = {}
+        for fields in (self.raw, *nested):
+            named |= {key: value for key, value in fields.items() if value is not None}
+        return named
+
+    def required(self, key: str) -> Any:
+        """Return the value of a field without which there is no head."""
+        if key not in self.named:
+            raise self.refused(f"names no {key}")
+        return self.named[key]
+
+    @property
+    def is_speculators(self) -> bool:
+        return "speculators_model_type" in self.raw
+
+    @property
+    def is_deepspec(self) -> bool:
+        return "target_layer_ids" in self.raw
+
+    @property
+    def kind(self) -> str | None:
+        """The name of its kind; None for what is no head."""
+        named = self.named
+        if self.is_speculators:
+            kind = str(self.raw["speculators_model_type"])
+            # PARD-2 trains a DFlash head otherwise, and stores it alike.
+            renamed = {"pard2": "dflash"}
+            if "mask_token_id" in named:
+                renamed["eagle3"] = "peagle"
+            return renamed.get(kind, kind)
+        if "dflash_config" in self.raw or (self.is_deepspec and "block_size" in named):
+            if "selector_rank" in named:
+                return "dflash2"
+            if named.get("projector_type") == "domino":
+                return "domino"
+            if named.get("markov_rank") or named.get("enable_confidence_head"):
+                return "dspark"
+            return "jetspec" if named.get("causal_head") else "dflash"
+        if "medusa_num_heads" in named or named.get("model_type") == "medusa":
+            return "medusa"
+        is_eagle = "eagle3" in str(named.get("architectures")).lower()
+        return "eagle3" if is_eagle or "draft_vocab_size" in named else None
+
+    def sizes(self, usual_layers: Sequence[int]) -> dict[str, Any]:
+        """Return the fields of `HeadConfig` that follow from the target alone.
+
+        Args:
+            usual_layers: the hidden states that the head reads unless the user says otherwise.
+        """
+        text_config = self.target.config.get_text_config(decoder=True)
+        layers = tuple(usual_layers if self.chosen_layers is None else self.chosen_layers)
+        for layer in layers:
+            if not 0 <= layer <= text_config.num_hidden_layers:
+                raise self.refused(
+                    f"reads layer {layer}; {self._target_name} has {text_config.num_hidden_layers}"
+                )
+        vocabulary = vocabulary_size(text_config)
+        return {
+            "layers": layers,
+            "target_size": text_config.hidden_size,
+            "vocabulary_size": vocabulary,
+            "draft_vocabulary_size": vocabulary,
+        }
+
+    def layered(self, usually_stored: Collection[str]) -> dict[str, Any]:
+        """Return the fields of `HeadConfig` for a head with transformer layers, checked against the
+        target.
+
+        Args:
+            usually_stored: which of `embed_tokens` and `lm_head` the head's writer stores, for a
+                head without `shapes`.
+        """
+        named = self.named
+        text_config = self.target.config.get_text_config(decoder=True)
+        fields = self.sizes(self._layer_ids(text_config.num_hidden_layers))
+        own = self._transformer()
+        size = fields["vocabulary_size"]
+        for what, made_for, present in (
+            ("hidden size", named.get("target_hidden_size", own.hidden_size), text_config.hidden_size),
+            ("vocabulary size", own.vocab_size, size),
+            ("number of layers", named.get("num_target_layers"), text_config.num_hidden_layers),
+        ):  # fmt: skip
+            if made_for not in (None, present):
+                raise self.refused(
+                    f"is a head for a model of {what} {made_for}; {self._target_name} has {present}"
+                )
+        stored = usually_stored
+        if self.shapes is not None:
+            stored = [name.removesuffix(".weight") for name in self.shapes]
+            # Some configurations state the target's number of layers.
+            numbers = {name.split(".")[1] for name in self.shapes if name.startswith("layers.")}
+            own.num_hidden_layers = len(numbers) or own.num_hidden_layers
+        draft_size = named.get("draft_vocab_size", size)
+        # The target's matrices do not fit everywhere.
+        is_wider = own.hidden_size != text_config.hidden_size
+        return fields | {
+            "draft_vocabulary_size": draft_size,
+            "own_embedding": "embed_tokens" in stored or is_wider,
+            "own_output": "lm_head" in stored or is_wider or draft_size != size,
+            "transformer": own,
+        }
+
+    def _layer_ids(self, num_layers: int) -> list[int]:
+        """Return which hidden states the head reads, 0 for the embedding.
+
+        z-lab and DeepSpec count from the output of the first layer instead, which is hidden state
+        1.
+        """
+        named = self.named
+        if named.get("use_aux_hidden_state") is False:
+            rule = "reads no hidden states of inner layers (use_aux_hidden_state: false)"
+            raise self.refused(f"{rule}, which is not supported")
+        for key in ("eagle_aux_hidden_state_layer_ids", "aux_hidden_state_layer_ids"):
+            if named.get(key):
+                return list(named[key])
+        if "target_layer_ids" in named:
+            return [layer + 1 for layer in named["target_layer_ids"]]
+        # What EAGLE-3 reads where its configuration names nothing.
+        return [2, num_layers // 2, num_layers - 3]
+
+    def _transformer(self) -> PreTrainedConfig:
+        """Return the configuration of the head's own layers."""
+        nested = self.raw.get("transformer_layer_config")
+        raw = nested or self.raw
+        # What each format means by a configuration without it.
+        style = raw.get("model_type") or ("qwen3" if nested else "llama")
+        if style not in LAYER_STYLES:
+            supported = ", ".join(sorted(LAYER_STYLES))
+            raise self.refused(f"has layers of type {style}; supported are {supported}")
+        size = vocabulary_size(self.target.config)
+        return AutoConfig.for_model(**{"vocab_size": size, **raw, "model_type": style})
+
+    @property
+    def _target_name(self) -> str:
+        return f"model={self.target.settings.name}"
+
+    def refused(self, rule: str) -> SettingError:
+        """Return the error for a head that breaks a rule."""
+        return SettingError("draft", rule, self.settings.name)
+
+    def unbuildable(self, error: Exception) -> SettingError:
+        """Return the error for a configuration that no head of its kind can have."""
+        cause = f"{type(error).__name__}: {first_line(error)}"[:200]
+        return self.refused(f"has a config.json from which no head can be built ({cause})")
+
+
+def read_configuration(settings: ModelSettings) -> dict[str, Any]:
+    """Return the contents of the repository's config.json; {} if there is none, or none within
+    reach.
+
+    Then the draft is no head, and `read_checkpoint` says why it is no model either.
+    """
+    try:
+        check_model_access(settings)
+        path = fetch(settings, "config.json")
+        content: Any = {} if path is None else json.loads(path.read_text(encoding="utf-8"))
+        if content.get("model_type") != "muse_glimmer_assistant":
+            return dict(content)
+        nested = {key: content.pop(key) for key in ("target_layer_ids", "mask_token_id")}
+        window = content.get("sliding_window")
+        return content | {
+            "model_type": "qwen3",
+            "use_sliding_window": True,
+            # Theirs is of tokens at each side, z-lab's of those up to a query's own.
+            "sliding_window": window and window + 1,
+            "dflash_config": nested | {"causal": False},
+        }
+    except Exception:
+        return {}
+
+
+@contextmanager
+def reading(settings: ModelSettings, role: str, name: str) -> Iterator[None]:
+    """Explain what reading a repository's file raises.
+
+    Args:
+        role: `draft` or `model`, for the message.
+    """
+    try:
+        yield
+    except Exception as exception:
+        error = explained(exception, role, settings)
+        if error is exception and not isinstance(error, HarnessError):
+            cause = first_line(exception)
+            error = RunError(f"{role}: {name} of {settings.repository} is damaged ({cause})")
+        raise error from exception
+
+
+def fetch(settings: ModelSettings, name: str) -> Path | None:
+    """Return a file of the repository, downloaded if need be; None if it has no such file."""
+    path = cached_file(
+        settings.repository,
+        name,
+        revision=settings.revision,
+        _raise_exceptions_for_missing_entries=False,
+    )
+    return None if path is None else Path(path)
+
+
+def find_weights(settings: ModelSettings, names: Sequence[str]) -> tuple[Path, ...]:
+    """Return the files with the tensors of a head: those of an index, or the first of these names.
+
+    Raises:
+        SettingError: the repository has none of them.
+        RunError: a file that cannot be fetched or read.
+    """
+    for name in (*_INDICES, *names):
+        with reading(settings, "draft", name):
+            path = fetch(settings, name)
+            if path is None:
+                continue
+            if name not in _INDICES:
+                return (path,)
+            shards = []
+            for shard in sorted(set(weight_map(path).values())):
+                if (file := fetch(settings, shard)) is None:
+                    raise FileNotFoundError(f"lacks {shard}, which {name} names")
+                shards.append(file)
+            return tuple(shards)
+    raise SettingError("draft", f"holds no weights ({', '.join(names)})", settings.name)
+
+
+def weight_map(index: Path) -> dict[str, str]:
+    """Return the file of each tensor, by an index."""
+    files: dict[str, str] = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+    return files
+
+
+def read_tensors(
+    settings: ModelSettings, files: Sequence[Path], device: Literal["cpu", "meta"]
+) -> dict[str, Tensor]:
+    """Return the tensors that a head's modules need, under the modules' names.
+
+    On the meta device they have shapes, but no memory.
+    """
+    used: dict[str, Tensor] = {}
+    for file in files:
+        with reading(settings, "draft", file.name):
+            for name, tensor in load_state_dict(file, map_location=device).items():
+                if not isinstance(tensor, Tensor):
+                    raise TypeError("it holds no tensors by name")
+                if any(unused in name for unused in _UNUSED):
+                    continue
+                for theirs, ours in _RENAMED:
+                    name = name.replace(theirs, ours)
+                used[name] = tensor
+    return used
