@@ -32,7 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "measuring": {"config", "results", "reporting", "engines"},
     "commands": {"config", "results", "reporting", "engines", "servers", "measuring"},
     "cli": {"config", "results", "reporting", "engines", "measuring", "commands"},
-    "local": {"config", "results", "engines", "local.engine", "local.serving", "local.models", "local.runners"},
+    "local": set(),
     "local.decoding": {"engines.arrivals"},
     "local.runners": {"config", "local.decoding", "local.models.cache_names"},
     "local.models": {"config"},

@@ -73,7 +73,7 @@ class _Block(_Plain):
 
     tests_each_token = False
     redraws = True
-    path = "harness.local.decoding.rules:verify_block"
+    path = "harness.local.decoding.verify:verify_block"
 
 
 class _Typical(_Plain):
@@ -81,7 +81,7 @@ class _Typical(_Plain):
 
     lossless = False
     lossless_greedily = False
-    path = "harness.local.decoding.rules:verify_typical"
+    path = "harness.local.decoding.verify:verify_typical"
 
 
 RULES = Registry(

@@ -16,8 +16,8 @@ from harness.config.demand import Demand
 from harness.config.model_names import SERVED
 from harness.config.packages import is_installed
 from harness.config.run import RunSettings
+from harness.engines.door import wing
 from harness.engines.door.pairs import AnyPair, Pair, PlacedPair, ServedPair
-from harness.engines.door.wing import local
 from harness.engines.protocol import Engine
 from harness.engines.record import Opening, Preparation
 from harness.engines.registry import engine_of, pair_of
@@ -54,6 +54,8 @@ class PairKeeper:
             with self._loading():
                 self._planned = _planned_pair(settings)
             self._key = key
+        # Also of a pair that was kept: how it decodes may differ.
+        engine_of(settings).check_pair(self._planned, settings)
         return self._planned
 
     def place(self, settings: RunSettings, demand: Demand) -> PlacedPair:
@@ -87,7 +89,7 @@ class PairKeeper:
         self._placed = self._pair = None
         if devices:
             gc.collect()
-            local().release_memory(devices)
+            wing.release_memory(devices)
 
     @contextmanager
     def _loading(self) -> Iterator[None]:
@@ -124,8 +126,8 @@ def _planned_pair(settings: RunSettings) -> AnyPair:
     if not engine_of(settings).computes_here:
         if settings.model.repository == SERVED or not is_installed("transformers"):
             return ServedPair(TextTokenizer())
-        return ServedPair(local().load_tokenizer(settings.model))
-    return local().plan_pair(
+        return ServedPair(wing.load_tokenizer(settings.model))
+    return wing.plan_pair(
         settings.model,
         settings.draft,
         settings.placement,

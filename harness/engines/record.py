@@ -155,10 +155,10 @@ class EngineRecord(RecordWithSettings, Abilities, Generic[OwnSettings]):
 
     def check_pair(self, pair: Any, run: RunSettings) -> None:
         """Raise a SettingError for models that this engine cannot run, as far as their configurations
-        show; `plan` calls it.
+        show. It is called before weights load.
 
         Args:
-            pair: a `SketchedPair` of the other wing.
+            pair: a `PlannedPair` of the other wing.
         """
 
     def check_installed(self) -> None:

@@ -7,11 +7,12 @@ from collections.abc import Sequence
 
 from harness.config.demand import Demand
 from harness.config.errors import HarnessError, SettingError
+from harness.config.packages import require_local
 from harness.config.run import RunSettings
 from harness.engines.divergence import Divergence, text_divergence
+from harness.engines.door import wing
 from harness.engines.door.pairs import AnyPair, ServedPair
 from harness.engines.door.reference import Reference
-from harness.engines.door.wing import local
 from harness.engines.protocol import Engine
 from harness.engines.record import Preparation
 from harness.engines.registry import engine_of
@@ -71,7 +72,7 @@ class References:
         """The target, loaded here; None, after a message, where that of a server cannot be loaded."""
         settings = self._settings
         try:
-            wing = local("model", settings.model.name)
+            require_local("model", settings.model.name)
         except SettingError as error:
             say(f"no exact distribution: {error}")
             return None

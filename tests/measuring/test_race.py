@@ -16,7 +16,7 @@ from harness.engines.door.reference import Margin
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, Question, Request
 from harness.engines.requests import RequestRecord
-from harness.local.decoding.iteration import Iteration
+from harness.local.decoding.loop import Iteration
 from harness.local.decoding.verify import Verdict
 from harness.local.engine import clock as clock_module
 from harness.local.engine.clock import LoopClock

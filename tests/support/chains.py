@@ -9,8 +9,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from harness.local.decoding.batch import Request
-from harness.local.decoding.iteration import Iteration
+from harness.local.decoding.loop import Iteration, Request
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp
 

@@ -7,9 +7,7 @@ from typing import Any
 
 from harness.engines import protocol
 from harness.local.decoding.adaptive import DraftLength
-from harness.local.decoding.batch import Request
-from harness.local.decoding.iteration import Iteration
-from harness.local.decoding.loop import Loop, decoded
+from harness.local.decoding.loop import Iteration, Loop, Request, decoded
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.engine.engine import LocalArm
 
@@ -31,7 +29,7 @@ def speculative(
 
 
 def records_of(arm: Any, requests: Sequence[protocol.Request]) -> Iterator[Iteration]:
-    """The records of requests that are alike, as an arm of our engine decides them."""
+    """The records of requests that share their K and rule, as an arm of our engine decides them."""
     assert isinstance(arm, LocalArm)
     with arm.explained():
-        yield from decoded(arm.loop(requests[0]), [arm.joining(requests)])
+        yield from decoded(arm.loop(requests[0]), [*map(arm.loop_request, requests)])

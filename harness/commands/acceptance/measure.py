@@ -22,9 +22,9 @@ from harness.commands.read_runs import runs_of_pair
 from harness.config.amounts import counted
 from harness.config.demand import Demand
 from harness.config.errors import SettingError, VerdictError
+from harness.engines.door import wing
 from harness.engines.door.pairs import Pair, PlacedPair
 from harness.engines.door.reading import TOGETHER, ReadText, Transcript, num_together
-from harness.engines.door.wing import local
 from harness.engines.protocol import in_batches
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
@@ -147,7 +147,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             raise SettingError("prompts", rule, settings.prompts.name)
         placed = session.placed
         if placed is None:
-            planned = local().plan_pair(
+            planned = wing.plan_pair(
                 settings.model, settings.draft, settings.placement, settings.dtype
             )
             num_rows = min(TOGETHER, len(readings))
@@ -332,7 +332,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         greedy_draft: bool = False,
     ) -> list[ReadText]:
         """Read the answers of transcripts."""
-        reader = local().open_reader(
+        reader = wing.open_reader(
             pair, self.settings.decoding, self.most, greedy_draft=greedy_draft
         )
         read: list[ReadText] = []
@@ -354,7 +354,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         demand = Demand(
             1, prompt_tokens, self.mean_answer, num_draft_tokens=self.most, runner="eager"
         )
-        reads = local().pass_bytes(placed, demand, numbers)
+        reads = wing.pass_bytes(placed, demand, numbers)
         if reads is None:
             return IterationCost()
         return IterationCost.of_steps({k: reads.iteration_steps(k) for k in numbers}, "bytes")

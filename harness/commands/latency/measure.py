@@ -20,7 +20,7 @@ from harness.commands.latency.record import LatencySettings
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import require
 from harness.config.synthetic import length_in_answers
-from harness.engines.door.wing import local
+from harness.engines.door import wing
 from harness.engines.protocol import Answered, Arm, Engine, Question
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
@@ -71,7 +71,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         run: everything that was measured by now, from which the figures of the rows follow. Each step of `measure`
             ends with a new value, so that a run that ends early has the figures of the steps before.
         unwritten: answers that count already, and whose rows wait for those of the regular arm.
-        more: tables of the slowest operations, with `profile=true`.
+        more: tables of the slowest kernels, with `profile=true`.
         warmup, questions, conversations: what the arms are asked, once `measure` has opened an
             engine; the conversations have each arm's answers to earlier turns.
     """
@@ -114,6 +114,10 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
             batch_size = min(batch_size, len(encoded.prompts))
 
         placed = session.place(settings.batch_size, longest)
+        if settings.profile:
+            devices = [] if placed is None else placed.devices
+            rule = "needs a model on a GPU of this machine: it lists kernels"
+            require(any(device.type == "cuda" for device in devices), "profile", rule, True)
         engine = session.open(batch_size, longest)
         if settings.precision is not None:
             rule = "needs two arms: it is about the speed-up, which a single server does not have"
@@ -137,12 +141,10 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         self.run = dataclasses.replace(
             self.run,
             pass_ms=None if watches is None else watches.pass_ms(example),
-            roofs=() if placed is None else local().roofs(placed, batch_size, context),
+            roofs=() if placed is None else wing.roofs(placed, batch_size, context),
         )
-        if placed is not None and settings.profile:
-            profiles = local().profile_arms(
-                engine.arms, session.pair.devices, example, session.directory
-            )
+        if settings.profile:
+            profiles = wing.profile_arms(engine, example, session.directory)
             self.more = [profile_table(profile) for profile in profiles]
         self._read_answers(session, engine)
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from harness.commands.latency.record import LatencySettings
 from harness.config.closed_form import require_closed_form
 from harness.config.errors import HarnessError, RunError, SettingError
+from harness.engines.door import wing
 from harness.engines.door.pairs import AnyPair, Pair
 from harness.engines.door.reading import Transcript
-from harness.engines.door.wing import local
 from harness.engines.registry import engine_of
 from harness.measuring.figures.measured import MeasuredRun
 from harness.results.statistics.interval import Interval
@@ -59,7 +59,7 @@ def tokens_by_k(pair: Pair, settings: LatencySettings, run: MeasuredRun) -> list
         raise RunError("no answer has two tokens")
     most = min(settings.decoding.most_draft_tokens, _MOST_K)
     try:
-        reader = local().open_reader(pair, settings.decoding, most)
+        reader = wing.open_reader(pair, settings.decoding, most)
         cuts = [text.cut for [text] in reader.read(asked)]
         reader.close()
     except HarnessError as error:

@@ -43,7 +43,7 @@ class LatencySettings(PromptedSettings, RepeatedSettings):
         laps: of an engine that keeps requests in flight: how often its arms take turns; `auto` depends on
             prompts and batch size.
         test: two short prompts, to see that a pair works at all; marked in the row.
-        profile: also write a trace of a few iterations of each arm, after the measurement.
+        profile: also list the slowest kernels of each arm on a GPU, and write a trace, after the measurement.
     """
 
     num_prompts: int | Literal["auto"] = "auto"

@@ -23,8 +23,8 @@ from harness.commands.read_runs import runs_of_pair
 from harness.config.errors import SettingError, VerdictError
 from harness.config.model_names import SERVED
 from harness.config.settings import LARGEST_K, DecodingSettings, ModelSettings, api_key
+from harness.engines.door import wing
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
-from harness.engines.door.wing import local
 from harness.measuring.session import Session
 from harness.results.cost_tables import Table
 from harness.results.iteration_cost import IterationCost, write_costs
@@ -111,10 +111,10 @@ class Plan(Experiment[PlanSettings, PlanRow]):
             pretended = PretendedGpus(
                 settings.gpus or 1, settings.gpu_memory_bytes, settings.gpu_memory
             )
-        machine = local().find_machine(settings, pretended)
+        machine = wing.find_machine(settings, pretended)
         session.devices = [machine.name]
         num_draft_tokens = settings.most_draft_tokens
-        plan = local().plan_on(
+        plan = wing.plan_on(
             machine, settings, settings.prompt_length, {num_draft_tokens, *self.accepted}
         )
         if plan.misfit is not None:

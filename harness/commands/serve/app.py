@@ -101,7 +101,7 @@ def _add_pages(app: FastAPI, served: ServedModel, registry: CollectorRegistry) -
         frames: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
         has_left = threading.Event()
 
-        def show(frame: dict[str, Any]) -> None:  # in the scheduler's thread
+        def show(frame: dict[str, Any]) -> None:  # in the service's thread
             if has_left.is_set():
                 raise Refusal(CLIENT_LEFT, _GONE)
             loop.call_soon_threadsafe(frames.put_nowait, frame)

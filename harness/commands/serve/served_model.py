@@ -20,8 +20,8 @@ from harness.commands.serve.record import ServeSettings
 from harness.config.errors import SettingError
 from harness.config.failures import first_line
 from harness.engines.chat import Chat
+from harness.engines.door import wing
 from harness.engines.door.serving import ENDING, Answer, Piece, Refusal
-from harness.engines.door.wing import local
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine, Question, Request
 from harness.engines.record import Preparation
@@ -59,7 +59,7 @@ class ServedModel:
         self.token_text = functools.lru_cache(maxsize=2**16)(
             functools.partial(token_text, pair.tokenizer)
         )
-        self.service = local().start_service(
+        self.service = wing.start_service(
             functools.partial(_open_engine, keeper, settings, say),
             pair.tokenizer,
             settings.batch_size,

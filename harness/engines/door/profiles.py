@@ -1,14 +1,13 @@
-"""Where the time of an arm goes, operator by operator."""
+"""Where the time of an arm goes on a GPU, kernel by kernel."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 
-class Operation(NamedTuple):
-    """An operator, or a kernel of a GPU: all calls of it together, and their share of all operations' time."""
+class Kernel(NamedTuple):
+    """All calls of a kernel together, and their share of all kernels' time."""
 
     name: str
     num_calls: int
@@ -16,20 +15,18 @@ class Operation(NamedTuple):
     share: float
 
 
-@dataclass(frozen=True)
-class Profile:
+class Profile(NamedTuple):
     """An arm under torch's profiler, which slows everything down.
 
     Attributes:
         arm: its name.
-        device: whose time it is. Operators run on a CPU, and kernels on a GPU.
-        operations: those that took most of it, the longest first.
+        num_iterations: behind the pass over the prompt.
+        kernels: those that took most of the time, the longest first.
         trace: a file for https://ui.perfetto.dev.
     """
 
     arm: str
-    device: Literal["CPU", "GPU"]
     num_tokens: int
     num_iterations: int
-    operations: tuple[Operation, ...]
+    kernels: tuple[Kernel, ...]
     trace: Path

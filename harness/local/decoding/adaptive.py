@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 # The weight of an iteration's figures in the next one: acceptance changes with the text, costs with
@@ -73,39 +72,42 @@ class Adaptive(DraftLength):
         self._clock = clock
         super().__init__(self._choices[-1])
         self._accepted = _AcceptanceByPlace(self.most)
-        self._costs: dict[int, _Costs] = defaultdict(_Costs)
-        self._now = _Costs()
+        # Seconds of iterations, by about how many rows they have, and by the number of draft tokens asked for.
+        self._costs: dict[int, dict[int, _Seconds]] = {}
+        self._now: dict[int, _Seconds] = {}
         self._began = 0.0
 
     def choose(self, num_rows: int) -> int:
         # Rows end at different times, and an iteration over a few of them costs less: 1 row, 2 or
         # 3, 4 to 7 and so on have costs of their own.
-        self._now = self._costs[num_rows.bit_length()]
+        about = num_rows.bit_length()
+        self._now = self._costs.setdefault(about, {number: _Seconds() for number in self._choices})
         number = self._wanted()
         self._began = self._clock()
         return number
 
     def observe(self, limits: Sequence[int], num_accepted: Sequence[int]) -> None:
-        self._now.add(max(limits), self._clock() - self._began)
+        # Of a number that rows near their end have in place of their choice, too.
+        self._now.setdefault(max(limits), _Seconds()).add(self._clock() - self._began)
         self._accepted.observe(limits, num_accepted)
 
     def _wanted(self) -> int:
         """Return the best number, or one to be tried."""
-        costs = self._now
         yields = self._accepted.yields()
         rates = {
-            number: yields[number] / costs.seconds[number].mean
+            number: yields[number] / self._now[number].mean
             for number in self._choices
-            if costs.is_known(number)
+            if self._now[number].is_known
         }
         best = max(rates, key=lambda number: rates[number], default=0)
         last = bisect.bisect_left(self._choices, max(1, 2 * best))
         in_reach = self._choices[: last + 1]
-        unknown = [number for number in in_reach if not costs.is_known(number)]
+        unknown = [number for number in in_reach if not self._now[number].is_known]
         if unknown:
             return unknown[0]
-        if costs.num_seen % _AGAIN == 0:
-            return in_reach[costs.num_seen // _AGAIN % len(in_reach)]
+        num_seen = sum(seconds.num_added for seconds in self._now.values())
+        if num_seen % _AGAIN == 0:
+            return in_reach[num_seen // _AGAIN % len(in_reach)]
         return best
 
 
@@ -147,36 +149,25 @@ class _AcceptanceByPlace:
         return yields
 
 
-class _Costs:
-    """The seconds of iterations with about as many rows, by the number of draft tokens asked for."""
-
-    def __init__(self) -> None:
-        self.num_seen = 0
-        self.seconds: dict[int, _FadingMean] = defaultdict(_FadingMean)
-
-    def is_known(self, number: int) -> bool:
-        return self.seconds[number].num_added >= _FEW
-
-    def add(self, number: int, seconds: float) -> None:
-        self.num_seen += 1
-        if self.is_known(number):
-            seconds = min(seconds, _SLOWEST * self.seconds[number].mean)
-        self.seconds[number].add(seconds)
-
-
-class _FadingMean:
-    """The mean of noisy numbers, of which the latest count most."""
+class _Seconds:
+    """The mean time of noisy iterations, of which the latest count most."""
 
     def __init__(self) -> None:
         self.num_added = 0
         self.mean = 0.0
         self._weight = 0.0
 
-    def add(self, number: float) -> None:
-        if number < self.mean / 2:
+    @property
+    def is_known(self) -> bool:
+        return self.num_added >= _FEW
+
+    def add(self, seconds: float) -> None:
+        if self.is_known:
+            seconds = min(seconds, _SLOWEST * self.mean)
+        if seconds < self.mean / 2:
             # The old ones were too high: the first iterations of a kind may have to prepare
             # something.
             self._weight = 0.0
         self.num_added += 1
         self._weight = _MEMORY * self._weight + 1
-        self.mean += (number - self.mean) / self._weight
+        self.mean += (seconds - self.mean) / self._weight

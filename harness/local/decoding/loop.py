@@ -6,29 +6,110 @@ once; `reference.py` has it for one row alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+import functools
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from harness.engines.arrivals import Origin
 from harness.local.decoding.adaptive import DraftLength, draft_length_of
-from harness.local.decoding.batch import Request, Rows, TurnUniforms
-from harness.local.decoding.iteration import Iteration
-from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step
+from harness.local.decoding.protocols import Drafter, NonFiniteError, Runner, Step
+from harness.local.decoding.randomness import Purpose, inverse_cdf
 from harness.local.decoding.transfer import to_device
-from harness.local.decoding.turns import Figures, Turn, regular_turn, undrafted_turn
 from harness.local.decoding.verify import Offer, Verdict, verify
-from harness.local.decoding.warp import BatchWarp
+from harness.local.decoding.warp import BatchWarp, Warp, row_warp
 
 
-class _Joined(NamedTuple):
-    """Rows whose prompts the target has read, and the drafter has not."""
+@dataclass(frozen=True)
+class Request:
+    """Prompts that are to be continued with the same settings.
 
-    prompts: list[Sequence[int]]
-    first_tokens: list[int]
-    step: Step
-    are_first: bool
+    Attributes:
+        prompts: token ids of B prompts, none empty.
+        uniforms: [B, at least max_new_tokens + 1, len(Purpose)] from `randomness.uniforms`, on the
+            target's device; (max_new_tokens + 1) (K + 1) where a loop redraws.
+        warp: how logits become probabilities.
+        max_new_tokens: a row ends when it has this many tokens, if not before.
+        stop_tokens: a row ends after the first of these.
+        keeps_logits: whether iterations hand on the logits of its rows.
+    """
+
+    prompts: Sequence[Sequence[int]]
+    uniforms: Tensor
+    warp: Warp
+    max_new_tokens: int
+    stop_tokens: frozenset[int] = frozenset()
+    keeps_logits: bool = False
+
+
+@dataclass
+class Row:
+    """One sequence of a batch.
+
+    Attributes:
+        number: rows are numbered in the order in which they joined, from 0.
+        last_token: decided, but not read by the target yet.
+    """
+
+    number: int
+    request: Request
+    last_token: int = 0
+    num_generated: int = 0
+    num_iterations: int = 0
+    has_ended: bool = False
+
+    def take(self, tokens: list[int]) -> list[int]:
+        """Add tokens that were decided, at least one; returns those up to the end of the row."""
+        self.last_token = tokens[-1]
+        taken = tokens[: self.request.max_new_tokens - self.num_generated]
+        for index, token in enumerate(taken):
+            if token in self.request.stop_tokens:
+                taken = taken[: index + 1]
+                self.has_ended = True
+                break
+        self.num_generated += len(taken)
+        if self.num_generated == self.request.max_new_tokens:
+            self.has_ended = True
+        return taken
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """The tokens that one iteration of a loop decided, in the rows that had not ended before it. All
+    lists are parallel to `rows`.
+
+    Attributes:
+        rows: their numbers: 0 for the first one that joined the batch, and so on.
+        tokens: the tokens each row gained, at least one, cut after a stop token or at the length
+            limit.
+        origins: where each of `tokens` comes from.
+        proposed: the draft tokens verified; empty in regular decoding.
+        num_accepted: how many of `proposed` were accepted.
+        verdict: the verification itself, on the device; None in regular decoding, and for first tokens.
+        logits: of rows whose request keeps them, by row number: the target's logits [n, V], on the device. logits[i]
+            decided tokens[i]; n may be more than the number of tokens.
+    """
+
+    rows: list[int]
+    tokens: list[list[int]]
+    origins: list[list[Origin]]
+    proposed: list[list[int]]
+    num_accepted: list[int]
+    verdict: Verdict | None = None
+    logits: Mapping[int, Tensor] = field(default_factory=dict)
+
+
+class Decision(NamedTuple):
+    """All that the host must know of what was decided in one row."""
+
+    num_accepted: int
+    next_token: int
+    num_finite: int = 0  # draft tokens before the first whose probability under the target is nan
+    num_finite_drafted: int = 0  # the same, under the drafter
+    draft_tokens: Sequence[int] = ()
 
 
 class Loop:
@@ -39,8 +120,11 @@ class Loop:
         drafter: proposes tokens; None for regular decoding, one token per row and forward pass.
         num_draft_tokens: K, or what chooses it before every iteration; 0 is regular decoding.
         lenience, verification: the rule of acceptance, called where a row is offered a token.
-        redraw: propose and accept with new random numbers in every iteration, for a rule whose
-            decision depends on the tokens that it discards (block verification).
+        redraw: propose and accept with numbers that no other iteration takes, for a rule by which a
+            rejection depends on later tokens (block verification): a position that is drafted again
+            must not meet the numbers by which it was rejected, see `randomness`. With
+            max_new_tokens=64 and K=4 a row's stream has 65 entries by position, then a block of 4 for
+            each iteration.
         warp: the drafter's own, if rows with other settings may join: it then follows the batch.
     """
 
@@ -59,136 +143,249 @@ class Loop:
         self._draft_length = draft_length_of(num_draft_tokens)
         self._lenience = lenience
         self._verification = verification
-        self._num_per_iteration = self._draft_length.most if redraw else 0
-        self._rows = Rows(warp or BatchWarp())
-        self._joined: _Joined | None = None
+        self._redraw = redraw
+        self._warp = warp or BatchWarp()
+        self._rows: list[Row] = []
+        # [B, P, len(Purpose)]; a shorter request's numbers are filled up with zeros that decide nothing.
+        self._uniforms = torch.empty(0)
+        self._num_added = 0
+        # Lets the drafter read prompts that only the target has read.
+        self._begin_drafting: Callable[[], None] | None = None
 
     @property
-    def is_running(self) -> bool:
-        """Whether a row has not ended."""
-        return bool(self._rows.going_on())
+    def num_running(self) -> int:
+        """The rows that have not ended."""
+        return sum(not row.has_ended for row in self._rows)
 
     @torch.inference_mode()
     def add(self, requests: Sequence[Request]) -> Iteration:
         """Read the prompts of requests, whose rows join behind the others, and decide their first
-        tokens. Their rows are numbered on from the last that ever joined.
+        tokens. Their rows are numbered on from the last that was added.
         """
         self._settle()
+        added: list[Row] = []
+        for request in requests:
+            for _ in request.prompts:
+                added.append(Row(self._num_added, request))
+                self._num_added += 1
         prompts = [prompt for request in requests for prompt in request.prompts]
-        are_first = not self._rows.members
-        step = self._target.start(prompts) if are_first else self._target.add(prompts)
-        record = self._rows.join(requests, step.logits)
-        first_tokens = [token for [token] in record.tokens]
-        # The drafter begins with the next call, because a reader waits for the first tokens.
-        self._joined = _Joined(prompts, first_tokens, step, are_first)
-        return record
+        step = self._target.add(prompts) if self._rows else self._target.start(prompts)
+
+        streams = [request.uniforms for request in requests]
+        warp = row_warp([row.request.warp for row in added])
+        uniforms = torch.cat([stream[:, 0, Purpose.TARGET] for stream in streams])
+        first_tokens = inverse_cdf(warp(step.logits), uniforms).tolist()
+        if self._drafter is not None:
+            begin = self._drafter.add if self._rows else self._drafter.start
+            # With the next call, because a reader waits for the first tokens.
+            self._begin_drafting = functools.partial(begin, prompts, first_tokens, step)
+
+        if self._rows:
+            streams = [self._uniforms, *streams]
+        length = max(stream.shape[1] for stream in streams)
+        pad = torch.nn.functional.pad
+        self._uniforms = torch.cat([pad(s, (0, 0, 0, length - s.shape[1])) for s in streams])
+        self._rows = [*self._rows, *added]
+        self._warp.set_rows([row.request.warp for row in self._rows])
+        step = Step(step.logits.unsqueeze(1))
+        decisions = [Decision(0, token) for token in first_tokens]
+        return _taken(added, step, decisions, [0] * len(added), None)
 
     @torch.inference_mode()
     def step(self) -> Iteration:
         """Decide further tokens of all rows, at least one of each."""
         self._settle()
         rows = self._rows
-        limits = [0] * len(rows.members)
-        if self._drafter is None:
-            turn = regular_turn(self._target, rows)
+        device = self._uniforms.device
+        pending = to_device([row.last_token for row in rows], device).unsqueeze(1)
+
+        # Draft: K tokens for each row, or as many as it may still take before its last one. Each row
+        # has its own limit, whatever the others need: an answer must not depend on its batch. So the
+        # cache never holds more than prompt and `max_new_tokens`.
+        most = self._draft_length.choose(len(rows)) if self._drafter is not None else 0
+        limits = [min(most, row.request.max_new_tokens - row.num_generated - 1) for row in rows]
+        lengths = [0] * len(rows)
+        width = max(limits)
+        if self._drafter is not None and width > 0:
+            by_position = self._numbers([row.num_generated for row in rows], width + 1)
+            drafting = by_position[:, :width]
+            if self._redraw:
+                drafting = self._numbers([*map(self._redrawn_from, rows)], width)
+            proposal = self._drafter.propose(width, drafting[..., Purpose.DRAFT])
+            offered = proposal.lengths
+            if offered is None:
+                offered = [proposal.tokens.shape[1]] * len(rows)
+            lengths = [min(limit, count) for limit, count in zip(limits, offered, strict=True)]
+            width = max(lengths)
+
+        # Verify: one pass of the target gives the probabilities after each token.
+        verdict: Verdict | None
+        if max(lengths):
+            draft_tokens = proposal.tokens[:, :width]
+            draft_probabilities = proposal.probabilities
+            if draft_probabilities is not None:
+                draft_probabilities = draft_probabilities[:, :width]
+            is_ragged = min(lengths) < width
+
+            def judge(logits: Tensor) -> Verdict:
+                return self._verification(
+                    Offer(
+                        target_probabilities=self._warp.current(logits),
+                        draft_tokens=draft_tokens,
+                        draft_probabilities=draft_probabilities,
+                        accept_uniforms=drafting[:, :width, Purpose.ACCEPT],
+                        next_uniforms=by_position[:, : width + 1, Purpose.TARGET],
+                        lenience=self._lenience,
+                        lengths=to_device(lengths, device) if is_ragged else None,
+                    )
+                )
+
+            tokens = torch.cat([pending, draft_tokens], dim=1)
+            step, judged = self._target.decide(tokens, judge)
+            decisions = _read(judged, draft_tokens)
+            verdict = judged
         else:
-            limits = rows.draft_limits(self._draft_length.choose(len(rows.members)))
-            turn = self._speculative_turn(self._drafter, limits)
-        record = turn.taken(rows)
-        # The token before the proposal stays, and so do those accepted. The next is not read yet.
-        self._target.keep([count + 1 for count in turn.num_accepted])
+            # No row is offered a token: as in regular decoding, the target draws the next one.
+            uniforms = self._numbers([row.num_generated for row in rows], 1)[:, 0, Purpose.TARGET]
+
+            def draw(logits: Tensor) -> Tensor:
+                return inverse_cdf(self._warp.current(logits[:, -1]), uniforms)
+
+            step, drawn = self._target.decide(pending, draw)
+            decisions = [Decision(0, token) for token in drawn.tolist()]
+            verdict = None
+            if self._drafter is not None:
+                empty = torch.empty(len(rows), 0, device=device)
+                verdict = Verdict(torch.zeros_like(drawn), drawn, empty, empty)
+
+        iteration = _taken(rows, step, decisions, lengths, verdict)
+
+        # Roll back: the token before the proposal stays, and so do those accepted. The next one is
+        # not read yet.
+        self._target.keep([count + 1 for count in iteration.num_accepted])
         if self._drafter is not None:
-            if self.is_running:
-                self._drafter.observe(turn.num_accepted, rows.last_tokens, turn.step)
-            self._draft_length.observe(limits, turn.num_accepted)
-        return record
+            if self.num_running:
+                next_tokens = [row.last_token for row in rows]
+                self._drafter.observe(iteration.num_accepted, next_tokens, step)
+            self._draft_length.observe(limits, iteration.num_accepted)
+        for row in rows:
+            row.num_iterations += 1
+        return iteration
 
     def drop(self, numbers: Collection[int]) -> None:
         """End the rows with these numbers, those of them that are in the batch, even if their
         requests go on.
         """
-        self._rows.end(numbers)
+        for row in self._rows:
+            if row.number in numbers:
+                row.has_ended = True
 
     def _settle(self) -> None:
         """Let the drafter read the prompts that joined, and rows that have ended leave."""
-        rows = self._rows
-        staying = rows.going_on()
-        joined = self._joined
-        self._joined = None
-        if joined is not None and self._drafter is not None and staying:
-            begin = self._drafter.start if joined.are_first else self._drafter.add
-            begin(joined.prompts, joined.first_tokens, joined.step)
-        if len(staying) < len(rows.members):
-            rows.select(staying)
-            if staying:
-                self._target.select(staying)
-                if self._drafter is not None:
-                    self._drafter.select(staying)
+        staying = [index for index, row in enumerate(self._rows) if not row.has_ended]
+        begin_drafting = self._begin_drafting
+        self._begin_drafting = None
+        if begin_drafting is not None and staying:
+            begin_drafting()
+        if len(staying) == len(self._rows):
+            return
+        self._rows = [self._rows[index] for index in staying]
+        if staying:
+            self._uniforms = self._uniforms[to_device(staying, self._uniforms.device)]
+            self._warp.set_rows([row.request.warp for row in self._rows])
+            self._target.select(staying)
+            if self._drafter is not None:
+                self._drafter.select(staying)
 
-    def _speculative_turn(self, drafter: Drafter, limits: Sequence[int]) -> Turn:
-        """Draft up to limits[b] tokens for row b, and let the target judge them."""
-        if not max(limits):
-            return undrafted_turn(self._target, self._rows, limits)
-        uniforms = self._rows.turn_uniforms(max(limits), self._num_per_iteration)
-        proposal = _proposed(drafter, limits, uniforms.draft)
-        assert proposal.lengths is not None  # `_proposed` gives them
-        if not max(proposal.lengths):
-            return undrafted_turn(self._target, self._rows, limits)
-        return self._verified(proposal, proposal.lengths, uniforms, limits)
+    def _redrawn_from(self, row: Row) -> int:
+        """The first of the random numbers that the row's present iteration alone takes."""
+        num_positions = row.request.max_new_tokens + 1
+        return num_positions + row.num_iterations * self._draft_length.most
 
-    def _verified(
-        self,
-        proposal: Proposal,
-        lengths: Sequence[int],
-        uniforms: TurnUniforms,
-        limits: Sequence[int],
-    ) -> Turn:
-        """Run the target over the last token of each row and the proposal, and judge the proposal."""
-        rows = self._rows
-        draft_tokens = proposal.tokens
-        device = draft_tokens.device
-        width = max(lengths)
-        is_ragged = min(lengths) < width
-
-        def judge(logits: Tensor) -> Verdict:
-            offer = Offer(
-                target_probabilities=rows.warp.current(logits),
-                draft_tokens=draft_tokens,
-                draft_probabilities=proposal.probabilities,
-                accept_uniforms=uniforms.accept[:, :width],
-                next_uniforms=uniforms.target[:, : width + 1],
-                lenience=self._lenience,
-                lengths=to_device(lengths, device) if is_ragged else None,
-            )
-            return self._verification(offer)
-
-        last_tokens = to_device(rows.last_tokens, device).unsqueeze(1)
-        tokens = torch.cat([last_tokens, draft_tokens], dim=1)
-        step, verdict = self._target.decide(tokens, judge)
-        return Turn(step, limits, lengths, Figures.read(verdict, draft_tokens), verdict)
+    def _numbers(self, starts: Sequence[int], count: int) -> Tensor:
+        """Return `count` random numbers per row, from each row's own start: [B, count, len(Purpose)]."""
+        if len(set(starts)) == 1:
+            return self._uniforms[:, starts[0] : starts[0] + count]
+        device = self._uniforms.device
+        index = to_device(starts, device).unsqueeze(1) + torch.arange(count, device=device)
+        # A row near its end may not need them all; positions beyond the stream are never decided.
+        index = index.clamp(max=self._uniforms.shape[1] - 1)
+        rows = torch.arange(len(starts), device=device).unsqueeze(1)
+        return self._uniforms[rows, index]
 
 
 def decoded(loop: Loop, requests: Sequence[Request]) -> Iterator[Iteration]:
     """Decode requests together, from their first tokens on, until all their rows have ended."""
     yield loop.add(requests)
-    while loop.is_running:
+    while loop.num_running:
         yield loop.step()
 
 
-def _proposed(drafter: Drafter, limits: Sequence[int], uniforms: Tensor) -> Proposal:
-    """Ask the drafter for as many tokens as the largest limit.
+def _read(verdict: Verdict, draft_tokens: Tensor) -> list[Decision]:
+    """Copy what was decided in all rows to the host, packed into one tensor: one copy brings it all."""
+    probabilities = torch.stack([verdict.target_probability, verdict.draft_probability], dim=1)
+    is_finite = probabilities == probabilities  # only nan differs from itself
+    num_finite = is_finite.cumprod(-1, dtype=torch.int64).sum(-1)
+    decided = torch.stack([verdict.num_accepted, verdict.next_token], dim=1)
+    packed = torch.cat([decided, num_finite, draft_tokens], dim=1)
+    decisions = []
+    for num_accepted, next_token, finite, finite_drafted, *tokens in packed.tolist():
+        decisions.append(Decision(num_accepted, next_token, finite, finite_drafted, tokens))
+    return decisions
 
-    The result's `lengths` say how many of them each row is offered, no more than its limit, and its
-    tokens end with the longest offer: limits (4, 1) and a drafter that proposes (2, 3) tokens give
-    the lengths (2, 1) and tokens [2, 2].
+
+def _taken(
+    rows: Sequence[Row],
+    step: Step,
+    decisions: Sequence[Decision],
+    lengths: Sequence[int],
+    verdict: Verdict | None,
+) -> Iteration:
+    """Give the rows their tokens.
+
+    Args:
+        lengths: how many draft tokens each row was offered.
+
+    Raises:
+        NonFiniteError: for the first token whose logits were nan.
     """
-    proposal = drafter.propose(max(limits), uniforms)
-    offered = proposal.lengths
-    if offered is None:
-        offered = [proposal.tokens.shape[1]] * len(limits)
-    lengths = [min(limit, count) for limit, count in zip(limits, offered, strict=True)]
     width = max(lengths)
-    probabilities = proposal.probabilities
-    if probabilities is not None:
-        probabilities = probabilities[:, :width]
-    return Proposal(proposal.tokens[:, :width], probabilities, lengths)
+    vocabulary_size = step.logits.shape[-1]
+    taken: list[list[int]] = []
+    origins: list[list[Origin]] = []
+    kept_logits: dict[int, Tensor] = {}
+    for index, (row, decision) in enumerate(zip(rows, decisions, strict=True)):
+        # All that was offered must be finite, not only what was accepted: a rule may accept a token
+        # whatever the target's probability of it is (`AcceptByCoin`). The padding behind a shorter
+        # row's tokens counts, too.
+        position = row.num_generated
+        if decision.num_finite < width:
+            raise NonFiniteError("model", position + decision.num_finite, row.number)
+        if decision.num_finite_drafted < width:
+            raise NonFiniteError("draft", position + decision.num_finite_drafted, row.number)
+        # `inverse_cdf` draws a token beyond the vocabulary from nan.
+        if decision.next_token >= vocabulary_size:
+            raise NonFiniteError("model", position + decision.num_accepted, row.number)
+        accepted = decision.draft_tokens[: decision.num_accepted]
+        last_origin = Origin.BONUS
+        if not lengths[index]:
+            last_origin = Origin.TARGET
+        elif decision.num_accepted < lengths[index]:
+            last_origin = Origin.RECOVERED
+        tokens = row.take([*accepted, decision.next_token])
+        taken.append(tokens)
+        origins.append([*[Origin.DRAFT] * len(accepted), last_origin][: len(tokens)])
+        if row.request.keeps_logits:
+            kept_logits[row.number] = step.logits[index]
+    return Iteration(
+        rows=[row.number for row in rows],
+        tokens=taken,
+        origins=origins,
+        proposed=[
+            list(decision.draft_tokens[:length])
+            for decision, length in zip(decisions, lengths, strict=True)
+        ],
+        num_accepted=[decision.num_accepted for decision in decisions],
+        verdict=verdict,
+        logits=kept_logits,
+    )

@@ -1,16 +1,17 @@
-"""Verification: which draft tokens are kept, and the token that follows them. One pure function.
+"""Verification: which draft tokens are kept, and the token that follows them. Pure functions of an `Offer`.
 
-The rule is that of Leviathan et al. 2023 (arXiv:2211.17192, algorithm 1) and Chen et al. 2023
+`verify` has the rule of Leviathan et al. 2023 (arXiv:2211.17192, algorithm 1) and Chen et al. 2023
 (arXiv:2302.01318, algorithm 2), which agree: accept draft token x with probability min(1, target(x)
 / draft(x)); at the first rejection draw the recovered token from normalise(max(0, target - draft))
 and stop; if all are accepted draw the bonus token from the target. Lenience l < 1 (Leviathan et
 al., appendix A.5) accepts with min(1, target(x) / (l draft(x))) and is lossy. A deterministic
-drafter has draft(x) = 1 for its token: the residual is then the target without that token.
+drafter has draft(x) = 1 for its token: the residual is then the target without that token. Other rules
+follow: one lossless, one lossy, and a coin.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -78,17 +79,6 @@ class Verdict:
     target_probability: Tensor
     draft_probability: Tensor
 
-    def select(self, rows: Tensor, width: int) -> Verdict:
-        """Return the verdict over these rows [n], and the first `width` draft tokens of each, where
-        the others of the batch were offered more.
-        """
-        return Verdict(
-            num_accepted=self.num_accepted[rows],
-            next_token=self.next_token[rows],
-            target_probability=self.target_probability[rows, :width],
-            draft_probability=self.draft_probability[rows, :width],
-        )
-
 
 def verify(offer: Offer) -> Verdict:
     """Keep a prefix of the draft tokens and draw the token after it: the rows follow the target's
@@ -115,7 +105,7 @@ def accepted_prefix(accepted: Tensor, offer: Offer) -> tuple[Tensor, Tensor]:
         accepted: [B, K] bool, the result of each test.
         offer: the target probabilities need not sum to one. Block verification scales those after
             the i-th token by p_i, and not the draft's, because the token that follows is drawn from
-            max(0, p_i target - draft) (`rules`).
+            max(0, p_i target - draft).
     """
     num_rows, num_draft_tokens = accepted.shape
     num_accepted = prefix_length(accepted, offer.lengths)
@@ -134,3 +124,122 @@ def accepted_prefix(accepted: Tensor, offer: Offer) -> tuple[Tensor, Tensor]:
         recovered = rejected & (residual.sum(-1) > 0)
         weights = torch.where(recovered.unsqueeze(-1), residual, weights)
     return num_accepted, inverse_cdf(weights, offer.next_uniforms[rows, num_accepted])
+
+
+def verify_block(offer: Offer) -> Verdict:
+    """Block verification, Sun et al. 2024 (arXiv:2403.10444, algorithm 2): lossless, and no rule
+    keeps more tokens.
+
+    A token's surplus (target above draft) makes up for the deficit of later ones. With p_0 = 1 and
+    p_i = min(1, p_{i-1} target(x_i) / draft(x_i)), the prefix of i < K tokens passes with
+    probability s_i / (s_i + 1 - p_i), where s_i is the mass of max(0, p_i target - draft) after it,
+    and the whole block with p_K. The longest prefix that passes is kept, even if a shorter one did
+    not. The token after it is drawn from that residual. Deterministic proposals are accepted as
+    often as by `verify`. Lenience divides the ratios, and is lossy.
+    """
+    target_probability = offer.target_probability
+    draft_probability = offer.draft_probability
+    reach = _reach(target_probability, draft_probability, offer)
+    scaled_target = reach.unsqueeze(-1) * offer.target_probabilities
+    if offer.draft_probabilities is None:
+        residual_mass = reach[:, :-1] * (1 - target_probability)
+    else:
+        residual = (scaled_target[:, :-1] - offer.draft_probabilities).clamp(min=0)
+        residual_mass = residual.sum(-1)
+    passed = _passes(residual_mass, reach, offer)
+    # A token is accepted if any prefix that ends with it or later passes.
+    accepted = passed.flip(1).cumsum(1).flip(1) > 0
+    scaled_offer = replace(offer, target_probabilities=scaled_target)
+    num_accepted, next_token = accepted_prefix(accepted, scaled_offer)
+    return Verdict(num_accepted, next_token, target_probability, draft_probability)
+
+
+def _reach(target_probability: Tensor, draft_probability: Tensor, offer: Offer) -> Tensor:
+    """Return p_0 to p_K of each row [B, K + 1]."""
+    # Behind a row's own offer the draft probability may be zero.
+    smallest = torch.finfo(torch.float32).tiny
+    ratios = target_probability / (offer.lenience * draft_probability).clamp(min=smallest)
+    reach = torch.ones_like(offer.next_uniforms[:, 0])
+    prefixes = [reach]
+    for ratio in ratios.unbind(1):
+        reach = (reach * ratio).clamp(max=1)
+        prefixes.append(reach)
+    return torch.stack(prefixes, 1)
+
+
+def _passes(residual_mass: Tensor, reach: Tensor, offer: Offer) -> Tensor:
+    """Return which prefixes of 1 to K tokens [B, K] pass, none longer than the row's own offer.
+
+    Args:
+        residual_mass: s_0 to s_(K - 1), [B, K].
+        reach: p_0 to p_K, [B, K + 1].
+    """
+    reach = reach[:, 1:]
+    # A whole block passes with p. With p in place of s its test is that of the other prefixes.
+    mass = torch.cat([residual_mass[:, 1:], reach[:, -1:]], 1)
+    if offer.lengths is None:
+        return offer.accept_uniforms * (mass + 1 - reach) < mass
+    lengths = offer.lengths.unsqueeze(1)
+    prefix_lengths = torch.arange(1, reach.shape[1] + 1, device=reach.device)
+    mass = torch.where(prefix_lengths == lengths, reach, mass)
+    passed = offer.accept_uniforms * (mass + 1 - reach) < mass
+    return passed & (prefix_lengths <= lengths)
+
+
+def typical_threshold(entropies: Tensor, epsilon: float = 0.09, delta: float = 0.3) -> Tensor:
+    """Return the probabilities above which tokens are typical, by the entropies of their distributions in nats.
+
+    The defaults are the values of Medusa's code.
+    """
+    return (delta * (-entropies).exp()).clamp(max=epsilon)
+
+
+def verify_typical(offer: Offer, *, epsilon: float = 0.09, delta: float = 0.3) -> Verdict:
+    """Typical acceptance, Cai et al. 2024 (Medusa, arXiv:2401.10774, section 2.3.1): lossy unless
+    decoding is greedy.
+
+    Keeps draft tokens while target(x) > min(epsilon, delta exp(-entropy of the target)). The token
+    after them is the target's likeliest at any temperature, as in that code (`generate_candidates`
+    begins with the argmax). A row that is offered nothing draws from the target, as it would in a
+    batch of its own, where no rule is asked. Lenience is ignored.
+    """
+    target = offer.target_probabilities
+    target_probability = offer.target_probability
+    entropy = torch.special.entr(target[:, :-1]).sum(-1)
+    is_typical = target_probability > typical_threshold(entropy, epsilon, delta)
+    num_accepted = prefix_length(is_typical, offer.lengths)
+    rows = torch.arange(len(num_accepted), device=num_accepted.device)
+    following = target[rows, num_accepted]
+    # Behind the vocabulary for nan, as a draw would be.
+    is_finite = following.sum(-1).isfinite()
+    next_token = following.argmax(-1).where(is_finite, following.shape[-1])
+    lengths = offer.lengths
+    if not offer.draft_tokens.shape[1]:
+        lengths = torch.zeros_like(num_accepted)
+    if lengths is not None:
+        drawn = inverse_cdf(following, offer.next_uniforms[:, 0])
+        next_token = next_token.where(lengths > 0, drawn)
+    return Verdict(num_accepted, next_token, target_probability, offer.draft_probability)
+
+
+@dataclass(frozen=True)
+class AcceptByCoin:
+    """Accepts the draft token at each position with the probability that `rates` have for it: how
+    fast would a pair be if its draft agreed this often?
+
+    Takes the place of `verify` where `decoding.synthetic_acceptance` is set. The output follows no
+    model. The rates, in [0, 1], become the conditional acceptance rates by position; the last one holds
+    for all later positions. Lenience is ignored. It does as much work as `verify`, so that times
+    can be measured with it.
+    """
+
+    rates: tuple[float, ...]
+
+    def __call__(self, offer: Offer) -> Verdict:
+        uniforms = offer.accept_uniforms
+        accepted = uniforms < self.rates[-1]
+        num_draft_tokens = uniforms.shape[1]
+        for place, rate in enumerate(self.rates[:-1][:num_draft_tokens]):
+            accepted[:, place] = uniforms[:, place] < rate
+        num_accepted, next_token = accepted_prefix(accepted, offer)
+        return Verdict(num_accepted, next_token, offer.target_probability, offer.draft_probability)

@@ -70,6 +70,11 @@ class RowWarp:
         return probabilities
 
 
+def row_warp(rows: Sequence[Warp]) -> Warp | RowWarp:
+    """Return the warp of logits whose rows have these: a plain `Warp` where they are all equal."""
+    return rows[0] if len(set(rows)) == 1 else RowWarp(tuple(rows))
+
+
 class BatchWarp:
     """The warp of a running batch. A loop replaces `current` as rows join and leave, and its
     drafter shares it.
@@ -78,8 +83,8 @@ class BatchWarp:
     current: Warp | RowWarp = Warp()
 
     def set_rows(self, rows: Sequence[Warp]) -> None:
-        """Take a warp for each row: a plain `Warp` where they are all equal."""
-        self.current = rows[0] if len(set(rows)) == 1 else RowWarp(tuple(rows))
+        """Take a warp for each row."""
+        self.current = row_warp(rows)
 
     def __call__(self, logits: Tensor) -> Tensor:
         return self.current(logits)

@@ -15,7 +15,7 @@ from harness.engines.arrivals import Arrival, Frames, Watch
 from harness.engines.energy import GpuMeter
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, BatchTimes, Request, Weights
-from harness.local.decoding.iteration import Iteration
+from harness.local.decoding.loop import Iteration
 from harness.results.acceptance import outcome_of
 
 
@@ -44,7 +44,7 @@ class LoopClock:
         self._frames = Frames(watch) if watch is not None else None
         self._noted: list[_Noted] = []
         self._num_shown = 0
-        # By row: when it joined.
+        # By row: when it joined, which is when the iteration before its first was decided.
         self._joined: dict[int, float] = {}
         self._seconds = 0.0
 
@@ -70,16 +70,15 @@ class LoopClock:
         if self._frames is not None:
             self._frames.show(self._new_arrivals())
 
-    def join(self, row: int) -> None:
-        """Note that a row begins now, behind the others."""
-        self._joined[row] = time.perf_counter() - self._started
-
     def note(self, iteration: Iteration) -> None:
         """Note what has just been decided.
 
         Tokens in a record are numbers on the host, which has waited for the device's event behind
         them, and for nothing that is queued after it.
         """
+        before = self._noted[-1].seconds if self._noted else 0.0
+        for row in iteration.rows:
+            self._joined.setdefault(row, before)
         self._noted.append(_Noted(time.perf_counter() - self._started, iteration))
         if self._frames is not None and self._frames.is_due():
             self._weights.synchronize()
@@ -103,7 +102,7 @@ class LoopClock:
                 strict=True,
             ):
                 record = records[row]
-                record.add(tokens, seconds - self._joined.get(row, 0.0))
+                record.add(tokens, seconds - self._joined[row])
                 if proposed or iteration.verdict is not None:
                     outcome = outcome_of(len(proposed), num_accepted, len(tokens))
                     record.outcomes.append(outcome)
@@ -138,7 +137,7 @@ class LoopClock:
                 )
             yield Arrival(
                 row,
-                noted.seconds - self._joined.get(row, 0.0),
+                noted.seconds - self._joined[row],
                 tokens,
                 iteration.origins[place],
                 proposed,

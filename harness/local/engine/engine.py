@@ -1,15 +1,14 @@
 """This project's own decoding loop as an engine, over the runners of a loaded pair.
 
-An arm turns requests that are alike into one of the loop: random numbers, warp, limits. `decoding.loop` decides the
-tokens, in one batch that requests join and leave between its iterations.
+An arm turns each request into one of the loop: random numbers, warp, limits. `decoding.loop` decides the tokens, in one
+batch that requests join and leave between its iterations.
 """
 
 from __future__ import annotations
 
 import functools
-import itertools
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -18,22 +17,20 @@ from typing import Any
 from harness.config.acceptance_rules import RULES
 from harness.config.errors import SettingError
 from harness.config.methods import METHODS
-from harness.config.settings import DecodingSettings
 from harness.engines.arrivals import Watch
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, Arm, Engine, Request, Traits, Weights
 from harness.engines.record import Preparation
-from harness.local.decoding import batch
 from harness.local.decoding.adaptive import Adaptive
-from harness.local.decoding.iteration import Iteration
-from harness.local.decoding.loop import Loop, decoded
+from harness.local.decoding.loop import Iteration, Loop
+from harness.local.decoding.loop import Request as LoopRequest
 from harness.local.decoding.protocols import Drafter, NonFiniteError
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import AnyWarp
 from harness.local.drafting.checked import blaming, with_checked_shapes
 from harness.local.drafting.method import MakeDrafter
 from harness.local.engine.clock import LoopClock
-from harness.local.engine.fault import fault_of
+from harness.local.engine.fault import NONE, Fault, fault_of
 from harness.local.engine.logprobs import Burst, TokenLogprob, token_logprobs
 from harness.local.engine.pair import Pair
 from harness.local.engine.pair_runners import PairRunners, open_runners
@@ -57,7 +54,7 @@ class LocalArm(Arm):
         policy: chooses K in each iteration where `decoding.num_draft_tokens` is `auto`, and learns
             from answer to answer.
         make_drafter: makes a drafter for a warp, for each answer; None without a draft.
-        fault: a mistake planted in the speculative arm.
+        fault: a mistake planted in the arm.
         timer: times the phases of target and drafter; None for none.
     """
 
@@ -66,7 +63,7 @@ class LocalArm(Arm):
     weights: Weights
     policy: Adaptive
     make_drafter: MakeDrafter | None = None
-    fault: str = "none"
+    fault: Fault = NONE
     timer: PhaseTimer | None = None
     traits = Traits(reports_drafts=True)
 
@@ -78,98 +75,72 @@ class LocalArm(Arm):
         watch: Watch | None = None,
     ) -> Answered:
         """All requests at once are a batch, whose rows share their time; of more than may be in flight each joins in
-        the turn after another has ended.
+        the iteration after another has ended.
 
         The loop numbers its rows in the order in which they join, so that row 5 is `requests[5]`.
         """
         for request in requests:
             for name, value in request.parameters.items():
                 raise SettingError(name, "needs engine=server", value)
-        groups = _alike(requests[:in_flight])
-        is_batch = len(requests) <= in_flight and len(groups) == 1
-        is_batch = is_batch and not any(request.leave_after for request in requests)
         clock = LoopClock(requests, self.weights, watch)
         loop = self.loop(requests[0])
-        begun = [*map(self.joining, groups)]
+        waiting = deque(map(self.loop_request, requests))
+        num_tokens: Counter[int] = Counter()
         with self.explained(), clock:
-            if is_batch:
-                for iteration in decoded(loop, begun):
-                    clock.note(iteration)
-            else:
-                self._keep_in_flight(loop, begun, requests, in_flight, clock)
+            while waiting or loop.num_running:
+                room = min(in_flight - loop.num_running, len(waiting))
+                joining = [waiting.popleft() for _ in range(room)]
+                iteration = loop.add(joining) if joining else loop.step()
+                clock.note(iteration)
+                for row, tokens in zip(iteration.rows, iteration.tokens, strict=True):
+                    num_tokens[row] += len(tokens)
+                    if num_tokens[row] >= (requests[row].leave_after or math.inf):
+                        loop.drop([row])
+        is_batch = len(requests) <= in_flight and not any(one.leave_after for one in requests)
         phases = self.timer.phases if self.timer is not None else Phases()
         return clock.answered(phases, as_batch=is_batch)
 
-    def _keep_in_flight(
-        self,
-        loop: Loop,
-        begun: Sequence[batch.Request],
-        requests: Sequence[Request],
-        in_flight: int,
-        clock: LoopClock,
-    ) -> None:
-        """Let requests join as there is room, until all have ended; `begun` are the first ones."""
-        iteration = loop.add(begun)
-        num_begun = min(in_flight, len(requests))
-        running = set(range(num_begun))
-        num_tokens: Counter[int] = Counter()
-        while True:
-            clock.note(iteration)
-            for row, tokens in zip(iteration.rows, iteration.tokens, strict=True):
-                request = requests[row]
-                num_tokens[row] += len(tokens)
-                most = min(request.leave_after or math.inf, request.decoding.max_new_tokens)
-                if tokens[-1] in request.stop_tokens or num_tokens[row] >= most:
-                    loop.drop([row])
-                    running.remove(row)
-            num_room = in_flight - len(running)
-            joining = requests[num_begun : num_begun + num_room]
-            if not joining and not running:
-                return
-            if not joining:
-                iteration = loop.step()
-                continue
-            for row in range(num_begun, num_begun + len(joining)):
-                running.add(row)
-                clock.join(row)
-            num_begun += len(joining)
-            iteration = loop.add([*map(self.joining, _alike(joining))])
+    def loop_request(self, request: Request) -> LoopRequest:
+        """A request as the loop takes it, with its random numbers: one for each position, and one that a
+        verification reads past the end.
 
-    def joining(self, requests: Sequence[Request]) -> batch.Request:
-        """The loop's form of requests that are alike, which begin a batch or join a running one."""
-        first = requests[0]
-        num_uniforms = self._num_uniforms(first.decoding)
+        Where a rule redraws, each iteration takes new ones for each draft token and the token after them.
+        A longer stream begins with the shorter one, so that the first numbers are the same for every
+        rule and both arms.
+        """
+        decoding = request.decoding
+        num_numbers = decoding.max_new_tokens + 1
+        if self.name == "speculative" and RULES[decoding.rule].redraws:
+            num_numbers *= decoding.most_draft_tokens + 1
         device = self.pair.target.input_device
-        indices = [request.index for request in requests]
-        return batch.Request(
-            prompts=[request.prompt for request in requests],
-            uniforms=uniforms(first.seed, indices, num_uniforms, device),
-            warp=warp_of(first.decoding),
-            max_new_tokens=first.decoding.max_new_tokens,
-            stop_tokens=first.stop_tokens,
-            keeps_logits=first.num_logprobs is not None,
+        return LoopRequest(
+            prompts=[request.prompt],
+            uniforms=uniforms(request.seed, [request.index], num_numbers, device),
+            warp=warp_of(decoding),
+            max_new_tokens=decoding.max_new_tokens,
+            stop_tokens=request.stop_tokens,
+            keeps_logits=request.num_logprobs is not None,
         )
 
-    def logprobs(self, request: Request, record: Iteration, place: int) -> list[TokenLogprob]:
-        """The log-probabilities of the tokens that a row gained, for a request that asks for them.
+    def logprobs(self, request: Request, iteration: Iteration, index: int) -> list[TokenLogprob]:
+        """The log-probabilities of the tokens that a row gained; [] for a request that does not ask for them.
 
         Args:
-            place: of the row in the record.
+            index: of the row in the iteration.
         """
-        assert request.num_logprobs is not None
+        if request.num_logprobs is None:
+            return []
         drafted: Sequence[float] = ()
-        if record.verdict is not None:
-            drafted = record.verdict.draft_probability[place].tolist()
+        if iteration.verdict is not None:
+            drafted = iteration.verdict.draft_probability[index].tolist()
         burst = Burst(
-            logits=record.logits[record.rows[place]],
-            tokens=record.tokens[place],
+            logits=iteration.logits[iteration.rows[index]],
+            tokens=iteration.tokens[index],
             num_top=request.num_logprobs,
             warp=warp_of(request.decoding),
-            draft_probabilities=drafted[: record.num_accepted[place]],
+            draft_probabilities=drafted[: iteration.num_accepted[index]],
         )
-        if self.name == "regular":
-            return burst.logprobs()
-        return fault_of(self.fault).logprobs(burst)
+        return self.fault.logprobs(burst)
 
     def prompt_logprobs(self, prompt: Sequence[int], num_top: int) -> list[TokenLogprob]:
         """The log-probabilities of a prompt's tokens but the first, from one pass without a cache.
@@ -186,21 +157,6 @@ class LocalArm(Arm):
         num_scored = len(prompt) - 1
         [logits] = plain_outputs(target.model, options, list(prompt[:-1]), num_scored)
         return token_logprobs(logits[0], prompt[1:], num_top)
-
-    def _num_uniforms(self, decoding: DecodingSettings) -> int:
-        """The random numbers of a row: one for each position, and one that a verification reads
-        past the end.
-
-        Block verification takes new ones in every iteration, for each draft token and the token after
-        them. A longer stream begins with the shorter one, so that the first
-        numbers are the same for every rule and both arms.
-        """
-        num_positions = decoding.max_new_tokens + 1
-        if self.name == "regular":
-            return num_positions
-        if RULES[decoding.rule].redraws:
-            return num_positions * (decoding.most_draft_tokens + 1)
-        return num_positions
 
     @property
     def pair(self) -> Pair:
@@ -220,10 +176,9 @@ class LocalArm(Arm):
             target = self.timer.watch("forward", target, "decide", layers)
         if self.make_drafter is None:
             return Loop(target)
-        fault = fault_of(self.fault)
-        target = fault.runner(target)
+        target = self.fault.runner(target)
         # Empty as yet: the loop puts those of the requests' rows into it, and the drafter reads the same object.
-        warp = fault.warp()
+        warp = self.fault.warp()
         drafter: Any = self.make_drafter(warp)
         if self.timer is not None:
             model = self.runners.draft_model
@@ -258,16 +213,6 @@ class LocalArm(Arm):
             raise not_finite(self.pair, error.role, f"new token {error.position}") from error
 
 
-def _alike(requests: Sequence[Request]) -> list[list[Request]]:
-    """The same in order, in lists of such that the loop reads as one."""
-
-    def settings(request: Request) -> tuple[Any, ...]:
-        asks_for_logprobs = request.num_logprobs is not None
-        return (request.decoding, request.seed, request.stop_tokens, asks_for_logprobs)
-
-    return [list(alike) for _, alike in itertools.groupby(requests, settings)]
-
-
 class LocalEngine(Engine):
     """An `Engine` over a loaded pair; logits of both models are cut to the vocabulary they share.
 
@@ -283,7 +228,7 @@ class LocalEngine(Engine):
 
     def __init__(self, pair: Pair, preparation: Preparation) -> None:
         self._pair = pair
-        self._fault = preparation.fault
+        self._fault = fault_of(preparation.fault)
         self.runners = open_runners(pair, preparation)
         self.weights: Weights = loaded_weights(pair.devices, ModelReference(self.runners))
         self.runner = str(self.runners.names)
@@ -304,7 +249,7 @@ class LocalEngine(Engine):
         """The regular arm and, where there is a draft, the speculative one."""
         policy = Adaptive(self.runners.num_choices)
         common = (self.runners, self.weights, policy)
-        arms = [LocalArm("regular", *common, None, self._fault, new_timer())]
+        arms = [LocalArm("regular", *common, timer=new_timer())]
         if make is not None:
             make = functools.partial(self._drafter, make)
             arms.append(LocalArm("speculative", *common, make, self._fault, new_timer()))

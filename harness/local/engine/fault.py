@@ -8,8 +8,7 @@ runner passes other calls on, so that it runs on the same compiled code as the r
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from harness.config.faults import FAULTS, FaultRecord
 
@@ -65,25 +64,7 @@ class Fault(FaultRecord):
         return False
 
 
-@dataclass(frozen=True)
-class FaultyRule:
-    """A rule of acceptance with a mistake in it.
-
-    Attributes:
-        verdict: `Fault.verdict`.
-        rule: without the mistake.
-        warp: that target and drafter share, for mistakes that warp again.
-    """
-
-    verdict: Callable[..., Any]
-    rule: Callable[[Any], Any]
-    warp: Warp
-
-    def __call__(self, offer: Any) -> Any:
-        return self.verdict(self.rule, offer, self.warp)
-
-
-_NONE = Fault()
+NONE = Fault()
 
 
 def fault_of(name: str) -> Fault:
@@ -92,6 +73,6 @@ def fault_of(name: str) -> Fault:
     Raises:
         SettingError: there is none.
     """
-    fault = _NONE if name == "none" else FAULTS[name]
+    fault = NONE if name == "none" else FAULTS[name]
     assert isinstance(fault, Fault)
     return fault

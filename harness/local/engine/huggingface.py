@@ -1,18 +1,14 @@
 """Hugging Face's own decoders as an engine: `generate`, and its assisted forms.
 
-`generate` runs in a thread and hands its tokens to a streamer, which makes them the records that
-every engine yields.
+A streamer notes the tokens as `generate` decides them, as iterations of a loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Mapping, Sequence
-from concurrent.futures import CancelledError, ThreadPoolExecutor, wait
-from contextlib import ExitStack, closing
+import math
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
-from queue import SimpleQueue
-from threading import Event
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -34,10 +30,10 @@ from harness.engines.protocol import (
     Weights,
 )
 from harness.engines.record import Preparation
-from harness.local.decoding.iteration import Iteration
+from harness.local.decoding.loop import Iteration
 from harness.local.drafting.method import method_of
 from harness.local.engine.clock import LoopClock
-from harness.local.engine.pair import Pair, SketchedPair
+from harness.local.engine.pair import Pair, PlannedPair
 from harness.local.engine.reference import open_reference
 from harness.local.engine.weights import loaded_weights
 from harness.local.models.checkpoints import recurrent_kind
@@ -50,7 +46,7 @@ _PARAMETERS = ("min_p", "repetition_penalty")
 _WITH_LOGITS = {"output_logits": True, "return_dict_in_generate": True}
 
 
-def check_pair(planned: SketchedPair, decoding: DecodingSettings) -> None:
+def check_pair(planned: PlannedPair, decoding: DecodingSettings) -> None:
     """Raise a SettingError for a draft that `generate` cannot have, before weights load."""
     if planned.draft_settings is None:
         return
@@ -97,31 +93,25 @@ class HuggingFaceEngine(Engine):
         self.weights = loaded_weights(pair.devices, self._reference)
         self.runner = "generate"
         self.setup_seconds = 0.0
-        # One thread for all questions: each new one would start more threads for the CPU's kernels.
-        self._thread = ThreadPoolExecutor(1, "generate")
-        regular = HuggingFaceArm("regular", pair, self.weights, self._thread)
+        regular = HuggingFaceArm("regular", pair, self.weights)
         self.arms: Sequence[Arm] = [regular]
         if draft_settings is not None:
-            speculative = HuggingFaceArm(
-                "speculative", pair, self.weights, self._thread, arguments, assistant
-            )
+            speculative = HuggingFaceArm("speculative", pair, self.weights, arguments, assistant)
             self.arms = [regular, speculative]
 
     def close(self) -> None:
-        """End the thread and free the reference's runners; the pair is the caller's."""
+        """Free the reference's runners; the pair is the caller's."""
         self.arms = ()
-        self._thread.shutdown()
         self._reference.close()
         release_memory(self._devices)
 
 
 @dataclass(frozen=True)
 class HuggingFaceArm(Arm):
-    """An arm of Hugging Face's engine: `generate` in the engine's thread.
+    """An arm of Hugging Face's engine.
 
     Attributes:
         weights: the pair's.
-        thread: where `generate` runs.
         arguments: of `generate`, apart from those that every arm has.
         assistant: the model that drafts, if one does. It may be the target.
     """
@@ -129,7 +119,6 @@ class HuggingFaceArm(Arm):
     name: str
     pair: Pair
     weights: Weights
-    thread: ThreadPoolExecutor
     arguments: dict[str, Any] = field(default_factory=dict)
     assistant: Any = None
     traits = Traits(reports_drafts=True, logprobs="raw")
@@ -146,47 +135,30 @@ class HuggingFaceArm(Arm):
         There is one record per pass of the target; the first one of the speculative arm may hold draft tokens.
         Log-probabilities are those of the logits that `generate` returns (`output_logits`).
         """
-        recorders: list[_Recorder] = []
-        loops: list[Generator[Iteration]] = []
-        for row, request in enumerate(requests):
-            further = dict(request.parameters)
-            if further.pop("logprobs", None) is not None:
-                further |= _WITH_LOGITS
-            for name, value in further.items():
-                known = name in (*_PARAMETERS, *_WITH_LOGITS)
-                require(known, name, "is no parameter of generate() here", value)
-            recorders.append(_Recorder(request.decoding.max_new_tokens, row))
-            loops.append(self.generated(request, recorders[-1], further))
         clock = LoopClock(requests, self.weights, watch)
+        recorders = [_Recorder(request, row, clock.note) for row, request in enumerate(requests)]
+        runs = [self._prepared(recorder) for recorder in recorders]
         with clock:
-            for row, (request, loop) in enumerate(zip(requests, loops, strict=True)):
-                if row:
-                    clock.join(row)
-                num_tokens = 0
-                with closing(loop):
-                    for iteration in loop:
-                        clock.note(iteration)
-                        num_tokens += len(iteration.tokens[0])
-                        if request.leave_after and num_tokens >= request.leave_after:
-                            break
+            for run in runs:
+                with suppress(_LeftError):
+                    run()
         answered = clock.answered(Phases(), as_batch=len(requests) == 1)
         for record, recorder in zip(answered.requests, recorders, strict=True):
             for token, [logits] in zip(record.token_ids, recorder.logits, strict=False):
                 record.logprobs.append(logits.log_softmax(-1)[token].item())
         return answered
 
-    def generated(
-        self,
-        request: Request,
-        recorder: _Recorder,
-        further: Mapping[str, Any] = MappingProxyType({}),
-    ) -> Generator[Iteration]:
-        """Run `generate`, and yield its records; `further` is of its `GenerationConfig`.
-
-        Everything that is not decoding is done before the first `next`.
-        """
-        target: Any = self.pair.target.model
+    def _prepared(self, recorder: _Recorder) -> Callable[[], None]:
+        """A function that runs `generate`: everything that is not decoding is done before."""
+        request = recorder.request
         decoding = request.decoding
+        further = dict(request.parameters)
+        if further.pop("logprobs", None) is not None:
+            further |= _WITH_LOGITS
+        for name, value in further.items():
+            is_known = name in (*_PARAMETERS, *_WITH_LOGITS)
+            require(is_known, name, "is no parameter of generate() here", value)
+        target: Any = self.pair.target.model
         prompt_ids = torch.tensor([list(request.prompt)], device=self.pair.target.input_device)
         config = _generation_config(decoding, request.stop_tokens, **further)
         # `generate` takes unset values from the model's own configuration, and has no argument for
@@ -203,13 +175,13 @@ class HuggingFaceArm(Arm):
             "attention_mask": torch.ones_like(prompt_ids),
             "generation_config": config,
         }
-        # A head drafts as many tokens as it can: those beyond are left out.
-        most_proposed = decoding.most_draft_tokens
+        seeds = np.random.SeedSequence([request.seed, request.index]).generate_state(1, np.uint64)
 
         def generate() -> None:
             # The kernels of our own arms: a plan for every new length would count as decoding.
             with ExitStack() as undo, without_cudnn():
-                undo.callback(recorder.watch(target, most_proposed))
+                # A head drafts as many tokens as it can: those beyond are left out.
+                undo.callback(recorder.watch(target, decoding.most_draft_tokens))
                 if "use_mtp" in arguments:
                     # It would read the layers again for every text.
                     undo.callback(setattr, MtpModel, "from_pretrained", MtpModel.from_pretrained)
@@ -218,31 +190,22 @@ class HuggingFaceArm(Arm):
                     before = getattr(model, "generation_config", None)  # a head has none
                     undo.callback(setattr, model, "generation_config", before)
                     model.generation_config = its_own
-                seeds = np.random.SeedSequence([request.seed, request.index]).generate_state(
-                    1, np.uint64
-                )
                 # Below 2⁶³, which torch takes.
                 torch.manual_seed(int(seeds[0]) >> 1)
                 output = target.generate(prompt_ids, streamer=recorder, **arguments)
                 if config.output_logits:
                     recorder.logits = output.logits
 
-        def records() -> Generator[Iteration]:
-            running = self.thread.submit(generate)
-            running.add_done_callback(lambda _: recorder.queue.put(None))
-            try:
-                yield from iter(recorder.queue.get, None)
-            finally:
-                recorder.abandoned.set()
-                wait([running])
-            running.result()
+        return generate
 
-        return records()
+
+class _LeftError(Exception):
+    """Nobody waits for the rest of an answer."""
 
 
 @dataclass
 class _Recorder(BaseStreamer):
-    """Turns the tokens that `generate` decides into records in a queue.
+    """Notes the tokens that `generate` decides, as iterations.
 
     Hugging Face reports no acceptance. So the candidates are noted as they are made: those at the
     beginning of what is decided next were accepted. Candidates 5, 6, 7 before the tokens 5, 6, 9:
@@ -251,32 +214,28 @@ class _Recorder(BaseStreamer):
 
     Attributes:
         row: of these records.
-        queue: the records; None after the last one.
-        abandoned: set when nobody reads the records any more.
+        note: gets each iteration.
         proposed: the candidates that are being verified.
         num_generated: the new tokens so far; None before the prompt.
         logits: after the end, where they were asked for: the target's [1, V] before each new token.
     """
 
-    max_new_tokens: int
-    row: int = 0
-    queue: SimpleQueue[Iteration | None] = field(default_factory=SimpleQueue)
-    abandoned: Event = field(default_factory=Event)
+    request: Request
+    row: int
+    note: Callable[[Iteration], None]
     proposed: list[int] = field(default_factory=list)
     num_generated: int | None = None
     logits: Sequence[Tensor] = ()
 
     def put(self, value: Tensor) -> None:
         """Tokens of `generate`; the first call brings the prompt."""
-        if self.abandoned.is_set():
-            raise CancelledError
         if self.num_generated is None:
             self.num_generated = 0
             return
         tokens = value.reshape(-1).tolist()
         # Prompt lookup may propose more tokens than `max_new_tokens` leaves room for; the others
         # are never looked at.
-        proposed = self.proposed[: self.max_new_tokens - self.num_generated]
+        proposed = self.proposed[: self.request.decoding.max_new_tokens - self.num_generated]
         self.num_generated += len(tokens)
         self.proposed = []
         num_accepted = 0
@@ -291,18 +250,12 @@ class _Recorder(BaseStreamer):
         else:
             last = Origin.BONUS
         origins = [*[Origin.DRAFT] * num_accepted, last][: len(tokens)]
-        self.queue.put(
-            Iteration(
-                rows=[self.row],
-                tokens=[tokens],
-                origins=[origins],
-                proposed=[proposed],
-                num_accepted=[num_accepted],
-            )
-        )
+        self.note(Iteration([self.row], [tokens], [origins], [proposed], [num_accepted]))
+        if self.num_generated >= (self.request.leave_after or math.inf):
+            raise _LeftError
 
     def end(self) -> None:
-        """Required of a streamer; the queue ends when `generate` returns."""
+        """Required of a streamer."""
 
     def watch(self, model: Any, most: int) -> Callable[[], None]:
         """Note the first `most` candidates of every candidate generator that a model makes, and
@@ -312,6 +265,7 @@ class _Recorder(BaseStreamer):
             A function that ends this.
         """
         make = model._get_candidate_generator
+        made: list[Any] = []
 
         def make_watched(*args: Any, **kwargs: Any) -> Any:
             generator = make(*args, **kwargs)
@@ -324,10 +278,17 @@ class _Recorder(BaseStreamer):
                 return tokens, None if logits is None else logits[:, :most]
 
             generator.get_candidates = get_candidates
+            made.append(generator)
             return generator
 
+        def end() -> None:
+            del model._get_candidate_generator
+            for generator in made:
+                # It would keep itself and this recorder until the collector comes.
+                del generator.get_candidates
+
         model._get_candidate_generator = make_watched
-        return lambda: delattr(model, "_get_candidate_generator")
+        return end
 
 
 def _generation_config(

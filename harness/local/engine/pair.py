@@ -1,8 +1,7 @@
 """From settings to a target and a draft that run: all that can be checked is, before weights load.
 
-The pair goes through four stages, each with what the one before it knows: `SketchedPair`
-(configurations and sizes; all that `plan` needs), `PlannedPair` (tokenizers, and the GPUs of this
-machine), `PlacedPair` (the device of every layer), `Pair` (loaded).
+A pair is planned (`PlannedPair`: configurations and sizes, and tokenizers where it is to run), placed
+(`PlacedPair`: the device of every layer) and loaded (`Pair`).
 """
 
 from __future__ import annotations
@@ -26,7 +25,6 @@ from harness.local.models.tokenizers import load_tokenizer, max_context, vocabul
 
 if TYPE_CHECKING:
     import torch
-    from transformers import PreTrainedTokenizerBase
 
     from harness.config.demand import Demand
     from harness.local.drafting.heads.checkpoint import HeadCheckpoint
@@ -80,44 +78,27 @@ class Pair(LoadedPair):
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class Part:
-    """The target, or what drafts with weights or a cache of its own.
+class PlannedPair:
+    """A pair that has been checked.
 
     Attributes:
-        checkpoint: of a model; None for a head, and for a draft that is layers of the target.
-    """
-
-    sketch: Sketch
-    checkpoint: Checkpoint | None = None
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PlacedPart(Part):
-    """A part with its devices."""
-
-    placement: Placement
-
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class SketchedPair:
-    """A pair whose configurations are known, and so its sizes.
-
-    Attributes:
-        parts: the target, then what drafts if it has weights or a cache of its own.
+        checkpoints: of the target, and of the draft if it is a model with its own weights.
+        sketches: the sizes of these, then of what else drafts with weights or a cache of its own: a head, or
+            layers of the target.
         placement: the run's.
         draft_plan: what drafts; None without a draft.
         translation: between the tokenizers, of a draft with another one.
+        tokenizer: the target's; None for a pair on paper, whose tokenizers nobody has read.
+        gpus: that it may be placed on, by torch's indices; none for a pair on the CPU, and on paper.
     """
 
-    parts: Sequence[Part]
+    checkpoints: Sequence[Checkpoint]
+    sketches: Sequence[Sketch]
     placement: PlacementSettings
     draft_plan: DraftPlan | None = None
     translation: Translation | None = None
-
-    @property
-    def checkpoints(self) -> list[Checkpoint]:
-        """Of the target, and of the draft if it is a model with its own weights."""
-        return [part.checkpoint for part in self.parts if part.checkpoint is not None]
+    tokenizer: Any = None
+    gpus: Sequence[int] = ()
 
     @property
     def draft_settings(self) -> DraftSettings | None:
@@ -139,14 +120,13 @@ class SketchedPair:
         """Whether a shorter proposal is the beginning of a longer one; False without a draft."""
         if self.draft_plan is None:
             return False
-        return not any(part.sketch.drafts_in_one_pass for part in self.parts[1:])
+        return not any(sketch.drafts_in_one_pass for sketch in self.sketches[1:])
 
     def case(self, free: Memory, demand: Demand) -> Case:
         """Return the case of placing this pair on devices with these free bytes."""
         from harness.local.models.case import Case
 
-        sketches = tuple(part.sketch for part in self.parts)
-        return Case(sketches, self.placement, free, demand, self.shared)
+        return Case(tuple(self.sketches), self.placement, free, demand, self.shared)
 
     def room(self, new_tokens: int) -> int | None:
         """The most tokens that a prompt may have before `new_tokens` more; None for any number."""
@@ -163,41 +143,29 @@ class SketchedPair:
             answers: what the new tokens are; `decoding.max_new_tokens` by default.
         """
         if answers is None:
-            # One token, as of answers that are there already: nobody chose a number.
-            is_chosen = new_tokens > 1
-            answers = (
-                f"decoding.max_new_tokens={new_tokens}" if is_chosen else "one token of an answer"
-            )
+            answers = f"decoding.max_new_tokens={new_tokens}"
+            if new_tokens == 1:  # as of answers that are there already: nobody chose a number
+                answers = "one token of an answer"
         longest = max(map(len, prompts))
         for checkpoint in self.checkpoints:
-            length = longest
-            new = new_tokens
-            spelled = ""
             limit = max_context(checkpoint.config)
-            if checkpoint.role == "draft" and self.translation is not None:
-                length = max(len(self.translation.prompt_into_draft(ids)) for ids in prompts)
-                # The answer in the draft's tokens is assumed to be longer in proportion.
-                new = -(-new_tokens * length // longest)
-                if new != new_tokens:
-                    spelled = f" (about {new} tokens of the draft's)"
+            length = max(map(len, self._as_read(checkpoint, prompts)))
+            # The answer in the draft's tokens is assumed to be longer in proportion.
+            new = -(-new_tokens * length // longest)
+            spelled = "" if new == new_tokens else f" (about {new} tokens of the draft's)"
             if limit is not None and length + new > limit:
                 total = f"with {answers}{spelled} that is {length + new} tokens"
                 model = f"{checkpoint.role}={checkpoint.settings.name}"
                 return Excess(length, f"{total}, and {model} takes {limit}")
         return None
 
-
-@dataclass(frozen=True, eq=False, kw_only=True)
-class PlannedPair(SketchedPair):
-    """A pair that has been checked, and may be placed on any of `gpus`.
-
-    Attributes:
-        tokenizer: the target's.
-        gpus: indices of torch; none for a pair on the CPU.
-    """
-
-    tokenizer: PreTrainedTokenizerBase
-    gpus: list[int]
+    def _as_read(
+        self, checkpoint: Checkpoint, token_ids: Sequence[Sequence[int]]
+    ) -> Sequence[Sequence[int]]:
+        """Texts in the tokens of a model of this pair."""
+        if checkpoint.role == "model" or self.translation is None:
+            return token_ids
+        return [self.translation.prompt_into_draft(ids) for ids in token_ids]
 
     def check_vocabulary(self, token_ids: Sequence[Sequence[int]]) -> None:
         """Raise a SettingError for a token that a model has no embedding for.
@@ -205,15 +173,12 @@ class PlannedPair(SketchedPair):
         Such a tokenizer was extended after the model's training.
         """
         for checkpoint in self.checkpoints:
-            read = token_ids
-            owner = "model"
-            if checkpoint.role == "draft" and self.translation is not None:
-                read = [self.translation.prompt_into_draft(ids) for ids in token_ids]
-                owner = "draft"
+            read = self._as_read(checkpoint, token_ids)
             largest = max(map(max, read), default=0)
             size = vocabulary_size(checkpoint.config)
             if largest >= size:
                 token = str(largest)
+                owner = "model" if read is token_ids else "draft"
                 if owner == "model":
                     token += f" ({self.tokenizer.convert_ids_to_tokens(largest)})"
                 model = f"{checkpoint.role}={checkpoint.settings.name}"
@@ -235,15 +200,7 @@ class PlannedPair(SketchedPair):
 
         free = free_memory(self.gpus)
         placements = fit_or_explain(self.case(free, demand), force=force)
-        return self.placed(placements, free)
-
-    def placed(self, placements: Sequence[Placement], free: Memory) -> PlacedPair:
-        """Return the pair with a placement for each part, in their order."""
-        parts = [
-            PlacedPart(**vars(part), placement=placement)
-            for part, placement in zip(self.parts, placements, strict=True)
-        ]
-        return PlacedPair(**vars(self) | {"parts": parts}, free=free)
+        return PlacedPair(**vars(self), placements=placements, free=free)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -251,10 +208,11 @@ class PlacedPair(PlannedPair):
     """A pair that is ready to load.
 
     Attributes:
+        placements: for each sketch.
         free: the memory by which their devices were chosen.
     """
 
-    parts: Sequence[PlacedPart]
+    placements: Sequence[Placement]
     free: Memory
 
     def suits(self, demand: Demand, *, force: bool = False) -> bool:
@@ -266,23 +224,15 @@ class PlacedPair(PlannedPair):
         except RunError:
             return False
         maps = [placement.device_map for placement in placements]
-        return maps == [part.placement.device_map for part in self.parts]
+        return maps == [placement.device_map for placement in self.placements]
 
     @property
     def models(self) -> list[PlacedModel]:
         """The target, then the draft if it is a model with its own weights."""
         from harness.local.models.loading import PlacedModel
 
-        return [
-            PlacedModel(part.checkpoint, part.sketch, part.placement)
-            for part in self.parts
-            if part.checkpoint is not None
-        ]
-
-    @property
-    def head_part(self) -> PlacedPart:
-        """The sizes and the device of a head, of a pair that has one."""
-        return self.parts[1]
+        models = zip(self.checkpoints, self.sketches, self.placements, strict=False)
+        return [PlacedModel(*model) for model in models]
 
     @property
     def draft_model(self) -> PlacedModel | None:
@@ -294,11 +244,7 @@ class PlacedPair(PlannedPair):
     @property
     def devices(self) -> list[torch.device]:
         """Every device that will have a layer of either, the target's first."""
-        devices: list[torch.device] = []
-        for model in self.models:
-            devices += model.placement.devices
-        if self.head is not None:
-            devices += self.head_part.placement.devices
+        devices = [device for placement in self.placements for device in placement.devices]
         return list(dict.fromkeys(devices))
 
     def device_names(self) -> list[str]:
@@ -321,10 +267,10 @@ class PlacedPair(PlannedPair):
         elif draft_settings is not None and len(self.models) == 1:
             how = method_of(draft_settings).describe(draft_settings)
             if self.head is not None:
-                size = amount(self.head_part.sketch.weight_bytes)
+                size = amount(self.sketches[-1].weight_bytes)
                 how = f"{self.head.kind.name} head, {size}"
             lines.append(f"draft {draft_settings.name}: {how}")
-        lines += [part.sketch.about_cache for part in self.parts]
+        lines += [sketch.about_cache for sketch in self.sketches]
         if any(checkpoint.random for checkpoint in self.checkpoints):
             lines.append(
                 "random weights: text is read byte by byte, about 4 times the tokens of a trained tokenizer"
@@ -344,7 +290,7 @@ class PlacedPair(PlannedPair):
         if self.head is not None:
             # A head is in the target's format.
             columns["draft_dtype"] = columns["dtype"]
-            columns["draft_weight_bytes"] = self.head_part.placement.bytes_per_device
+            columns["draft_weight_bytes"] = self.placements[-1].bytes_per_device
         elif draft is not None:
             columns["draft_dtype"] = str(draft.dtype).removeprefix("torch.")
             columns["draft_weight_bytes"] = draft.placement.bytes_per_device
@@ -358,7 +304,7 @@ class PlacedPair(PlannedPair):
             draft = dataclasses.replace(target, settings=self.draft_settings)
         head = None
         if self.head is not None:
-            device = self.head_part.placement.devices[0]
+            device = self.placements[-1].devices[0]
             head = self.head.load(device, target.dtype, target.model)
         return Pair(target, draft, self.tokenizer, head, self.draft_settings, self.translation)
 
@@ -412,8 +358,8 @@ def plan_pair(
         for checkpoint in sketched.checkpoints[1:]:
             other = load_tokenizer(checkpoint.settings, "draft")
             translation = how_to_translate(sketched.checkpoints[0], checkpoint, tokenizer, other)
-    return PlannedPair(
-        **vars(sketched) | {"translation": translation}, tokenizer=tokenizer, gpus=sorted(gpus)
+    return dataclasses.replace(
+        sketched, translation=translation, tokenizer=tokenizer, gpus=sorted(gpus)
     )
 
 
@@ -424,8 +370,8 @@ def sketch_pair(
     dtype: Dtype,
     device_of: Callable[[Checkpoint, PlacementSettings], torch.device],
     weights: Weights | None = None,
-) -> SketchedPair:
-    """Read the configurations and check them.
+) -> PlannedPair:
+    """Read the configurations and check them: a pair on paper.
 
     Args:
         target: the model whose output is wanted.
@@ -453,7 +399,7 @@ def sketch_pair(
         plan = method_of(draft).plan(draft, target_checkpoint, read, weights == "stored")
         if plan.checkpoint is not None:
             checkpoints.append(plan.checkpoint)
-    parts = []
+    sketches: list[Sketch] = []
     for checkpoint in checkpoints:
         refuse_second_quantization(checkpoint)
         own = checkpoint.settings
@@ -467,10 +413,11 @@ def sketch_pair(
         sketch = sketch_model(checkpoint, model_dtype)
         if plan is not None and plan.mask_token is not None and checkpoint is plan.checkpoint:
             sketch = dataclasses.replace(sketch, drafts_in_one_pass=True)
-        parts.append(Part(sketch=sketch, checkpoint=checkpoint))
+        sketches.append(sketch)
     if plan is not None:
-        dtype_of_target = parts[0].sketch.dtype
-        own_sketch = method_of(plan.settings).sketch(plan, target_checkpoint, dtype_of_target)
+        own_sketch = method_of(plan.settings).sketch(plan, target_checkpoint, sketches[0].dtype)
         if own_sketch is not None:
-            parts.append(Part(sketch=own_sketch))
-    return SketchedPair(parts=parts, placement=placement, draft_plan=plan)
+            sketches.append(own_sketch)
+    return PlannedPair(
+        checkpoints=checkpoints, sketches=sketches, placement=placement, draft_plan=plan
+    )

@@ -7,7 +7,6 @@ import gc
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.config.errors import SettingError
 from harness.config.run import RunnerName
 from harness.engines.record import Preparation
 from harness.local.decoding.protocols import Drafter, Runner
@@ -22,9 +21,6 @@ from harness.local.models.tokenizers import vocabulary_size
 from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.static import StaticRunner
 from harness.results.schema import RunnerNames
-
-# Drafts without a cache of their own (Gemma 4's assistants).
-_READ_TARGET_CACHE = ("gemma4_assistant", "gemma4_unified_assistant")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,9 +85,6 @@ def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
     draft_name = target_name
     draft_model = None if settings is None else method_of(settings).model(pair)
     if draft_model is not None:
-        if draft_model.model.config.model_type in _READ_TARGET_CACHE:
-            rule = "reads the keys and values of its model, which transformers alone hands on: use engine=huggingface"
-            raise SettingError("draft", rule, draft_model.settings.name)
         draft, draft_name = _draft_runner(pair, draft_model, preparation)
     compiled: list[StaticRunner | CompiledDraft] = []
     for runner in (target, draft):

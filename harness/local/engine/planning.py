@@ -20,7 +20,7 @@ from harness.config.settings import PlacementSettings
 from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
 from harness.engines.registry import engine_of
 from harness.local.drafting.translated import check_if_local
-from harness.local.engine.pair import SketchedPair, sketch_pair
+from harness.local.engine.pair import PlacedPair, PlannedPair, sketch_pair
 from harness.local.models.case import Case, Misfit, Placement
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.devices import free_memory, visible_gpus
@@ -50,29 +50,20 @@ def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Mach
 
 def _this_machine(placement: PlacementSettings) -> Machine:
     gpus = visible_gpus(dataclasses.replace(placement, gpus=None))
-    names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
     if not gpus:
         return Machine(free_memory(gpus), f"{cpu_name() or 'the CPU'}, main memory", {})
+    names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
     texts = []
     for name, number in collections.Counter(names).items():
         texts.append(f"{number} × {name}" if number > 1 else name)
-    return Machine(free_memory(gpus), "; ".join(texts), _slowest(names))
-
-
-def _slowest(names: Sequence[str]) -> dict[str, float]:
-    """The bandwidth in GB/s of the slowest GPU that is known, by its name: {"NVIDIA A100-SXM4-40GB": 1555}.
-
-    A token waits for every GPU, so that the slowest one counts.
-    """
     bandwidths = {}
     for name in names:
         gpu = known_gpu(name)
         if gpu is not None:
             bandwidths[name] = gpu.bandwidth_gb_s
-    if not bandwidths:
-        return {}
-    slowest = min(bandwidths, key=lambda name: (bandwidths[name], name))
-    return {slowest: bandwidths[slowest]}
+    # A token waits for every GPU, so the slowest one decides.
+    slowest = sorted(bandwidths.items(), key=lambda item: (item[1], item[0]))[:1]
+    return Machine(free_memory(gpus), "; ".join(texts), dict(slowest))
 
 
 def _pretended_machine(pretended: PretendedGpus) -> Machine:
@@ -134,11 +125,11 @@ def plan_on(
         misfit=misfit,
         remedies=tuple(advice),
         notes=tuple(_notes(case, placements)),
-        reads=pass_bytes(case, draft_tokens),
+        reads=_pass_bytes(case, draft_tokens),
     )
 
 
-def _checked_pair(machine: Machine, settings: RunSettings, prompt_length: int) -> SketchedPair:
+def _checked_pair(machine: Machine, settings: RunSettings, prompt_length: int) -> PlannedPair:
     def device_of(checkpoint: Checkpoint, how: PlacementSettings) -> torch.device:
         if not machine.num_gpus or how.strategy == "cpu":
             return torch.device("cpu")
@@ -195,18 +186,18 @@ def _notes(case: Case, placements: Sequence[Placement]) -> list[str]:
     return [note for note in notes if note]
 
 
-def pass_bytes(case: Case, draft_tokens: Iterable[int]) -> PassBytes | None:
-    """The bytes that passes read, for each K; None if the size of a cache is not known.
+def pass_bytes(placed: PlacedPair, demand: Demand, draft_tokens: Iterable[int]) -> PassBytes | None:
+    """The bytes that passes of a pair read, for each K; None if the size of a cache is not known."""
+    return _pass_bytes(placed.case(placed.free, demand), draft_tokens)
 
-    A verification may read more than a step: its tokens take different experts.
 
-    Args:
-    """
+def _pass_bytes(case: Case, draft_tokens: Iterable[int]) -> PassBytes | None:
     if not all(sketch.knows_cache for sketch in case.models):
         return None
     target, draft = case.models[0], case.models[-1]
     drafts = len(case.models) > 1 or case.shared
     draft_step = case.step_bytes(draft) if drafts else 0.0
+    # A verification may read more than a step: its tokens take different experts.
     verification = {}
     drafting = {}
     for number in draft_tokens:

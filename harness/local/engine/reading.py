@@ -30,10 +30,6 @@ from harness.local.engine.reference import not_finite
 from harness.local.engine.rules import warp_of
 from harness.results.statistics.iterations import acceptance_chances, cut
 
-# Of each token of an answer: its probability, the mean and the variance of the log-probability if a token were drawn
-# in its place, and what typical acceptance and greedy verification look at.
-_FIGURES = ("target", "mean", "variance")
-
 
 class PairReader:
     """Reads texts with a pair, in one pass of the target, and of the draft one for each depth at most.
@@ -75,11 +71,11 @@ class PairReader:
         for _, same in itertools.groupby(
             transcripts, key=lambda transcript: list(transcript.prompt)
         ):
-            of_prompt = list(same)
-            longest = max(len(transcript.token_ids) for transcript in of_prompt)
-            for some in in_batches(of_prompt, num_together(longest)):
+            alike = list(same)
+            longest = max(len(transcript.token_ids) for transcript in alike)
+            for together in in_batches(alike, num_together(longest)):
                 try:
-                    yield from self._read_together(some)
+                    yield from self._read_together(together)
                 except NonFiniteError as error:
                     place = f"token {error.position} of a text"
                     raise not_finite(self._pair, error.role, place) from error
@@ -94,7 +90,8 @@ class PairReader:
             for transcript in transcripts
         ]
         hidden: list[list[Tensor]] = [[] for _ in transcripts]
-        # Of each transcript the `_FIGURES` of the tokens of its answers, in parts.
+        # For each token of a transcript's answers, in parts: its probability, and the mean and the variance of the
+        # log-probability if a token were drawn in its place.
         figures: list[list[Tensor]] = [[] for _ in transcripts]
         device = self._pair.target.input_device
         num_first = len(transcripts[0].prompt)
@@ -117,21 +114,19 @@ class PairReader:
                 means = (probabilities * logarithms).sum(-1)
                 squares = (probabilities * logarithms.square()).sum(-1)
                 variances = (squares - means.square()).clamp(min=0)
-                found = {
-                    "target": chosen(probabilities, wanted),
-                    "mean": means,
-                    "variance": variances,
-                }
-                figures[row].append(torch.stack([found[name].double() for name in _FIGURES]))
+                given = chosen(probabilities, wanted)
+                figures[row].append(torch.stack([given, means, variances]).double())
         for row, transcript in enumerate(transcripts):
             token_ids = transcript.token_ids
             features = torch.cat(hidden[row])[: len(token_ids) - 1] if hidden[row] else None
             hidden[row] = []
             lengths = [len(answer) for answer in transcript.answers]
-            of_target = torch.cat(figures[row], dim=1).split(lengths, dim=1)
+            target = torch.cat(figures[row], dim=1).split(lengths, dim=1)
             yield [
-                self._read_text(of_answer, self._draft_probabilities(token_ids, answer, features))
-                for of_answer, answer in zip(of_target, transcript.answers, strict=True)
+                self._read_text(
+                    answer_figures, self._draft_probabilities(token_ids, answer, features)
+                )
+                for answer_figures, answer in zip(target, transcript.answers, strict=True)
             ]
 
     def _draft_probabilities(
@@ -149,18 +144,18 @@ class PairReader:
             raise SettingError("draft", rule, draft and draft.name)
         return found
 
-    def _read_text(self, figures: Tensor, of_draft: Tensor) -> ReadText:
-        of_target, means, variances = figures
+    def _read_text(self, figures: Tensor, draft: Tensor) -> ReadText:
+        target, means, variances = figures
         chances = acceptance_chances(
-            of_target.cpu().numpy(), of_draft.cpu().numpy(), block=self._is_block
+            target.cpu().numpy(), draft.cpu().numpy(), block=self._is_block
         )
         # Tokens that cannot be drawn have no log-probability: they count apart.
-        possible = of_target > 0
+        possible = target > 0
         return ReadText(
             cut=cut(chances),
-            num_tokens=len(of_target),
+            num_tokens=len(target),
             num_impossible=int((~possible).sum()),
-            log_probability=float(of_target[possible].log().sum()),
+            log_probability=float(target[possible].log().sum()),
             expected=float(means[possible].sum()),
             variance=float(variances[possible].sum()),
         )

@@ -50,7 +50,7 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
         floor_ms = sum(1000 * size / (rates[place] or math.nan) for place, size in read.items())
         roofs.append(Roof(read.total(), None if math.isnan(floor_ms) else floor_ms))
     if placed.head is not None:
-        head = placed.head_part.sketch
+        head = placed.sketches[-1]
         read_bytes = head.read_bytes(batch_size) + head.read_cache_bytes(
             batch_size * num_tokens, batch_size
         )

@@ -8,11 +8,10 @@ from dataclasses import dataclass
 from harness.config.acceptance_rules import RULES
 from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
-from harness.local.decoding.rules import AcceptByCoin
-from harness.local.decoding.verify import Offer, Verdict
+from harness.local.decoding.verify import AcceptByCoin, Offer, Verdict
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.checked import blaming
-from harness.local.engine.fault import FaultyRule, fault_of
+from harness.local.engine.fault import Fault
 
 
 def warp_of(decoding: DecodingSettings) -> Warp:
@@ -48,7 +47,7 @@ class CheckedRule:
         return verdict
 
 
-def rule_of(decoding: DecodingSettings, fault: str) -> tuple[Callable[[Offer], Verdict], float]:
+def rule_of(decoding: DecodingSettings, fault: Fault) -> tuple[Callable[[Offer], Verdict], float]:
     """The rule of these settings with the fault in it, and the lenience l in (0, 1].
 
     A token is accepted with min(1, target / (l draft)); 1 is lossless.
@@ -57,8 +56,6 @@ def rule_of(decoding: DecodingSettings, fault: str) -> tuple[Callable[[Offer], V
     rule = RULES[decoding.rule].verification() if rates is None else AcceptByCoin(rates)
     if rates is None and not RULES.is_built_in(decoding.rule):
         rule = CheckedRule(decoding.rule, rule)
-    if fault == "none":
-        return rule, decoding.lenience
-    planted = fault_of(fault)
-    lenience = decoding.lenience if planted.lenience is None else planted.lenience
-    return FaultyRule(planted.verdict, rule, warp_of(decoding)), lenience
+    lenience = decoding.lenience if fault.lenience is None else fault.lenience
+    warp = warp_of(decoding)
+    return lambda offer: fault.verdict(rule, offer, warp), lenience

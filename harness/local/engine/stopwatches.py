@@ -146,12 +146,8 @@ def pass_widths(num_draft_tokens: int) -> list[int]:
     K = 4: 1, 2, 3, 5. K = 10: 1, 2, 3, 5, 9, 11.
     """
     widest = num_draft_tokens + 1
-    widths = {1, 2, widest}
-    width = 3
-    while width < widest:
-        widths.add(width)
-        width = 2 * width - 1
-    return sorted(width for width in widths if width <= widest)
+    steps = {1, *(2**power + 1 for power in range(widest))}
+    return sorted({widest, *(width for width in steps if width < widest)})
 
 
 def pass_ms(

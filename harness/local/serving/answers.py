@@ -1,14 +1,14 @@
 """One answer of `serve` while it is generated: its text, and where it stops.
 
-The scheduler gives an answer its tokens, iteration by iteration; the answer hands pieces of text on
-to the request that waits for it.
+The service gives an answer its tokens, iteration by iteration, and hands the pieces of text that become
+certain on to the request that waits for it.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 
 from harness.engines.detokenizer import Detokenizer
@@ -25,16 +25,14 @@ class Answer:
 
     Attributes:
         arm: that generates it.
-        put: called with each piece, in the scheduler's thread.
+        put: called with each piece, in the service's thread.
         choice: its number among the request's answers, from 0.
         stops: texts that end it; they are not part of it.
         num_prompt_logprobs: how many of the likeliest tokens are asked for at each position of the
             prompt; None for no log-probabilities there.
-        prompt_logprobs: one entry per token of the prompt but the first; None until the scheduler
-            has read the prompt.
-        cancelled: whether nobody waits for it any more. The client's side sets it, and the
-            scheduler then drops the row.
-        has_ended: whether its last piece was handed on, or is about to be.
+        prompt_logprobs: one entry per token of the prompt but the first; None until it joins a batch.
+        cancelled: whether nobody waits for it any more. The client's side sets it, and its row is then
+            dropped.
         token_ids: so far.
         outcomes: (num_proposed, num_accepted) of each iteration that drafted something.
         asked: when the request came, by `time.monotonic`.
@@ -50,7 +48,6 @@ class Answer:
     num_prompt_logprobs: int | None = None
     prompt_logprobs: Sequence[TokenLogprob] | None = None
     cancelled: bool = False
-    has_ended: bool = False
     token_ids: list[int] = field(default_factory=list)
     outcomes: list[tuple[int, int]] = field(default_factory=list)
     asked: float = field(default_factory=time.monotonic)
@@ -63,45 +60,19 @@ class Answer:
         self._held = ""
         self._num_characters = 0
 
-    @property
-    def awaits_prompt(self) -> bool:
-        """Whether the prompt's log-probabilities must be read before the answer may join the batch."""
-        return self.num_prompt_logprobs is not None and self.prompt_logprobs is None
-
-    @property
-    def remaining(self) -> Request:
-        """The request for what is missing of the answer: its prompt ends with the tokens so far.
-
-        Its random numbers are new. Those of the first request decided these tokens already.
-        """
-        request = self.request
-        if not self.token_ids:
-            return request
-        most_tokens = request.decoding.max_new_tokens - len(self.token_ids)
-        return replace(
-            request,
-            prompt=[*request.prompt, *self.token_ids],
-            decoding=replace(request.decoding, max_new_tokens=most_tokens),
-            # Above the seed of any request.
-            seed=request.seed + (len(self.token_ids) << 64),
-        )
-
     def take(
         self,
         tokens: Sequence[int],
         num_proposed: int,
         num_accepted: int,
         logprobs: Sequence[TokenLogprob] = (),
-    ) -> bool:
-        """Add the tokens of one iteration, and pass on the text that is certain.
+    ) -> Piece:
+        """Add the tokens of one iteration -> the text that is certain.
 
         Args:
             tokens: one or more; the loop has cut them behind a stop token and at `max_new_tokens`.
                 All are passed on, even those of a stop text and behind it.
             logprobs: of these tokens, if they are asked for.
-
-        Returns:
-            Whether the answer ends here.
         """
         if self.seconds_to_first_token is None:
             self.seconds_to_first_token = time.monotonic() - self.asked
@@ -125,14 +96,10 @@ class Answer:
             finish_reason = "stop"
         held = 0 if finish_reason else max((_overlap(text, stop) for stop in self.stops), default=0)
         text, self._held = text[: len(text) - held], text[len(text) - held :]
-        # Before its client knows: the next request of that client runs beside nothing.
-        self.has_ended = finish_reason is not None
-        self.put(Piece(self.choice, text, list(tokens), finish_reason, scored))
-        return self.has_ended
+        return Piece(self.choice, text, list(tokens), finish_reason, scored)
 
     def fail(self, reason: str) -> None:
         """End it with an error."""
-        self.has_ended = True
         self.put(Piece(self.choice, text=reason, token_ids=[], finish_reason="error"))
 
 

@@ -1,25 +1,34 @@
-"""An engine whose arms answer requests as they come."""
+"""Continuous batching: one thread owns the models; answers join and leave between iterations."""
 
 from __future__ import annotations
 
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
-from harness.engines.door.serving import Piece, Refusal, Result
+from harness.config.errors import in_one_line
+from harness.config.failures import as_run_error
+from harness.engines.door.serving import ENDING, Piece, Refusal, Result
 from harness.engines.protocol import Engine, Request
 from harness.engines.tokenizer import Tokenizer
+from harness.local.decoding.loop import Loop
 from harness.local.engine.engine import LocalArm
-from harness.local.engine.fault import Asked, fault_of
+from harness.local.engine.fault import Asked
 from harness.local.serving.answers import Answer
-from harness.local.serving.scheduler import Scheduler, reason_of
 
 
-class LocalService(Scheduler):
-    """A scheduler with the engine that it runs.
+class LocalService:
+    """A loaded pair that answers requests in its thread.
+
+    The arms share the runners of one engine, so only one arm decodes at a time. Answers and other work begin
+    in the order in which they were asked for: an answer for the other arm waits until the batch has ended, and
+    those behind it wait too.
 
     Args:
-        open_engine: called in the scheduler's thread, which alone touches the models.
+        open_engine: called in the thread, which alone touches the models.
         max_rows: the most answers that are generated together.
         max_waiting: the most answers beyond these that may wait.
 
@@ -34,11 +43,25 @@ class LocalService(Scheduler):
         max_rows: int,
         max_waiting: int,
     ) -> None:
-        super().__init__(max_rows, max_waiting)
         self._tokenizer = tokenizer
-        # This thread waits, so that the first request finds everything ready. It wakes now and then: a
+        self._max_rows = max_rows
+        self._max_waiting = max_waiting
+        self._lock = threading.Lock()
+        self._waiting: deque[Answer] = deque()
+        self._num_alone = 0
+        # The batch: its arm and loop, and its answers by the numbers of their rows in that loop.
+        self._arm: LocalArm | None = None
+        self._loop: Loop | None = None
+        self._rows: dict[int, Answer] = {}
+        self._num_joined = 0
+        self._is_turning = False
+        self._is_closing = False
+        # Set once answers that still run are failed.
+        self._stopped = threading.Event()
+        self._thread = ThreadPoolExecutor(1, "service")
+        # The caller waits, so that the first request finds everything ready. It wakes now and then: a
         # signal that comes in the moment in which it falls asleep is handled only when it wakes.
-        opening = self.run_alone(open_engine)
+        opening = self._thread.submit(open_engine)
         while not opening.done():
             futures.wait([opening], timeout=1.0)
         try:
@@ -46,10 +69,18 @@ class LocalService(Scheduler):
         except Exception:
             self.close()
             raise
-        self._arms: dict[str, LocalArm] = {}
-        for arm in self._engine.arms:
-            assert isinstance(arm, LocalArm)
-            self._arms[arm.name] = arm
+        self._arms: dict[str, Any] = {arm.name: arm for arm in self._engine.arms}
+
+    @property
+    def num_running(self) -> int:
+        return len(self._rows)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting) + self._num_alone
+
+    def is_running(self) -> bool:
+        return not self._stopped.is_set()
 
     def ask(
         self,
@@ -62,37 +93,154 @@ class LocalService(Scheduler):
     ) -> list[Answer]:
         answers = []
         for choice, request in enumerate(requests):
-            own_arm = self._arms[arm]
+            chosen = self._arms[arm]
+            has_logprobs = request.num_logprobs is not None
             asked = Asked(
-                request.decoding,
-                len(request.prompt),
-                request.num_logprobs is not None,
-                bool(stops),
-                self.num_running,
+                request.decoding, len(request.prompt), has_logprobs, bool(stops), self.num_running
             )
-            if fault_of(own_arm.fault).falls_back(asked):
-                own_arm = self._arms["regular"]
+            if chosen.fault.falls_back(asked):
+                chosen = self._arms["regular"]
             answers.append(
-                Answer(
-                    own_arm,
-                    request,
-                    self._tokenizer,
-                    put,
-                    choice=choice,
-                    stops=stops,
-                    num_prompt_logprobs=num_prompt_logprobs,
-                )
+                Answer(chosen, request, self._tokenizer, put, choice, stops, num_prompt_logprobs)
             )
-        self.submit(answers)
+        with self._lock:
+            self._check_room(len(answers))
+            self._waiting += answers
+            self._go_on()
         return answers
 
     def alone(self, work: Callable[[Engine], Result]) -> Future[Result]:
-        def run() -> Result:
-            try:
-                return work(self._engine)
-            except Refusal:
-                raise
-            except Exception as error:
-                raise Refusal(500, reason_of(error)) from error
+        with self._lock:
+            self._check_room(1)
+            self._num_alone += 1
+            future = self._thread.submit(self._run_alone, work)
+        future.add_done_callback(self._end_alone)
+        return future
 
-        return self.run_alone(run)
+    def close(self, grace_s: float = 0.0) -> None:
+        """Fail what waits now, and what still runs after `grace_s`; then end the thread."""
+        with self._lock:
+            if self._stopped.is_set():
+                return
+            self._is_closing = True
+            waiting = list(self._waiting)
+            self._waiting.clear()
+            ending = self._thread.submit(self._finish)
+        for answer in waiting:
+            answer.fail(ENDING)
+        futures.wait([ending], timeout=grace_s)
+        with self._lock:
+            self._stopped.set()
+        # Not in the service's thread, whose iteration may take long.
+        for answer in list(self._rows.values()):
+            answer.fail(ENDING)
+        self._thread.shutdown()
+
+    def _check_room(self, num_more: int) -> None:
+        if self._is_closing:
+            raise Refusal(503, ENDING)
+        num_asked = self.num_running + self.num_waiting + num_more
+        if num_asked > self._max_rows + self._max_waiting:
+            rule = f"at most {self._max_waiting} may wait (max_waiting)"
+            raise Refusal(429, f"too many requests at once; {rule}")
+
+    def _run_alone(self, work: Callable[[Engine], Result]) -> Result:
+        self._finish()
+        if self._is_closing:
+            raise Refusal(503, ENDING)
+        try:
+            return work(self._engine)
+        except Refusal:
+            raise
+        except Exception as error:
+            raise Refusal(500, _reason(error)) from error
+
+    def _end_alone(self, _: Future[Any]) -> None:
+        with self._lock:
+            self._num_alone -= 1
+
+    def _finish(self) -> None:
+        """Decode the batch to its end; nothing joins it."""
+        while self._rows and not self._stopped.is_set():
+            self._iterate([])
+
+    def _turn(self) -> None:
+        """One iteration of the batch, which answers that wait may join."""
+        joining: list[Answer] = []
+        with self._lock:
+            # Answers join as soon as they no longer wait: `close` finds each in one of both.
+            while self._waiting and len(self._rows) < self._max_rows:
+                answer = self._waiting[0]
+                if self._arm not in (None, answer.arm):
+                    break
+                self._waiting.popleft()
+                if not answer.cancelled:
+                    self._arm = answer.arm
+                    self._rows[self._num_joined] = answer
+                    self._num_joined += 1
+                    joining.append(answer)
+        if self._rows:
+            self._iterate(joining)
+        with self._lock:
+            self._is_turning = False
+            if (self._rows or self._waiting) and not self._is_closing:
+                self._go_on()
+
+    def _go_on(self) -> None:
+        """Have the next turn taken, behind all that the thread was asked for."""
+        if not self._is_turning:
+            self._is_turning = True
+            self._thread.submit(self._turn)
+
+    def _iterate(self, joining: Sequence[Answer]) -> None:
+        """The next iteration of all rows, or the first tokens of those that join."""
+        arm = self._arm
+        assert arm is not None
+        try:
+            with arm.explained():
+                if self._loop is None:
+                    self._loop = arm.loop(joining[0].request)
+                for answer in joining:
+                    if answer.num_prompt_logprobs is not None:
+                        prompt = answer.request.prompt
+                        logprobs = arm.prompt_logprobs(prompt, answer.num_prompt_logprobs)
+                        answer.prompt_logprobs = logprobs
+                if joining:
+                    requests = [arm.loop_request(answer.request) for answer in joining]
+                    iteration = self._loop.add(requests)
+                else:
+                    iteration = self._loop.step()
+            for index, number in enumerate(iteration.rows):
+                answer = self._rows[number]
+                piece = answer.take(
+                    iteration.tokens[index],
+                    len(iteration.proposed[index]),
+                    iteration.num_accepted[index],
+                    arm.logprobs(answer.request, iteration, index),
+                )
+                if piece.finish_reason is not None:
+                    # Before its client knows: the next request of that client runs beside nothing.
+                    self._leave([number])
+                answer.put(piece)
+        except Exception as error:
+            for answer in self._rows.values():
+                answer.fail(_reason(error))
+            self._leave(list(self._rows))
+        # Once for each answer, because another thread may cancel it at any moment.
+        self._leave([number for number, answer in self._rows.items() if answer.cancelled])
+
+    def _leave(self, numbers: Sequence[int]) -> None:
+        """Forget answers; the batch ends with the last one."""
+        for number in numbers:
+            del self._rows[number]
+        if self._loop is not None:
+            self._loop.drop(numbers)
+        if not self._rows:
+            self._loop = None
+            self._arm = None
+            self._num_joined = 0
+
+
+def _reason(error: Exception) -> str:
+    """Why an answer failed, in one line."""
+    return str(as_run_error(error) or in_one_line(error))

@@ -17,7 +17,7 @@ from harness.config.errors import RunError, SettingError, nearest
 from harness.config.failures import explain, first_line
 from harness.config.packages import INSTALL_LOCAL, is_installed
 from harness.config.settings import PROMPT_FILES, ModelSettings, PromptSettings
-from harness.engines.door.wing import local
+from harness.engines.door import wing
 
 # The number of a row, from 1, and the row.
 NumberedRow = tuple[int, Any]
@@ -59,7 +59,7 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
     try:
         # Raises within seconds if the hub refuses or is out of reach: the download would try for
         # half a minute.
-        local().check_hub_access(repository, file, revision, "dataset")
+        wing.check_hub_access(repository, file, revision, "dataset")
         path = huggingface_hub.hf_hub_download(
             repository, file, repo_type="dataset", revision=revision
         )

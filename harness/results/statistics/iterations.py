@@ -48,8 +48,8 @@ class Cut:
     """A text of n tokens, cut into iterations, for each number of draft tokens K from 1 to M.
 
     Attributes:
-        visits: [M, n - 1], the chance that an iteration begins after each token but the last. The first
-            token comes from reading the prompt.
+        num_tokens: that iterations decided, n - 1: the first one comes from reading the prompt.
+        iterations: [M], their expected number.
         variance: [M], of the number of iterations, if the text is decoded again and again.
         accepted_at: [M, M], expected iterations that accept the draft token at each place.
         drafted: [M], expected iterations that propose something.
@@ -58,22 +58,13 @@ class Cut:
             rejected one.
     """
 
-    visits: Floats
+    num_tokens: int
+    iterations: Floats
     variance: Floats
     accepted_at: Floats
     drafted: Floats
     proposed: Floats
     tested: Floats
-
-    @property
-    def iterations(self) -> Floats:
-        """The expected number of iterations, [M]."""
-        return np.asarray(self.visits.sum(axis=1))
-
-    @property
-    def num_tokens(self) -> int:
-        """The tokens that iterations decided, n - 1."""
-        return int(self.visits.shape[1])
 
 
 def acceptance_chances(target: ArrayLike, draft: ArrayLike, *, block: bool = False) -> Floats:
@@ -154,8 +145,8 @@ def cut(chances: ArrayLike) -> Cut:
     _, mean, square = moments[:, :, num_places]
     variance = np.maximum(square - mean**2, 0)
     return Cut(
-        # Copies: views would keep all moments in memory for as long as the text.
-        visits=moments[0, :, :num_places].copy(),
+        num_tokens=num_places,
+        iterations=moments[0, :, :num_places].sum(axis=1),
         variance=variance,
         accepted_at=accepted_at,
         drafted=drafted,

@@ -122,7 +122,7 @@ def test_where_no_weights_can_be_loaded_the_regular_server_is_the_reference(
     def refuse(*_: Any, **__: Any) -> Any:
         raise RunError("too large")
 
-    monkeypatch.setattr("harness.local.door.Wing.plan_pair", refuse)
+    monkeypatch.setattr("harness.local.engine.pair.plan_pair", refuse)
     automatic = [
         one for one in QUICK if one not in ("batch_size=16", "reference=regular", QUICK[-1])
     ]

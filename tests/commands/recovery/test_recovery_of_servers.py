@@ -167,7 +167,7 @@ def test_one_server_without_a_reference_says_how_to_give_one(
     def refuse(*_: Any, **__: Any) -> Any:
         raise RunError("too large")
 
-    monkeypatch.setattr("harness.local.door.Wing.plan_pair", refuse)
+    monkeypatch.setattr("harness.local.engine.pair.plan_pair", refuse)
     url = stack.enter_context(serving(EchoServer(dialect="openai")))
     asked = ["recovery", *QUICK, f"engine.url={url}", f"engine.chat={chat}"]
     complaint = harness(*asked, code=3).complaint

@@ -10,12 +10,10 @@ import pytest
 import torch
 
 from architectures import random_model, random_pair
-from harness.local.decoding.batch import Request
-from harness.local.decoding.loop import Loop
+from harness.local.decoding.loop import Loop, Request
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.randomness import uniforms
-from harness.local.decoding.rules import verify_block
-from harness.local.decoding.verify import verify
+from harness.local.decoding.verify import verify, verify_block
 from harness.local.decoding.warp import BatchWarp, RowWarp, Warp
 from harness.local.drafting.model import ModelDrafter
 from harness.local.runners.snapshot import SnapshotRunner
@@ -65,7 +63,7 @@ def collect(
         loop.drop(ended.get(turn, ()))
         if turn in joining:
             record = loop.add(joining.pop(turn))
-        elif loop.is_running:
+        elif loop.num_running:
             record = loop.step()
         else:
             assert not joining, "the loop ended before all had joined"

@@ -10,11 +10,16 @@ from architectures import ARCHITECTURES, generated, random_pair
 from chains import GREEDY, RAGGED, SIZE, chain, p_value_of_texts, request, small_chain, texts
 from fakes import MarkovRunner, TableDrafter
 from harness.engines.arrivals import Origin
-from harness.local.decoding.batch import Request
-from harness.local.decoding.iteration import Iteration
+from harness.local.decoding.loop import Iteration, Request
 from harness.local.decoding.protocols import NonFiniteError, Step
-from harness.local.decoding.rules import AcceptByCoin, verify_block, verify_typical
-from harness.local.decoding.verify import Offer, Verdict, verify
+from harness.local.decoding.verify import (
+    AcceptByCoin,
+    Offer,
+    Verdict,
+    verify,
+    verify_block,
+    verify_typical,
+)
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
 from harness.local.runners.snapshot import SnapshotRunner
@@ -153,6 +158,7 @@ def test_without_an_offer_the_target_sees_the_pending_token_alone(
     assert widths == [1] * 5
     assert texts(silent, 3) == texts(autoregressive(MarkovRunner(chain(0)), what), 3)
     assert {origin for step in silent for row in step.origins for origin in row} == {Origin.TARGET}
+    assert [step.verdict is None for step in silent] == [True] + [False] * 5
 
 
 def test_nothing_is_drafted_where_one_token_is_missing() -> None:

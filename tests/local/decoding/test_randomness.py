@@ -1,12 +1,19 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from scipy import stats
+from torch import Tensor
 
-from harness.local.decoding.batch import Request, Row, Rows
+from chains import SIZE
+from fakes import MarkovRunner, TableDrafter
+from harness.local.decoding.loop import Loop, Request
+from harness.local.decoding.protocols import Proposal
 from harness.local.decoding.randomness import Purpose, inverse_cdf, uniforms
-from harness.local.decoding.warp import BatchWarp, Warp
+from harness.local.decoding.verify import Offer, Verdict, verify
+from harness.local.decoding.warp import Warp
 
 
 def test_a_stream_depends_on_seed_and_prompt_alone() -> None:
@@ -26,16 +33,35 @@ def test_uniforms_are_uniform() -> None:
         assert stats.kstest(numbers[..., purpose].flatten().numpy(), "uniform").pvalue > 1e-9
 
 
-def test_an_iteration_may_have_numbers_that_no_other_and_no_position_has() -> None:
-    stream = uniforms(seed=0, prompt_indices=[0], num_positions=20)
-    request = Request([[1]], stream, Warp(1.0), max_new_tokens=9)
-    third = Row(0, request, last_token=5, ended=False, num_generated=4, num_iterations=2)
-    rows = Rows(BatchWarp(), [third], stream)
-    for num_per_iteration, begin in ((0, 4), (3, 10 + 2 * 3)):
-        turn = rows.turn_uniforms(2, num_per_iteration)
-        assert torch.equal(turn.draft, stream[:, begin : begin + 2, Purpose.DRAFT])
-        assert torch.equal(turn.accept, stream[:, begin : begin + 2, Purpose.ACCEPT])
-        assert torch.equal(turn.target, stream[:, 4:7, Purpose.TARGET])
+class Noting(TableDrafter):
+    """Keeps the numbers that it is given to draft with."""
+
+    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        self.given = uniforms
+        return super().propose(num_draft_tokens, uniforms)
+
+
+@pytest.mark.parametrize(("redraw", "begin"), [(False, 3), (True, 10 + 2 * 3)])
+def test_an_iteration_may_have_numbers_that_no_other_and_no_position_has(
+    redraw: bool, begin: int
+) -> None:
+    """In the third iteration of a row that has accepted nothing, by position 1 + 2."""
+    stream = uniforms(seed=0, prompt_indices=[0], num_positions=30)
+    offers: list[Offer] = []
+
+    def reject(offer: Offer) -> Verdict:
+        offers.append(offer)
+        return verify(replace(offer, accept_uniforms=torch.full_like(offer.accept_uniforms, 2)))
+
+    drafter = Noting(dict.fromkeys(range(SIZE), 0))
+    runner = MarkovRunner(torch.eye(SIZE).roll(1, dims=1).add(0.01).log().softmax(-1))
+    loop = Loop(runner, drafter, 3, verification=reject, redraw=redraw)
+    loop.add([Request([[1]], stream, Warp(1.0), max_new_tokens=9)])
+    for _ in range(3):
+        loop.step()
+    assert torch.equal(drafter.given, stream[:, begin : begin + 3, Purpose.DRAFT])
+    assert torch.equal(offers[-1].accept_uniforms, stream[:, begin : begin + 3, Purpose.ACCEPT])
+    assert torch.equal(offers[-1].next_uniforms, stream[:, 3:7, Purpose.TARGET])
 
 
 def test_inverse_cdf_draws_the_right_cell() -> None:

@@ -15,7 +15,7 @@ from chains import GREEDY, RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner
 from harness.engines.arrivals import Origin
 from harness.local.decoding import reference
-from harness.local.decoding.batch import Request
+from harness.local.decoding.loop import Request
 from harness.local.decoding.protocols import Step
 from harness.local.decoding.randomness import Purpose
 from harness.local.decoding.reference import speculative_reference

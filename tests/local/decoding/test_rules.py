@@ -12,8 +12,7 @@ from torch import Tensor
 from chains import RAGGED, chain, p_value_of_texts, request, small_chain, texts
 from fakes import MarkovRunner, TableDrafter
 from harness.local.decoding.randomness import inverse_cdf, uniforms
-from harness.local.decoding.rules import verify_block, verify_typical
-from harness.local.decoding.verify import Offer, Verdict, verify
+from harness.local.decoding.verify import Offer, Verdict, verify, verify_block, verify_typical
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
 from loops import autoregressive, speculative

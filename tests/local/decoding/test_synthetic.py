@@ -10,8 +10,7 @@ from scipy import stats
 from torch import Tensor
 
 from harness.local.decoding.randomness import uniforms
-from harness.local.decoding.rules import AcceptByCoin
-from harness.local.decoding.verify import Offer, Verdict, verify
+from harness.local.decoding.verify import AcceptByCoin, Offer, Verdict, verify
 
 FALSE_ALARM_RATE = 1e-9
 NUM_ROWS, NUM_DRAFT_TOKENS, SIZE = 8_000, 3, 7

@@ -12,8 +12,7 @@ from transformers import PreTrainedModel
 
 from architectures import random_model, random_pair
 from chains import fields, request
-from harness.local.decoding.iteration import Iteration
-from harness.local.decoding.loop import Loop
+from harness.local.decoding.loop import Iteration, Loop
 from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.early_exit import truncated
@@ -155,7 +154,7 @@ def test_rows_that_differ_leave_and_join(drafts: bool, compared: Callable[..., N
         loop.drop({1})
         yield loop.step()
         yield loop.add(joining)
-        while loop.is_running:
+        while loop.num_running:
             yield loop.step()
 
     compared(decode)

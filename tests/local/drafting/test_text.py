@@ -10,8 +10,7 @@ from torch import Tensor
 
 from chains import GREEDY, RAGGED, SIZE, chain, p_value_of_texts, request, small_chain, texts
 from fakes import MarkovRunner
-from harness.local.decoding.batch import Request
-from harness.local.decoding.iteration import Iteration
+from harness.local.decoding.loop import Iteration, Request
 from harness.local.decoding.protocols import Proposal, Step
 from harness.local.decoding.verify import Verdict, verify
 from harness.local.decoding.warp import Warp

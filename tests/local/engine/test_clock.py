@@ -15,8 +15,7 @@ from harness.config.settings import DecodingSettings
 from harness.engines.arrivals import Origin
 from harness.engines.phases import Phases
 from harness.engines.protocol import Answered, Question
-from harness.local.decoding.iteration import Iteration
-from harness.local.decoding.protocols import Step
+from harness.local.decoding.loop import Iteration
 from harness.local.drafting.model import ModelDrafter
 from harness.local.engine.clock import LoopClock
 from loops import speculative
@@ -108,36 +107,9 @@ def test_a_row_that_joins_has_its_own_time() -> None:
     with LoopClock(question.requests, FakeWeights()) as clock:  # type: ignore[arg-type]
         time.sleep(0.02)
         clock.note(first)
-        clock.join(1)
         clock.note(second)
     answered = clock.answered(Phases(), as_batch=False)
     assert answered.sent
     waits = [record.seconds for record in answered.requests]
     assert waits[0] >= 0.02
     assert sum(waits) <= answered.seconds
-
-
-class BusyDevice(MarkovRunner):
-    """A model on a device where every pass takes a second, for a host whose own work takes none.
-
-    Its clock is in place of the host's: waiting for the device moves it forward.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(torch.eye(SIZE).roll(1, dims=1))  # 3 4 5 ...
-        self.now = self.queue_ends = 0.0
-
-    def _queue(self) -> None:
-        self.queue_ends = max(self.now, self.queue_ends) + 1
-
-    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
-        self._queue()
-        self.wait_until(self.queue_ends)  # the first tokens are read at once
-        return super().start(prompts)
-
-    def extend(self, *arguments: Any) -> Step:
-        self._queue()
-        return super().extend(*arguments)
-
-    def wait_until(self, moment: float) -> None:
-        self.now = max(self.now, moment)

@@ -9,8 +9,7 @@ import pytest
 import torch
 
 from harness.config.faults import fault_names
-from harness.local.decoding.rules import verify_block
-from harness.local.decoding.verify import Offer, Verdict, verify
+from harness.local.decoding.verify import Offer, Verdict, verify, verify_block
 from harness.local.decoding.warp import Warp
 from harness.local.engine.fault import fault_of
 from harness.local.engine.logprobs import Burst

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -159,14 +158,22 @@ def test_sampling_takes_the_warp_and_its_own_seed(engine: HuggingFaceEngine, pai
 
 def test_records_come_while_generate_runs(engine: HuggingFaceEngine) -> None:
     def leave(arrivals: object) -> None:
-        assert any(thread.name.startswith("generate") for thread in threading.enumerate())
         raise KeyboardInterrupt
 
     question = ask(dataclasses.replace(GREEDY, max_new_tokens=500))
     with pytest.raises(KeyboardInterrupt):
         engine.arms[0].answer(question.requests, 1, watch=leave)
-    # The thread is free again, and the model as it was.
+    # The model is as it was.
     assert len(tokens_of(read(engine.arms[0], ask()))) == 24
+
+
+def test_a_reader_may_leave_after_some_tokens(engine: HuggingFaceEngine) -> None:
+    requests = [dataclasses.replace(request, leave_after=5) for request in ask().requests]
+    for arm in engine.arms:
+        leaves, stays = arm.answer([*requests, *ask().requests], 1).requests
+        assert 5 <= leaves.num_tokens < 10
+        assert stays.num_tokens == 24
+        assert stays.token_ids[: leaves.num_tokens] == leaves.token_ids
 
 
 def test_a_failure_in_generate_is_raised(engine: HuggingFaceEngine) -> None:

@@ -14,7 +14,7 @@ from harness.config.sizes import PACKAGE
 from harness.engines.arrivals import Arrival
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
-from harness.local.decoding.iteration import Iteration
+from harness.local.decoding.loop import Iteration
 from harness.local.drafting.methods import SuffixSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import Pair

@@ -50,3 +50,16 @@ def test_a_reference_gives_no_logits_of_nan() -> None:
         reference.logits_along(prompts, [[1, 2], [9, BROKEN, 3, 4]])
     # What follows the last token of a text is not asked for.
     assert reference.logits_along(prompts, [[1, 2], [9, 3, 4, BROKEN]]).shape[:2] == (2, 4)
+
+
+def test_logits_along_a_text_of_several_pieces_are_the_model_s_own() -> None:
+    """Two rows of one prompt, one of them shorter."""
+    models = pair("none")
+    reference = open_reference(models, Preparation(decoding=DecodingSettings()))
+    generator = torch.Generator().manual_seed(0)
+    long = torch.randint(BROKEN, (150,), generator=generator).tolist()
+    logits = reference.logits_along([[5, 6]] * 2, [long, long[:3]])
+    with torch.inference_mode():
+        whole = models.target.model(torch.tensor([[5, 6, *long]])).logits[0, 1:-1]
+    torch.testing.assert_close(torch.from_numpy(logits[0]), whole, atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(torch.from_numpy(logits[1, :3]), whole[:3], atol=1e-4, rtol=1e-4)

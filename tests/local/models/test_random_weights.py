@@ -208,7 +208,7 @@ def test_what_is_planned_says_so() -> None:
     if not torch.cuda.is_available():
         (model, _), asked = (
             ready.models,
-            dataclasses.replace(ready.parts[0].sketch.settings, gpus=4),
+            dataclasses.replace(ready.sketches[0].settings, gpus=4),
         )
         model = dataclasses.replace(model, sketch=dataclasses.replace(model.sketch, settings=asked))
         assert model.describe().endswith(", because no GPU is visible (asked for: 4)")

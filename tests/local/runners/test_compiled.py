@@ -12,7 +12,7 @@ from transformers import PreTrainedModel
 
 from architectures import PROMPTS, SERVED, random_model, random_pair
 from harness.config.amounts import BUCKET
-from harness.local.decoding.batch import Request
+from harness.local.decoding.loop import Request
 from harness.local.decoding.protocols import Runner
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp

@@ -12,8 +12,7 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures import ONE_BY_ONE, RECURRENT, VOCABULARY, close, generated, random_model
-from harness.local.decoding.batch import Request
-from harness.local.decoding.iteration import Iteration
+from harness.local.decoding.loop import Iteration, Request
 from harness.local.decoding.protocols import Drafter
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp

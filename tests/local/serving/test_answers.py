@@ -23,12 +23,12 @@ class Letters:
         return "".join(chr(token) for token in tokens if token != END_OF_TEXT)
 
 
-def answer(pieces: list[Piece], most: int = 100, **fields: Any) -> Answer:
+def answer(most: int = 100, **fields: Any) -> Answer:
     decoding = DecodingSettings(max_new_tokens=most)
     request = Request(ids("prompt"), decoding, 7, 0, frozenset([END_OF_TEXT]))
     tokenizer: Any = Letters()
     arm: Any = SimpleNamespace()
-    return Answer(arm, request, tokenizer, pieces.append, **fields)
+    return Answer(arm, request, tokenizer, lambda piece: None, **fields)
 
 
 def ids(text: str) -> list[int]:
@@ -53,49 +53,30 @@ def texts(pieces: Sequence[Piece]) -> list[str]:
 def test_a_stop_text_ends_the_answer_and_is_never_shown(
     bursts: list[str], shown: list[str]
 ) -> None:
-    pieces: list[Piece] = []
-    growing = answer(pieces, stops=["END", "STOP"])
-    *before, last = bursts
-    assert not any(growing.take(ids(burst), 0, 0) for burst in before)
-    assert growing.take(ids(last), 0, 0)
+    growing = answer(stops=["END", "STOP"])
+    pieces = [growing.take(ids(burst), 0, 0) for burst in bursts]
     assert texts(pieces) == shown
-    assert [piece.finish_reason for piece in pieces] == [*[None] * len(before), "stop"]
-
-
-def test_an_answer_has_ended_before_its_client_knows() -> None:
-    """What the client asks next runs beside nothing."""
-    seen: list[tuple[str | None, bool]] = []
-    growing = answer([], most=4)
-    growing.put = lambda piece: seen.append((piece.finish_reason, growing.has_ended))
-    growing.take(ids("ab"), 0, 0)
-    growing.take(ids("cd"), 0, 0)
-    assert seen == [(None, False), ("length", True)]
+    assert [piece.finish_reason for piece in pieces] == [*[None] * len(bursts[1:]), "stop"]
 
 
 def test_what_only_began_like_a_stop_text_is_shown() -> None:
-    pieces: list[Piece] = []
-    growing = answer(pieces, most=6, stops=["END"])
-    assert not growing.take(ids("aE"), 0, 0)
-    assert not growing.take(ids("Nb"), 0, 0)
-    assert growing.take(ids("EN"), 0, 0)
+    growing = answer(most=6, stops=["END"])
+    pieces = [growing.take(ids(burst), 0, 0) for burst in ("aE", "Nb", "EN")]
     assert texts(pieces) == ["a", "ENb", "EN"]
     assert pieces[-1].finish_reason == "length"
 
 
 def test_a_stop_token_ends_it_before_its_length_does() -> None:
-    pieces: list[Piece] = []
-    growing = answer(pieces, most=3)
-    assert growing.take([*ids("ab"), END_OF_TEXT], 0, 0)
-    assert pieces == [Piece(0, "ab", [*ids("ab"), END_OF_TEXT], "stop", [])]
+    piece = answer(most=3).take([*ids("ab"), END_OF_TEXT], 0, 0)
+    assert piece == Piece(0, "ab", [*ids("ab"), END_OF_TEXT], "stop", [])
 
 
 def test_scored_tokens_begin_where_their_text_does() -> None:
     """Counted from the beginning of the answer, in bursts of which only some tokens are scored."""
-    pieces: list[Piece] = []
-    growing = answer(pieces, choice=2)
-    growing.take(ids("abc"), 0, 0)
+    growing = answer(choice=2)
+    pieces = [growing.take(ids("abc"), 0, 0)]
     logprobs = [TokenLogprob(place, ord("x"), -1.0, 1, []) for place in (0, 2)]
-    growing.take(ids("xyx"), 0, 0, logprobs)
+    pieces.append(growing.take(ids("xyx"), 0, 0, logprobs))
     assert [scored.offset for scored in pieces[1].scored] == [3, 5]
     assert [scored.logprob for scored in pieces[1].scored] == logprobs
     assert {piece.choice for piece in pieces} == {2}
@@ -103,7 +84,7 @@ def test_scored_tokens_begin_where_their_text_does() -> None:
 
 
 def test_outcomes_are_of_iterations_that_drafted() -> None:
-    growing = answer([])
+    growing = answer()
     assert growing.seconds_to_first_token is None
     growing.take(ids("a"), 0, 0)
     growing.take(ids("b"), 4, 0)
@@ -112,21 +93,3 @@ def test_outcomes_are_of_iterations_that_drafted() -> None:
     growing.take(ids("de"), 4, 3)
     assert growing.outcomes == [(4, 0), (4, 1), (1, 1)]
     assert growing.seconds_to_first_token is not None
-
-
-def test_what_remains_goes_on_behind_the_tokens_with_new_random_numbers() -> None:
-    growing = answer([], most=5)
-    assert growing.remaining == growing.request
-    growing.take(ids("ab"), 0, 0)
-    remaining = growing.remaining
-    assert list(remaining.prompt) == ids("promptab")
-    assert remaining.decoding.max_new_tokens == 3
-    assert remaining.seed > 2**64, "above the seed of any request"
-
-
-def test_an_answer_awaits_its_prompt_until_that_is_scored() -> None:
-    assert not answer([]).awaits_prompt
-    scored = answer([], num_prompt_logprobs=0)
-    assert scored.awaits_prompt
-    scored.prompt_logprobs = []
-    assert not scored.awaits_prompt

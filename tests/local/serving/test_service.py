@@ -1,57 +1,262 @@
-"""A service opens its engine in the thread that answers, and reports why work fails there."""
+"""The service: every answer is what it is alone, and work fails with its reason."""
 
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
-from harness.config.errors import SettingError
-from harness.engines.door.serving import Refusal
-from harness.engines.protocol import Engine
+from chains import RAGGED, SIZE, chain, texts
+from fakes import MarkovRunner
+from harness.config.errors import RunError, SettingError
+from harness.config.settings import DecodingSettings
+from harness.engines.door.serving import ENDING, Piece, Refusal
+from harness.engines.protocol import Engine, Request
+from harness.local.decoding.loop import Loop, decoded
+from harness.local.decoding.loop import Request as LoopRequest
+from harness.local.decoding.protocols import NonFiniteError, Step
+from harness.local.decoding.randomness import uniforms
+from harness.local.decoding.warp import BatchWarp, Warp
+from harness.local.drafting.model import ModelDrafter
+from harness.local.engine.fault import NONE
+from harness.local.serving.answers import Answer
 from harness.local.serving.service import LocalService
 
-TOKENIZER: Any = None
+
+class Letters:
+    def decode(self, tokens: Sequence[int], **options: Any) -> str:
+        return "".join(chr(97 + token) for token in tokens)
 
 
-def service_over(engine: object) -> LocalService:
-    def open_engine() -> Any:
-        return engine
+class Table(MarkovRunner):
+    """A table that rows may join."""
 
-    return LocalService(open_engine, TOKENIZER, max_rows=1, max_waiting=1)
+    def add(self, prompts: Sequence[Sequence[int]]) -> Step:
+        assert self._num_extended == 0
+        self.rows += [list(prompt) for prompt in prompts]
+        return Step(self._logits[torch.tensor([prompt[-1] for prompt in prompts])])
 
 
-def test_an_engine_that_does_not_open_says_why_and_leaves_no_thread() -> None:
-    def refuse() -> Engine:
-        raise SettingError("runner", "needs a GPU", "prepared")
+class TableArm:
+    """An arm of tables, with as many draft tokens as given. With `gate`, each loop waits for it to begin."""
 
-    before = threading.active_count()
-    with pytest.raises(SettingError, match="needs a GPU"):
-        LocalService(refuse, TOKENIZER, max_rows=1, max_waiting=1)
-    assert threading.active_count() == before
+    fault = NONE
+
+    def __init__(self, name: str, num_draft_tokens: int, transitions: Tensor | None = None) -> None:
+        self.name = name
+        self._number = num_draft_tokens
+        self._transitions = chain(0) if transitions is None else transitions
+        self.has_begun = threading.Event()
+        self.gate = threading.Event()
+        self.gate.set()
+
+    def loop_request(self, request: Request) -> LoopRequest:
+        decoding = request.decoding
+        most = decoding.max_new_tokens
+        numbers = uniforms(request.seed, [request.index], most + 1)
+        warp = Warp(decoding.temperature)
+        return LoopRequest([request.prompt], numbers, warp, most, request.stop_tokens)
+
+    @contextmanager
+    def explained(self) -> Iterator[None]:
+        try:
+            yield
+        except NonFiniteError as error:
+            raise RunError(str(error)) from error
+
+    def loop(self, first: Request) -> Loop:
+        self.has_begun.set()
+        assert self.gate.wait(60)
+        target = Table(self._transitions)
+        if not self._number:
+            return Loop(target)
+        warp = BatchWarp()
+        drafter = ModelDrafter(Table(0.5 * chain(0) + 0.5 * chain(1)), warp)
+        return Loop(target, drafter, self._number, warp=warp)
+
+    def logprobs(self, *_: Any) -> list[Any]:
+        return []
+
+    def alone(self, request: Request) -> list[int]:
+        return texts(decoded(self.loop(request), [self.loop_request(request)]), 1)[0]
+
+
+class Client:
+    """Waits for the last piece of its answer, or leaves after some."""
+
+    def __init__(self, service: LocalService, arm: str, request: Request, most: int = 1000) -> None:
+        self.ended = threading.Event()
+        self.last: Piece | None = None
+        self._most = most
+        self.running_at_the_end: int | None = None
+        self._service = service
+        self.answer: Answer | None = None
+        [self.answer] = service.ask(arm, [request], self.put)
+
+    def put(self, piece: Piece) -> None:
+        if self.answer is not None and len(self.answer.token_ids) >= self._most:
+            self.answer.cancelled = True
+            self.ended.set()
+        if piece.finish_reason is not None:
+            self.last = piece
+            self.running_at_the_end = self._service.num_running
+            self.ended.set()
+
+    def tokens(self) -> list[int]:
+        assert self.ended.wait(60)
+        assert self.answer is not None
+        return self.answer.token_ids
+
+
+def request(
+    index: int, length: int = 12, stop: Sequence[int] = (), first: int | None = None
+) -> Request:
+    prompt = RAGGED[index % len(RAGGED)] if first is None else [first]
+    decoding = DecodingSettings(max_new_tokens=length, temperature=0.9 if first is None else 0.0)
+    return Request(prompt, decoding, 0, index, frozenset(stop))
+
+
+@contextmanager
+def service_over(*arms: Any, rows: int = 3, waiting: int = 20) -> Iterator[LocalService]:
+    engine: Any = SimpleNamespace(arms=arms)
+    tokenizer: Any = Letters()
+    service = LocalService(lambda: engine, tokenizer, rows, waiting)
+    yield service
+    service.close()
+    service.close()  # a second time changes nothing
+
+
+def test_answers_that_join_and_leave_are_what_they_are_alone() -> None:
+    """Of both arms, with stop tokens, and some whose clients leave."""
+    arms = {"regular": TableArm("regular", 0), "speculative": TableArm("speculative", 3)}
+    with service_over(*arms.values()) as service:
+        clients = []
+        for index in range(20):
+            name = "regular" if index % 7 < 3 else "speculative"
+            asked = request(index, 12 + 5 * (index % 4), [[], [8]][index % 2])
+            clients.append(
+                (name, asked, Client(service, name, asked, 9 if index % 3 == 0 else 1000))
+            )
+        for name, asked, client in clients:
+            whole = arms[name].alone(asked)
+            tokens = client.tokens()
+            assert tokens == whole[: len(tokens)]
+            if client.last is not None:
+                assert client.last.finish_reason in ("stop", "length")
+                assert len(tokens) == len(whole)
+    assert service.num_running == 0
+
+
+def test_an_answer_has_ended_before_its_client_knows() -> None:
+    """What the client asks next runs beside nothing."""
+    with service_over(TableArm("regular", 0)) as service:
+        client = Client(service, "regular", request(0))
+        client.tokens()
+        assert client.running_at_the_end == 0
+
+
+def test_numbers_that_overflow_fail_the_batch_and_no_later_one() -> None:
+    """Each token is followed by the next one; behind 3 the model has no numbers."""
+    transitions = torch.eye(SIZE).roll(1, dims=1)
+    transitions[3] = torch.nan
+    with service_over(TableArm("speculative", 3, transitions)) as service:
+        broken = Client(service, "speculative", request(0, first=0))
+        broken.tokens()
+        assert broken.last is not None
+        assert broken.last.finish_reason == "error"
+        assert "not finite" in broken.last.text
+        assert Client(service, "speculative", request(1, 4, first=5)).tokens() == [6, 7, 8, 9]
+
+
+def test_no_more_wait_than_may_wait_beyond_those_that_run() -> None:
+    arm = TableArm("regular", 0)
+    arm.gate.clear()
+    with service_over(arm, rows=2, waiting=1) as service:
+        running = [Client(service, "regular", request(0))]
+        assert arm.has_begun.wait(60)
+        running += [Client(service, "regular", request(index)) for index in (1, 2)]
+        for ask in (lambda: Client(service, "regular", request(0)), lambda: service.alone(id)):
+            with pytest.raises(Refusal, match="at most 1 may wait") as refused:
+                ask()
+            assert refused.value.status == 429
+        arm.gate.set()
+        assert [len(client.tokens()) for client in running] == [12, 12, 12]
+
+
+def test_work_runs_while_no_answer_is_generated() -> None:
+    """After those that run, and before those that came later."""
+    arm = TableArm("regular", 0)
+    arm.gate.clear()
+    with service_over(arm, rows=2, waiting=2) as service:
+        first = Client(service, "regular", request(0))
+        assert arm.has_begun.wait(60)
+        work = service.alone(lambda engine: [service.num_running, first.ended.is_set()])
+        later = Client(service, "regular", request(1))
+        assert service.num_waiting == 2
+        arm.gate.set()
+        assert work.result(60) == [0, True]
+        assert len(later.tokens()) == 12
 
 
 def test_work_that_fails_is_refused_with_its_reason_and_the_service_goes_on() -> None:
-    engine = SimpleNamespace(arms=[])
-    service = service_over(engine)
-
     def leave(_: Engine) -> None:
         raise Refusal(499, "the client went away")
 
     def fail(_: Engine) -> None:
         raise ValueError("two\nlines")
 
-    with pytest.raises(Refusal, match="went away") as left:
-        service.alone(leave).result()
-    with pytest.raises(Refusal, match="ValueError: two") as failed:
-        service.alone(fail).result()
-    assert (left.value.status, failed.value.status) == (499, 500)
-    assert "\n" not in str(failed.value)
-    assert service.alone(lambda opened: opened).result() is engine
-    service.close()
+    with service_over(rows=1, waiting=1) as service:
+        with pytest.raises(Refusal, match="went away") as left:
+            service.alone(leave).result()
+        with pytest.raises(Refusal, match="ValueError: two") as failed:
+            service.alone(fail).result()
+        assert (left.value.status, failed.value.status) == (499, 500)
+        assert "\n" not in str(failed.value)
+        assert service.alone(lambda opened: opened).result().arms == ()
     assert not service.is_running()
     with pytest.raises(Refusal, match="ending") as late:
         service.alone(leave)
     assert late.value.status == 503
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 60.0])
+def test_what_runs_and_what_waits_fails_when_the_service_ends(grace_s: float) -> None:
+    """What runs has time to end; what waits, and work, has none."""
+    arm = TableArm("regular", 0)
+    arm.gate.clear()
+    with service_over(arm, rows=1, waiting=2) as service:
+        runs = Client(service, "regular", request(0))
+        assert arm.has_begun.wait(60)
+        waits = Client(service, "regular", request(1))
+        work = service.alone(lambda engine: None)
+        closing = threading.Thread(target=service.close, args=[grace_s])
+        closing.start()
+        assert waits.tokens() == []
+        if not grace_s:
+            runs.tokens()
+        arm.gate.set()
+        closing.join()
+        with pytest.raises(Refusal, match=ENDING):
+            work.result(60)
+        assert waits.last is not None
+        assert (waits.last.finish_reason, waits.last.text) == ("error", ENDING)
+        assert runs.last is not None
+        if grace_s:
+            assert (runs.last.finish_reason, len(runs.tokens())) == ("length", 12)
+
+
+def test_an_engine_that_does_not_open_says_why_and_leaves_no_thread() -> None:
+    def refuse() -> Engine:
+        raise SettingError("runner", "needs a GPU", "compiled")
+
+    before = threading.active_count()
+    tokenizer: Any = Letters()
+    with pytest.raises(SettingError, match="needs a GPU"):
+        LocalService(refuse, tokenizer, max_rows=1, max_waiting=1)
+    assert threading.active_count() == before

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from harness.config.run import RunSettings
     from harness.config.settings import DraftSettings
     from harness.engines.protocol import Engine
-    from harness.local.engine.pair import SketchedPair
+    from harness.local.engine.pair import PlannedPair
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,17 +46,15 @@ class HuggingFace(EngineRecord[HuggingFaceSettings]):
     def check_draft(self, method: MethodRecord, draft: DraftSettings, run: RunSettings) -> None:
         method.check_huggingface(draft)
 
-    def check_pair(self, pair: SketchedPair, run: RunSettings) -> None:
+    def check_pair(self, pair: PlannedPair, run: RunSettings) -> None:
         from harness.local.engine.huggingface import check_pair
 
         check_pair(pair, run.decoding)
 
     def open(self, opening: Opening) -> Engine:
-        from harness.local.engine.huggingface import HuggingFaceEngine, check_pair
-        from harness.local.engine.pair import Pair, PlannedPair
+        from harness.local.engine.huggingface import HuggingFaceEngine
+        from harness.local.engine.pair import Pair
 
-        assert isinstance(opening.planned, PlannedPair)
-        check_pair(opening.planned, opening.decoding)
         pair = opening.load()
         assert isinstance(pair, Pair)
         return HuggingFaceEngine(pair, opening)
