@@ -60,7 +60,7 @@ def columns_page() -> str:
     topics = [*_TOPICS, _OTHER_FIGURES, _SETTINGS, _CIRCUMSTANCES]
     tables: dict[str, dict[str, list[str]]] = {topic: {} for topic in topics}
     for kind in row_kinds():
-        columns = kind.columns()
+        columns = {name: column for name, column in kind.columns().items() if not _is_end(column)}
         for name in sorted(columns, key=lambda name: name not in CORE_COLUMNS):
             lines = tables[_topic(name, columns[name])]
             lines.setdefault(_line(name, columns[name]), []).append(kind.kind)
@@ -78,7 +78,11 @@ def columns_page() -> str:
         "## The core dozen",
         "Twelve columns of `latency.csv` answer most questions. One row is one arm of one run; the speed-up is in the "
         "row of the\nspeculative arm.",
-        _columns_table([_line(name, latency[name]) for name in CORE_COLUMNS]),
+        _columns_table(
+            [_line(name, latency[name]) for name in CORE_COLUMNS if not _is_end(latency[name])]
+        ),
+        "A figure with an interval, `speedup ±`, has further columns: `speedup_low` and `speedup_high` are its 95 % "
+        "interval,\n`speedup_covers` says over what (`15 prompts and 5 runs`, laps of requests in flight).",
         _EXAMPLE,
         "Texts are written exactly as they are, so that pandas reads what was measured: a prompt or completion may "
         "begin with `=`,\n`+`, `-` or `@`. In a spreadsheet import text columns as text, not as formulas.",
@@ -115,8 +119,14 @@ def _topic(name: str, column: ColumnDescription) -> str:
     return next(found, _OTHER_FIGURES)
 
 
+def _is_end(column: ColumnDescription) -> bool:
+    """Whether a column belongs to a figure's interval, and needs no line of its own."""
+    return column.part not in ("", "estimate")
+
+
 def _line(name: str, column: ColumnDescription) -> str:
-    return f"| `{name}` | {column.type.__name__} | {column.unit} | {column.text} |"
+    has_interval = column.part == "estimate"
+    return f"| `{name}`{' ±' if has_interval else ''} | {column.type.__name__} | {column.unit} | {column.text} |"
 
 
 def _columns_table(lines: list[str], *more_heads: str) -> str:

@@ -42,7 +42,11 @@ def test_every_column_is_described() -> None:
     page = (ROOT / "docs" / "columns.md").read_text(encoding="utf-8")
     for kind in row_kinds():
         for name, column in kind.columns().items():
-            assert f"| `{name}` | {column.type.__name__} | {column.unit} | {column.text} |" in page
+            stem = column.field if column.part else name
+            interval = " ±" if column.part else ""
+            assert f"| `{stem}`{interval} |" in page
+            if column.part in ("", "estimate"):
+                assert f"| {column.type.__name__} | {column.unit} | {column.text} |" in page
 
 
 @pytest.mark.parametrize("kind", row_kinds())
