@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+from harness.commands.command import Experiment
 from harness.commands.registry import measurement
 from harness.config.errors import HarnessError, SettingError
 from harness.config.machine import command_line
@@ -19,8 +21,7 @@ from harness.config.run import RunSettings
 from harness.engines.keeper import PairKeeper
 from harness.measuring.progress import say, show
 from harness.measuring.session import Session, WithTyped
-from harness.reporting.page import in_full, in_short
-from harness.reporting.table import Answer
+from harness.reporting.page import Page, in_full, in_short
 from harness.reporting.terminal import as_text, print_document
 from harness.results.files import SUMMARY_FILE, check_appendable
 from harness.results.locked_files import remove_locks, replace_file
@@ -72,58 +73,77 @@ def run_command(
         if session.error is not None:
             log.info("%s: %s", session.status, session.error)
         with finishing():
-            try:
-                rows = experiment.rows(session)
-            except Exception:
-                if session.error is None:
-                    raise
-                # Half a measurement may make no rows. Those of none say what ended it.
-                rows = measurement(command).begin(settings).rows(session)
+            rows = _rows(command, experiment, session)
             if is_mistake and not any(row.has_figures for row in rows):
                 rows = []
-            written = None
-            # The answer is known: a disk that is full does not hide it.
-            unwritten: list[HarnessError] = []
-            try:
-                written = session.write_rows(rows)
-            except HarnessError as error:
-                unwritten.append(error)
-            page = (
-                measurement(command).page([Run(list(rows), directory=directory)]) if rows else None
-            )
-            full: Answer = []
-            finding: list[str] = []
-            doubts: Sequence[str] = ()
+            page = None
+            if rows:
+                page = measurement(command).page([Run(list(rows), directory=directory)])
             if page is not None:
                 page = replace(page, tables=(*page.tables, *experiment.more))
-                full = in_full(page)
-                finding = [line.whole for line in page.finding]
-                doubts = page.doubts
-            try:
-                write_result(directory, session.written, session.devices, finding, doubts)
-                if full:
-                    replace_file(directory / SUMMARY_FILE, as_text(full).encode())
-            except HarnessError as error:
-                unwritten.append(error)
+            saved, unwritten = _write(session, rows, page)
         session.close()
         _remove_own_locks(settings, directory)
         if page is not None:
-            # The line about progress may still be on the terminal.
-            show("")
-            try:
-                print_document(full if settings.results.details else in_short(page))
-            finally:
-                # Two paths, a line each where one has no room for both.
-                where = textwrap.TextWrapper(
-                    80, subsequent_indent=" " * 9, break_long_words=False, break_on_hyphens=False
-                )
-                if written is not None:
-                    say(where.fill(written))
+            _print(page, saved, details=settings.results.details)
         if unwritten:
             raise unwritten[0]
     experiment.judge(rows)
     # Some commands have written rows while they measured.
     return session.written
+
+
+def _rows(command: str, experiment: Experiment[Any, Any], session: Session) -> Sequence[RunRow]:
+    """The rows of a run, however it ended."""
+    try:
+        rows: Sequence[RunRow] = experiment.rows(session)
+    except Exception:
+        if session.error is None:
+            raise
+        # Half a measurement may make no rows. Those of none say what ended it.
+        rows = measurement(command).begin(session.original_settings).rows(session)
+    return rows
+
+
+def _write(
+    session: Session, rows: Sequence[RunRow], page: Page | None
+) -> tuple[str | None, list[HarnessError]]:
+    """Write the rows of a run, and its page in files.
+
+    Returns:
+        A line that says where they are, and what could not be written: the answer is known, and a disk that is full
+        does not hide it.
+    """
+    saved = None
+    unwritten: list[HarnessError] = []
+    try:
+        saved = session.write_rows(rows)
+    except HarnessError as error:
+        unwritten.append(error)
+    finding = [] if page is None else [line.whole for line in page.finding]
+    doubts = () if page is None else page.doubts
+    try:
+        write_result(session.directory, session.written, session.devices, finding, doubts)
+        if page is not None and (full := in_full(page)):
+            replace_file(session.directory / SUMMARY_FILE, as_text(full).encode())
+    except HarnessError as error:
+        unwritten.append(error)
+    return saved, unwritten
+
+
+def _print(page: Page, saved: str | None, *, details: bool) -> None:
+    """Print a page, and where its rows are."""
+    # The line about progress may still be on the terminal.
+    show("")
+    try:
+        print_document(in_full(page) if details else in_short(page))
+    finally:
+        # Two paths, a line each where one has no room for both.
+        where = textwrap.TextWrapper(
+            80, subsequent_indent=" " * 9, break_long_words=False, break_on_hyphens=False
+        )
+        if saved is not None:
+            say(where.fill(saved))
 
 
 def record_failure(
