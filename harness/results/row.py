@@ -30,7 +30,7 @@ _FIRST = (
     "run job model draft arm check verdict batch_size num_draft_tokens temperature seed".split()
 )
 
-_COVERS = "what that interval is over: `15 prompts and 5 runs`, batches, laps of requests in flight, or questions"
+_COVERS = "what that interval is over: `15 prompts and 5 runs`, batches, laps or questions"
 
 # A damaged file may hold a number of any length.
 _TOO_LONG = re.compile(r"\d{20}")

@@ -184,8 +184,7 @@ class RunRow(Row):
         "command that started the server here; of both, where the arms' differ"
     )
     served_model: MaybeText = circumstance(
-        "name under which the server was asked for the model, and where its weights are if it says so;"
-        " of both, where the arms' differ"
+        "name under which the server was asked for the model, and where its weights are; of both, where they differ"
     )
     server_started: MaybeText = circumstance("start times reported by the servers, verbatim")
     runner: MaybeText = circumstance(
@@ -313,8 +312,7 @@ class DecodedRow(Accepted, RunRow):
         "lenience of the acceptance rule; below 1 is lossy", "decoding.lenience"
     )
     synthetic_acceptance: float | list[float] | None = setting(
-        "chance of a draft token, accepted at random; a list has one for each position, a number above 1 is"
-        " a mean length; empty for the rule",
+        "chance that a coin accepts a draft token; a list by position, a number above 1 a mean length; empty for the rule",
         "decoding.synthetic_acceptance",
     )
     lossy: MaybeBool = setting(
@@ -348,8 +346,7 @@ class WithSpeedup:
 
     speedup: Interval | None = with_interval(
         "mean",
-        "time per token of the regular arm over that of the speculative one, on prompts that both answered; with as"
-        " many tokens in each answer the ratio of total times",
+        "time per token of the regular arm over that of the speculative one, on prompts that both answered",
         ends="95 % paired interval",
     )
 

@@ -21,8 +21,7 @@ class Answers(Group):
     )
     draft_remembers: MaybeBool = pooled(
         "same",
-        "whether a server drafts from a pool that learns from all its requests, as its command says; a prompt that is"
-        " asked again then finds its own answer",
+        "whether a server drafts from a pool of its own answers, as its command says",
     )
     smallest_batch: MaybeInt = pooled(
         "smallest", "rows of the smallest batch: the last one may not have been full"
@@ -30,21 +29,19 @@ class Answers(Group):
     num_tokens: MaybeInt = pooled("mean", "tokens generated over all prompts", "tokens")
     num_prompt_tokens: MaybeInt = pooled(
         "mean",
-        "tokens of all prompts; where neither a tokenizer is here nor the server counts them, their bytes over 4",
+        "tokens of all prompts; their bytes over 4 where nobody counts them",
         "tokens",
     )
     shortest_answer: MaybeInt = pooled("smallest", "tokens of the shortest answer", "tokens")
     longest_answer: MaybeInt = pooled("largest", "tokens of the longest answer", "tokens")
     ms_per_token: MaybeFloat = pooled(
         "mean",
-        "time per token of a row, with the prompt's pass: the waits for all answers over all their tokens; a batch is"
-        " one answer of mean length",
+        "time per token of a row, with the prompt's pass: the waits for all answers over all their tokens",
         "ms",
     )
     ms_per_token_per_answer: MaybeFloat = pooled(
         "mean",
-        "mean over answers of each one's time per token: short ones, which have their whole wait for the first token in"
-        " it, count as much as long ones",
+        "mean over answers of each one's time per token: short ones count as much as long ones",
         "ms",
     )
     ms_per_token_std: MaybeFloat = pooled(

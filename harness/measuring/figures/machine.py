@@ -53,8 +53,7 @@ class Energy(Group):
     )
     joules_per_token: MaybeFloat = pooled(
         "mean",
-        "energy of the GPUs per token, by NVML, what they take when idle included; empty for instances"
-        " of a GPU (MIG), and where a tenth of the answers was too short to be counted",
+        "energy of the GPUs per token, by NVML, idle power included; empty for MIG and very short answers",
         "J",
     )
     energy_ratio: Interval | None = with_interval(

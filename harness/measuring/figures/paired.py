@@ -23,14 +23,13 @@ class Speedup(Group, WithSpeedup):
     """The speed-up, how small a difference would show, and doubts about the times, such as drift."""
 
     precision: MaybeFloat = setting(
-        "half of the width of the speed-up's interval, as a share of it, at which the run was to stop",
+        "half of the interval's width, as a share of the speed-up, at which the run was to stop",
         "half_width",
     )
     stopped_by: MaybeText = pooled(
         "same",
-        "what ended a run with `precision`: `precision` where it was reached, `budget`, `blocks` (the last of them),"
-        " `num_prompts` (as many as were asked for), or `prompts` (all of the set); its intervals have a level of 97 %,"
-        " so that they cover 95 % although they were looked at",
+        "what ended a run with `precision`: `precision`, `budget`, `blocks`, `num_prompts` or `prompts` (all of the set);"
+        " its intervals have a level of 97 %",
     )
     decode_speedup: Interval | None = with_interval(
         "mean",
@@ -43,8 +42,7 @@ class Speedup(Group, WithSpeedup):
     )
     rare_units: MaybeText = pooled(
         "none",
-        "one or two units that hold most of the variance of the speed-up: `2 of 8 prompts took 5.1 times as long as the"
-        " others in the regular arm`",
+        "one or two units with most of the speed-up's variance, in words",
     )
     drift: Interval | None = with_interval(
         "mean",
@@ -54,8 +52,7 @@ class Speedup(Group, WithSpeedup):
     drifted: MaybeBool = pooled("any", "whether that is significant and above 2 %")
     regular_against_itself: Interval | None = with_interval(
         "mean",
-        "time per token after the first of the regular arm, where its turn came first over where it came second: 1 but"
-        " for noise and for what the turns themselves change",
+        "the regular arm's time per token where its turn came first over where it came second: 1 but for noise",
         ends="95 % interval",
     )
     reproducible: MaybeBool = pooled(

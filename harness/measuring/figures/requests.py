@@ -33,8 +33,7 @@ class Requests(Group):
     time_per_output_token_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
     inter_token_latency_p50_ms: MaybeFloat = pooled(
         "mean",
-        "median time between two arrivals of a request, each of one or more tokens (ITL of vLLM);"
-        " tokens that come within a tenth of its mean time per token are one arrival",
+        "median time between two arrivals of a request, each of one or more tokens (ITL of vLLM)",
         "ms",
     )
     inter_token_latency_p99_ms: MaybeFloat = pooled("mean", "99th percentile of the same", "ms")
@@ -45,13 +44,11 @@ class Requests(Group):
     )
     held_back: MaybeBool = pooled(
         "any",
-        "whether tokens of the regular arm, which are decoded one by one, arrived together, so that nothing is known of"
-        " the time after the first",
+        "whether the regular arm's tokens arrived together, so that times after the first are unknown",
     )
     mean_in_flight: MaybeFloat = pooled(
         "mean",
-        "requests that a server had in flight, on average, from the first of a lap until its last had ended; those"
-        " that only keep up the load count as well",
+        "requests in flight, on average over a lap; those that only keep up the load count as well",
         "requests",
     )
     offered_rate: MaybeFloat = pooled(
@@ -61,13 +58,11 @@ class Requests(Group):
     )
     fell_behind: MaybeBool = pooled(
         "any",
-        "whether the server answered fewer requests than `engine.rate` sends, those that only keep up the load counted,"
-        " by more than chance explains at a level of 1 %: the queue grew",
+        "whether the server answered fewer requests than `engine.rate` sends, at a level of 1 %: the queue grew",
     )
     requests_per_second: MaybeFloat = pooled(
         "mean",
-        "requests that were answered, over total time, less the share of it that went to those that only kept up the"
-        " load",
+        "answered requests over total time, without the share of those that only kept up the load",
         "requests/s",
     )
     num_failed: MaybeInt = pooled(

@@ -32,8 +32,7 @@ class Server(Group):
 
     salted: MaybeBool = pooled(
         "all",
-        "whether requests had a salt of the run, so that a server's prefix cache does not know their prompts from"
-        " before; empty where nothing is cached between questions",
+        "whether requests had a salt, so that a server's prefix cache does not know their prompts from before",
     )
     server_time_to_first_token_ms: MaybeFloat = pooled(
         "mean", "mean time to the first token by the server's own clock and metrics", "ms"
@@ -48,8 +47,7 @@ class Server(Group):
     )
     unseen_tokens: MaybeInt = pooled(
         "largest",
-        "tokens that arrived and that the server did not count, as one worker of several does; 0 within a token"
-        " a request and 1 %",
+        "tokens that arrived and that the server did not count, as one worker of several does",
         "tokens",
     )
     num_uncounted: MaybeInt = pooled(

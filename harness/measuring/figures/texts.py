@@ -27,14 +27,12 @@ class Texts(Group):
     identical_prompts: MaybeInt = pooled("mean", "greedy texts equal to the regular arm's")
     tokens_per_difference: MaybeFloat = pooled(
         "mean",
-        "of an engine elsewhere: greedy tokens up to each difference from the regular arm's text that rounding"
-        " does not explain, as far as that is known; estimated from the text where the server sends no ids",
+        "of servers: greedy tokens per difference from the regular arm's text that rounding does not explain",
         "tokens",
     )
     margin_over_rounding: MaybeFloat = pooled(
         "largest",
-        "largest logit margin at which a greedy text leaves the regular arm's, over what rounding explains there:"
-        " above 1 it is no tie",
+        "largest logit margin at a difference between greedy texts, over what rounding explains: above 1 it is no tie",
     )
 
     @classmethod
