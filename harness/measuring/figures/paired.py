@@ -28,7 +28,7 @@ class Speedup(Group, WithSpeedup):
     )
     stopped_by: MaybeText = pooled(
         "same",
-        "what ended a run with `precision`: `precision`, `budget`, `blocks`, `num_prompts` or `prompts` (all of the set);"
+        "what ended a run with `precision`: `precision`, `budget`, `blocks`, `num_prompts` or `prompts` (all);"
         " its intervals have a level of 97 %",
     )
     decode_speedup: Interval | None = with_interval(
