@@ -228,7 +228,7 @@ class IterationCost:
     def _measured(self, k: int, rows: int) -> Point | None:
         """An iteration of K draft tokens, also at a load that is refused; None where it was not measured."""
         place = (k + 1, rows)
-        return next((one for one in self.points if (one.width, one.rows) == place), None)
+        return next((point for point in self.points if (point.width, point.rows) == place), None)
 
     def step_ms(self, rows: int = 1) -> Interval:
         """A regular step at a load; unknown where it was not measured."""
@@ -468,7 +468,7 @@ def _ratio(numerator: Interval, denominator: Interval) -> Interval:
         above += math.log(denominator.estimate / denominator.low) ** 2
         below += math.log(denominator.high / denominator.estimate) ** 2
     # The part with fewer units decides how good the interval is.
-    known = [one.covers for one in parts if one.covers]
+    known = [part.covers for part in parts if part.covers]
     covers = min(known, key=lambda coverage: coverage.num_units) if known else None
     low, high = estimate * math.exp(-math.sqrt(below)), estimate * math.exp(math.sqrt(above))
     return Interval(estimate, low, high, covers)

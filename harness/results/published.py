@@ -93,7 +93,10 @@ def multiplication_accuracy(model: str) -> Mapping[str, float]:
     """Accuracies of llama-ssp for products of numbers from 1 to 99: arm -> proportion of correct answers; empty for
     other models.
     """
-    return next((one.accuracy for one in figures() if one.accuracy and one.models[0] == model), {})
+    return next(
+        (figure.accuracy for figure in figures() if figure.accuracy and figure.models[0] == model),
+        {},
+    )
 
 
 def published_for(row: PromptedRow) -> list[Published]:

@@ -117,7 +117,10 @@ def _cell(row: Mapping[str, Any], column: ColumnDescription) -> str:
     value = row.get(column.field)
     if column.part:
         intervals = value if isinstance(value, list) else [value]
-        parts = [one.get(column.part) if isinstance(one, Mapping) else None for one in intervals]
+        parts = [
+            interval.get(column.part) if isinstance(interval, Mapping) else None
+            for interval in intervals
+        ]
         value = parts if isinstance(value, list) else parts[0]
         # A list lacks its ends where one of them is not known.
         if None in parts:

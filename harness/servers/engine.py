@@ -149,15 +149,15 @@ class ServerEngine(Engine):
         try:
             self._start(self._servers[0])
         except RunError as error:
-            failed = [one for one in self._servers if one.ended is not None]
+            failed = [server for server in self._servers if server.ended is not None]
             if not blocks_if_needed or len(self._servers) < 2 or len(failed) != 1:
                 raise
             if not failed[0].may_fit_alone:
                 raise
             self.say(f"{error}: it is started once more, alone")
             self._stop()
-            for one in self._servers:
-                one.model = None
+            for server in self._servers:
+                server.model = None
             self._one_at_a_time = True
             self.blocks = Blocks(blocks_if_needed, self._leave_alone)
             started = time.perf_counter()
@@ -198,9 +198,9 @@ class ServerEngine(Engine):
         for one in together:
             one.identify()
         # With blocks, the server of one arm alone is known at first.
-        known = [one for one in self._servers if one.model is not None]
+        known = [server for server in self._servers if server.model is not None]
         models = [one.model for one in known if one.model is not None]
-        if all(one.served.model is None for one in self._servers):
+        if all(server.served.model is None for server in self._servers):
             check_same_weights(models)
         for one in together:
             one.connect()
@@ -218,7 +218,7 @@ class ServerEngine(Engine):
 
     def _start_afresh(self, arm: Arm) -> None:
         """End both servers if this one has answered; the next question starts both again."""
-        if any(one is arm and one.was_asked for one in self._servers):
+        if any(server is arm and server.was_asked for server in self._servers):
             self._stop()
 
     def _stop(self) -> None:

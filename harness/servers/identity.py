@@ -246,8 +246,8 @@ def check_same_weights(models: Sequence[ServedModel]) -> None:
 
     For runs in which the user named no served model. Of a server without a list nothing is known: it may be down.
     """
-    models = [each for each in models if each.is_listed]
-    files = {PurePosixPath(each.root or each.name).name.lower() for each in models}
+    models = [model for model in models if model.is_listed]
+    files = {PurePosixPath(model.root or model.name).name.lower() for model in models}
     if len(files) > 1:
         regular, speculative = models[0], models[-1]
         rule = f"the servers serve different weights, {' and '.join(map(str, models))}"

@@ -103,7 +103,7 @@ class Server(EngineRecord[ServerSettings]):
 
     def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
         startups = [one.startup for one in DIALECTS.all().values() if one.startup is not None]
-        beginnings = (*_OF_DEVICES, *(name for one in startups for name in one.environment))
+        beginnings = (*_OF_DEVICES, *(name for startup in startups for name in startup.environment))
         return {
             name: value
             for name, value in environment.items()

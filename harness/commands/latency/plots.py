@@ -131,7 +131,7 @@ def _costs(group: Sequence[RankedRun]) -> tuple[str, Curves]:
         cost = measured_over_k([pair.run for pair in series])
         load = cost.loads[0] if cost.loads else 1
         shape = cost.shape(load)
-        known = [one for one in cost.points if one.width > 1 and one.steps.is_known]
+        known = [point for point in cost.points if point.width > 1 and point.steps.is_known]
         if shape is None or not known or len(curves) >= MOST_CURVES:
             continue
         name = _label(series[0], shared)

@@ -75,8 +75,10 @@ class Speedup(Group, WithSpeedup):
         speedup = times.speedup(run.settings.seed, run.confidence)
         places: dict[int, set[int]] = {}
         for generation, unit in zip(pair[0].generations, pair[0].units, strict=True):
-            occurrences = [run.prompt_set.occurrence(each.index) for each in generation.requests]
-            places.setdefault(unit, set()).update(one.place for one in occurrences)
+            occurrences = [
+                run.prompt_set.occurrence(request.index) for request in generation.requests
+            ]
+            places.setdefault(unit, set()).update(occurrence.place for occurrence in occurrences)
         if speedup.covers is not None and share_prompts(places):
             # Units with the same prompts do not allow for other texts.
             covers = dataclasses.replace(speedup.covers, same_texts=True)

@@ -85,7 +85,7 @@ class Requests(Group):
         requests = arm.requests
         answered = arm.answered
         errors = [request.error for request in requests]
-        loads = [one.load for one in arm.generations if one.load is not None]
+        loads = [generation.load for generation in arm.generations if generation.load is not None]
         load_s = sum(load.seconds for load in loads)
         rate = run.settings.engine.rate
         is_held_back = run.is_held_back
