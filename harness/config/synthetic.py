@@ -126,5 +126,5 @@ def length_deviation(rates: Rates, num_draft_tokens: int) -> float:
     marginal = marginal_rates(conditional, num_draft_tokens)
     mean = sum(marginal)
     # A length of at least i tokens adds i² - (i - 1)² to the square.
-    square = sum((2 * place - 1) * rate for place, rate in enumerate(marginal, start=1))
+    square = sum((2 * index - 1) * rate for index, rate in enumerate(marginal, start=1))
     return math.sqrt(max(0.0, square - mean * mean))

@@ -112,13 +112,13 @@ class Question:
                 prompt,
                 self.decoding,
                 self.seed,
-                self.indices[place],
+                self.indices[index],
                 self.stop_tokens,
-                self.chats[place] if self.chats else None,
-                self.salts[place] if self.salts else None,
+                self.chats[index] if self.chats else None,
+                self.salts[index] if self.salts else None,
                 self.ends,
             )
-            for place, prompt in enumerate(self.prompts)
+            for index, prompt in enumerate(self.prompts)
         ]
 
 

@@ -58,8 +58,8 @@ def acceptance_columns(requests: Sequence[RequestRecord]) -> dict[str, Any]:
     columns["acceptance_rate"] = num_accepted / num_drafted
     histogram = [0] * max(len(request.histogram) for request in reported)
     for request in reported:
-        for place, how_often in enumerate(request.histogram):
-            histogram[place] += how_often
+        for index, how_often in enumerate(request.histogram):
+            histogram[index] += how_often
     num_drafting = sum(histogram) if all(request.histogram for request in reported) else 0
     if num_drafting:
         columns["acceptance_histogram"] = histogram

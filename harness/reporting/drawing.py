@@ -83,7 +83,7 @@ def as_svgs(
             for title, figure in plots if with_title else ():
                 figure.axes[0].set_title(wrapped(title))
                 figure.set_facecolor("white")
-            svgs = [_svg(f"{name}-{place}", plot.figure) for place, plot in enumerate(plots, 1)]
+            svgs = [_svg(f"{name}-{index}", plot.figure) for index, plot in enumerate(plots, 1)]
             drawn[name] = [(plot.title, svg) for plot, svg in zip(plots, svgs, strict=True)]
     return {name: plots for name, plots in drawn.items() if plots}
 
@@ -148,13 +148,13 @@ def bar_figure(bars: Sequence[tuple[str, str, Point, str]], x_label: str) -> Fig
     figure = Figure(figsize=(_SLIDE_WIDTH, 1.1 + 0.62 * len(bars)), layout="constrained")
     axes: Any = figure.subplots()
     axes.set(xlabel=x_label)
-    for place, (name, words, point, colour) in enumerate(bars):
+    for index, (name, words, point, colour) in enumerate(bars):
         bounds = np.maximum([[point.value - point.low], [point.high - point.value]], 0)
-        axes.barh(place, point.value, height=0.42, color=colour)
-        axes.errorbar(point.value, place, xerr=bounds, color="black", elinewidth=1.2, capsize=3)
-        axes.text(0, place - 0.28, textwrap.fill(name, _LONGEST_NAME), va="bottom", fontsize=9.5)
+        axes.barh(index, point.value, height=0.42, color=colour)
+        axes.errorbar(point.value, index, xerr=bounds, color="black", elinewidth=1.2, capsize=3)
+        axes.text(0, index - 0.28, textwrap.fill(name, _LONGEST_NAME), va="bottom", fontsize=9.5)
         end = np.nanmax([point.value, point.high])
-        axes.text(end, place, f"  {words}", va="center", fontsize=9.5)
+        axes.text(end, index, f"  {words}", va="center", fontsize=9.5)
     axes.axvline(1, color="C5", linewidth=1, linestyle=(0, (3, 2)))
     axes.set(yticks=[], ylim=(len(bars) - 0.6, -0.75), xlim=(0, None))
     axes.spines["left"].set_visible(False)

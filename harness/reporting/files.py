@@ -162,12 +162,12 @@ def _leading(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[s
     names = naming(columns)
     num_names = len(names)
     # Words say more than the number of a seed.
-    name = next((place for place, column in enumerate(names) if column.text), 0)
-    figures = {place for place, column in enumerate(columns) if column.reference is not None}
+    name = next((index for index, column in enumerate(names) if column.text), 0)
+    figures = {index for index, column in enumerate(columns) if column.reference is not None}
     if not figures or any(not row[place] for row in rows for place in figures):
         # A regular arm has no speed-up.
         figures.add(num_names)
-    parts = ["name" if place == name else "about" for place in range(num_names)]
+    parts = ["name" if index == name else "about" for index in range(num_names)]
     further = range(num_names, len(columns))
     return [*parts, *("figure" if place in figures else "rest" for place in further)]
 

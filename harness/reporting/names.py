@@ -173,10 +173,10 @@ def _differing_words(
     split = [_words_of(command or "") for command in commands]
     in_all = _in_all(split)
     for words, k in zip(split, draft_tokens, strict=True):
-        for place, word in enumerate(words):
+        for index, word in enumerate(words):
             if word not in in_all and k is not None:
                 text = re.sub(rf"(?<![\w.]){k}(?![\w.])", "{K}", word.text)
-                words[place] = word._replace(text=text)
+                words[index] = word._replace(text=text)
     in_all = _in_all(split)
     texts = []
     for words in split:

@@ -166,8 +166,8 @@ class Table:
         """The columns that have something to show, and each row's cells as text."""
         columns = []
         texts = []
-        for place, column in enumerate(self.columns):
-            values = [row.cells[place] for row in self.rows]
+        for index, column in enumerate(self.columns):
+            values = [row.cells[index] for row in self.rows]
             cells = ["" if value is None else column.form(value) for value in values]
             if (column.optional and not any(cells)) or (column.varies and len(set(cells)) < 2):
                 continue

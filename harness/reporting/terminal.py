@@ -160,10 +160,10 @@ def _print_bars(bars: Bars, console: Console) -> None:
     room = console.width - before - sum(len(cells[0]) + 3 for cells in columns)
     length = max(_SHORTEST_BAR, min(_LONGEST_BAR, room))
     whole = bars.whole or max(bar.size for bar in bars.bars)
-    for place, bar in enumerate(bars.bars):
+    for index, bar in enumerate(bars.bars):
         drawn = _drawn(length * bar.size / whole, console.encoding)
-        figures = "".join(f"   {cells[place]}" for cells in columns)
-        line = f"{2 * _INDENT}{names[place]}  {drawn:{length}}{figures}"
+        figures = "".join(f"   {cells[index]}" for cells in columns)
+        line = f"{2 * _INDENT}{names[index]}  {drawn:{length}}{figures}"
         console.print(Text(line), soft_wrap=True)
 
 
@@ -207,8 +207,8 @@ def _print_lines(rows: Sequence[Sequence[str]], console: Console) -> None:
             lines += textwrap.wrap(line, room, break_long_words=False, break_on_hyphens=False) or [
                 ""
             ]
-        for place, line in enumerate(lines):
-            label = visible(name) if place == 0 else ""
+        for index, line in enumerate(lines):
+            label = visible(name) if index == 0 else ""
             shown = Text(f"{_INDENT}{label:{width}}  {line}")
             shown.stylize("dim", 0, len(_INDENT) + width)
             console.print(shown, soft_wrap=True)
@@ -221,8 +221,8 @@ def _print_parts(
     first part: columns without room are left out.
     """
     wants = []
-    for place, column in enumerate(columns):
-        cells_of_column = [cells[place] for cells in rows]
+    for index, column in enumerate(columns):
+        cells_of_column = [cells[index] for cells in rows]
         wants.append(_width(column, cells_of_column))
     is_bare = table.look == "bare"
     margin = 2 * len(_INDENT) if is_bare else 0
@@ -294,11 +294,11 @@ def _parts(columns: Sequence[Column], least: Sequence[int], room: int) -> list[l
     while len(names) > 1 and 2 * sum(widths[place] for place in names) > room:
         names.pop()
     parts = [list(names)]
-    for place in range(len(names), len(columns)):
+    for index in range(len(names), len(columns)):
         part = parts[-1]
-        is_full = sum(widths[other] for other in (*part, place)) > room
+        is_full = sum(widths[other] for other in (*part, index)) > room
         if is_full and len(part) > len(names):
             part = list(names)
             parts.append(part)
-        part.append(place)
+        part.append(index)
     return parts

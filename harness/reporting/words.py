@@ -67,7 +67,7 @@ def typed_for(command: str, changes: str, leaving_out: Collection[str]) -> str |
     changed = {_setting_in(word) for word in shlex.split(changes)}
     given_up = {"details", *leaving_out, *filter(None, changed)}
     # The first word without a setting is the command; a program that makes a report has none.
-    words = (place for place, word in enumerate(typed) if _setting_in(word) is None)
+    words = (index for index, word in enumerate(typed) if _setting_in(word) is None)
     own_command = next(words, len(typed))
     kept = _without(given_up, [*typed[:own_command], *typed[own_command + 1 :]])
     is_sweep = not {"-m", "--multirun"}.isdisjoint(typed)

@@ -68,16 +68,16 @@ class Acceptance:
     def conditional_rates(self) -> list[float | None]:
         """Accepted / tested at each draft position: how often a token is accepted if those before it were."""
         return [
-            _ratio(self.num_accepted_at(place), self.num_tested_at(place))
-            for place in range(self.num_places)
+            _ratio(self.num_accepted_at(index), self.num_tested_at(index))
+            for index in range(self.num_places)
         ]
 
     @property
     def marginal_rates(self) -> list[float | None]:
         """Accepted / iterations at each draft position, as vLLM and llama.cpp print it."""
         return [
-            _ratio(self.num_accepted_at(place), self.num_iterations)
-            for place in range(self.num_places)
+            _ratio(self.num_accepted_at(index), self.num_iterations)
+            for index in range(self.num_places)
         ]
 
     @property

@@ -424,12 +424,12 @@ def _steps(
     found: list[int] = []
     while len(ms) - design.shape[1] > 1 and not _fits(design, ms, errors, freedom):
         left = {}
-        for place in range(1, len(ms)):
-            if place not in found:
-                jump = (np.arange(len(ms)) >= place).astype(float)
+        for index in range(1, len(ms)):
+            if index not in found:
+                jump = (np.arange(len(ms)) >= index).astype(float)
                 larger = np.column_stack([design, jump])
                 residuals = _residuals(larger, ms, errors) / errors
-                left[place] = (float(np.square(residuals).sum()), larger)
+                left[index] = (float(np.square(residuals).sum()), larger)
         best = min(left, key=lambda place: left[place][0])
         design = left[best][1]
         found.append(best)

@@ -322,10 +322,10 @@ class ServerCommand:
         known = [*startup.speculation, *startup.switches]
         # What follows a flag is its value, whatever it looks like.
         values = {flag.first + 1 for flag in self.flags(known) if flag.last - flag.first == 2}
-        for place in range(self.start, len(self.words)):
-            name = self.words[place].partition("=")[0].replace("_", "-")
+        for index in range(self.start, len(self.words)):
+            name = self.words[index].partition("=")[0].replace("_", "-")
             is_similar = name.startswith(startup.prefixes) if startup.prefixes else False
-            if place not in values and is_similar and _meant(name, known, startup) is None:
+            if index not in values and is_similar and _meant(name, known, startup) is None:
                 rule = f"{name} is not known here: the command without speculation cannot be told; {_BOTH}"
                 raise SettingError(SETTING, rule)
 
@@ -351,15 +351,15 @@ class ServerCommand:
         """The place of a model whose own configuration says with which target it speculates, and that target."""
         if not self.startup.model_follows:
             return None
-        for place in range(self.start, len(self.words)):
-            file = Path(self.words[place].partition("=")[2] or self.words[place], "config.json")
+        for index in range(self.start, len(self.words)):
+            file = Path(self.words[index].partition("=")[2] or self.words[index], "config.json")
             try:
                 config = json.loads(file.read_text(encoding="utf-8"))
                 verifier = config["speculators_config"]["verifier"]["name_or_path"]
             except (OSError, ValueError, KeyError, TypeError):
                 continue
-            flag, equals, _ = self.words[place].partition("=")
-            return place, f"{flag}={verifier}" if equals else str(verifier)
+            flag, equals, _ = self.words[index].partition("=")
+            return index, f"{flag}={verifier}" if equals else str(verifier)
         return None
 
 
@@ -401,7 +401,7 @@ def is_variable(word: str) -> bool:
 
 
 def _divided(words: Sequence[str], dialects: Sequence[Dialect]) -> ServerCommand:
-    for place, word in enumerate(words):
+    for index, word in enumerate(words):
         for dialect in dialects:
             startup = dialect.startup
             if startup is None:
@@ -411,11 +411,11 @@ def _divided(words: Sequence[str], dialects: Sequence[Dialect]) -> ServerCommand
                 name = word if first.startswith("-") else PurePosixPath(word).name
                 name = name.removesuffix(".exe")
                 is_named = name == first or (not others and name.startswith(f"{first}-"))
-                end = place + 1 + len(others)
-                if is_named and list(words[place + 1 : end]) == others:
+                end = index + 1 + len(others)
+                if is_named and list(words[index + 1 : end]) == others:
                     return ServerCommand(tuple(words), dialect, end)
-            if any(image in word for image in startup.images) and place > 0:
-                return ServerCommand(tuple(words), dialect, place + 1)
+            if any(image in word for image in startup.images) and index > 0:
+                return ServerCommand(tuple(words), dialect, index + 1)
     return ServerCommand(tuple(words))
 
 

@@ -259,15 +259,15 @@ class StartedServer:
 def _with_container_id(command: list[str], file: Path) -> list[str]:
     """The command of a container with a file for its id, by which the guard ends it."""
     names = [PurePosixPath(word).name for word in command]
-    for place, name in enumerate(names):
+    for index, name in enumerate(names):
         if (
             name in CONTAINERS
-            and "run" in names[place + 1 : place + 3]
+            and "run" in names[index + 1 : index + 3]
             and "--cidfile" not in names
         ):
             # Of an earlier start; `docker run` writes over no file.
             file.unlink(missing_ok=True)
-            behind = names.index("run", place) + 1
+            behind = names.index("run", index) + 1
             return [*command[:behind], "--cidfile", str(file), *command[behind:]]
     return command
 

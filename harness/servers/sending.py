@@ -264,9 +264,9 @@ async def send_all(
         seconds_before = sender.request_seconds()
         num_arrived_before = sum(len(record.arrivals) for record in extra_records)
         own_tasks = []
-        for place, outgoing in enumerate(requests):
+        for index, outgoing in enumerate(requests):
             if rate:
-                await asyncio.sleep(started + times[place] - time.perf_counter())
+                await asyncio.sleep(started + times[index] - time.perf_counter())
             await room.acquire()
             own_tasks.append(asyncio.create_task(send(outgoing)))
             tasks.append(own_tasks[-1])

@@ -198,10 +198,10 @@ def _attributed(effects: Sequence[str], changes: Sequence[Interval]) -> str:
     """What a change of speed is due to: `all of it is acceptance: `; empty where that cannot be told, or both are."""
     # Of a change in logarithms, of which both are parts.
     logs = [abs(math.log(change.estimate)) for change in changes]
-    for place, name in enumerate(("acceptance", "the cost of an iteration")):
-        other = effects[1 - place]
-        is_most = logs[place] >= _MOST_OF_IT * sum(logs)
-        if effects[place] == "changed" and is_most and other != "cannot tell":
+    for index, name in enumerate(("acceptance", "the cost of an iteration")):
+        other = effects[1 - index]
+        is_most = logs[index] >= _MOST_OF_IT * sum(logs)
+        if effects[index] == "changed" and is_most and other != "cannot tell":
             return f"{'most' if other == 'changed' else 'all'} of it is {name}: "
     return ""
 

@@ -99,9 +99,9 @@ def _against_k(group: Sequence[RankedRun]) -> tuple[str, Curves] | None:
     if len(curves) > MOST_CURVES:
         title += f" (the first {MOST_CURVES} of {len(curves)})"
     shown: dict[str, Sequence[Point]] = {}
-    for place, (label, points) in enumerate([*curves.items()][:MOST_CURVES]):
+    for index, (label, points) in enumerate([*curves.items()][:MOST_CURVES]):
         # Beside each other, so that intervals at one K do not hide each other.
-        shown[label] = [point._replace(x=point.x + _BESIDE * place) for point in points]
+        shown[label] = [point._replace(x=point.x + _BESIDE * index) for point in points]
     return title, shown
 
 

@@ -310,8 +310,8 @@ class _Shape:
         shown: list[dict[str, Any] | None] = [None]
         for chosen in found:
             entries = {}
-            for place, (token, logprob) in enumerate(chosen.top):
-                entries[str(token)] = self._prompt_token(token, logprob, 1 + place)
+            for index, (token, logprob) in enumerate(chosen.top):
+                entries[str(token)] = self._prompt_token(token, logprob, 1 + index)
             # With its own rank, even among the likeliest: equal ones share a rank.
             entries[str(chosen.token)] = self._prompt_token(
                 chosen.token, chosen.logprob, chosen.rank

@@ -139,8 +139,8 @@ class ServedModel:
             num_logprobs = self._num_top("logprobs", body.logprobs)
             num_prompt_logprobs = self._num_top("prompt_logprobs", body.prompt_logprobs)
         requests = []
-        for place, prompt in enumerate(prompts):
-            request = self._request(prompt, body, seed, body.index + place)
+        for index, prompt in enumerate(prompts):
+            request = self._request(prompt, body, seed, body.index + index)
             requests.append(dataclasses.replace(request, num_logprobs=num_logprobs))
         return self.service.ask(
             arm, requests, put, stops=body.stop, num_prompt_logprobs=num_prompt_logprobs

@@ -90,8 +90,8 @@ class SimulatedArm(Arm):
         else:
             batch.free.extend([began_s] * in_flight)
         own = [
-            _Row.of(self.settings, request, began_s + times[place], place)
-            for place, request in enumerate(requests)
+            _Row.of(self.settings, request, began_s + times[index], index)
+            for index, request in enumerate(requests)
         ]
         batch.answer(own)
         seconds = clock.now_s - began_s
@@ -314,11 +314,11 @@ class _Batch:
 
 def _num_accepted(settings: SimulatedSettings, row: _Row, num_proposed: int) -> int:
     """How many of the draft tokens of an iteration are accepted."""
-    for place in range(num_proposed):
-        rate = settings.rates[min(place, len(settings.rates) - 1)]
+    for index in range(num_proposed):
+        rate = settings.rates[min(index, len(settings.rates) - 1)]
         if 0 < rate < 1:
             odds = rate / (1 - rate) * math.exp(row.log_odds)
             rate = odds / (1 + odds)
         if row.coins.random() >= rate:
-            return place
+            return index
     return num_proposed

@@ -124,9 +124,9 @@ def _from_before(run: MeasuredRun, arm: MeasuredArm) -> int | None:
         return None
     prompts = sorted(cached)
     num_known = 0
-    for place, prompt in enumerate(prompts):
+    for index, prompt in enumerate(prompts):
         # In this order a prompt shares most with one of its neighbours.
-        neighbours = [*prompts[max(0, place - 1) : place], *prompts[place + 1 : place + 2]]
+        neighbours = [*prompts[max(0, index - 1) : index], *prompts[index + 1 : index + 2]]
         shared = [len(commonprefix([prompt, other])) for other in neighbours]  # noqa: RUF071
         num_known += max(0, cached[prompt] - max(shared, default=0))
     return num_known

@@ -188,12 +188,12 @@ def encode_set(
     token_ids = encode(planned, settings, prompts)
     # Of conversations the last turn's, with room for the answers before it.
     whole = list(token_ids)
-    for place, prompt in enumerate(prompts):
+    for index, prompt in enumerate(prompts):
         if prompt.turns:
             turn = len(prompt.turns) - 1
             [ids] = encode(planned, settings, [prompt.after([""] * turn)])
             # Any tokens stand in for the answers.
-            whole[place] = [*ids, *ids[-1:] * most_answered(turn, new_tokens)]
+            whole[index] = [*ids, *ids[-1:] * most_answered(turn, new_tokens)]
     encoded = Encoded(prompts, token_ids, chats_of(prompts))
     encoded = _fitted(encoded, whole, planned, settings, new_tokens, answers)
     if num_others:
@@ -245,13 +245,13 @@ def _fitted(
         raise SettingError("decoding.max_new_tokens", rule, settings.decoding.max_new_tokens)
     prompts = encoded.prompts
     token_ids = encoded.token_ids
-    long = [place for place, ids in enumerate(whole) if room is not None and len(ids) > room]
+    long = [index for index, ids in enumerate(whole) if room is not None and len(ids) > room]
     where = lines_in_words([prompts[place].line for place in long], settings.prompts)
     problem = f"{len(long)} of {len(prompts)} prompts are too long ({where})"
     too_long = settings.prompts.too_long
     if too_long == "skip" and 0 < len(long) < len(prompts):
         say(f"{problem} and are left out")
-        kept = [place for place in range(len(prompts)) if place not in long]
+        kept = [index for index in range(len(prompts)) if index not in long]
         encoded = dataclasses.replace(encoded.part(kept), num_skipped=len(long))
         whole = [whole[place] for place in kept]
     elif too_long == "truncate" and long and room is not None and room > 1:

@@ -430,7 +430,7 @@ def _of_first_key(row: Mapping[str, Any]) -> Prompt:
         return Prompt(turns[0], turns=tuple(turns))
     if key == "messages":
         messages = messages_of(value)
-        asked = [place for place, message in enumerate(messages) if message["role"] in _ASKS]
+        asked = [index for index, message in enumerate(messages) if message["role"] in _ASKS]
         if not asked:
             raise NoQuestion("has no message of a user among its messages")
         end = asked[-1] + 1

@@ -77,9 +77,9 @@ def readings_of(
         return list(tokenizer(text, add_special_tokens=adds_special_tokens)["input_ids"])
 
     answers = [
-        place
-        for place, message in enumerate(chat.messages)
-        if place > 0 and message["role"] == "assistant"
+        index
+        for index, message in enumerate(chat.messages)
+        if index > 0 and message["role"] == "assistant"
     ]
     readings = []
     for text, spans in _texts(prompt, chat, answers, render):

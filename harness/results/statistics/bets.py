@@ -59,8 +59,8 @@ def bets_on_cells(
     """
     factors = np.zeros((len(learners), len(cells)))
     places: dict[Hashable, list[int]] = defaultdict(list)
-    for place, key in enumerate(keys):
-        places[key].append(place)
+    for index, key in enumerate(keys):
+        places[key].append(index)
     for at in places.values():
         own = np.eye(num_cells)[np.asarray(cells)[at].astype(int)]
         before = own.cumsum(0) - own
@@ -95,14 +95,14 @@ def bets_on_outcomes(
     # Draws so far of this outcome and of all, and the most of one outcome by its mass.
     before, total, peak = np.zeros((3, len(outcomes)))
     is_possible = masses > 0
-    for place, (key, outcome) in enumerate(zip(keys, outcomes, strict=True)):
-        before[place] = counts[key, outcome]
-        total[place] = totals[key]
-        peak[place] = peaks[key]
-        if is_possible[place]:
+    for index, (key, outcome) in enumerate(zip(keys, outcomes, strict=True)):
+        before[index] = counts[key, outcome]
+        total[index] = totals[key]
+        peak[index] = peaks[key]
+        if is_possible[index]:
             counts[key, outcome] += 1
             totals[key] += 1
-            peaks[key] = max(peaks[key], counts[key, outcome] / masses[place])
+            peaks[key] = max(peaks[key], counts[key, outcome] / masses[index])
     factors = np.zeros((len(learners), len(outcomes)))
     by_mass = np.divide(before, masses, out=np.zeros_like(before), where=is_possible)
     for row, (concentration, share) in zip(factors, learners, strict=True):
@@ -142,8 +142,8 @@ def bets_on_swaps(
     counts: tuple[dict[Hashable, int], dict[Hashable, int]] = (defaultdict(int), defaultdict(int))
     # Draws so far: of the one outcome in the first sample and the second, and of the other.
     one_first, one_second, other_first, other_second = before = np.zeros((4, len(first)))
-    for place, (one, other) in enumerate(zip(first, second, strict=True)):
-        before[:, place] = counts[0][one], counts[1][one], counts[0][other], counts[1][other]
+    for index, (one, other) in enumerate(zip(first, second, strict=True)):
+        before[:, index] = counts[0][one], counts[1][one], counts[0][other], counts[1][other]
         counts[0][one] += 1
         counts[1][other] += 1
     # Each sample is expected to be like both together.

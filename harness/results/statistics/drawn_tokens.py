@@ -257,13 +257,13 @@ class TokenTest:
         is_first: list[bool] = []
         for text in texts:
             ranks += text.ranks
-            for place in range(len(text.tokens)):
-                contexts.append((text.prompt, text.setting, text.tokens[:place]))
-                settings.append((text.setting, text.is_at_place, place == 0))
-                is_first.append(place == 0)
+            for index in range(len(text.tokens)):
+                contexts.append((text.prompt, text.setting, text.tokens[:index]))
+                settings.append((text.setting, text.is_at_place, index == 0))
+                is_first.append(index == 0)
                 # Each token is in one pair.
-                is_second = place % 2 == 1
-                before = int(_NUM_FIFTHS * text.quantiles[place - 1]) if is_second else None
+                is_second = index % 2 == 1
+                before = int(_NUM_FIFTHS * text.quantiles[index - 1]) if is_second else None
                 fifths_before.append(before)
         of_halves = moved.reshape(len(ranks), 2, -1).sum(-1)
         of_fifths = moved.reshape(len(ranks), _NUM_FIFTHS, -1).sum(-1)
@@ -319,18 +319,18 @@ class TokenTest:
         # Those that speculation decides: the first token is the target's own.
         decided: list[list[int]] = []
         for first, second in samples:
-            for place in range(num_tokens):
+            for index in range(num_tokens):
                 followers: dict[tuple[int, ...], tuple[list[int], list[int]]] = {}
                 for number, texts in enumerate((first, second)):
                     for text in texts:
-                        before = tuple(text[:place])
+                        before = tuple(text[:index])
                         both = followers.setdefault(before, ([], []))
-                        both[number].extend(text[place : place + 1])
+                        both[number].extend(text[index : index + 1])
                 for one, other in followers.values():
                     num_each = min(len(one), len(other))
                     if num_each:
                         pairs.append((one[:num_each], other[:num_each]))
-                        if place:
+                        if index:
                             decided.append(one[:num_each])
         if not pairs:
             return self._result(np.zeros((1, 0)), power=0.0)

@@ -82,7 +82,7 @@ def next_version(chances: Sequence[float], counts: Sequence[int]) -> int:
         counts: how often each version was measured.
     """
     from_half = [abs(is_worse - 0.5) for is_worse in accumulate(chances)]
-    about_half = [place for place, distance in enumerate(from_half) if distance <= _ABOUT]
+    about_half = [index for index, distance in enumerate(from_half) if distance <= _ABOUT]
     if not about_half:
         return min(
             range(len(chances)), key=lambda place: (round(from_half[place], 9), counts[place])

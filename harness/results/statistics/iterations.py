@@ -91,13 +91,13 @@ def acceptance_chances(target: ArrayLike, draft: ArrayLike, *, block: bool = Fal
     surplus = np.ones(num_places)
     chances = np.empty_like(of_draft)
     with np.errstate(divide="ignore", invalid="ignore"):
-        for place in range(most):
+        for index in range(most):
             # A token that the target cannot draw is never accepted.
-            wanted = np.where(possible[:, place] > 0, possible[:, place] * surplus, np.inf)
-            wanted[np.isnan(possible[:, place])] = np.nan
-            chances[:, place] = np.minimum(1, of_draft[:, place] / wanted)
+            wanted = np.where(possible[:, index] > 0, possible[:, index] * surplus, np.inf)
+            wanted[np.isnan(possible[:, index])] = np.nan
+            chances[:, index] = np.minimum(1, of_draft[:, index] / wanted)
             if block:
-                surplus = np.fmin(1, wanted / of_draft[:, place])
+                surplus = np.fmin(1, wanted / of_draft[:, index])
     return chances
 
 
@@ -129,15 +129,15 @@ def cut(chances: ArrayLike) -> Cut:
     drafted = np.zeros(most)
     proposed = np.zeros(most)
     tested = np.zeros(most)
-    for place in range(num_places):
-        limits = np.minimum(numbers, offered[place])
-        reached = np.append(1, np.cumprod(accepting[place]))
+    for index in range(num_places):
+        limits = np.minimum(numbers, offered[index])
+        reached = np.append(1, np.cumprod(accepting[index]))
         # [M, M + 1], the chance that at least so many draft tokens are accepted.
         reach = np.where(np.arange(most + 1) <= limits[:, np.newaxis], reached, 0)
         ends = reach - np.append(reach[:, 1:], np.zeros((most, 1)), axis=1)
-        visits, counts, squares = moments[:, :, place]
+        visits, counts, squares = moments[:, :, index]
         counted = np.stack([visits, counts + visits, squares + 2 * counts + visits])
-        moments[:, :, place + 1 : place + most + 2] += counted[:, :, np.newaxis] * ends
+        moments[:, :, index + 1 : index + most + 2] += counted[:, :, np.newaxis] * ends
         accepted_at += visits[:, np.newaxis] * reach[:, 1:]
         drafted += visits * (limits > 0)
         proposed += visits * limits

@@ -270,7 +270,7 @@ def totals_by_unit(values: ArrayLike, units: Sequence[Hashable]) -> Floats:
     numbers = np.asarray(values, dtype=np.float64)
     if numbers.shape != (len(units),):
         raise ValueError(f"{numbers.shape} values for {len(units)} units")
-    places = {unit: place for place, unit in enumerate(dict.fromkeys(units))}
+    places = {unit: index for index, unit in enumerate(dict.fromkeys(units))}
     indices = np.array([places[unit] for unit in units], dtype=np.intp)
     return np.asarray(np.bincount(indices, weights=numbers, minlength=len(places)))
 

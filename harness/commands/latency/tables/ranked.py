@@ -215,7 +215,7 @@ def _place(ranked: Sequence[RankedRun]) -> Callable[[RankedRun], tuple[object, .
 
     of_model = fastest("model")
     of_curve = fastest("curve")
-    first_seen = {curve: place for place, curve in enumerate(grouped(ranked, attrgetter("curve")))}
+    first_seen = {curve: index for index, curve in enumerate(grouped(ranked, attrgetter("curve")))}
 
     def place(item: RankedRun) -> tuple[object, ...]:
         return (
