@@ -41,7 +41,7 @@ MISTAKES = {
     "latency model=tiny_eagle3": "model=tiny_eagle3: is a head that drafts for another model: draft=tiny_eagle3",
     "latency draft=./mine.py:Mine": "draft=./mine.py:Mine: must inherit from harness.local.drafting.method.Method or",
     "latency model=./weights.bin": "model=./weights.bin: is a file; the model is named by its directory, .",
-    "latency model=.": "model=.: the directory holds no config.json (did you mean ./trained?)",
+    "latency model=.": "model=.: the directory holds no config.json",
     f"latency model=./{LONG}": f"model=./{LONG}: must not have a name of more than 255 bytes",
     "latency prompts=./deep.jsonl": "prompts=./deep.jsonl: line 2 has a number that is too long, or brackets nested",
     "latency results.file=./loop.csv": "results.file=loop.csv: cannot be written: Too many levels of symbolic links",

@@ -67,7 +67,7 @@ def test_a_run_that_waits_says_so_once(monkeypatch: pytest.MonkeyPatch) -> None:
     watch.look()
     watch.look()
     assert len(lines) == 1
-    assert mentions(lines[0], "20%", "processor time")
+    assert mentions(lines[0], "20 %", "processor time")
     assert watch.columns()["processor_share"] == 0.2
 
 
@@ -141,7 +141,7 @@ def test_processes_of_the_run_itself_are_no_others(monkeypatch: pytest.MonkeyPat
 
 def test_what_is_said_and_when() -> None:
     assert "quiet" not in said(processor_share=0.97, other_gpu_processes=0)
-    assert mentions(said(processor_share=0.4, load=8.9, num_cores=2), "40%", "8.9", "2 cores")
+    assert mentions(said(processor_share=0.4, load=8.9, num_cores=2), "40 %", "8.9", "2 cores")
     throttled: dict[str, Any] = {"gpu_throttled": "power cap", "lowest_gpu_clock_mhz": 1200}
     assert mentions(
         said(**throttled, other_gpu_processes=1), "1 other process", "1200", "power cap"

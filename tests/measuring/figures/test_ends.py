@@ -101,7 +101,7 @@ def test_a_line_says_how_much_came_after_the_end(harness: Harness) -> None:
     assert row["ignore_eos"]
     share = f"{100 * row['share_after_end']:.2g} %"
     assert mentions(shown, "end of their texts", share)
-    assert mentions(shown, f"{row['acceptance_rate_before_end']:.1%}", "before the end")
+    assert mentions(shown, f"{100 * row['acceptance_rate_before_end']:.1f} %", "before the end")
 
 
 def test_answers_of_a_chat_model_end_by_themselves(
