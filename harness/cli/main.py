@@ -339,18 +339,18 @@ class _Invocation:
         except Exception as error:
             if hydra_app.WANTS_TRACEBACK:
                 raise
-            known = error if isinstance(error, HarnessError) else None
-            if known is None and (command in with_settings() or COMMANDS.is_in_file(command)):
+            mistake = error if isinstance(error, HarnessError) else None
+            if mistake is None and (command in with_settings() or COMMANDS.is_in_file(command)):
                 from harness.cli.menu import hydra_errors
 
                 # The mistake that Hydra or OmegaConf found in the overrides, if it is one.
-                known = hydra_errors.explained(error, command)
-            self.errors.append(known or error)
-            self.exit_codes.append(known.exit_code if known else 1)
+                mistake = hydra_errors.explained(error, command)
+            self.errors.append(mistake or error)
+            self.exit_codes.append(mistake.exit_code if mistake else 1)
             # Many jobs of a sweep may fail with the same error, which is printed once.
-            is_printed = str(known or error) in map(str, self.errors[:-1])
+            is_printed = str(mistake or error) in map(str, self.errors[:-1])
             if not self.quiet and not is_printed:
-                message = visible(f"harness: {known or in_one_line(error)}")
+                message = visible(f"harness: {mistake or in_one_line(error)}")
                 print(message, file=sys.stderr, flush=True)
 
 

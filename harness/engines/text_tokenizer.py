@@ -25,7 +25,7 @@ class TextTokenizer:
     def __call__(self, text: str | Sequence[str], **options: Any) -> dict[str, Any]:
         if isinstance(text, str):
             return {"input_ids": self.encode(text)}
-        return {"input_ids": [self.encode(each) for each in text]}
+        return {"input_ids": [self.encode(part) for part in text]}
 
     def encode(self, text: str, **options: Any) -> list[int]:
         data = text.encode()

@@ -191,7 +191,7 @@ def _departures(settings: Any, in_columns: Collection[str], prefix: str) -> dict
         in_columns: names of settings that do not count.
         prefix: of the names in these settings, `placement.`; empty for those of the command itself.
     """
-    found: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for field in dataclasses.fields(settings):
         name = prefix + field.name
         value = getattr(settings, field.name)
@@ -199,17 +199,17 @@ def _departures(settings: Any, in_columns: Collection[str], prefix: str) -> dict
         if name in _NOT_MEASURED or (name in in_columns and not is_group):
             continue
         if is_group:
-            found |= _departures(value, in_columns, f"{name}.")
+            changed |= _departures(value, in_columns, f"{name}.")
         elif value != field.default and field.default is not dataclasses.MISSING:
-            found[name] = value
+            changed[name] = value
             if name == "engine.vary":
-                del found[name]
-                found |= {f"vary.{varied}": number for varied, number in value.items()}
+                del changed[name]
+                changed |= {f"vary.{varied}": number for varied, number in value.items()}
             elif isinstance(value, Mapping):
                 # An architecture or a device map would take the whole row.
                 text = json.dumps(value, sort_keys=True, default=str)
-                found[name] = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return found
+                changed[name] = hashlib.sha256(text.encode()).hexdigest()[:8]
+    return changed
 
 
 def measured_rows(

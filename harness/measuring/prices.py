@@ -77,7 +77,7 @@ def measured_over_k(runs: Sequence[Run[LatencyRow]]) -> IterationCost:
     points = [point for run in runs for point in points_of(run)]
     noise = {}
     for rows, of_load in grouped(points, attrgetter("rows")).items():
-        noise[rows] = StartNoise.of([one.ms.estimate for one in of_load if one.width == 1])
+        noise[rows] = StartNoise.of([point.ms.estimate for point in of_load if point.width == 1])
     return IterationCost(_means(grouped(points, _PLACE)), start_noise=noise)
 
 
@@ -278,8 +278,8 @@ def why_no_price(run: Run[LatencyRow]) -> str:
     row = run.last
     k, drafted = k_of(row), row.mean_num_draft_tokens
     if k is None:
-        known = "not reported" if row.num_draft_tokens is None else row.num_draft_tokens
-        return f"K is {known}: a price is that of one K (K=4)"
+        setting = "not reported" if row.num_draft_tokens is None else row.num_draft_tokens
+        return f"K is {setting}: a price is that of one K (K=4)"
     if _drafts_less(row):
         return f"{drafted:.1f} tokens were drafted of K={k}, so that the text decides what an iteration costs"
     if _load(row) is None:
@@ -301,11 +301,13 @@ def spent_by_unit(row: LatencyRow, prompts: Sequence[LatencyPromptRow]) -> dict[
     per_iteration = row.tokens_per_iteration or 1.0 if row.arm == "speculative" else 1.0
     units = {}
     for unit, rows in rows_by_unit(prompts, row.arm or "regular").items():
-        times = [(one.time_ms or 0.0) - (one.time_to_first_token_ms or 0.0) for one in rows]
+        times = [
+            (answer.time_ms or 0.0) - (answer.time_to_first_token_ms or 0.0) for answer in rows
+        ]
         iterations = []
-        for one in rows:
-            num_decoded = (one.num_tokens or 0) - (one.time_to_first_token_ms is not None)
-            number = one.num_iterations or num_decoded / per_iteration
+        for answer in rows:
+            num_decoded = (answer.num_tokens or 0) - (answer.time_to_first_token_ms is not None)
+            number = answer.num_iterations or num_decoded / per_iteration
             if number:
                 iterations.append(number)
         if len(iterations) == len(rows) and sum(times) > 0:

@@ -48,8 +48,8 @@ def _time_of_run() -> tuple[int, int] | None:
     with suppress(psutil.Error):
         children = psutil.Process().children(recursive=True)
         times += [processor_time(Path(f"/proc/{child.pid}/task")) for child in children]
-    known = [time for time in times if time is not None]
-    return (sum(ran for ran, _ in known), sum(waited for _, waited in known)) if known else None
+    pairs = [time for time in times if time is not None]
+    return (sum(ran for ran, _ in pairs), sum(waited for _, waited in pairs)) if pairs else None
 
 
 def load_average() -> float | None:

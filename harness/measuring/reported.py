@@ -89,9 +89,11 @@ class ReportedReference:
         differences = [as_drawn]
         for text, first in zip(twice, together, strict=True):
             [second] = self._scores([text], self._num_top, 1)
-            for one, other in zip(first, second, strict=True):
-                likeliest = max(one, key=lambda token: one[token])
-                differences.append(abs(one[likeliest] - other.get(likeliest, -math.inf)))
+            for first_scores, second_scores in zip(first, second, strict=True):
+                likeliest = max(first_scores, key=lambda token: first_scores[token])
+                differences.append(
+                    abs(first_scores[likeliest] - second_scores.get(likeliest, -math.inf))
+                )
         self.rounding = max(_LEAST_ROUNDING, 2 * max(differences))
 
     def first_proposals(
@@ -178,7 +180,7 @@ class ReturnedLogprobs:
 
     def add(self, returned: Sequence[float | None], raw: Floats, processed: Floats) -> None:
         """Add those of one text, with the reference's."""
-        self.returned += [math.nan if one is None else one for one in returned]
+        self.returned += [math.nan if logprob is None else logprob for logprob in returned]
         readings = {
             "raw": raw,
             "processed": processed,

@@ -103,8 +103,8 @@ def read_table(setting: str, path: str) -> Table:
     table = csv.DictReader(line for line in lines if line.strip() and not line.startswith("#"))
     names = {column.strip().lower(): column for column in table.fieldnames or []}
     columns = {
-        ours: next((names[name] for name in known if name in names), None)
-        for ours, known in _COLUMNS.items()
+        ours: next((names[alias] for alias in aliases if alias in names), None)
+        for ours, aliases in _COLUMNS.items()
     }
     if columns["k"] is None and columns["width"] is None:
         rule = "must have a column k or width (and rows, ms), or be a run of harness"
@@ -112,9 +112,11 @@ def read_table(setting: str, path: str) -> Table:
     if columns["k"] and columns["width"]:
         rule = f"has two columns for what an iteration verifies, {columns['k']} and {columns['width']}: leave one out"
         raise SettingError(setting, rule, path)
-    known = {column for column in columns.values() if column}
+    known_columns = {column for column in columns.values() if column}
     texts = [
-        column for column in names.values() if column not in known and column.lower() != "draft"
+        column
+        for column in names.values()
+        if column not in known_columns and column.lower() != "draft"
     ]
     rows = list(table)
     drafts = names.get("draft")
@@ -184,10 +186,10 @@ def _table(rows: Sequence[_Row], path: str) -> Table:
     measured = {}
     notes: list[str] = []
     for draft, members in grouped([row for row in rows if row.width > 1], _draft).items():
-        known = [row for row in (*regular, *members) if row.ms.is_known]
-        if any(row.width > 1 for row in known):
+        timed = [row for row in (*regular, *members) if row.ms.is_known]
+        if any(row.width > 1 for row in timed):
             refused = _refused(regular, members)
-            points = [(row.width, row.rows, row.ms) for row in known]
+            points = [(row.width, row.rows, row.ms) for row in timed]
             costs[draft] = IterationCost.of_points(points, path, refused)
         yields[draft] = {}
         for width, same in grouped([row for row in members if row.tokens], _width).items():

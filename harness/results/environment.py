@@ -97,10 +97,10 @@ def git_state(package: Path) -> tuple[str | None, bool | None]:
     (None, None) outside a checkout, such as in a virtual environment inside somebody else's repository: git must know
     the package's `__init__.py`. Looked up once per process.
     """
-    known = _git(package, "ls-files", "--error-unmatch", "__init__.py")
+    tracked = _git(package, "ls-files", "--error-unmatch", "__init__.py")
     commit = _git(package, "rev-parse", "--verify", "HEAD")
     changes = _git(package, "status", "--porcelain", "--untracked-files=no")
-    return (None, None) if None in (known, commit, changes) else (commit, bool(changes))
+    return (None, None) if None in (tracked, commit, changes) else (commit, bool(changes))
 
 
 def _git(directory: Path, *arguments: str) -> str | None:

@@ -188,7 +188,7 @@ class IterationCost:
         for width, rows, ms in points:
             time = ms if isinstance(ms, Interval) else Interval(float(ms))
             by_place.setdefault((rows, width), []).append(time)
-        times = {place: mean_time(several) for place, several in by_place.items()}
+        times = {load_and_width: mean_time(several) for load_and_width, several in by_place.items()}
         made = []
         for (rows, width), ms in sorted(times.items()):
             step_ms = times.get((rows, 1))
@@ -222,13 +222,15 @@ class IterationCost:
 
     def ks(self, rows: int = 1) -> Sequence[int]:
         """The K that have a price in steps at a load."""
-        known = [point for point in self.points if point.rows == rows and point.steps.is_known]
-        return sorted(point.width - 1 for point in known if point.width > 1)
+        priced = [point for point in self.points if point.rows == rows and point.steps.is_known]
+        return sorted(point.width - 1 for point in priced if point.width > 1)
 
     def _measured(self, k: int, rows: int) -> Point | None:
         """An iteration of K draft tokens, also at a load that is refused; None where it was not measured."""
-        place = (k + 1, rows)
-        return next((point for point in self.points if (point.width, point.rows) == place), None)
+        width_and_rows = (k + 1, rows)
+        return next(
+            (point for point in self.points if (point.width, point.rows) == width_and_rows), None
+        )
 
     def step_ms(self, rows: int = 1) -> Interval:
         """A regular step at a load; unknown where it was not measured."""
@@ -256,14 +258,14 @@ class IterationCost:
         point = self._measured(k, rows)
         if point is not None and point.steps.is_known:
             return point
-        known = ", ".join(map(str, self.ks(rows)))
+        ks = ", ".join(map(str, self.ks(rows)))
         load = f" with {rows} in flight" if rows > 1 or len(self.loads) > 1 else ""
         rule = f"has no price of K={k}{load}"
-        if rows in self.loads and not known:
+        if rows in self.loads and not ks:
             step = "measure one (draft=none), or add a row without k"
             raise SettingError("costs", f"has no regular step{load}: {step}")
-        if known:
-            raise SettingError("costs", f"{rule}, but of K={known}: measure K={k}")
+        if ks:
+            raise SettingError("costs", f"{rule}, but of K={ks}: measure K={k}")
         loads = ", ".join(map(str, self.loads)) or "none"
         raise SettingError(
             "costs", f"{rule}, but with {loads} in flight: measure batch_size={rows}"
@@ -367,11 +369,11 @@ class IterationCost:
         if content["version"] != _VERSION:
             raise ValueError(f"is of version {content['version']}")
         points = []
-        for one in content["points"]:
-            drafted = one.get("num_drafted")
-            times = (_from_json(one["ms"]), _from_json(one["steps"]))
-            length = one.get("answer_length")
-            points.append(Point(int(one["width"]), int(one["rows"]), *times, drafted, length))
+        for point in content["points"]:
+            drafted = point.get("num_drafted")
+            times = (_from_json(point["ms"]), _from_json(point["steps"]))
+            length = point.get("answer_length")
+            points.append(Point(int(point["width"]), int(point["rows"]), *times, drafted, length))
         refused = {int(rows): str(reason) for rows, reason in content.get("refused", {}).items()}
         return cls(tuple(points), str(content.get("source", "")), refused)
 
@@ -395,8 +397,8 @@ def _fits(design: Floats, ms: Floats, errors: Floats, freedom: float) -> bool:
 
 
 def _residuals(design: Floats, ms: Floats, errors: Floats) -> Floats:
-    found = np.linalg.lstsq(design / errors[:, None], ms / errors, rcond=None)[0]
-    return np.asarray(ms - design @ found)
+    coefficients = np.linalg.lstsq(design / errors[:, None], ms / errors, rcond=None)[0]
+    return np.asarray(ms - design @ coefficients)
 
 
 def _coefficients(design: Floats, ms: Floats, errors: Floats, freedom: float) -> Sequence[Interval]:
@@ -404,11 +406,11 @@ def _coefficients(design: Floats, ms: Floats, errors: Floats, freedom: float) ->
     # Not by `weighted.T @ weighted`, which overflows where a file holds a number that no machine takes.
     inverse = np.linalg.pinv(design / errors[:, None])
     covariance = inverse @ inverse.T
-    found = inverse @ (ms / errors)
+    coefficients = inverse @ (ms / errors)
     widths = t_quantile((1 - CONFIDENCE) / 2, freedom) * np.sqrt(np.diag(covariance))
     return [
         Interval(float(value), float(value - width), float(value + width))
-        for value, width in zip(found, widths, strict=True)
+        for value, width in zip(coefficients, widths, strict=True)
     ]
 
 
@@ -457,7 +459,7 @@ def _as_interval(value: Interval | float) -> Interval:
 def _ratio(numerator: Interval, denominator: Interval) -> Interval:
     """Of two independent numbers: what is above and below each is added in squares, as logarithms."""
     estimate = numerator.estimate / denominator.estimate
-    parts = [one for one in (numerator, denominator) if one.has_bounds]
+    parts = [interval for interval in (numerator, denominator) if interval.has_bounds]
     if not parts or not estimate > 0:
         return Interval(estimate)
     above = below = 0.0
@@ -468,8 +470,8 @@ def _ratio(numerator: Interval, denominator: Interval) -> Interval:
         above += math.log(denominator.estimate / denominator.low) ** 2
         below += math.log(denominator.high / denominator.estimate) ** 2
     # The part with fewer units decides how good the interval is.
-    known = [part.covers for part in parts if part.covers]
-    covers = min(known, key=lambda coverage: coverage.num_units) if known else None
+    coverages = [part.covers for part in parts if part.covers]
+    covers = min(coverages, key=lambda coverage: coverage.num_units) if coverages else None
     low, high = estimate * math.exp(-math.sqrt(below)), estimate * math.exp(math.sqrt(above))
     return Interval(estimate, low, high, covers)
 

@@ -93,17 +93,17 @@ def _pooled(rule: Pooling, values: Sequence[Any]) -> Any:
 
     Lists of runs differ in length: a place that a run lacks is left out.
     """
-    known = [value for value in values if value is not None]
-    if not known:
+    known_values = [value for value in values if value is not None]
+    if not known_values:
         return None
-    if isinstance(known[0], Interval):
-        return Interval(_pooled(rule, [value.estimate for value in known]))
+    if isinstance(known_values[0], Interval):
+        return Interval(_pooled(rule, [value.estimate for value in known_values]))
     if rule == "none":
         return None
     if rule == "same":
-        return known[0] if len(set(known)) == 1 else None
-    pooled = _RULES[rule](known)
-    return round(pooled) if rule == "mean" and isinstance(known[0], int) else pooled
+        return known_values[0] if len(set(known_values)) == 1 else None
+    pooled = _RULES[rule](known_values)
+    return round(pooled) if rule == "mean" and isinstance(known_values[0], int) else pooled
 
 
 def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:

@@ -74,7 +74,7 @@ def common_times(runs: Sequence[Mapping[Unit, BothArms]]) -> tuple[Floats, Float
         Two arrays [num_runs, num_units].
     """
     units = sorted(set.intersection(*map(set, runs)))
-    waits = np.array([[of_run[unit] for unit in units] for of_run in runs])
+    waits = np.array([[waits_of_run[unit] for unit in units] for waits_of_run in runs])
     # [num_runs, num_units, arm, ms or tokens]
     waits = waits.reshape(len(runs), len(units), 2, 2)
     each_arm = np.concatenate([waits[:, :, 0], waits[:, :, 1]])

@@ -198,11 +198,11 @@ def why_no_ranking(regular_ms: Iterable[float]) -> str | None:
     Args:
         regular_ms: time per token of the regular arm of each run, all with the same settings.
     """
-    known = [ms for ms in regular_ms if ms is not None and 0 < ms < math.inf]
-    if not known or max(known) <= _MOST_APART * min(known):
+    times = [ms for ms in regular_ms if ms is not None and 0 < ms < math.inf]
+    if not times or max(times) <= _MOST_APART * min(times):
         return None
     return (
-        f"regular decoding took {min(known):.3g} to {max(known):.3g} ms/token in runs with the same settings,"
+        f"regular decoding took {min(times):.3g} to {max(times):.3g} ms/token in runs with the same settings,"
         " so something other than the settings changed"
     )
 

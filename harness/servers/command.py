@@ -89,26 +89,26 @@ class ServerCommand:
         """
         startup = self.startup
         found = []
-        place = self.start
-        while place < len(self.words):
-            word = self.words[place]
+        index = self.start
+        while index < len(self.words):
+            word = self.words[index]
             typed, equals, value = word.partition("=")
             name = _meant(typed, names, startup)
-            following = place + 1
+            following = index + 1
             if name is not None:
                 is_switch = name.partition(".")[0] in startup.switches
                 if equals and startup.argparse:
-                    found.append(Flag(name, value, place, following))
+                    found.append(Flag(name, value, index, following))
                 elif is_switch:
-                    found.append(Flag(name, None, place, following))
+                    found.append(Flag(name, None, index, following))
                 else:
                     value = self.words[following] if following < len(self.words) else ""
                     # `-draft` takes a line of flags.
                     if not value or (value.startswith("--") and " " not in value):
                         raise SettingError(SETTING, f"{typed} needs a value behind it")
                     following += 1
-                    found.append(Flag(name, value, place, following))
-            place = following
+                    found.append(Flag(name, value, index, following))
+            index = following
         return found
 
     def values(self, names: Sequence[str]) -> dict[str, str]:
@@ -270,8 +270,8 @@ class ServerCommand:
             meant = nearest(PurePosixPath(self.program).name, known_programs())
             known = meant or f" ({', '.join(known_programs())})"
             rule = f"{self.program} is no server that is known here{known}"
-            other = "of any other program write {port} where its port goes"
-            raise SettingError(SETTING, f"{rule}; {other}")
+            advice = "of any other program write {port} where its port goes"
+            raise SettingError(SETTING, f"{rule}; {advice}")
         startup = self.startup
         # What is added below must not pass for a value that is missing.
         self.flags([*startup.speculation, *startup.model, *startup.address])
@@ -319,13 +319,13 @@ class ServerCommand:
     def _check_known(self) -> None:
         """Raise a SettingError for a flag that looks like one of speculation and is in no table."""
         startup = self.startup
-        known = [*startup.speculation, *startup.switches]
+        speculating = [*startup.speculation, *startup.switches]
         # What follows a flag is its value, whatever it looks like.
-        values = {flag.first + 1 for flag in self.flags(known) if flag.last - flag.first == 2}
+        values = {flag.first + 1 for flag in self.flags(speculating) if flag.last - flag.first == 2}
         for index in range(self.start, len(self.words)):
             name = self.words[index].partition("=")[0].replace("_", "-")
             is_similar = name.startswith(startup.prefixes) if startup.prefixes else False
-            if index not in values and is_similar and _meant(name, known, startup) is None:
+            if index not in values and is_similar and _meant(name, speculating, startup) is None:
                 rule = f"{name} is not known here: the command without speculation cannot be told; {_BOTH}"
                 raise SettingError(SETTING, rule)
 

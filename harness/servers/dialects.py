@@ -223,28 +223,36 @@ def dialect_of(owned_by: str | None, chosen: str | None = None) -> Dialect:
 def known_counters() -> dict[str, str]:
     """The counters of all kinds: Dynamo passes on those of its engines."""
     return {
-        name: counted for one in DIALECTS.all().values() for name, counted in one.counters.items()
+        name: counted
+        for dialect in DIALECTS.all().values()
+        for name, counted in dialect.counters.items()
     }
 
 
 def known_programs() -> list[str]:
     """The programs that start servers of any kind, as they are typed: `vllm serve`."""
-    startups = [one.startup for one in DIALECTS.all().values() if one.startup is not None]
+    startups = [
+        dialect.startup for dialect in DIALECTS.all().values() if dialect.startup is not None
+    ]
     every = [program for startup in startups for program in startup.programs]
     return [program for program in every if not program.startswith("-")]
 
 
 def has_no_drafts(text: str) -> bool:
     """Whether a page of counters, which has none of drafts, is of a server that has those if it speculates."""
-    known = [one.counts_in_any_case for one in DIALECTS.all().values() if one.counts_in_any_case]
-    return any(counter in text for counter in known)
+    counters = [
+        dialect.counts_in_any_case
+        for dialect in DIALECTS.all().values()
+        if dialect.counts_in_any_case
+    ]
+    return any(counter in text for counter in counters)
 
 
 def known_pages() -> dict[str, tuple[str, ...]]:
     """The pages where servers of any kind describe themselves, with their keys."""
     pages: dict[str, tuple[str, ...]] = {}
-    for one in DIALECTS.all().values():
-        for page, keys in one.about.items():
+    for dialect in DIALECTS.all().values():
+        for page, keys in dialect.about.items():
             pages[page] = tuple(dict.fromkeys([*pages.get(page, ()), *keys]))
     return pages
 

@@ -147,10 +147,10 @@ def read_event(content: Any) -> Event:
         event = Event.model_validate(content)
     except ValidationError as invalid:
         error = invalid.errors()[0]
-        place = ".".join(map(str, error["loc"])) or "an event of the stream"
+        entry = ".".join(map(str, error["loc"])) or "an event of the stream"
         value = repr(error["input"])
         shown = value if len(value) <= 40 else f"{value[:40]}…"
-        raise AnswerError(f"{place} is {shown}: {error['msg']}") from invalid
+        raise AnswerError(f"{entry} is {shown}: {error['msg']}") from invalid
     if event.error:
         about = event.error if isinstance(event.error, dict) else {}
         message = str(about.get("message") or event.error)
@@ -253,13 +253,13 @@ def _outcomes_of_histogram(num_drafted: int, histogram: Sequence[int]) -> list[t
         raise AnswerError(f"the server counts {num_iterations} iterations")
     if num_iterations == 0 or num_drafted % num_iterations != 0:
         return []
-    each = num_drafted // num_iterations
+    per_iteration = num_drafted // num_iterations
     most_accepted = max(count for count, num_times in enumerate(histogram) if num_times)
-    if most_accepted > each or each > _MOST_DRAFTED:
+    if most_accepted > per_iteration or per_iteration > _MOST_DRAFTED:
         return []
     outcomes: list[tuple[int, int]] = []
     for num_accepted, num_times in enumerate(histogram):
-        outcomes += [(each, num_accepted)] * num_times
+        outcomes += [(per_iteration, num_accepted)] * num_times
     return outcomes
 
 

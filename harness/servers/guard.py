@@ -71,10 +71,10 @@ def main(log: str, command: list[str]) -> int:
 
 def _end_container(command: list[str]) -> None:
     """End the container that `docker run` started, if it still runs."""
-    place = command.index("--cidfile")
+    index = command.index("--cidfile")
     client = command[: command.index("run")]
     with suppress(OSError, subprocess.TimeoutExpired):
-        with open(command[place + 1], encoding="utf-8") as file:
+        with open(command[index + 1], encoding="utf-8") as file:
             number = file.read().strip()
         if number:
             subprocess.run([*client, "kill", number], capture_output=True, timeout=_GRACE_S)

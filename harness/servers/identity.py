@@ -223,11 +223,13 @@ def choose_model(
     if is_any:
         name = typed_model
     exact = (model.repository, model.name) if name is None else (name, str(Path(name).resolve()))
-    chosen = [each for each in models if each.name in exact or (is_any and each.root in exact)]
+    chosen = [
+        served for served in models if served.name in exact or (is_any and served.root in exact)
+    ]
     if name is None and not is_any:
-        chosen += [each for each in models if _is_model(each, model)]
+        chosen += [served for served in models if _is_model(served, model)]
     # Names of one model, and adapters behind it.
-    weights = {each.root or each.name for each in models if each.parent is None}
+    weights = {served.root or served.name for served in models if served.parent is None}
     if is_any and len(weights) == 1:
         chosen += models
     if chosen:
@@ -235,7 +237,7 @@ def choose_model(
     lists_all = bool(models) and models[0].owner in DIALECTS.names()
     if not models or (name is not None and not lists_all):
         return ServedModel(name or model.repository, is_listed=False)
-    names = ", ".join(str(each) for each in models[:_MOST_NAMED])
+    names = ", ".join(str(served) for served in models[:_MOST_NAMED])
     rule = f"must name a model that {place} serves: {names}"
     wanted = model.name if name is None else name
     raise SettingError(model_setting, rule, *([] if is_any else [wanted]))

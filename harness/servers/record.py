@@ -102,7 +102,9 @@ class Server(EngineRecord[ServerSettings]):
         return reports
 
     def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        startups = [one.startup for one in DIALECTS.all().values() if one.startup is not None]
+        startups = [
+            dialect.startup for dialect in DIALECTS.all().values() if dialect.startup is not None
+        ]
         beginnings = (*_OF_DEVICES, *(name for startup in startups for name in startup.environment))
         return {
             name: value
@@ -143,16 +145,16 @@ def _synthetic_flags(rates: Sequence[float], k: int) -> str:
     server.
     """
     # Both take the rates of whole prefixes. llama.cpp's flag came with pull request 27711.
-    of_prefixes = marginal_rates(rates, k)
-    of_llama_cpp = ",".join(f"{rate:.6g}" for rate in of_prefixes)
-    of_vllm = {
+    prefix_rates = marginal_rates(rates, k)
+    llama_cpp_flag = ",".join(f"{rate:.6g}" for rate in prefix_rates)
+    vllm_config = {
         "rejection_sample_method": "synthetic",
-        "synthetic_acceptance_rates": [round(rate, 6) for rate in of_prefixes],
+        "synthetic_acceptance_rates": [round(rate, 6) for rate in prefix_rates],
     }
     return (
         f"decoding.synthetic_acceptance labels how engine.url was started, here with K={k}:"
-        f" llama-server --spec-synth-rates {of_llama_cpp},"
-        f" or vLLM with {json.dumps(of_vllm)} in --speculative-config"
+        f" llama-server --spec-synth-rates {llama_cpp_flag},"
+        f" or vLLM with {json.dumps(vllm_config)} in --speculative-config"
     )
 
 

@@ -136,10 +136,10 @@ def _prompts(name: str) -> dict[str, Any] | None:
         files = [Path(name) / file for file in ("acceptance_texts.csv", "latency_prompts.csv")]
         name = str(next(filter(Path.exists, files), files[0]))
     if "/" in name or name.endswith(PROMPT_FILES):
-        own = {"name": Path(name).stem, "file": name}
+        preset = {"name": Path(name).stem, "file": name}
     else:
-        own = written(f"prompts/{name}")
-    return _defaults(PromptSettings) | own if own else None
+        preset = written(f"prompts/{name}")
+    return _defaults(PromptSettings) | preset if preset else None
 
 
 def _pair(name: str) -> dict[str, Any]:

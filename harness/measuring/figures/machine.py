@@ -99,11 +99,11 @@ def _ratio(run: MeasuredRun, regular: MeasuredArm, speculative: MeasuredArm) -> 
         if not joules or 0 in tokens:
             return None
         totals.append(totals_by_unit(np.divide(joules, tokens), arm.units[:size]))
-    of_regular, of_speculative = totals
-    counted = (of_regular > 0) & (of_speculative > 0)
+    regular_totals, speculative_totals = totals
+    counted = (regular_totals > 0) & (speculative_totals > 0)
     unit = paired_times(run, regular, speculative).unit
     return ratio_of_totals(
-        of_regular[counted], of_speculative[counted], seed=run.settings.seed, unit=unit
+        regular_totals[counted], speculative_totals[counted], seed=run.settings.seed, unit=unit
     )
 
 

@@ -91,7 +91,7 @@ class Server(Group):
         answered = arm.answered
         cached = [request.num_cached for request in answered if request.num_cached is not None]
         read = [request.num_read for request in answered if request.num_read is not None]
-        drafted = [one.num_drafted for one in answered if one.num_drafted is not None]
+        drafted = [request.num_drafted for request in answered if request.num_drafted is not None]
         if cached:
             columns["cached_tokens"] = sum(cached)
         if read and len(read) == len(answered):

@@ -77,9 +77,9 @@ class Encoded:
     def part(self, places: Sequence[int]) -> Encoded:
         """Some of the prompts, by their places here."""
         return Encoded(
-            tuple(self.prompts[place] for place in places),
-            [self.token_ids[place] for place in places],
-            [self.chats[place] for place in places] if self.chats else [],
+            tuple(self.prompts[index] for index in places),
+            [self.token_ids[index] for index in places],
+            [self.chats[index] for index in places] if self.chats else [],
             others=self.others,
         )
 
@@ -246,16 +246,16 @@ def _fitted(
     prompts = encoded.prompts
     token_ids = encoded.token_ids
     long = [index for index, ids in enumerate(whole) if room is not None and len(ids) > room]
-    where = lines_in_words([prompts[place].line for place in long], settings.prompts)
+    where = lines_in_words([prompts[index].line for index in long], settings.prompts)
     problem = f"{len(long)} of {len(prompts)} prompts are too long ({where})"
     too_long = settings.prompts.too_long
     if too_long == "skip" and 0 < len(long) < len(prompts):
         say(f"{problem} and are left out")
         kept = [index for index in range(len(prompts)) if index not in long]
         encoded = dataclasses.replace(encoded.part(kept), num_skipped=len(long))
-        whole = [whole[place] for place in kept]
+        whole = [whole[index] for index in kept]
     elif too_long == "truncate" and long and room is not None and room > 1:
-        cut = [place for place in long if len(token_ids[place]) > room]
+        cut = [index for index in long if len(token_ids[index]) > room]
         if cut and settings.engine.asks_chats and any(chat.has_tools for chat in encoded.chats):
             rule = f"{problem}, and chats with tools are sent whole; skip leaves them out"
             raise SettingError("prompts.too_long", rule, too_long)
@@ -263,8 +263,8 @@ def _fitted(
             say(f"{problem}: their last {room} tokens are read")
         else:
             say(f"{problem}: conversations go on without their oldest turns")
-        for place in cut:
-            token_ids[place] = last(token_ids[place], room, planned.tokenizer.bos_token_id)
+        for index in cut:
+            token_ids[index] = last(token_ids[index], room, planned.tokenizer.bos_token_id)
         chats = [] if cut else encoded.chats
         encoded = dataclasses.replace(encoded, chats=chats, num_truncated=len(long))
         whole = token_ids

@@ -62,13 +62,13 @@ def bets_on_cells(
     for index, key in enumerate(keys):
         places[key].append(index)
     for at in places.values():
-        own = np.eye(num_cells)[np.asarray(cells)[at].astype(int)]
-        before = own.cumsum(0) - own
+        drawn = np.eye(num_cells)[np.asarray(cells)[at].astype(int)]
+        before = drawn.cumsum(0) - drawn
         total = np.arange(len(at))[:, np.newaxis]
         for row, (concentration, share) in zip(factors, learners, strict=True):
             expected = (before + concentration / num_cells) / (total + concentration)
             won = share * (num_cells * expected - 1)
-            row[at] = np.log1p((won * own).sum(-1))
+            row[at] = np.log1p((won * drawn).sum(-1))
             if tolerated is not None:
                 row[at] -= np.log1p((np.abs(won) * tolerated[at]).sum(-1))
     return factors

@@ -95,9 +95,9 @@ class Rounding:
     @classmethod
     def mean(cls, several: Sequence[Rounding]) -> Self:
         return cls(
-            cells=np.mean([one.cells for one in several], axis=0),
-            tilts=np.mean([one.tilts for one in several], axis=0),
-            total=float(np.mean([one.total for one in several])),
+            cells=np.mean([rounding.cells for rounding in several], axis=0),
+            tilts=np.mean([rounding.tilts for rounding in several], axis=0),
+            total=float(np.mean([rounding.total for rounding in several])),
         )
 
     @classmethod

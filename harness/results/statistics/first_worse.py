@@ -43,7 +43,7 @@ def chances_of_first_worse(values: Sequence[Sequence[float]]) -> list[float]:
         values: of each version, in order, one logarithm per measurement; [] where a version was not measured. The
             first and the last version have one at least.
     """
-    measured = np.array([value for of_version in values for value in of_version])
+    measured = np.array([value for version_values in values for value in version_values])
     prior = -_ITS_WEIGHT * (np.log(_SCALES) + (_EXPECTED_DEVIATION / _SCALES) ** 2 / 2)
     logs: dict[int, float] = {}
     places = [*accumulate(map(len, values[:-1]))]

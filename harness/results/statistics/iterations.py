@@ -79,25 +79,27 @@ def acceptance_chances(target: ArrayLike, draft: ArrayLike, *, block: bool = Fal
     Raises:
         ValueError: for shapes that do not go together.
     """
-    of_target = np.asarray(target, dtype=np.float64)
-    of_draft = np.asarray(draft, dtype=np.float64)
-    num_places = len(of_target) - 1
-    if of_draft.ndim != 2 or len(of_draft) != num_places:
-        raise ValueError(f"{of_target.shape} and {of_draft.shape} are not [n] and [n - 1, M]")
-    most = of_draft.shape[1]
+    target_chances = np.asarray(target, dtype=np.float64)
+    draft_chances = np.asarray(draft, dtype=np.float64)
+    num_places = len(target_chances) - 1
+    if draft_chances.ndim != 2 or len(draft_chances) != num_places:
+        raise ValueError(
+            f"{target_chances.shape} and {draft_chances.shape} are not [n] and [n - 1, M]"
+        )
+    most = draft_chances.shape[1]
     beyond = np.full(most, np.nan)
-    windows = np.lib.stride_tricks.sliding_window_view(np.append(of_target[1:], beyond), most)
+    windows = np.lib.stride_tricks.sliding_window_view(np.append(target_chances[1:], beyond), most)
     possible = windows[:num_places]
     surplus = np.ones(num_places)
-    chances = np.empty_like(of_draft)
+    chances = np.empty_like(draft_chances)
     with np.errstate(divide="ignore", invalid="ignore"):
         for index in range(most):
             # A token that the target cannot draw is never accepted.
             wanted = np.where(possible[:, index] > 0, possible[:, index] * surplus, np.inf)
             wanted[np.isnan(possible[:, index])] = np.nan
-            chances[:, index] = np.minimum(1, of_draft[:, index] / wanted)
+            chances[:, index] = np.minimum(1, draft_chances[:, index] / wanted)
             if block:
-                surplus = np.fmin(1, wanted / of_draft[:, index])
+                surplus = np.fmin(1, wanted / draft_chances[:, index])
     return chances
 
 
@@ -172,22 +174,22 @@ def tokens_per_iteration(
     tokens = totals_by_unit([text.num_tokens for text in cuts], prompts)
     iterations = np.stack([text.iterations for text in cuts])
     return [
-        log_ratio([tokens], [totals_by_unit(of_number, prompts)], unit, skewed=True)
-        for of_number in iterations.T
+        log_ratio([tokens], [totals_by_unit(iterations_at_k, prompts)], unit, skewed=True)
+        for iterations_at_k in iterations.T
     ]
 
 
 def expected_acceptance(cuts: Sequence[Cut], num_draft_tokens: int) -> dict[str, Any]:
     """The columns of `Acceptance` that follow from the cuts for one K; none where nothing was proposed."""
-    place = num_draft_tokens - 1
-    drafted = sum(text.drafted[place] for text in cuts)
+    index = num_draft_tokens - 1
+    drafted = sum(text.drafted[index] for text in cuts)
     if not drafted:
         return {}
-    accepted = sum(text.num_tokens - text.iterations[place] for text in cuts)
-    accepted_at = np.sum([text.accepted_at[place] for text in cuts], axis=0)[:num_draft_tokens]
+    accepted = sum(text.num_tokens - text.iterations[index] for text in cuts)
+    accepted_at = np.sum([text.accepted_at[index] for text in cuts], axis=0)[:num_draft_tokens]
     return {
-        "acceptance_rate": accepted / sum(text.proposed[place] for text in cuts),
-        "conditional_acceptance_rate": accepted / sum(text.tested[place] for text in cuts),
+        "acceptance_rate": accepted / sum(text.proposed[index] for text in cuts),
+        "conditional_acceptance_rate": accepted / sum(text.tested[index] for text in cuts),
         "mean_acceptance_length": 1 + accepted / drafted,
         "marginal_acceptance_by_position": [
             round(float(rate), 4) for rate in accepted_at / drafted

@@ -170,10 +170,10 @@ def widened(
             (`stopping.CONFIDENCE_OF_LOOKS`); what the wider one may miss is smaller by the same factor.
     """
     degrees_of_freedom = max(degrees_of_freedom, 1)
-    of_one = 1 - confidence
-    of_all = (1 - CONFIDENCE ** (1 / num_intervals)) * of_one / (1 - CONFIDENCE)
-    wider = t_quantile(of_all / 2, degrees_of_freedom)
-    factor = wider / t_quantile(of_one / 2, degrees_of_freedom)
+    alpha = 1 - confidence
+    alpha_of_each = (1 - CONFIDENCE ** (1 / num_intervals)) * alpha / (1 - CONFIDENCE)
+    wider = t_quantile(alpha_of_each / 2, degrees_of_freedom)
+    factor = wider / t_quantile(alpha / 2, degrees_of_freedom)
     low = interval.estimate * (interval.low / interval.estimate) ** factor
     high = interval.estimate * (interval.high / interval.estimate) ** factor
     return Interval(interval.estimate, low, high, interval.covers)

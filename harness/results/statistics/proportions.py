@@ -63,15 +63,11 @@ def difference_of_paired_proportions(
     if counts.total == 0:
         return Interval()
     correlation = _corrected_correlation(counts)
-    of_first = wilson_interval(counts.first, counts.total, confidence)
-    of_second = wilson_interval(counts.second, counts.total, confidence)
-    difference = of_second.estimate - of_first.estimate
-    below = _distance(
-        of_second.estimate - of_second.low, of_first.high - of_first.estimate, correlation
-    )
-    above = _distance(
-        of_second.high - of_second.estimate, of_first.estimate - of_first.low, correlation
-    )
+    first = wilson_interval(counts.first, counts.total, confidence)
+    second = wilson_interval(counts.second, counts.total, confidence)
+    difference = second.estimate - first.estimate
+    below = _distance(second.estimate - second.low, first.high - first.estimate, correlation)
+    above = _distance(second.high - second.estimate, first.estimate - first.low, correlation)
     return Interval(difference, difference - below, difference + above)
 
 
