@@ -148,7 +148,7 @@ def profile_arms(engine: Engine, question: Question, directory: Path) -> Sequenc
 
     It lists kernels, so that the models must be on a GPU.
     """
-    return _local("engine.profiling").profile_arms(engine, question, directory)
+    return _local("engine.stopwatches").profile_arms(engine, question, directory)
 
 
 def start_service(

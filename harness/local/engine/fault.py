@@ -8,32 +8,17 @@ runner passes other calls on, so that it runs on the same compiled code as the r
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from harness.config.faults import FAULTS, FaultRecord
 
 if TYPE_CHECKING:
-    from harness.config.settings import DecodingSettings
     from harness.local.decoding.protocols import Runner
     from harness.local.decoding.verify import Offer, Verdict
     from harness.local.decoding.warp import BatchWarp, Warp
     from harness.local.engine.logprobs import Burst, TokenLogprob
 
     Verification = Callable[[Offer], Verdict]
-
-
-class Asked(NamedTuple):
-    """What a service knows of a request before it is answered.
-
-    Attributes:
-        num_running: answers that are generated at that moment.
-    """
-
-    decoding: DecodingSettings
-    num_prompt_tokens: int
-    has_logprobs: bool
-    has_stops: bool
-    num_running: int
 
 
 class Fault(FaultRecord):
@@ -58,10 +43,6 @@ class Fault(FaultRecord):
     def logprobs(self, burst: Burst) -> list[TokenLogprob]:
         """The log-probabilities that are returned with the tokens of one iteration, with the mistake in them."""
         return burst.logprobs()
-
-    def falls_back(self, asked: Asked) -> bool:
-        """Whether `serve` answers this request without drafts, and does not say so."""
-        return False
 
 
 NONE = Fault()

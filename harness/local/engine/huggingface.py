@@ -34,8 +34,7 @@ from harness.local.decoding.loop import Iteration
 from harness.local.drafting.method import method_of
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.pair import Pair, PlannedPair
-from harness.local.engine.reference import open_reference
-from harness.local.engine.weights import loaded_weights
+from harness.local.engine.reference import loaded_weights, open_reference
 from harness.local.models.checkpoints import recurrent_kind
 from harness.local.models.devices import release_memory
 from harness.local.models.tokenizers import vocabulary_size
@@ -90,7 +89,7 @@ class HuggingFaceEngine(Engine):
         # The reference has the same weights in our eager runner.
         self._reference = open_reference(pair, preparation)
         self._devices = pair.devices
-        self.weights = loaded_weights(pair.devices, self._reference)
+        self.weights = loaded_weights(pair, self._reference)
         self.runner = "generate"
         self.setup_seconds = 0.0
         regular = HuggingFaceArm("regular", pair, self.weights)

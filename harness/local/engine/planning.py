@@ -5,7 +5,6 @@ are plain values (`engines.door.plans`). Nothing is downloaded but configuration
 from __future__ import annotations
 
 import collections
-import dataclasses
 from collections.abc import Iterable, Sequence
 
 import psutil
@@ -21,10 +20,8 @@ from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, 
 from harness.engines.registry import engine_of
 from harness.local.drafting.translated import check_if_local
 from harness.local.engine.pair import PlacedPair, PlannedPair, sketch_pair
-from harness.local.models.case import Case, Misfit, Placement
-from harness.local.models.checkpoints import Checkpoint
-from harness.local.models.devices import free_memory, visible_gpus
-from harness.local.models.fit import fit
+from harness.local.models.devices import check_gpu_numbers, free_memory, visible_gpus
+from harness.local.models.fit import Case, Misfit, Placement, effective_strategy, fit
 from harness.local.models.quiet import quiet_libraries
 from harness.local.models.remedies import fit_regardless, remedies
 from harness.local.models.sketch import Sketch, offloads
@@ -39,17 +36,12 @@ def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Mach
     """
     quiet_libraries()
     machine = _pretended_machine(pretended) if pretended else _this_machine(settings.placement)
-    asked = {"placement": settings.placement.gpus}
-    asked |= {role: model.gpus for role, model in settings.models.items()}
-    for setting, number in asked.items():
-        if number is not None and 0 < machine.num_gpus < number:
-            rule = f"must not exceed the number of GPUs, {machine.num_gpus}"
-            raise SettingError(f"{setting}.gpus", rule, number)
+    check_gpu_numbers(settings.placement, settings.models, machine.num_gpus)
     return machine
 
 
 def _this_machine(placement: PlacementSettings) -> Machine:
-    gpus = visible_gpus(dataclasses.replace(placement, gpus=None))
+    gpus = [] if placement.strategy == "cpu" else visible_gpus()
     if not gpus:
         return Machine(free_memory(gpus), f"{cpu_name() or 'the CPU'}, main memory", {})
     names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
@@ -130,15 +122,11 @@ def plan_on(
 
 
 def _checked_pair(machine: Machine, settings: RunSettings, prompt_length: int) -> PlannedPair:
-    def device_of(checkpoint: Checkpoint, how: PlacementSettings) -> torch.device:
-        if not machine.num_gpus or how.strategy == "cpu":
-            return torch.device("cpu")
+    device = torch.device("cpu")
+    if machine.num_gpus and effective_strategy(settings.placement) != "cpu":
         # There is no pretended GPU to ask what it can do.
-        return torch.device("meta" if machine.pretended else "cuda")
-
-    pair = sketch_pair(
-        settings.model, settings.draft, settings.placement, settings.dtype, device_of
-    )
+        device = torch.device("meta" if machine.pretended else "cuda")
+    pair = sketch_pair(settings.model, settings.draft, settings.placement, settings.dtype, device)
     engine_of(settings).check_pair(pair, settings)
     excess = pair.excess([[0] * prompt_length], settings.decoding.max_new_tokens)
     if excess is not None:

@@ -24,8 +24,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from harness.config.failures import explain_configuration
 from harness.local.models.cache_names import cache_of
-from harness.local.models.checkpoints import Checkpoint, recurrent_kind
-from harness.local.models.quantization import stored_quantization
+from harness.local.models.checkpoints import Checkpoint, recurrent_kind, stored_quantization
 from harness.local.models.sketch import (
     Block,
     LayerCache,

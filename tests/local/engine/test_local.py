@@ -206,15 +206,6 @@ def test_stopwatches_count_every_pass(pair: Pair) -> None:
     assert answered.phases.calls == {"forward": num_iterations, "drafting": num_drafted}
 
 
-def test_stopwatches_know_the_layers_in_8_bits(save_model: Callable[..., ModelSettings]) -> None:
-    model, draft = save_model(num_hidden_layers=1), save_model("gpt2", n_layer=1, vocab_size=320)
-    engine = open_engine(load(dataclasses.replace(model, quantization="8bit"), draft), "eager")
-    for arm in engine.stopwatches.arms():
-        phases = arm.answer(QUESTION.requests, len(QUESTION.prompts)).phases
-        assert 0 < (phases.share_in_layers("forward") or 0) < 1
-    assert phases.share_in_layers("drafting") is None
-
-
 def _by_row(records: Iterator[Iteration]) -> list[list[int]]:
     rows: list[list[int]] = [[], []]
     for record in records:

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from architectures import random_model
-from harness.local.engine.rounding import NUM_POSITIONS, largest_rounding, recompute
+from harness.local.engine.reference import NUM_POSITIONS, largest_rounding, recompute
 from harness.local.runners.snapshot import SnapshotRunner
 
 

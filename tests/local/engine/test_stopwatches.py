@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
 from harness.engines.phases import Phases
 from harness.local.engine import stopwatches
@@ -51,46 +50,6 @@ def test_phases_of_several_answers_add_up() -> None:
         total.add(one)
     assert (total.calls["forward"], total.mean_ms("forward")) == (4, 1500)
     assert one.calls["forward"] == 2
-
-
-class Layers:
-    """A phase with a layer of interest that is called twice, and another one."""
-
-    def __init__(self, device: str) -> None:
-        self.watched, self.other = (nn.Linear(8, 8, device=device) for _ in range(2))
-        self.input = torch.ones(1, 8, device=device)
-
-    def run(self) -> torch.Tensor:
-        return self.watched(self.other(self.watched(self.input)))
-
-
-def test_the_share_of_layers_in_a_phase(monkeypatch: pytest.MonkeyPatch) -> None:
-    timer = PhaseTimer()
-    phases = timer.phases
-    layers = Layers("cpu")
-    ticks = iter(range(100))
-    monkeypatch.setattr(
-        "harness.local.engine.stopwatches.time.perf_counter", lambda: float(next(ticks))
-    )
-    timer.watch("plain", layers, "run").run()
-    timer.watch("forward", layers, "run", [layers.watched]).run()
-    assert phases.share_in_layers("plain") is None
-    assert phases.share_in_layers("forward") == 2 / 5
-    layers.run()
-    assert next(ticks) == 8, "what runs outside the phase is not timed"
-
-
-@pytest.mark.gpu
-def test_on_a_gpu_the_share_comes_from_events() -> None:
-    device = torch.device("cuda", 0)
-    timer = PhaseTimer([device])
-    phases = timer.phases
-    layers = Layers("cuda")
-    layers.run()
-    timer.watch("forward", layers, "run", [layers.watched]).run()
-    share = phases.share_in_layers("forward")
-    assert share is not None
-    assert 0 < share < 1
 
 
 @pytest.mark.parametrize(

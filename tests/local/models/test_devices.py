@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from harness.config.errors import RunError, SettingError
-from harness.config.settings import PlacementSettings
+from harness.config.settings import ModelSettings, PlacementSettings
 from harness.local.models.devices import (
+    check_gpu_numbers,
     free_memory,
     peak_memory_bytes,
     reset_peak_memory,
@@ -32,8 +33,7 @@ def test_cuda_that_does_not_start_is_an_error_and_not_the_cpu(
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     monkeypatch.setattr(torch.cuda, "init", fail)
     with pytest.raises(RunError, match="fabric manager"):
-        visible_gpus(PlacementSettings())
-    assert visible_gpus(PlacementSettings(strategy="cpu")) == []
+        visible_gpus()
 
 
 def test_the_cpu() -> None:
@@ -47,17 +47,21 @@ def test_the_cpu() -> None:
 
 def test_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
-    assert visible_gpus(PlacementSettings(gpus=4)) == []
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
-    assert visible_gpus(PlacementSettings()) == [0, 1, 2]
-    assert visible_gpus(PlacementSettings(gpus=2)) == [0, 1]
-    with pytest.raises(
-        SettingError, match=r"^placement\.gpus=4: must not exceed the number of visible GPUs, 3$"
-    ):
-        visible_gpus(PlacementSettings(gpus=4))
-    with pytest.raises(SettingError, match=r"^draft\.gpus=5: "):
-        visible_gpus(PlacementSettings(gpus=5), "draft.gpus")
+    for number in (0, 3):
+        monkeypatch.setattr(torch.cuda, "device_count", lambda number=number: number)
+        assert visible_gpus() == list(range(number))
+
+
+def test_more_gpus_than_there_are() -> None:
+    model = ModelSettings(name="big", repository="x/y", gpus=4)
+    four = PlacementSettings(gpus=4)
+    check_gpu_numbers(four, {"model": model}, 0)
+    check_gpu_numbers(four, {"model": model}, 4)
+    rule = r"must not exceed the number of GPUs, 3$"
+    with pytest.raises(SettingError, match=rf"^placement\.gpus=4: {rule}"):
+        check_gpu_numbers(four, {}, 3)
+    with pytest.raises(SettingError, match=rf"^model\.gpus=4: {rule}"):
+        check_gpu_numbers(PlacementSettings(), {"model": model}, 3)
 
 
 def test_memory_in_pools_of_graphs_counts(monkeypatch: pytest.MonkeyPatch) -> None:

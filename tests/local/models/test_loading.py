@@ -16,9 +16,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from harness.config.errors import RunError, SettingError
 from harness.config.settings import Dtype, ModelSettings, PlacementSettings, Quantization
+from harness.local.models.checkpoints import resolve_dtype, stored_quantization
 from harness.local.models.devices import free_memory
 from harness.local.models.loading import LoadedModel
-from harness.local.models.quantization import resolve_dtype, stored_quantization
 from tiny_checkpoints import (
     ARCHITECTURES,
     as_checkpoint,
