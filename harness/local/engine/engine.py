@@ -27,11 +27,10 @@ from harness.local.decoding.protocols import NonFiniteError
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.verify import AcceptByCoin
 from harness.local.drafting.checked import blaming, checked_rule
-from harness.local.drafting.method import MakeDrafter
+from harness.local.drafting.method import MakeDrafter, Pair
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.fault import NONE, Fault, fault_of
 from harness.local.engine.logprobs import Burst, TokenLogprob, token_logprobs
-from harness.local.engine.pair import Pair
 from harness.local.engine.reference import ModelReference, loaded_weights, not_finite
 from harness.local.engine.runners import PairRunners, open_runners, warp_of
 from harness.local.engine.stopwatches import PhaseTimer, stopwatches_of

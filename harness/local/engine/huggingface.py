@@ -31,9 +31,9 @@ from harness.engines.protocol import (
 )
 from harness.engines.record import Preparation
 from harness.local.decoding.loop import Iteration
-from harness.local.drafting.method import method_of
+from harness.local.drafting.method import Pair, method_of
 from harness.local.engine.clock import LoopClock
-from harness.local.engine.pair import Pair, PlannedPair
+from harness.local.engine.pair import PlannedPair
 from harness.local.engine.reference import loaded_weights, open_reference
 from harness.local.models.checkpoints import recurrent_kind
 from harness.local.models.devices import release_memory

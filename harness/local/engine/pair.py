@@ -22,7 +22,7 @@ from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.engines.door.pairs import Excess
 from harness.local.drafting.heads.checkpoint import HeadCheckpoint
-from harness.local.drafting.method import DraftPlan, LoadedPair, method_of
+from harness.local.drafting.method import DraftPlan, Pair, method_of
 from harness.local.drafting.translated import Translation, how_to_translate
 from harness.local.models.checkpoints import (
     Checkpoint,
@@ -41,48 +41,6 @@ from harness.local.models.random_weights import random_checkpoint, random_tokeni
 from harness.local.models.remedies import fit_or_explain
 from harness.local.models.sketch import Sketch
 from harness.local.models.tokenizers import load_tokenizer, max_context, vocabulary_size
-
-
-class Pair(LoadedPair):
-    """A loaded pair as engines and commands see it."""
-
-    @property
-    def devices(self) -> list[torch.device]:
-        """Every device with a layer of either, the target's first."""
-        devices = list(self.target.devices)
-        if self.draft is not None:
-            devices += self.draft.devices
-        if self.head is not None:
-            devices.append(next(self.head.parameters()).device)
-        return list(dict.fromkeys(devices))
-
-    @property
-    def vocabulary_size(self) -> int:
-        """V, the width to which logits are cut: outputs may be padded beyond it, each model's
-        differently.
-
-        With a draft of another tokenizer it is the target's own.
-        """
-        width = vocabulary_size(self.target.model.config)
-        if self.draft is None or self.translation is not None:
-            return width
-        return min(width, vocabulary_size(self.draft.model.config))
-
-    @property
-    def context(self) -> int | None:
-        """The most tokens of a row, prompt included, that both models take; None for any number."""
-        models = [self.target] if self.draft is None else [self.target, self.draft]
-        contexts = [max_context(loaded.model.config) for loaded in models]
-        return min((context for context in contexts if context is not None), default=None)
-
-    def stop_tokens(self) -> frozenset[int]:
-        """The token ids at which the target ends a text by itself."""
-        generation = self.target.model.generation_config
-        configured = generation.eos_token_id if generation else None
-        ids: Any = configured
-        if not isinstance(configured, list):
-            ids = [configured, self.tokenizer.eos_token_id]
-        return frozenset(int(token) for token in ids if token is not None)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -235,13 +193,6 @@ class PlacedPair(PlannedPair):
         return [PlacedModel(*model) for model in models]
 
     @property
-    def draft_model(self) -> PlacedModel | None:
-        """The model that drafts, which may be the target itself; None for a head, or no model."""
-        if self.shared:
-            return self.models[0]
-        return self.models[1] if len(self.models) > 1 else None
-
-    @property
     def devices(self) -> list[torch.device]:
         """Every device that will have a layer of either, the target's first."""
         devices = [device for placement in self.placements for device in placement.devices]
@@ -284,12 +235,12 @@ class PlacedPair(PlannedPair):
             "dtype": str(target.dtype).removeprefix("torch."),
             "weight_bytes": target.placement.bytes_per_device,
         }
-        draft = self.draft_model
         if self.head is not None:
             # A head is in the target's format.
             columns["draft_dtype"] = columns["dtype"]
             columns["draft_weight_bytes"] = self.placements[-1].bytes_per_device
-        elif draft is not None:
+        elif self.shared or len(self.models) > 1:
+            draft = target if self.shared else self.models[1]
             columns["draft_dtype"] = str(draft.dtype).removeprefix("torch.")
             columns["draft_weight_bytes"] = draft.placement.bytes_per_device
         return columns

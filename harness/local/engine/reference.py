@@ -24,7 +24,7 @@ from harness.engines.door.reference import Margin
 from harness.engines.protocol import Weights, in_batches
 from harness.engines.record import Preparation
 from harness.local.decoding.transfer import padded
-from harness.local.engine.pair import Pair
+from harness.local.drafting.method import Pair
 from harness.local.engine.runners import PairRunners, open_runners, warp_of
 from harness.local.models import devices
 from harness.results.statistics.arrays import Floats

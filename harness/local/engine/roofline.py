@@ -11,14 +11,11 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from typing import TYPE_CHECKING
+
+import torch
 
 from harness.engines.door.plans import Roof
-
-if TYPE_CHECKING:
-    import torch
-
-    from harness.local.engine.pair import PlacedPair
+from harness.local.engine.pair import PlacedPair
 
 # Bytes of each of the two buffers; larger than the caches of any device in use.
 _BUFFER_BYTES = 256 * 2**20
@@ -32,8 +29,6 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
     Args:
         num_tokens: in the cache of each row, on average over the run.
     """
-    import torch
-
     roofs = []
     for model in placed.models:
         placement = model.placement
@@ -51,11 +46,9 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
         roofs.append(Roof(read.total(), None if math.isnan(floor_ms) else floor_ms))
     if placed.head is not None:
         head = placed.sketches[-1]
-        read_bytes = head.read_bytes(batch_size) + head.read_cache_bytes(
-            batch_size * num_tokens, batch_size
-        )
+        head_caches = head.block_caches(batch_size * num_tokens, batch_size, only_read=True)
         # A head may draft all tokens in one pass: a rate per drafted token would say little.
-        roofs.append(Roof(read_bytes, None))
+        roofs.append(Roof(head.read_bytes(batch_size) + sum(head_caches), None))
     return roofs * 2 if placed.shared else roofs
 
 
@@ -72,7 +65,6 @@ def copy_bandwidth(device: torch.device) -> float | None:
 
 @functools.cache
 def _measure(device: torch.device) -> float:
-    import torch
     from torch.utils.benchmark import Timer  # its import looks for a GPU
 
     source = torch.ones(_BUFFER_BYTES, dtype=torch.uint8, device=device)

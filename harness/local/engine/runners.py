@@ -22,8 +22,7 @@ from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.warp import AnyWarp, Warp
 from harness.local.drafting.checked import with_checked_shapes
 from harness.local.drafting.heads.drafter import CompiledDraft, HeadDrafter
-from harness.local.drafting.method import MakeDrafter, method_of
-from harness.local.engine.pair import Pair
+from harness.local.drafting.method import MakeDrafter, Pair, method_of
 from harness.local.models.checkpoints import recurrent_kind
 from harness.local.models.loading import LoadedModel
 from harness.local.models.tokenizers import vocabulary_size

@@ -126,14 +126,22 @@ class Case:
         demand = self.demand
         # An average pass finds half of the new tokens in the cache.
         tokens = demand.batch_size * (demand.prompt_tokens + demand.new_tokens // 2)
-        cache = sketch.read_cache_bytes(tokens, demand.batch_size)
-        weights = sketch.read_bytes(demand.batch_size * tokens_of_a_row)
-        return weights + cache
+        caches = sketch.block_caches(tokens, demand.batch_size, only_read=True)
+        return sketch.read_bytes(demand.batch_size * tokens_of_a_row) + sum(caches)
 
     @property
     def prompt_bytes(self) -> int:
-        """What reading all prompts takes; the models read them one after the other."""
-        return max(_prompt_bytes(self.demand, sketch) for sketch in self.models)
+        """About what reading all prompts takes beyond weights and caches, by one model after the other: a layer's
+        work, and logits after each prompt, in float32 too.
+        """
+        num_rows = self.demand.batch_size
+        num_tokens = num_rows * self.demand.prompt_tokens
+        sizes = []
+        for sketch in self.models:
+            itemsize = sketch.dtype.itemsize
+            layer = num_tokens * sketch.pass_numbers * itemsize
+            sizes.append(layer + num_rows * sketch.vocabulary_size * (itemsize + 4))
+        return max(sizes)
 
     @property
     def strategy(self) -> Strategy:
@@ -163,7 +171,6 @@ class Case:
 
     def misfit(self, sketch: Sketch, room: Memory) -> Misfit:
         """The error for a model that does not fit into the room it was offered."""
-        on_gpu = "cpu" not in room
         number_format = str(sketch.dtype).removeprefix("torch.")
         if sketch.quantization != "none":
             number_format = sketch.quantization
@@ -172,30 +179,19 @@ class Case:
         if cache:
             text += f" and its KV cache {amount(cache)}"
         where = " next to the model" if sketch.role == "draft" else ""
-        reserve = "placement.reserve_gb"
-        if self.prompt_bytes > self.placement.reserve_gb * 1e9:
-            reserve = f"the {amount(self.reserve_bytes)} that reading the prompts takes"
-        free = _describe_room(list(room.values()), on_gpu, reserve)
+        sizes = list(room.values())
+        if "cpu" in room:
+            free = f"{amount(sizes[0])} of main memory are free"
+        else:
+            count = "one GPU has" if len(sizes) == 1 else f"{len(sizes)} GPUs have"
+            amounts = " + ".join(map(amount, sizes))
+            if len(sizes) > 2 and len(set(sizes)) == 1:
+                amounts = f"{amount(sizes[0])} each"
+            reserve = "placement.reserve_gb"
+            if self.prompt_bytes > self.placement.reserve_gb * 1e9:
+                reserve = f"the {amount(self.reserve_bytes)} that reading the prompts takes"
+            free = f"{count} {amounts} free beyond {reserve}"
         return Misfit(f"{sketch.role}: {sketch.settings.name} does not fit{where}: {text}, {free}")
-
-
-def _prompt_bytes(demand: Demand, sketch: Sketch) -> int:
-    """Estimate what reading all prompts at once takes beyond weights and caches: a layer's work,
-    and logits after each prompt, in float32 too.
-    """
-    num_tokens = demand.batch_size * demand.prompt_tokens
-    layer = num_tokens * sketch.pass_numbers * sketch.dtype.itemsize
-    return layer + demand.batch_size * sketch.vocabulary_size * (sketch.dtype.itemsize + 4)
-
-
-def _describe_room(sizes: list[int], on_gpu: bool, reserve: str) -> str:
-    if not on_gpu:
-        return f"{amount(sizes[0])} of main memory are free"
-    count = "one GPU has" if len(sizes) == 1 else f"{len(sizes)} GPUs have"
-    amounts = " + ".join(map(amount, sizes))
-    if len(sizes) > 2 and len(set(sizes)) == 1:
-        amounts = f"{amount(sizes[0])} each"
-    return f"{count} {amounts} free beyond {reserve}"
 
 
 def effective_strategy(placement: PlacementSettings) -> Strategy:

@@ -15,9 +15,9 @@ from harness.engines.arrivals import Arrival
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.local.decoding.loop import Iteration
+from harness.local.drafting.method import Pair
 from harness.local.drafting.methods import SuffixSettings
 from harness.local.engine.engine import LocalEngine
-from harness.local.engine.pair import Pair
 from harness.local.engine.reference import not_finite
 from harness.local.runners.static import StaticRunner
 from loaded_pairs import load, on_gpu

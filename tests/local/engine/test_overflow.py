@@ -10,7 +10,7 @@ from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.door.reading import Transcript
 from harness.engines.record import Preparation
-from harness.local.engine.pair import Pair
+from harness.local.drafting.method import Pair
 from harness.local.engine.reading import PairReader
 from harness.local.engine.reference import open_reference
 from harness.local.models.loading import LoadedModel

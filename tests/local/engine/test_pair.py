@@ -15,7 +15,7 @@ from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.config.sizes import PACKAGE
 from harness.local.engine.pair import PlacedPair, plan_pair
-from harness.local.engine.records.local import RECORD
+from harness.local.engine.records import Local
 from harness.local.models.fit import fit
 from tiny_checkpoints import as_draft
 
@@ -55,7 +55,7 @@ def test_a_draft_that_reads_the_target_s_cache_is_refused_before_weights_load() 
         checkpoints=[checkpoint("big", "gemma4"), checkpoint("aid", "gemma4")]
     )
     run: Any = None
-    RECORD.check_pair(pair, run)
+    Local().check_pair(pair, run)
     pair.checkpoints[1] = checkpoint("aid", "gemma4_assistant")
     with pytest.raises(SettingError, match=r"draft=aid: reads the keys .* engine=huggingface"):
-        RECORD.check_pair(pair, run)
+        Local().check_pair(pair, run)
