@@ -127,7 +127,7 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> Sequence[Roof
     Args:
         num_tokens: in the cache of each row, on average over the run.
     """
-    return _local("engine.roofline").roofs(placed, batch_size, num_tokens)
+    return _local("engine.planning").roofs(placed, batch_size, num_tokens)
 
 
 def open_reader(

@@ -151,34 +151,34 @@ def profile_arms(engine: Engine, question: Question, directory: Path) -> list[Pr
     decoding = question.decoding
     num_tokens = min(_NUM_TRACED, decoding.max_new_tokens)
     decoding = dataclasses.replace(decoding, max_new_tokens=num_tokens)
-    shortened = dataclasses.replace(question, decoding=decoding)
-    return [
-        _profile(engine, arm, shortened, directory / f"trace_{arm.name}.json.gz")
-        for arm in engine.arms
-    ]
-
-
-def _profile(engine: Engine, arm: Arm, question: Question, file: Path) -> Profile:
+    requests = dataclasses.replace(question, decoding=decoding).requests
     assert engine.weights is not None
     # Its library would report its own starts and stops on stderr.
     os.environ.setdefault("KINETO_LOG_LEVEL", "5")
-    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
-        answered = arm.answer(question.requests, len(question.prompts))
-        engine.weights.synchronize()
-    profiler.export_chrome_trace(str(file))
-    assert answered.batch is not None
-    # Operators would leave out the kernels of CUDA graphs, which belong to none.
-    events = [
-        event
-        for event in profiler.key_averages()
-        if event.device_type == DeviceType.CUDA and not event.is_user_annotation
-    ]
-    events.sort(key=lambda event: event.self_device_time_total, reverse=True)
-    total = sum(event.self_device_time_total for event in events) or 1.0
-    kernels = []
-    for event in events[:_NUM_LISTED]:
-        microseconds = event.self_device_time_total
-        kernels.append(Kernel(event.key, event.count, microseconds / 1000, microseconds / total))
-    return Profile(
-        arm.name, answered.num_tokens, answered.batch.num_iterations, tuple(kernels), file
-    )
+    profiles = []
+    for arm in engine.arms:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            answered = arm.answer(requests, len(requests))
+            engine.weights.synchronize()
+        file = directory / f"trace_{arm.name}.json.gz"
+        profiler.export_chrome_trace(str(file))
+        assert answered.batch is not None
+        # Operators would leave out the kernels of CUDA graphs, which belong to none.
+        events = [
+            event
+            for event in profiler.key_averages()
+            if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+        ]
+        events.sort(key=lambda event: event.self_device_time_total, reverse=True)
+        total = sum(event.self_device_time_total for event in events) or 1.0
+        kernels = []
+        for event in events[:_NUM_LISTED]:
+            microseconds = event.self_device_time_total
+            kernels.append(
+                Kernel(event.key, event.count, microseconds / 1000, microseconds / total)
+            )
+        num_iterations = answered.batch.num_iterations
+        profiles.append(
+            Profile(arm.name, answered.num_tokens, num_iterations, tuple(kernels), file)
+        )
+    return profiles

@@ -1,7 +1,7 @@
 """A model as numbers: the size of each tensor, and where the model may be split.
 
 `meta.sketch_model` makes a sketch before any weights load. Whether the model fits, where its layers
-go (`fit`) and how much a step reads (`engines.roofline`) is arithmetic on its numbers.
+go (`fit`) and how much a step reads (`engine/planning.py`) is arithmetic on its numbers.
 """
 
 from __future__ import annotations
