@@ -8,17 +8,15 @@ runner passes other calls on, so that it runs on the same compiled code as the r
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from harness.config.faults import FAULTS, FaultRecord
+from harness.engines.door.serving import TokenLogprob
+from harness.local.decoding.protocols import Runner
+from harness.local.decoding.verify import Offer, Verdict
+from harness.local.decoding.warp import BatchWarp, Warp
+from harness.local.engine.logprobs import Burst
 
-if TYPE_CHECKING:
-    from harness.local.decoding.protocols import Runner
-    from harness.local.decoding.verify import Offer, Verdict
-    from harness.local.decoding.warp import BatchWarp, Warp
-    from harness.local.engine.logprobs import Burst, TokenLogprob
-
-    Verification = Callable[[Offer], Verdict]
+Verification = Callable[[Offer], Verdict]
 
 
 class Fault(FaultRecord):
@@ -36,8 +34,6 @@ class Fault(FaultRecord):
 
     def warp(self) -> BatchWarp:
         """The warp of a batch, with the mistake in it."""
-        from harness.local.decoding.warp import BatchWarp
-
         return BatchWarp()
 
     def logprobs(self, burst: Burst) -> list[TokenLogprob]:

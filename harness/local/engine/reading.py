@@ -106,7 +106,7 @@ class PairReader:
             given = _next_probabilities(part, texts[part.row])
             figures[part.row].append(torch.stack([given, means, variances]).double())
         for row, (text, transcript) in enumerate(zip(texts, transcripts, strict=True)):
-            features = torch.cat(hidden[row])[: len(text) - 1] if hidden[row] else None
+            features = torch.cat(hidden[row]) if hidden[row] else None
             hidden[row] = []
             lengths = list(map(len, transcript.answers))
             target = torch.cat(figures[row], dim=1).split(lengths, dim=1)
@@ -257,7 +257,7 @@ def replayed(
     Args:
         tokens: all tokens, of prompt and answer.
         answer: the answer's indices in `tokens`; the first token is not among them.
-        hidden: [tokens but the last, L, D], the target's states of the L layers that the drafter
+        hidden: [tokens but the last or more, L, D], the target's states of the L layers that the drafter
             reads; None for none.
         vocabulary_size: of the target's logits, which no drafter reads.
 
