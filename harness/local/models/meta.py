@@ -159,8 +159,6 @@ def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
     identity = type(model), model.dtype, repr(described)
     if identity in _known_caches:
         return _known_caches[identity]
-    text_config = model.config.get_text_config(decoder=True)
-    is_chunked = getattr(text_config, "attention_chunk_size", None) is not None
     try:
         with torch.inference_mode():
             # Some models look for padding in the tokens.
@@ -186,10 +184,6 @@ def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
                 elif isinstance(tensor, torch.Tensor) and name.endswith("_states"):
                     state_bytes += tensor.nbytes
         window = getattr(layer, "sliding_window", None)
-        if window is not None and is_chunked:
-            window //= (
-                2  # at its begin a chunk has few tokens before it, in the middle half of them
-            )
         caches.append(LayerCache("", numbers_per_token, state_bytes, window))
     _known_caches[identity] = caches
     return caches

@@ -66,8 +66,7 @@ class LayerCache:
             the model's layers.
         numbers_per_token: how many numbers the keys and values of one token have.
         state_bytes: bytes of one row's recurrent state.
-        window: of how many tokens of a row a pass reads the keys and values at least, however many there are; None
-            for all.
+        window: of how many tokens of a row a pass reads the keys and values at most; None for all.
     """
 
     module: str = ""

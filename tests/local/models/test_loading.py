@@ -423,6 +423,7 @@ def test_memory_in_pools_of_graphs_counts(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1000)
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
     assert peak_memory_bytes([torch.device("cuda", 0), CPU]) == 1000 + 2 * 70
+    assert peak_memory_bytes([torch.device("cuda", 1)]) == 1000 + 70
 
 
 @pytest.mark.gpu
