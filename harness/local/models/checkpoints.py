@@ -18,7 +18,6 @@ from transformers import (
     GenerationConfig,
     PreTrainedConfig,
 )
-from transformers.quantizers.auto import AutoHfQuantizer
 
 from harness.config.errors import RunError, SettingError
 from harness.config.failures import explain_configuration, first_line
@@ -286,6 +285,8 @@ def check_quantizer(checkpoint: Checkpoint, device: torch.device) -> None:
         return
     if stored is None:
         return
+    from transformers.quantizers.auto import AutoHfQuantizer  # takes a second
+
     try:
         stored_config = _quantization_config(config)
         quantizer: Any = AutoHfQuantizer.from_config(stored_config, pre_quantized=True)
