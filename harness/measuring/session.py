@@ -41,9 +41,13 @@ WithTyped = Callable[[RunSettings, str, Collection[str]], RunSettings]
 
 
 class HasSettings(Protocol):
-    """A command's experiment, which owns the settings in effect: those given, with the changes that it makes itself."""
+    """A command's experiment, which owns the settings in effect: those given, with the changes that it makes itself.
 
-    settings: RunSettings
+    Attributes:
+        settings: `RunSettings` of the command's kind.
+    """
+
+    settings: Any
 
 
 class Session:
@@ -102,10 +106,15 @@ class Session:
         assert self._with_typed is not None
         self._experiment.settings = self._with_typed(self.settings, typed, changeable)
 
+    def go_on_with(self, experiment: HasSettings) -> None:
+        """Take the settings of another experiment from here on, as `map` does for each of its cells."""
+        self._experiment = experiment
+
     @property
     def settings(self) -> RunSettings:
         """Those in effect, which the experiment owns."""
-        return self._experiment.settings
+        settings: RunSettings = self._experiment.settings
+        return settings
 
     @contextmanager
     def watch(self) -> Iterator[None]:
@@ -278,7 +287,7 @@ class Session:
         share_prefix: bool = False,
         fault: str = "none",
     ) -> Engine:
-        """Open the engine, with the pair loaded if it needs one.
+        """Open the engine, with the pair loaded if it needs one; one that is open and starts slowly may go on.
 
         Args:
             batch_size: the most prompts of a question, or the most requests in flight.
@@ -287,10 +296,14 @@ class Session:
             share_prefix: read the common beginning of a batch's prompts only once, if possible.
             fault: a mistake to plant in the speculative arm.
         """
-        # Before the next engine allocates its caches, those of the one before are given back.
-        self.close()
+        decoding = decoding or self.settings.decoding
+        if self.engine is not None:
+            if self.engine.goes_on(decoding, batch_size, longest_prompt):
+                return self.engine
+            # Before the next engine allocates its caches, those of the one before are given back.
+            self.close()
         preparation = Preparation(
-            decoding=decoding or self.settings.decoding,
+            decoding=decoding,
             runner=self.settings.runner,
             batch_size=batch_size,
             longest_prompt=longest_prompt,

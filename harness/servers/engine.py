@@ -52,7 +52,7 @@ from harness.servers.identity import (
 )
 from harness.servers.launch import Served, StartedServer
 from harness.servers.logprobs import text_logprobs
-from harness.servers.request_form import RequestForm
+from harness.servers.request_form import RequestForm, new_salt
 from harness.servers.sending import Outgoing, Sender, send_all
 from harness.servers.settings import ServerSettings
 
@@ -225,6 +225,16 @@ class ServerEngine(Engine):
         for arm in self._servers:
             arm.stop()
 
+    def goes_on(self, decoding: DecodingSettings, batch_size: int, longest_prompt: int) -> bool:
+        """Servers start slowly: they stay for the same K, and no more or longer prompts than before."""
+        opening = self.opening
+        fits = decoding == opening.decoding and batch_size <= opening.batch_size
+        fits = fits and longest_prompt <= opening.longest_prompt
+        if fits:
+            for arm in self._servers:
+                arm.renew_salts()
+        return fits
+
     def close(self) -> None:
         self._stop()
         self.loop.call_soon_threadsafe(self.loop.stop)
@@ -273,6 +283,11 @@ class ServerArm(Arm):
         self._started: StartedServer | None = None
         # Of the requests that only keep up the load, in all questions.
         self._extra_numbers = itertools.count()
+
+    def renew_salts(self) -> None:
+        """Take no answer to an earlier question from the server's prefix cache."""
+        if self.is_connected:
+            self.form = dataclasses.replace(self.form, salt=new_salt())
 
     def launch(self) -> None:
         """Start the server, if it is one that is started here."""

@@ -33,7 +33,6 @@ class Server(EngineRecord[ServerSettings]):
     computes_here = False
     queues = True
     takes_load = True
-    starts_slowly = True
     # By flags that a server is started with; `advice` names them.
     has_synthetic_acceptance = True
     default_draft: ClassVar[str | None] = "server"

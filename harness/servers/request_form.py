@@ -17,6 +17,10 @@ from harness.servers.dialects import Dialect
 _MOST_STOPS = 4
 
 
+def new_salt() -> str:
+    return secrets.token_hex(16)
+
+
 @dataclass(frozen=True)
 class RequestForm:
     """The form of one server's requests.
@@ -43,7 +47,7 @@ class RequestForm:
     asks_for_details: bool = True
     extra: Mapping[str, Any] = field(default_factory=dict)
     draws: bool = True
-    salt: str = field(default_factory=lambda: secrets.token_hex(16))
+    salt: str = field(default_factory=new_salt)
 
     def body(self, request: Request) -> dict[str, Any]:
         """The body for OpenAI's API.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +12,8 @@ from harness.commands.acceptance.tables import acceptance_page
 from harness.commands.eval.tables import eval_page
 from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.of_runs import page_of_runs
+from harness.commands.map.page import map_page
+from harness.commands.map.rows import MapRow
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import recovery_page
 from harness.config.machine import note_command_line
@@ -59,6 +62,40 @@ def test_an_evaluation(snapshot: SnapshotAssertion, case: str) -> None:
     runs = [eval_run(**changes) for changes in EVALS[case]]
     known = [Run([row for row in rows if row.draft or row.arm == "regular"]) for rows in runs]
     assert full(eval_page(known)) == snapshot
+
+
+def map_run(
+    sizes: tuple[int, ...] = (1, 4, 16), contexts: tuple[int, ...] = (0,), **changes: Any
+) -> Run[MapRow]:
+    """A map with speed-ups that fall with the batch size, faster with K=5."""
+    rows = []
+    for context in contexts:
+        for k in (1, 5):
+            for size in sizes:
+                speedup = (1.5 + k / 4) / (1 + size * k / 40)
+                interval = Interval(speedup, speedup - 0.05, speedup + 0.05, Coverage(8, "batch"))
+                cell = MapRow(
+                    arm="speculative",
+                    model="13B",
+                    draft="7B",
+                    context=context or None,
+                    speedup=interval,
+                )
+                rows.append(replace(cell, batch_size=size, num_draft_tokens=k, **changes))
+    return Run(rows)
+
+
+MAPS = {
+    "one": [map_run()],
+    "two, one interrupted": [map_run(temperature=0.0), map_run((1,), temperature=1.0, status="interrupted")],
+    "contexts": [map_run((1, 4), (512, 4096))],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", MAPS)
+def test_maps(snapshot: SnapshotAssertion, case: str) -> None:
+    note_command_line(["map"])
+    assert full(map_page(MAPS[case])) == snapshot
 
 
 # Changes of both arms, and of the regular one.

@@ -12,8 +12,9 @@ import pytest
 from harness.commands.latency.tables.ranked import ranked_runs
 from harness.commands.latency.tables.ranking import latency_answers
 from harness.commands.latency.tables.run import headline
+from harness.commands.map.grid import points_of
+from harness.commands.map.page import finding, map_page
 from harness.commands.map.rows import MapRow
-from harness.commands.map.tables import finding, map_page
 from harness.config.errors import VerdictError
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
@@ -356,12 +357,12 @@ def test_one_case_has_one_wording_in_latency_map_and_report() -> None:
     undecided = Interval(0.96, 0.8, 1.17)
     arms = rows(speedup=undecided)
     cell = MapRow(
-        status="ok", regular_ms_per_token=1.0, batch_size=4, num_draft_tokens=2, speedup=undecided
+        arm="speculative", status="ok", batch_size=4, num_draft_tokens=2, speedup=undecided
     )
     of_report = latency_answers(ranked_runs([Run(arms)]))
     pages = {
         "latency": headline(arms[1]).text,
-        "map": finding([cell]).text,
+        "map": finding(points_of([cell])).text,
         "map's table": short(map_page([Run([cell])])),
         "report": of_report[0].text.lower(),
         "report of map": short(map_page([Run([cell]), Run([cell])])),

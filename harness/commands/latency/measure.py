@@ -209,10 +209,14 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
             }
             rows.append(session.row(LatencyRow, **figures))
         found = judged(rows, {name: arm.lengths for name, arm in self.run.arms.items()})
-        cost = iteration_cost([Run([*found], directory=session.directory)])
-        if cost.points and found[-1].status == "ok":
-            write_costs(session.directory, dataclasses.replace(cost, source=str(session.run)))
+        self.keep_price(session, found)
         return found
+
+    def keep_price(self, session: Session, rows: Sequence[LatencyRow]) -> None:
+        """Write what an iteration costs, for `costs=` of `plan`."""
+        cost = iteration_cost([Run([*rows], directory=session.directory)])
+        if cost.points and rows[-1].status == "ok":
+            write_costs(session.directory, dataclasses.replace(cost, source=str(session.run)))
 
     def judge(self, rows: Sequence[LatencyRow]) -> None:
         require_verdict(rows)
@@ -356,7 +360,10 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
             for request in generation.requests
         ]
         if rows:
-            session.append(PROMPTS_FILE, rows)
+            self.keep_prompts(session, rows)
+
+    def keep_prompts(self, session: Session, rows: Sequence[LatencyPromptRow]) -> None:
+        session.append(PROMPTS_FILE, rows)
 
     def _check_failures(self) -> None:
         """Raise a RunError if too many requests failed for a verdict from the others."""

@@ -4,27 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from operator import attrgetter
 
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 
-from harness.commands.map.rows import MapRow
-from harness.commands.map.tables import (
+from harness.commands.map.grid import (
     CANNOT_TELL,
     DOES_NOT_PAY,
     PAYS,
-    by_context,
-    cell_text,
-    cells_of,
-    k_of,
+    Point,
     load_of,
-    map_names,
-    size_of,
-    speedup_of,
-    word_of,
+    named_points,
 )
 from harness.reporting.drawing import MOST_PLOTS, Plot, add_legend, new_axes
-from harness.results.runs import Run
+from harness.results.runs import Run, grouped
+from harness.results.statistics.interval import Interval
 
 # Inches of the plot for each K, and for the axis and the legend.
 _ROW_HEIGHT = 0.42
@@ -42,48 +37,48 @@ _LEAST_TEXT = 5.5
 _COLOURS = {PAYS: "C2", CANNOT_TELL: "C5", DOES_NOT_PAY: "C1"}
 
 
-def map_plots(runs: Sequence[Run[MapRow]]) -> dict[str, list[Plot]]:
+def map_plots(runs: Sequence[Run]) -> dict[str, list[Plot]]:
     """A plot for each context of each map."""
     plots = []
-    for name, run in zip(map_names(runs), runs, strict=True):
-        for context, of_context in by_context(cells_of(run.rows)).items():
-            title = f"Speed-up at a context of {context} tokens"
-            if len(runs) > 1:
+    maps = named_points(runs)
+    for name, points in maps.items():
+        for context, in_context in grouped(points, attrgetter("context")).items():
+            title = f"Speed-up at a context of {context} tokens" if context else "Speed-up"
+            if len(maps) > 1:
                 title = f"{name} · {title}"
-            plots.append(Plot(title, _figure(of_context)))
+            plots.append(Plot(title, _figure(in_context)))
     return {"map": plots[:MOST_PLOTS]}
 
 
-def _figure(cells: Sequence[MapRow]) -> Figure:
-    batch_sizes = sorted(set(map(size_of, cells)))
-    draft_tokens = sorted(set(map(k_of, cells)))
-    height = _ROW_HEIGHT * len(draft_tokens) + _OTHER_HEIGHT
-    axes = new_axes(height, xlabel=load_of(cells), ylabel="K, draft tokens")
-    axes.set(xlim=(-0.5, len(batch_sizes) - 0.5), ylim=(-0.5, len(draft_tokens) - 0.5))
-    axes.set_xticks(range(len(batch_sizes)), batch_sizes)
-    axes.set_yticks(range(len(draft_tokens)), [str(k) if k else "its own" for k in draft_tokens])
+def _figure(points: Sequence[Point]) -> Figure:
+    sizes = sorted({point.size for point in points})
+    all_k = sorted({point.k for point in points})
+    height = _ROW_HEIGHT * len(all_k) + _OTHER_HEIGHT
+    axes = new_axes(height, xlabel=load_of(points), ylabel="K, draft tokens")
+    axes.set(xlim=(-0.5, len(sizes) - 0.5), ylim=(-0.5, len(all_k) - 0.5))
+    axes.set_xticks(range(len(sizes)), sizes)
+    axes.set_yticks(range(len(all_k)), [str(k) if k else "its own" for k in all_k])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    size = min(_LARGEST_TEXT, _TEXT_OF_ALL_COLUMNS / len(batch_sizes))
+    font_size = min(_LARGEST_TEXT, _TEXT_OF_ALL_COLUMNS / len(sizes))
     words_in_legend: set[str] = set()
-    for row in cells:
-        x = batch_sizes.index(size_of(row))
-        y = draft_tokens.index(k_of(row))
-        share = min(1.0, abs(math.log(speedup_of(row) or 1.0)) / math.log(_FULL_COLOUR))
-        word = word_of(row)
+    for point in points:
+        x, y = sizes.index(point.size), all_k.index(point.k)
+        speedup = Interval(point.verdict.speedup.estimate)
+        share = abs(math.log(speedup.estimate)) / math.log(_FULL_COLOUR) if speedup.is_known else 0
         axes.add_patch(
             Rectangle(
                 (x - 0.5, y - 0.5),
                 1,
                 1,
-                facecolor=_COLOURS[word],
-                alpha=_FAINTEST + (_STRONGEST - _FAINTEST) * share,
+                facecolor=_COLOURS[point.word],
+                alpha=_FAINTEST + (_STRONGEST - _FAINTEST) * min(1.0, share),
                 linewidth=0,
-                label=None if word in words_in_legend else word,
+                label=None if point.word in words_in_legend else point.word,
             )
         )
-        words_in_legend.add(word)
-        if size >= _LEAST_TEXT:
-            axes.text(x, y, cell_text(row), ha="center", va="center", fontsize=size)
+        words_in_legend.add(point.word)
+        if font_size >= _LEAST_TEXT:
+            axes.text(x, y, f"{speedup:×}", ha="center", va="center", fontsize=font_size)
     add_legend(axes)
     return axes.figure

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from harness.commands.command import Command
 from harness.commands.map.rows import MapRow
 from harness.config.engines import Abilities
 from harness.config.run import PromptedSettings
-from harness.config.settings import LARGEST_K, require, require_at_least
+from harness.config.settings import LARGEST_K, DecodingSettings, require, require_at_least
 
 if TYPE_CHECKING:
-    from harness.reporting.drawing import Plot
     from harness.reporting.page import Page
     from harness.results.runs import Run
 
@@ -58,9 +57,12 @@ class MapSettings(PromptedSettings):
         require(largest <= LARGEST_K, "draft_tokens", f"must be at most {LARGEST_K}", largest)
         rule = "must be set: without one there is no map (with engine=server: engine.regular_url)"
         require(self.draft is not None, "draft", rule, "none")
+        # Settings of a single cell, which the grid replaces.
         k = self.decoding.num_draft_tokens
-        rule = "must be a number: draft_tokens has the K of the grid"
-        require(k != "auto", "decoding.num_draft_tokens", rule, k)
+        rule = "changes nothing: draft_tokens=[...] has the K of the grid"
+        require(k == DecodingSettings.num_draft_tokens, "decoding.num_draft_tokens", rule, k)
+        rule = "changes nothing: batch_sizes=[...] has those of the grid"
+        require(self.batch_size == 1, "batch_size", rule, self.batch_size)
 
     def check_engine(self, engine: Abilities) -> None:
         name = self.engine.name
@@ -98,20 +100,16 @@ class Map(Command[MapSettings, MapRow]):
 
     def line(self, rows: Sequence[MapRow]) -> str:
         """The highest speed-up that is certain."""
-        from harness.commands.map.tables import best_of, finding
+        from harness.commands.map.grid import points_of
+        from harness.commands.map.page import best_of, finding
 
-        return "" if best_of(rows) is None else finding(rows).more
+        points = points_of(rows)
+        return finding(points).more if best_of(points) else ""
 
     def page(self, runs: Sequence[Run[MapRow]]) -> Page | None:
-        from harness.commands.map.tables import map_page
+        from harness.commands.map.page import map_page
 
-        def plots() -> dict[str, list[Plot]]:
-            from harness.commands.map.plots import map_plots
-
-            return map_plots(runs)
-
-        page = map_page(runs)
-        return page and replace(page, plots=plots)
+        return map_page(runs)
 
 
 RECORD = Map()

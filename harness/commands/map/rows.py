@@ -1,23 +1,21 @@
-"""The rows of `map`: one per cell of the grid."""
+"""The rows of `map`: those of `latency`, for every cell of the grid."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.results.row import figure, setting
-from harness.results.schema import ComparedRow, MaybeFloat, MaybeInt, MaybeText
+from harness.measuring.rows import LatencyRow
+from harness.results.row import figure
+from harness.results.schema import MaybeInt
 
 
 @dataclass(frozen=True, kw_only=True)
-class MapRow(ComparedRow):
-    """`map.csv`: one row per cell of the grid."""
+class MapRow(LatencyRow):
+    """`map.csv`: one row per cell of the grid and arm, in the order of K, context and batch size."""
 
     kind = "map"
-    filled_if_measured = ("speedup", "regular_ms_per_token")
-    recognised_by = ("context", "regular_ms_per_token", "speedup")
+    recognised_by = ("context", "arm", "ms_per_token", "speedup")
 
-    seed: MaybeInt = setting("seed of the random numbers", "seed")
-    context: MaybeInt = figure("mean length of the prompts", "tokens")
-    regular_ms_per_token: MaybeFloat = figure("time per token of the regular arm", "ms")
-    speculative_ms_per_token: MaybeFloat = figure("the same of the speculative arm", "ms")
-    prompts: MaybeText = setting("name of the prompt set", "prompts.name")
+    context: MaybeInt = figure(
+        "length to which the prompts of a cell were cut; empty where they were not", "tokens"
+    )

@@ -71,9 +71,6 @@ PARROT = textwrap.dedent(
             return engine
     '''
 )
-SLOW_PARROT = PARROT.replace(
-    '    name = "parrot"\n', '    name = "parrot"\n    starts_slowly = True\n', 1
-)
 QUICK = [
     "model=tiny_draft",
     "draft=tiny_draft",
@@ -118,20 +115,23 @@ def test_a_map_starts_a_slow_engine_once_for_each_k(
     harness: Harness, parrot: str, tmp_path: Path
 ) -> None:
     file = tmp_path / parrot.partition(":")[0]
-    note = 'opening.say(f"started for {opening.batch_size}, K={opening.decoding.num_draft_tokens}")'
     start = "engine = Engine()\n"
-    file.write_text(SLOW_PARROT.replace(start, f"{start}        {note}\n"))
+    slow = f"""{start}
+        opening.say(f"started for {{opening.batch_size}}, K={{opening.decoding.num_draft_tokens}}")
+        engine.goes_on = lambda decoding, *sizes: decoding == opening.decoding
+"""
+    file.write_text(PARROT.replace(start, slow))
     grid = ["batch_sizes=[1,2]", "draft_tokens=[1,2]"]
     outcome = harness("map", *QUICK, *grid, f"engine={parrot}")
-    assert len(results("map")) == 4
+    assert len(results("map")) == 8
     starts = [line for line in outcome.stderr.splitlines() if line.startswith("started")]
-    assert starts == ["started for 2, K=1", "started for 2, K=2"]
+    assert starts == ["started for 2, K=2", "started for 2, K=1"]
 
 
 def test_a_map_needs_both_arms_in_memory(harness: Harness, parrot: str, tmp_path: Path) -> None:
     file = tmp_path / parrot.partition(":")[0]
     start = "engine = Engine()\n"
-    file.write_text(SLOW_PARROT.replace(start, f"{start}        engine.blocks = object()\n"))
+    file.write_text(PARROT.replace(start, f"{start}        engine.blocks = object()\n"))
     complaint = harness("map", *QUICK, "batch_sizes=[1]", f"engine={parrot}", code=1).complaint
     assert mentions(complaint, "map needs both arms in memory", "latency -m")
 

@@ -2,33 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
-from collections import Counter
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 
 from echo_server import EchoServer, serving
-from harness.commands.map.measure import Cell, Map, MeasuredCell, common_k
-from harness.commands.map.plots import map_plots
-from harness.commands.map.record import RECORD
-from harness.commands.map.rows import MapRow
-from harness.commands.map.tables import (
+from harness.commands.map.grid import (
     CANNOT_TELL,
     DOES_NOT_PAY,
     PAYS,
+    Schedule,
     for_vllm,
-    map_page,
+    points_of,
     schedule_of,
-    word_of,
 )
+from harness.commands.map.measure import Cell, own_k
+from harness.commands.map.page import map_page
+from harness.commands.map.plots import map_plots
+from harness.commands.map.record import RECORD
+from harness.commands.map.rows import MapRow
 from harness.config.machine import note_command_line
 from harness.measuring.session import Session
-from harness.results.acceptance import Acceptance
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import Interval
@@ -56,9 +56,13 @@ SERVER = [
 
 def row(batch_size: int, k: int, speedup: float, spread: float = 0.1) -> MapRow:
     return MapRow(
-        model="13B", draft="7B", batch_size=batch_size, num_draft_tokens=k, context=100,
-        regular_ms_per_token=1.0, speedup=Interval(speedup, speedup - spread, speedup + spread),
+        arm="speculative", model="13B", draft="7B", batch_size=batch_size, num_draft_tokens=k,
+        speedup=Interval(speedup, speedup - spread, speedup + spread),
     )  # fmt: skip
+
+
+def schedule(rows: list[MapRow]) -> tuple[Schedule, str]:
+    return schedule_of(points_of(rows))
 
 
 def asked_of(server: EchoServer) -> list[dict[str, Any]]:
@@ -72,43 +76,46 @@ ROWS = [
 ]
 
 
+def cells() -> pd.DataFrame:
+    """The speculative rows of `results/map.csv`, one for each cell."""
+    return results("map").query("arm == 'speculative'").reset_index()
+
+
 def test_a_map_of_the_tiny_pair(harness: Harness) -> None:
+    """Its cells are runs of `latency`: the same answers, and their prices are one table."""
+    grid = ["batch_sizes=[1,2]", "draft_tokens=[1,2]", "decoding.max_new_tokens=4"]
     pair = ["model=tiny_draft", "draft=tiny_draft"]
-    asked = ["batch_sizes=[1,2]", "draft_tokens=[1,2]", "details=true"]
-    outcome = harness(*QUICK, *pair, *asked, "decoding.max_new_tokens=4")
-    rows = results("map")
-    assert list(rows["batch_size"]) == [1, 1, 2, 2]
-    assert list(rows["num_draft_tokens"]) == [1, 2] * 2
-    assert rows["speedup"].gt(0).all()
-    assert rows["mean_acceptance_length"].gt(1).all()
-    assert rows["regular_ms_per_token"].gt(0).all()
-    assert "K=2" in outcome.stdout
+    outcome = harness(*QUICK, *pair, *grid)
+    rows = cells()
+    assert list(rows["num_draft_tokens"]) == [1, 1, 2, 2]
+    assert list(rows["batch_size"]) == [1, 2] * 2
     # Every cell can have an interval, and be decided.
     assert rows["speedup_low"].gt(0).all()
-    assert set(rows["speedup_covers"]) == {"8 prompts", "8 batches"}
-    cells = [line for line in outcome.stderr.splitlines() if line.startswith("batch ")]
-    assert len(cells) == 4
+    assert list(rows["speedup_covers"]) == ["8 prompts", "8 batches"] * 2
     drawing = only("map.svg").read_text()
     assert all(f"{speedup:.2f}×" in drawing for speedup in rows["speedup"])
     assert ("no schedule" in outcome.stdout) == (not list(Path().rglob("schedule_vllm.json")))
+    prices = json.loads(only("costs.json").read_text())["points"]
+    assert {point["width"] for point in prices} == {1, 2, 3}
+    harness("latency", *QUICK[1:], *pair, *grid[2:], "K=2", "batch_size=2", "num_prompts=16")
+    alone = results("latency")
+    for name in ("acceptance_rate", "num_tokens", "num_prompts"):
+        assert alone[name][1] == rows[name][3], name
 
 
 def test_an_interrupted_map_has_only_what_was_measured(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure = Map._measure_cell
+    measure = Cell.measure
 
-    def measure_one(map_: Map, session: Session, cell: Cell) -> None:
-        if map_.measured:
+    def measure_largest(cell: Cell, session: Session) -> None:
+        if cell.settings.batch_size < 3:
             raise KeyboardInterrupt
-        measure(map_, session, cell)
+        measure(cell, session)
 
-    monkeypatch.setattr(Map, "_measure_cell", measure_one)
-    outcome = harness(
-        "map", "engine=simulated", "batch_sizes=[1,3]", "draft_tokens=[1,2]", code=130
-    )
-    rows = results("map")
-    assert list(rows["status"]) == ["interrupted"]
+    monkeypatch.setattr(Cell, "measure", measure_largest)
+    outcome = harness("map", "engine=simulated", "batch_sizes=[1,3]", "draft_tokens=[2]", code=130)
+    assert list(results("map")["status"]) == ["interrupted"] * 2
     assert "Interrupted with 1 cell of the grid measured." in outcome.stdout
     assert "Use" not in outcome.stdout
 
@@ -116,8 +123,9 @@ def test_an_interrupted_map_has_only_what_was_measured(
 def test_contexts_are_cut_to_their_lengths(harness: Harness) -> None:
     # Without a verdict on a noisy machine, where a draft of which nothing is accepted may seem faster.
     harness(*QUICK, "batch_sizes=[1]", "contexts=[4,8]", "draft_tokens=[2]", code=None)
-    rows = results("map")
+    rows = cells()
     assert list(rows["context"]) == [4, 8]
+    assert list(rows["num_prompt_tokens"]) == [8 * 4, 8 * 8]
 
 
 def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
@@ -130,7 +138,7 @@ def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
         addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}"]
         asked = ["num_prompts=8", "batch_sizes=[1,2,4]", "engine=server", "model=tiny"]
         harness(*QUICK, *asked, *addresses)
-    rows = results("map")
+    rows = cells()
     assert list(rows["batch_size"]) == [1, 2, 4]
     # As the server tells by its counts.
     assert list(rows["num_draft_tokens"]) == [4, 4, 4]
@@ -150,35 +158,14 @@ def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
 def test_servers_are_started_once_for_all_cells_of_a_k(harness: Harness) -> None:
     """Each cell has its own number of requests in flight."""
     echo = [sys.executable, str(SUPPORT / "echo_server.py"), "--port", "{port}"]
-    cells = ["batch_sizes=[1,2]", "draft_tokens=[2,3]", "engine.blocks=0", "model=tiny"]
-    harness(*QUICK, *cells, "--", *echo, "--", *echo, "-k", "{K}")
-    rows = results("map")
+    grid = ["batch_sizes=[1,2]", "draft_tokens=[2,3]", "engine.blocks=0", "model=tiny"]
+    harness(*QUICK, *grid, "--", *echo, "--", *echo, "-k", "{K}")
+    rows = cells()
     assert len(rows) == 4
     for arm in ("regular", "speculative"):
         log = (Path(rows["directory"][0]) / f"{arm}_server.log").read_text()
         assert log.count("$ ") == 2
     assert log.count("-k 2") == log.count("-k 3") == 1
-
-
-def test_the_warm_up_reads_prompts_that_are_not_measured(harness: Harness) -> None:
-    """A prefix cache would know them: the whole batch of the cell, if there is one alone."""
-    servers = [EchoServer(version="1", num_draft_tokens=k) for k in (None, 4)]
-    Path("five.txt").write_text("\n".join(f"{number} + 1 =" for number in range(5)))
-    with ExitStack() as stack:
-        urls = [stack.enter_context(serving(server)) for server in servers]
-        addresses = [f"engine.regular_url={urls[0]}", f"engine.url={urls[1]}", "engine=server"]
-        asked = ["prompts=./five.txt", "batch_sizes=[4]", "decoding.max_new_tokens=4"]
-        quick = [argument for argument in QUICK if "num_warmup" not in argument]
-        harness(*quick, *asked, *addresses)
-    for server in servers:
-        asked_how_often = Counter(
-            tuple(body["prompt"]) for body in asked_of(server) if "extra" not in body["cache_salt"]
-        )
-        measured = dict(asked_how_often.most_common(5))
-        # A batch for the warm-up, and eight batches of five texts.
-        assert sum(measured.values()) == 8 * 4
-        assert asked_how_often.total() - sum(measured.values()) == 4
-    assert list(results("map")["speedup_covers"]) == ["8 laps of the same texts"]
 
 
 def test_servers_that_do_other_work_have_no_map(harness: Harness) -> None:
@@ -193,7 +180,7 @@ def test_servers_that_do_other_work_have_no_map(harness: Harness) -> None:
             "model=tiny",
         ]
         outcome = harness(*QUICK, "batch_sizes=[1,2]", *addresses, code=3)
-    rows = results("map")
+    rows = cells()
     assert list(rows["status"]) == ["no_verdict"] * 2
     assert rows["speedup"].isna().all()
     assert rows["error"].str.contains("the same work").all()
@@ -205,16 +192,11 @@ def test_servers_that_do_other_work_have_no_map(harness: Harness) -> None:
 
 def test_a_server_whose_k_depends_on_its_load_has_none() -> None:
     """vLLM with `num_speculative_tokens_per_batch_size`."""
-
-    def cell(told: int, outcomes: list[tuple[int, int]]) -> MeasuredCell:
-        acceptance = Acceptance.of(outcomes).columns()
-        known = {name: value for name, value in acceptance.items() if value is not None}
-        return MeasuredCell({}, {"mean_proposed": told} | known)
-
-    alone, among_others = cell(1, [(1, 1), (1, 0)]), cell(3, [(3, 2), (1, 0)])
-    assert common_k([alone, among_others]) is None
-    assert common_k([among_others, among_others]) == 3
-    assert common_k([cell(2, []), cell(3, [])]) == 3
+    own = MapRow(arm="speculative", draft="server", url="http://a/v1", mean_proposed=2.9)
+    reported = replace(own, marginal_acceptance_by_position=[0.9, 0.8, 0.7])
+    assert own_k([reported, MapRow(arm="regular"), reported]) == 3
+    assert own_k([reported, replace(reported, mean_proposed=3.5)]) is None
+    assert own_k([own]) is None
 
 
 @pytest.mark.parametrize(
@@ -224,7 +206,7 @@ def test_a_server_whose_k_depends_on_its_load_has_none() -> None:
         (["draft_tokens=[]"], "draft_tokens=[]: must have a number"),
         (
             ["draft=suffix", "draft.shared=true", "batch_sizes=[1,16]"],
-            "batch_sizes=16: must be at most 5 for 8 batches of the set's 40 prompts: draft.shared",
+            "batch_sizes=16: asks num_prompts=128, which must be at most 40, the prompts of the set",
         ),
         (["draft_tokens=[1,2000]"], "draft_tokens=2000: must be at most 1024"),
         (["contexts=[100000]"], "contexts=100000: the texts of this set are enough for"),
@@ -263,13 +245,13 @@ def test_a_k_that_pays_from_a_larger_batch_on() -> None:
     """It did not pay, according to the map: only the first crossing from above was known."""
     rows = [row(size, 3, speedup, 0.01) for size, speedup in ((1, 0.8), (2, 1.5), (16, 1.6))]
     text = lines(rows)
-    assert mentions(text, "pays at batch size 2 and 16, not at 1")
-    assert schedule_of(rows)[0] == [(1, 1, 0), (2, 16, 3)]
+    assert mentions(text, "pays at batch size 2 and 16, not at batch size 1")
+    assert schedule(rows)[0] == [(1, 1, 0), (2, 16, 3)]
     assert mentions(text, "K=0 at 1, K=3 at 2 to 16")
 
 
 def test_a_cell_without_an_interval_says_nothing() -> None:
-    alone = [dataclasses.replace(row(1, 4, 1.04), speedup=Interval(1.04))]
+    alone = [replace(row(1, 4, 1.04), speedup=Interval(1.04))]
     text = lines(alone)
     assert mentions(text, "1 of 1 measured cells cannot tell", "no interval from fewer than 8")
     assert text.count("measured cells cannot tell") == 1
@@ -277,23 +259,23 @@ def test_a_cell_without_an_interval_says_nothing() -> None:
     assert mentions(text, "no schedule", "no cell can tell", "batch size 1")
     assert table(alone)[0] == ("1", "1.04× cannot tell")
     # Between cells that can it ends what is known, and gets the K of the size below.
-    around = [row(2, 4, 1.5), dataclasses.replace(alone[0], batch_size=8), row(16, 4, 1.4)]
+    around = [row(2, 4, 1.5), replace(alone[0], batch_size=8), row(16, 4, 1.4)]
     assert mentions(lines(around), "pays at batch size 2 and 16")
-    assert schedule_of(around)[0] == [(1, 16, 4)]
+    assert schedule(around)[0] == [(1, 16, 4)]
 
 
 def test_a_cell_whose_arms_did_other_work_has_no_figure() -> None:
-    refused = dataclasses.replace(
+    refused = replace(
         row(1, 4, 1.0),
         speedup=None,
         status=NO_VERDICT, error="the arms did not do the same work",
     )  # fmt: skip
-    rows = [row(2, 4, 1.5), dataclasses.replace(refused, batch_size=16)]
+    rows = [row(2, 4, 1.5), replace(refused, batch_size=16)]
     assert table(rows)[1] == ("16", "– cannot tell")
     text = lines(rows)
     assert mentions(text, "1 of 2 measured cells", "the arms did not do the same work")
     # The schedule ends where it was measured.
-    assert schedule_of(rows)[0] == [(1, 2, 4)]
+    assert schedule(rows)[0] == [(1, 2, 4)]
     assert mentions(text, "Use by batch size: K=4 at 1 to 2 ")
 
 
@@ -307,7 +289,7 @@ def test_a_cell_whose_arms_did_other_work_has_no_figure() -> None:
             "harness map 'batch_sizes=[16,32,64]'",
         ),
         ([row(1, 1, 0.8), row(16, 1, 0.5)], "does not pay at batch size 1 and 16", ""),
-        ([dataclasses.replace(row(1, 1, 1.0), weights="random")], "cannot tell", ""),
+        ([replace(row(1, 1, 1.0), weights="random")], "cannot tell", ""),
     ],
 )
 def test_the_answer_is_short(rows_of: list[MapRow], finding: str, command: str) -> None:
@@ -318,48 +300,20 @@ def test_the_answer_is_short(rows_of: list[MapRow], finding: str, command: str) 
     assert len(text.splitlines()) <= 11
     assert finding in text
     assert command in text
-    assert "Next" in text or not command
+    assert ("Next" in text) == bool(command)
 
 
-def test_the_answer_has_every_cell_with_its_interval() -> None:
-    """On 80 characters too, where a part of an answer loses the columns that have no room."""
-    contexts = (512, 4096)
-    all_k = (1, 2, 3, 5, 8)
-    cells = [
-        dataclasses.replace(row(size, k, 1.5 + size / 10 + k / 100, spread=0.01), context=context)
-        for context in contexts
-        for size in (1, 4)
-        for k in all_k
-    ]
-    text = short(map_page([Run(cells)]))
-    for cell in cells:
-        assert cell.speedup is not None
-        low, high = cell.speedup.low, cell.speedup.high
-        shown = f"{cell.speedup.estimate:.2f}× {low:.2f} to {high:.2f}"
-        assert text.count(shown) == len(contexts)
-    assert all(f"K={k}" in text for k in all_k)
-    assert "context of 512 tokens" in text
-
-
-def test_a_sweep_of_maps_has_a_line_for_each() -> None:
-    warm = Run([dataclasses.replace(cell, temperature=1.0) for cell in ROWS[:1]])
-    cold = Run([dataclasses.replace(cell, temperature=0.0) for cell in ROWS])
-    words = " ".join(short(map_page([warm, cold, Run([MapRow()])]), 110).split())
-    assert "greedy: pays at batch size 1 and 4; best 2.50× (2.40 to 2.60): K=5" in words
-    assert "temperature 1: pays at batch size 1; best 1.50× (1.40 to 1.60): K=1" in words
-    assert map_page([Run([MapRow()])]) is None
-    assert "batches of" not in words, "a grid has several"
-    assert "K=1 at 1 (schedule_vllm.json)" in full(map_page([warm]))
-    # A job of a sweep has the highest one.
+def test_a_job_of_a_sweep_has_the_highest_speedup() -> None:
     assert RECORD.line(ROWS).startswith("best 2.50× (2.40 to 2.60)")
     assert RECORD.line([MapRow()]) == ""
+    assert map_page([Run([MapRow()])]) is None
 
 
 @pytest.mark.parametrize("weights", ["stored", "random"])
 def test_the_drawing_says_what_the_text_says(weights: str) -> None:
-    cells = [dataclasses.replace(cell, weights=weights) for cell in ROWS]
-    words = [word_of(cell) for cell in cells]
-    of_stored = [PAYS, PAYS, CANNOT_TELL, PAYS, PAYS, DOES_NOT_PAY]
+    cells = [replace(cell, weights=weights) for cell in ROWS]
+    words = [point.word for point in points_of(cells)]
+    of_stored = [PAYS, PAYS, PAYS, PAYS, CANNOT_TELL, DOES_NOT_PAY]
     assert words == (of_stored if weights == "stored" else [CANNOT_TELL] * 6)
     ((_, figure),) = map_plots([Run(cells)])["map"]
     legend = figure.axes[0].get_legend_handles_labels()[1]
@@ -370,31 +324,31 @@ def test_the_drawing_says_what_the_text_says(weights: str) -> None:
 
 def test_what_is_said_of_planted_requests_in_flight() -> None:
     of_servers: dict[str, Any] = {"engine": "server", "num_draft_tokens": None}
-    cells = [dataclasses.replace(row(size, 1, 3 / size), **of_servers) for size in (1, 4)]
+    cells = [replace(row(size, 1, 3 / size), **of_servers) for size in (1, 4)]
     assert " pays with 1 request in flight " in lines(cells[:1])
     assert "best 3.00× (2.90 to 3.10): 1 request in flight" in lines(cells)
     assert mentions(lines(cells), "no schedule", "does not report its K")
-    told = [dataclasses.replace(cell, num_draft_tokens=4) for cell in cells]
+    told = [replace(cell, num_draft_tokens=4) for cell in cells]
     assert mentions(lines(told), "Use by requests in flight: K=4 at 1 to 3, K=0 at 4")
     # The grid has several numbers of requests in flight.
     assert "· 1 in flight" not in lines(told)
 
 
 def test_schedules_of_cells_that_can_tell() -> None:
-    assert schedule_of([row(1, 1, 0.8), row(16, 1, 0.8)]) == (
+    assert schedule([row(1, 1, 0.8), row(16, 1, 0.8)]) == (
         [],
-        "there is no load at which it surely pays",
+        "it clearly pays at no load",
     )
-    assert schedule_of([row(1, 1, 1.2), row(16, 1, 0.8)])[0] == [(1, 15, 1), (16, 16, 0)]
+    assert schedule([row(1, 1, 1.2), row(16, 1, 0.8)])[0] == [(1, 15, 1), (16, 16, 0)]
     # The best K cannot tell, and another one can.
     unsure = [row(1, 5, 2.0, spread=1.5), row(1, 1, 1.5), row(16, 1, 1.4)]
-    assert schedule_of(unsure)[0] == [(1, 16, 1)]
+    assert schedule(unsure)[0] == [(1, 16, 1)]
     # Over contexts, twice as fast and half as fast cancel out.
     contexts = [
-        dataclasses.replace(row(1, k, speedup), context=context)
+        replace(row(1, k, speedup), context=context)
         for context, k, speedup in ((10, 1, 1.3), (10, 5, 2.0), (900, 1, 1.3), (900, 5, 0.5))
     ]
-    assert schedule_of(contexts)[0] == [(1, 1, 1)]
+    assert schedule(contexts)[0] == [(1, 1, 1)]
 
 
 def test_vllm_gets_the_ranges_and_the_largest_k() -> None:

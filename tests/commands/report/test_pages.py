@@ -224,7 +224,7 @@ def map_rows(context: int = 100, **changes: Any) -> list[MapRow]:
     return [
         MapRow(
             run=f"map{context}", model="13B", draft="7B", devices="NVIDIA A100", status="ok",
-            batch_size=size, num_draft_tokens=k, context=context, regular_ms_per_token=1.0,
+            arm="speculative", batch_size=size, num_draft_tokens=k, context=context, ms_per_token=1.0,
             speedup=Interval(speedup, speedup - 0.1, speedup + 0.1),
             **changes,
         )

@@ -1,0 +1,181 @@
+"""The page of `map`, about one run or many: speed-ups by batch size, context and K, and a schedule."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from operator import attrgetter
+from typing import TYPE_CHECKING
+
+from harness.commands.map.grid import (
+    CANNOT_TELL,
+    DOES_NOT_PAY,
+    PAYS,
+    Point,
+    load_in_words,
+    load_of,
+    named_points,
+    schedule_of,
+    shared_row,
+)
+from harness.commands.map.rows import MapRow
+from harness.config.amounts import counted
+from harness.reporting.page import Page, Step, heading, title_of_many
+from harness.reporting.table import Column, Line, Style, Table, TableRow
+from harness.reporting.words import settings_line
+from harness.results.runs import Run, grouped
+from harness.results.schema import NO_VERDICT
+
+if TYPE_CHECKING:
+    from harness.reporting.drawing import Plot
+
+_STYLES: dict[str, Style] = {PAYS: "good", CANNOT_TELL: "strong", DOES_NOT_PAY: "bad"}
+# An answer of 80 characters has room for a table with this many columns.
+_NARROW = 4
+
+
+def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
+    """Where it pays; None where nothing was measured."""
+
+    def plots() -> dict[str, list[Plot]]:
+        from harness.commands.map.plots import map_plots
+
+        return map_plots(runs)
+
+    maps = named_points(runs)
+    if not maps:
+        return None
+    firsts = [shared_row(points) for points in maps.values()]
+    is_alone = len(maps) == 1
+    title = heading(firsts[0], settings_line(firsts)) if is_alone else title_of_many(firsts)
+    findings = []
+    doubts = []
+    use = []
+    steps: list[Step | None] = []
+    for name, points in maps.items():
+        prefix = "" if is_alone else f"{name}: "
+        line = finding(points)
+        findings.append(replace(line, text=prefix + line.text))
+        status = points[0].row.status
+        if status in (None, "ok", NO_VERDICT):
+            use.append(("Use", prefix + _schedule_in_words(points)))
+            steps.append(_other_sizes(points) if is_alone else None)
+        else:
+            ended = status if prefix else str(status).capitalize()
+            number = counted(len(points), "cell")
+            doubts.append(f"{prefix}{ended} with {number} of the grid measured.")
+        # Where no cell can tell, the finding says why.
+        undecided = _undecided(points)
+        if undecided and best_of(points):
+            doubts.append(prefix + undecided)
+    return Page(title, findings, doubts, [_table(maps)], use, [*filter(None, steps)], plots)
+
+
+def finding(points: Sequence[Point]) -> Line:
+    """`pays at batch size 1 and 4, not at batch size 16`, and the highest speed-up."""
+    best = best_of(points)
+    if best is None:
+        return Line(CANNOT_TELL, "strong", _undecided(points) or "nothing was measured")
+    sides = [f"K={best.k}"] if best.k else []
+    # Without the preposition.
+    sides.append(load_in_words(points, [best.size]).partition(" ")[2])
+    if len({point.context for point in points}) > 1:
+        sides.append(f"context of {best.context} tokens")
+        words = [point.word for point in points]
+        text = f"pays in {words.count(PAYS)} of {len(words)} measured cells"
+        word = PAYS if PAYS in words else DOES_NOT_PAY
+    else:
+        reach = _reach(points)
+        word = next(word for word in (PAYS, DOES_NOT_PAY, CANNOT_TELL) if reach[word])
+        text = f"{word} {load_in_words(points, reach[word])}"
+        if word == PAYS and reach[DOES_NOT_PAY]:
+            text += f", not {load_in_words(points, reach[DOES_NOT_PAY])}"
+    return Line(text, _STYLES[word], f"best {best.verdict.speedup:×}: {', '.join(sides)}")
+
+
+def best_of(points: Sequence[Point]) -> Point | None:
+    """The point with the highest speed-up of those that can tell."""
+    known = [point for point in points if point.verdict.has_interval]
+    return max(known, key=lambda point: point.verdict.speedup.estimate, default=None)
+
+
+def _reach(points: Sequence[Point]) -> dict[str, list[int]]:
+    """The batch sizes at which the best K pays, those at which no K does, and where no point can tell."""
+    reach: dict[str, list[int]] = {word: [] for word in _STYLES}
+    for size, at_size in grouped(points, attrgetter("size")).items():
+        words = {point.word for point in at_size}
+        reach[next(word for word in _STYLES if word in words)].append(size)
+    return reach
+
+
+def _other_sizes(points: Sequence[Point]) -> Step | None:
+    """A finer or a larger grid around the largest batch size that pays."""
+    pays = _reach(points)[PAYS]
+    if not pays:
+        return None
+    larger = [point.size for point in points if point.size > pays[-1]]
+    if not larger:
+        sizes = ",".join(str(factor * pays[-1]) for factor in (1, 2, 4))
+        return Step(f"beyond {pays[-1]}", f"'batch_sizes=[{sizes}]'")
+    if min(larger) == pays[-1] + 1:
+        return None
+    # Geometrically between both.
+    between = round(math.sqrt(pays[-1] * min(larger)))
+    return Step("where it stops paying", f"'batch_sizes=[{pays[-1]},{between},{min(larger)}]'")
+
+
+def _undecided(points: Sequence[Point]) -> str | None:
+    """How many measured cells have no verdict, and why; None where all have one."""
+    reasons = [point.verdict.reason for point in points if not point.verdict.has_interval]
+    if not reasons:
+        return None
+    first, *others = dict.fromkeys(reasons)
+    others_too = " (others for other reasons)" if others else ""
+    number = f"{len(reasons)} of {len(points)} measured cells"
+    return f"{number} cannot tell whether it pays: {first}{others_too}."
+
+
+def _schedule_in_words(points: Sequence[Point]) -> str:
+    """`by batch size: K=5 at 1 to 15, K=0 at 16 (schedule_vllm.json)`."""
+    schedule, why_none = schedule_of(points)
+    if not schedule:
+        return f"no schedule: {why_none}"
+    ranges = []
+    for first, last, k in schedule:
+        sizes = " to ".join(dict.fromkeys([str(first), str(last)]))
+        ranges.append(f"K={k} at {sizes}")
+    return f"by {load_of(points)}: {', '.join(ranges)} (schedule_vllm.json)"
+
+
+def _table(maps: Mapping[str, Sequence[Point]]) -> Table:
+    """A row for each map, context and batch size, a column for each K.
+
+    Args:
+        maps: their points by name.
+    """
+    points = [point for points in maps.values() for point in points]
+    all_k = sorted({point.k for point in points})
+    rows = []
+    for name, of_map in maps.items():
+        for sides, with_sides in grouped(of_map, attrgetter("context", "size")).items():
+            by_k = {point.k: point for point in with_sides}
+            rows.append(TableRow((name, *sides, *map(by_k.get, all_k))))
+    columns = (
+        Column("map", text=True, once=True, varies=True),
+        Column("context", once=True, varies=True, identifies_row=True),
+        Column("in flight" if points[0].row.is_elsewhere else "batch", identifies_row=True),
+        *(Column(f"K={k}" if k else "its own K", _cell) for k in all_k),
+    )
+    title = f"Speed-up with 95 % intervals, by {load_of(points)} and K"
+    table = Table("map", title, columns, tuple(rows))
+    if len(table.shown()[0]) > _NARROW:
+        # All of its columns, below each other where they have no room.
+        table = replace(table, title="", look="plain")
+    return table
+
+
+def _cell(point: Point) -> str:
+    """`2.50× (2.40 to 2.60)`, or `1.04× cannot tell` where no interval may be stated."""
+    verdict = point.verdict
+    return f"{verdict.speedup:×}" + ("" if verdict.has_interval else f" {CANNOT_TELL}")
