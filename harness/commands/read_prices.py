@@ -74,7 +74,7 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
         if (place / COSTS_FILE).is_file():
             return read_prices(setting, str(place / COSTS_FILE))
         raise SettingError(setting, error.rule, path) from error
-    latency = [run for run in runs if isinstance(run.last, LatencyRow) and run.status == "ok"]
+    latency = [run for run in runs if run.command == LatencyRow.kind and run.status == "ok"]
     if setting == "costs" and not latency and (place / COSTS_FILE).is_file():
         # A run of `map`.
         return read_prices(setting, str(place / COSTS_FILE))

@@ -58,13 +58,14 @@ class Plan(Experiment[PlanSettings, PlanRow]):
 
     def __init__(self, settings: PlanSettings) -> None:
         self.settings = settings
-        self.accepted = _typed_yields(settings)
+        most = LARGEST_K if settings.costs is not None else _MOST_GUESSED
+        self.accepted = settings.accepted.yields(most)
         self.predictions: Sequence[Prediction] | None = None
         self.timed: IterationCost | None = None
         self.figures: dict[str, Any] = {}
         if settings.costs is not None:
             self._predict(settings.costs)
-        elif settings.acceptance_path is not None:
+        elif settings.accepted.path is not None:
             runs = runs_of_pair("acceptance", AcceptanceRow, settings, drawn_alike=True)
             for row in runs[-1].rows:
                 if isinstance(row.num_draft_tokens, int) and row.tokens_per_iteration is not None:
@@ -76,11 +77,10 @@ class Plan(Experiment[PlanSettings, PlanRow]):
         costs = read_prices("costs", path, self.settings.prompt_length, key)
         if "://" in path:
             self.timed = costs.costs[""]
-        rates = self.settings.acceptance_rates or ()
-        accepted = Table(yields={"": self.accepted}, rates=rates)
-        typed = self.settings.acceptance_path
-        if typed is not None:
-            accepted = read_prices("acceptance", typed)
+        typed = self.settings.accepted
+        accepted = Table(yields={"": self.accepted}, rates=typed.rates)
+        if typed.path is not None:
+            accepted = read_prices("acceptance", typed.path)
         elif len(costs.costs) > 1:
             names = ", ".join(costs.costs)
             example = f"costs={path}@{next(iter(costs.costs))}"
@@ -144,27 +144,6 @@ class Plan(Experiment[PlanSettings, PlanRow]):
 
 
 EXPERIMENT = Plan
-
-
-def _typed_yields(settings: PlanSettings) -> dict[int, Interval]:
-    """The tokens per iteration of each K that numbers give; {} for a path, and without any.
-
-    Of one rate those of every K; of rates by position those as far as they go.
-    """
-    if settings.length_at_k is not None:
-        k, length = settings.length_at_k
-        return {k: Interval(length)}
-    rates = settings.acceptance_rates or ()
-    is_one = isinstance(settings.acceptance, str)
-    most = LARGEST_K if settings.costs is not None else _MOST_GUESSED
-    by_place = [*rates] * most if is_one else [*rates]
-    yields = {}
-    tokens = reached = 1.0
-    for k, rate in enumerate(by_place, start=1):
-        reached *= rate
-        tokens += reached
-        yields[k] = Interval(tokens)
-    return yields
 
 
 def _sizes(machine: Machine, plan: PairPlan) -> dict[str, Any]:

@@ -3,23 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
 from harness.commands.plan.rows import PlanRow
+from harness.config.amounts import percent
 from harness.config.errors import SettingError
 from harness.config.synthetic import at_length, length_in_answers
 from harness.reporting.page import Page, Step, heading, title_of_many
-from harness.reporting.table import Column, Line, Table, number, times, with_bounds
+from harness.reporting.table import Column, Line, Style, Table, number, times, with_bounds
 from harness.results import cost_tables
 from harness.results.iteration_cost import Best, Point
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
+from harness.results.verdict import judge
 
 # A prediction counts as right within this share of what was measured, where intervals do not judge it.
 _CLOSE = 0.05
+_STYLES: dict[str, Style] = {"faster": "good", "slower": "bad"}
 # Loads whose best K is named in a sentence.
 _MOST_NAMED = 4
 
@@ -141,152 +144,118 @@ def predictions_page(rows: Sequence[PlanRow], failed: Sequence[PlanRow] = ()) ->
         title = heading(rows[0], f"costs {rows[0].cost_source}")
         if not (rows[0].devices or rows[0].is_simulated):
             title = f"{rows[0].model} · costs {rows[0].cost_source}"
-    # One K of each draft is the best of none.
-    has_rivals = len({(row.draft, row.num_draft_tokens) for row in rows}) > len(
-        {row.draft for row in rows}
-    )
-    columns = (
-        Column("acceptance", of="acceptance_source", text=True, once=True, varies=True),
-        Column("draft", of=lambda row: row.draft, text=True, once=True, varies=True),
-        Column("in\nflight", of="batch_size", identifies_row=True, varies=True),
-        Column("K", of="num_draft_tokens", identifies_row=True),
-        Column("predicted speed-up\n(95 % interval)", with_bounds, "predicted_speedup"),
-        Column(
-            "", of=lambda row: _among_others(row) if has_rivals else None, text=True, optional=True
-        ),
-        Column("measured", times, "measured_speedup", optional=True),
-        Column("tokens per\niteration", number(), "predicted_tokens_per_iteration"),
-        Column("pays\nabove", number(), "break_even_tokens", optional=True),
-        Column("an iteration\nms", number(), "iteration_ms.estimate", optional=True),
-    )
+    doubts = [f"Failed: {row.error}" for row in failed]
+    doubts += [f"{note[:1].upper()}{note[1:]}." for note in notes]
     table = Table.of(
         "predictions",
         "What is predicted of decoding",
         rows,
-        columns,
+        _COLUMNS,
         strong=lambda row: row.num_draft_tokens == row.best_num_draft_tokens,
     )
-    return Page(
-        title,
-        [*_findings(rows), *_beside_measured(rows)],
-        [
-            *(f"Failed: {row.error}" for row in failed),
-            *(f"{note[:1].upper()}{note[1:]}." for note in notes),
-        ],
-        [table],
-        [("Covers", _covers(rows))],
-        _next_steps(rows),
-    )
+    findings = [*_findings(rows), *_beside_measured(rows)]
+    return Page(title, findings, doubts, [table], [("Covers", _covers(rows))], [_next_step(rows)])
 
 
 def best_in_words(rows: Sequence[PlanRow]) -> str:
     """`2.13× (1.98 to 2.30) at K=4`, of the highest prediction."""
     best = max(rows, key=_estimate)
-    return f"{_speedup(best)} at K={best.num_draft_tokens}"
+    return f"{_speedup(best):×} at K={best.num_draft_tokens}"
+
+
+def _speedup(row: PlanRow) -> Interval:
+    return row.predicted_speedup or Interval(0.0)
 
 
 def _estimate(row: PlanRow) -> float:
-    return row.predicted_speedup.estimate if row.predicted_speedup else 0.0
+    return _speedup(row).estimate
 
 
-def _speedup(row: PlanRow) -> str:
-    return f"{row.predicted_speedup or Interval():×}"
-
-
-def _among_others(row: PlanRow) -> str | None:
+def _among_others(row: PlanRow) -> str:
     if row.num_draft_tokens == row.best_num_draft_tokens:
         return "best K"
-    return "as good" if row.num_draft_tokens in (row.as_good_num_draft_tokens or ()) else None
+    return "as good" if row.num_draft_tokens in (row.as_good_num_draft_tokens or ()) else ""
 
 
-def _findings(rows: Sequence[PlanRow]) -> list[Line]:
+_COLUMNS = (
+    Column("acceptance", of="acceptance_source", text=True, once=True, varies=True),
+    Column("draft", of="draft", text=True, once=True, varies=True),
+    Column("in\nflight", of="batch_size", identifies_row=True, varies=True),
+    Column("K", of="num_draft_tokens", identifies_row=True),
+    Column("predicted speed-up\n(95 % interval)", with_bounds, "predicted_speedup"),
+    # One K of each draft is the best of none.
+    Column("", of=_among_others, text=True, varies=True),
+    Column("measured", times, "measured_speedup", optional=True),
+    Column("tokens per\niteration", number(), "predicted_tokens_per_iteration"),
+    Column("pays\nabove", number(), "break_even_tokens", optional=True),
+    Column("an iteration\nms", number(), "iteration_ms.estimate", optional=True),
+)
+
+
+def _findings(rows: Sequence[PlanRow]) -> Iterator[Line]:
     """For each acceptance the best draft and K, at one load or by load."""
-    lines = []
     sources = grouped(rows, lambda row: str(row.acceptance_source))
     for source, members in sources.items():
         about = f"{source}: " if len(sources) > 1 else ""
+        has_drafts = len({row.draft for row in members}) > 1
         by_load = grouped(members, lambda row: row.batch_size or 1)
         bests = [max(by_load[load], key=_estimate) for load in sorted(by_load)]
-        drafts = {row.draft for row in members}
-        if len(bests) == 1:
-            lines.append(_of_one_load(bests[0], about, several=len(drafts) > 1))
-            continue
         parts = []
         for (draft, k), same in groupby(bests, lambda row: (row.draft, row.num_draft_tokens)):
-            rows_of_part = [*same]
-            first, last = rows_of_part[0], rows_of_part[-1]
-            name = f"{draft} K={k}" if len(drafts) > 1 else f"K={k}"
-            loads, gains = f"{first.batch_size or 1}", _speedup(first)
-            if first is not last:
-                loads += f" to {last.batch_size or 1}"
-                gains = f"{times(_estimate(first))} to {times(_estimate(last))}"
+            first, *others = same
+            name = f"{draft} K={k}" if has_drafts else f"K={k}"
+            loads, gains = f"{first.batch_size or 1}", f"{_speedup(first):×}"
+            if others:
+                loads += f" to {others[-1].batch_size}"
+                gains = f"{times(_estimate(first))} to {times(_estimate(others[-1]))}"
             parts.append(f"{name} with {loads} in flight: {gains}")
-        more = f"; and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
-        lines.append(Line(f"{about}predicted {'; '.join(parts[:_MOST_NAMED])}{more}", "strong"))
-    return lines
+        if len(bests) > 1:
+            more = f"; and {len(parts) - _MOST_NAMED} more" if len(parts) > _MOST_NAMED else ""
+            yield Line(f"{about}predicted {'; '.join(parts[:_MOST_NAMED])}{more}", "strong")
+            continue
+        (best,) = bests
+        speedup = _speedup(best)
+        bounds = speedup.bounds()
+        details = [f"95 % interval {bounds}"] if bounds else []
+        if best.as_good_num_draft_tokens:
+            others_k = ", ".join(map(str, best.as_good_num_draft_tokens))
+            details.append(f"indistinguishable: K={others_k}")
+        style = _STYLES.get(judge(speedup).conclusion, "strong")
+        text = f"{about}{times(speedup.estimate)} predicted at {name}"
+        yield Line(text, style, "; ".join(details))
 
 
-def _of_one_load(best: PlanRow, about: str, *, several: bool) -> Line:
-    speedup = best.predicted_speedup
-    assert speedup is not None
-    style = "strong"
-    if speedup.has_bounds and speedup.low > 1:
-        style = "good"
-    elif speedup.has_bounds and speedup.high < 1:
-        style = "bad"
-    name = f"{best.draft} K={best.num_draft_tokens}" if several else f"K={best.num_draft_tokens}"
-    bounds = speedup.bounds()
-    more = [f"95 % interval {bounds}"] if bounds else []
-    if best.as_good_num_draft_tokens:
-        others = ", ".join(map(str, best.as_good_num_draft_tokens))
-        more.append(f"cannot be told from it: K={others}")
-    text = f"{about}{times(speedup.estimate)} predicted at {name}"
-    return Line(text, style, "; ".join(more))  # type: ignore[arg-type]
-
-
-def _beside_measured(rows: Sequence[PlanRow]) -> list[Line]:
+def _beside_measured(rows: Sequence[PlanRow]) -> Iterator[Line]:
     """How many predictions are what was measured."""
-    known = [row for row in rows if row.measured_speedup]
-    if not known:
-        return []
-    errors = [abs(_estimate(row) / (row.measured_speedup or 1.0) - 1) for row in known]
-    close = sum(error <= _CLOSE for error in errors)
-    text = (
-        f"{close} of {len(known)} within {100 * _CLOSE:.0f} % of what was measured,"
-        f" the farthest {100 * max(errors):.1f} % off"
-    )
-    return [Line(text)]
+    measured = [(row, row.measured_speedup) for row in rows if row.measured_speedup]
+    errors = [abs(_estimate(row) / speedup - 1) for row, speedup in measured]
+    if errors:
+        close = sum(error <= _CLOSE for error in errors)
+        share = f"{close} of {len(errors)} within {percent(_CLOSE)} of what was measured"
+        yield Line(f"{share}, the farthest {percent(max(errors), 1)} off")
 
 
 def _covers(rows: Sequence[PlanRow]) -> str:
     """What intervals cover and what is assumed."""
-    covers = {
-        str(row.predicted_speedup.covers)
-        for row in rows
-        if row.predicted_speedup and row.predicted_speedup.covers
-    }
-    intervals = (
-        f"intervals are over {'; '.join(sorted(covers))}" if covers else "no interval is known"
-    )
-    lengths = sorted({row.max_new_tokens for row in rows if row.max_new_tokens})
-    answers = (
-        f" of answers of {' to '.join(map(str, lengths[:1] + lengths[1:][-1:]))} tokens"
-        if lengths
-        else ""
-    )
+    covers = sorted({str(_speedup(row).covers) for row in rows if _speedup(row).covers})
+    intervals = f"intervals are over {'; '.join(covers)}" if covers else "no interval is known"
+    lengths = [row.max_new_tokens for row in rows if row.max_new_tokens]
+    answers = ""
+    if lengths:
+        least_and_most = dict.fromkeys((min(lengths), max(lengths)))
+        answers = f" of answers of {' to '.join(map(str, least_and_most))} tokens"
     return (
         f"speed-ups are of decoding{answers}, without reading the prompt; {intervals}. It is assumed that an iteration"
         " costs the same with these texts"
     )
 
 
-def _next_steps(rows: Sequence[PlanRow]) -> list[Step]:
+def _next_step(rows: Sequence[PlanRow]) -> Step:
     best = max(rows, key=_estimate)
-    largest = max(row.num_draft_tokens or 0 for row in rows if row.draft == best.draft)
-    several = len({row.num_draft_tokens for row in rows if row.draft == best.draft}) > 1
+    ks = {row.num_draft_tokens or 0 for row in rows if row.draft == best.draft}
     load = f" batch_size={best.batch_size}" if (best.batch_size or 1) > 1 else ""
-    if several and best.num_draft_tokens == largest:
-        command = f"harness latency … K={2 * largest}{load}"
-        return [Step(f"K={largest} is the largest with a price", command=command)]
-    command = f"harness latency … K={best.num_draft_tokens}{load}"
-    return [Step("measure it", command=command)]
+    largest = max(ks)
+    if len(ks) > 1 and best.num_draft_tokens == largest:
+        text = f"K={largest} is the largest with a price"
+        return Step(text, command=f"harness latency … K={2 * largest}{load}")
+    return Step("measure it", command=f"harness latency … K={best.num_draft_tokens}{load}")

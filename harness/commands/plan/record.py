@@ -14,10 +14,55 @@ from harness.config.errors import SettingError
 from harness.config.machine import gpu_names
 from harness.config.run import RunSettings
 from harness.config.settings import require, require_at_least
+from harness.results.statistics.interval import Interval
 
 if TYPE_CHECKING:
     from harness.reporting.page import Page
     from harness.results.runs import Run
+
+
+@dataclass(frozen=True, kw_only=True)
+class TypedAcceptance:
+    """`acceptance=` as a value: a path, or numbers.
+
+    Attributes:
+        path: of a run or a table; None for numbers.
+        rates: the chance that a draft token is accepted if those before it were, by position; () for none.
+        goes_on: whether the last rate is that of every further position.
+        k, length: tokens per iteration at one K; the length is None for anything else.
+    """
+
+    path: str | None = None
+    rates: tuple[float, ...] = ()
+    goes_on: bool = False
+    k: int = 0
+    length: float | None = None
+
+    @classmethod
+    def read(cls, typed: str | tuple[float, ...] | None) -> TypedAcceptance:
+        """A path, `0.7`, `[0.8,0.7]` or `3.2@4`."""
+        if typed is None or isinstance(typed, tuple):
+            return cls(rates=typed or ())
+        at_k = re.fullmatch(r"(\d+(?:\.\d*)?)@(\d+)", typed)
+        if at_k is not None:
+            return cls(k=int(at_k[2]), length=float(at_k[1]))
+        try:
+            return cls(rates=(float(typed),), goes_on=True)
+        except ValueError:
+            return cls(path=typed)
+
+    def yields(self, most: int) -> dict[int, Interval]:
+        """Tokens per iteration of each K up to `most` that numbers give."""
+        if self.length is not None:
+            return {self.k: Interval(self.length)}
+        rates = self.rates * most if self.goes_on else self.rates
+        yields = {}
+        tokens = reached = 1.0
+        for k, rate in enumerate(rates, start=1):
+            reached *= rate
+            tokens += reached
+            yields[k] = Interval(tokens)
+        return yields
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,40 +122,24 @@ class PlanSettings(RunSettings):
         rule = "must be null without a draft: nothing is accepted"
         with_bytes = self.acceptance is not None and self.costs is None
         require(not (with_bytes and self.draft is None), "acceptance", rule, self.acceptance)
+        accepted = self.accepted
         rule = "must be above 0 and at most 1, or a run of acceptance"
-        for rate in self.acceptance_rates or ():
+        for rate in accepted.rates:
             require(0 < rate <= 1, "acceptance", rule, self.acceptance)
-        if self.length_at_k is not None:
-            k, length = self.length_at_k
+        if accepted.length is not None:
+            k = accepted.k
             rule = f"must be from 1 to {k + 1} tokens per iteration at K={k}"
-            require(k >= 1 and 1 <= length <= k + 1, "acceptance", rule, self.acceptance)
+            is_possible = k >= 1 and 1 <= accepted.length <= k + 1
+            require(is_possible, "acceptance", rule, self.acceptance)
 
     @property
-    def acceptance_rates(self) -> Sequence[float] | None:
-        """`acceptance` where it is a number, or one for each position; None for a path."""
-        if self.acceptance is None or isinstance(self.acceptance, tuple):
-            return self.acceptance
-        try:
-            return (float(self.acceptance),)
-        except ValueError:
-            return None
-
-    @property
-    def length_at_k(self) -> tuple[int, float] | None:
-        """K and tokens per iteration of `3.2@4`; None for anything else."""
-        typed = self.acceptance if isinstance(self.acceptance, str) else ""
-        match = re.fullmatch(r"(\d+(?:\.\d*)?)@(\d+)", typed)
-        return None if match is None else (int(match[2]), float(match[1]))
-
-    @property
-    def acceptance_path(self) -> str | None:
-        """`acceptance` where it is a path; None for numbers."""
-        is_path = isinstance(self.acceptance, str) and self.acceptance_rates is None
-        return str(self.acceptance) if is_path and self.length_at_k is None else None
+    def accepted(self) -> TypedAcceptance:
+        """What `acceptance` means."""
+        return TypedAcceptance.read(self.acceptance)
 
     @property
     def named_paths(self) -> dict[str, str]:
-        paths = {"costs": self.costs, "acceptance": self.acceptance_path}
+        paths = {"costs": self.costs, "acceptance": self.accepted.path}
         named = {}
         for name, path in paths.items():
             if path is not None and "://" not in path:

@@ -1,4 +1,4 @@
-"""`plan`: the memory a pair takes, and how fast it can be at best.
+"""The page of `plan`, about one pair or many: the memory that each takes, and how fast it can be at best.
 
 A row is the plan of one pair. Sizes are in bytes, and `devices_bytes` has those of each device:
 `{"cuda:0": {"free": 40e9, "model": 30e9, "draft": 0, "cache": 1e9}}`.
@@ -18,9 +18,6 @@ from harness.config.settings import DecodingSettings
 from harness.reporting.names import distinct_names
 from harness.reporting.page import Page, Step, heading, title_of_many
 from harness.reporting.table import Bar, Bars, Column, Line, Table, TableRow, times
-from harness.reporting.words import pair_name
-from harness.results.runs import grouped
-from harness.results.statistics.interval import Interval
 
 _NO_GPU = "No GPU here: planned for main memory; gpus=4 gpu_memory=40GB pretends GPUs."
 # Devices that an answer shows, and those below a doubt.
@@ -32,36 +29,25 @@ _COSTLY_VERIFICATION = 1.2
 
 def plan_page(rows: Sequence[PlanRow]) -> Page | None:
     """Whether a pair fits, or how many of several do; None where nothing was planned."""
+    fitting = [row for row in rows if row.status == "ok"]
+    fastest = max(fitting or rows, key=lambda row: row.highest_speedup or 0.0)
     if len(rows) > 1:
-        return _page_of_many(rows)
+        finding = Line(f"{len(fitting)} of {len(rows)} fit", "good" if fitting else "bad")
+        steps = [_measure(fastest)] if fitting else []
+        slowest = sorted({_rates(row)[-1][0] for row in rows if row.bandwidths})
+        least = f"the least that reading the weights takes on {' or '.join(slowest)}"
+        why = [("Time", least)] if slowest else []
+        return Page(title_of_many(rows), [finding], (), [_plans(rows)], why, steps)
     (row,) = rows
     if not row.devices_bytes:
         return None
     doubts = [] if row.num_gpus else [_NO_GPU]
     doubts += [f"{note[:1].upper()}{note[1:]}." for note in (row.note or "").split("; ") if note]
-    used = _used(row)
-    free = {name: sizes["free"] for name, sizes in row.devices_bytes.items()}
-    shares = {name: used[name] / free[name] for name in used if free[name]}
-    amounts = {name: f"{gigabytes(used[name])} of {gigabytes(free[name])} GB" for name in shares}
-    # Neighbouring GPUs that are equally full share a bar.
-    alike = {name: amounts[name] if name.startswith("cuda:") else name for name in shares}
-    groups = [list(names) for _, names in groupby(shares, alike.__getitem__)]
-    # The fullest ones, where there is no room for all.
-    most = _FEW_DEVICES if doubts else _MOST_DEVICES
-    fullest = sorted(groups, key=lambda names: shares[names[0]])[-most:]
-    bars = [
-        Bar(_devices_called(names), shares[names[0]], (amounts[names[0]],))
-        for names in groups
-        if names in fullest
-    ]
-    whole = max([1.0, *(bar.size for bar in bars)])
+    bars = _bars(row, _FEW_DEVICES if doubts else _MOST_DEVICES)
+    tables = [_models(row), _devices(row), _limits(row)]
+    steps = [_measure(row)] if fitting else [*map(_would_fit, _remedies(row)[:1])]
     return Page(
-        heading(row, _settings(row)),
-        [_finding(row)],
-        doubts,
-        [Bars(tuple(bars), whole), _models(row), _devices(row), _limits(row)],
-        [*_least_times(row)],
-        [*_next_step(row)],
+        heading(row, _settings(row)), [_finding(row)], doubts, [bars, *tables], [*_why(row)], steps
     )
 
 
@@ -75,12 +61,24 @@ def _settings(row: PlanRow) -> str:
     return " · ".join(filter(None, settings))
 
 
-def _devices_called(names: Sequence[str]) -> str:
-    """`main memory`, `GPU 2`, or `GPUs 2 to 5 each` of neighbours."""
-    first = _device(names[0])
-    if len(names) == 1:
-        return first
-    return f"{first.replace('GPU', 'GPUs')} to {names[-1].removeprefix('cuda:')} each"
+def _bars(row: PlanRow, most: int) -> Bars:
+    """How full the fullest devices are; neighbouring GPUs that are equally full share a bar."""
+    used = _used(row)
+    free = {name: sizes["free"] for name, sizes in (row.devices_bytes or {}).items()}
+    shares = {name: used[name] / free[name] for name in used if free[name]}
+    amounts = {name: f"{gigabytes(used[name])} of {gigabytes(free[name])} GB" for name in shares}
+    alike = {name: amounts[name] if name.startswith("cuda:") else name for name in shares}
+    bars = []
+    for _, group in groupby(shares, alike.__getitem__):
+        names = [*group]
+        called = _device(names[0])
+        if len(names) > 1:
+            # `GPUs 2 to 5 each`.
+            called = f"{called.replace('GPU', 'GPUs')} to {names[-1].removeprefix('cuda:')} each"
+        bars.append(Bar(called, shares[names[0]], (amounts[names[0]],)))
+    fullest = sorted(bars, key=lambda bar: bar.size)[-most:]
+    whole = max([1.0, *(bar.size for bar in fullest)])
+    return Bars(tuple(bar for bar in bars if bar in fullest), whole)
 
 
 def _finding(row: PlanRow) -> Line:
@@ -106,39 +104,39 @@ def _finding(row: PlanRow) -> Line:
     return Line("fits", "good", f"{needed}; {stays}")
 
 
-def _least_times(row: PlanRow) -> Iterator[tuple[str, str]]:
-    """The least times at the bandwidths that are possible, the most that speculation can gain, and the prediction."""
-    rates = row.bandwidths or {}
-    fastest = max(rates, key=lambda name: rates[name], default="")
-    alone = least_ms(row.read_bytes, rates.get(fastest))
-    if alone is not None:
-        text = f"{_ms(alone)} ms/token at least"
-        with_draft = least_ms(row.speculative_read_bytes, rates[fastest])
-        if with_draft is not None and row.highest_speedup is not None:
-            text += f", {_ms(with_draft)} with all drafts accepted: at most {times(row.highest_speedup)}"
+def _why(row: PlanRow) -> Iterator[tuple[str, str]]:
+    """The least times at the highest and the lowest bandwidth that are possible, and the predicted gain."""
+    if row.bandwidths and row.read_bytes:
+        (fastest, rate), *others = _rates(row)
+        text = f"{_ms(least_ms(row.read_bytes, rate))} ms/token at least"
+        if row.speculative_read_bytes is not None and row.highest_speedup is not None:
+            with_draft = _ms(least_ms(row.speculative_read_bytes, rate))
+            text += f", {with_draft} with all drafts accepted: at most {times(row.highest_speedup)}"
         text += f" ({fastest})"
-        slowest = _slowest(row)
-        if rates[slowest] < rates[fastest]:
-            text += f"; {_ms(_least_ms_alone(row) or 0.0)} ms/token ({slowest})"
+        if others and others[-1][1] < rate:
+            slowest, rate = others[-1]
+            text += f"; {_ms(least_ms(row.read_bytes, rate))} ms/token ({slowest})"
         yield "Time", text
     if row.predicted_speedup is not None:
-        yield "Gain", f"{_predicted(row)} at best{_of_acceptance(row.predicted_speedup)}"
+        bounds = row.predicted_speedup.bounds()
+        # What it costs is by bytes.
+        interval = f" (95 % interval {bounds}, of acceptance alone)" if bounds else ""
+        yield "Gain", f"{_predicted(row)} at best{interval}"
 
 
-def _next_step(row: PlanRow) -> Iterator[Step]:
-    if row.status == "ok":
-        draft = f" draft={row.draft}" if row.draft else ""
-        if row.best_num_draft_tokens is not None:
-            draft += f" K={row.best_num_draft_tokens}"
-            if row.temperature not in (None, DecodingSettings().temperature):
-                draft += f" temperature={row.temperature:g}"
-        yield Step("measure it", command=f"harness latency model={row.model}{draft}")
-    for remedy in _remedies(row)[:1]:
-        change = remedy.change
-        if remedy.num_gpus is not None:
-            # GPUs that are not here can be planned for.
-            change = f"gpus={remedy.num_gpus}"
-        yield Step("would fit", change)
+def _measure(row: PlanRow) -> Step:
+    draft = f" draft={row.draft}" if row.draft else ""
+    if row.best_num_draft_tokens is not None:
+        draft += f" K={row.best_num_draft_tokens}"
+        if row.temperature not in (None, DecodingSettings().temperature):
+            draft += f" temperature={row.temperature:g}"
+    return Step("measure it", command=f"harness latency model={row.model}{draft}")
+
+
+def _would_fit(remedy: Remedy) -> Step:
+    # GPUs that are not here can be planned for.
+    change = remedy.change if remedy.num_gpus is None else f"gpus={remedy.num_gpus}"
+    return Step("would fit", change)
 
 
 def _remedies(row: PlanRow) -> list[Remedy]:
@@ -147,81 +145,41 @@ def _remedies(row: PlanRow) -> list[Remedy]:
 
 @dataclass(frozen=True)
 class _NamedPlan:
-    """A plan, and the settings in which it differs from other plans of its pair."""
+    """A plan, and the settings in which it differs from the others."""
 
     row: PlanRow
     settings: str
 
 
-def _page_of_many(rows: Sequence[PlanRow]) -> Page:
-    """How many plans fit, a row for each, and which to measure."""
-    several_k = len({row.num_draft_tokens for row in rows if row.draft}) > 1
-    plans = _named(rows)
-    pair = [
-        Column("model", of="row.model", text=True),
-        Column("draft", of=lambda plan: plan.row.draft or "–", text=True),
-    ]
-    # One pair alone is in the heading, and its plans are distinguished by their settings.
-    has_settings = any(plan.settings for plan in plans)
-    several_pairs = len({pair_name(row) for row in rows}) > 1
-    by_settings = not several_pairs and (several_k or has_settings)
-    unnamed = "default" if by_settings and has_settings else None
-    k = Column("K", of="row.num_draft_tokens")
+def _plans(rows: Sequence[PlanRow]) -> Table:
+    """A row for each plan; what all share is in the title."""
+    plans = []
+    for row, name in zip(rows, distinct_names(rows), strict=True):
+        # The number of pretended GPUs is among the devices already.
+        settings = [text for column, text in name.settings.items() if column != "settings.gpus"]
+        plans.append(_NamedPlan(row, "\n".join(settings).replace("pretended ", "") or "default"))
     columns = (
-        *([] if by_settings else pair),
-        *([k] if several_k else []),
-        Column("", of=lambda plan: plan.settings or unnamed, text=True, optional=True),
+        Column("model", of="row.model", text=True, varies=True),
+        Column("draft", of=lambda plan: plan.row.draft or "–", text=True, varies=True),
+        Column("K", of="row.num_draft_tokens", varies=True),
+        Column("", of="settings", text=True, varies=True),
         Column("fits", of=_fits, text=True).at("row"),
         Column("needs\nGB", gigabytes, "row.needed_bytes"),
-        Column("ms/token\nat least", _ms, _least_ms_alone).at("row"),
-        Column("with\ndraft", _ms, _least_ms_with_draft).at("row"),
+        Column("ms/token\nat least", _ms, lambda row: _slowest_ms(row, row.read_bytes)).at("row"),
+        Column("with\ndraft", _ms, lambda row: _slowest_ms(row, row.speculative_read_bytes)).at(
+            "row"
+        ),
         Column("all drafts\naccepted", times, "row.highest_speedup"),
         Column("predicted\nat best", of=_predicted, text=True, optional=True).at("row"),
     )
-    table = Table.of("plans", "", plans, columns, look="bare")
-    fitting = [row for row in rows if row.status == "ok"]
-    findings = [Line(f"{len(fitting)} of {len(rows)} fit", "good" if fitting else "bad")]
-    slowest = {_slowest(row) for row in rows if row.bandwidths}
-    why = []
-    if slowest:
-        names = " or ".join(sorted(slowest))
-        why.append(("Time", f"the least that reading the weights takes on {names}"))
-    steps: list[Step] = []
-    if fitting:
-        fastest = max(fitting, key=lambda row: row.highest_speedup or 0.0)
-        steps += _next_step(fastest)
-    return Page(title_of_many(rows), findings, (), [table], why, steps)
-
-
-def _named(rows: Sequence[PlanRow]) -> list[_NamedPlan]:
-    """The plans in their order, each with the settings that distinguish it from the others of its pair."""
-    # By identity, because rows hold dictionaries and cannot be keys.
-    settings: dict[int, str] = {}
-    for plans in grouped(rows, pair_name).values():
-        names = distinct_names(plans)
-        has_batches = any("batch_size" in name.settings for name in names)
-        for row, name in zip(plans, names, strict=True):
-            # The number of pretended GPUs is among the devices already.
-            differing = {**name.settings, "settings.gpus": ""} if row.num_gpus else name.settings
-            if has_batches and row.batch_size == 1:
-                differing = {"batch_size": "batches of 1", **differing}
-            text = "\n".join(filter(None, differing.values()))
-            settings[id(row)] = text.replace("pretended ", "")
-    return [_NamedPlan(row, settings[id(row)]) for row in rows]
+    return Table.of("plans", "", plans, columns, look="bare")
 
 
 def _predicted(row: PlanRow) -> str | None:
     """`2.31× at K=6`."""
-    speedup = row.predicted_speedup
-    return (
-        None if speedup is None else f"{times(speedup.estimate)} at K={row.best_num_draft_tokens}"
-    )
-
-
-def _of_acceptance(speedup: Interval) -> str:
-    """` (95 % interval 1.90 to 2.71, of acceptance alone)`; empty without bounds. What it costs is by bytes."""
-    bounds = speedup.bounds()
-    return f" (95 % interval {bounds}, of acceptance alone)" if bounds else ""
+    if row.predicted_speedup is None:
+        return None
+    return f"{times(row.predicted_speedup.estimate)} at K={row.best_num_draft_tokens}"
 
 
 def free_in_words(row: PlanRow) -> str | None:
@@ -318,42 +276,33 @@ def _limits(row: PlanRow) -> Table:
         cause = "because the tokens that it checks take different experts"
         notes.append(f"{costs}, {cause}: speculation gains less than with a dense model.")
     if not row.bandwidths:
-        example = f"that {_ms(least_ms(row.read_bytes, 100) or 0)} ms per token at least"
+        example = f"that {_ms(least_ms(row.read_bytes, 100))} ms per token at least"
         unknown = f"No bandwidth is known here: bandwidth=100 (GB/s) would make {example}."
         limits = Table.of_lines("limits", [("ms/token", unknown)])
         return replace(limits, about=about, notes=tuple(notes))
-    rows = []
-    for name, rate in row.bandwidths.items():
-        alone = least_ms(row.read_bytes, rate)
-        with_draft = least_ms(row.speculative_read_bytes, rate)
-        rows.append(TableRow((name, rate, alone, with_draft)))
     columns = (
         Column("ms/token, at least", text=True),
         Column("GB/s", "{:g}".format),
         Column("alone", _ms),
         Column("with the draft, all accepted", _ms, optional=True),
     )
+    rows = [
+        TableRow(
+            (name, rate, least_ms(row.read_bytes, rate), least_ms(row.speculative_read_bytes, rate))
+        )
+        for name, rate in (row.bandwidths or {}).items()
+    ]
     return Table("limits", "", columns, tuple(rows), about, tuple(notes), look="plain")
 
 
-def _slowest(row: PlanRow) -> str:
-    """The name of the lowest bandwidth that the plan knows: `A100 40GB`."""
-    rates = row.bandwidths or {}
-    return min(rates, key=lambda name: rates[name])
+def _rates(row: PlanRow) -> list[tuple[str, float]]:
+    """The bandwidths that the plan knows, in GB/s by name, the highest first."""
+    return sorted((row.bandwidths or {}).items(), key=lambda rate: -rate[1])
 
 
-def _least_ms_alone(row: PlanRow) -> float | None:
-    """Milliseconds per token of the target alone at the lowest bandwidth that the plan knows."""
-    return least_ms(row.read_bytes, _lowest_rate(row))
-
-
-def _least_ms_with_draft(row: PlanRow) -> float | None:
-    """The same with the draft, if all that it proposes is accepted."""
-    return least_ms(row.speculative_read_bytes, _lowest_rate(row))
-
-
-def _lowest_rate(row: PlanRow) -> float | None:
-    return min((row.bandwidths or {}).values(), default=None)
+def _slowest_ms(row: PlanRow, num_bytes: float | None) -> float | None:
+    """Milliseconds to read this at the lowest bandwidth."""
+    return least_ms(num_bytes, _rates(row)[-1][1]) if row.bandwidths else None
 
 
 def least_ms(num_bytes: float | None, rate: float | None) -> float | None:
@@ -369,7 +318,8 @@ def gigabytes(size: float) -> str:
     return f"{size / 1e9:.1f}"
 
 
-def _ms(value: float) -> str:
+def _ms(value: float | None) -> str:
+    value = value or 0.0
     return f"{value:.1f}" if value >= 10 else f"{value:.2f}"
 
 
