@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from syrupy.assertion import SnapshotAssertion
 
-from harness.commands.acceptance.tables import acceptance_page
+from harness.commands.acceptance.page import acceptance_page
 from harness.commands.eval.tables import eval_page
 from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.of_runs import page_of_runs
@@ -293,6 +293,7 @@ ACCEPTANCES: dict[str, list[Changes]] = {
     "accepts less": [{"health": "accepts less"}],
     "accepts more": [{"health": "accepts more", "served_tokens_per_iteration": 4.6}],
     "several": [COSTS, COSTS | {"draft": "b", "best": 5.0}, UNLIKELY | {"model": "30B", "text_source": "own"}],
+    "of one name": [COSTS | {"draft": "./a/step_100"}, COSTS | {"draft": "./b/step_100", "best": 1.7}],
 }  # fmt: skip
 
 

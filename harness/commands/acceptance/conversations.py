@@ -14,24 +14,14 @@ from harness.results.runs import grouped
 def lines_of_parts(
     parts: Sequence[AcceptancePartRow], texts: Sequence[AcceptanceTextRow], best_k: int
 ) -> list[tuple[str, str]]:
-    """Tokens per iteration of each part at one K, and the turns that are faster without speculation."""
+    """Tokens per iteration of each part at one K, and how many turns are faster without speculation."""
     at_best = [part for part in parts if part.num_draft_tokens == best_k]
     figures = [f"{part.part} {estimate_of(part.tokens_per_iteration):.2f}" for part in at_best]
     lines = [("Turn", " · ".join(figures))]
     if any(part.expected_speedup for part in parts):
-        slower = [text for text in texts if best_k in (text.slower_at or ())]
-        turns = f"no turn at K={best_k}"
-        num_all = len(parts) // len(at_best)
-        always = sum(len(text.slower_at or ()) == num_all for text in slower)
-        if slower:
-            of_all = f"{len(slower)} of {counted(len(texts), 'turn')}"
-            turns = f"{of_all} at K={best_k}, {always} of them at every K"
-        of_parts = [
-            f"turn {name} at {numbers}"
-            for name, some in grouped(parts, lambda part: part.part).items()
-            if (numbers := slower_at(some))
-        ]
-        lines.append(("Slower", "; ".join([turns, *of_parts])))
+        number = sum(best_k in (text.slower_at or ()) for text in texts)
+        slower = f"{number} of {counted(len(texts), 'turn')}" if number else "no turn"
+        lines.append(("Slower", f"{slower} at K={best_k}"))
     return lines
 
 

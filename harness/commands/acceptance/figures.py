@@ -1,9 +1,10 @@
-"""Figures that the pages and pictures of `acceptance` take from its runs."""
+"""What pages and pictures of `acceptance` take from its runs: each draft with its name and its best K."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from harness.reporting.names import named_runs
 from harness.results.files import rows_in
@@ -18,39 +19,63 @@ from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 
 
+class Draft(NamedTuple):
+    """A draft on texts.
+
+    Attributes:
+        pair, name: among the other runs: `13B with step_100 · ./a/step_100`, and without the target `./a/step_100`.
+        best: the row of the K with the highest expected speed-up; without costs that of the largest K.
+    """
+
+    pair: str
+    name: str
+    run: Run[AcceptanceRow]
+    best: AcceptanceRow
+
+    @property
+    def k(self) -> int:
+        return int(self.best.num_draft_tokens or 1)
+
+    @property
+    def expected(self) -> tuple[float, float]:
+        """By which drafts are ranked: the speed-up, without costs tokens per iteration."""
+        return estimate_of(self.best.expected_speedup), estimate_of(self.best.tokens_per_iteration)
+
+    @property
+    def texts(self) -> list[AcceptanceTextRow]:
+        """With their iterations; [] where the run's file of texts is gone."""
+        rows = rows_in(self._directory / TEXTS_FILE, AcceptanceTextRow)
+        return [
+            text for text in rows if text.run == self.run.id and text.iterations_by_num_draft_tokens
+        ]
+
+    @property
+    def parts(self) -> list[AcceptancePartRow]:
+        """Of conversations; [] where the run read none, or its file of them is gone."""
+        rows = rows_in(self._directory / PARTS_FILE, AcceptancePartRow)
+        return [part for part in rows if part.run == self.run.id]
+
+    @property
+    def _directory(self) -> Path:
+        return self.run.directory or Path(str(self.best.directory))
+
+
+def drafts_of(runs: Sequence[Run[AcceptanceRow]]) -> list[Draft]:
+    """The drafts of runs, the one of which most is expected first."""
+    drafts = []
+    for named in named_runs(runs):
+        # Drafts of the same name are told apart by their path, which `draft` of the row is already.
+        details = [*{**named.name.settings, "draft": ""}.values(), *named.name.circumstances]
+        name = " · ".join(filter(None, [str(named.row.draft), *details]))
+        pair = " · ".join([named.name.pair, *named.name.details])
+        drafts.append(Draft(pair, name, named.run, best_row(named.run.rows)))
+    return sorted(drafts, key=lambda draft: draft.expected, reverse=True)
+
+
 def best_row(rows: Sequence[AcceptanceRow]) -> AcceptanceRow:
-    """The row of the K with the highest expected speed-up; without costs that of the largest K."""
     return max(rows, key=lambda row: (estimate_of(row.expected_speedup), row.num_draft_tokens or 0))
 
 
 def estimate_of(figure: Interval | None) -> float:
     """The estimate; 0 where there is none."""
     return 0.0 if figure is None else figure.estimate
-
-
-def texts_of(run: Run[AcceptanceRow]) -> list[AcceptanceTextRow]:
-    """The texts of a run with their iterations; [] where its file of texts is gone."""
-    rows = rows_in(_directory(run) / TEXTS_FILE, AcceptanceTextRow)
-    return [text for text in rows if text.run == run.id and text.iterations_by_num_draft_tokens]
-
-
-def part_rows_of(run: Run[AcceptanceRow]) -> list[AcceptancePartRow]:
-    """The parts of a run's conversations; [] where it read none, or its file of them is gone."""
-    rows = rows_in(_directory(run) / PARTS_FILE, AcceptancePartRow)
-    return [part for part in rows if part.run == run.id]
-
-
-def _directory(run: Run[AcceptanceRow]) -> Path:
-    return run.directory or Path(str(run.last.directory))
-
-
-def curve_names(runs: Sequence[Run]) -> dict[str, dict[str, Run]]:
-    """Runs by target, and by what distinguishes them."""
-    found: dict[str, dict[str, Run]] = {}
-    for named in named_runs(runs):
-        # Drafts of the same name are told apart by their path, which `draft` of the row is already.
-        settings = {**named.name.settings, "draft": ""}
-        details = [*filter(None, settings.values()), *named.name.circumstances]
-        name = " · ".join([str(named.row.draft), *details])
-        found.setdefault(str(named.row.model), {})[name] = named.run
-    return found

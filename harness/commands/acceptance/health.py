@@ -1,5 +1,5 @@
-"""Columns about texts that both models of a pair have read: how likely they are, and whether the engine that wrote them
-accepted what the weights do.
+"""How likely texts are under the target, and whether the engine that wrote them accepted what the weights do: columns,
+and sentences about them.
 """
 
 from __future__ import annotations
@@ -8,8 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
+from harness.config.amounts import percent
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
+from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.statistics.interval import Interval
 
 Health = Literal["as its weights say", "accepts less", "accepts more", "other texts", "cannot tell"]
@@ -121,3 +123,35 @@ def _tokens_in_burst(requests: Sequence[RequestRecord]) -> float | None:
     bursts = sum(len(request.bursts) - 1 for request in requests)
     tokens = sum(request.num_tokens - 1 for request in requests)
     return tokens / bursts if 0 < bursts < tokens else None
+
+
+def health_in_words(row: AcceptanceRow) -> str:
+    """`as its weights say: the engine decides 3.96 tokens per iteration at K=4, its weights 4.05 (3.80 to 4.31)`."""
+    allowed = row.weights_tokens_per_iteration
+    weights = f"{allowed or Interval():.2f}"
+    if row.health == "cannot tell":
+        return f"cannot tell: the engine does not report what it accepted; its weights decide {weights} tokens"
+    if row.health == "other texts":
+        return f"the engine's texts are not {row.model}'s: {off_policy(row)}"
+    served = f"{row.served_tokens_per_iteration or 0:.2f} tokens per iteration at K={row.num_draft_tokens}"
+    figures = f"the engine decides {served}, its weights {weights}"
+    if row.health == "accepts less":
+        return f"accepts less than rejection sampling would: another rule, or a damaged draft; {figures}"
+    if row.health == "accepts more":
+        return f"accepts more than a lossless rule would: another rule, or another draft; {figures}"
+    return f"{row.health}: {figures}"
+
+
+def off_policy(row: AcceptanceRow) -> str | None:
+    """How unlikely the texts are under the target; None where they are as likely as its own."""
+    found = row.log_probability
+    own = row.own_log_probability
+    impossible = row.impossible_share or 0.0
+    parts = []
+    if abs(row.likelihood_z or 0.0) > MOST_DEVIATIONS and found is not None and own is not None:
+        parts.append(f"{-found:.2f} nats per token where its own have {-own:.2f}")
+    if impossible > MOST_IMPOSSIBLE:
+        parts.append(f"{percent(impossible, 1)} of their tokens it cannot draw")
+    if not parts:
+        return None
+    return f"Not {row.model}'s own texts at this temperature: {'; '.join(parts)}"

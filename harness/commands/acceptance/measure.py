@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from harness.commands.acceptance.health import (
     health_columns,
+    health_in_words,
     likelihood_columns,
     most_drafted,
 )
-from harness.commands.acceptance.parts import Part, parts_of
+from harness.commands.acceptance.parts import parts_of
 from harness.commands.acceptance.record import RECORD, AcceptanceSettings
-from harness.commands.acceptance.tables import health_in_words
 from harness.commands.command import Experiment
 from harness.commands.read_runs import runs_of_pair
 from harness.config.amounts import counted
 from harness.config.demand import Demand
 from harness.config.errors import SettingError, VerdictError
-from harness.engines.door import wing
 from harness.engines.door.pairs import Pair, PlacedPair
 from harness.engines.door.reading import TOGETHER, ReadText, Transcript, num_together
+from harness.engines.door import wing
 from harness.engines.protocol import in_batches
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import timed_answer
 from harness.measuring.prices import iteration_cost, why_no_price
 from harness.measuring.progress import progress, say
-from harness.measuring.prompts.encoding import Encoded, completion_ids, transcribe
+from harness.measuring.prompts.encoding import completion_ids, transcribe
 from harness.measuring.prompts.sets import Occurrence, Prompt, lines_in_words, load_prompts
 from harness.measuring.prompts.transcripts import Reading, Turn
 from harness.measuring.rows import LatencyRow
@@ -83,10 +83,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         asked = settings.num_prompts
         automatic = min(len(known), GIVEN) or min(len(self.prompt_set.prompts), WRITTEN)
         self.prompts = self.prompt_set.take(automatic if asked == "auto" else asked)
-        self.measured: Sequence[Run[LatencyRow]] = []
-        if settings.costs != "bytes":
-            alike = {"batch_size": 1, "quantization": settings.model.quantization}
-            self.measured = self._measured_costs(alike)
+        self.measured = self._measured_costs()
         self.more: Sequence[Table] = ()
         self.texts: list[AcceptanceTextRow] = []
         self.read: list[ReadText] = []
@@ -96,14 +93,19 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         self.served_k: int | None = None
         self.most = settings.up_to
 
-    def _measured_costs(self, columns: Mapping[str, Any]) -> Sequence[Run[LatencyRow]]:
-        """The newest run of `latency` at each K with known costs and these columns. Raises SettingError without one."""
+    def _measured_costs(self, **circumstances: Any) -> Sequence[Run[LatencyRow]]:
+        """The newest run of `latency` at each K with known costs, of this pair under these circumstances; [] for the
+        bytes. Raises SettingError without one.
+        """
+        if self.settings.costs == "bytes":
+            return []
+        alike = {"batch_size": 1, "quantization": self.settings.model.quantization, **circumstances}
 
         def is_enough(run: Run[LatencyRow]) -> bool:
-            is_alike = all(getattr(run.last, name) == value for name, value in columns.items())
+            is_alike = all(getattr(run.last, name) == value for name, value in alike.items())
             return is_alike and not why_no_price(run)
 
-        asked = " ".join(f"{name}={value}" for name, value in columns.items())
+        asked = " ".join(f"{name}={value}" for name, value in alike.items())
         needed = f" {asked} whose costs are known"
         runs = runs_of_pair("costs", LatencyRow, self.settings, is_enough, needed)
         return [*{run.last.num_draft_tokens: run for run in runs}.values()]
@@ -113,77 +115,111 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         is_elsewhere = not engine_of(settings).own_loop
         requests: list[RequestRecord] = []
         if is_elsewhere or self.source == "written":
-            # The target's own answers, or those of an engine that speculates.
-            longest_answer = settings.decoding.max_new_tokens
-            encoded = session.encode_set(self.prompt_set, self.prompts, longest_answer)
-            if settings.decoding.temperature > 0:
-                # Texts of a prompt follow each other: they are read together.
-                places = np.repeat(range(len(encoded.prompts)), settings.texts_per_prompt)
-                encoded = encoded.part(places.tolist())
-            num_rows = min(settings.batch_size, len(encoded.prompts))
-            session.place(num_rows, encoded.longest, longest_answer)
-            requests = self._written(session, encoded, -1 if is_elsewhere else 0)
-            asked = zip(encoded.prompts, encoded.token_ids, requests, strict=True)
-            requests = [request for request in requests if len(request.token_ids) > 1]
-            readings = [
-                _of_one_answer(prompt, token_ids, request.token_ids)
-                for prompt, token_ids, request in asked
-                if len(request.token_ids) > 1
-            ]
-            longest_prompt = encoded.longest
+            # The answers of an engine that speculates, or the target's own.
+            readings, requests = self._answered(session, arm=-1 if is_elsewhere else 0)
         else:
             readings = self._given(session)
-            longest_prompt = max((len(one.transcript.prompt) for one in readings), default=1)
-            longest_answer = max((len(one.transcript.token_ids) for one in readings), default=1)
-            num_rows = num_together(longest_answer)
-            session.place(num_rows, longest_prompt, max(1, longest_answer - longest_prompt))
-        if is_elsewhere:
-            self.source = "served"
-            known = engine_of(settings).columns(settings).get("num_draft_tokens")
-            self.served_k = most_drafted(requests) or known or settings.decoding.most_draft_tokens
-            self.most = max(settings.up_to, self.served_k)
         if not readings:
             rule = "has no answer of two tokens or more"
             raise SettingError("prompts", rule, settings.prompts.name)
-        placed = session.placed
-        if placed is None:
-            planned = wing.plan_pair(
-                settings.model, settings.draft, settings.placement, settings.dtype
-            )
-            num_rows = min(TOGETHER, len(readings))
-            demand = Demand(num_rows, longest_prompt, longest_answer, settings.up_to, "eager")
-            placed = planned.place(demand, force=settings.force)
-        if self.measured:
-            # What an iteration costs beside a step is another number on another device or in another format.
-            known = {"devices": "; ".join(placed.device_names()), **placed.columns()}
-            alike = {"batch_size": 1, "quantization": settings.model.quantization}
-            alike |= {name: known[name] for name in _OF_COSTS if known.get(name) is not None}
-            self.measured = self._measured_costs(alike)
+        if is_elsewhere:
+            self.source = "served"
+            typed = engine_of(settings).columns(settings).get("num_draft_tokens")
+            self.served_k = most_drafted(requests) or typed or settings.decoding.most_draft_tokens
+            self.most = max(settings.up_to, self.served_k)
+        placed = session.placed or self._placed_here(readings)
+        # What an iteration costs beside a step is another number on another device or in another format.
+        columns = {"devices": "; ".join(placed.device_names()), **placed.columns()}
+        alike = {name: columns[name] for name in _OF_COSTS if columns.get(name) is not None}
+        self.measured = self._measured_costs(**alike)
         pair = session.pair if session.placed is not None else placed.load()
-
         self.read = self._read(pair, readings)
         if self.served_k is not None:
-            by_sampling = {"": self.read}
-            # Most servers draft greedily, which changes what is accepted where the target draws.
-            unknown = not engine_of(settings).computes_here and settings.decoding.temperature > 0
-            draws = settings.draft is not None and settings.draft.sampling == "target"
-            if unknown and draws:
-                by_sampling["greedy"] = self._read(pair, readings, greedy_draft=True)
-            self.health = health_columns(by_sampling, requests, self.served_k)
-            if "draft_sampling" in self.health:
-                say("the server drafts greedily, as draft.sampling=greedy: so do the figures")
-                self.read = by_sampling["greedy"]
-        answers = [(one, place) for one in readings for place in range(len(one.turns))]
-        contexts = [one.transcript.answers[place].start for one, place in answers]
+            self._judge_health(pair, readings, requests, self.served_k)
+        answers = [(reading, index) for reading in readings for index in range(len(reading.turns))]
+        contexts = [reading.transcript.answers[index].start for reading, index in answers]
         self.mean_answer = sum(text.num_tokens for text in self.read) // len(self.read)
         self.costs = self._costs(placed, round(np.mean(contexts)))
         self.texts = self._text_rows(session, placed, answers)
         session.append(TEXTS_FILE, self.texts)
-        if any(text.turn for text in self.texts):
-            conversations = [text.prompt_index for text in self.texts]
-            turns = [text.turn or 1 for text in self.texts]
-            parts = parts_of(turns, self.read, conversations)
-            session.append(PARTS_FILE, self._part_rows(session, parts))
+        if self._has_turns:
+            session.append(PARTS_FILE, self._part_rows(session))
+
+    @property
+    def _has_turns(self) -> bool:
+        return any(text.turn for text in self.texts)
+
+    def _placed_here(self, readings: Sequence[Reading]) -> PlacedPair:
+        """The draft's and the target's weights, to read what an engine elsewhere has written."""
+        settings = self.settings
+        planned = wing.plan_pair(
+            settings.model, settings.draft, settings.placement, settings.dtype
+        )
+        demand = Demand(
+            min(TOGETHER, len(readings)),
+            max(len(reading.transcript.prompt) for reading in readings),
+            settings.decoding.max_new_tokens,
+            settings.up_to,
+            "eager",
+        )
+        return planned.place(demand, force=settings.force)
+
+    def _judge_health(
+        self,
+        pair: Pair,
+        readings: Sequence[Reading],
+        requests: Sequence[RequestRecord],
+        served_k: int,
+    ) -> None:
+        """Whether the engine accepted what its weights do."""
+        settings = self.settings
+        by_sampling = {"": self.read}
+        # Most servers draft greedily, which changes what is accepted where the target draws.
+        unknown = not engine_of(settings).computes_here and settings.decoding.temperature > 0
+        if unknown and settings.draft is not None and settings.draft.sampling == "target":
+            by_sampling["greedy"] = self._read(pair, readings, greedy_draft=True)
+        self.health = health_columns(by_sampling, requests, served_k)
+        if "draft_sampling" in self.health:
+            say("the server drafts greedily, as draft.sampling=greedy: so do the figures")
+            self.read = by_sampling["greedy"]
+
+    def _answered(self, session: Session, arm: int) -> tuple[list[Reading], list[RequestRecord]]:
+        """The answers of an arm to equal prompts with different random numbers, and their records; without answers of
+        a single token, which no iteration decides.
+        """
+        settings = self.settings
+        new_tokens = settings.decoding.max_new_tokens
+        encoded = session.encode_set(self.prompt_set, self.prompts, new_tokens)
+        if settings.decoding.temperature > 0:
+            # Texts of a prompt follow each other: they are read together.
+            places = np.repeat(range(len(encoded.prompts)), settings.texts_per_prompt)
+            encoded = encoded.part(places.tolist())
+        num_rows = min(settings.batch_size, len(encoded.prompts))
+        session.place(num_rows, encoded.longest, new_tokens)
+        engine = session.open(settings.batch_size, encoded.longest)
+        num_asked: Counter[int] = Counter()
+        requests: list[RequestRecord] = []
+        batches = in_batches(range(len(encoded.prompts)), settings.batch_size)
+        with progress("writing texts", len(batches)) as advance:
+            for batch in batches:
+                part = encoded.part(batch)
+                indices = []
+                for place in part.indices:
+                    occurrence = Occurrence(place, repeat=num_asked[place])
+                    indices.append(self.prompt_set.index(occurrence))
+                    num_asked[place] += 1
+                question = session.question(part.token_ids, indices, chats=part.chats)
+                requests += timed_answer(engine, engine.arms[arm], question).requests
+                advance(None)
+        session.close()
+        answered = [
+            (_of_one_answer(prompt, token_ids, request.token_ids), request)
+            for prompt, token_ids, request in zip(
+                encoded.prompts, encoded.token_ids, requests, strict=True
+            )
+            if len(request.token_ids) > 1
+        ]
+        return [reading for reading, _ in answered], [request for _, request in answered]
 
     def _text_rows(
         self, session: Session, placed: PlacedPair, answers: Sequence[tuple[Reading, int]]
@@ -248,7 +284,11 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
                 f"{counted(len(conversations), 'conversation')} read in {len(readings)} texts: the chat template or the"
                 " tokenizer changes earlier turns, and every answer is read after its own prompt"
             )
-        return self._fitted(session, readings)
+        readings = self._fitted(session, readings)
+        longest_prompt = max((len(one.transcript.prompt) for one in readings), default=1)
+        longest = max((len(one.transcript.token_ids) for one in readings), default=1)
+        session.place(num_together(longest), longest_prompt, max(1, longest - longest_prompt))
+        return readings
 
     def _fitted(self, session: Session, readings: Sequence[Reading]) -> list[Reading]:
         planned = session.planned
@@ -285,44 +325,25 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         whole = [one.until(len(one.transcript.token_ids)) for one in readings]
         return [one for one in whole if one is not None]
 
-    def _part_rows(self, session: Session, parts: Sequence[Part]) -> list[AcceptancePartRow]:
+    def _part_rows(self, session: Session) -> list[AcceptancePartRow]:
+        """A row for each range of turns and K."""
         rows = []
-        for part in parts:
-            for number in range(1, self.most + 1):
-                tokens = part.tokens_per_iteration(number)
+        for part in parts_of(self.texts):
+            for k in range(1, self.most + 1):
+                tokens = part.tokens_per_iteration(k)
                 row = session.row(
                     AcceptancePartRow,
                     part=part.name,
                     num_conversations=len(part.num_tokens),
                     num_tokens=sum(part.num_tokens.values()),
-                    num_draft_tokens=number,
+                    num_draft_tokens=k,
                     tokens_per_iteration=tokens,
-                    expected_speedup=self.costs.speedup(tokens, number)
-                    if number in self.costs.ks()
+                    expected_speedup=self.costs.speedup(tokens, k)
+                    if k in self.costs.ks()
                     else None,
                 )
                 rows.append(row)
         return rows
-
-    def _written(self, session: Session, encoded: Encoded, arm: int) -> list[RequestRecord]:
-        """The answers of an arm, to equal prompts with different random numbers."""
-        engine = session.open(self.settings.batch_size, encoded.longest)
-        num_asked: Counter[int] = Counter()
-        requests: list[RequestRecord] = []
-        batches = in_batches(range(len(encoded.prompts)), self.settings.batch_size)
-        with progress("writing texts", len(batches)) as advance:
-            for batch in batches:
-                part = encoded.part(batch)
-                indices = []
-                for place in part.indices:
-                    occurrence = Occurrence(place, repeat=num_asked[place])
-                    indices.append(self.prompt_set.index(occurrence))
-                    num_asked[place] += 1
-                question = session.question(part.token_ids, indices, chats=part.chats)
-                requests += timed_answer(engine, engine.arms[arm], question).requests
-                advance(None)
-        session.close()
-        return requests
 
     def _read(
         self,
@@ -373,7 +394,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         if "draft_sampling" in self.health:
             common["draft_sampling"] = self.health["draft_sampling"]
         rows = []
-        unit = "conversation" if any(text.turn for text in self.texts) else "prompt"
+        unit = "conversation" if self._has_turns else "prompt"
         intervals = tokens_per_iteration(cuts, [text.prompt_index for text in self.texts], unit)
         for number, tokens in enumerate(intervals, start=1):
             figures = common | {"num_draft_tokens": number, "tokens_per_iteration": tokens}

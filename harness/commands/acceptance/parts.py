@@ -6,7 +6,9 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from harness.engines.door.reading import ReadText
+import numpy as np
+
+from harness.results.rows.acceptance import AcceptanceTextRow
 from harness.results.statistics.arrays import Floats
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import log_ratio
@@ -31,16 +33,17 @@ class Part:
         return log_ratio([[*self.num_tokens.values()]], [iterations], "conversation", skewed=True)
 
 
-def parts_of(
-    turns: Sequence[int], texts: Sequence[ReadText], conversations: Sequence[Hashable]
-) -> list[Part]:
-    """The parts of turns, by their numbers."""
+def parts_of(texts: Sequence[AcceptanceTextRow]) -> list[Part]:
+    """The parts of turns, by their numbers: 1, 2 to 3, 4 to 7 and so on."""
     parts: dict[int, Part] = {}
-    for turn, text, conversation in zip(turns, texts, conversations, strict=True):
-        exponent = turn.bit_length() - 1
+    for text in texts:
+        exponent = (text.turn or 1).bit_length() - 1
         first, last = 2**exponent, 2 ** (exponent + 1) - 1
         name = f"{first:,} to {last:,}" if exponent else "1"
         part = parts.setdefault(exponent, Part(name))
-        part.num_tokens[conversation] += text.cut.num_tokens
-        part.iterations[conversation] = part.iterations.get(conversation, 0.0) + text.cut.iterations
+        iterations = np.array(text.iterations_by_num_draft_tokens)
+        part.num_tokens[text.prompt_index] += text.num_tokens or 0
+        part.iterations[text.prompt_index] = (
+            part.iterations.get(text.prompt_index, 0.0) + iterations
+        )
     return [part for _, part in sorted(parts.items())]

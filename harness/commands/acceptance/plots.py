@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from harness.commands.acceptance.figures import curve_names
+from harness.commands.acceptance.figures import drafts_of
 from harness.reporting.drawing import MOST_CURVES, Plot, Point, curve_plots
-from harness.results.runs import Run
-from harness.results.statistics.interval import Interval
+from harness.results.rows.acceptance import AcceptanceRow
+from harness.results.runs import Run, grouped
 
 
 def acceptance_plots(runs: Sequence[Run]) -> dict[str, list[Plot]]:
     """A plot for the drafts of each target."""
     panels = []
-    for target, of_target in curve_names(runs).items():
-        curves = {
-            name: _points((row.num_draft_tokens, row.expected_speedup) for row in run.rows)
-            for name, run in of_target.items()
-        }
+    drafts = drafts_of(runs)
+    for target, with_target in grouped(drafts, lambda draft: str(draft.best.model)).items():
+        curves = {draft.name: _points(draft.run.rows) for draft in with_target}
         if any(curves.values()):
             panels.append((target, dict([*curves.items()][:MOST_CURVES])))
     labels = ("K, draft tokens per iteration", "expected speed-up")
     return {"acceptance": curve_plots(panels, *labels)}
 
 
-def _points(figures: Iterable[tuple[int, Interval | None]]) -> list[Point]:
+def _points(rows: Sequence[AcceptanceRow]) -> list[Point]:
     """Those that are known."""
-    return [
-        Point(figure.estimate, figure.low, figure.high, x)
-        for x, figure in figures
-        if figure is not None
-    ]
+    speedups = ((row.expected_speedup, int(row.num_draft_tokens or 0)) for row in rows)
+    return [Point(known.estimate, known.low, known.high, k) for known, k in speedups if known]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from harness.commands.command import Command
@@ -14,7 +14,6 @@ from harness.config.settings import LARGEST_K, require, require_at_least
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceRow, AcceptanceTextRow
 
 if TYPE_CHECKING:
-    from harness.reporting.drawing import Plot
     from harness.reporting.page import Page
     from harness.results.runs import Run
 
@@ -106,20 +105,14 @@ class AcceptanceCommand(Command[AcceptanceSettings, AcceptanceRow]):
 
     def line(self, rows: Sequence[AcceptanceRow]) -> str:
         """Tokens per iteration at the best K."""
-        from harness.commands.acceptance.tables import in_short
+        from harness.commands.acceptance.page import summary
 
-        return in_short(rows)
+        return summary(rows)
 
     def page(self, runs: Sequence[Run[AcceptanceRow]]) -> Page | None:
-        from harness.commands.acceptance.tables import acceptance_page
+        from harness.commands.acceptance.page import acceptance_page
 
-        def plots() -> dict[str, list[Plot]]:
-            from harness.commands.acceptance.plots import acceptance_plots
-
-            return acceptance_plots(runs)
-
-        page = acceptance_page(runs)
-        return page and replace(page, plots=plots)
+        return acceptance_page(runs)
 
 
 RECORD = AcceptanceCommand()
