@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from harness.commands.eval.tables import eval_page
+from harness.commands.eval.page import eval_page
 from harness.commands.latency.tables.answer import page_of_run
 from harness.config.errors import SettingError
 from harness.config.machine import note_command_line

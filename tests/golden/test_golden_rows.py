@@ -9,7 +9,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from harness.commands.acceptance.page import acceptance_page
-from harness.commands.eval.tables import eval_page
+from harness.commands.eval.page import eval_page
 from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.of_runs import page_of_runs
 from harness.commands.map.page import map_page

@@ -134,67 +134,50 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
             answered: the questions that it is about, which all arms have answered.
             columns: those that do not depend on the arm.
         """
-        settings = self.settings
+        is_greedy = self.settings.decoding.temperature == 0
         first_asked = {problem.prompt: problem for problem in reversed(answered)}
         # A greedy answer to the same question is a copy, and no further evidence.
-        is_greedy = settings.decoding.temperature == 0
-        counted = [
-            answers[problem.key]
-            for problem in answered
-            if not is_greedy or problem is first_asked[problem.prompt]
-        ]
+        different = [problem for problem in answered if problem is first_asked[problem.prompt]]
+        evidence = different if is_greedy else answered
+
+        def correct(name: str) -> list[bool]:
+            return [answers[problem.key][name].correct for problem in evidence]
+
         of_arm = [answers[problem.key][arm] for problem in answered]
-        times = [answer.time_ms for answer in of_arm]
-        compared: dict[str, Any] = {}
+        figures: dict[str, Any] = {}
+        if evidence:
+            figures = _accuracy(correct(arm))
+            figures["ms_per_answer"] = statistics.fmean(answer.time_ms for answer in of_arm)
         # Where an arm failed, the other may have done more work.
-        has_regular = "regular" in _arms(answers)
-        if arm != "regular" and has_regular and answered and session.status != "failed":
-            regular = [answers[problem.key]["regular"] for problem in answered]
-            identical = [
-                mine.completion == theirs.completion
-                for mine, theirs in zip(regular, of_arm, strict=True)
-            ]
-            regular_correct = [by_arm["regular"].correct for by_arm in counted]
-            arm_correct = [by_arm[arm].correct for by_arm in counted]
-            difference = difference_of_paired_proportions(regular_correct, arm_correct)
+        is_compared = (
+            arm != "regular" and "regular" in _arms(answers) and session.status != "failed"
+        )
+        if is_compared and evidence:
             # Answers that are drawn to one question several times are no other questions.
-            is_repeated = len(counted) > len(first_asked)
-            covers = Coverage(len(counted), "question", same_texts=is_repeated)
-            compared = {
-                "difference": dataclasses.replace(difference, covers=covers),
-                "mcnemar_p_value": mcnemar_p_value(regular_correct, arm_correct),
+            covers = Coverage(len(evidence), "question", len(evidence) > len(different))
+            difference = difference_of_paired_proportions(correct("regular"), correct(arm))
+            figures["difference"] = dataclasses.replace(difference, covers=covers)
+            figures["mcnemar_p_value"] = mcnemar_p_value(correct("regular"), correct(arm))
+            if is_greedy:
                 # Sampled texts may differ; greedy ones must not.
-                "identical_prompts": sum(identical) if is_greedy else None,
-            }
-        num_correct = sum(by_arm[arm].correct for by_arm in counted)
-        accuracies: dict[str, Any] = {}
-        if counted:
-            wald = wald_interval(num_correct, len(counted))
-            wilson = wilson_interval(num_correct, len(counted))
-            accuracies = {
-                "accuracy": wald.estimate,
-                "wald_low": wald.low,
-                "wald_high": wald.high,
-                "wilson_low": wilson.low,
-                "wilson_high": wilson.high,
-            }
+                regular = [answers[problem.key]["regular"] for problem in answered]
+                same = map(lambda one, other: one.completion == other.completion, regular, of_arm)
+                figures["identical_prompts"] = sum(same)
         return session.row(
             EvalRow,
             arm=arm,
-            published_accuracy=self.task.published_accuracy(settings.model).get(arm),
+            published_accuracy=self.task.published_accuracy(self.settings.model).get(arm),
             operands=self.task.operands_column,
             metric=self.task.metric_column,
             smallest_batch=self.smallest_batch,
             num_prompts=len(of_arm),
-            num_different_prompts=len(first_asked),
+            num_different_prompts=len(different),
             num_correct=sum(answer.correct for answer in of_arm),
             num_parsed=sum(answer.answer is not None for answer in of_arm),
             num_tokens=sum(answer.num_tokens for answer in of_arm),
-            ms_per_answer=statistics.fmean(times) if times else None,
             acceptance=Acceptance.of(outcome for answer in of_arm for outcome in answer.outcomes),
-            **accuracies,
             **columns,
-            **compared,
+            **figures,
         )
 
     def _resume(self, session: Session, store: Path, measurement: Measurement) -> None:
@@ -316,6 +299,19 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
 
 
 EXPERIMENT = Evaluation
+
+
+def _accuracy(correct: Sequence[bool]) -> dict[str, float]:
+    """The share of correct answers, with Wald's and Wilson's 95 % intervals."""
+    wald = wald_interval(sum(correct), len(correct))
+    wilson = wilson_interval(sum(correct), len(correct))
+    return {
+        "accuracy": wald.estimate,
+        "wald_low": wald.low,
+        "wald_high": wald.high,
+        "wilson_low": wilson.low,
+        "wilson_high": wilson.high,
+    }
 
 
 def _arms(answers: StoredAnswers) -> list[str]:

@@ -12,7 +12,7 @@ from harness.commands.eval.rows import AnswerRow, EvalRow
 from harness.config.amounts import percent
 from harness.config.errors import nearest
 from harness.config.run import RunSettings
-from harness.config.settings import require, require_at_least
+from harness.config.settings import require
 
 if TYPE_CHECKING:
     from harness.reporting.changes import Compared, Sides
@@ -50,22 +50,33 @@ class EvalSettings(RunSettings):
         super().__post_init__()
         names = [*typing.get_args(Task), f"{LM_EVAL}NAME"]
         from_lm_eval = self.task.startswith(LM_EVAL) and self.task != LM_EVAL
-        rule = f"must be one of {', '.join(names)}{nearest(self.task, names)}"
-        require(self.task in names or from_lm_eval, "task", rule, self.task)
-        require_at_least(self, num_prompts=1)
-        require(self.num_prompts <= 10**6, "num_prompts", "must be at most 10^6", self.num_prompts)
-        operands = self.operands
-        seeds = self.seeds
-        rule = "must be the lowest and the highest operand, such as [1,99], from 0 to 10^9"
-        are_bounds = len(operands) == 2 and 0 <= operands[0] <= operands[-1] <= 10**9
-        require(are_bounds, "operands", rule, operands)
-        require(bool(seeds), "seeds", "must name at least one seed", seeds)
-        require(min(seeds) >= 0, "seeds", "must not be negative", seeds)
-        require(len(set(seeds)) == len(seeds), "seeds", "must not name a seed twice", seeds)
-        rule = "must be stored: random weights know no answers"
-        require(self.weights == "stored", "weights", rule, self.weights)
-        rule = f"must be false with task={self.task}, which has its own questions"
-        require(self.task in _DRAWN or not self.replacement, "replacement", rule, self.replacement)
+        lowest, highest = self.operands[0], self.operands[-1]
+        are_bounds = len(self.operands) == 2 and 0 <= lowest <= highest <= 10**9
+        is_drawn = self.task in _DRAWN
+        for is_met, setting, rule in (
+            (
+                self.task in names or from_lm_eval,
+                "task",
+                f"must be one of {', '.join(names)}{nearest(self.task, names)}",
+            ),
+            (
+                are_bounds,
+                "operands",
+                "must be the lowest and the highest operand, such as [1,99], from 0 to 10^9",
+            ),
+            (bool(self.seeds), "seeds", "must name at least one seed"),
+            (min(self.seeds, default=0) >= 0, "seeds", "must not be negative"),
+            (len(set(self.seeds)) == len(self.seeds), "seeds", "must not name a seed twice"),
+            (self.num_prompts >= 1, "num_prompts", "must be at least 1"),
+            (self.num_prompts <= 10**6, "num_prompts", "must be at most 10^6"),
+            (self.weights == "stored", "weights", "must be stored: random weights know no answers"),
+            (
+                is_drawn or not self.replacement,
+                "replacement",
+                f"must be false with task={self.task}, which has its own questions",
+            ),
+        ):
+            require(is_met, setting, rule, getattr(self, setting))
         rates = self.decoding.synthetic_acceptance
         rule = "must be null: with tokens accepted at random the answers mean nothing"
         require(rates is None, "decoding.synthetic_acceptance", rule, rates)
@@ -100,13 +111,13 @@ class Eval(Command[EvalSettings, EvalRow]):
 
     def line(self, rows: Sequence[EvalRow]) -> str:
         """The accuracy of each arm."""
-        from harness.commands.eval.tables import merged_rows
+        from harness.commands.eval.page import merged_rows
 
         merged = [row for row in merged_rows(rows) if row.accuracy is not None]
         return ", ".join(f"{row.arm} {percent(row.accuracy or 0.0, 1)}" for row in merged)
 
     def page(self, runs: Sequence[Run[EvalRow]]) -> Page | None:
-        from harness.commands.eval.tables import eval_page
+        from harness.commands.eval.page import eval_page
 
         return eval_page(runs)
 

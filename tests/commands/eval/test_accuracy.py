@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from harness.commands.eval.page import accuracy_table, eval_page
 from harness.commands.eval.rows import AnswerRow, EvalRow
-from harness.commands.eval.tables import accuracy_table, eval_page
 from harness.commands.report.command import build
 from harness.config.machine import note_command_line
 from harness.reporting.table import Table

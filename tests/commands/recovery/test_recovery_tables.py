@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from harness.commands.eval.page import verdict_lines as accuracy_losses
 from harness.commands.eval.rows import EvalRow
-from harness.commands.eval.tables import losses as accuracy_losses
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import (
     Checks,

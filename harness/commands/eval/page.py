@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from harness.commands.eval.changes import contrasts
 from harness.commands.eval.rows import EvalRow
 from harness.config.amounts import counted
-from harness.reporting.names import Name, Named, named_runs
+from harness.reporting.names import Named, named_runs
 from harness.reporting.page import Page, Step, heading, lossless_again, title_of_many
 from harness.reporting.table import (
     Bar,
@@ -39,35 +40,31 @@ _NO_WIDTH = (
 )
 
 
-def eval_page(runs: Sequence[Run]) -> Page | None:
+def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
     """Whether the arms differ, in one run or anywhere; None where nothing was answered."""
     known = [run for run in runs if run.has_figures]
     if not known:
         return None
+    table = accuracy_table(known)
     if len(known) > 1:
         # A difference is looked into first.
         ordered = sorted(known, key=lambda run: not any(map(_differs, merged_rows(run.rows))))
-        steps = next(filter(None, (_next_steps(run.rows) for run in ordered)), [])
-        title = title_of_many([run.last for run in known])
-        findings = [*swept(known), *losses(known)] or [Line("nothing was compared")]
-        return Page(title, findings, tables=[accuracy_table(known)], next=steps)
+        findings = [*swept(known), *verdict_lines(known)] or [Line("nothing was compared")]
+        steps = [step for run in ordered for step in _next_steps(run.rows)]
+        return Page(
+            title_of_many([run.last for run in known]), findings, (), [table], next=steps[:1]
+        )
     (run,) = known
+    title = heading(run.last, settings_line(run.rows))
     merged = merged_rows(run.rows)
-    table = accuracy_table(known)
     if not merged:
         # A file may have rows of single seeds alone.
-        return Page(heading(run.last, settings_line(run.rows)), tables=[table])
+        return Page(title, tables=[table])
     row = merged[-1]
-    bars = [_bar(arm) for arm in merged if arm.accuracy is not None]
-    if not bars:
-        return None
-    return Page(
-        heading(row, settings_line(run.rows)),
-        [_finding(row), *sentences("plain", _not_excluded(row))],
-        _doubts(row),
-        [Bars(tuple(bars), whole=1.0), replace(table, notes=(*table.notes, *_notes(merged)))],
-        next=_next_steps(run.rows),
-    )
+    bars = Bars(tuple(_bar(arm) for arm in merged if arm.accuracy is not None), whole=1.0)
+    table = replace(table, notes=(*table.notes, *_notes(merged)))
+    findings = [_finding(row), *sentences("plain", _not_excluded(row))]
+    return Page(title, findings, _doubts(row), [bars, table], next=_next_steps(run.rows))
 
 
 def _bar(row: EvalRow) -> Bar:
@@ -111,15 +108,14 @@ def _doubts(row: EvalRow) -> list[str]:
         doubts.append(f"{numbers}: {consequence}.")
     if lossy := lossy_warning(row):
         doubts.append(lossy)
-    if row.identical_prompts is not None and row.num_prompts is not None:
-        num_differing = row.num_prompts - row.identical_prompts
-        # Elsewhere ties break differently.
-        if num_differing and _is_exact(row):
-            doubts.append(_identity(row, num_differing))
+    # Elsewhere ties break differently.
+    if _num_differing(row) and _is_exact(row):
+        doubts.append(_identity(row))
     return doubts
 
 
 def _next_steps(rows: Sequence[EvalRow]) -> list[Step]:
+    """Whether a difference is one of the texts, or more questions where none shows."""
     row = next(reversed(merged_rows(rows)), None)
     # A file may have rows of single seeds alone.
     if row is None or row.difference is None or row.status != "ok":
@@ -127,36 +123,32 @@ def _next_steps(rows: Sequence[EvalRow]) -> list[Step]:
     if _differs(row):
         recovery = f"harness recovery model={row.model} draft={row.draft}"
         return [lossless_again(row) or Step("is it lossless?", command=recovery)]
-    if row.operands:
-        lowest, highest = map(int, row.operands.split("-"))
-        num_questions = (highest - lowest + 1) ** 2
-        num_seeds = len({each.seed for each in rows} - {"all"})
-        num_prompts = 4 * (row.num_prompts or 0) // max(1, num_seeds)
-        has_more = row.num_different_prompts != num_questions
-        if has_more and (row.replacement or num_prompts <= num_questions):
-            return [Step("an interval half as wide", f"num_prompts={num_prompts}")]
+    # A damaged file may hold any text.
+    operands = re.fullmatch(r"(\d{1,10})-(\d{1,10})", row.operands or "")
+    if operands is None:
+        return []
+    num_questions = (int(operands[2]) - int(operands[1]) + 1) ** 2
+    num_prompts = 4 * (row.num_prompts or 0) // max(1, len({one.seed for one in rows} - {"all"}))
+    has_more = row.num_different_prompts != num_questions
+    if has_more and (row.replacement or num_prompts <= num_questions):
+        return [Step("an interval half as wide", f"num_prompts={num_prompts}")]
     return []
 
 
-def accuracy_table(runs: Sequence[Run]) -> Table:
+def accuracy_table(runs: Sequence[Run[EvalRow]]) -> Table:
     """A row for each arm: of one run for each of its seeds and all of them, of several runs merged over their seeds."""
-    if len(runs) == 1:
-        rows = runs[0].rows
+    lines = []
+    for named in named_runs(runs):
+        rows = merged_rows(named.run.rows)
         # Of one seed the merged rows are the same again.
-        if len({row.seed for row in rows} - {"all"}) < 2:
-            rows = merged_rows(rows)
-        lines = [Named(Name("", None), runs[0], row) for row in rows]
-    else:
-        lines = []
-        for named in named_runs(runs):
-            lines += [named._replace(row=row) for row in merged_rows(named.run.rows)]
-    with_seeds = len({line.row.seed for line in lines}) > 1
-    seed = Column("seed", of="row.seed", identifies_row=True)
+        if len(runs) == 1 and len({row.seed for row in named.run.rows}) != 2:
+            rows = named.run.rows
+        lines += [named._replace(row=row) for row in rows]
     columns = (
-        Column("pair", text=True, of="name.cell", optional=True, once=True),
+        Column("pair", text=True, of="name.cell", varies=True, once=True),
         Column("K", of="row.num_draft_tokens", optional=True, identifies_row=True),
         Column("arm", text=True, of=arm_name).at("row"),
-        *([seed] if with_seeds else []),
+        Column("seed", of="row.seed", varies=True, identifies_row=True),
         Column("asked", of="row.num_prompts"),
         Column("correct %\n± Wald", of=_with_margin),
         Column("Wilson\n95 %", of=_wilson).at("row"),
@@ -167,6 +159,7 @@ def accuracy_table(runs: Sequence[Run]) -> Table:
         Column("accepted", share, "row.acceptance_rate"),
         Column("pub-\nlished %", _percent, "row.published_accuracy", optional=True),
     )
+    seeds = {line.row.seed for line in lines}
     notes = []
     if any(line.row.accuracy in (0, 1) for line in lines):
         notes.append(_NO_WIDTH)
@@ -177,7 +170,7 @@ def accuracy_table(runs: Sequence[Run]) -> Table:
         "Accuracy",
         lines,
         columns,
-        strong=lambda line: with_seeds and line.row.seed == "all",
+        strong=lambda line: len(seeds) > 1 and line.row.seed == "all",
         faint=lambda line: line.row.status != "ok",
         about="Difference: speculative minus regular, percentage points.",
         notes=tuple(notes),
@@ -191,7 +184,7 @@ def _not_excluded(row: EvalRow) -> str | None:
     return f"A loss of up to {-100 * row.difference.low:.1f} points is not excluded."
 
 
-def losses(runs: Sequence[Run]) -> list[Line]:
+def verdict_lines(runs: Sequence[Run]) -> list[Line]:
     """A sentence on whether the arms' accuracies differ in any of several runs; [] where none was compared."""
     compared = []
     for run in runs:
@@ -267,8 +260,9 @@ def _difference(difference: Interval) -> str:
 
 def _notes(merged: Sequence[EvalRow]) -> Iterator[str]:
     row = merged[-1]
-    if row.identical_prompts is not None and row.num_prompts is not None:
-        yield _identity(row, row.num_prompts - row.identical_prompts)
+    number = _num_differing(row)
+    if number == 0 or (number and not _is_exact(row)):
+        yield _identity(row)
     num_resumed = sum(row.num_resumed or 0 for row in merged)
     if num_resumed:
         answers = f"{num_resumed} of {sum(row.num_prompts or 0 for row in merged)} answers"
@@ -276,16 +270,22 @@ def _notes(merged: Sequence[EvalRow]) -> Iterator[str]:
         yield f"{answers}, {earlier}; resume=false measures again."
 
 
-def _identity(row: EvalRow, num_differing: int) -> str:
-    questions = f"{row.num_prompts} questions"
-    if not num_differing:
-        return f"The greedy answers of both arms are identical on all {questions}."
+def _num_differing(row: EvalRow) -> int | None:
+    """Questions with other greedy answers than the regular arm's; None where that is not known."""
+    if row.identical_prompts is None or row.num_prompts is None:
+        return None
+    return row.num_prompts - row.identical_prompts
+
+
+def _identity(row: EvalRow) -> str:
+    number = _num_differing(row)
+    if not number:
+        return f"The greedy answers of both arms are identical on all {row.num_prompts} questions."
     expected = "In this number format ties may break differently."
     if _is_exact(row):
         expected = "In float32 they must not."
-    return (
-        f"The greedy answers of the two arms differ on {num_differing} of {questions}. {expected}"
-    )
+    numbers = f"{number} of {row.num_prompts} questions"
+    return f"The greedy answers of the two arms differ on {numbers}. {expected}"
 
 
 def _is_exact(row: EvalRow) -> bool:
