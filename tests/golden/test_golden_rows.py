@@ -81,7 +81,7 @@ def map_run(
                     context=context or None,
                     speedup=interval,
                 )
-                rows.append(replace(cell, batch_size=size, num_draft_tokens=k, **changes))
+                rows.append(replace(cell, **{"batch_size": size, "num_draft_tokens": k} | changes))
     return Run(rows)
 
 
@@ -89,6 +89,13 @@ MAPS = {
     "one": [map_run()],
     "two, one interrupted": [map_run(temperature=0.0), map_run((1,), temperature=1.0, status="interrupted")],
     "contexts": [map_run((1, 4), (512, 4096))],
+    "pays nowhere": [map_run((64, 256))],
+    "pays at a large batch": [Run([replace(row, batch_size=65 - row.batch_size) for row in map_run((1, 64)).rows])],
+    "random weights": [map_run(weights="random")],
+    "no intervals": [map_run(speedup=Interval(1.04))],
+    "other work": [map_run(speedup=None, status="no_verdict", error="the arms did not do the same work")],
+    "in flight": [map_run((1, 4), engine="server")],
+    "a server's own K": [map_run((1,), engine="server", num_draft_tokens=None)],
 }  # fmt: skip
 
 

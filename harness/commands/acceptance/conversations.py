@@ -1,4 +1,4 @@
-"""What `acceptance` prints about conversations: their turns, and where speculation does not pay."""
+"""Turns of conversations: what is accepted in the first ones and in later ones, and where speculation does not pay."""
 
 from __future__ import annotations
 
@@ -9,6 +9,29 @@ from harness.config.amounts import counted
 from harness.reporting.table import Column, Table, times
 from harness.results.rows.acceptance import AcceptancePartRow, AcceptanceTextRow
 from harness.results.runs import grouped
+from harness.results.statistics.interval import Interval
+from harness.results.statistics.ratios import log_ratio
+
+
+def turn_ranges(texts: Sequence[AcceptanceTextRow]) -> dict[str, list[AcceptanceTextRow]]:
+    """The texts of turns 1, 2 to 3, 4 to 7 and so on, by these names."""
+    by_exponent = grouped(texts, lambda text: (text.turn or 1).bit_length() - 1)
+    ranges = {}
+    for exponent, with_turns in sorted(by_exponent.items()):
+        first, last = 2**exponent, 2 ** (exponent + 1) - 1
+        ranges[f"{first:,} to {last:,}" if exponent else "1"] = with_turns
+    return ranges
+
+
+def tokens_per_iteration(texts: Sequence[AcceptanceTextRow], num_draft_tokens: int) -> Interval:
+    """Of these turns, with a 95 % interval over conversations."""
+    tokens = []
+    iterations = []
+    for turns in grouped(texts, lambda text: text.prompt_index).values():
+        tokens.append(sum(text.num_tokens or 0 for text in turns))
+        by_turn = [text.iterations_by_num_draft_tokens or [] for text in turns]
+        iterations.append(sum(of_turn[num_draft_tokens - 1] for of_turn in by_turn))
+    return log_ratio([tokens], [iterations], "conversation", skewed=True)
 
 
 def lines_of_parts(

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from harness.commands.acceptance.conversations import tokens_per_iteration, turn_ranges
 from harness.commands.acceptance.health import (
     health_columns,
     health_in_words,
     likelihood_columns,
     most_drafted,
 )
-from harness.commands.acceptance.parts import parts_of
 from harness.commands.acceptance.record import RECORD, AcceptanceSettings
 from harness.commands.command import Experiment
 from harness.commands.read_runs import runs_of_pair
@@ -48,7 +48,7 @@ from harness.results.rows.acceptance import (
     AcceptanceTextRow,
 )
 from harness.results.runs import Run
-from harness.results.statistics.iterations import expected_acceptance, tokens_per_iteration
+from harness.results.statistics import iterations
 
 # Texts that are taken where nothing is said: written now, or those that a file has.
 WRITTEN = 15
@@ -328,19 +328,18 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
     def _part_rows(self, session: Session) -> list[AcceptancePartRow]:
         """A row for each range of turns and K."""
         rows = []
-        for part in parts_of(self.texts):
+        for name, turns in turn_ranges(self.texts).items():
             for k in range(1, self.most + 1):
-                tokens = part.tokens_per_iteration(k)
+                tokens = tokens_per_iteration(turns, k)
+                is_priced = k in self.costs.ks()
                 row = session.row(
                     AcceptancePartRow,
-                    part=part.name,
-                    num_conversations=len(part.num_tokens),
-                    num_tokens=sum(part.num_tokens.values()),
+                    part=name,
+                    num_conversations=len({text.prompt_index for text in turns}),
+                    num_tokens=sum(text.num_tokens or 0 for text in turns),
                     num_draft_tokens=k,
                     tokens_per_iteration=tokens,
-                    expected_speedup=self.costs.speedup(tokens, k)
-                    if k in self.costs.ks()
-                    else None,
+                    expected_speedup=self.costs.speedup(tokens, k) if is_priced else None,
                 )
                 rows.append(row)
         return rows
@@ -395,10 +394,12 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             common["draft_sampling"] = self.health["draft_sampling"]
         rows = []
         unit = "conversation" if self._has_turns else "prompt"
-        intervals = tokens_per_iteration(cuts, [text.prompt_index for text in self.texts], unit)
+        intervals = iterations.tokens_per_iteration(
+            cuts, [text.prompt_index for text in self.texts], unit
+        )
         for number, tokens in enumerate(intervals, start=1):
             figures = common | {"num_draft_tokens": number, "tokens_per_iteration": tokens}
-            figures |= expected_acceptance(cuts, number)
+            figures |= iterations.expected_acceptance(cuts, number)
             if number in self.costs.ks():
                 figures["expected_speedup"] = self.costs.speedup(tokens, number)
                 figures["iteration_cost"] = self.costs.steps_at(number).estimate

@@ -7,93 +7,18 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-from harness.commands.eval.page import accuracy_table, eval_page
-from harness.commands.eval.rows import AnswerRow, EvalRow
+from harness.commands.eval.page import eval_page
+from harness.commands.eval.rows import AnswerRow
 from harness.commands.report.command import build
-from harness.config.machine import note_command_line
-from harness.reporting.table import Table
 from harness.results.files import append_rows
 from harness.results.runs import Run
-from pages import findings, short, tables_of
+from pages import findings
 from report_files import eval_run
 from wording import mentions
 
-ARM = {
-    "run": "1", "status": "ok", "model": "13B", "draft": "7B", "devices": "a GPU", "task": "multiplication",
-    "operands": "1-99", "batch_size": 64, "num_draft_tokens": 4, "temperature": 0.5, "top_k": 0, "top_p": 1.0,
-    "lenience": 1.0, "lossy": False, "dtype": "float16", "quantization": "none", "num_prompts": 1000,
-    "num_resumed": 0, "num_parsed": 990, "ms_per_answer": 12.3456, "accuracy": 0.425, "wald_low": 0.394,
-    "wald_high": 0.456, "wilson_low": 0.395, "wilson_high": 0.456,
-}  # fmt: skip
-COMPARED = {
-    "arm": "speculative", "acceptance_rate": 0.61, "difference": 0.01, "difference_low": -0.02, "difference_high": 0.04,
-    "mcnemar_p_value": 0.55,
-}  # fmt: skip
-
-
-def rows(*seeds: str, **changes: Any) -> list[EvalRow]:
-    """Both arms of each seed, and merged."""
-    return [
-        EvalRow.from_values(ARM | {"seed": seed} | arm | changes)
-        for seed in (*seeds, "all")
-        for arm in ({"arm": "regular", "num_draft_tokens": None}, COMPARED)
-    ]
-
-
-def headings(table: Table) -> list[str]:
-    return [column.heading.replace("\n", " ") for column in table.shown()[0]]
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [{}, {"mcnemar_p_value": 0.01, "difference": -0.021, "lossy": True, "rule": "typical"}],
-)
-def test_the_answer_is_short(changes: dict[str, Any]) -> None:
-    note_command_line(["eval"])
-    text = short(eval_page([Run(rows("0", **changes))]))
-    # `Saved` is the twelfth.
-    assert len(text.splitlines()) <= 11
-    assert max(map(len, text.splitlines())) <= 80
-    assert ("rule=deepmind" in text) == bool(changes)
-
-
-def test_several_seeds_are_printed_with_their_merged_rows() -> None:
-    (table,) = tables_of(eval_page([Run(rows("0", "1"))]))
-    assert "seed" in headings(table)
-    seeds = [texts[headings(table).index("seed")] for texts in table.shown()[1]]
-    assert seeds == ["0", "0", "1", "1", "all", "all"]
-    assert [row.strong for row in table.rows] == [False] * 4 + [True] * 2
-
 
 def test_nothing_answered_prints_nothing() -> None:
-    assert eval_page([Run(rows(accuracy=None))]) is None
-
-
-def test_a_run_alone_is_reported_by_seed_and_several_by_pair() -> None:
-    detailed = accuracy_table([Run(rows("0", "1"))])
-    assert len(detailed.rows) == 6
-    assert "difference" in headings(detailed)
-    assert "pair" not in headings(detailed)
-    runs = [
-        Run(rows("0", "1", run="2", model="30B")),
-        Run(rows("0", "1")),
-        Run(rows("0", run="3", draft=None)[:3]),
-    ]
-    compared = accuracy_table(runs)
-    assert "seed" not in headings(compared)
-    texts = compared.shown()[1]
-    assert [line[0].split("\n")[0] for line in texts] == [
-        "13B",
-        "13B with 7B",
-        "",
-        "30B with 7B",
-        "",
-    ]
-    assert texts[2][headings(compared).index("difference")] == "+1.0\n-2.0 to 4.0"
-    assert texts[2][headings(compared).index("K")] == "4"
-    assert accuracy_table([]).rows == ()
+    assert eval_page([Run(eval_run(accuracy=None))]) is None
 
 
 def measured_eval(directory: Path, correct: Sequence[bool], **changes: Any) -> Path:

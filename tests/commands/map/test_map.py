@@ -27,13 +27,11 @@ from harness.commands.map.page import map_page
 from harness.commands.map.plots import map_plots
 from harness.commands.map.record import RECORD
 from harness.commands.map.rows import MapRow
-from harness.config.machine import note_command_line
 from harness.measuring.session import Session
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import Interval
 from in_process import QUICKEST_PAIR, Harness, only, results
-from pages import full, short, tables_of
 from wording import mentions
 
 SUPPORT = Path(__file__).parents[2] / "support"
@@ -232,75 +230,14 @@ def test_wrong_settings(harness: Harness, arguments: list[str], complaint: str) 
     assert harness.refused("map", *arguments).startswith(complaint)
 
 
-def lines(rows: list[MapRow]) -> str:
-    return " ".join(full(map_page([Run(rows)]), 200).split())
-
-
-def table(rows: list[MapRow]) -> list[tuple[str, ...]]:
-    (found,) = tables_of(map_page([Run(rows)]))
-    return found.shown()[1]
-
-
-def test_a_k_that_pays_from_a_larger_batch_on() -> None:
-    """It did not pay, according to the map: only the first crossing from above was known."""
-    rows = [row(size, 3, speedup, 0.01) for size, speedup in ((1, 0.8), (2, 1.5), (16, 1.6))]
-    text = lines(rows)
-    assert mentions(text, "pays at batch size 2 and 16, not at batch size 1")
-    assert schedule(rows)[0] == [(1, 1, 0), (2, 16, 3)]
-    assert mentions(text, "K=0 at 1, K=3 at 2 to 16")
-
-
-def test_a_cell_without_an_interval_says_nothing() -> None:
-    alone = [replace(row(1, 4, 1.04), speedup=Interval(1.04))]
-    text = lines(alone)
-    assert mentions(text, "1 of 1 measured cells cannot tell", "no interval from fewer than 8")
-    assert text.count("measured cells cannot tell") == 1
-    assert "best" not in text
-    assert mentions(text, "no schedule", "no cell can tell", "batch size 1")
-    assert table(alone)[0] == ("1", "1.04× cannot tell")
-    # Between cells that can it ends what is known, and gets the K of the size below.
-    around = [row(2, 4, 1.5), replace(alone[0], batch_size=8), row(16, 4, 1.4)]
-    assert mentions(lines(around), "pays at batch size 2 and 16")
-    assert schedule(around)[0] == [(1, 16, 4)]
-
-
-def test_a_cell_whose_arms_did_other_work_has_no_figure() -> None:
-    refused = replace(
-        row(1, 4, 1.0),
-        speedup=None,
-        status=NO_VERDICT, error="the arms did not do the same work",
-    )  # fmt: skip
-    rows = [row(2, 4, 1.5), replace(refused, batch_size=16)]
-    assert table(rows)[1] == ("16", "– cannot tell")
-    text = lines(rows)
-    assert mentions(text, "1 of 2 measured cells", "the arms did not do the same work")
-    # The schedule ends where it was measured.
-    assert schedule(rows)[0] == [(1, 2, 4)]
-    assert mentions(text, "Use by batch size: K=4 at 1 to 2 ")
-
-
-@pytest.mark.parametrize(
-    ("rows_of", "finding", "command"),
-    [
-        (ROWS, "pays at batch size 1 and 4", "'batch_sizes=[4,8,16]'"),
-        (
-            [row(1, 1, 1.5), row(16, 1, 1.4)],
-            "pays at batch size 1 and 16",
-            "harness map 'batch_sizes=[16,32,64]'",
-        ),
-        ([row(1, 1, 0.8), row(16, 1, 0.5)], "does not pay at batch size 1 and 16", ""),
-        ([replace(row(1, 1, 1.0), weights="random")], "cannot tell", ""),
-    ],
-)
-def test_the_answer_is_short(rows_of: list[MapRow], finding: str, command: str) -> None:
-    note_command_line(["map"])
-    text = short(map_page([Run(rows_of)]))
-    assert max(map(len, text.splitlines())) <= 80
-    # `Saved` is the twelfth.
-    assert len(text.splitlines()) <= 11
-    assert finding in text
-    assert command in text
-    assert ("Next" in text) == bool(command)
+def test_a_cell_without_an_interval_decides_nothing() -> None:
+    """Between cells that can tell it gets the K of the size below; at the end the schedule ends before it."""
+    alone = replace(row(8, 4, 1.04), speedup=Interval(1.04))
+    assert schedule([alone])[1] == "no cell can tell whether it pays at batch size 8"
+    assert schedule([row(2, 4, 1.5), alone, row(16, 4, 1.4)])[0] == [(1, 16, 4)]
+    error = "the arms did not do the same work"
+    refused = replace(row(16, 4, 1.0), speedup=None, status=NO_VERDICT, error=error)
+    assert schedule([row(2, 4, 1.5), refused])[0] == [(1, 2, 4)]
 
 
 def test_a_job_of_a_sweep_has_the_highest_speedup() -> None:
@@ -318,23 +255,13 @@ def test_the_drawing_says_what_the_text_says(weights: str) -> None:
     ((_, figure),) = map_plots([Run(cells)])["map"]
     legend = figure.axes[0].get_legend_handles_labels()[1]
     assert {word for word in legend if word in of_stored} == set(words)
-    assert (" pays at batch size 1 and" in lines(cells)) == (weights == "stored")
     assert len(figure.axes[0].patches) == len(words)
 
 
-def test_what_is_said_of_planted_requests_in_flight() -> None:
-    of_servers: dict[str, Any] = {"engine": "server", "num_draft_tokens": None}
-    cells = [replace(row(size, 1, 3 / size), **of_servers) for size in (1, 4)]
-    assert " pays with 1 request in flight " in lines(cells[:1])
-    assert "best 3.00× (2.90 to 3.10): 1 request in flight" in lines(cells)
-    assert mentions(lines(cells), "no schedule", "does not report its K")
-    told = [replace(cell, num_draft_tokens=4) for cell in cells]
-    assert mentions(lines(told), "Use by requests in flight: K=4 at 1 to 3, K=0 at 4")
-    # The grid has several numbers of requests in flight.
-    assert "· 1 in flight" not in lines(told)
-
-
 def test_schedules_of_cells_that_can_tell() -> None:
+    # A K that pays from a larger batch on: only the first crossing from above was known.
+    rising = [row(size, 3, speedup, 0.01) for size, speedup in ((1, 0.8), (2, 1.5), (16, 1.6))]
+    assert schedule(rising)[0] == [(1, 1, 0), (2, 16, 3)]
     assert schedule([row(1, 1, 0.8), row(16, 1, 0.8)]) == (
         [],
         "it clearly pays at no load",

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from pathlib import Path
 from typing import Any
 
@@ -205,12 +204,6 @@ def test_a_map_has_prices_too(harness: Harness) -> None:
     for load, k in found.index:
         steps = planted.iteration_ms(k, load) / planted.iteration_ms(0, load)
         assert found[load, k] == pytest.approx(steps, rel=0.02)
-
-
-def test_several_acceptances_make_one_page(harness: Harness, table: str) -> None:
-    outcome = harness("plan", "-m", table, "acceptance=0.7,0.9")
-    shown = " ".join(outcome.stdout.split())
-    assert re.search(r"0\.7: predicted .*0\.9: predicted", shown)
 
 
 def test_a_typed_rate_is_of_one_draft_and_what_drafted_nothing_has_no_price(
