@@ -22,9 +22,9 @@ from harness.commands.read_runs import runs_of_pair
 from harness.config.amounts import counted
 from harness.config.demand import Demand
 from harness.config.errors import SettingError, VerdictError
+from harness.engines.door import wing
 from harness.engines.door.pairs import Pair, PlacedPair
 from harness.engines.door.reading import TOGETHER, ReadText, Transcript, num_together
-from harness.engines.door import wing
 from harness.engines.protocol import in_batches
 from harness.engines.registry import engine_of
 from harness.engines.requests import RequestRecord
@@ -152,9 +152,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
     def _placed_here(self, readings: Sequence[Reading]) -> PlacedPair:
         """The draft's and the target's weights, to read what an engine elsewhere has written."""
         settings = self.settings
-        planned = wing.plan_pair(
-            settings.model, settings.draft, settings.placement, settings.dtype
-        )
+        planned = wing.plan_pair(settings.model, settings.draft, settings.placement, settings.dtype)
         demand = Demand(
             min(TOGETHER, len(readings)),
             max(len(reading.transcript.prompt) for reading in readings),
