@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 from harness.commands.plan.rows import PlanRow
 from harness.config.amounts import amount
@@ -205,24 +204,32 @@ def _models(row: PlanRow) -> Table:
         Column("weights", lambda size: amount(size) if size else "the model's"),
         Column("KV cache"),
     )
-    rows = [_sizes(row, prefix="", name=row.model, weights=row.model_bytes)]
-    # A method without weights has no figures.
-    if row.draft_num_parameters is not None:
-        rows.append(_sizes(row, prefix="draft_", name=row.draft, weights=row.draft_bytes))
+    sizes = [
+        (
+            row.model,
+            row.num_parameters,
+            row.quantization,
+            row.dtype,
+            row.model_bytes,
+            row.cache_bytes,
+        ),
+        (
+            row.draft,
+            row.draft_num_parameters,
+            row.draft_quantization,
+            row.draft_dtype,
+            row.draft_bytes,
+            row.draft_cache_bytes,
+        ),
+    ]
+    rows = []
+    for name, parameters, quantization, dtype, weights, cache in sizes:
+        # A method without weights has no figures.
+        if parameters is not None:
+            held_in = dtype if quantization == "none" else quantization
+            cached = "unknown" if cache is None else amount(cache)
+            rows.append(TableRow((name, parameters, held_in, weights, cached)))
     return Table("models", "", columns, tuple(rows), look="plain")
-
-
-def _sizes(row: PlanRow, prefix: str, name: str | None, weights: int | None) -> TableRow:
-    """Cells about a model, from the columns that begin with `prefix`."""
-
-    def value(column: str) -> Any:
-        return getattr(row, f"{prefix}{column}")
-
-    quantization = value("quantization")
-    held_in = value("dtype") if quantization == "none" else quantization
-    cache = value("cache_bytes")
-    cached = "unknown" if cache is None else amount(cache)
-    return TableRow((name, value("num_parameters"), held_in, weights, cached))
 
 
 def _devices(row: PlanRow) -> Table:
