@@ -28,9 +28,9 @@ SEEDS = {"seeds": (0, 1)}
 ONE = {"seeds": (0,), "num_different_prompts": 900, "published_accuracy": None}
 BETTER = {
     "mcnemar_p_value": 0.01,
-    "difference": 0.02,
-    "difference_low": 0.01,
-    "difference_high": 0.03,
+    "difference": 0.12,
+    "difference_low": 0.11,
+    "difference_high": 0.13,
 }
 EXACT = {"dtype": "float32", "temperature": 0.0, "identical_prompts": 990}
 UNKNOWN = dict.fromkeys(
@@ -91,6 +91,7 @@ MAPS = {
     "contexts": [map_run((1, 4), (512, 4096))],
     "pays nowhere": [map_run((64, 256))],
     "pays at a large batch": [Run([replace(row, batch_size=65 - row.batch_size) for row in map_run((1, 64)).rows])],
+    "pays not at the next size": [Run([*map_run((1,)).rows, *map_run((2,), speedup=Interval(0.5, 0.4, 0.6)).rows])],
     "random weights": [map_run(weights="random")],
     "no intervals": [map_run(speedup=Interval(1.04))],
     "other work": [map_run(speedup=None, status="no_verdict", error="the arms did not do the same work")],

@@ -76,11 +76,15 @@ def shared_row(points: Sequence[Point]) -> MapRow:
 
 def load_in_words(points: Sequence[Point], sizes: Sequence[int]) -> str:
     """`at batch size 1 and 4`, or `with 1 and 4 requests in flight`."""
-    *others, last = map(str, sizes)
-    numbers = f"{', '.join(others)} and {last}" if others else last
     if not points[0].row.is_elsewhere:
-        return f"at batch size {numbers}"
-    return f"with {numbers} request{'' if sizes == [1] else 's'} in flight"
+        return f"at batch size {listed(sizes)}"
+    return f"with {listed(sizes)} request{'' if sizes == [1] else 's'} in flight"
+
+
+def listed(sizes: Sequence[int]) -> str:
+    """`1, 4 and 16`."""
+    *others, last = map(str, sizes)
+    return f"{', '.join(others)} and {last}" if others else last
 
 
 def load_of(points: Sequence[Point]) -> str:

@@ -13,6 +13,7 @@ from harness.commands.map.grid import (
     DOES_NOT_PAY,
     PAYS,
     Point,
+    listed,
     load_in_words,
     load_of,
     named_points,
@@ -73,7 +74,7 @@ def map_page(runs: Sequence[Run[MapRow]]) -> Page | None:
 
 
 def finding(points: Sequence[Point]) -> Line:
-    """`pays at batch size 1 and 4, not at batch size 16`, and the highest speed-up."""
+    """`pays at batch size 1 and 4, not at 16`, and the highest speed-up."""
     best = best_of(points)
     if best is None:
         return Line(CANNOT_TELL, "strong", _undecided(points) or "nothing was measured")
@@ -90,7 +91,7 @@ def finding(points: Sequence[Point]) -> Line:
         word = next(word for word in (PAYS, DOES_NOT_PAY, CANNOT_TELL) if reach[word])
         text = f"{word} {load_in_words(points, reach[word])}"
         if word == PAYS and reach[DOES_NOT_PAY]:
-            text += f", not {load_in_words(points, reach[DOES_NOT_PAY])}"
+            text += f", not at {listed(reach[DOES_NOT_PAY])}"
     return Line(text, _STYLES[word], f"best {best.verdict.speedup:×}: {', '.join(sides)}")
 
 
