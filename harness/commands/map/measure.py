@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from dataclasses import fields, replace
+from typing import Any
 
 from harness.commands.command import Experiment
 from harness.commands.latency.measure import Latency
@@ -85,8 +86,8 @@ class Cell(Latency):
     def keep_price(self, session: Session, rows: Sequence[LatencyRow]) -> None:
         """The map writes the prices of all its cells."""
 
-    def map_rows(self, session: Session) -> list[MapRow]:
-        return [MapRow(**vars(row), context=self.context) for row in self.rows(session)]
+    def in_map(self, rows: Sequence[LatencyRow]) -> list[MapRow]:
+        return [MapRow(**vars(row), context=self.context) for row in rows]
 
 
 class Map(Experiment[MapSettings, MapRow]):
@@ -120,10 +121,10 @@ class Map(Experiment[MapSettings, MapRow]):
             note(cell.name)
             session.go_on_with(cell)
             cell.measure(session)
-            self.measured = [*cell.map_rows(session), *self.measured]
-            priced: Run[LatencyRow] = Run(cell.rows(session))
-            priced.prompt_rows = cell.prompt_rows
-            self.priced.append(priced)
+            run = Run(cell.rows(session))
+            run.prompt_rows = cell.prompt_rows
+            self.priced.append(run)
+            self.measured = [*cell.in_map(run.rows), *self.measured]
         rows = self.rows(session)
         page = RECORD.page([Run(rows)])
         # Empty where plots cannot be drawn.
@@ -140,9 +141,11 @@ class Map(Experiment[MapSettings, MapRow]):
 
     def rows(self, session: Session) -> list[MapRow]:
         """Those of the measured cells; before the first, of one without figures."""
-        rows = self.measured or self.cells[-1].map_rows(session)
+        rows = self.measured or self.cells[-1].in_map(self.cells[-1].rows(session))
         if session.status != "ok":
-            rows = [replace(row, status=session.status, error=session.error) for row in rows]
+            # A cell whose arms cannot be compared keeps its reason.
+            ended: dict[str, Any] = {"status": session.status, "error": session.error}
+            rows = [replace(row, **ended) if row.status == "ok" else row for row in rows]
         if not self.has_k:
             rows = [
                 replace(row, num_draft_tokens=own_k(rows)) if row.arm == "speculative" else row
@@ -157,8 +160,8 @@ class Map(Experiment[MapSettings, MapRow]):
 def own_k(rows: Sequence[MapRow]) -> int | None:
     """The K of a server by what it drafted; None where it does not show, or differs between cells."""
     ks = {name_of(row).num_draft_tokens for row in rows if row.arm == "speculative"}
-    k = ks.pop()
-    return k if isinstance(k, int) and not ks else None
+    k = ks.pop() if len(ks) == 1 else None
+    return k if isinstance(k, int) else None
 
 
 EXPERIMENT = Map
