@@ -41,8 +41,8 @@ def read_arguments(
         is_option = word.startswith("-") and word != "-"
         is_setting = bool(equals) and name.isidentifier() and not Path(word).exists()
         if not passes_on and (is_option or is_setting):
-            there_are = f"there are: {', '.join(names)} (--help)"
-            raise SettingError(name, f"no such argument{nearest(name, names)}; {there_are}")
+            rule = f"no such argument{nearest(name, names)}; --help lists them"
+            raise SettingError(name, rule)
         others.append(word)
     return kind(**values), others
 

@@ -62,13 +62,14 @@ class Explained(NamedTuple):
     def is_possible(self) -> bool:
         return self.steps.high >= 1 - NOISE
 
+    @property
+    def speedup_at_most(self) -> float:
+        """The speed-up if all draft tokens were accepted; NaN where that is not known."""
+        return self.at_rate(1) if self.is_possible else math.nan
+
     def at_rate(self, rate: float) -> float:
         """The speed-up if this share of draft tokens were accepted, at the same cost."""
         return (1 + (self.most_tokens - 1) * rate) / self.steps.middle
-
-    def at_steps(self, steps: float) -> float:
-        """The speed-up if an iteration took so many regular steps, at the same acceptance."""
-        return self.tokens.middle / steps
 
 
 def explained(row: Row) -> Explained:

@@ -99,6 +99,8 @@ class Figure(NamedTuple):
         return (self.low + self.high) / 2
 
     def __str__(self) -> str:
+        if not self.is_known:
+            return ""
         if self.high - self.low < 0.04 * self.middle:
             return f"{self.middle:.2f}"
         return f"{self.low:.2f} to {self.high:.2f}"

@@ -60,7 +60,7 @@ def test_a_thread_gets_its_answer(audit: Audit) -> None:
     read = (
         "read: Backend / GPU → devices · n-max → num_draft_tokens · accept rate → acceptance_rate"
     )
-    assert f"2 rows {read} · decode vs baseline → speedup An iteration costs" in printed
+    assert f"2 rows {read} · decode vs baseline → speedup 50 % slower is read as 0.50×" in printed
     assert "An iteration costs 2.86 to 4.63 regular steps, in 2 rows" in printed
     slow = "row 1 (CUDA, K=6): 3.15 tokens per iteration of 4.63 steps, 0.68×."
     ways = "at 92 % accepted (row 2) 1.41×, at 2.9 steps (row 2) 1.09×"
@@ -201,8 +201,9 @@ def test_result_files_are_read_by_their_keys(audit: Audit, tmp_path: Path) -> No
         if name != "plain":
             assert "2.65 tokens per iteration of 1.26 steps, 2.10×" in printed, name
     _, printed = audit("vllm.json", "baseline=39.8")
-    read = "acceptance_rate 55.000 % · num_draft_tokens 3"
-    assert read in printed
+    assert "spec_decode_acceptance_rate → acceptance_rate · K → num_draft_tokens" in printed
+    assert "(K=3): 2.65 tokens" in printed
+    assert "55 %" in printed
     assert "with all accepted 3.1" in printed
     # SGLang appends a line for each run.
     Path("runs.jsonl").write_text(f"{json.dumps(sglang)}\n{json.dumps(sglang)}\n")
