@@ -12,10 +12,11 @@ from harness.commands.eval.tables import losses as accuracy_losses
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import (
     Checks,
-    losses,
     pairs_table,
     recovery_page,
+    verdict_lines,
 )
+from harness.reporting.names import named_runs
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
 from wording import mentions
@@ -65,7 +66,7 @@ def test_several_runs_are_one_row_each() -> None:
         Run(rows({}, {"power": 0.991})),
         Run(rows(run="3", status="interrupted", num_draft_tokens=8)),
     ]
-    table = pairs_table(runs)
+    table = pairs_table([Checks(named.run.rows, named.name) for named in named_runs(runs)])
     by_verdict = {texts[2]: texts for texts in table.shown()[1]}
     assert set(by_verdict) == {"lossy (a planted fault)", "lossless", "interrupted"}
     assert by_verdict["lossless"][3:] == ("15 of 15", "25,000", "0.57", "99.1 %")
@@ -78,10 +79,10 @@ def test_several_runs_are_one_row_each() -> None:
 
 def test_losses_are_said_of_real_checks_alone() -> None:
     control = Checks(rows({}, LOSSY, fault="lenience"))
-    assert losses([control]) == []
-    (lossless,) = losses([control, Checks(rows())])
+    assert verdict_lines([control]) == []
+    (lossless,) = verdict_lines([control, Checks(rows())])
     assert lossless.text == "Lossless in every check: tiny with tiny_draft."
-    (lossy,) = losses([Checks(rows({"verdict": "lossy"}))])
+    (lossy,) = verdict_lines([Checks(rows({"verdict": "lossy"}))])
     assert lossy.text == "Lossy: tiny with tiny_draft."
     evaluated = EvalRow(
         model="13B", draft="7B", arm="speculative", seed="all", status="ok", accuracy=0.4
