@@ -44,31 +44,6 @@ def audit(
     return run
 
 
-# The form of llama.cpp #26750.
-BACKENDS = """\
-| Backend / GPU | n-max | accept rate | decode vs baseline |
-|---|---|---|---|
-| CUDA | 6 | **35.8%** | **−32%** (61 vs 90 tok/s) |
-| Vulkan | 6 | **92.2%** | **+128%** (218 vs 96 tok/s) |
-"""
-
-
-def test_a_thread_gets_its_answer(audit: Audit) -> None:
-    """1 + 6 × 0.358 = 3.148 tokens at 0.68×: 4.63 steps; at 92.2 % 6.532 ÷ 4.63 = 1.41×."""
-    code, printed = audit(pasted=BACKENDS)
-    assert code == 0
-    read = (
-        "read: Backend / GPU → devices · n-max → num_draft_tokens · accept rate → acceptance_rate"
-    )
-    assert f"2 rows {read} · decode vs baseline → speedup 50 % slower is read as 0.50×" in printed
-    assert "An iteration costs 2.86 to 4.63 regular steps, in 2 rows" in printed
-    slow = "row 1 (CUDA, K=6): 3.15 tokens per iteration of 4.63 steps, 0.68×."
-    ways = "at 92 % accepted (row 2) 1.41×, at 2.9 steps (row 2) 1.09×"
-    assert f"{slow} Its acceptance holds it back more: {ways}" in printed
-    assert "assumed: K tokens are drafted in every iteration, and the first token" in printed
-    assert "harness latency -- YOUR_SERVER_COMMAND" in printed
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
