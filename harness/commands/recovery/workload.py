@@ -135,18 +135,14 @@ def taken_samplings(
     if engine_of(settings).own_loop:
         # Our loop has temperature, top-k and top-p alone; nobody expects penalties of it.
         return [sampling for sampling in tried if not sampling.parameters], []
-    taken: list[Sampling] = []
-    refused: list[str] = []
+    taken = []
     for sampling in tried:
-        if why := crash_risk(arm, settings, sampling):
-            refused.append(sampling.name)
-            say(f"{sampling.name} is not asked for: {why}")
-            continue
         planned = PlannedRequest(tuple(prompt), sampling, num_tokens=1, index=0)
-        if refusal(arm, planned, settings.seed) is None:
+        if why := crash_risk(arm, settings, sampling):
+            say(f"{sampling.name} is not asked for: {why}")
+        elif refusal(arm, planned, settings.seed) is None:
             taken.append(sampling)
-        else:
-            refused.append(sampling.name)
+    refused = [sampling.name for sampling in tried if sampling not in taken]
     if not taken:
         raise RunError(
             f"the engine refuses temperature={settings.decoding.temperature:g} and all other"
