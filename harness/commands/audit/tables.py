@@ -76,7 +76,7 @@ def read_text(text: str, columns: Cells, everywhere: Row, title: str) -> Reading
         SettingError: there is none, or none has a figure.
     """
     raw = tables_of(text)
-    headings = [heading for table in raw for heading in table.rows[0]]
+    headings = [heading for table in raw for heading in table.rows[0] if heading]
     for heading, name in columns.items():
         if heading not in headings:
             rule = f"no table has this column{nearest(heading, headings)}; there are {', '.join(headings)}"
