@@ -47,7 +47,7 @@ _SERVED = {
     "ms_per_token": "mean_tpot_ms",
 }
 _DRAFTED, _NUM_DRAFTS = "spec_decode_draft_tokens", "spec_decode_num_drafts"
-_MEAN_DRAFTED = "draft tokens / drafts"
+_FIXED_K, _MEAN_DRAFTED = "draft tokens / drafts", "mean draft tokens / drafts"
 _VLLM_RATE = "spec_decode_acceptance_rate"
 _TOOLS = (
     # SGLang's bench_serving.
@@ -92,7 +92,7 @@ def tables_of(text: str) -> list[RawTable]:
     for tool in _TOOLS:
         if isinstance(runs, list) and runs and all(_at(run, tool.mark) is not None for run in runs):
             names = {key: name for name, key in tool.keys.items()}
-            names |= {_MEAN_DRAFTED: "mean_num_draft_tokens", "K": "num_draft_tokens"}
+            names |= {_FIXED_K: "num_draft_tokens", _MEAN_DRAFTED: "mean_num_draft_tokens"}
             rows = [_cells_of_run(tool, run) for run in runs]
             headings = dict.fromkeys(heading for row in rows for heading in row)
             return [RawTable([dict.fromkeys(headings, "") | row for row in rows], names, True)]
@@ -117,12 +117,11 @@ def _cells_of_run(tool: _Tool, run: Any) -> dict[str, str]:
     if drafts and drafted % drafts:
         numbers[_MEAN_DRAFTED] = drafted / drafts
     elif drafts:
-        numbers["K"] = drafted // drafts
-    cells = {}
-    for key, number in numbers.items():
-        text = str(number) if isinstance(number, int) else f"{number:#.5g}"
-        cells[key] = f"{text} %" if key in tool.in_percent else text
-    return cells
+        numbers[_FIXED_K] = drafted // drafts
+    return {
+        key: f"{number:#.5g}{' %' if key in tool.in_percent else ''}"
+        for key, number in numbers.items()
+    }
 
 
 def _at(content: Any, key: str) -> Any:

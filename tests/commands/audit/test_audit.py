@@ -176,7 +176,10 @@ def test_result_files_are_read_by_their_keys(audit: Audit, tmp_path: Path) -> No
         if name != "plain":
             assert "2.65 tokens per iteration of 1.26 steps, 2.10×" in printed, name
     _, printed = audit("vllm.json", "baseline=39.8")
-    assert "spec_decode_acceptance_rate → acceptance_rate · K → num_draft_tokens" in printed
+    assert (
+        "spec_decode_acceptance_rate → acceptance_rate · draft tokens / drafts → num_draft_tokens"
+        in printed
+    )
     assert "(K=3): 2.65 tokens" in printed
     assert "55 %" in printed
     assert "with all accepted 3.1" in printed
