@@ -63,31 +63,6 @@ def test_of_repeated_runs_the_newest_is_shown_with_their_number(tmp_path: Path) 
     assert mentions(legend(tables(report)["pairs"].shown()[0]), "runs:", "the newest")
 
 
-@pytest.mark.parametrize(
-    ("difference", "said"),
-    [
-        ({"temperature": 0.0}, "greedy"),
-        ({"num_prompts": 30}, "30 prompts (english)"),
-        ({"draft_quantization": "8bit"}, "8bit draft"),
-        ({"repository": "./elsewhere"}, "weights of elsewhere"),
-        ({"ignore_eos": False}, "ends where the model does"),
-        ({"num_threads": 2}, "num_threads 2"),
-        ({"commit": "b" * 40 + "-dirty"}, "commit bbbbbbbbb-dirty"),
-    ],
-)
-def test_runs_that_differ_are_told_apart_by_what_they_differ_in(
-    tmp_path: Path, difference: dict[str, Any], said: str
-) -> None:
-    file = write(tmp_path / "latency.csv", latency_run(), latency_run(speedup=1.5, **difference))
-    report = build([file])
-    values = [row[1] for row in cells(report, "pairs")]
-    assert values[0] != values[1]
-    assert said in values
-    names = [pair.name.label() for pair in pairs_of(report)]
-    assert len(set(names)) == 2
-    assert "2026" not in "".join(names)
-
-
 def test_names_have_no_paths_and_no_fields_of_methods(tmp_path: Path) -> None:
     """Two checkouts of one project, and an older file without columns of its draft."""
     here, there = ({"draft_repository": f"/{place}/shipped/tiny_draft"} for place in ("a", "b"))
