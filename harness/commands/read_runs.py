@@ -39,8 +39,10 @@ _MOST_FILES = 200_000
 
 def measuring(commands: Iterable[CommandRecord]) -> list[Command[Any, Any]]:
     """Commands that measure, and so have runs to show; those that take typed prompts come last."""
-    known = [command for command in commands if isinstance(command, Command) and command.measures]
-    return sorted(known, key=lambda command: not command.sweeps)
+    measurements = [
+        command for command in commands if isinstance(command, Command) and command.measures
+    ]
+    return sorted(measurements, key=lambda command: not command.sweeps)
 
 
 @dataclass
@@ -114,16 +116,16 @@ def runs_of_pair(
         runs = read([Path(path)]).runs_of(row)
     except SettingError as error:
         raise SettingError(setting, error.rule, path) from error
-    found = []
+    fitting = []
     for run in runs:
         pair = (run.last.model, run.last.draft)
         differing = _drawn_otherwise(run.last, settings.decoding) if drawn_alike else []
         if pair == asked and is_enough(run) and not differing:
-            found.append(run)
+            fitting.append(run)
         if pair != asked or differing:
             others.add(" ".join([f"model={pair[0]} draft={pair[1]}", *differing]))
-    if found:
-        return found
+    if fitting:
+        return fitting
     rule = f"has no run of {row.kind} with model={asked[0]} draft={asked[1]}{needed}"
     if others:
         rule += f", but of {', '.join(sorted(others)[:3])}"
@@ -211,7 +213,9 @@ class _Reader:
             return True
         if file.name == NAME:
             # Beside the rows that it repeats it says nothing new.
-            return not any(self._file_name.fullmatch(one.name) for one in file.parent.iterdir())
+            return not any(
+                self._file_name.fullmatch(beside.name) for beside in file.parent.iterdir()
+            )
         # `results.file` may have given a file in the directory itself another name.
         if file.parent != directory or file.suffix != ".csv":
             return False

@@ -230,12 +230,12 @@ def _table(outcome: Outcome, notes: Sequence[str]) -> Table:
     """One row per version that was measured or skipped."""
 
     def mean(heading: str, name: str, form: str) -> Column:
-        def of_version(version: Version) -> float | None:
+        def mean_of_starts(version: Version) -> float | None:
             values = [run.last.values()[name] for run in version.runs]
-            known = [value for value in values if value is not None]
-            return fmean(known) if known else None
+            measured = [value for value in values if value is not None]
+            return fmean(measured) if measured else None
 
-        return Column(heading, form.format, of_version, optional=True)
+        return Column(heading, form.format, mean_of_starts, optional=True)
 
     columns = (
         Column("version", of=lambda version: version.label[:_LONGEST_NAME], text=True),

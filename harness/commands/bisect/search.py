@@ -170,9 +170,9 @@ class Search:
     def _compared(self, before: Sequence[Run], after: Sequence[Run]) -> Sequence[Compared]:
         return self._changes(Sides(before, after, self._margin, noise=()))
 
-    def _across(self, place: int) -> Sequence[Compared]:
-        """All starts of the usable versions before a place against all from it on."""
-        before, after = self._usable[:place], self._usable[place:]
+    def _across(self, index: int) -> Sequence[Compared]:
+        """All starts of the usable versions before an index against all from it on."""
+        before, after = self._usable[:index], self._usable[index:]
         return self._compared(
             [run for version in before for run in version.runs],
             [run for version in after for run in version.runs],
@@ -192,18 +192,18 @@ class Search:
         ratio = changed.comparison.change.estimate
         return (ratio if changed.figure.better == "lower" else 1 / ratio) > 1 + self._margin
 
-    def _is_significant(self, place: int) -> bool:
-        """Whether the versions from a place on are worse at 5 %, however many places there were to choose from
+    def _is_significant(self, index: int) -> bool:
+        """Whether the versions from an index on are worse at 5 %, however many there were to choose from
         (Bonferroni).
         """
-        changed = self._of_figure(self._across(place))
+        changed = self._of_figure(self._across(index))
         if changed.comparison is None:
             return False
         change = changed.comparison.change
         # False where there are no bounds.
         is_worse = change.low > 1 if changed.figure.better == "lower" else change.high < 1
-        num_places = len(self._usable) - 1
-        return is_worse and changed.comparison.p_value * num_places < _LEVEL
+        num_changes = len(self._usable) - 1
+        return is_worse and changed.comparison.p_value * num_changes < _LEVEL
 
     def _outcome(
         self, likeliest: int, possible: Sequence[int], *, is_found: bool = False

@@ -64,8 +64,16 @@ class Starts:
         note(f"{shown}: start {version.num_starts + 1}; its output: {printed}")
         filled = [word.replace(f"{{{self._name}}}", version.name) for word in self._words]
         end = filled.index("--") if "--" in filled else len(filled)
-        place = f"hydra.run.dir={directory}"
-        command = [sys.executable, "-m", "harness", "latency", *filled[:end], place, *filled[end:]]
+        run_directory = f"hydra.run.dir={directory}"
+        command = [
+            sys.executable,
+            "-m",
+            "harness",
+            "latency",
+            *filled[:end],
+            run_directory,
+            *filled[end:],
+        ]
         code = _run(command, printed)
         show("")
         if code in _INTERRUPTED:

@@ -163,13 +163,12 @@ def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Colum
             failure = error
             unanswered.append(_columns(name, "no answer", str(error)))
             break
-        records, regular_records = (
-            [answer.record for answer in of_arm] for of_arm in (answers, expected)
-        )
+        records = [answer.record for answer in answers]
+        regular_records = [answer.record for answer in expected]
         answered.append(Answers(kind, records, regular_records))
     baseline = Baseline.over(answered)
-    for of_kind in answered:
-        yield of_kind.check(baseline)
+    for kind_answers in answered:
+        yield kind_answers.check(baseline)
     yield from unanswered
     if failure is not None:
         raise failure
@@ -258,7 +257,7 @@ class Answers:
         """What became of it, compared with the other kinds."""
         verdict, finding = self._judged(baseline)
         sampling, wanted = self.kind.sampling, self.kind.wanted
-        if wanted is not None and not all(re.match(wanted, one.text) for one in self.records):
+        if wanted is not None and not all(re.match(wanted, record.text) for record in self.records):
             verdict, finding = "ignored", f"taken and ignored; {finding}"
         identical = None
         # Two answers to a request come mixed.

@@ -40,7 +40,7 @@ def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Co
     Raises:
         RunError: log-probabilities that came with tokens are wrong.
     """
-    of_reference: list[Columns] = []
+    returned_by_reference: list[Columns] = []
     tolerance = _TOLERANCE
     if isinstance(reference, ReportedReference):
         regular = reference.arm
@@ -49,7 +49,7 @@ def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Co
         yield _reference_check(regular, own.so_far)
         if is_lossy(own.so_far):
             return
-        of_reference = _returned_check(regular, own.returned, tolerance)
+        returned_by_reference = _returned_check(regular, own.returned, tolerance)
         tolerance = max(_LEAST_TOLERANCE, reference.rounding)
     scores = _scores(asking, reference)
     try:
@@ -64,7 +64,7 @@ def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Co
         raise
     yield from scores.so_far
     # The arm that is tested before the one that it is tested by.
-    returned = [*_returned_check(arm, scores.returned, tolerance), *of_reference]
+    returned = [*_returned_check(arm, scores.returned, tolerance), *returned_by_reference]
     yield from returned
     wrong = [
         f"{check['arm']}: {check['finding']}" for check in returned if check["verdict"] == "wrong"

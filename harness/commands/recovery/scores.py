@@ -209,7 +209,7 @@ class Scores:
                     advance(None)
         # Bets go on from one text to the next: their order must not depend on what was drawn.
         asked = {answer.request.index: number for number, answer in enumerate(answers)}
-        added = sorted(self.drawn[num_before:], key=lambda one: asked[one.answer.request.index])
+        added = sorted(self.drawn[num_before:], key=lambda text: asked[text.answer.request.index])
         self.drawn[num_before:] = added
 
     def _add_greedy(self, alike: Sequence[Answer], logits: Floats) -> None:

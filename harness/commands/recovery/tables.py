@@ -126,13 +126,13 @@ def _rounded_up(number: int) -> int:
 
 def recovery_page(runs: Sequence[Run]) -> Page | None:
     """The verdict on a run, or the pairs by verdict; None where no check was finished."""
-    known = [run for run in runs if run.has_figures and run.rows[0].check is not None]
-    if not known:
+    measured = [run for run in runs if run.has_figures and run.rows[0].check is not None]
+    if not measured:
         return None
-    every = [Checks(named.run.rows, named.name) for named in named_runs(known)]
+    every = [Checks(named.run.rows, named.name) for named in named_runs(measured)]
     if len(every) > 1:
         neediest = max(every, key=lambda run: (run.verdict == "lossy", run.num_draws_needed))
-        title = title_of_many([run.last for run in known])
+        title = title_of_many([run.last for run in measured])
         findings = verdict_lines(every) or [Line("nothing was compared")]
         return Page(title, findings, tables=[pairs_table(every)], next=_next_steps(neediest))
     (run,) = every

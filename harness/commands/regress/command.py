@@ -118,10 +118,10 @@ def main(arguments: Sequence[str]) -> None:
     print_document(in_full(page) if settings.details else in_short(page), plain_console(WIDE))
     by_verdict = grouped(compared, attrgetter("verdict"))
     if worse := by_verdict.get("worse"):
-        texts = [f"{one.figure.name} {one.change} for {one.name.label(', ')}" for one in worse]
+        texts = [f"{row.figure.name} {row.change} for {row.name.label(', ')}" for row in worse]
         raise VerdictError(f"worse: {'; '.join(texts)}", _WORSE)
     if unknown := by_verdict.get("cannot tell"):
-        names = ", ".join(dict.fromkeys(one.figure.name for one in unknown))
+        names = ", ".join(dict.fromkeys(row.figure.name for row in unknown))
         raise VerdictError(f"it cannot be told whether this is worse: {names}", CANNOT_TELL)
 
 
@@ -214,8 +214,8 @@ def _notes(compared: Sequence[Compared], margin: str) -> list[str]:
         "Before and after: the figures of the runs. Change: the geometric mean of after / before over prompts; of"
         " accuracy the difference in points.",
     ]
-    comparisons = [row.comparison for row in compared if row.comparison]
-    covers = {str(one.change.covers) for one in comparisons if one.change.covers}
+    changes = [row.comparison.change for row in compared if row.comparison]
+    covers = {str(change.covers) for change in changes if change.covers}
     if covers:
         notes.append(f"Intervals are over {'; '.join(sorted(covers))}.")
     for row in compared:

@@ -114,14 +114,16 @@ def compared_runs(
             sides = Sides(runs_before, runs_after, margin, here)
             compared += measurement(runs_before[0].command).changes(sides)
     adjusted = list(compared)
-    by_figure = grouped(range(len(compared)), lambda place: compared[place].figure.name)
-    for places in by_figure.values():
-        comparisons = [compared[place].comparison for place in places]
-        p_values = [one.p_value if one else float("nan") for one in comparisons]
-        for place, p_value in zip(places, adjusted_p_values(p_values), strict=True):
-            is_claimed = compared[place].verdict in ("better", "worse")
-            if len(places) > 1 and is_claimed and p_value >= _LEVEL:
-                reason = f"not significant among {len(places)} comparisons"
-                adjusted[place] = replace(compared[place], verdict="cannot tell", reason=reason)
+    by_figure = grouped(range(len(compared)), lambda index: compared[index].figure.name)
+    for indices in by_figure.values():
+        comparisons = [compared[index].comparison for index in indices]
+        p_values = [
+            comparison.p_value if comparison else float("nan") for comparison in comparisons
+        ]
+        for index, p_value in zip(indices, adjusted_p_values(p_values), strict=True):
+            is_claimed = compared[index].verdict in ("better", "worse")
+            if len(indices) > 1 and is_claimed and p_value >= _LEVEL:
+                reason = f"not significant among {len(indices)} comparisons"
+                adjusted[index] = replace(compared[index], verdict="cannot tell", reason=reason)
     names = distinct_names([row.after for row in adjusted])
     return [replace(row, name=name) for row, name in zip(adjusted, names, strict=True)]
