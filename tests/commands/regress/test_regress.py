@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from harness.commands.eval.rows import AnswerRow
 from harness.commands.read_runs import every_run
-from harness.commands.regress.comparisons import compared_runs
+from harness.commands.regress.comparisons import compared_runs, has_repetitions
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows
 from harness.results.rows.prompts import LatencyPromptRow
@@ -146,6 +146,28 @@ def test_runs_in_four_blocks_are_compared() -> None:
     assert (ms.verdict, ms.reason) == ("worse", "")
     assert ms.comparison is not None
     assert str(ms.comparison.change.covers).startswith("4 blocks and 5 + 5 runs")
+
+
+def test_significance_is_adjusted_for_the_number_of_measurements() -> None:
+    """A slow-down with a p-value of 0.03 alone, among six measurements that did not change."""
+    rng = np.random.default_rng(1)
+    sides: list[list[Run[LatencyRow]]] = [[], []]
+    for top_k in range(1, 8):
+        slowdown = 0.025 if top_k == 1 else 0.0
+        sides[0] += planted_runs(rng, np.ones(NUM_PROMPTS), top_k=top_k)
+        sides[1] += planted_runs(rng, np.ones(NUM_PROMPTS), slowdown, top_k=top_k)
+    alone, *_ = compared_runs(sides[0][:3], sides[1][:3], margin=0.0)
+    assert (alone.verdict, alone.reason) == ("worse", "")
+    among, *_ = compared_runs(*sides, margin=0.0)
+    assert among.comparison == alone.comparison
+    assert among.verdict == "cannot tell"
+    assert among.reason == "not significant among 7 comparisons"
+
+
+def test_noise_needs_two_runs_of_one_measurement() -> None:
+    runs = planted_runs(np.random.default_rng(0), np.ones(NUM_PROMPTS), num_runs=2)
+    assert has_repetitions(runs)
+    assert not has_repetitions(runs[:1])
 
 
 @pytest.mark.slow
