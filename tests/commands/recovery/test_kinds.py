@@ -77,6 +77,7 @@ def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part()
         "drafts", "none accepted", "some drafts", "no drafts",
     ]  # fmt: skip
     assert "none in 2 of 4" in found[2]["finding"]
+    assert found[0]["identical_prompts"] is None
     # Where no kind always drafts, as with n-grams, a part is nothing special.
     assert partly.check(Baseline.over([partly, silent]))["verdict"] == "drafts"
 
@@ -102,6 +103,7 @@ def test_where_tokens_come_one_by_one_speed_tells(seconds: float, verdict: str) 
     found = other.check(baseline)
     assert found["verdict"] == verdict
     assert "the regular arm's speed" in found["finding"]
+    assert found["identical_prompts"] == 3
     slow = answers(1.0, 1.0)
     assert slow.check(Baseline.over([slow]))["verdict"] == "unknown"
 
