@@ -42,8 +42,8 @@ from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import timed_answer
+from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine
-from harness.local.engine.pair import Pair
 from harness.local.engine.reading import PairReader
 from harness.results.statistics.ratios import log_ratio, ratio_of_totals
 

@@ -30,8 +30,8 @@ from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.engines.timing import without_garbage_collection
 from harness.local.decoding.adaptive import Adaptive
+from harness.local.drafting.method import Pair
 from harness.local.engine import engine as local
-from harness.local.engine.pair import Pair
 from harness.results.acceptance import Acceptance
 
 NUMBERS = (1, 2, 4, 6, 8)

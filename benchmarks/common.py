@@ -23,7 +23,8 @@ from harness.config.settings import DecodingSettings
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Question
 from harness.engines.timing import quick_garbage_collections, without_garbage_collection
-from harness.local.engine.pair import Pair, PlacedPair
+from harness.local.drafting.method import Pair
+from harness.local.engine.pair import PlacedPair
 from harness.local.models.devices import synchronize
 from harness.local.runners.attention import without_cudnn
 from harness.measuring.prompts.chat_templates import encode_prompts

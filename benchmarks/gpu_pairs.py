@@ -26,9 +26,9 @@ from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Answered, Arm, Question
 from harness.engines.record import Preparation
 from harness.engines.timing import timed_answer
+from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine
-from harness.local.engine.pair import Pair
-from harness.local.engine.roofline import roofs
+from harness.local.engine.planning import roofs
 from harness.reporting.table import Table
 from harness.results.acceptance import Acceptance
 from harness.results.statistics.interval import Interval

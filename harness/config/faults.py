@@ -15,8 +15,7 @@ class FaultRecord(Record):
     """A mistake as it is known without its code, which `local.engine.fault.Fault` adds: inherit from that.
 
     Attributes:
-        in_texts: whether texts change; otherwise only the log-probabilities that `serve` returns with them, or whether
-            it drafts.
+        in_texts: whether texts change; otherwise only the log-probabilities that `serve` returns with them.
         in_greedy_texts: whether greedy texts change too, and not only the probabilities that tokens are drawn with.
         fewest_rows: how many rows must be decoded at once before it changes anything.
         lenience: replaces the run's; None keeps the run's.

@@ -17,8 +17,8 @@ class Engines(SettingsRegistry[EngineRecord[Any]]):
 
 # Each is in the room that does its work.
 _BUILT_IN = {
-    "huggingface": "harness.local.engine.records.huggingface",
-    "local": "harness.local.engine.records.local",
+    "huggingface": "harness.local.engine.records:HuggingFace",
+    "local": "harness.local.engine.records:Local",
     "server": "harness.servers.record",
     "simulated": "harness.engines.simulated.record",
 }

@@ -37,7 +37,7 @@ _IMPORTED = (
     "harness.commands.serve.command",
     "harness.cli.jobs",
     "harness.local.engine.engine",
-    "harness.local.engine.roofline",
+    "harness.local.engine.planning",
     "hydra.main",
     "kept_pairs",
     "pytest",
@@ -63,7 +63,7 @@ def serve(listening: int, address: str) -> None:
     modules["kept_pairs"].keep()
     modules["remembered_configs"].remember()
     # Any figure will do.
-    modules["harness.local.engine.roofline"]._SECONDS = 0.01
+    modules["harness.local.engine.planning"]._SECONDS = 0.01
     garbage.exempt_imports()
     forked.address = address
     listener = socket.socket(fileno=listening)

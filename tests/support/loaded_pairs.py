@@ -8,7 +8,7 @@ import dataclasses
 import torch
 
 from harness.config.settings import DraftSettings, ModelSettings, PlacementSettings
-from harness.local.engine.pair import Pair
+from harness.local.drafting.method import Pair
 from harness.local.models.loading import LoadedModel
 from tiny_checkpoints import load_pair
 

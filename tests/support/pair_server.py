@@ -17,8 +17,9 @@ from harness.config.demand import Demand
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
+from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine
-from harness.local.engine.pair import Pair, plan_pair
+from harness.local.engine.pair import plan_pair
 from tiny_checkpoints import as_draft
 
 SHIPPED = Path(__file__).parents[2] / "harness" / "local" / "models" / "shipped"

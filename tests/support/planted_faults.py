@@ -11,7 +11,7 @@ import torch
 from harness.local.decoding.protocols import Runner, Step
 from harness.local.decoding.verify import Offer, Verdict
 from harness.local.decoding.warp import BatchWarp, Warp
-from harness.local.engine.fault import Asked, Fault
+from harness.local.engine.fault import Fault
 from harness.local.engine.faults.rollback_off_by_one import StaleRunner
 from harness.local.engine.logprobs import LEAST, Burst, TokenLogprob
 from harness.local.runners.wrapped import Wrapped
@@ -212,59 +212,6 @@ class LogprobsZero(Fault):
 
     def logprobs(self, burst: Burst) -> list[TokenLogprob]:
         return [found._replace(logprob=0.0) for found in burst.logprobs()]
-
-
-class _Silent(Fault):
-    in_texts = False
-
-
-class SilentBeside(_Silent):
-    """Requests beside others get no drafts."""
-
-    def falls_back(self, asked: Asked) -> bool:
-        return asked.num_running > 0
-
-
-class SilentWhenDrawn(_Silent):
-    """Temperatures above 0 get no drafts."""
-
-    def falls_back(self, asked: Asked) -> bool:
-        return asked.decoding.temperature > 0
-
-
-class SilentWithLogprobs(_Silent):
-    """Requests for log-probabilities get no drafts."""
-
-    def falls_back(self, asked: Asked) -> bool:
-        return asked.has_logprobs
-
-
-class SilentWithLongPrompts(_Silent):
-    """Prompts of more than a hundred tokens get no drafts."""
-
-    def falls_back(self, asked: Asked) -> bool:
-        return asked.num_prompt_tokens > 100
-
-
-class SilentWithStops(_Silent):
-    """Requests with stop texts get no drafts."""
-
-    def falls_back(self, asked: Asked) -> bool:
-        return asked.has_stops
-
-
-class SilentWithTopK(_Silent):
-    """Requests with top-k get no drafts."""
-
-    def falls_back(self, asked: Asked) -> bool:
-        return asked.decoding.top_k > 0
-
-
-class SilentWithTopP(_Silent):
-    """Requests with top-p get no drafts."""
-
-    def falls_back(self, asked: Asked) -> bool:
-        return asked.decoding.top_p < 1
 
 
 class SamplesCompared(Fault):

@@ -57,7 +57,7 @@ def enter() -> None:
     from transformers import PreTrainedModel
 
     from harness.config.settings import ModelSettings
-    from harness.local.engine import profiling
+    from harness.local.engine import stopwatches
     from pretended_gpus import pretended_gpus
 
     _for_life.enter_context(pretended_gpus())
@@ -68,7 +68,7 @@ def enter() -> None:
     patch.setattr(torch, "compile", _uncompiled)
     # Without CUDA's library torch would ask each operation for an event.
     patch.setattr(
-        profiling, "profile", lambda activities: torch.profiler.profile(activities=activities[:1])
+        stopwatches, "profile", lambda activities: torch.profiler.profile(activities=activities[:1])
     )
     load = PreTrainedModel.from_pretrained.__func__
     patch.setattr(PreTrainedModel, "from_pretrained", classmethod(partial(_load_by_names, load)))

@@ -8,8 +8,7 @@ import torch
 
 from harness.config.demand import Demand
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.local.models.case import Case, Misfit, Placement
-from harness.local.models.fit import fit
+from harness.local.models.fit import Case, Misfit, Placement, fit
 from harness.local.models.sketch import Block, LayerCache, Sketch, TensorSketch
 
 GB = 10**9

@@ -17,8 +17,9 @@ from transformers import (
 from architectures import random_model
 from harness.config.demand import Demand
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
+from harness.local.drafting.method import Pair
 from harness.local.drafting.methods import ModelDraftSettings
-from harness.local.engine.pair import Pair, plan_pair
+from harness.local.engine.pair import plan_pair
 from harness.local.models.checkpoints import Checkpoint
 
 VOCABULARY_SIZE = 320

@@ -1,6 +1,6 @@
 """A pair on paper, as the wing with the models hands it to the instrument: where it would go, and what its passes read.
 
-`local/engine/planning.py` and `roofline.py` compute it.
+`local/engine/planning.py` computes it.
 """
 
 from __future__ import annotations

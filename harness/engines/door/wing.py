@@ -127,7 +127,7 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> Sequence[Roof
     Args:
         num_tokens: in the cache of each row, on average over the run.
     """
-    return _local("engine.roofline").roofs(placed, batch_size, num_tokens)
+    return _local("engine.planning").roofs(placed, batch_size, num_tokens)
 
 
 def open_reader(
@@ -148,7 +148,7 @@ def profile_arms(engine: Engine, question: Question, directory: Path) -> Sequenc
 
     It lists kernels, so that the models must be on a GPU.
     """
-    return _local("engine.profiling").profile_arms(engine, question, directory)
+    return _local("engine.stopwatches").profile_arms(engine, question, directory)
 
 
 def start_service(

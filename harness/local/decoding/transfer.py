@@ -29,20 +29,3 @@ def to_device(
 def padded(rows: Iterable[Sequence[int]], width: int) -> list[list[int]]:
     """Fill rows of tokens up to a width, on their right."""
     return [[*row, *[0] * (width - len(row))] for row in rows]
-
-
-def decided_tokens(
-    proposed: Tensor, num_accepted: Sequence[int], next_tokens: Sequence[int]
-) -> Tensor:
-    """Return what a verdict decided: of row b the first num_accepted[b] tokens of proposed [B, K],
-    then the next token. What follows these fills the rows up: proposed (7, 8) with one accepted and
-    the next token 9 gives (7, 9, 0) if another row has accepted two.
-    """
-    device = proposed.device
-    following = to_device(next_tokens, device).unsqueeze(1)
-    longest = max(num_accepted)
-    if not longest:
-        return following
-    room = proposed.new_zeros(len(next_tokens), 1)
-    places = to_device(num_accepted, device).unsqueeze(1)
-    return torch.cat([proposed[:, :longest], room], dim=1).scatter_(1, places, following)

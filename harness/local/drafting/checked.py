@@ -1,10 +1,10 @@
-"""Methods that are not built in (`draft=./my_method.py:MyMethod`): their mistakes end the run with
-one line that names the method.
+"""Methods and rules that are not built in (`draft=./my_method.py:MyMethod`): their mistakes end the run with one line
+that names them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -14,6 +14,7 @@ from torch import Tensor
 from harness.config.errors import HarnessError, RunError, in_one_line
 from harness.config.failures import as_run_error
 from harness.local.decoding.protocols import Drafter, NonFiniteError, Proposal
+from harness.local.decoding.verify import Offer, Verdict
 from harness.local.runners.wrapped import Replacing
 
 
@@ -75,3 +76,33 @@ def _broken_rule(proposal: object, num_rows: int, most: int) -> str | None:
         wanted = [*tokens.shape, "vocabulary"]
         return f"must give probabilities {wanted}, not {list(probabilities.shape)}"
     return None
+
+
+def checked_rule(rule: Callable[[Offer], Verdict], name: str) -> Callable[[Offer], Verdict]:
+    """Return the rule of acceptance with a check: a RunError for a verdict of other shapes than `Verdict` has.
+
+    Args:
+        name: the rule, as the user typed it.
+    """
+
+    def checked(offer: Offer) -> Verdict:
+        with blaming(name, "verify", "decoding.rule"):
+            verdict = rule(offer)
+        if not isinstance(verdict, Verdict):
+            wrong = f"must return a Verdict, not {type(verdict).__name__}"
+            raise RunError(f"decoding.rule={name}: verify() {wrong}")
+        num_rows, num_draft_tokens = offer.draft_tokens.shape
+        shapes = {
+            "num_accepted": (num_rows,),
+            "next_token": (num_rows,),
+            "target_probability": (num_rows, num_draft_tokens),
+            "draft_probability": (num_rows, num_draft_tokens),
+        }
+        for part, shape in shapes.items():
+            actual = tuple(getattr(verdict, part).shape)
+            if actual != shape:
+                wrong = f"must give a {part} of shape {list(shape)}, not {list(actual)}"
+                raise RunError(f"decoding.rule={name}: verify() {wrong}")
+        return verdict
+
+    return checked

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from harness.config.methods import FOR_HUGGINGFACE, METHODS, MethodRecord
 from harness.config.settings import DraftSettings, require
+from harness.local.models.tokenizers import max_context, vocabulary_size
 
 if TYPE_CHECKING:
     import torch
@@ -58,8 +59,8 @@ class DraftPlan:
 
 
 @dataclass(frozen=True)
-class LoadedPair:
-    """A loaded target, its draft if there is one, and the target's tokenizer.
+class Pair:
+    """A loaded pair: the target, its draft if there is one, and the target's tokenizer.
 
     Attributes:
         target: the model whose output is wanted.
@@ -75,6 +76,44 @@ class LoadedPair:
     head: Head | None = None
     draft_settings: DraftSettings | None = None
     translation: Translation | None = None
+
+    @property
+    def devices(self) -> list[torch.device]:
+        """Every device with a layer of either, the target's first."""
+        devices = list(self.target.devices)
+        if self.draft is not None:
+            devices += self.draft.devices
+        if self.head is not None:
+            devices.append(next(self.head.parameters()).device)
+        return list(dict.fromkeys(devices))
+
+    @property
+    def vocabulary_size(self) -> int:
+        """V, the width to which logits are cut: outputs may be padded beyond it, each model's
+        differently.
+
+        With a draft of another tokenizer it is the target's own.
+        """
+        width = vocabulary_size(self.target.model.config)
+        if self.draft is None or self.translation is not None:
+            return width
+        return min(width, vocabulary_size(self.draft.model.config))
+
+    @property
+    def context(self) -> int | None:
+        """The most tokens of a row, prompt included, that both models take; None for any number."""
+        models = [self.target] if self.draft is None else [self.target, self.draft]
+        contexts = [max_context(loaded.model.config) for loaded in models]
+        return min((context for context in contexts if context is not None), default=None)
+
+    def stop_tokens(self) -> frozenset[int]:
+        """The token ids at which the target ends a text by itself."""
+        generation = self.target.model.generation_config
+        configured = generation.eos_token_id if generation else None
+        ids: Any = configured
+        if not isinstance(configured, list):
+            ids = [configured, self.tokenizer.eos_token_id]
+        return frozenset(int(token) for token in ids if token is not None)
 
 
 class Method(MethodRecord):
@@ -114,15 +153,15 @@ class Method(MethodRecord):
         """Return a few words about the weights of the draft."""
         return "no weights"
 
-    def layers(self, pair: LoadedPair) -> Sequence[int]:
+    def layers(self, pair: Pair) -> Sequence[int]:
         """Return the numbers of the target's layers whose hidden states the drafters read."""
         return () if pair.head is None else pair.head.config.layers
 
-    def model(self, pair: LoadedPair) -> LoadedModel | None:
+    def model(self, pair: Pair) -> LoadedModel | None:
         """Return the model that drafts, for which a runner is made; None if no model drafts."""
         return None
 
-    def widths(self, pair: LoadedPair, numbers: Sequence[int]) -> Sequence[int]:
+    def widths(self, pair: Pair, numbers: Sequence[int]) -> Sequence[int]:
         """Return the numbers of tokens that the runner of `model` is extended by.
 
         Args:
@@ -130,7 +169,7 @@ class Method(MethodRecord):
         """
         return (1, 2)
 
-    def drafter(self, settings: Any, pair: LoadedPair, runner: Runner | None) -> MakeDrafter:
+    def drafter(self, settings: Any, pair: Pair, runner: Runner | None) -> MakeDrafter:
         """Return a function that makes a drafter, given the warp of the target's logits.
 
         Args:
@@ -140,9 +179,7 @@ class Method(MethodRecord):
         """
         raise NotImplementedError
 
-    def huggingface(
-        self, pair: LoadedPair, settings: Any, decoding: DecodingSettings
-    ) -> dict[str, Any]:
+    def huggingface(self, pair: Pair, settings: Any, decoding: DecodingSettings) -> dict[str, Any]:
         """Return the arguments of transformers' `generate` that make it draft in this way."""
         raise NotImplementedError
 
@@ -161,7 +198,7 @@ class TextMethod(Method):
         """Return a function that makes an empty `Text`; it is called for each row of each batch."""
         raise NotImplementedError
 
-    def drafter(self, settings: Any, pair: LoadedPair, runner: Runner | None) -> MakeDrafter:
+    def drafter(self, settings: Any, pair: Pair, runner: Runner | None) -> MakeDrafter:
         """Return a function that makes a `TextDrafter`, whatever the warp."""
         from harness.local.drafting.text import TextDrafter
 

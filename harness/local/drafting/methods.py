@@ -19,7 +19,7 @@ from harness.config.settings import (
     require,
     require_at_least,
 )
-from harness.local.drafting.method import DraftPlan, LoadedPair, MakeDrafter, Method, TextMethod
+from harness.local.drafting.method import DraftPlan, MakeDrafter, Method, Pair, TextMethod
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +57,7 @@ class HeadMethod(Method):
     """A way to draft that may have a head."""
 
     def drafter(
-        self, settings: SampledDraftSettings, pair: LoadedPair, runner: Runner | None
+        self, settings: SampledDraftSettings, pair: Pair, runner: Runner | None
     ) -> MakeDrafter:
         """Return a function that makes drafters with the pair's head."""
         from harness.local.drafting.heads.drafter import HeadDrafter
@@ -67,9 +67,7 @@ class HeadMethod(Method):
         threshold = getattr(settings, "threshold", None) or 0.0  # 0 holds nothing back
         return lambda warp: HeadDrafter(head, settings.warp(warp), threshold)
 
-    def huggingface(
-        self, pair: LoadedPair, settings: Any, decoding: DecodingSettings
-    ) -> dict[str, Any]:
+    def huggingface(self, pair: Pair, settings: Any, decoding: DecodingSettings) -> dict[str, Any]:
         assert pair.head is not None
         return pair.head.huggingface(pair.target.model)
 
@@ -138,11 +136,11 @@ class ModelDraft(HeadMethod):
         """Describe a draft that is the target itself; it is called for no other draft."""
         return "is the target itself: it shares its weights, always agrees and costs as much"
 
-    def model(self, pair: LoadedPair) -> LoadedModel | None:
+    def model(self, pair: Pair) -> LoadedModel | None:
         """Return the draft model, None if the draft is a head."""
         return pair.draft
 
-    def widths(self, pair: LoadedPair, numbers: Sequence[int]) -> Sequence[int]:
+    def widths(self, pair: Pair, numbers: Sequence[int]) -> Sequence[int]:
         """Return those of a model that drafts token by token, or of a parallel draft.
 
         A parallel draft reads up to K decided tokens with K masks, and draws nothing by itself.
@@ -154,7 +152,7 @@ class ModelDraft(HeadMethod):
         return [2 * number for number in numbers] or [1]
 
     def drafter(
-        self, settings: SampledDraftSettings, pair: LoadedPair, runner: Runner | None
+        self, settings: SampledDraftSettings, pair: Pair, runner: Runner | None
     ) -> MakeDrafter:
         """Return drafters with a head, in parallel, translated or plain, in this order."""
         from harness.local.drafting.model import ModelDrafter, ParallelDrafter, mask_token
@@ -175,7 +173,7 @@ class ModelDraft(HeadMethod):
         return lambda warp: ModelDrafter(runner, settings.warp(warp), device)
 
     def huggingface(
-        self, pair: LoadedPair, settings: ModelDraftSettings, decoding: DecodingSettings
+        self, pair: Pair, settings: ModelDraftSettings, decoding: DecodingSettings
     ) -> dict[str, Any]:
         """Return the head, or the draft model with both tokenizers if the widths of their logits
         differ.
@@ -276,7 +274,7 @@ class EarlyExit(Method):
         layers = "layer" if number == 1 else f"{number} layers"
         return f"the first {layers} of the model"
 
-    def model(self, pair: LoadedPair) -> LoadedModel:
+    def model(self, pair: Pair) -> LoadedModel:
         """Return the target's first layers as a model."""
         from harness.local.drafting.early_exit import truncated
 
@@ -286,7 +284,7 @@ class EarlyExit(Method):
         return dataclasses.replace(pair.target, settings=as_model, model=shorter)
 
     def drafter(
-        self, settings: EarlyExitSettings, pair: LoadedPair, runner: Runner | None
+        self, settings: EarlyExitSettings, pair: Pair, runner: Runner | None
     ) -> MakeDrafter:
         """Return a function that makes a `ModelDrafter` over the first layers."""
         from harness.local.drafting.model import ModelDrafter
@@ -296,7 +294,7 @@ class EarlyExit(Method):
         return lambda warp: ModelDrafter(runner, settings.warp(warp), device)
 
     def huggingface(
-        self, pair: LoadedPair, settings: EarlyExitSettings, decoding: DecodingSettings
+        self, pair: Pair, settings: EarlyExitSettings, decoding: DecodingSettings
     ) -> dict[str, Any]:
         return {"assistant_early_exit": settings.num_layers}
 
@@ -336,7 +334,7 @@ class Lookup(TextMethod):
         return lambda: LookupText(settings.max_ngram, settings.min_ngram)
 
     def huggingface(
-        self, pair: LoadedPair, settings: LookupSettings, decoding: DecodingSettings
+        self, pair: Pair, settings: LookupSettings, decoding: DecodingSettings
     ) -> dict[str, Any]:
         return {
             "prompt_lookup_num_tokens": decoding.num_draft_tokens,
@@ -384,9 +382,7 @@ class Suffix(TextMethod):
     )
     settings = SuffixSettings
 
-    def drafter(
-        self, settings: SuffixSettings, pair: LoadedPair, runner: Runner | None
-    ) -> MakeDrafter:
+    def drafter(self, settings: SuffixSettings, pair: Pair, runner: Runner | None) -> MakeDrafter:
         """Return a function that makes drafters, which share the earlier answers if so set."""
         from harness.local.drafting.text import SuffixTexts, TextDrafter
 

@@ -17,14 +17,13 @@ from harness.local.decoding.protocols import Drafter, Proposal, Runner, Step
 from harness.local.decoding.randomness import existing_index
 from harness.local.decoding.transfer import padded, to_device
 from harness.local.decoding.warp import AnyWarp
-from harness.local.drafting.teacher_forcing import own_probabilities
 
 # Where a configuration names the mask of a parallel draft, in the order in which vLLM looks for it.
 _KEYS = ("pard_token", "ptd_token_id")
 
 
-class RunnerDrafter(Drafter):
-    """Proposes by running a draft model, here token by token.
+class ModelDrafter(Drafter):
+    """Proposes by running a draft model, token by token.
 
     The runner's cache lacks the last tokens of each row's text, `_unread`, with which the next proposal
     begins. Say it was fed `a`, and drew b, c and d. To draw d it was fed b and c, but never d itself:
@@ -45,8 +44,8 @@ class RunnerDrafter(Drafter):
     layers = ()
 
     def __init__(self, runner: Runner, warp: AnyWarp, device: torch.device | str = "cpu") -> None:
-        self._runner = runner
-        self._warp = warp
+        self.runner = runner
+        self.warp = warp
         self._device = device
         # Of each row: its unread tokens, and what the last proposal fed until its verdict.
         self._unread: list[list[int]] = []
@@ -57,14 +56,14 @@ class RunnerDrafter(Drafter):
     def start(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        self._runner_device = self._runner.start(self._own_prompts(prompts)).logits.device
+        self._runner_device = self.runner.start(self._own_prompts(prompts)).logits.device
         self._unread = []
         self._join(first_tokens)
 
     def add(
         self, prompts: Sequence[Sequence[int]], first_tokens: Sequence[int], step: Step
     ) -> None:
-        self._runner.add(self._own_prompts(prompts))
+        self.runner.add(self._own_prompts(prompts))
         self._join(first_tokens)
 
     def _join(self, first_tokens: Sequence[int]) -> None:
@@ -80,7 +79,7 @@ class RunnerDrafter(Drafter):
         return decided
 
     def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
-        tokens, probabilities = self._draw(uniforms.to(self._runner_device), self._warp)
+        tokens, probabilities = self._draw(uniforms.to(self._runner_device), self.warp)
         return Proposal(tokens.to(self._device), probabilities.to(self._device))
 
     def _draw(self, uniforms: Tensor, warp: AnyWarp) -> tuple[Tensor, Tensor]:
@@ -93,12 +92,12 @@ class RunnerDrafter(Drafter):
         num_before = [len(tokens) - num_last for tokens in self._unread]
         if any(num_before):
             before = [tokens[:-num_last] for tokens in self._unread]
-            self._runner.extend(to_device(padded(before, max(num_before)), self._runner_device))
-            self._runner.keep(num_before)
+            self.runner.extend(to_device(padded(before, max(num_before)), self._runner_device))
+            self.runner.keep(num_before)
         self._fed = [tokens[-num_last:] for tokens in self._unread]
         self._unread = [[] for _ in self._fed]
         last = to_device(self._fed, self._runner_device)
-        self._drafted, probabilities = self._runner.draw(last, uniforms, warp)
+        self._drafted, probabilities = self.runner.draw(last, uniforms, warp)
         return self._drafted, probabilities
 
     def observe(self, num_accepted: Sequence[int], next_tokens: Sequence[int], step: Step) -> None:
@@ -118,7 +117,7 @@ class RunnerDrafter(Drafter):
             pairs = list(zip(texts, num_read, strict=True))
             num_unread = min(2, max(len(text) - count for text, count in pairs))
             num_read = [min(count, len(text) - num_unread) for text, count in pairs]
-            self._runner.keep(num_read)
+            self.runner.keep(num_read)
         self._unread = [text[count:] for text, count in zip(texts, num_read, strict=True)]
         self._forget_proposal()
 
@@ -127,7 +126,7 @@ class RunnerDrafter(Drafter):
         return drafted
 
     def select(self, rows: Sequence[int]) -> None:
-        self._runner.select(rows)
+        self.runner.select(rows)
         self._unread = [self._unread[row] for row in rows]
         self._forget_proposal()
 
@@ -136,27 +135,13 @@ class RunnerDrafter(Drafter):
         self._drafted = None
 
 
-class ModelDrafter(RunnerDrafter):
-    """Proposes token by token, with the target's tokenizer: the only draft that reads a text at once."""
-
-    def along(self, tokens: Sequence[int], answer: range) -> Tensor:
-        """Return the probabilities [len(answer) - 1] of an answer's tokens but the first, in one pass over the text.
-
-        Args:
-            tokens: all tokens, of prompt and answer.
-            answer: the answer's indices in `tokens`.
-        """
-        wanted = {index: tokens[index + 1] for index in answer[:-1]}
-        return own_probabilities(self._runner, self._warp, tokens, wanted)
-
-
 def _num_equal(tokens: Sequence[int], others: Sequence[int]) -> int:
     """Return how many tokens are equal before the first that differs."""
     pairs = list(zip(tokens, others, strict=False))
     return next((index for index, (token, other) in enumerate(pairs) if token != other), len(pairs))
 
 
-class ParallelDrafter(RunnerDrafter):
+class ParallelDrafter(ModelDrafter):
     """Proposes by one pass of a parallel draft model (PARD, An et al. 2025, arXiv:2504.18583).
 
     It was trained with a mask token in place of tokens that are not known yet. For K = 3 it reads the
@@ -180,8 +165,8 @@ class ParallelDrafter(RunnerDrafter):
         num_draft_tokens = uniforms.shape[1]
         width = max(counts) + num_draft_tokens - 1
         read = [[*row, *[self._mask] * (width - len(row))] for row in self._unread]
-        logits = self._runner.extend(to_device(read, self._runner_device)).logits
-        self._runner.keep(counts)
+        logits = self.runner.extend(to_device(read, self._runner_device)).logits
+        self.runner.keep(counts)
         self._unread = [[] for _ in counts]
         last = to_device(counts, logits.device).unsqueeze(1) - 1
         index = last + torch.arange(num_draft_tokens, device=logits.device)

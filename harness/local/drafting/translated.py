@@ -22,7 +22,7 @@ from harness.config.errors import SettingError
 from harness.local.decoding.protocols import Proposal, Runner
 from harness.local.decoding.transfer import to_device
 from harness.local.decoding.warp import AnyWarp, CommonWarp, TokenIds, current_warp
-from harness.local.drafting.model import RunnerDrafter
+from harness.local.drafting.model import ModelDrafter
 from harness.local.models.checkpoints import Checkpoint
 from harness.local.models.tokenizers import load_tokenizer, vocabulary_size
 
@@ -73,7 +73,7 @@ class Translation:
         return [own for token in tokens for own in self.spell(token)]
 
 
-class TranslatedDrafter(RunnerDrafter):
+class TranslatedDrafter(ModelDrafter):
     """Proposes with a draft model whose cache follows the text in its own tokens.
 
     Say the target decided `blue`, which the draft's tokenizer writes as `bl` and `ue`. A proposal of
@@ -119,7 +119,7 @@ class TranslatedDrafter(RunnerDrafter):
             rows = uniforms.tolist()
             taken = [[translation.common.get(token, any_token) for token in row] for row in rows]
             uniforms = to_device(taken, self._runner_device)
-        warp = translation.drawing_warp(self._warp)
+        warp = translation.drawing_warp(self.warp)
         drafted, probabilities = self._draw(uniforms.to(self._runner_device), warp)
         tokens = [self._offered(row) for row in drafted.tolist()]
         draft_ids = translation.common_draft_tokens.on(probabilities.device)

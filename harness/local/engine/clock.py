@@ -7,7 +7,7 @@ only collected while the clock runs, and read behind it.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import TracebackType
 from typing import NamedTuple
 
@@ -117,29 +117,28 @@ class LoopClock:
 
     def _new_arrivals(self) -> list[Arrival]:
         """What the watcher has not seen."""
-        new = self._noted[self._num_shown :]
-        self._num_shown = len(self._noted)
-        return [arrival for noted in new for arrival in self._arrivals(noted)]
-
-    def _arrivals(self, noted: _Noted) -> Iterator[Arrival]:
-        iteration = noted.iteration
-        for place, row in enumerate(iteration.rows):
-            tokens = iteration.tokens[place]
-            proposed = iteration.proposed[place]
-            accepted = iteration.num_accepted[place]
-            probabilities = None
-            # A text that ended with an accepted token never came to the rejection behind it.
-            was_rejected = accepted < len(proposed) and len(tokens) > accepted
-            if was_rejected and iteration.verdict is not None:
-                probabilities = (
-                    float(iteration.verdict.target_probability[place, accepted]),
-                    float(iteration.verdict.draft_probability[place, accepted]),
+        arrivals = []
+        for seconds, iteration in self._noted[self._num_shown :]:
+            for index, row in enumerate(iteration.rows):
+                tokens = iteration.tokens[index]
+                proposed = iteration.proposed[index]
+                accepted = iteration.num_accepted[index]
+                probabilities = None
+                # A text that ended with an accepted token never came to the rejection behind it.
+                was_rejected = accepted < len(proposed) and len(tokens) > accepted
+                if was_rejected and iteration.verdict is not None:
+                    probabilities = (
+                        float(iteration.verdict.target_probability[index, accepted]),
+                        float(iteration.verdict.draft_probability[index, accepted]),
+                    )
+                arrival = Arrival(
+                    row,
+                    seconds - self._joined[row],
+                    tokens,
+                    iteration.origins[index],
+                    proposed,
+                    probabilities,
                 )
-            yield Arrival(
-                row,
-                noted.seconds - self._joined[row],
-                tokens,
-                iteration.origins[place],
-                proposed,
-                probabilities,
-            )
+                arrivals.append(arrival)
+        self._num_shown = len(self._noted)
+        return arrivals

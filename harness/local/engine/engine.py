@@ -6,7 +6,6 @@ batch that requests join and leave between its iterations.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -24,22 +23,18 @@ from harness.engines.record import Preparation
 from harness.local.decoding.adaptive import Adaptive
 from harness.local.decoding.loop import Iteration, Loop
 from harness.local.decoding.loop import Request as LoopRequest
-from harness.local.decoding.protocols import Drafter, NonFiniteError
+from harness.local.decoding.protocols import NonFiniteError
 from harness.local.decoding.randomness import uniforms
-from harness.local.decoding.warp import AnyWarp
-from harness.local.drafting.checked import blaming, with_checked_shapes
-from harness.local.drafting.method import MakeDrafter
+from harness.local.decoding.verify import AcceptByCoin
+from harness.local.drafting.checked import blaming, checked_rule
+from harness.local.drafting.method import MakeDrafter, Pair
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.fault import NONE, Fault, fault_of
 from harness.local.engine.logprobs import Burst, TokenLogprob, token_logprobs
-from harness.local.engine.pair import Pair
-from harness.local.engine.pair_runners import PairRunners, open_runners
-from harness.local.engine.reference import ModelReference, not_finite
-from harness.local.engine.rules import rule_of, warp_of
+from harness.local.engine.reference import ModelReference, loaded_weights, not_finite
+from harness.local.engine.runners import PairRunners, open_runners, warp_of
 from harness.local.engine.stopwatches import PhaseTimer, stopwatches_of
-from harness.local.engine.weights import loaded_weights
 from harness.local.models.devices import release_memory
-from harness.local.models.quantization import eight_bit_layers
 from harness.local.runners.base import Options
 from harness.local.runners.checks import plain_outputs
 
@@ -172,8 +167,7 @@ class LocalArm(Arm):
         target: Any = self.runners.target
         if self.timer is not None:
             self.timer.phases = Phases()
-            layers = eight_bit_layers(self.pair.target.model)
-            target = self.timer.watch("forward", target, "decide", layers)
+            target = self.timer.watch("forward", target, "decide")
         if self.make_drafter is None:
             return Loop(target)
         target = self.fault.runner(target)
@@ -181,17 +175,19 @@ class LocalArm(Arm):
         warp = self.fault.warp()
         drafter: Any = self.make_drafter(warp)
         if self.timer is not None:
-            model = self.runners.draft_model
-            layers = [] if model is None else eight_bit_layers(model.model)
-            drafter = self.timer.watch("drafting", drafter, "propose", layers)
+            drafter = self.timer.watch("drafting", drafter, "propose")
         number = decoding.num_draft_tokens
-        verification, lenience = rule_of(decoding, self.fault)
+        rates = decoding.synthetic_rates
+        rule = RULES[decoding.rule].verification() if rates is None else AcceptByCoin(rates)
+        if rates is None and not RULES.is_built_in(decoding.rule):
+            rule = checked_rule(rule, decoding.rule)
+        rule_warp = warp_of(decoding)
         return Loop(
             target,
             drafter,
             self.policy if number == "auto" else number,
-            lenience=lenience,
-            verification=verification,
+            lenience=decoding.lenience if self.fault.lenience is None else self.fault.lenience,
+            verification=lambda offer: self.fault.verdict(rule, offer, rule_warp),
             redraw=RULES[decoding.rule].redraws,
             warp=warp,
         )
@@ -230,7 +226,7 @@ class LocalEngine(Engine):
         self._pair = pair
         self._fault = fault_of(preparation.fault)
         self.runners = open_runners(pair, preparation)
-        self.weights: Weights = loaded_weights(pair.devices, ModelReference(self.runners))
+        self.weights: Weights = loaded_weights(pair, ModelReference(self.runners))
         self.runner = str(self.runners.names)
         self.setup_seconds = self.runners.setup_seconds
         self.arms = self._make_arms(self.runners.make_drafter)
@@ -251,14 +247,5 @@ class LocalEngine(Engine):
         common = (self.runners, self.weights, policy)
         arms = [LocalArm("regular", *common, timer=new_timer())]
         if make is not None:
-            make = functools.partial(self._drafter, make)
             arms.append(LocalArm("speculative", *common, make, self._fault, new_timer()))
         return arms
-
-    def _drafter(self, make: MakeDrafter, warp: AnyWarp) -> Drafter:
-        """A drafter for an answer. The shapes of its proposals are checked if its method is not built in."""
-        drafter = make(warp)
-        settings = self._pair.draft_settings
-        if settings is None or METHODS.is_built_in(settings.method):
-            return drafter
-        return with_checked_shapes(drafter, settings.name)

@@ -8,32 +8,15 @@ runner passes other calls on, so that it runs on the same compiled code as the r
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
 
 from harness.config.faults import FAULTS, FaultRecord
+from harness.engines.door.serving import TokenLogprob
+from harness.local.decoding.protocols import Runner
+from harness.local.decoding.verify import Offer, Verdict
+from harness.local.decoding.warp import BatchWarp, Warp
+from harness.local.engine.logprobs import Burst
 
-if TYPE_CHECKING:
-    from harness.config.settings import DecodingSettings
-    from harness.local.decoding.protocols import Runner
-    from harness.local.decoding.verify import Offer, Verdict
-    from harness.local.decoding.warp import BatchWarp, Warp
-    from harness.local.engine.logprobs import Burst, TokenLogprob
-
-    Verification = Callable[[Offer], Verdict]
-
-
-class Asked(NamedTuple):
-    """What a service knows of a request before it is answered.
-
-    Attributes:
-        num_running: answers that are generated at that moment.
-    """
-
-    decoding: DecodingSettings
-    num_prompt_tokens: int
-    has_logprobs: bool
-    has_stops: bool
-    num_running: int
+Verification = Callable[[Offer], Verdict]
 
 
 class Fault(FaultRecord):
@@ -51,17 +34,11 @@ class Fault(FaultRecord):
 
     def warp(self) -> BatchWarp:
         """The warp of a batch, with the mistake in it."""
-        from harness.local.decoding.warp import BatchWarp
-
         return BatchWarp()
 
     def logprobs(self, burst: Burst) -> list[TokenLogprob]:
         """The log-probabilities that are returned with the tokens of one iteration, with the mistake in them."""
         return burst.logprobs()
-
-    def falls_back(self, asked: Asked) -> bool:
-        """Whether `serve` answers this request without drafts, and does not say so."""
-        return False
 
 
 NONE = Fault()

@@ -6,8 +6,8 @@ A streamer notes the tokens as `generate` decides them, as iterations of a loop.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -31,11 +31,10 @@ from harness.engines.protocol import (
 )
 from harness.engines.record import Preparation
 from harness.local.decoding.loop import Iteration
-from harness.local.drafting.method import method_of
+from harness.local.drafting.method import Pair, method_of
 from harness.local.engine.clock import LoopClock
-from harness.local.engine.pair import Pair, PlannedPair
-from harness.local.engine.reference import open_reference
-from harness.local.engine.weights import loaded_weights
+from harness.local.engine.pair import PlannedPair
+from harness.local.engine.reference import loaded_weights, open_reference
 from harness.local.models.checkpoints import recurrent_kind
 from harness.local.models.devices import release_memory
 from harness.local.models.tokenizers import vocabulary_size
@@ -90,7 +89,7 @@ class HuggingFaceEngine(Engine):
         # The reference has the same weights in our eager runner.
         self._reference = open_reference(pair, preparation)
         self._devices = pair.devices
-        self.weights = loaded_weights(pair.devices, self._reference)
+        self.weights = loaded_weights(pair, self._reference)
         self.runner = "generate"
         self.setup_seconds = 0.0
         regular = HuggingFaceArm("regular", pair, self.weights)
@@ -160,7 +159,19 @@ class HuggingFaceArm(Arm):
             require(is_known, name, "is no parameter of generate() here", value)
         target: Any = self.pair.target.model
         prompt_ids = torch.tensor([list(request.prompt)], device=self.pair.target.input_device)
-        config = _generation_config(decoding, request.stop_tokens, **further)
+        # The warp and the limits that every engine has.
+        warp: dict[str, Any] = {"do_sample": False}
+        if decoding.temperature > 0:
+            warp = {"do_sample": True, "temperature": decoding.temperature}
+            warp |= {"top_k": decoding.top_k, "top_p": decoding.top_p}
+        config = GenerationConfig(
+            max_new_tokens=decoding.max_new_tokens,
+            # Without any, exactly `max_new_tokens` are generated.
+            eos_token_id=sorted(request.stop_tokens) or None,
+            pad_token_id=0,
+            **warp,
+            **further,
+        )
         # `generate` takes unset values from the model's own configuration, and has no argument for
         # an assistant's.
         configs = {target: GenerationConfig()}
@@ -181,7 +192,7 @@ class HuggingFaceArm(Arm):
             # The kernels of our own arms: a plan for every new length would count as decoding.
             with ExitStack() as undo, without_cudnn():
                 # A head drafts as many tokens as it can: those beyond are left out.
-                undo.callback(recorder.watch(target, decoding.most_draft_tokens))
+                undo.enter_context(recorder.watching(target, decoding.most_draft_tokens))
                 if "use_mtp" in arguments:
                     # It would read the layers again for every text.
                     undo.callback(setattr, MtpModel, "from_pretrained", MtpModel.from_pretrained)
@@ -257,12 +268,10 @@ class _Recorder(BaseStreamer):
     def end(self) -> None:
         """Required of a streamer."""
 
-    def watch(self, model: Any, most: int) -> Callable[[], None]:
-        """Note the first `most` candidates of every candidate generator that a model makes, and
-        leave out the others.
-
-        Returns:
-            A function that ends this.
+    @contextmanager
+    def watching(self, model: Any, most: int) -> Iterator[None]:
+        """In this block note the first `most` candidates of every candidate generator that a model makes, and leave
+        out the others.
         """
         make = model._get_candidate_generator
         made: list[Any] = []
@@ -281,29 +290,11 @@ class _Recorder(BaseStreamer):
             made.append(generator)
             return generator
 
-        def end() -> None:
+        model._get_candidate_generator = make_watched
+        try:
+            yield
+        finally:
             del model._get_candidate_generator
             for generator in made:
                 # It would keep itself and this recorder until the collector comes.
                 del generator.get_candidates
-
-        model._get_candidate_generator = make_watched
-        return end
-
-
-def _generation_config(
-    decoding: DecodingSettings, stop_tokens: frozenset[int], **further: Any
-) -> GenerationConfig:
-    """The warp and the limits that every engine has.
-
-    Without stop tokens exactly `max_new_tokens` are generated.
-    """
-    warp: dict[str, Any] = {"do_sample": False}
-    if decoding.temperature > 0:
-        warp = {"do_sample": True, "temperature": decoding.temperature}
-        warp |= {"top_k": decoding.top_k, "top_p": decoding.top_p}
-    limits = {
-        "max_new_tokens": decoding.max_new_tokens,
-        "eos_token_id": sorted(stop_tokens) or None,
-    }
-    return GenerationConfig(**limits, **warp, **further, pad_token_id=0)

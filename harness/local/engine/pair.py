@@ -7,74 +7,40 @@ A pair is planned (`PlannedPair`: configurations and sizes, and tokenizers where
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from harness.config.amounts import amount
+from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
 from harness.config.machine import cpu_name
 from harness.config.run import Weights
 from harness.config.settings import DraftSettings, Dtype, ModelSettings, PlacementSettings
 from harness.engines.door.pairs import Excess
-from harness.local.drafting.method import DraftPlan, LoadedPair, method_of
-from harness.local.models.devices import free_memory, visible_gpus
+from harness.local.drafting.heads.checkpoint import HeadCheckpoint
+from harness.local.drafting.method import DraftPlan, Pair, method_of
+from harness.local.drafting.translated import Translation, how_to_translate
+from harness.local.models.checkpoints import (
+    Checkpoint,
+    ReadCheckpoint,
+    check_quantizer,
+    read_checkpoint,
+    refuse_second_quantization,
+    resolve_dtype,
+)
+from harness.local.models.devices import check_gpu_numbers, free_memory, visible_gpus
+from harness.local.models.fit import Case, Memory, Placement, effective_strategy
+from harness.local.models.loading import PlacedModel
+from harness.local.models.meta import sketch_model
 from harness.local.models.quiet import quiet_libraries
+from harness.local.models.random_weights import random_checkpoint, random_tokenizer
+from harness.local.models.remedies import fit_or_explain
+from harness.local.models.sketch import Sketch
 from harness.local.models.tokenizers import load_tokenizer, max_context, vocabulary_size
-
-if TYPE_CHECKING:
-    import torch
-
-    from harness.config.demand import Demand
-    from harness.local.drafting.heads.checkpoint import HeadCheckpoint
-    from harness.local.drafting.translated import Translation
-    from harness.local.models.case import Case, Memory, Placement
-    from harness.local.models.checkpoints import Checkpoint, ReadCheckpoint
-    from harness.local.models.loading import PlacedModel
-    from harness.local.models.sketch import Sketch
-
-
-class Pair(LoadedPair):
-    """A loaded pair as engines and commands see it."""
-
-    @property
-    def devices(self) -> list[torch.device]:
-        """Every device with a layer of either, the target's first."""
-        devices = list(self.target.devices)
-        if self.draft is not None:
-            devices += self.draft.devices
-        if self.head is not None:
-            devices.append(next(self.head.parameters()).device)
-        return list(dict.fromkeys(devices))
-
-    @property
-    def vocabulary_size(self) -> int:
-        """V, the width to which logits are cut: outputs may be padded beyond it, each model's
-        differently.
-
-        With a draft of another tokenizer it is the target's own.
-        """
-        width = vocabulary_size(self.target.model.config)
-        if self.draft is None or self.translation is not None:
-            return width
-        return min(width, vocabulary_size(self.draft.model.config))
-
-    @property
-    def context(self) -> int | None:
-        """The most tokens of a row, prompt included, that both models take; None for any number."""
-        models = [self.target] if self.draft is None else [self.target, self.draft]
-        contexts = [max_context(loaded.model.config) for loaded in models]
-        return min((context for context in contexts if context is not None), default=None)
-
-    def stop_tokens(self) -> frozenset[int]:
-        """The token ids at which the target ends a text by itself."""
-        generation = self.target.model.generation_config
-        configured = generation.eos_token_id if generation else None
-        ids: Any = configured
-        if not isinstance(configured, list):
-            ids = [configured, self.tokenizer.eos_token_id]
-        return frozenset(int(token) for token in ids if token is not None)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -124,8 +90,6 @@ class PlannedPair:
 
     def case(self, free: Memory, demand: Demand) -> Case:
         """Return the case of placing this pair on devices with these free bytes."""
-        from harness.local.models.case import Case
-
         return Case(tuple(self.sketches), self.placement, free, demand, self.shared)
 
     def room(self, new_tokens: int) -> int | None:
@@ -196,8 +160,6 @@ class PlannedPair:
         Raises:
             RunError: the pair does not fit; the message says what would.
         """
-        from harness.local.models.remedies import fit_or_explain
-
         free = free_memory(self.gpus)
         placements = fit_or_explain(self.case(free, demand), force=force)
         return PlacedPair(**vars(self), placements=placements, free=free)
@@ -217,8 +179,6 @@ class PlacedPair(PlannedPair):
 
     def suits(self, demand: Demand, *, force: bool = False) -> bool:
         """Whether every layer would be where it is for another demand, too."""
-        from harness.local.models.remedies import fit_or_explain
-
         try:
             placements = fit_or_explain(self.case(self.free, demand), force=force)
         except RunError:
@@ -229,17 +189,8 @@ class PlacedPair(PlannedPair):
     @property
     def models(self) -> list[PlacedModel]:
         """The target, then the draft if it is a model with its own weights."""
-        from harness.local.models.loading import PlacedModel
-
         models = zip(self.checkpoints, self.sketches, self.placements, strict=False)
         return [PlacedModel(*model) for model in models]
-
-    @property
-    def draft_model(self) -> PlacedModel | None:
-        """The model that drafts, which may be the target itself; None for a head, or no model."""
-        if self.shared:
-            return self.models[0]
-        return self.models[1] if len(self.models) > 1 else None
 
     @property
     def devices(self) -> list[torch.device]:
@@ -249,8 +200,6 @@ class PlacedPair(PlannedPair):
 
     def device_names(self) -> list[str]:
         """Product names of the devices, `NVIDIA A100-SXM4-40GB` or the CPU's model."""
-        import torch
-
         cpu = cpu_name() or "unknown CPU"
         return [torch.cuda.get_device_name(d) if d.type == "cuda" else cpu for d in self.devices]
 
@@ -286,12 +235,12 @@ class PlacedPair(PlannedPair):
             "dtype": str(target.dtype).removeprefix("torch."),
             "weight_bytes": target.placement.bytes_per_device,
         }
-        draft = self.draft_model
         if self.head is not None:
             # A head is in the target's format.
             columns["draft_dtype"] = columns["dtype"]
             columns["draft_weight_bytes"] = self.placements[-1].bytes_per_device
-        elif draft is not None:
+        elif self.shared or len(self.models) > 1:
+            draft = target if self.shared else self.models[1]
             columns["draft_dtype"] = str(draft.dtype).removeprefix("torch.")
             columns["draft_weight_bytes"] = draft.placement.bytes_per_device
         return columns
@@ -331,36 +280,28 @@ def plan_pair(
         SettingError: a setting that cannot hold for these models.
         RunError: a repository out of reach, a library that is missing or fails.
     """
-    import torch
-
-    from harness.local.drafting.translated import how_to_translate
-    from harness.local.models.quantization import check_quantizer
-    from harness.local.models.random_weights import random_tokenizer
-
     quiet_libraries()
-    gpus: set[int] = set()
-
-    def device_of(checkpoint: Checkpoint, how: PlacementSettings) -> torch.device:
-        own_number = checkpoint.settings.gpus
-        pool = visible_gpus(how, f"{checkpoint.role}.gpus" if own_number else "placement.gpus")
-        # The model's own number says how many, not which.
-        gpus.update(visible_gpus(dataclasses.replace(how, gpus=None)) if own_number else pool)
-        device = torch.device("cuda", pool[0]) if pool else torch.device("cpu")
-        check_quantizer(checkpoint, device)
-        return device
-
-    sketched = sketch_pair(target, draft, placement, dtype, device_of, weights)
+    gpus: list[int] = []
+    if effective_strategy(placement) != "cpu":
+        models = {"model": target}
+        if isinstance(draft, ModelSettings):
+            models["draft"] = draft
+        gpus = visible_gpus()
+        check_gpu_numbers(placement, models, len(gpus))
+        # A model's own number says how many, not which.
+        if not any(model.gpus for model in models.values()):
+            gpus = gpus[: placement.gpus]
+    device = torch.device("cuda", 0) if gpus else torch.device("cpu")
+    pair = sketch_pair(target, draft, placement, dtype, device, weights)
     translation: Translation | None = None
     if weights == "random":
-        tokenizer = random_tokenizer(*sketched.checkpoints)
+        tokenizer = random_tokenizer(*pair.checkpoints)
     else:
         tokenizer = load_tokenizer(target)
-        for checkpoint in sketched.checkpoints[1:]:
+        for checkpoint in pair.checkpoints[1:]:
             other = load_tokenizer(checkpoint.settings, "draft")
-            translation = how_to_translate(sketched.checkpoints[0], checkpoint, tokenizer, other)
-    return dataclasses.replace(
-        sketched, translation=translation, tokenizer=tokenizer, gpus=sorted(gpus)
-    )
+            translation = how_to_translate(pair.checkpoints[0], checkpoint, tokenizer, other)
+    return dataclasses.replace(pair, translation=translation, tokenizer=tokenizer, gpus=gpus)
 
 
 def sketch_pair(
@@ -368,7 +309,7 @@ def sketch_pair(
     draft: DraftSettings | None,
     placement: PlacementSettings,
     dtype: Dtype,
-    device_of: Callable[[Checkpoint, PlacementSettings], torch.device],
+    device: torch.device,
     weights: Weights | None = None,
 ) -> PlannedPair:
     """Read the configurations and check them: a pair on paper.
@@ -379,15 +320,9 @@ def sketch_pair(
         placement: the run's; a model's own settings come first.
         dtype: likewise. `auto` is float32 on the CPU and the checkpoint's own half type on a GPU
             (bfloat16 where the checkpoint is in float32; float16 with 8-bit weights).
-        device_of: the first device that a model may use, by its placement.
+        device: of the kind on which the models will be; `meta` for a GPU that is not here.
         weights: None if not even stored ones will be needed.
     """
-    from harness.local.models.case import effective_strategy
-    from harness.local.models.checkpoints import read_checkpoint
-    from harness.local.models.meta import sketch_model
-    from harness.local.models.quantization import refuse_second_quantization, resolve_dtype
-    from harness.local.models.random_weights import random_checkpoint
-
     if weights == "random":
         read: ReadCheckpoint = random_checkpoint
     else:
@@ -402,22 +337,16 @@ def sketch_pair(
     sketches: list[Sketch] = []
     for checkpoint in checkpoints:
         refuse_second_quantization(checkpoint)
-        own = checkpoint.settings
-        how = dataclasses.replace(
-            placement,
-            strategy=effective_strategy(placement),
-            gpus=own.gpus or placement.gpus,
-        )
-        device = device_of(checkpoint, how)
-        model_dtype = resolve_dtype(own.dtype or dtype, checkpoint, device)
-        sketch = sketch_model(checkpoint, model_dtype)
-        if plan is not None and plan.mask_token is not None and checkpoint is plan.checkpoint:
-            sketch = dataclasses.replace(sketch, drafts_in_one_pass=True)
-        sketches.append(sketch)
+        if weights is not None:
+            check_quantizer(checkpoint, device)
+        model_dtype = resolve_dtype(checkpoint.settings.dtype or dtype, checkpoint, device)
+        sketches.append(sketch_model(checkpoint, model_dtype))
+    if plan is not None and plan.mask_token is not None:
+        sketches[1] = dataclasses.replace(sketches[1], drafts_in_one_pass=True)
     if plan is not None:
-        own_sketch = method_of(plan.settings).sketch(plan, target_checkpoint, sketches[0].dtype)
-        if own_sketch is not None:
-            sketches.append(own_sketch)
+        draft_sketch = method_of(plan.settings).sketch(plan, target_checkpoint, sketches[0].dtype)
+        if draft_sketch is not None:
+            sketches.append(draft_sketch)
     return PlannedPair(
         checkpoints=checkpoints, sketches=sketches, placement=placement, draft_plan=plan
     )

@@ -1,11 +1,15 @@
-"""A pair on paper: configurations are sketched, placed on a real or pretended machine, and the bytes of the placement
-are plain values (`engines.door.plans`). Nothing is downloaded but configurations.
+"""A pair on paper, as plain values (`engines.door.plans`): placed on a real or pretended machine, the bytes that its
+passes read, and the least time of a step. Nothing is downloaded but configurations.
+
+Making one token reads every weight and the whole cache once, so no implementation beats bytes over bandwidth (the
+memory-bound side of Williams et al. 2009, "Roofline"). The rate is measured, or a data sheet's.
 """
 
 from __future__ import annotations
 
-import collections
-import dataclasses
+import functools
+import math
+from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import psutil
@@ -17,18 +21,21 @@ from harness.config.gpus import known_gpu, known_gpus
 from harness.config.machine import cpu_name
 from harness.config.run import RunSettings
 from harness.config.settings import PlacementSettings
-from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus
+from harness.engines.door.plans import Machine, ModelPlan, PairPlan, PassBytes, PretendedGpus, Roof
 from harness.engines.registry import engine_of
 from harness.local.drafting.translated import check_if_local
-from harness.local.engine.pair import PlacedPair, PlannedPair, sketch_pair
-from harness.local.models.case import Case, Misfit, Placement
-from harness.local.models.checkpoints import Checkpoint
-from harness.local.models.devices import free_memory, visible_gpus
-from harness.local.models.fit import fit
+from harness.local.engine.pair import PlacedPair, sketch_pair
+from harness.local.models.devices import check_gpu_numbers, free_memory, visible_gpus
+from harness.local.models.fit import Case, Misfit, Placement, effective_strategy, fit
 from harness.local.models.quiet import quiet_libraries
 from harness.local.models.remedies import fit_regardless, remedies
-from harness.local.models.sketch import Sketch, offloads
+from harness.local.models.sketch import offloads
 from harness.local.models.tokenizers import PADDING, check_sizes
+
+# Bytes of each of the two buffers; larger than the caches of any device in use.
+_BUFFER_BYTES = 256 * 2**20
+# Copies are repeated until they have taken this long.
+_SECONDS = 0.2
 
 
 def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Machine:
@@ -39,22 +46,17 @@ def find_machine(settings: RunSettings, pretended: PretendedGpus | None) -> Mach
     """
     quiet_libraries()
     machine = _pretended_machine(pretended) if pretended else _this_machine(settings.placement)
-    asked = {"placement": settings.placement.gpus}
-    asked |= {role: model.gpus for role, model in settings.models.items()}
-    for setting, number in asked.items():
-        if number is not None and 0 < machine.num_gpus < number:
-            rule = f"must not exceed the number of GPUs, {machine.num_gpus}"
-            raise SettingError(f"{setting}.gpus", rule, number)
+    check_gpu_numbers(settings.placement, settings.models, machine.num_gpus)
     return machine
 
 
 def _this_machine(placement: PlacementSettings) -> Machine:
-    gpus = visible_gpus(dataclasses.replace(placement, gpus=None))
+    gpus = [] if placement.strategy == "cpu" else visible_gpus()
     if not gpus:
         return Machine(free_memory(gpus), f"{cpu_name() or 'the CPU'}, main memory", {})
     names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
     texts = []
-    for name, number in collections.Counter(names).items():
+    for name, number in Counter(names).items():
         texts.append(f"{number} × {name}" if number > 1 else name)
     bandwidths = {}
     for name in names:
@@ -99,7 +101,19 @@ def plan_on(
         SettingError: a setting that cannot hold for these models.
         RunError: a repository out of reach.
     """
-    pair = _checked_pair(machine, settings, prompt_length)
+    device = torch.device("cpu")
+    if machine.num_gpus and effective_strategy(settings.placement) != "cpu":
+        # There is no pretended GPU to ask what it can do.
+        device = torch.device("meta" if machine.pretended else "cuda")
+    pair = sketch_pair(settings.model, settings.draft, settings.placement, settings.dtype, device)
+    engine_of(settings).check_pair(pair, settings)
+    excess = pair.excess([[0] * prompt_length], settings.decoding.max_new_tokens)
+    if excess is not None:
+        raise SettingError("prompt_length", excess.rule, prompt_length)
+    if len(pair.checkpoints) > 1:
+        check = check_if_local if settings.weights == "stored" else check_sizes
+        check(*pair.checkpoints)
+
     demand = Demand(
         settings.batch_size,
         prompt_tokens=prompt_length,
@@ -116,8 +130,19 @@ def plan_on(
         misfit = str(error)
         advice = remedies(case)
         placements = fit_regardless(case)
+    models = []
+    for sketch, placement in zip(case.models, placements, strict=True):
+        plan = ModelPlan(
+            dtype=str(sketch.dtype).removeprefix("torch."),
+            num_parameters=sketch.num_parameters,
+            device_map=dict(placement.device_map),
+            weight_bytes=placement.bytes_per_device,
+            cache_bytes=placement.cache_per_device,
+            has_cache=any(sketch.block_caches()),
+        )
+        models.append(plan)
     return PairPlan(
-        models=tuple(map(_model_plan, case.models, placements)),
+        models=tuple(models),
         shared=case.shared,
         draft_layers=None if pair.draft_settings is None else pair.draft_settings.layers,
         row_tokens=demand.row_tokens,
@@ -125,41 +150,7 @@ def plan_on(
         misfit=misfit,
         remedies=tuple(advice),
         notes=tuple(_notes(case, placements)),
-        reads=_pass_bytes(case, draft_tokens),
-    )
-
-
-def _checked_pair(machine: Machine, settings: RunSettings, prompt_length: int) -> PlannedPair:
-    def device_of(checkpoint: Checkpoint, how: PlacementSettings) -> torch.device:
-        if not machine.num_gpus or how.strategy == "cpu":
-            return torch.device("cpu")
-        # There is no pretended GPU to ask what it can do.
-        return torch.device("meta" if machine.pretended else "cuda")
-
-    pair = sketch_pair(
-        settings.model, settings.draft, settings.placement, settings.dtype, device_of
-    )
-    engine_of(settings).check_pair(pair, settings)
-    excess = pair.excess([[0] * prompt_length], settings.decoding.max_new_tokens)
-    if excess is not None:
-        raise SettingError("prompt_length", excess.rule, prompt_length)
-    if len(pair.checkpoints) > 1:
-        target, draft = pair.checkpoints
-        if settings.weights == "stored":
-            check_if_local(target, draft)
-        else:
-            check_sizes(target, draft)
-    return pair
-
-
-def _model_plan(sketch: Sketch, placement: Placement) -> ModelPlan:
-    return ModelPlan(
-        dtype=str(sketch.dtype).removeprefix("torch."),
-        num_parameters=sketch.num_parameters,
-        device_map=dict(placement.device_map),
-        weight_bytes=placement.bytes_per_device,
-        cache_bytes=placement.cache_per_device,
-        has_cache=any(sketch.block_caches()),
+        reads=_case_pass_bytes(case, draft_tokens),
     )
 
 
@@ -188,10 +179,11 @@ def _notes(case: Case, placements: Sequence[Placement]) -> list[str]:
 
 def pass_bytes(placed: PlacedPair, demand: Demand, draft_tokens: Iterable[int]) -> PassBytes | None:
     """The bytes that passes of a pair read, for each K; None if the size of a cache is not known."""
-    return _pass_bytes(placed.case(placed.free, demand), draft_tokens)
+    return _case_pass_bytes(placed.case(placed.free, demand), draft_tokens)
 
 
-def _pass_bytes(case: Case, draft_tokens: Iterable[int]) -> PassBytes | None:
+def _case_pass_bytes(case: Case, draft_tokens: Iterable[int]) -> PassBytes | None:
+    """The same of a pair that may not fit."""
     if not all(sketch.knows_cache for sketch in case.models):
         return None
     target, draft = case.models[0], case.models[-1]
@@ -205,3 +197,55 @@ def _pass_bytes(case: Case, draft_tokens: Iterable[int]) -> PassBytes | None:
         verification[number] = case.step_bytes(target, number + 1)
         drafting[number] = num_passes * draft_step
     return PassBytes(case.step_bytes(target), verification, drafting)
+
+
+def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
+    """The target's roof, then the draft's where there is one.
+
+    Args:
+        num_tokens: in the cache of each row, on average over the run.
+    """
+    roofs = []
+    for model in placed.models:
+        placement = model.placement
+        read = Counter(model.sketch.weights_on(placement.device_map, num_tokens=batch_size))
+        caches = model.sketch.caches_on(
+            placement.device_map, batch_size * num_tokens, batch_size, only_read=True
+        )
+        for place, size in caches.items():
+            read[place] += size
+        rates = {
+            place: None if place == "disk" else copy_bandwidth(torch.device(place))
+            for place in read
+        }
+        floor_ms = sum(1000 * size / (rates[place] or math.nan) for place, size in read.items())
+        roofs.append(Roof(read.total(), None if math.isnan(floor_ms) else floor_ms))
+    if placed.head is not None:
+        head = placed.sketches[-1]
+        head_caches = head.block_caches(batch_size * num_tokens, batch_size, only_read=True)
+        # A head may draft all tokens in one pass: a rate per drafted token would say little.
+        roofs.append(Roof(head.read_bytes(batch_size) + sum(head_caches), None))
+    return roofs * 2 if placed.shared else roofs
+
+
+def copy_bandwidth(device: torch.device) -> float | None:
+    """Median bytes per second, read and written together, of a large copy in the device's memory.
+
+    Measured once per process. None where there is no room for the buffers.
+    """
+    try:
+        return _measure(device)
+    except (RuntimeError, MemoryError):  # a later run of this process may find room
+        return None
+
+
+@functools.cache
+def _measure(device: torch.device) -> float:
+    from torch.utils.benchmark import Timer  # its import looks for a GPU
+
+    source = torch.ones(_BUFFER_BYTES, dtype=torch.uint8, device=device)
+    copied = {"source": source, "target": torch.empty_like(source)}
+    timer = Timer("target.copy_(source)", globals=copied, num_threads=torch.get_num_threads())
+    # The timer synchronises the current GPU; -1 changes nothing.
+    with torch.cuda.device(device if device.type == "cuda" else -1):
+        return 2 * _BUFFER_BYTES / timer.blocked_autorange(min_run_time=_SECONDS).median

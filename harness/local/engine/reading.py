@@ -1,10 +1,16 @@
-"""Texts that are there already, read by both models of a pair: how often a draft is accepted on them."""
+"""Existing texts, read by both models of a pair: how often a draft is accepted on them (teacher forcing).
+
+The target reads a text in one pass, and so does a draft model. Any other drafter replays it: after each token of an
+answer it proposes, taking the text's own tokens in place of those that it would draw. From the probabilities of both,
+`results.statistics.iterations` computes acceptance.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,21 +20,18 @@ from harness.config.settings import DecodingSettings
 from harness.engines.door.reading import ReadText, Transcript, num_together
 from harness.engines.protocol import in_batches
 from harness.engines.record import Preparation
-from harness.local.decoding.protocols import NonFiniteError
+from harness.local.decoding.protocols import Drafter, NonFiniteError, Runner, Step
+from harness.local.decoding.transfer import padded
+from harness.local.decoding.warp import AnyWarp
+from harness.local.drafting.method import Pair
 from harness.local.drafting.methods import SampledDraftSettings
 from harness.local.drafting.model import ModelDrafter
-from harness.local.drafting.teacher_forcing import (
-    chosen,
-    read_along,
-    replayed,
-    require_finite,
-    windows,
-)
-from harness.local.engine.pair import Pair
-from harness.local.engine.pair_runners import open_runners
 from harness.local.engine.reference import not_finite
-from harness.local.engine.rules import warp_of
+from harness.local.engine.runners import open_runners, warp_of
 from harness.results.statistics.iterations import acceptance_chances, cut
+
+# Tokens of a text that are read in one pass: their logits and probabilities are in memory at once.
+CHUNK = 256
 
 
 class PairReader:
@@ -47,13 +50,12 @@ class PairReader:
             assert isinstance(pair.draft_settings, SampledDraftSettings)
             greedy = dataclasses.replace(pair.draft_settings, sampling="greedy")
             pair = dataclasses.replace(pair, draft_settings=greedy)
-        preparation = Preparation(decoding=decoding, runner="eager")
         self._pair = pair
         self._most = most
         self._is_block = decoding.rule == "block"
         self._warp = warp_of(decoding)
         # The eager runner is what every model can have.
-        self._runners = open_runners(pair, preparation)
+        self._runners = open_runners(pair, Preparation(decoding=decoding, runner="eager"))
         assert self._runners.make_drafter is not None
         self._drafter = self._runners.make_drafter(self._warp)
 
@@ -68,81 +70,66 @@ class PairReader:
             SettingError: for a draft that draws its tokens and gives no probabilities to a text.
             RunError: logits that are nan or infinite.
         """
-        for _, same in itertools.groupby(
-            transcripts, key=lambda transcript: list(transcript.prompt)
-        ):
-            alike = list(same)
-            longest = max(len(transcript.token_ids) for transcript in alike)
-            for together in in_batches(alike, num_together(longest)):
+        by_prompt = itertools.groupby(transcripts, key=lambda transcript: list(transcript.prompt))
+        for _, group in by_prompt:
+            same_prompt = list(group)
+            longest = max(len(transcript.token_ids) for transcript in same_prompt)
+            for together in in_batches(same_prompt, num_together(longest)):
                 try:
                     yield from self._read_together(together)
                 except NonFiniteError as error:
-                    place = f"token {error.position} of a text"
-                    raise not_finite(self._pair, error.role, place) from error
+                    position = f"token {error.position} of a text"
+                    raise not_finite(self._pair, error.role, position) from error
 
     @torch.inference_mode()
     def _read_together(self, transcripts: Sequence[Transcript]) -> Iterator[list[ReadText]]:
         """Read transcripts with one prompt, in one pass of the target over all of them."""
-        longest = max(len(transcript.token_ids) for transcript in transcripts)
-        # Shorter ones go on with any token, which is not looked at. Nothing follows the last token.
-        rows = [
-            [*transcript.token_ids[:-1], *[0] * (longest - len(transcript.token_ids))]
+        texts = [transcript.token_ids for transcript in transcripts]
+        # Nothing follows the last token. Shorter texts go on with tokens that are not looked at.
+        rows = padded([text[:-1] for text in texts], max(map(len, texts)) - 1)
+        wanted = [
+            [token - 1 for answer in transcript.answers for token in answer]
             for transcript in transcripts
         ]
-        hidden: list[list[Tensor]] = [[] for _ in transcripts]
+        hidden: list[list[Tensor]] = [[] for _ in texts]
         # For each token of a transcript's answers, in parts: its probability, and the mean and the variance of the
         # log-probability if a token were drawn in its place.
-        figures: list[list[Tensor]] = [[] for _ in transcripts]
-        device = self._pair.target.input_device
+        figures: list[list[Tensor]] = [[] for _ in texts]
         num_first = len(transcripts[0].prompt)
-        for read in read_along(self._runners.target, rows, num_first, device):
-            for row, transcript in enumerate(transcripts):
-                if read.hidden is not None:
-                    hidden[row].append(read.hidden[row])
-                places = [
-                    token - 1
-                    for answer in transcript.answers
-                    for token in answer
-                    if read.begin < token <= read.end
-                ]
-                if not places:
-                    continue
-                probabilities = self._warp(read.logits_after(row, places))
-                require_finite(probabilities, "model", places)
-                wanted = [transcript.token_ids[place + 1] for place in places]
-                logarithms = probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()
-                means = (probabilities * logarithms).sum(-1)
-                squares = (probabilities * logarithms.square()).sum(-1)
-                variances = (squares - means.square()).clamp(min=0)
-                given = chosen(probabilities, wanted)
-                figures[row].append(torch.stack([given, means, variances]).double())
-        for row, transcript in enumerate(transcripts):
-            token_ids = transcript.token_ids
-            features = torch.cat(hidden[row])[: len(token_ids) - 1] if hidden[row] else None
+        for part in read_along(self._runners.target, self._warp, "model", rows, wanted, num_first):
+            if part.hidden is not None:
+                hidden[part.row].append(part.hidden)
+            logarithms = part.probabilities.clamp(min=torch.finfo(torch.float32).tiny).log()
+            means = (part.probabilities * logarithms).sum(-1)
+            squares = (part.probabilities * logarithms.square()).sum(-1)
+            variances = (squares - means.square()).clamp(min=0)
+            given = _next_probabilities(part, texts[part.row])
+            figures[part.row].append(torch.stack([given, means, variances]).double())
+        for row, (text, transcript) in enumerate(zip(texts, transcripts, strict=True)):
+            features = torch.cat(hidden[row]) if hidden[row] else None
             hidden[row] = []
-            lengths = [len(answer) for answer in transcript.answers]
+            lengths = list(map(len, transcript.answers))
             target = torch.cat(figures[row], dim=1).split(lengths, dim=1)
             yield [
-                self._read_text(
-                    answer_figures, self._draft_probabilities(token_ids, answer, features)
-                )
+                self._read_text(answer_figures, self._draft_probabilities(text, answer, features))
                 for answer_figures, answer in zip(target, transcript.answers, strict=True)
             ]
 
     def _draft_probabilities(
-        self, token_ids: Sequence[int], answer: range, features: Tensor | None
+        self, tokens: Sequence[int], answer: range, features: Tensor | None
     ) -> Tensor:
         """The draft's probabilities [tokens but the first, K] of an answer, as `replayed` returns them."""
-        if isinstance(self._drafter, ModelDrafter):
-            return windows(self._drafter.along(token_ids, answer), self._most)
-        found = replayed(
-            self._drafter, token_ids, answer, features, self._most, self._pair.vocabulary_size
+        settings = self._pair.draft_settings
+        # A draft model with the target's tokenizer, which drafts token by token.
+        if type(self._drafter) is ModelDrafter:
+            return windows(self._drafter.runner, self._drafter.warp, tokens, answer, self._most)
+        probabilities = replayed(
+            self._drafter, tokens, answer, features, self._most, self._pair.vocabulary_size
         )
-        if found is None:
-            draft = self._pair.draft_settings
+        if probabilities is None:
             rule = "must draw by harness.local.decoding.randomness.existing_index, so that texts can be replayed"
-            raise SettingError("draft", rule, draft and draft.name)
-        return found
+            raise SettingError("draft", rule, settings and settings.name)
+        return probabilities
 
     def _read_text(self, figures: Tensor, draft: Tensor) -> ReadText:
         target, means, variances = figures
@@ -159,3 +146,149 @@ class PairReader:
             expected=float(means[possible].sum()),
             variance=float(variances[possible].sum()),
         )
+
+
+class ReadPart(NamedTuple):
+    """Part of a text that a model has read.
+
+    Attributes:
+        row: the number of the text.
+        indices: m of its tokens.
+        probabilities: [m, V], the distributions of the tokens after these.
+        hidden: [n, L, D], the states of all tokens that were read; None without layers.
+    """
+
+    row: int
+    indices: Sequence[int]
+    probabilities: Tensor
+    hidden: Tensor | None
+
+
+def read_along(
+    runner: Runner,
+    warp: AnyWarp,
+    role: str,
+    rows: Sequence[Sequence[int]],
+    wanted: Sequence[Sequence[int]],
+    num_first: int,
+) -> Iterator[ReadPart]:
+    """Read texts of one length, in parts of all rows together.
+
+    Args:
+        role: of the model, as in errors.
+        wanted: of each row, the indices of tokens after which distributions are wanted, ascending; none before
+            index `num_first - 1`.
+        num_first: how many tokens all rows begin with.
+
+    Raises:
+        NonFiniteError: distributions that are nan: in figures it would stand for a token that is not offered, or
+            cannot be drawn.
+    """
+    num_first = min(num_first, CHUNK)
+    width = max(1, CHUNK // len(rows))
+    step = runner.start([row[:num_first] for row in rows])
+    logits = step.logits.unsqueeze(1)
+    tokens = torch.tensor(rows, device=logits.device)
+    begin = num_first - 1
+    while True:
+        end = begin + logits.shape[1]
+        for row, row_wanted in enumerate(wanted):
+            indices = [index for index in row_wanted if begin <= index < end]
+            probabilities = logits.new_empty(0, logits.shape[-1])
+            if indices:
+                probabilities = warp(logits[row, [index - begin for index in indices]])
+            are_finite = probabilities.isfinite().all(-1).tolist()
+            if not all(are_finite):
+                raise NonFiniteError(role, indices[are_finite.index(False)] + 1, row=0)
+            hidden = None if step.hidden is None else step.hidden[row]
+            yield ReadPart(row, indices, probabilities, hidden)
+        if end == tokens.shape[1]:
+            return
+        step = runner.extend(tokens[:, end : end + width])
+        logits = step.logits
+        runner.keep([logits.shape[1]] * len(rows))
+        begin = end
+
+
+def _next_probabilities(part: ReadPart, text: Sequence[int]) -> Tensor:
+    """The probabilities [m] of the text's own tokens in a part of it; 0 of tokens beyond V."""
+    return _chosen(part.probabilities, [text[index + 1] for index in part.indices])
+
+
+def _chosen(probabilities: Tensor, tokens: Sequence[int]) -> Tensor:
+    """The probabilities [m] of m tokens in distributions [m, V]; 0 of tokens beyond V."""
+    wanted = torch.tensor(tokens, dtype=torch.long, device=probabilities.device)
+    is_known = wanted < probabilities.shape[-1]
+    index = wanted.where(is_known, 0).unsqueeze(-1)
+    return probabilities.gather(-1, index).squeeze(-1) * is_known
+
+
+def windows(
+    runner: Runner, warp: AnyWarp, tokens: Sequence[int], answer: range, most: int
+) -> Tensor:
+    """Read a text with a draft model, whose probabilities do not depend on where an iteration began.
+
+    Args:
+        tokens: all tokens, of prompt and answer.
+        answer: the answer's indices in `tokens`; the first token is not among them.
+
+    Returns:
+        Probabilities [len(answer) - 1, most] as `replayed` returns them: entry (s, j) is entry (s + j, 0).
+    """
+    rows, wanted = [tokens[: answer.stop - 1]], [answer[:-1]]
+    parts = read_along(runner, warp, "draft", rows, wanted, answer.start + 1)
+    probabilities = torch.cat([_next_probabilities(part, tokens) for part in parts])
+    beyond = probabilities.new_full((most - 1,), torch.nan)
+    # A view shares its entries.
+    return torch.cat([probabilities, beyond]).unfold(0, most, 1).clone()
+
+
+def replayed(
+    drafter: Drafter,
+    tokens: Sequence[int],
+    answer: range,
+    hidden: Tensor | None,
+    most: int,
+    vocabulary_size: int,
+) -> Tensor | None:
+    """Replay an answer: propose `most` tokens after each of its tokens but the last, of which the
+    text's next one is always kept.
+
+    Args:
+        tokens: all tokens, of prompt and answer.
+        answer: the answer's indices in `tokens`; the first token is not among them.
+        hidden: [tokens but the last or more, L, D], the target's states of the L layers that the drafter
+            reads; None for none.
+        vocabulary_size: of the target's logits, which no drafter reads.
+
+    Returns:
+        Probabilities [len(answer) - 1, most]. Entry (s, j) is of the token 1 + j after the s-th, as
+        the draft token number j of an iteration that has drafted the text's own tokens so far. It
+        is nan where nothing is offered, and beyond the text. None for a drafter that draws by other
+        means than `randomness.existing_index`, and so does not take the text's tokens.
+    """
+    first = answer.start
+    logits = torch.empty(1, vocabulary_size)
+    begun = Step(logits, None if hidden is None else hidden[:first].unsqueeze(0))
+    drafter.start([tokens[:first]], [tokens[first]], begun)
+    replay = torch.full((len(answer) - 1, most), torch.nan)
+    for number, index in enumerate(answer[:-1]):
+        upcoming = tokens[index + 1 : index + 1 + most]
+        # Any token beyond the text.
+        wanted = torch.tensor([*upcoming, *[0] * (most - len(upcoming))])
+        proposal = drafter.propose(most, wanted.unsqueeze(0))
+        drafted = proposal.tokens[0].cpu()
+        is_taken = drafted == wanted[: len(drafted)]
+        probabilities = is_taken.float()
+        if proposal.probabilities is not None:
+            distributions = proposal.probabilities[0].cpu()
+            probabilities = _chosen(distributions, wanted[: len(drafted)].tolist())
+            # Another token may be drawn only where the text's own cannot: what follows it is never accepted.
+            if not is_taken.all() and probabilities[int(is_taken.int().argmin())] > 0:
+                return None
+        num_offered = len(drafted) if proposal.lengths is None else proposal.lengths[0]
+        num_offered = min(num_offered, len(upcoming))
+        replay[number, :num_offered] = probabilities[:num_offered]
+        states = None if hidden is None else hidden[index].unsqueeze(0).unsqueeze(0)
+        drafter.observe([0], [tokens[index + 1]], Step(logits, states))
+    return replay

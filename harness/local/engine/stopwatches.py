@@ -1,34 +1,40 @@
-"""Where the time of a generation goes: stopwatches around the phases of a loop, and passes of the target by the number
-of tokens that each reads.
+"""Where the time of a generation goes: stopwatches around the phases of a loop, passes of the target by the number of
+tokens that each reads, and on a GPU a trace of each arm's kernels for Perfetto or Chrome.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import os
 import statistics
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
+import torch
+from torch.autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from harness.engines.door.profiles import Kernel, Profile
 from harness.engines.phases import Phases
-from harness.engines.protocol import Arm, Question, Stopwatches
+from harness.engines.protocol import Arm, Engine, Question, Stopwatches
+from harness.local.decoding.protocols import Runner
+from harness.local.drafting.method import MakeDrafter
+from harness.local.engine.runners import PairRunners
 from harness.local.models.devices import synchronize
-from harness.local.models.quantization import eight_bit_layers
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.wrapped import Replacing
 
-if TYPE_CHECKING:
-    import torch
-    from torch import nn
-
-    from harness.local.decoding.protocols import Runner
-    from harness.local.drafting.method import MakeDrafter
-    from harness.local.engine.pair_runners import PairRunners
-
-    MakeArms = Callable[[MakeDrafter | None, Callable[[], "PhaseTimer"]], Sequence[Arm]]
-
 # Passes of each width that count; one before them does not.
 _NUM_ROUNDS = 3
+# Tokens that are decoded for a trace: a few iterations show it all, and a longer trace takes long to open.
+_NUM_TRACED = 8
+# Kernels that are listed: one layer has as many.
+_NUM_LISTED = 25
+
+# Makes an engine's arms over its runners, given what makes drafters and what makes timers.
+MakeArms = Callable[[MakeDrafter | None, Callable[[], "PhaseTimer"]], Sequence[Arm]]
 
 
 class PhaseTimer:
@@ -44,76 +50,33 @@ class PhaseTimer:
         self._devices = devices
         self.phases = Phases()
 
-    def watch(self, phase: str, watched: Any, method: str, layers: Sequence[nn.Module] = ()) -> Any:
+    def watch(self, phase: str, watched: Any, method: str) -> Any:
         """The object with one method timed: the time of each call is added to the phase.
 
         Args:
             phase: `forward` or `drafting`.
-            watched: the object.
-            method: its name.
-            layers: their time within the method counts for `Phases.share_in_layers`.
         """
         call = getattr(watched, method)
 
         def timed(*arguments: Any, **named: Any) -> Any:
-            with _marking(layers) as marks:
-                synchronize(self._devices)
-                started = time.perf_counter()
-                result = call(*arguments, **named)
-                synchronize(self._devices)
-                self.phases.seconds[phase] += time.perf_counter() - started
+            synchronize(self._devices)
+            started = time.perf_counter()
+            result = call(*arguments, **named)
+            synchronize(self._devices)
+            self.phases.seconds[phase] += time.perf_counter() - started
             self.phases.calls[phase] += 1
-            for begin, end in zip(marks[::2], marks[1::2], strict=True):
-                on_cpu = isinstance(end, float)
-                seconds = end - begin if on_cpu else begin.elapsed_time(end) / 1000
-                self.phases.seconds_in_layers[phase] += seconds
             return result
 
         return Replacing(watched, **{method: timed})
 
 
-@contextmanager
-def _marking(layers: Sequence[nn.Module]) -> Iterator[list[Any]]:
-    """Collects the moments when calls of the layers begin and end: begin, end, begin, end, ...
-
-    A moment is an event of CUDA, or a time on a CPU. No layer is called within another.
-    """
-    marks: list[Any] = []
-
-    def mark(layer: Any, *_: Any) -> None:
-        device = layer.weight.device
-        if device.type == "cuda":
-            import torch
-
-            marks.append(torch.cuda.Event(enable_timing=True))
-            marks[-1].record(torch.cuda.current_stream(device))
-        else:
-            marks.append(time.perf_counter())
-
-    hooks: list[Any] = []
-    for layer in layers:
-        hooks += [layer.register_forward_pre_hook(mark), layer.register_forward_hook(mark)]
-    try:
-        yield marks
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
 def stopwatches_of(runners: PairRunners, make_arms: MakeArms) -> Stopwatches:
     """The stopwatches of an engine over a loaded pair.
 
-    They are free on the CPU, without 8-bit layers: elsewhere they synchronise the GPU, or time every such layer.
-
-    Args:
-        make_arms: makes arms over these runners, from a function that makes drafters and one that makes timers.
+    They are free on the CPU; elsewhere they synchronise the GPU.
     """
     devices = runners.pair.devices
-    has_8bit_layers = any(
-        model is not None and eight_bit_layers(model.model)
-        for model in (runners.pair.target, runners.draft_model)
-    )
-    are_free = not has_8bit_layers and all(device.type == "cpu" for device in devices)
+    are_free = all(device.type == "cpu" for device in devices)
 
     def arms() -> Sequence[Arm]:
         # Copies that answer what the arms themselves have answered learn nothing from them.
@@ -121,15 +84,13 @@ def stopwatches_of(runners: PairRunners, make_arms: MakeArms) -> Stopwatches:
         return make_arms(make, lambda: PhaseTimer(devices))
 
     def passes(question: Question) -> list[float | None] | None:
-        """Over 1, 2, 3, ..., K + 1 tokens, where the run makes such passes."""
         number = question.decoding.num_draft_tokens
         if runners.make_drafter is None or number == "auto":
             return None
-        # Prepared runners have few widths, and read others more slowly.
-        if runners.names.target not in ("eager", "static"):
-            return None
-        # A recurrent state also reads again what was kept before.
-        if isinstance(runners.target, SnapshotRunner):
+        # Compiled runners have few widths and read others more slowly. A recurrent state also reads
+        # again what was kept before.
+        is_plain = runners.names.target in ("eager", "static")
+        if not is_plain or isinstance(runners.target, SnapshotRunner):
             return None
         # The text has no room for the widest pass.
         if number >= question.decoding.max_new_tokens:
@@ -161,8 +122,6 @@ def pass_ms(
     None in place of a width that is not among `widths`. The widths take turns, so that drift of the
     machine meets all alike.
     """
-    import torch
-
     device = runner.start(prompts).logits.device
     times: dict[int, list[float]] = {width: [] for width in widths}
     for number in range(_NUM_ROUNDS + 1):
@@ -181,3 +140,45 @@ def pass_ms(
         statistics.median(times[width]) if width in times else None
         for width in range(1, max(widths) + 1)
     ]
+
+
+def profile_arms(engine: Engine, question: Question, directory: Path) -> list[Profile]:
+    """Run each arm for a few tokens under torch's profiler, and write `trace_<arm>.json.gz` into
+    `directory`.
+
+    Nothing else may be timed meanwhile: the profiler slows everything down.
+    """
+    decoding = question.decoding
+    num_tokens = min(_NUM_TRACED, decoding.max_new_tokens)
+    decoding = dataclasses.replace(decoding, max_new_tokens=num_tokens)
+    requests = dataclasses.replace(question, decoding=decoding).requests
+    assert engine.weights is not None
+    # Its library would report its own starts and stops on stderr.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "5")
+    profiles = []
+    for arm in engine.arms:
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
+            answered = arm.answer(requests, len(requests))
+            engine.weights.synchronize()
+        file = directory / f"trace_{arm.name}.json.gz"
+        profiler.export_chrome_trace(str(file))
+        assert answered.batch is not None
+        # Operators would leave out the kernels of CUDA graphs, which belong to none.
+        events = [
+            event
+            for event in profiler.key_averages()
+            if event.device_type == DeviceType.CUDA and not event.is_user_annotation
+        ]
+        events.sort(key=lambda event: event.self_device_time_total, reverse=True)
+        total = sum(event.self_device_time_total for event in events) or 1.0
+        kernels = []
+        for event in events[:_NUM_LISTED]:
+            microseconds = event.self_device_time_total
+            kernels.append(
+                Kernel(event.key, event.count, microseconds / 1000, microseconds / total)
+            )
+        num_iterations = answered.batch.num_iterations
+        profiles.append(
+            Profile(arm.name, answered.num_tokens, num_iterations, tuple(kernels), file)
+        )
+    return profiles

@@ -1,4 +1,4 @@
-"""Models before their weights load: their configurations, and whether they can be used at all."""
+"""Models before their weights load: their configurations and number formats, and whether they can be used at all."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import huggingface_hub
+import torch
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_MASKED_LM_MAPPING,
@@ -21,7 +22,7 @@ from transformers import (
 from harness.config.errors import RunError, SettingError
 from harness.config.failures import explain_configuration, first_line
 from harness.config.places import check_place
-from harness.config.settings import ModelSettings
+from harness.config.settings import Dtype, ModelSettings
 from harness.local.models.cache_names import CACHE
 
 # Layers that keep keys and values by position, or keep nothing: forgetting the last tokens means
@@ -225,3 +226,92 @@ def check_hub_access(
     )
     if not isinstance(cached, str):
         huggingface_hub.HfApi().repo_info(repository, revision=revision, repo_type=kind, timeout=10)
+
+
+def stored_quantization(config: PreTrainedConfig) -> str | None:
+    """Quantization of the stored weights: `8bit`, `4bit`, another method's name, or None."""
+    stored = _quantization_config(config)
+    if stored is None:
+        return None
+    fields = stored if isinstance(stored, dict) else stored.to_dict()
+    for name in ("8bit", "4bit"):
+        if fields.get(f"load_in_{name}"):
+            return name
+    method = fields.get("quant_method")
+    return str(getattr(method, "value", method))
+
+
+def _quantization_config(config: PreTrainedConfig) -> Any:
+    """`quantization_config` of a model, or of its language part; None without one."""
+    of_text = getattr(config.get_text_config(decoder=True), "quantization_config", None)
+    return getattr(config, "quantization_config", None) or of_text
+
+
+def resolve_dtype(dtype: Dtype, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:
+    """The number format for a checkpoint on this kind of device."""
+    config = checkpoint.config
+    if dtype != "auto":
+        return getattr(torch, dtype)
+    if device.type == "cpu":
+        return torch.float32
+    # `plan` pretends GPUs as the meta device: they count as recent.
+    is_old = device.type == "cuda" and not torch.cuda.is_bf16_supported(including_emulation=False)
+    # LLM.int8() multiplies in float16, and would convert to it and back in every layer.
+    in_8bit = "8bit" in (stored_quantization(config), checkpoint.settings.quantization)
+    if is_old or in_8bit or config.dtype in (torch.float16, "float16"):
+        return torch.float16
+    return torch.bfloat16
+
+
+def refuse_second_quantization(checkpoint: Checkpoint) -> None:
+    """Raise a SettingError for weights that are stored quantized and are to be quantized otherwise."""
+    settings = checkpoint.settings
+    stored = "GGUF" if settings.gguf_file else stored_quantization(checkpoint.config)
+    if settings.quantization != "none" and stored not in (None, settings.quantization):
+        already = f"the weights of {settings.repository} are quantized already ({stored})"
+        rule = f"{already}: leave this setting out"
+        raise SettingError(f"{checkpoint.role}.quantization", rule, settings.quantization)
+
+
+def check_quantizer(checkpoint: Checkpoint, device: torch.device) -> None:
+    """Raise a RunError if the library for quantized weights is missing or fails on `device`."""
+    role = checkpoint.role
+    settings = checkpoint.settings
+    config = checkpoint.config
+    stored = stored_quantization(config)
+    quantization = stored or settings.quantization
+    if quantization in ("8bit", "4bit"):
+        _try_bitsandbytes(role, quantization, device)
+        return
+    if stored is None:
+        return
+    from transformers.quantizers.auto import AutoHfQuantizer  # takes a second
+
+    try:
+        stored_config = _quantization_config(config)
+        quantizer: Any = AutoHfQuantizer.from_config(stored_config, pre_quantized=True)
+        quantizer.validate_environment(device_map={"": str(device)})
+    except (ImportError, RuntimeError, ValueError) as exception:
+        reason = f"{settings.repository} is quantized with {stored}, which does not load here"
+        raise RunError(f"{role}: {reason}: {first_line(exception)}") from exception
+
+
+def _try_bitsandbytes(role: str, quantization: str, device: torch.device) -> None:
+    """Quantize a small tensor on `device`."""
+    try:
+        import bitsandbytes
+    except Exception as exception:  # a broken native library raises more than ImportError
+        reason = f"{quantization} needs bitsandbytes, which cannot be imported"
+        advice = "install it with `pip install bitsandbytes`"
+        raise RunError(f"{role}: {reason} ({first_line(exception)})\n{advice}") from exception
+    try:
+        sample = torch.ones(64, 64, dtype=torch.float16, device=device)
+        if quantization == "8bit":
+            bitsandbytes.functional.int8_vectorwise_quant(sample)
+        else:
+            bitsandbytes.functional.quantize_4bit(sample, quant_type="nf4")
+    except Exception as exception:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else "the CPU"
+        version = f"bitsandbytes {bitsandbytes.__version__}"
+        reason = f"{version} cannot quantize to {quantization} on {name}"
+        raise RunError(f"{role}: {reason}: {first_line(exception)}") from exception

@@ -1,41 +1,29 @@
-"""The GPUs that may be used, and the free memory on them and in main memory.
-
-Imports torch in functions alone: an engine without devices here does not wait for it.
-"""
+"""The GPUs that may be used, their queues, and the free memory on them and in main memory."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 
 import psutil
+import pynvml
+import torch
 
 from harness.config.errors import RunError, SettingError
-from harness.config.settings import PlacementSettings
-
-if TYPE_CHECKING:
-    import torch
-
-    from harness.local.models.sketch import Device
+from harness.config.failures import as_run_error, first_line
+from harness.config.settings import ModelSettings, PlacementSettings
+from harness.local.models.sketch import Device
 
 # `segment_pool_id` of the memory that belongs to no captured graph.
 _SHARED_POOL = (0, 0)
 
 
-def visible_gpus(placement: PlacementSettings, setting: str = "placement.gpus") -> list[int]:
-    """Indices of the GPUs that `placement` may use, in order; empty if the CPU alone may be used.
+def visible_gpus() -> list[int]:
+    """Indices of the GPUs of this machine, in order; empty without any.
 
     Raises:
-        SettingError: `setting` wants more GPUs than are visible (a machine without any uses the
-            CPU).
         RunError: there are GPUs, and CUDA does not start.
     """
-    if placement.strategy == "cpu":
-        return []
-    import torch
-
-    from harness.config.failures import as_run_error, first_line
-
     count = torch.cuda.device_count()
     if count == 0:
         return []
@@ -46,11 +34,23 @@ def visible_gpus(placement: PlacementSettings, setting: str = "placement.gpus") 
     except RuntimeError as exception:
         error = RunError(f"CUDA does not start: {first_line(exception)}")
         raise as_run_error(exception) or error from exception
-    num_wanted = placement.gpus or 1
-    if num_wanted > count:
-        rule = f"must not exceed the number of visible GPUs, {count}"
-        raise SettingError(setting, rule, num_wanted)
-    return list(range(count))[: placement.gpus]
+    return list(range(count))
+
+
+def check_gpu_numbers(
+    placement: PlacementSettings, models: Mapping[str, ModelSettings], num_gpus: int
+) -> None:
+    """Raise a SettingError for more GPUs than there are; a machine without any uses the CPU.
+
+    Args:
+        models: by their roles.
+    """
+    numbers = {"placement": placement.gpus}
+    numbers |= {role: model.gpus for role, model in models.items()}
+    for setting, number in numbers.items():
+        if number is not None and 0 < num_gpus < number:
+            rule = f"must not exceed the number of GPUs, {num_gpus}"
+            raise SettingError(f"{setting}.gpus", rule, number)
 
 
 def free_memory(gpus: Iterable[int]) -> dict[Device, int]:
@@ -58,8 +58,6 @@ def free_memory(gpus: Iterable[int]) -> dict[Device, int]:
 
     Unused memory in torch's cache counts as free. Without any GPU in `gpus`, CUDA does not start.
     """
-    import torch
-
     free: dict[Device, int] = {}
     for gpu in gpus:
         cached = torch.cuda.memory_reserved(gpu) - torch.cuda.memory_allocated(gpu)
@@ -70,22 +68,14 @@ def free_memory(gpus: Iterable[int]) -> dict[Device, int]:
 
 def synchronize(devices: Sequence[torch.device]) -> None:
     """Wait until every GPU among `devices` has finished its queue."""
-    gpus = _gpus(devices)
-    if gpus:
-        import torch
-
-        for device in gpus:
-            torch.cuda.synchronize(device)
+    for gpu in _gpus(devices):
+        torch.cuda.synchronize(gpu)
 
 
 def reset_peak_memory(devices: Sequence[torch.device]) -> None:
     """Start a new period for `peak_memory_bytes`."""
-    gpus = _gpus(devices)
-    if gpus:
-        import torch
-
-        for device in gpus:
-            torch.cuda.reset_peak_memory_stats(device)
+    for gpu in _gpus(devices):
+        torch.cuda.reset_peak_memory_stats(gpu)
 
 
 def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
@@ -97,11 +87,9 @@ def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
     gpus = _gpus(devices)
     if not gpus:
         return None
-    import torch
-
-    num_bytes = sum(torch.cuda.max_memory_allocated(device) for device in gpus)
+    num_bytes = sum(torch.cuda.max_memory_allocated(gpu) for gpu in gpus)
     # Torch does not count what pools of captured graphs hold as allocated.
-    indices = {device.index or 0 for device in gpus}
+    indices = {gpu.index or 0 for gpu in gpus}
     for segment in torch.cuda.memory_snapshot():
         is_of_graph = tuple(segment["segment_pool_id"]) != _SHARED_POOL
         if is_of_graph and segment["device"] in indices:
@@ -109,13 +97,34 @@ def peak_memory_bytes(devices: Sequence[torch.device]) -> int | None:
     return num_bytes
 
 
-def _gpus(devices: Sequence[torch.device]) -> list[torch.device]:
-    return [device for device in devices if device.type == "cuda"]
-
-
 def release_memory(devices: Iterable[torch.device]) -> None:
     """Give memory that is no longer used back to the GPUs among `devices`."""
-    import torch
-
-    if any(device.type == "cuda" for device in devices):
+    if _gpus(devices):
         torch.cuda.empty_cache()
+
+
+def gpu_uuids(devices: Sequence[torch.device]) -> list[str]:
+    """UUIDs of the GPUs among these devices, for NVML, which counts GPUs in another order than CUDA.
+
+    [] without NVML, and where one of them is an instance of a divided GPU (MIG): what a GPU counts
+    is of all its instances.
+    """
+    gpus = _gpus(devices)
+    if not gpus:
+        return []
+    try:
+        pynvml.nvmlInit()
+        uuids = [f"GPU-{torch.cuda.get_device_properties(gpu.index or 0).uuid}" for gpu in gpus]
+        for uuid in uuids:
+            handle = pynvml.nvmlDeviceGetHandleByUUID(uuid)
+            with suppress(pynvml.NVMLError):  # of a kind that cannot be divided
+                is_divided, _ = pynvml.nvmlDeviceGetMigMode(handle)
+                if is_divided:
+                    return []
+    except pynvml.NVMLError:
+        return []
+    return uuids
+
+
+def _gpus(devices: Iterable[torch.device]) -> list[torch.device]:
+    return [device for device in devices if device.type == "cuda"]

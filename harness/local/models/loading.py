@@ -1,25 +1,32 @@
-"""Models with a placement, and how they load."""
+"""Models with a placement, and how they load.
+
+Over several GPUs a tensor is copied once per forward pass, however many layers read it. accelerate puts a hook on every
+module, which looks through all of its inputs, and copies mask, positions and rotary tables for every layer. Here only
+the modules of the device map have a hook, and later modules use the copies of earlier ones (`cross_once`).
+"""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 import weakref
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from accelerate.hooks import remove_hook_from_module
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedModel
 
 from harness.config.amounts import amount
 from harness.config.errors import RunError
 from harness.config.failures import explained
-from harness.config.settings import ModelSettings
-from harness.local.models.boundaries import cross_once
-from harness.local.models.case import Placement
+from harness.config.settings import ModelSettings, Quantization
 from harness.local.models.checkpoints import Checkpoint, source_arguments
-from harness.local.models.quantization import bitsandbytes_config
+from harness.local.models.fit import Placement
 from harness.local.models.quiet import loading_bar
 from harness.local.models.random_weights import random_state
 from harness.local.models.sketch import Sketch, device_name, offloads
@@ -136,3 +143,103 @@ class PlacedModel:
             reason = f"{absent} (the first: {missing[0]}); it does not hold this model"
             raise RunError(f"{checkpoint.role}: {reason}")
         return model
+
+
+def bitsandbytes_config(
+    quantization: Quantization, dtype: torch.dtype, *, offloaded: bool = False
+) -> BitsAndBytesConfig | None:
+    """Settings with which transformers quantizes weights as they load; None for `none`.
+
+    8-bit is LLM.int8() (Dettmers et al. 2022, https://arxiv.org/abs/2208.07339), 4-bit is NF4 with
+    quantized scales (Dettmers et al. 2023, https://arxiv.org/abs/2305.14314), multiplied in
+    `dtype`. Offloaded layers stay in `dtype`.
+    """
+    if quantization == "none":
+        return None
+    return BitsAndBytesConfig(
+        load_in_8bit=quantization == "8bit",
+        load_in_4bit=quantization == "4bit",
+        llm_int8_enable_fp32_cpu_offload=offloaded,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=dtype,
+    )
+
+
+class _Copies:
+    """Copies of a forward pass's tensors on other devices."""
+
+    def __init__(self) -> None:
+        # By identity and device: the original, which must stay alive, and its copy.
+        self._copies: dict[tuple[int, torch.device], tuple[Tensor, Tensor]] = {}
+
+    def on(self, device: torch.device, value: Any) -> Any:
+        """Copy tensors to a device, those in tuples, lists and dictionaries too; caches stay."""
+        if isinstance(value, Tensor) and value.device != device:
+            key = id(value), device
+            if key not in self._copies:
+                self._copies[key] = value, value.to(device)
+            _, copy = self._copies[key]
+            return copy
+        if type(value) in (tuple, list):
+            return type(value)(self.on(device, item) for item in value)
+        if type(value) is dict:
+            return {name: self.on(device, item) for name, item in value.items()}
+        return value
+
+    def enter(
+        self, device: torch.device, module: nn.Module, inputs: Any, named: dict[str, Any]
+    ) -> Any:
+        """A hook before a module: its inputs, on its device."""
+        return self.on(device, inputs), self.on(device, named)
+
+    def clear(self, *_: Any) -> None:
+        """A hook before and after a model, which forgets all copies."""
+        self._copies.clear()
+
+
+def cross_once(model: PreTrainedModel, names: Iterable[str], input_device: torch.device) -> None:
+    """Replace accelerate's hooks on a model over several GPUs, with nothing outside of them.
+
+    Args:
+        names: keys of its device map.
+        input_device: gets the logits.
+    """
+    copies = _Copies()
+
+    def return_logits(module: nn.Module, inputs: Any, output: Any) -> None:
+        copies.clear()
+        output.logits = output.logits.to(input_device)
+
+    remove_hook_from_module(model, recurse=True)
+    modules = dict(model.named_modules())
+    for name in _without_nested(modules, set(names)):
+        module = modules.get(name)
+        if module is None:  # a parameter of the model itself
+            continue
+        parameter = next(module.parameters(), None)
+        device = input_device if parameter is None else parameter.device
+        if parameter is None:
+            # Rotary tables, which begin a pass and come last in the map.
+            module.to(device)
+        # A list of modules is never called itself.
+        for called in module if isinstance(module, nn.ModuleList) else [module]:
+            called.register_forward_pre_hook(partial(copies.enter, device), with_kwargs=True)
+    model.register_forward_pre_hook(copies.clear)
+    model.register_forward_hook(return_logits)
+
+
+def _without_nested(modules: Mapping[str, nn.Module], names: Collection[str]) -> list[str]:
+    """Expand names of a device map that have others inside them: {"": 0,
+    "model.layers.79": 1} names the whole model, where the layer needs all its siblings.
+    """
+
+    def parts(name: str) -> list[str]:
+        prefix = f"{name}." if name else ""
+        is_nested = any(other != name and other.startswith(prefix) for other in names)
+        if not is_nested or name not in modules:
+            return [name]
+        children = [f"{prefix}{child}" for child, _ in modules[name].named_children()]
+        return [part for child in children for part in parts(child)]
+
+    return list(dict.fromkeys(part for name in names for part in parts(name)))

@@ -10,8 +10,8 @@ from __future__ import annotations
 import copy
 import dataclasses
 import importlib.util
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from accelerate import init_empty_weights
@@ -24,8 +24,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from harness.config.failures import explain_configuration
 from harness.local.models.cache_names import cache_of
-from harness.local.models.checkpoints import Checkpoint, recurrent_kind
-from harness.local.models.quantization import stored_quantization
+from harness.local.models.checkpoints import Checkpoint, recurrent_kind, stored_quantization
 from harness.local.models.sketch import (
     Block,
     LayerCache,
@@ -141,44 +140,25 @@ def _quantizable_modules(model: PreTrainedModel) -> set[str]:
     return names
 
 
-def _stored_bytes(module: nn.Module) -> int | None:
-    """Bytes of a weight that bitsandbytes has quantized, scales included; None for others."""
-    # By name, so that nothing here imports bitsandbytes.
-    kind = type(module).__name__
-    weight = cast(Any, getattr(module, "weight", None))
-    if kind == "Linear8bitLt":
-        return eight_bit_bytes(int(weight.numel()), int(weight.shape[0]))
-    if kind == "Linear4bit":
-        return four_bit_bytes(
-            int(weight.numel()), int(weight.blocksize), nested=bool(weight.compress_statistics)
-        )
-    return None
-
-
 # Caches -------------------------------------------------------------------------------------------
 
 
 def measured_caches(model: PreTrainedModel) -> Sequence[LayerCache]:
-    """The caches of all layers after one token; empty if the model does not run on the meta device.
+    """Pass one token through a model without memory, and look at the cache of each layer that it returns.
 
-    Equal models are measured once.
+    So grouped heads, latent attention and other kinds count as they are. The runner keeps every
+    slot, whatever the window. Equal models are measured once.
+
+    Returns:
+        The caches of all layers after one token; empty if the model does not run on the meta device, because its code
+        looks at numbers.
     """
     described = model.config.to_dict()
     # A copy in another directory is equal.
     described.pop("_name_or_path", None)
     identity = type(model), model.dtype, repr(described)
-    if identity not in _known_caches:
-        _known_caches[identity] = _caches_after_one_token(model)
-    return _known_caches[identity]
-
-
-def _caches_after_one_token(model: PreTrainedModel) -> list[LayerCache]:
-    """Pass one token through a model without memory, and look at the cache that it returns.
-
-    So grouped heads, latent attention and other kinds count as they are. The runner keeps every
-    slot, whatever the window. A model whose code looks at numbers fails, because the meta device has
-    none.
-    """
+    if identity in _known_caches:
+        return _known_caches[identity]
     try:
         with torch.inference_mode():
             # Some models look for padding in the tokens.
@@ -191,30 +171,22 @@ def _caches_after_one_token(model: PreTrainedModel) -> list[LayerCache]:
             output: Any = model(input_ids=token, use_cache=True)
         layers = cache_of(output).layers
     except Exception:
-        return []
-    text_config = model.config.get_text_config(decoder=True)
-    is_chunked = getattr(text_config, "attention_chunk_size", None) is not None
-    return [_layer_cache(layer, is_chunked) for layer in layers]
-
-
-def _layer_cache(layer: Any, is_chunked: bool) -> LayerCache:
-    """The size of one layer of transformers' cache, after one token of one row."""
-    numbers_per_token = 0
-    state_bytes = 0
-    for name, value in vars(layer).items():
-        # A layer with several states has a dictionary of them.
-        tensors = value.values() if isinstance(value, dict) else [value]
-        for tensor in tensors:
-            if not isinstance(tensor, torch.Tensor):
-                continue
-            if name in ("keys", "values"):
-                numbers_per_token += tensor.numel()
-            elif name.endswith("_states"):
-                state_bytes += tensor.nbytes
-    window = getattr(layer, "sliding_window", None)
-    if window is not None and is_chunked:
-        window //= 2  # at its begin a chunk has few tokens before it, in the middle half of them
-    return LayerCache(numbers_per_token=numbers_per_token, state_bytes=state_bytes, window=window)
+        layers = []
+    caches = []
+    for layer in layers:
+        numbers_per_token = 0
+        state_bytes = 0
+        for name, value in vars(layer).items():
+            # A layer with several states has a dictionary of them.
+            for tensor in value.values() if isinstance(value, dict) else [value]:
+                if isinstance(tensor, torch.Tensor) and name in ("keys", "values"):
+                    numbers_per_token += tensor.numel()
+                elif isinstance(tensor, torch.Tensor) and name.endswith("_states"):
+                    state_bytes += tensor.nbytes
+        window = getattr(layer, "sliding_window", None)
+        caches.append(LayerCache("", numbers_per_token, state_bytes, window))
+    _known_caches[identity] = caches
+    return caches
 
 
 def configured_caches(config: PreTrainedConfig) -> list[LayerCache]:
@@ -241,27 +213,40 @@ def _blocks(
     A Llama with tied embeddings has the pieces `model.embed_tokens`, `model.layers.0`, ...,
     `model.norm` and `lm_head`. The first and the last share a matrix: they are one block.
     """
-    pieces = _pieces(model, quantizable)
-    caches = _with_modules(caches, model, next(iter(pieces)))
-    blocks = []
-    for names in _groups_that_share(pieces):
-        tensors: _Tensors = {}
-        for name in names:
-            for identity, sketch in pieces[name].items():
-                tensors.setdefault(identity, sketch)
-        own_caches = [cache for cache in caches if covering(cache.module, pieces) in names]
-        blocks.append(Block(tuple(names), tuple(tensors.values()), tuple(own_caches)))
-    return tuple(blocks)
-
-
-def _pieces(model: PreTrainedModel, quantizable: set[str]) -> dict[str, _Tensors]:
-    """The tensors of each piece that has any, in the order of the model."""
     pieces: dict[str, _Tensors] = {name: {} for name in _piece_names(model)}
+    # The module that fills each layer's cache: the first one with the layer's number.
+    cache_modules: dict[object, str] = {}
     for module_name, module in model.named_modules(remove_duplicate=False):
+        layer = getattr(module, "layer_idx", getattr(module, "layer_id", None))
+        cache_modules.setdefault(layer, module_name)
         for name, tensor in own_tensors(module, module_name):
             sketch = sketch_tensor(model, module, name, tensor, module_name in quantizable)
             pieces[covering(name, pieces)].setdefault(id(tensor), sketch)
-    return {name: tensors for name, tensors in pieces.items() if tensors}
+    pieces = {name: tensors for name, tensors in pieces.items() if tensors}
+    cache_modules.pop(None, None)
+
+    blocks: list[Block] = []
+    # The number of the block that has each tensor.
+    block_of: dict[int, int] = {}
+    # Caches of layers whose modules have no number count for the first piece.
+    first_piece = next(iter(pieces))
+    named = [
+        dataclasses.replace(cache, module=cache_modules.get(layer, first_piece))
+        for layer, cache in enumerate(caches)
+    ]
+    for name, tensors in pieces.items():
+        new = tuple(sketch for key, sketch in tensors.items() if key not in block_of)
+        piece_caches = tuple(cache for cache in named if covering(cache.module, pieces) == name)
+        number = next((block_of[key] for key in tensors if key in block_of), len(blocks))
+        if number == len(blocks):
+            blocks.append(Block((), ()))
+        block = blocks[number]
+        blocks[number] = Block(
+            (*block.modules, name), (*block.tensors, *new), (*block.caches, *piece_caches)
+        )
+        for key in tensors:
+            block_of.setdefault(key, number)
+    return tuple(blocks)
 
 
 def _piece_names(model: PreTrainedModel) -> list[str]:
@@ -287,41 +272,6 @@ def _piece_names(model: PreTrainedModel) -> list[str]:
     return names
 
 
-def _groups_that_share(pieces: Mapping[str, _Tensors]) -> list[list[str]]:
-    """Group names of pieces that share tensors, such as an embedding and the output layer."""
-    groups: list[list[str]] = []
-    group_of: dict[int, list[str]] = {}
-    for name, tensors in pieces.items():
-        sharing = [group_of[key] for key in tensors if key in group_of]
-        if sharing:
-            group = sharing[0]
-        else:
-            group = []
-            groups.append(group)
-        group.append(name)
-        for key in tensors:
-            group_of.setdefault(key, group)
-    return groups
-
-
-def _with_modules(
-    caches: Sequence[LayerCache], model: PreTrainedModel, first_piece: str
-) -> list[LayerCache]:
-    """Name the module that fills each layer's cache: the first one with the layer's number.
-
-    Caches of layers whose modules have no number count for the first piece.
-    """
-    makers: dict[object, str] = {}
-    for name, module in model.named_modules():
-        layer = getattr(module, "layer_idx", getattr(module, "layer_id", None))
-        makers.setdefault(layer, name)
-    makers.pop(None, None)
-    return [
-        dataclasses.replace(cache, module=makers.get(layer, first_piece))
-        for layer, cache in enumerate(caches)
-    ]
-
-
 # Tensors ------------------------------------------------------------------------------------------
 
 
@@ -344,12 +294,16 @@ def sketch_tensor(
     if not isinstance(tensor, nn.Parameter):
         return TensorSketch(name, tensor.numel(), tensor.itemsize, read_per_token=0.0)
     is_weight = name.rpartition(".")[2] == "weight"
-    stored_bytes = _stored_bytes(module) if is_weight else None
     count = tensor.numel()
     itemsize = None
-    if stored_bytes is not None:
-        count = stored_bytes
-        itemsize = 1
+    # By name, so that nothing here imports bitsandbytes.
+    kind = type(module).__name__ if is_weight else ""
+    if kind == "Linear8bitLt":
+        count, itemsize = eight_bit_bytes(count, len(tensor)), 1
+    elif kind == "Linear4bit":
+        weight: Any = tensor
+        is_nested = bool(weight.compress_statistics)
+        count, itemsize = four_bit_bytes(count, int(weight.blocksize), nested=is_nested), 1
     elif not tensor.is_floating_point() or tensor.itemsize < 2:
         # Another library has quantized it.
         itemsize = tensor.itemsize

@@ -18,9 +18,13 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTok
 
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings
-from harness.local.models.checkpoints import Checkpoint, read_checkpoint
+from harness.local.models.checkpoints import (
+    Checkpoint,
+    read_checkpoint,
+    refuse_second_quantization,
+    stored_quantization,
+)
 from harness.local.models.meta import bare_model
-from harness.local.models.quantization import refuse_second_quantization, stored_quantization
 from harness.local.models.sketch import DeviceMap, covering
 from harness.local.models.tokenizers import check_sizes, vocabulary_size
 

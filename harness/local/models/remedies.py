@@ -13,8 +13,7 @@ from harness.config.demand import Remedy
 from harness.config.errors import RunError, SettingError
 from harness.config.model_names import canonical_name
 from harness.config.settings import Quantization
-from harness.local.models.case import Case, Misfit, Placement
-from harness.local.models.fit import fit
+from harness.local.models.fit import Case, Misfit, Placement, fit
 from harness.local.models.sketch import Sketch
 
 # The published runs had 8 GPUs; beyond this many the answer is another model.

@@ -1,7 +1,7 @@
 """A model as numbers: the size of each tensor, and where the model may be split.
 
 `meta.sketch_model` makes a sketch before any weights load. Whether the model fits, where its layers
-go (`fit`) and how much a step reads (`engines.roofline`) is arithmetic on its numbers.
+go (`fit`) and how much a step reads (`engine/planning.py`) is arithmetic on its numbers.
 """
 
 from __future__ import annotations
@@ -66,8 +66,7 @@ class LayerCache:
             the model's layers.
         numbers_per_token: how many numbers the keys and values of one token have.
         state_bytes: bytes of one row's recurrent state.
-        window: of how many tokens of a row a pass reads the keys and values at least, however many there are; None
-            for all.
+        window: of how many tokens of a row a pass reads the keys and values at most; None for all.
     """
 
     module: str = ""
@@ -167,18 +166,20 @@ class Sketch:
             sizes.append(sum(tensor.nbytes(self.dtype, quantization) for tensor in block.tensors))
         return sizes
 
-    def read_cache_bytes(self, num_tokens: int, num_states: int) -> int:
-        """Return the bytes of caches that a pass must read, of so many tokens and states of all rows."""
-        caches = [cache for block in self.blocks for cache in block.caches]
-        return sum(
-            cache.nbytes(self.dtype, num_tokens, num_states, only_read=True) for cache in caches
-        )
+    def block_caches(
+        self, num_tokens: int = 1, num_states: int = 1, *, only_read: bool = False
+    ) -> list[int]:
+        """Return the bytes of each block's caches for so many tokens and states, of all rows.
 
-    def block_caches(self, num_tokens: int = 1, num_states: int = 1) -> list[int]:
-        """Return the bytes of each block's caches for so many tokens and states, of all rows."""
+        Args:
+            only_read: count what a pass must read, and not what the runner keeps.
+        """
         sizes = []
         for block in self.blocks:
-            caches = [cache.nbytes(self.dtype, num_tokens, num_states) for cache in block.caches]
+            caches = [
+                cache.nbytes(self.dtype, num_tokens, num_states, only_read=only_read)
+                for cache in block.caches
+            ]
             sizes.append(sum(caches))
         return sizes
 

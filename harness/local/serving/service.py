@@ -16,7 +16,6 @@ from harness.engines.protocol import Engine, Request
 from harness.engines.tokenizer import Tokenizer
 from harness.local.decoding.loop import Loop
 from harness.local.engine.engine import LocalArm
-from harness.local.engine.fault import Asked
 from harness.local.serving.answers import Answer
 
 
@@ -91,18 +90,11 @@ class LocalService:
         stops: Sequence[str] = (),
         num_prompt_logprobs: int | None = None,
     ) -> list[Answer]:
-        answers = []
-        for choice, request in enumerate(requests):
-            chosen = self._arms[arm]
-            has_logprobs = request.num_logprobs is not None
-            asked = Asked(
-                request.decoding, len(request.prompt), has_logprobs, bool(stops), self.num_running
-            )
-            if chosen.fault.falls_back(asked):
-                chosen = self._arms["regular"]
-            answers.append(
-                Answer(chosen, request, self._tokenizer, put, choice, stops, num_prompt_logprobs)
-            )
+        chosen = self._arms[arm]
+        answers = [
+            Answer(chosen, request, self._tokenizer, put, choice, stops, num_prompt_logprobs)
+            for choice, request in enumerate(requests)
+        ]
         with self._lock:
             self._check_room(len(answers))
             self._waiting += answers

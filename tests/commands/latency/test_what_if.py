@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from harness.config.settings import ModelSettings
-from harness.local.engine.roofline import copy_bandwidth
+from harness.local.engine.planning import copy_bandwidth
 from in_process import Harness, results
 
 SaveModel = Callable[..., ModelSettings]

@@ -22,8 +22,8 @@ from harness.engines.divergence import Divergence, first_divergence
 from harness.engines.protocol import Question
 from harness.engines.record import Preparation
 from harness.engines.timing import timed_answer
+from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine
-from harness.local.engine.pair import Pair
 from harness.local.engine.reference import ModelReference, open_reference
 from harness.local.models.loading import LoadedModel
 from harness.results.statistics.drawn_tokens import Finding, TokenResult, TokenTest

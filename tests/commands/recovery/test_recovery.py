@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import re
 import signal
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
 
 from forked import start
 from halting import HALTED, halting
+from harness.local.serving.service import LocalService
 from in_process import Harness, Outcome, results
 from own_service import own_service
 from planted_faults import IN_BATCHES, planted
@@ -133,9 +136,17 @@ def test_an_interrupted_run_says_what_was_tested_so_far(
 
 @pytest.mark.slow
 def test_our_service_is_tested_over_http_and_its_silences_are_found(
-    harness: Harness, directory: Path, pair: list[str]
+    harness: Harness, directory: Path, pair: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with own_service(directory, fault=planted("SilentWithStops")) as url:
+    ask = LocalService.ask
+
+    def without_drafts(
+        service: LocalService, arm: str, *arguments: Any, stops: Sequence[str] = (), **options: Any
+    ) -> Any:
+        return ask(service, "regular" if stops else arm, *arguments, stops=stops, **options)
+
+    monkeypatch.setattr(LocalService, "ask", without_drafts)
+    with own_service(directory) as url:
         regular = url.replace("/v1", "/regular/v1")
         servers = ["engine=server", f"engine.url={url}", f"engine.regular_url={regular}"]
         few = ["num_draws=400", "samplings=[as_asked,min_p,logit_bias]"]

@@ -12,7 +12,7 @@ from echo_server import EchoServer, serving
 from harness.commands.recovery.scores import GreedyTexts
 from harness.config.errors import RunError
 from harness.engines.requests import RequestRecord
-from harness.local.engine.pair import Pair
+from harness.local.drafting.method import Pair
 from in_process import Harness, results
 from pair_server import addresses, pair_servers, shipped_pair
 from wording import mentions

@@ -25,9 +25,9 @@ from harness.engines.protocol import Answered, Arm
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import quick_garbage_collections
+from harness.local.drafting.method import Pair
 from harness.local.drafting.methods import ModelDraftSettings
 from harness.local.engine.engine import LocalArm, LocalEngine
-from harness.local.engine.pair import Pair
 from harness.results.statistics.drawn_tokens import DrawnText
 from planted_faults import IN_BATCHES, planted
 from tiny_checkpoints import load_pair, save_talkative_pair

@@ -18,7 +18,7 @@ from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.early_exit import truncated
 from harness.local.drafting.model import ModelDrafter
 from harness.local.drafting.translated import TranslatedDrafter, Translation
-from harness.local.models.boundaries import cross_once
+from harness.local.models.loading import cross_once
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from loops import speculative
@@ -143,7 +143,7 @@ def test_rows_that_differ_leave_and_join(drafts: bool, compared: Callable[..., N
         loop = Loop(runner)
         if drafts:
             assert isinstance(drafter, ModelDrafter)
-            drafter._warp = warp
+            drafter.warp = warp
             loop = Loop(runner, drafter, NUM_DRAFT_TOKENS, warp=warp)
         joining = [
             on(first, Warp(0.5, top_k=5), [[3, 4]], 8),

@@ -14,8 +14,7 @@ from torch import Tensor
 from harness.config.errors import RunError
 from harness.local.decoding.protocols import Drafter, Proposal
 from harness.local.decoding.verify import Offer, verify
-from harness.local.drafting.checked import with_checked_shapes
-from harness.local.engine.rules import CheckedRule
+from harness.local.drafting.checked import checked_rule, with_checked_shapes
 
 SIZE = 20
 TOKENS = torch.zeros(1, 1, dtype=torch.long)
@@ -88,8 +87,8 @@ def test_a_wrong_verdict(changes: dict[str, Tensor] | None, words: str) -> None:
         return None if changes is None else dataclasses.replace(verify(offer), **changes)
 
     with pytest.raises(RunError, match=rf"^decoding.rule=Mine: verify\(\) .*{re.escape(words)}"):
-        CheckedRule("Mine", rule)(offer())
+        checked_rule(rule, "Mine")(offer())
 
 
 def test_a_right_verdict_passes() -> None:
-    assert CheckedRule("Mine", verify)(offer()).num_accepted.tolist() == [4, 4]
+    assert checked_rule(verify, "Mine")(offer()).num_accepted.tolist() == [4, 4]

@@ -10,8 +10,8 @@ import torch
 from chains import SIZE, request, texts
 from fakes import MarkovRunner
 from harness.local.decoding.protocols import Step
-from harness.local.drafting.teacher_forcing import replayed
 from harness.local.drafting.text import SuffixText
+from harness.local.engine.reading import replayed
 from loops import autoregressive, speculative
 from text_drafters import suffix_drafter
 

@@ -19,9 +19,9 @@ from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
 from harness.local.decoding.protocols import NonFiniteError, Proposal, Step
 from harness.local.decoding.warp import Warp
-from harness.local.drafting.teacher_forcing import replayed
 from harness.local.drafting.translated import TranslatedDrafter, Translation, translation
 from harness.local.engine.pair import plan_pair
+from harness.local.engine.reading import replayed
 from in_process import Harness, results
 from loops import autoregressive, speculative
 from tiny_checkpoints import as_draft, make_tokenizer, spaced_tokenizer
@@ -86,7 +86,7 @@ class Checked(TranslatedDrafter):
         kept = zip(map(self._offered, drafted), num_accepted, next_tokens, strict=True)
         self.learn([[*offered[:count], last] for offered, count, last in kept])
         super().observe(num_accepted, next_tokens, step)
-        for seen, unread, whole in zip(self._runner.rows, self._unread, self.whole, strict=True):  # type: ignore[attr-defined]
+        for seen, unread, whole in zip(self.runner.rows, self._unread, self.whole, strict=True):  # type: ignore[attr-defined]
             assert seen + unread == whole
 
     def select(self, rows: Sequence[int]) -> None:

@@ -20,9 +20,9 @@ from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine, Question, Request
 from harness.engines.record import Preparation
+from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalArm, LocalEngine
 from harness.local.engine.huggingface import HuggingFaceEngine
-from harness.local.engine.pair import Pair
 from loaded_pairs import load
 from some_settings import settings_of
 from tiny_checkpoints import as_draft

@@ -21,13 +21,14 @@ from harness.engines.arrivals import Arrival, Origin
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.local.drafting.early_exit import truncated
+from harness.local.drafting.method import Pair
 from harness.local.drafting.methods import EarlyExitSettings, LookupSettings, SampledDraftSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.huggingface import (
     HuggingFaceEngine,
     check_pair,
 )
-from harness.local.engine.pair import Pair, plan_pair
+from harness.local.engine.pair import plan_pair
 from loaded_pairs import load
 from mtp_models import mtp_target, save_with_mtp
 from tiny_checkpoints import as_draft, make_tokenizer

@@ -1,27 +1,34 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from harness.config.errors import RunError
+from harness.config.demand import Demand
+from harness.config.errors import RunError, SettingError
 from harness.config.run import RunnerName
-from harness.config.settings import DecodingSettings, ModelSettings
+from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.config.sizes import PACKAGE
 from harness.engines.arrivals import Arrival
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
 from harness.local.decoding.loop import Iteration
+from harness.local.drafting.method import Pair
 from harness.local.drafting.methods import SuffixSettings
 from harness.local.engine.engine import LocalEngine
-from harness.local.engine.pair import Pair
+from harness.local.engine.pair import PlacedPair, plan_pair
+from harness.local.engine.records import Local
 from harness.local.engine.reference import not_finite
+from harness.local.models.fit import fit
 from harness.local.runners.static import StaticRunner
 from loaded_pairs import load, on_gpu
 from loops import records_of
+from tiny_checkpoints import as_draft
 from traced import run_as_traced
 
 DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=3)
@@ -206,15 +213,6 @@ def test_stopwatches_count_every_pass(pair: Pair) -> None:
     assert answered.phases.calls == {"forward": num_iterations, "drafting": num_drafted}
 
 
-def test_stopwatches_know_the_layers_in_8_bits(save_model: Callable[..., ModelSettings]) -> None:
-    model, draft = save_model(num_hidden_layers=1), save_model("gpt2", n_layer=1, vocab_size=320)
-    engine = open_engine(load(dataclasses.replace(model, quantization="8bit"), draft), "eager")
-    for arm in engine.stopwatches.arms():
-        phases = arm.answer(QUESTION.requests, len(QUESTION.prompts)).phases
-        assert 0 < (phases.share_in_layers("forward") or 0) < 1
-    assert phases.share_in_layers("drafting") is None
-
-
 def _by_row(records: Iterator[Iteration]) -> list[list[int]]:
     rows: list[list[int]] = [[], []]
     for record in records:
@@ -291,3 +289,44 @@ def test_a_draft_that_drafts_nothing_needs_no_compiled_proposals(
     regular, speculative = (_by_row(records_of(arm, question.requests)) for arm in engine.arms)
     assert speculative == regular
     engine.close()
+
+
+def test_a_head_on_a_gpu_that_its_target_is_not_on(gpus: Any) -> None:
+    shipped = PACKAGE / "local" / "models" / "shipped"
+    target, head = (
+        ModelSettings(name=name, repository=str(shipped / name)) for name in ("tiny", "tiny_eagle3")
+    )
+    planned = plan_pair(target, as_draft(head), PlacementSettings(reserve_gb=0), "float32")
+    demand = Demand(1, prompt_tokens=8, new_tokens=8, num_draft_tokens=4, runner="eager")
+    # Neither GPU has room for both.
+    free = {0: 33_000_000, 1: 33_000_000, "cpu": 10**9}
+    placements = fit(planned.case(free, demand))
+    placed = PlacedPair(**vars(planned), placements=placements, free=free)
+    assert [placement.device_map for placement in placements] == [{"": 0}, {"": 1}]
+    assert placed.devices == [torch.device("cuda", 0), torch.device("cuda", 1)]
+    # The head copies the target's embedding.
+    embedding_bytes = 960 * 192 * 4
+    assert placed.columns()["draft_weight_bytes"] == {
+        "cuda:1": planned.sketches[1].weight_bytes + embedding_bytes
+    }
+    loaded = planned.place(demand).load()
+    assert loaded.devices == [torch.device("cpu")]
+    moved = copy.deepcopy(loaded.head).to("cuda:1")
+    elsewhere = dataclasses.replace(loaded, head=moved)
+    assert elsewhere.devices == [torch.device("cpu"), torch.device("cuda", 1)]
+
+
+def test_a_draft_that_reads_the_target_s_cache_is_refused_before_weights_load() -> None:
+    def checkpoint(name: str, kind: str) -> Any:
+        return SimpleNamespace(
+            config=SimpleNamespace(model_type=kind), settings=SimpleNamespace(name=name)
+        )
+
+    pair: Any = SimpleNamespace(
+        checkpoints=[checkpoint("big", "gemma4"), checkpoint("aid", "gemma4")]
+    )
+    run: Any = None
+    Local().check_pair(pair, run)
+    pair.checkpoints[1] = checkpoint("aid", "gemma4_assistant")
+    with pytest.raises(SettingError, match=r"draft=aid: reads the keys .* engine=huggingface"):
+        Local().check_pair(pair, run)

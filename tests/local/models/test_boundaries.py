@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from architectures import random_model
 from harness.config.settings import ModelSettings, PlacementSettings
-from harness.local.models.boundaries import cross_once
+from harness.local.models.loading import cross_once
 from harness.local.runners.slots import SlotForward, Slots
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner

@@ -10,8 +10,7 @@ import torch
 
 from harness.config.demand import Demand, Remedy
 from harness.config.errors import RunError, SettingError
-from harness.local.models.case import Case, Misfit
-from harness.local.models.fit import fit
+from harness.local.models.fit import Case, Misfit, fit
 from harness.local.models.remedies import fit_or_explain
 from harness.local.models.remedies import remedies as found_remedies
 from harness.local.models.sketch import Block, TensorSketch, offloads

@@ -14,7 +14,8 @@ from accelerate.utils import compute_module_sizes
 
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings, Quantization
-from harness.local.engine.pair import Pair, plan_pair
+from harness.local.drafting.method import Pair
+from harness.local.engine.pair import plan_pair
 from harness.local.models.loading import LoadedModel
 from harness.local.models.random_weights import RandomTensor
 from tiny_checkpoints import (

@@ -266,8 +266,8 @@ def test_a_pass_reads_no_more_of_the_cache_than_the_windows_have() -> None:
     sketch = sketched(config)
     # One of six layers sees everything. The runner keeps all.
     assert sum(sketch.block_caches(3000, 3)) == 6 * 3000 * of_layer
-    assert sketch.read_cache_bytes(3000, 3) == (3000 + 5 * 3 * 16) * of_layer
-    assert sketch.read_cache_bytes(30, 3) == 6 * 30 * of_layer
+    assert sum(sketch.block_caches(3000, 3, only_read=True)) == (3000 + 5 * 3 * 16) * of_layer
+    assert sum(sketch.block_caches(30, 3, only_read=True)) == 6 * 30 * of_layer
     assert sketch.caches_on({"": 0}, 3000, 3) == {"cuda:0": 6 * 3000 * of_layer}
     read = sketch.caches_on({"": 0}, 3000, 3, only_read=True)
     assert read == {"cuda:0": (3000 + 5 * 3 * 16) * of_layer}
@@ -293,7 +293,7 @@ def test_bytes_of_one_tensor_and_those_that_are_borrowed() -> None:
     alone = by_hand(3, cache=7)
     borrowing = dataclasses.replace(alone, borrowed_bytes=100, borrowed_tensors=(expert,))
     assert borrowing.read_bytes(2) - alone.read_bytes(2) == 100 + 2000 * 7 // 16
-    assert alone.read_cache_bytes(5, 1) == 3 * 5 * 7 * 2
+    assert sum(alone.block_caches(5, 1, only_read=True)) == 3 * 5 * 7 * 2
     assert (alone.cache_bytes, alone.state_bytes) == (3 * 7 * 2, 0)
 
 

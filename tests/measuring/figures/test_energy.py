@@ -12,8 +12,8 @@ from harness.engines import energy
 from harness.engines.energy import GpuMeter, GpuUse
 from harness.engines.protocol import Answered
 from harness.engines.requests import RequestRecord
-from harness.local.engine import weights
-from harness.local.engine.weights import gpus_of
+from harness.local.models import devices
+from harness.local.models.devices import gpu_uuids
 from harness.measuring.figures.machine import Energy
 from in_process import QUICKEST_PAIR, Harness, results
 from measured_runs import figures
@@ -78,23 +78,23 @@ def test_gpus_are_found_by_what_both_cuda_and_nvml_call_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     nvml = Nvml()
-    monkeypatch.setattr(weights, "pynvml", nvml)
+    monkeypatch.setattr(devices, "pynvml", nvml)
 
     def properties(place: int) -> SimpleNamespace:
         return SimpleNamespace(uuid=nvml.of_cuda[place])
 
     monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     first, second = (torch.device("cuda", place) for place in range(2))
-    assert gpus_of([torch.device("cpu")]) == []
-    assert gpus_of([first, torch.device("cpu")]) == ["GPU-bbbb"]
-    assert gpus_of([second, first]) == ["GPU-aaaa", "GPU-bbbb"]
-    assert gpus_of([torch.device("cuda")]) == ["GPU-bbbb"]
+    assert gpu_uuids([torch.device("cpu")]) == []
+    assert gpu_uuids([first, torch.device("cpu")]) == ["GPU-bbbb"]
+    assert gpu_uuids([second, first]) == ["GPU-aaaa", "GPU-bbbb"]
+    assert gpu_uuids([torch.device("cuda")]) == ["GPU-bbbb"]
     # An instance of a GPU (MIG) has a name of its own, or the whole one's, and no counters.
     nvml.divided = True
-    assert gpus_of([first]) == ["GPU-bbbb"]
-    assert gpus_of([second]) == []
+    assert gpu_uuids([first]) == ["GPU-bbbb"]
+    assert gpu_uuids([second]) == []
     nvml.of_cuda = ("cccc",)
-    assert gpus_of([first]) == []
+    assert gpu_uuids([first]) == []
 
 
 def test_a_gpu_that_does_not_count_has_no_joules(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def test_joules_are_told_where_gpus_count_them(
     harness: Harness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(energy, "pynvml", Nvml())
-    monkeypatch.setattr("harness.local.engine.weights.gpus_of", lambda used: Nvml.uuids)
+    monkeypatch.setattr("harness.local.models.devices.gpu_uuids", lambda used: Nvml.uuids)
     outcome = harness(*QUICK)
     regular, speculative = results().to_dict("records")
     for row in (regular, speculative):

@@ -45,9 +45,8 @@ from harness.local.drafting.heads.head import (
 from harness.local.drafting.heads.slot_cache import SlotCache
 from harness.local.drafting.heads.stored import fetch, reading, weight_map
 from harness.local.models.cache_names import CACHE
-from harness.local.models.checkpoints import Checkpoint
+from harness.local.models.checkpoints import Checkpoint, stored_quantization
 from harness.local.models.meta import bare_model, own_tensors, sketch_tensor
-from harness.local.models.quantization import stored_quantization
 from harness.local.models.sketch import TensorSketch
 from harness.local.models.tokenizers import vocabulary_size
 

@@ -15,8 +15,8 @@ from architectures import VOCABULARY, random_model
 from harness.local.decoding.protocols import Drafter, Step
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter, ParallelDrafter
-from harness.local.drafting.teacher_forcing import replayed, windows
 from harness.local.drafting.text import LookupText, TextDrafter
+from harness.local.engine.reading import replayed, windows
 from harness.local.runners.snapshot import SnapshotRunner
 from mtp_models import mtp_target
 from small_heads import (
@@ -92,8 +92,8 @@ def answer_along(drafter: Drafter, text: list[int] = TEXT, hidden: Any = None) -
     """The probabilities of one answer after the prompt."""
     tokens = [*PROMPT, *text]
     answer = range(len(PROMPT), len(tokens))
-    if isinstance(drafter, ModelDrafter):
-        return windows(drafter.along(tokens, answer), K)
+    if type(drafter) is ModelDrafter:
+        return windows(drafter.runner, drafter.warp, tokens, answer, K)
     return replayed(drafter, tokens, answer, hidden, K, VOCABULARY)
 
 
@@ -129,7 +129,7 @@ def test_the_probabilities_are_those_of_a_proposal(name: str, place: int) -> Non
 def test_a_long_text_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     drafter = DRAFTERS["model"]()[1]
     whole = answer_along(drafter)
-    monkeypatch.setattr("harness.local.drafting.teacher_forcing.CHUNK", 5)
+    monkeypatch.setattr("harness.local.engine.reading.CHUNK", 5)
     torch.testing.assert_close(whole, answer_along(drafter), equal_nan=True, atol=1e-5, rtol=1e-4)
 
 

@@ -1,4 +1,6 @@
-"""Texts that are read by models whose numbers overflow: an error names the model, and no figure is made of nan."""
+"""Logits of a reference: models whose numbers overflow are named, no figure is made of nan, and equal routes differ by
+rounding alone.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +12,16 @@ from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings, ModelSettings
 from harness.engines.door.reading import Transcript
 from harness.engines.record import Preparation
-from harness.local.engine.pair import Pair
+from harness.local.drafting.method import Pair
 from harness.local.engine.reading import PairReader
-from harness.local.engine.reference import open_reference
+from harness.local.engine.reference import (
+    NUM_POSITIONS,
+    largest_rounding,
+    open_reference,
+    recompute,
+)
 from harness.local.models.loading import LoadedModel
+from harness.local.runners.snapshot import SnapshotRunner
 from tiny_checkpoints import as_draft
 
 CPU = torch.device("cpu")
@@ -63,3 +71,44 @@ def test_logits_along_a_text_of_several_pieces_are_the_model_s_own() -> None:
         whole = models.target.model(torch.tensor([[5, 6, *long]])).logits[0, 1:-1]
     torch.testing.assert_close(torch.from_numpy(logits[0]), whole, atol=1e-4, rtol=1e-4)
     torch.testing.assert_close(torch.from_numpy(logits[1, :3]), whole[:3], atol=1e-4, rtol=1e-4)
+
+
+def test_routes_that_agree_leave_the_rounding_of_two_logits() -> None:
+    """Below 16 a bfloat16 is a multiple of 1/16; each of both logits may be off by half of that, in each text."""
+    logits = torch.tensor([15.0, 14.0, 3.0, 25.0]).expand(4, 3, 4)
+    epsilon = torch.finfo(torch.bfloat16).eps
+    assert largest_rounding(logits, (0, 1), epsilon) == 2 / 16
+    assert largest_rounding(logits, (3, 0), epsilon) == 2 / 8
+
+
+def test_routes_that_differ_raise_the_allowance() -> None:
+    generator = torch.Generator().manual_seed(0)
+    noise = 0.1 * torch.randn(5, 4, 50, generator=generator)
+    logits = torch.linspace(20, 1, 50) + noise
+    # Of a margin, which has two errors.
+    expected = 5 * 0.1 * 2**0.5
+    assert largest_rounding(logits, (0, 1), 1e-7) == pytest.approx(expected, rel=0.3)
+
+
+@pytest.mark.parametrize("length", [1, 2, 6, 20])
+def test_every_route_computes_the_same_logits(length: int) -> None:
+    model = random_model("llama", seed=1, vocab_size=32)
+    runner = SnapshotRunner(model)
+
+    def logits(
+        prompts: list[list[int]], continuations: list[list[int]] | None = None
+    ) -> torch.Tensor:
+        found = runner.start(prompts).logits
+        if continuations is not None:
+            found = runner.extend(torch.tensor(continuations)).logits[:, -1]
+        return found
+
+    text = torch.randint(32, (length,), generator=torch.Generator().manual_seed(2)).tolist()
+    routes = recompute(logits, model, text)
+    assert routes.shape[1] == min(length if length < 6 else length - 5, NUM_POSITIONS)
+    expected = torch.stack(
+        [logits([text[: length - place]])[0] for place in range(routes.shape[1])]
+    )
+    torch.testing.assert_close(routes, expected.expand(len(routes), -1, -1), atol=1e-5, rtol=1e-4)
+    # Changed embeddings round differently.
+    assert not torch.equal(routes[-1], routes[0])

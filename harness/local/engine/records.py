@@ -1,9 +1,9 @@
-"""Hugging Face's own decoders: transformers' `generate`, and its assisted forms."""
+"""The records of this wing's engines, our own decoding loop and transformers' `generate`, without importing torch."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.config.engines import EngineSettings
 from harness.config.settings import require
@@ -15,6 +15,31 @@ if TYPE_CHECKING:
     from harness.config.settings import DraftSettings
     from harness.engines.protocol import Engine
     from harness.local.engine.pair import PlannedPair
+
+# Drafts without a cache of their own (Gemma 4's assistants).
+_READ_TARGET_CACHE = ("gemma4_assistant", "gemma4_unified_assistant")
+
+
+class Local(EngineRecord[EngineSettings]):
+    """The only engine with every runner, rule of acceptance and planted fault."""
+
+    name = "local"
+    summary = "our own loop"
+    own_loop = True
+    loads_pair = True
+    takes_load = True
+
+    def check_pair(self, pair: PlannedPair, run: RunSettings) -> None:
+        rule = "reads the keys and values of its model, which transformers alone hands on: use engine=huggingface"
+        for checkpoint in pair.checkpoints[1:]:
+            reads_target = checkpoint.config.model_type in _READ_TARGET_CACHE
+            require(not reads_target, "draft", rule, checkpoint.settings.name)
+
+    def open(self, opening: Opening) -> Engine:
+        from harness.local.engine.engine import LocalEngine
+
+        pair: Any = opening.load()
+        return LocalEngine(pair, opening)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,11 +78,6 @@ class HuggingFace(EngineRecord[HuggingFaceSettings]):
 
     def open(self, opening: Opening) -> Engine:
         from harness.local.engine.huggingface import HuggingFaceEngine
-        from harness.local.engine.pair import Pair
 
-        pair = opening.load()
-        assert isinstance(pair, Pair)
+        pair: Any = opening.load()
         return HuggingFaceEngine(pair, opening)
-
-
-RECORD = HuggingFace()

@@ -1,0 +1,254 @@
+"""The runners of a loaded pair, prepared for the questions of a run, and its drafters.
+
+`compiled` and `static` keep a KV cache of fixed size; `eager` rolls back to a copy of the state, and every model can
+have it. A model that cannot have the runner that was asked for gets a plainer one.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Sequence
+from dataclasses import dataclass
+from weakref import WeakKeyDictionary
+
+from transformers import PreTrainedModel
+
+from harness.config.errors import SettingError
+from harness.config.methods import METHODS
+from harness.config.run import RunnerName
+from harness.config.settings import DecodingSettings
+from harness.engines.record import Preparation
+from harness.local.decoding.protocols import Drafter, Runner
+from harness.local.decoding.warp import AnyWarp, Warp
+from harness.local.drafting.checked import with_checked_shapes
+from harness.local.drafting.heads.drafter import CompiledDraft, HeadDrafter
+from harness.local.drafting.method import MakeDrafter, Pair, method_of
+from harness.local.models.checkpoints import recurrent_kind
+from harness.local.models.loading import LoadedModel
+from harness.local.models.tokenizers import vocabulary_size
+from harness.local.runners.base import Options
+from harness.local.runners.slots import UnsupportedModelError
+from harness.local.runners.snapshot import SnapshotRunner
+from harness.local.runners.static import StaticRunner
+from harness.results.schema import RunnerNames
+
+# The tokens of a row up to which each model's static runner was checked: a sweep runs many jobs
+# with the same model, and checks it once.
+_checked: WeakKeyDictionary[PreTrainedModel, int] = WeakKeyDictionary()
+
+
+def warp_of(decoding: DecodingSettings) -> Warp:
+    """The warp that target and drafter share."""
+    return Warp(decoding.temperature, decoding.top_k, decoding.top_p)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairRunners:
+    """The runners and drafters of a loaded pair.
+
+    Attributes:
+        pair: the models.
+        target: the target's runner.
+        draft: the runner of the model that drafts, if one does.
+        compiled_draft: the compiled proposals of a head, if one drafts and could be compiled.
+        names: of the target's runner and the draft's.
+        make_drafter: makes a drafter for a warp; None without a draft. Its drafters may share what
+            they learned of earlier answers (`draft.shared=true`).
+        num_choices: the numbers of draft tokens that `auto` chooses from.
+        setup_seconds: how long compiling took.
+    """
+
+    pair: Pair
+    target: Runner
+    draft: Runner | None
+    compiled_draft: CompiledDraft | None
+    names: RunnerNames
+    make_drafter: MakeDrafter | None
+    num_choices: Sequence[int]
+    setup_seconds: float
+
+    def new_drafters(self) -> MakeDrafter | None:
+        """Another `make_drafter`, whose drafters share nothing with those of the first."""
+        return _drafters(self.pair, self.draft, self.compiled_draft)
+
+    def clear(self) -> None:
+        """Zero caches that further batches use again, after logits that are not finite."""
+        self.target.clear()
+        if self.draft is not None:
+            self.draft.clear()
+        if self.compiled_draft is not None:
+            self.compiled_draft.cache.clear()
+
+    def close(self) -> None:
+        """Give back caches and compiled calls, even where something still refers to the runners."""
+        for part in (self.target, self.draft, self.compiled_draft):
+            if part is not None:
+                part.close()
+
+
+def open_runners(pair: Pair, preparation: Preparation) -> PairRunners:
+    """Build the runners of a pair: one for the target, one for a draft model, or a head's
+    proposals.
+
+    Raises:
+        SettingError: for a model that the runner cannot read.
+    """
+    settings = pair.draft_settings
+    method = None if settings is None else method_of(settings)
+    numbers = preparation.numbers_drafted
+    widths = [1]
+    if method is not None:
+        # A proposal is verified together with the token before it.
+        widths += [number + 1 for number in numbers]
+    options: Options = {
+        "vocabulary_size": pair.vocabulary_size,
+        "device": pair.target.input_device,
+        "hidden_layers": () if method is None else tuple(method.layers(pair)),
+    }
+    num_slots = preparation.num_slots
+    target, target_name = _build("model", pair.target, preparation, options, widths, num_slots)
+
+    draft: Runner | None = None
+    # A draft without a runner, such as a text method, goes by the target's.
+    draft_name = target_name
+    model = None if method is None else method.model(pair)
+    if method is not None and model is not None:
+        widths = list(method.widths(pair, numbers))
+        # Logits of a draft with a tokenizer of its own are those of its own tokens.
+        size = vocabulary_size(model.model.config) if pair.translation else pair.vocabulary_size
+        options = {"vocabulary_size": size, "device": model.input_device}
+        # The widest pass may begin at the last draft token, which needs the last but one of the
+        # target's slots, and reaches `widest - 1` slots beyond it.
+        num_slots += max(widths) - 2
+        draft, draft_name = _build("draft", model, preparation, options, widths, num_slots)
+
+    compiled_draft: CompiledDraft | None = None
+    if pair.head is not None and target_name == "compiled":
+        compiled_draft = _compiled_draft(pair, preparation)
+        draft_name = "static" if compiled_draft is None else "compiled"
+    parts = (target, draft, compiled_draft)
+    setup_seconds = sum(
+        part.setup_seconds for part in parts if isinstance(part, StaticRunner | CompiledDraft)
+    )
+    if setup_seconds:
+        # Tracing leaves garbage with the caches in it, which would stay: `timing` freezes what exists.
+        gc.collect()
+    else:
+        numbers = list(range(1, preparation.decoding.most_draft_tokens + 1))
+    return PairRunners(
+        pair=pair,
+        target=target,
+        draft=draft,
+        compiled_draft=compiled_draft,
+        names=RunnerNames(target_name, draft_name),
+        make_drafter=_drafters(pair, draft, compiled_draft),
+        num_choices=[0, *numbers],
+        setup_seconds=setup_seconds,
+    )
+
+
+def _drafters(
+    pair: Pair, draft: Runner | None, compiled_draft: CompiledDraft | None
+) -> MakeDrafter | None:
+    """Make drafters of a pair; None without a draft.
+
+    The shapes of proposals are checked if the method is not built in.
+    """
+    settings = pair.draft_settings
+    if settings is None:
+        return None
+    make = method_of(settings).drafter(settings, pair, draft)
+
+    def make_prepared(warp: AnyWarp) -> Drafter:
+        drafter = make(warp)
+        if isinstance(drafter, HeadDrafter):
+            drafter.compiled = compiled_draft
+        if not METHODS.is_built_in(settings.method):
+            drafter = with_checked_shapes(drafter, settings.name)
+        return drafter
+
+    return make_prepared
+
+
+def _compiled_draft(pair: Pair, preparation: Preparation) -> CompiledDraft | None:
+    """The compiled proposals of a pair's head; None where it drafts eagerly, of which the user is told."""
+    settings = pair.draft_settings
+    most = max(preparation.numbers_drafted, default=0)
+    if settings is None or not most:
+        return None
+    drafter = method_of(settings).drafter(settings, pair, None)(warp_of(preparation.decoding))
+    if not isinstance(drafter, HeadDrafter):
+        return None
+    try:
+        return CompiledDraft(
+            drafter, pair.target.model, preparation.batch_size, preparation.num_slots, most
+        )
+    except UnsupportedModelError as reason:
+        preparation.say(f"{settings.name} {reason}; it drafts eagerly")
+        return None
+
+
+def _build(
+    role: str,
+    loaded: LoadedModel,
+    preparation: Preparation,
+    options: Options,
+    widths: Sequence[int],
+    num_slots: int,
+) -> tuple[Runner, RunnerName]:
+    """A runner for a model, and its name.
+
+    Args:
+        role: `model` for the target, or `draft`; errors name it.
+        widths: the numbers of tokens of an extension.
+        num_slots: the most tokens of a row, draft tokens beyond its end included.
+
+    Raises:
+        SettingError: for a model that cannot be read as the run would read it.
+    """
+    model = loaded.model
+    name = loaded.settings.name
+    runner = preparation.runner
+    if runner == "auto":
+        runner = "compiled" if loaded.input_device.type == "cuda" else "static"
+    if runner != "eager":
+        try:
+            if recurrent_kind(model.config) is not None:
+                raise UnsupportedModelError("has a recurrent state")
+            static = StaticRunner(
+                model, num_slots, shares_prefix=preparation.share_prefix, **options
+            )
+            if _checked.get(model, 0) < num_slots:
+                static.check(num_slots)
+                _checked[model] = num_slots
+        except UnsupportedModelError as reason:
+            preparation.say(f"{name} {reason}; it runs with runner=eager")
+            runner = "eager"
+    if runner == "compiled":
+        preparation.say(f"{name}: compiling")
+        try:
+            static.compile(preparation.batch_size, num_slots, widths)
+        except UnsupportedModelError as reason:
+            preparation.say(f"{name} {reason}; it runs with runner=static")
+            runner = "static"
+    if runner != "eager":
+        return static, runner
+
+    # A target without a draft reads token by token, and is never rolled back.
+    takes_back = max(widths) > 1
+    snapshot = SnapshotRunner(model, takes_back=takes_back, keeps_first=role == "model", **options)
+    try:
+        snapshot.check(1, num_slots)
+    except UnsupportedModelError as reason:
+        tokens = "several tokens at once" if takes_back else "token by token"
+        advice = "choose another"
+        if role == "model" and takes_back:
+            advice = "draft=none measures it alone"
+        rule = f"cannot be used: reading {tokens}, it {reason}; {advice}"
+        raise SettingError(role, rule, name) from reason
+    try:
+        snapshot.check(preparation.batch_size, num_slots)
+    except UnsupportedModelError as reason:
+        rule = f"must be 1 for {role}={name}: reading several rows at once, it {reason}"
+        raise SettingError("batch_size", rule, preparation.batch_size) from reason
+    return snapshot, "eager"
