@@ -156,7 +156,7 @@ def test_without_matplotlib_the_tables_remain(tmp_path: Path) -> None:
         (["empty"], "empty: holds no CSV file of latency"),
         (["notes.csv"], "notes.csv: is no CSV file of latency"),
         (["latency.csv", "output=notes.csv"], "output=notes.csv: cannot be written to"),
-        (["latency.csv", "--pdf"], "--pdf: no such option; type: harness report"),
+        (["latency.csv", "--pdf"], "--pdf: no such argument; --help lists them"),
         ([], "results: no such directory here"),
     ],
 )

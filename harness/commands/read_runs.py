@@ -20,7 +20,7 @@ from harness.commands.command import Command, CommandRecord
 from harness.commands.registry import commands as menu_commands
 from harness.commands.registry import row_kinds
 from harness.config.errors import SettingError
-from harness.results.files import Contents, read_file, read_kind
+from harness.results.files import read_file, read_kind
 from harness.results.result_file import NAME, read_result
 from harness.results.row import Row
 from harness.results.rows.prompts import LatencyPromptRow
@@ -39,8 +39,10 @@ _MOST_FILES = 200_000
 
 def measuring(commands: Iterable[CommandRecord]) -> list[Command[Any, Any]]:
     """Commands that measure, and so have runs to show; those that take typed prompts come last."""
-    known = [command for command in commands if isinstance(command, Command) and command.measures]
-    return sorted(known, key=lambda command: not command.sweeps)
+    measurements = [
+        command for command in commands if isinstance(command, Command) and command.measures
+    ]
+    return sorted(measurements, key=lambda command: not command.sweeps)
 
 
 @dataclass
@@ -76,15 +78,13 @@ def read(
     Raises:
         SettingError: a path that does not exist, or without a CSV file of ours; an id that no run has.
     """
-    reader = _Reader(paths, menu_commands() if commands is None else commands)
-    findings = reader.findings
+    findings = _Reader(paths, menu_commands() if commands is None else commands).findings
+    for wanted in ids:
+        if not any(run.id.startswith(wanted) for run in findings.runs):
+            raise SettingError(wanted, f"no run in {', '.join(map(str, paths))} has this id")
     if ids:
-        for wanted in ids:
-            if not any(run.id.startswith(wanted) for run in findings.runs):
-                raise SettingError(wanted, f"no run in {', '.join(map(str, paths))} has this id")
         findings.runs = [run for run in findings.runs if run.id.startswith(tuple(ids))]
     findings.runs, findings.failures = merge(findings.runs)
-    reader.finish()
     return findings
 
 
@@ -116,33 +116,33 @@ def runs_of_pair(
         runs = read([Path(path)]).runs_of(row)
     except SettingError as error:
         raise SettingError(setting, error.rule, path) from error
-    found = []
+    fitting = []
     for run in runs:
         pair = (run.last.model, run.last.draft)
-        other_settings = _drawn_otherwise(run.last, settings.decoding) if drawn_alike else ""
-        if pair == asked and is_enough(run) and not other_settings:
-            found.append(run)
-        if pair != asked or other_settings:
-            others.add(" ".join(filter(None, [f"model={pair[0]} draft={pair[1]}", other_settings])))
-    if found:
-        return found
+        differing = _drawn_otherwise(run.last, settings.decoding) if drawn_alike else []
+        if pair == asked and is_enough(run) and not differing:
+            fitting.append(run)
+        if pair != asked or differing:
+            others.add(" ".join([f"model={pair[0]} draft={pair[1]}", *differing]))
+    if fitting:
+        return fitting
     rule = f"has no run of {row.kind} with model={asked[0]} draft={asked[1]}{needed}"
     if others:
         rule += f", but of {', '.join(sorted(others)[:3])}"
     raise SettingError(setting, rule, path)
 
 
-def _drawn_otherwise(row: RunRow, decoding: DecodingSettings) -> str:
-    """`temperature=0.5 rule=block`, the settings of a run that acceptance depends on and that are others here."""
+def _drawn_otherwise(row: RunRow, decoding: DecodingSettings) -> list[str]:
+    """`temperature=0.5`, `rule=block`: settings of a run that acceptance depends on and that are others here."""
     names = ["temperature"]
     if decoding.temperature or getattr(row, "temperature", None):
         names += ["top_k", "top_p", "rule", "lenience"]
-    found = {name: getattr(row, name, None) for name in names}
-    return " ".join(
-        f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}"
-        for name, value in found.items()
-        if value not in (None, getattr(decoding, name))
-    )
+    differing = []
+    for name in names:
+        value = getattr(row, name, None)
+        if value not in (None, getattr(decoding, name)):
+            differing.append(f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}")
+    return differing
 
 
 def every_run(path: Path) -> Findings:
@@ -151,11 +151,9 @@ def every_run(path: Path) -> Findings:
     Raises:
         SettingError: a path that does not exist, or without a CSV file of ours.
     """
-    reader = _Reader([path], menu_commands())
-    findings = reader.findings
+    findings = _Reader([path], menu_commands()).findings
     single = [run for run in findings.runs if not getattr(run.last, "pooled_runs", None)]
     findings.runs = each_once(single)
-    reader.finish()
     return findings
 
 
@@ -163,20 +161,20 @@ class _Reader:
     """Reads files and directories.
 
     Attributes:
-        findings: the contents of the files so far; a run that is in several files is in it several times.
+        findings: the contents of the files; a run that is in several files is in it several times.
+
+    Raises:
+        SettingError: a path that does not exist, or no file with the result of a run.
     """
 
     def __init__(self, paths: Sequence[Path], commands: Iterable[CommandRecord]) -> None:
-        self.findings = Findings()
-        self._paths = paths
+        self.findings = findings = Findings()
         # Kinds of rows with the result of a run, by the stem of their files' names; then these and all others.
         self._run_kinds: dict[str, type[RunRow]] = {}
         self._kinds: list[type[Row]] = []
         for command in measuring(commands):
-            if command.row is not None:
-                self._run_kinds[command.row.kind] = command.row
-                self._kinds.append(command.row)
-            self._kinds += command.further_rows
+            self._run_kinds[command.row.kind] = command.row
+            self._kinds += [command.row, *command.further_rows]
         # `latency.csv`, `latency_prompts.csv`, and `latency-2.csv`, which `append_rows` begins where
         # the first file has other columns.
         self._file_name = re.compile(rf"({'|'.join(self._run_kinds)})(-\d+|_prompts)?\.csv")
@@ -187,38 +185,27 @@ class _Reader:
                 self._read_directory(path)
             elif not path.exists():
                 raise SettingError(str(path), "no such file or directory")
-            elif path not in self.findings.files and not self._read_file(path):
+            elif path not in findings.files and not self._read_file(path):
                 raise SettingError(str(path), f"is no CSV file of {', '.join(self._run_kinds)}")
-
-    def finish(self) -> None:
-        """Check that anything was found, and give the runs the rows of their prompts.
-
-        They come from a prompts file among those that were read; runs find those in their own directories.
-
-        Raises:
-            SettingError: no file has the result of a run.
-        """
-        findings = self.findings
-        if not (findings.runs or findings.failures):
-            files = ", ".join(f"{command}.csv" for command in self._run_kinds)
+        if not findings.runs:
+            files = ", ".join(f"{kind}.csv" for kind in self._run_kinds)
             rule = f"holds no run's result; those are in {files} and {NAME}"
             if findings.notes:
                 rule += f" ({findings.notes[0]})"
-            raise SettingError(", ".join(map(str, self._paths)), rule)
+            raise SettingError(", ".join(map(str, paths)), rule)
         for run in findings.runs:
+            # Other runs find the rows of their prompts in their own directories.
             if run.last.run in self._prompts:
                 run.prompt_rows = self._prompts[run.last.run]
 
     def _read_directory(self, directory: Path) -> None:
-        has_any = False
-        for file in _files(directory):
-            if self._is_worth_reading(file, directory):
-                has_any = True
-                if file not in self.findings.files:
-                    self._read_file(file)
-        if not has_any:
+        files = [file for file in _files(directory) if self._is_worth_reading(file, directory)]
+        if not files:
             rule = f"holds no CSV file of {', '.join(self._run_kinds)}"
             raise SettingError(str(directory), rule)
+        for file in files:
+            if file not in self.findings.files:
+                self._read_file(file)
 
     def _is_worth_reading(self, file: Path, directory: Path) -> bool:
         """Whether a file below the directory may hold a measurement: by its name or contents."""
@@ -226,7 +213,9 @@ class _Reader:
             return True
         if file.name == NAME:
             # Beside the rows that it repeats it says nothing new.
-            return not any(self._file_name.fullmatch(one.name) for one in file.parent.iterdir())
+            return not any(
+                self._file_name.fullmatch(beside.name) for beside in file.parent.iterdir()
+            )
         # `results.file` may have given a file in the directory itself another name.
         if file.parent != directory or file.suffix != ".csv":
             return False
@@ -242,25 +231,21 @@ class _Reader:
             False for a file that is not ours. A file that cannot be read gets a note, and True.
         """
         findings = self.findings
+        is_json = file.suffix in (".json", ".jsonl")
         try:
-            if file.suffix == ".json" and (contents := read_result(file, self._kinds)):
-                return self._keep(file, contents)
-            if file.name == NAME and _is_broken(file):
-                findings.notes.append(f"{file} is broken: it is no whole JSON")
-            if file.suffix in (".json", ".jsonl"):
+            contents = read_result(file, self._kinds) if file.suffix == ".json" else None
+            if contents is None and is_json:
+                if file.name == NAME and _is_broken(file):
+                    findings.notes.append(f"{file} is broken: it is no whole JSON")
                 return False
-            if file.stat().st_size > _LARGE_FILE:
-                megabytes = file.stat().st_size / 1e6
-                print(f"reading {file} ({megabytes:.0f} MB)", file=sys.stderr)
-            contents = read_file(file, [*row_kinds(), *self._kinds])
+            if contents is None:
+                if file.stat().st_size > _LARGE_FILE:
+                    megabytes = file.stat().st_size / 1e6
+                    print(f"reading {file} ({megabytes:.0f} MB)", file=sys.stderr)
+                contents = read_file(file, [*row_kinds(), *self._kinds])
         except OSError as error:
             findings.notes.append(f"{file} cannot be read: {error.strerror}")
             return True
-        return self._keep(file, contents)
-
-    def _keep(self, file: Path, contents: Contents) -> bool:
-        """Add the rows of a file; False where they are of no command."""
-        findings = self.findings
         findings.notes += contents.torn
         if contents.kind not in self._kinds:
             findings.notes.append(f"{file} has the columns of no command and was left out")

@@ -9,6 +9,8 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from harness.commands.acceptance.page import acceptance_page
+from harness.commands.compare.rows import CompareRow
+from harness.commands.compare.tables import verdict
 from harness.commands.eval.page import eval_page
 from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.of_runs import page_of_runs
@@ -17,6 +19,7 @@ from harness.commands.map.rows import MapRow
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import recovery_page
 from harness.config.machine import note_command_line
+from harness.reporting.terminal import as_text
 from harness.results.rows.acceptance import AcceptanceRow
 from harness.results.runs import Run
 from harness.results.statistics.interval import NAN, Coverage, Interval
@@ -324,3 +327,36 @@ def test_an_acceptance(snapshot: SnapshotAssertion, case: str) -> None:
         runs.append(Run(rows))
     page = acceptance_page(runs)
     assert f"{short(page)}\n\n{full(page)}" == snapshot
+
+
+RACED = {
+    "model": "13B", "draft": "7B", "num_draft_tokens": 4, "speedup": 2.0, "acceptance_rate": 0.75, "lossy": False,
+    "mean_acceptance_length": 4.0, "lenience": 1.0, "identical": True, "temperature": 0.0, "regular_ms_per_token": 3.0,
+    "regular_num_tokens": 64, "speculative_num_tokens": 64,
+}  # fmt: skip
+PARTED = {"identical": False, "parted_at": 3, "logit_margin": -0.5, "logit_tolerance": 0.01}
+RACES: dict[str, Changes] = {
+    "identical": {"tokens_per_iteration": 3.2},
+    "slower": {"speedup": 0.5, "lossy": True, "lenience": 0.5},
+    "other work": {"speculative_num_tokens": 5},
+    "nearly as many tokens": {"speculative_num_tokens": 60},
+    "over the first tokens": {"speculative_num_tokens": 25, "num_compared": 25},
+    "a tie": PARTED | {"logit_margin": 1e-6, "logit_tolerance": 1e-5},
+    "beyond rounding": PARTED,
+    "a lossy rule": PARTED | {"lossy": True, "rule": "typical"},
+    "two samples": {"identical": False, "parted_at": 0, "temperature": 0.5},
+    "one ends": {"identical": False, "parted_at": 2, "num_compared": 2},
+    "nothing drafted": {"acceptance_rate": None},
+    "a server": {"acceptance_rate": None, "engine": "server"},
+    "a coin": {"synthetic_acceptance": 0.8, "weights": "random"},
+    "one arm": {"speedup": None, "speculative_num_tokens": None},
+    "one arm of random weights": {"speedup": None, "speculative_num_tokens": None, "weights": "random"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RACES)
+def test_a_race(snapshot: SnapshotAssertion, case: str) -> None:
+    row = CompareRow(**RACED | RACES[case])
+    in_session, alone = as_text(verdict(row, is_session=True)), as_text(verdict(row))
+    assert in_session == snapshot
+    assert in_session.replace(":set temperature=0", "temperature=0") == alone

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import make_dataclass
 from pathlib import Path
+from typing import Any
 
 import yaml
 
+from harness.commands.arguments import read_arguments
 from harness.commands.audit.costs import computed_speedups, explained
 from harness.commands.audit.figures import CLAIMS, NUMBERS, SETTINGS, SPEEDS, Row
+from harness.commands.audit.formats import tables_of
 from harness.commands.audit.judge import judge
 from harness.commands.audit.page import accusation, audit_page
-from harness.commands.audit.tables import FORMS, Reading, read_text, stated_row
-from harness.config.errors import SettingError, VerdictError, nearest
+from harness.commands.audit.tables import FORMS, Reading, read_text, rows_of_table, stated_row
+from harness.config.errors import SettingError, VerdictError
 from harness.reporting.page import in_full
 from harness.reporting.terminal import WIDE, plain_console, print_document
 
@@ -46,12 +49,15 @@ Short for some:    K acceptance length baseline
 Exit code 0: nothing is impossible or unlikely. 1: something is impossible. 2: a wrong argument, or no figures. 3:
 something is unlikely, or nothing could be checked or explained."""
 _SHORT_NAMES = {
+    "K": "num_draft_tokens",
     "k": "num_draft_tokens",
     "acceptance": "acceptance_rate",
     "length": "tokens_per_iteration",
     "baseline": "regular_tokens_per_second",
 }
-_STATED = (*NUMBERS, "draft")
+_ARGUMENTS: type[Any] = make_dataclass(
+    "AuditSettings", [(name, str, "") for name in (*NUMBERS, "draft", *_SHORT_NAMES, "columns")]
+)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -61,14 +67,22 @@ def main(arguments: Sequence[str]) -> None:
         SettingError: a wrong argument, or a text that is not read.
         VerdictError: a claim is impossible (exit code 1), or unlikely, or none could be checked (3).
     """
-    if not {"-h", "--help"}.isdisjoint(arguments):
-        print(_HELP)
-        return
-    given = dict(argument.split("=", 1) for argument in arguments if re.match(r"\w+=", argument))
-    paths = [argument for argument in arguments if not re.match(r"\w+=", argument)]
-    columns = _columns(given.pop("columns", "{}"))
-    stated = stated_row("the figure", _stated(given))
-    title, reading = _reading(paths, columns, stated)
+    settings, paths = read_arguments(_ARGUMENTS, arguments, _HELP)
+    typed = {name: text for name, text in vars(settings).items() if text}
+    columns = _columns(typed.pop("columns", "{}"))
+    baseline = typed.get("baseline", "")
+    figures = {_SHORT_NAMES.get(name, name): text for name, text in typed.items()}
+    if baseline.endswith((".json", ".jsonl")):
+        del figures["regular_tokens_per_second"]
+        figures |= _baseline(baseline)
+    stated = stated_row(figures)
+    if paths or CLAIMS.keys().isdisjoint(stated.figures):
+        if len(paths) != 1:
+            raise SettingError("audit", f"takes one file, not {len(paths)}; it {FORMS}")
+        title = "standard input" if paths[0] == "-" else Path(paths[0]).name
+        reading = read_text(_text_of(paths[0]), columns, stated, title)
+    else:
+        title, reading = "figures", Reading([[stated]], [])
     computed = computed_speedups(reading.tables)
     rows = [row for table in reading.tables for row in table]
     judged = [claim for row in rows for claim in judge(row, computed)]
@@ -86,49 +100,21 @@ def main(arguments: Sequence[str]) -> None:
 def _columns(typed: str) -> Mapping[str, str]:
     try:
         columns = yaml.load(typed, yaml.BaseLoader)
-        return {heading: _SHORT_NAMES.get(name.lower(), name) for heading, name in columns.items()}
-    except (yaml.YAMLError, AttributeError) as error:
+        return {heading: _SHORT_NAMES.get(name, name) for heading, name in columns.items()}
+    except (yaml.YAMLError, AttributeError, TypeError) as error:
         rule = "must be {HEADING: NAME, ...}, in quotes for the shell"
         raise SettingError("columns", rule) from error
 
 
-def _stated(given: Mapping[str, str]) -> dict[str, str]:
-    """What holds for all rows, by our names.
-
-    Raises:
-        SettingError: no such name.
-    """
-    stated: dict[str, str] = {}
-    for typed, value in given.items():
-        name = _SHORT_NAMES.get(typed.lower(), typed)
-        if name not in _STATED:
-            names = (*_STATED, *_SHORT_NAMES, "columns")
-            raise SettingError(typed, f"no such argument{nearest(typed, names)} (--help)")
-        if typed == "baseline" and value.endswith((".json", ".jsonl")):
-            stated |= _baseline(value)
-        else:
-            stated[name] = value
-    return stated
-
-
 def _baseline(path: str) -> dict[str, str]:
-    """The speeds of the regular arm's result file."""
-    (rows,) = read_text(_text_of(path), {}, Row(""), path).tables
-    if len(rows) > 1:
+    """The speeds of the regular arm's result file, by our names."""
+    rows = [
+        row for table in tables_of(_text_of(path)) for row in rows_of_table(table, {}, Row(""))[0]
+    ]
+    if len(rows) != 1:
         raise SettingError("baseline", f"must be a file of one run, not of {len(rows)}", path)
     figures = rows[0].figures
     return {f"regular_{name}": figures[name].text for name in SPEEDS if name in figures}
-
-
-def _reading(paths: Sequence[str], columns: Mapping[str, str], stated: Row) -> tuple[str, Reading]:
-    """The title and what is read: a file, standard input, or the arguments alone."""
-    if not paths and not CLAIMS.keys().isdisjoint(stated.figures):
-        return "figures", Reading([[stated]], [], [], [])
-    if len(paths) != 1:
-        raise SettingError("audit", f"takes one file, not {len(paths)}; it {FORMS}")
-    (path,) = paths
-    title = "standard input" if path == "-" else Path(path).name
-    return title, read_text(_text_of(path), columns, stated, title)
 
 
 def _text_of(path: str) -> str:

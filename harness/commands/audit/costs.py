@@ -62,37 +62,37 @@ class Explained(NamedTuple):
     def is_possible(self) -> bool:
         return self.steps.high >= 1 - NOISE
 
+    @property
+    def speedup_at_most(self) -> float:
+        """The speed-up if all draft tokens were accepted; NaN where that is not known."""
+        return self.at_rate(1) if self.is_possible else math.nan
+
     def at_rate(self, rate: float) -> float:
         """The speed-up if this share of draft tokens were accepted, at the same cost."""
         return (1 + (self.most_tokens - 1) * rate) / self.steps.middle
 
-    def at_steps(self, steps: float) -> float:
-        """The speed-up if an iteration took so many regular steps, at the same acceptance."""
-        return self.tokens.middle / steps
-
 
 def explained(row: Row) -> Explained:
     """What a row says of an iteration, as far as it follows."""
-    tokens = _computed_tokens(row)
+    rate = row.figures.get("acceptance_rate")
+    drafted = row.figures.get("mean_num_draft_tokens")
+    if drafted is None and row.proposes_k:
+        drafted = Figure(row.k, row.k)
+    tokens = UNKNOWN
+    if rate and rate.low <= 1 and drafted:
+        tokens = Figure(1 + drafted.low * rate.low, 1 + drafted.high * min(rate.high, 1))
     stated = row.figures.get("tokens_per_iteration")
     if stated is not None:
         # Some lengths are of accepted draft tokens, without the target's own.
         agrees = stated.high >= 0.99 * (tokens.low - 1) and 1.01 * (tokens.high - 1) >= stated.low
         tokens = stated.plus(1 if stated.high < 1 or agrees else 0)
-    speedup = _speedup_of(row)
+    # That of one user; of those that agree with it, the values that all leave possible.
+    speedup, *others = speedups(row).values() or [UNKNOWN]
+    for other in others:
+        if speedup.overlaps(other):
+            speedup = Figure(max(speedup.low, other.low), min(speedup.high, other.high))
     steps = UNKNOWN if is_apart(row) else tokens.over(speedup)
     return Explained(row, tokens, stated is not None, speedup, steps)
-
-
-def _computed_tokens(row: Row) -> Figure:
-    """Tokens per iteration by the acceptance."""
-    rate = row.figures.get("acceptance_rate")
-    drafted = row.figures.get("mean_num_draft_tokens")
-    if drafted is None and row.proposes_k:
-        drafted = Figure(row.k, row.k)
-    if rate and rate.low <= 1 and drafted:
-        return Figure(1 + drafted.low * rate.low, 1 + drafted.high * min(rate.high, 1))
-    return UNKNOWN
 
 
 def speedups(row: Row) -> dict[str, Figure]:
@@ -105,15 +105,6 @@ def speedups(row: Row) -> dict[str, Figure]:
     }
 
 
-def _speedup_of(row: Row) -> Figure:
-    """That of one user; of those that agree with it, the values that all leave possible."""
-    first, *others = speedups(row).values() or [UNKNOWN]
-    for other in others:
-        if first.overlaps(other):
-            first = Figure(max(first.low, other.low), min(first.high, other.high))
-    return first
-
-
 def is_apart(row: Row) -> bool:
     """Whether the gain of a user and that of the server are too far apart: then requests queue."""
     gains = [gain.middle for what, gain in speedups(row).items() if what != "latency"]
@@ -124,16 +115,14 @@ def computed_speedups(tables: Sequence[Sequence[Row]]) -> set[str]:
     """Places of rows whose speed-up is what the acceptance gives, to the last digit, in all rows of their table."""
     places: set[str] = set()
     for rows in tables:
-        with_both = [
-            row for row in rows if "speedup" in row.figures and explained(row).tokens.is_known
-        ]
-        if all(map(_is_computed, with_both)):
-            places |= {row.place for row in with_both}
+        with_both = {}
+        for row in rows:
+            speedup, tokens = row.figures.get("speedup"), explained(row).tokens
+            if speedup and tokens.is_known:
+                # Small ones, and few digits, may be alike by chance.
+                widths = [figure.high - figure.low for figure in (speedup, tokens)]
+                is_exact = max(widths) < _EXACT * (min(speedup.middle, tokens.middle) - 1)
+                with_both[row.place] = is_exact and speedup.overlaps(tokens)
+        if all(with_both.values()):
+            places |= with_both.keys()
     return places if len(places) >= _FEWEST_COMPUTED else set()
-
-
-def _is_computed(row: Row) -> bool:
-    speedup, tokens = row.figures["speedup"], explained(row).tokens
-    # Small ones, and few digits, may be alike by chance.
-    are_exact = [end.high - end.low < _EXACT * (end.middle - 1) for end in (speedup, tokens)]
-    return all(are_exact) and speedup.overlaps(tokens)

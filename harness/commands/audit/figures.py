@@ -99,6 +99,8 @@ class Figure(NamedTuple):
         return (self.low + self.high) / 2
 
     def __str__(self) -> str:
+        if not self.is_known:
+            return ""
         if self.high - self.low < 0.04 * self.middle:
             return f"{self.middle:.2f}"
         return f"{self.low:.2f} to {self.high:.2f}"
@@ -128,8 +130,8 @@ class Figure(NamedTuple):
             return None
         if name == "speedup" and (change := _CHANGE.fullmatch(text)):
             return cls._gained(change, in_percent)
-        of_unit = next(unit for end, unit in _UNITS.items() if name.endswith(end))
-        number = rf"({_NUMBER})\s*({of_unit})"
+        unit_pattern = next(unit for end, unit in _UNITS.items() if name.endswith(end))
+        number = rf"({_NUMBER})\s*({unit_pattern})"
         cell = re.fullmatch(rf"(?i){number}(?:{_TO}{number})?\s*(?:[±(\[].*)?", text)
         if cell is None or (name == "speedup" and in_percent and not cell[2]):
             raise ValueError(text)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from harness.commands.audit.figures import (
     MARKS,
@@ -12,6 +12,7 @@ from harness.commands.audit.figures import (
     is_stated,
     leading_numbers,
 )
+from harness.commands.audit.formats import Cells
 
 _MEAN = r"(?:(?:avg|average|mean|median|pooled|overall|measured|effective|expected) )"
 _ARM = (
@@ -66,51 +67,60 @@ _DEPTH = r"(?:(?:speculative|spec) )?(?:num )?steps"
 _NODES = r"(?:speculative )?(?:num )?draft(?: tokens)?|nodes"
 _LARGEST_K = 64
 
-Cells = Mapping[str, str]
+# Headings below which `45 %` is 1.45×.
+_IS_GAIN = re.compile(r"faster|gain|uplift|improve|[δΔ]|delta|\bvs\b|versus|over|relative")
+_PERCENT = re.compile(r"%|percent|pct")
+# No draft has as many accepted tokens per iteration on average.
+_LONGEST = 20
 
 
-def names_of_columns(rows: Sequence[Cells], columns: Cells) -> dict[str, str]:
-    """Our name of what each column holds, by heading; the first column names the rows if nothing else does."""
-    names = {heading: columns[heading] for heading in rows[0] if heading in columns}
+def names_of_columns(rows: Sequence[Cells], known: Cells) -> dict[str, str]:
+    """Our name of what each column holds, by heading; the first column names the rows if nothing else does.
+
+    Args:
+        known: names of some columns by heading, which are not guessed.
+    """
+    names = {heading: known[heading] for heading in rows[0] if heading in known}
     cells = {heading: [row[heading].strip(MARKS) for row in rows] for heading in rows[0]}
-    unknown = [heading for heading in rows[0] if heading not in names]
-    words = {heading: plain(heading) for heading in unknown}
+    unknown = {heading: plain(heading) for heading in rows[0] if heading not in names}
     # Steps without a top-k are many things.
-    has_depth = any(re.fullmatch(_HEADINGS["topk"], text) for text in words.values())
-    has_depth &= any(re.fullmatch(_DEPTH, text) for text in words.values())
-    for heading in unknown:
-        meant = _meaning(words[heading], cells[heading])
-        if has_depth and re.fullmatch(_DEPTH, words[heading]):
-            meant = "num_draft_tokens"
-        elif has_depth and re.fullmatch(_NODES, words[heading]):
-            meant = "num_nodes"
-        if words[heading] == "k" and not {"l", "γ", "gamma"}.isdisjoint(words.values()):
-            # It is a number of drafts.
-            meant = None
-        if meant and meant not in names.values():
-            names[heading] = meant
-    _name_by_cells({h: cells[h] for h in unknown if h not in names}, names)
+    has_depth = all(
+        any(re.fullmatch(pattern, words) for words in unknown.values())
+        for pattern in (_HEADINGS["topk"], _DEPTH)
+    )
+    is_number_of_drafts = not {"l", "γ", "gamma"}.isdisjoint(unknown.values())
+    for heading, words in unknown.items():
+        name = _meaning(words, cells[heading])
+        if has_depth and re.fullmatch(_DEPTH, words):
+            name = "num_draft_tokens"
+        elif has_depth and re.fullmatch(_NODES, words):
+            name = "num_nodes"
+        elif words == "k" and is_number_of_drafts:
+            name = None
+        if name and name not in names.values():
+            names[heading] = name
+    # By their cells: the only column in tokens/s, and one in which some rows are called regular.
+    others = [heading for heading in unknown if heading not in names]
+    speeds = [heading for heading in others if _are_speeds(unknown[heading], cells[heading])]
+    if "tokens_per_second" not in names.values() and len(speeds) == 1:
+        names[speeds[0]] = "tokens_per_second"
+    for heading in others:
+        are_regular = {is_regular_arm(text) for text in cells[heading] if text}
+        if "draft" not in names.values() and are_regular == {True, False}:
+            names[heading] = "draft"
     first = next(iter(rows[0]))
     if first not in names and not _are_numbers(cells[first]):
         names[first] = "name"
     return names
 
 
-def _name_by_cells(cells: Mapping[str, Sequence[str]], names: dict[str, str]) -> None:
-    """Names the only column whose cells all are in tokens/s, and one in which some rows are called regular."""
-    in_tokens_per_second = [
-        heading
-        for heading, texts in cells.items()
-        if any(map(is_stated, texts))
-        and all(re.search(r"(?i)\d\s*(?:tok\w*|tk|t)/s", text) for text in filter(is_stated, texts))
-        and not re.search(r"prompt|prefill|\bpp|total", plain(heading))
-    ]
-    if "tokens_per_second" not in names.values() and len(in_tokens_per_second) == 1:
-        names[in_tokens_per_second[0]] = "tokens_per_second"
-    for heading, texts in cells.items():
-        regular = [is_regular_arm(text) for text in texts if text]
-        if "draft" not in names.values() and any(regular) and not all(regular):
-            names[heading] = "draft"
+def is_in_percent(name: str, words: str, cells: Sequence[str]) -> bool:
+    """Whether numbers of a column that have no sign are in percent."""
+    if name == "speedup":
+        return bool(_IS_GAIN.search(words)) and not re.search("speed ?up", words)
+    if name != "acceptance_rate" or any("%" in cell for cell in cells):
+        return False
+    return bool(_PERCENT.search(words)) or max(leading_numbers(cells), default=0) > 1
 
 
 def plain(heading: str) -> str:
@@ -133,13 +143,25 @@ def _meaning(words: str, cells: Sequence[str]) -> str | None:
 
 def _fits(name: str, words: str, cells: Sequence[str]) -> bool:
     """Whether a column may have such cells: by its heading alone it may be a count, or have no unit."""
+    numbers = leading_numbers(cells)
+    most = max(numbers, default=0)
     if name == "draft":
         return not _are_numbers(cells)
     if name == "num_draft_tokens":
-        return max(leading_numbers(cells), default=0) <= _LARGEST_K
+        return most <= _LARGEST_K
     if name == "latency_s":
         return bool(re.search(r"\bs\b|sec", words)) or any("s" in cell for cell in cells)
+    if name == "acceptance_rate" and not _PERCENT.search(" ".join([words, *cells])):
+        # Shares, or percent; else it may be a length or a count.
+        return most <= 1 or (min(numbers) > 1 and _LONGEST < most <= 100)
     return True
+
+
+def _are_speeds(words: str, cells: Sequence[str]) -> bool:
+    """Whether all cells that state anything are in tokens/s, and not of prompts."""
+    stated = [text for text in cells if is_stated(text)]
+    in_unit = [re.search(r"(?i)\d\s*(?:tok\w*|tk|t)/s", text) for text in stated]
+    return bool(stated) and all(in_unit) and not re.search(r"prompt|prefill|\bpp|total", words)
 
 
 def _are_numbers(cells: Sequence[str]) -> bool:

@@ -7,6 +7,7 @@ another average, definition or run may explain it, it is unlikely.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
+from dataclasses import replace
 from typing import Literal, NamedTuple, get_args
 
 from harness.commands.audit.costs import NOISE, explained, is_apart, speedups
@@ -39,16 +40,20 @@ class Judged(NamedTuple):
 
 
 def judge(row: Row, computed: Collection[str] = ()) -> list[Judged]:
-    """Every claim of a row; a word of a cell is no column, so that nothing is held against a K in words.
+    """Every claim of a row, held against its columns: a K in the words of a cell is none.
 
     Args:
         computed: places of rows whose speed-up was computed from the acceptance.
     """
+    columns = row
+    if row.k_is_in_words:
+        others = {name: row.figures[name] for name in row.figures if name != "num_draft_tokens"}
+        columns = replace(row, figures=others)
     judged = []
     for figure in CLAIMS:
         if figure not in row.figures:
             continue
-        findings: list[Finding] = [_UNCHECKED, *_CHECKS[figure](row, row.figures[figure])]
+        findings: list[Finding] = [_UNCHECKED, *_CHECKS[figure](columns, row.figures[figure])]
         if figure == "speedup" and row.place in computed:
             reason = "is what the acceptance gives, to the last digit: computed, not measured"
             findings = [("not stated", reason)]
@@ -61,7 +66,7 @@ def _length(row: Row, length: Figure) -> Iterator[Finding]:
     """Tokens per iteration are at most K + 1, and one more where an answer's first token counts."""
     most = row.k + 1
     # Not a number where K is not stated.
-    if row.k_is_in_words or not row.k >= 1:
+    if not row.k >= 1:
         return
     if length.high < 1:
         yield "not stated", "is below 1, so that it leaves out the target's own token"
@@ -78,7 +83,7 @@ def _rate(row: Row, rate: Figure) -> Iterator[Finding]:
     """A rate is accepted ÷ proposed, or by another definition what the tokens per iteration give."""
     tokens = row.figures.get("tokens_per_iteration")
     drafted = row.figures.get("mean_num_draft_tokens")
-    is_chain = row.proposes_k and not row.drafts_blocks and not row.k_is_in_words
+    is_chain = row.proposes_k and not row.drafts_blocks
     if rate.low > 1:
         yield "impossible", "is no share"
     elif tokens and (drafted or is_chain):
@@ -103,16 +108,16 @@ def _rate(row: Row, rate: Figure) -> Iterator[Finding]:
 def _speedup(row: Row, speedup: Figure) -> Iterator[Finding]:
     """A speed-up is at most what an iteration yields, and the ratio of both arms' speeds."""
     most = row.k + 1
-    if not (row.k_is_in_words or row.varies_by_text) and speedup.low > most:
+    if not row.varies_by_text and speedup.low > most:
         verdict: Verdict = "impossible" if speedup.low > (1 + NOISE) * most else "unlikely"
         all_accepted = (
             f"K={row.k:g} draft tokens and the target's own, in no less than a regular step"
         )
         yield verdict, f"is above {most:g}: {all_accepted}"
-    elif row.k >= 1 and not row.k_is_in_words:
+    elif row.k >= 1:
         yield "consistent", "is at most K + 1"
     _, tokens, is_stated, *_ = explained(row)
-    if tokens.is_known and (is_stated or not row.k_is_in_words):
+    if tokens.is_known:
         yields = f"the {tokens.middle:.2f} tokens per iteration"
         if speedup.low <= (1 + NOISE) * tokens.high:
             yield "consistent", f"is at most {yields}"

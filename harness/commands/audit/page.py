@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from harness.commands.audit.costs import Explained, explained, is_apart, speedups
-from harness.commands.audit.figures import CLAIMS, Figure, Row
+from harness.commands.audit.figures import CLAIMS
 from harness.commands.audit.judge import Judged
 from harness.commands.audit.tables import Reading
 from harness.config.amounts import counted, percent
 from harness.reporting.page import Page, Step
-from harness.reporting.table import Column, Line, Table
+from harness.reporting.table import Column, Line, Table, times
 from harness.results.iteration_cost import IterationCost, Point
 from harness.results.runs import grouped
 from harness.results.statistics.interval import Interval
@@ -27,33 +27,20 @@ _ROUND_STEPS = (1.5, 1.2, 1)
 _ON_SERVER = Step("on your server", command="harness latency -- YOUR_SERVER_COMMAND")
 
 
-def _cell(form: str, value: float) -> str | None:
-    return None if math.isnan(value) else form.format(value)
-
-
-def _at_most(item: Explained) -> str | None:
-    return _cell("{:.2f}×", item.at_rate(1)) if item.is_possible else None
+def _known(form: Callable[[float], str]) -> Callable[[float], str]:
+    """The form of a number that may not be known."""
+    return lambda value: "" if math.isnan(value) else form(value)
 
 
 _COLUMNS = (
     Column("row", of=lambda item: item.row.name or item.row.place, text=True),
-    Column("K", of=lambda item: _cell("{:g}", item.row.k), optional=True),
-    Column("load", of=lambda item: _cell("{:g}", item.row.load), optional=True),
-    Column(
-        "costs,\nsteps",
-        of=lambda item: str(item.steps) if item.steps.is_known else None,
-        optional=True,
-        meaning="of an iteration, in regular steps",
-    ),
-    Column("yields,\ntokens", of=lambda item: _cell("{:.2f}", item.tokens.middle), optional=True),
-    Column("speed-up", of=lambda item: _cell("{:.2f}×", item.speedup.middle), optional=True),
-    Column(
-        "accepted",
-        percent,
-        lambda item: None if math.isnan(item.rate) else item.rate,
-        optional=True,
-    ),
-    Column("if all were\naccepted", of=_at_most, optional=True),
+    Column("K", _known("{:g}".format), "row.k", optional=True),
+    Column("load", _known("{:g}".format), "row.load", optional=True),
+    Column("costs,\nsteps", of="steps", optional=True, meaning="of an iteration, in regular steps"),
+    Column("yields,\ntokens", _known("{:.2f}".format), "tokens.middle", optional=True),
+    Column("speed-up", _known(times), "speedup.middle", optional=True),
+    Column("accepted", _known(percent), "rate", optional=True),
+    Column("if all were\naccepted", _known(times), "speedup_at_most", optional=True),
 )
 
 
@@ -64,7 +51,7 @@ def audit_page(
     excluded = {claim.row.place for claim in judged if claim.verdict == "impossible"}
     rows = [row for table in reading.tables for row in table]
     items = [explained(row) for row in rows if row.place not in {*excluded, *computed}]
-    finding = [Line(text, "dim") for text in (*reading.read, *reading.unread)]
+    finding = [Line(note, "dim") for note in reading.notes]
     if computed:
         measured = "computed, not measured, so that no cost follows"
         text = f"the speed-ups of {counted(len(computed), 'row')} are what the acceptance gives, to the last digit"
@@ -78,7 +65,6 @@ def audit_page(
     for verdict in ("impossible", "unlikely"):
         accused = [claim for claim in judged if claim.verdict == verdict]
         finding += [Line(f"{verdict}: {accusation(claim)}") for claim in accused]
-    finding += [Line(note, "dim") for note in reading.notes]
     table = Table.of("costs", "", items, _COLUMNS, look="bare")
     heading = f"{title} · {counted(len(rows), 'row')}"
     return Page(heading, finding, tables=[table] if items else (), next=[_ON_SERVER])
@@ -90,18 +76,25 @@ def accusation(claim: Judged) -> str:
 
 def _lines_of_costs(rows: Sequence[Explained]) -> list[Line]:
     """What an iteration costs, what holds the speed-up back, and what other values would give."""
-    apart = [Line(_where_apart(item.row)) for item in rows if is_apart(item.row)]
+    apart = []
+    for item in rows:
+        if is_apart(item.row):
+            gains = speedups(item.row).items()
+            text = ", ".join(f"{gain.middle:.2f}× by {what}" for what, gain in gains)
+            queues = "so far apart, requests queue or runs differ, and no cost follows"
+            apart.append(Line(f"{item.row.label}: {text}: {queues}"))
     priced = [item for item in rows if item.steps.is_known]
     if not priced:
         return [*apart, Line(_without_cost(rows), "strong")] if rows else []
     costs = sorted((item.steps for item in priced), key=lambda steps: steps.middle)
-    least, most = costs[0], costs[-1]
-    headline = f"An iteration costs {least} regular steps"
+    headline = f"An iteration costs {costs[0]} regular steps"
     if len(priced) > 1:
-        span = f"{least.middle:.2f} to {most.middle:.2f}"
+        span = f"{costs[0].middle:.2f} to {costs[-1].middle:.2f}"
         headline = f"An iteration costs {span} regular steps, in {len(priced)} rows"
-    slowest_first = sorted(priced, key=lambda item: item.speedup.middle)
-    chosen = priced if len(priced) <= _MOST_SENTENCES else [slowest_first[0], slowest_first[-1]]
+    chosen = priced
+    if len(priced) > _MOST_SENTENCES:
+        slowest_first = sorted(priced, key=lambda item: item.speedup.middle)
+        chosen = [slowest_first[0], slowest_first[-1]]
     sentences = [Line(_sentence(item, priced)) for item in chosen]
     lines = [Line(headline, "strong"), *sentences, *apart, *_lines_over_k(priced)]
     if any(not item.is_stated and item.row.proposes_k for item in priced):
@@ -110,11 +103,6 @@ def _lines_of_costs(rows: Sequence[Explained]) -> list[Line]:
         )
         lines.append(Line(f"assumed: {assumed}", "dim"))
     return lines
-
-
-def _where_apart(row: Row) -> str:
-    gains = ", ".join(f"{gain.middle:.2f}× by {what}" for what, gain in speedups(row).items())
-    return f"{row.label}: {gains}: so far apart, requests queue or runs differ, and no cost follows"
 
 
 def _sentence(item: Explained, others: Sequence[Explained]) -> str:
@@ -126,32 +114,32 @@ def _sentence(item: Explained, others: Sequence[Explained]) -> str:
     if item.steps.middle < _NEARLY_FREE:
         return f"{start}: drafting and verifying must be almost free"
     if math.isnan(item.most_tokens):
-        return f"{start}; at one step it would be {item.at_steps(1):.2f}×"
-    at_most = item.at_rate(1)
-    if at_most < 1:
-        return f"{start}: slower than regular decoding even with all accepted ({at_most:.2f}×)"
-    return f"{start}. {_held_back_by(item, others)}"
-
-
-def _held_back_by(item: Explained, others: Sequence[Explained]) -> str:
-    """What another acceptance and another cost would give: those of other rows of the same K, or round ones."""
-    same_k = [other for other in others if other is not item and other.row.k == item.row.k]
-    better = [other for other in same_k if other.rate > item.rate + 0.03]
+        return f"{start}; at one step it would be {item.tokens.middle:.2f}×"
+    if item.speedup_at_most < 1:
+        at_most = (
+            f"slower than regular decoding even with all accepted ({item.speedup_at_most:.2f}×)"
+        )
+        return f"{start}: {at_most}"
+    # What another acceptance and another cost would give: those of other rows of the same K, or round ones.
+    others = [other for other in others if other is not item and other.row.k == item.row.k]
+    best = max(others, key=lambda other: other.rate, default=item)
     rate, accepted = 1.0, "with all accepted"
-    if better:
-        best = max(better, key=lambda other: other.rate)
+    if best.rate > item.rate + 0.03:
         rate, accepted = best.rate, f"at {percent(best.rate)} accepted ({best.row.place})"
-    cheaper = [other for other in same_k if 1 <= other.steps.middle < 0.9 * item.steps.middle]
-    if cheaper:
-        least = min(cheaper, key=lambda other: other.steps.middle)
-        steps, whose = round(least.steps.middle, 1), f" ({least.row.place})"
-    else:
-        steps = next((steps for steps in _ROUND_STEPS if steps < 0.9 * item.steps.middle), 1)
-        whose = ""
-    by_rate, by_steps = item.at_rate(rate), item.at_steps(steps)
+    cheapest = min(
+        (other for other in others if other.steps.middle >= 1),
+        key=lambda other: other.steps.middle,
+        default=item,
+    )
+    below = 0.9 * item.steps.middle
+    steps, whose = next((steps for steps in _ROUND_STEPS if steps < below), 1.0), ""
+    if cheapest.steps.middle < below:
+        steps, whose = round(cheapest.steps.middle, 1), f" ({cheapest.row.place})"
+    by_rate, by_steps = item.at_rate(rate), item.tokens.middle / steps
     held_by = "cost" if by_steps > by_rate else "acceptance"
     at = "one step" if steps == 1 else f"{steps:g} steps"
-    return f"Its {held_by} holds it back more: {accepted} {by_rate:.2f}×, at {at}{whose} {by_steps:.2f}×"
+    ways = f"{accepted} {by_rate:.2f}×, at {at}{whose} {by_steps:.2f}×"
+    return f"{start}. Its {held_by} holds it back more: {ways}"
 
 
 def _lines_over_k(priced: Sequence[Explained]) -> list[Line]:
@@ -162,23 +150,19 @@ def _lines_over_k(priced: Sequence[Explained]) -> list[Line]:
         by_k = {item.row.k: item.steps for item in curve}
         if len(by_k) < max(3, len(curve)) or by_k[max(by_k)].middle <= by_k[min(by_k)].middle:
             continue
-        of = f" of {curve[0].row.name}" if len(curve) < len(priced) else ""
-        lines.append(Line(f"over K{of}: {_over_k(by_k)}"))
+        points = []
+        for k, cost in sorted(by_k.items()):
+            steps = Interval(cost.middle, cost.low, cost.high)
+            points.append(Point(int(k) + 1, 1, Interval(), steps, k))
+        shape = IterationCost(points).shape()
+        assert shape is not None
+        text = str(shape)
+        if shape.fixed is not None and shape.per_token is not None:
+            per_token = f"{shape.per_token.estimate:.2f} for each draft token"
+            text = f"{shape.fixed.estimate:.2f} steps and {per_token}, a line within noise"
+        whose = f" of {curve[0].row.name}" if len(curve) < len(priced) else ""
+        lines.append(Line(f"over K{whose}: {text}"))
     return lines[:_MOST_LINES]
-
-
-def _over_k(by_k: dict[float, Figure]) -> str:
-    points = []
-    for k, figure in sorted(by_k.items()):
-        steps = Interval(figure.middle, figure.low, figure.high)
-        points.append(Point(int(k) + 1, 1, Interval(), steps, k))
-    shape = IterationCost(points).shape()
-    assert shape is not None
-    if shape.fixed is None or shape.per_token is None:
-        return str(shape)
-    per_token = f"{shape.per_token.estimate:.2f}"
-    fixed = f"{shape.fixed.estimate:.2f}"
-    return f"{fixed} steps and {per_token} for each draft token, a line within noise"
 
 
 def _without_cost(rows: Sequence[Explained]) -> str:

@@ -2,23 +2,24 @@
 
 from __future__ import annotations
 
-import math
 import shlex
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from statistics import fmean
+from typing import Literal
 
-from harness.commands.bisect.search import Measured, Outcome, Search, disturbed
+from harness.commands.arguments import read_arguments
+from harness.commands.bisect.search import Outcome, Search, Version
 from harness.commands.bisect.starts import Starts, commits
 from harness.commands.registry import measurement
 from harness.config.amounts import change_in_percent, counted, percent
 from harness.config.engines import check_has_no_key, divided, placeholders
-from harness.config.errors import SettingError, VerdictError, nearest
+from harness.config.errors import SettingError, VerdictError
+from harness.config.settings import require
 from harness.measuring.progress import say
 from harness.reporting.page import Page, Step, heading, in_full, in_short
 from harness.reporting.table import Column, Line, Table
 from harness.reporting.terminal import WIDE, plain_console, print_document
-from harness.results.runs import Run
 from harness.results.verdict import CANNOT_TELL
 
 # The figures of `latency` by which versions are searched, and the words for what became worse.
@@ -27,19 +28,8 @@ _FIGURES = {
     "acceptance": ("tokens per iteration", "that accepts less"),
     "speedup": ("speed-up", "with a lower speed-up"),
 }
-_DEFAULTS = {
-    "good": "",
-    "bad": "",
-    "versions": "",
-    "git": ".",
-    "figure": "time",
-    "margin": "0.02",
-    "starts": "24",
-    "resume": "true",
-    "details": "false",
-}
 # Filled in by the harness itself.
-_OF_LATENCY = ("port", "K")
+_FILLED_IN = ("port", "K")
 _LONGEST_NAME = 60
 
 _HELP = """\
@@ -72,6 +62,26 @@ starts of one version differ by 1 %. The version that is named and the one befor
 Exit code 0: found. 1: good or bad cannot be measured. 2: a wrong argument. 3: it cannot be told, or bad is no worse."""
 
 
+@dataclass(frozen=True)
+class BisectSettings:
+    """The arguments of `bisect`, as `--help` has them."""
+
+    good: str = ""
+    bad: str = ""
+    versions: str = ""
+    git: str = "."
+    figure: Literal["time", "acceptance", "speedup"] = "time"
+    margin: float = 0.02
+    starts: int = 24
+    resume: bool = True
+    details: bool = False
+
+    def __post_init__(self) -> None:
+        rule = "must be a share from 0 to 1, such as 0.02"
+        require(0 <= self.margin < 1, "margin", rule, self.margin)
+        require(self.starts >= 2, "starts", "must be a number of at least 2", self.starts)
+
+
 def main(arguments: Sequence[str]) -> None:
     """The command `bisect`.
 
@@ -81,81 +91,36 @@ def main(arguments: Sequence[str]) -> None:
         VerdictError: it cannot be told which version it is, or the last one is no worse than the first.
     """
     typed, *servers = divided(arguments)
-    if not {"-h", "--help"}.isdisjoint(typed):
-        print(_HELP)
-        return
-    own, settings = _divided_settings(typed)
-    margin = _number(own, "margin", 0, 1, "must be a share from 0 to 1, such as 0.02")
-    most_starts = _number(own, "starts", 2, math.inf, "must be a number of at least 2")
-    for name in ("resume", "details"):
-        if own[name] not in ("true", "false"):
-            raise SettingError(name, "must be true or false", own[name])
-    if own["figure"] not in _FIGURES:
-        rule = f"must be one of {', '.join(_FIGURES)}{nearest(own['figure'], _FIGURES)}"
-        raise SettingError("figure", rule, own["figure"])
-    for words in servers:
-        check_has_no_key(words)
+    settings, words = read_arguments(BisectSettings, typed, _HELP, passes_on=True)
+    if not {"-m", "--multirun"}.isdisjoint(words):
+        raise SettingError(
+            "-m", "bisect is no sweep: versions=A,B,C are searched, not all measured"
+        )
+    for command in servers:
+        check_has_no_key(command)
     if len(servers) > 1:
         raise SettingError("--", "is followed by one command, with the version in it")
-    name = _placeholder(settings, servers)
-    shown = _versions(name, own)
-    names_draft = any(setting.startswith(("draft=", "pair=")) for setting in settings)
-    if servers and own["figure"] != "speedup" and not names_draft:
+    name = _placeholder(words, servers)
+    versions = _versions(name, settings)
+    names_draft = any(word.startswith(("draft=", "pair=")) for word in words)
+    if servers and settings.figure != "speedup" and not names_draft:
         # The command as it is typed, and no second server without speculation.
-        settings = ["draft=none", *settings]
-    words = [*settings, *(["--", *servers[0]] if servers else [])]
-    starts = Starts(name, words, shown, resumes=own["resume"] == "true")
-
-    def measure(version: str, number: int) -> Run | str:
-        run = starts.measure(version, number)
-        if isinstance(run, str):
-            say(f"{name} {shown[version]}: cannot be measured: {run}")
-        return run
-
-    search = Search(
-        [*shown],
-        _FIGURES[own["figure"]][0],
-        margin,
-        int(most_starts),
-        measure,
-        measurement("latency").changes,
-    )
+        words = ["draft=none", *words]
+    if servers:
+        words = [*words, "--", *servers[0]]
+    starts = Starts(name, words, resumes=settings.resume)
+    figure, worse = _FIGURES[settings.figure]
+    changes = measurement("latency").changes
+    search = Search(versions, figure, settings.margin, settings.starts, starts.measure, changes)
     outcome = search.find()
     again = shlex.join(word for word in arguments if not word.startswith("starts="))
-    page = page_of_search(
-        outcome, shown, own, f"harness bisect starts={int(2 * most_starts)} {again}"
-    )
-    document = in_full(page) if own["details"] == "true" else in_short(page)
-    print_document(document, plain_console(WIDE))
+    more_starts = f"harness bisect starts={2 * settings.starts} {again}"
+    page = page_of_search(outcome, worse, more_starts)
+    print_document(in_full(page) if settings.details else in_short(page), plain_console(WIDE))
     say(f"Kept in {starts.directory}/")
-    _judge(outcome)
-
-
-def _divided_settings(typed: Sequence[str]) -> tuple[dict[str, str], list[str]]:
-    """The arguments of this command, and the settings of `latency`."""
-    own = dict(_DEFAULTS)
-    settings = []
-    for word in typed:
-        name, equals, value = word.partition("=")
-        if equals and name in own:
-            own[name] = value
-        elif word in ("-m", "--multirun"):
-            raise SettingError(
-                word, "bisect is no sweep: versions=A,B,C are searched, not all measured"
-            )
-        else:
-            settings.append(word)
-    return own, settings
-
-
-def _number(own: Mapping[str, str], name: str, least: float, below: float, rule: str) -> float:
-    try:
-        number = float(own[name])
-    except ValueError:
-        number = math.nan
-    if not least <= number < below:
-        raise SettingError(name, rule, own[name])
-    return number
+    if outcome.first_worse is None:
+        number = counted(len(outcome.runs), "start")
+        raise VerdictError(f"{page.finding[0].text}, after {number} (starts=)", CANNOT_TELL)
 
 
 def _placeholder(settings: Sequence[str], servers: Sequence[Sequence[str]]) -> str:
@@ -163,156 +128,131 @@ def _placeholder(settings: Sequence[str], servers: Sequence[Sequence[str]]) -> s
     varied = {setting.partition("=")[0].rpartition("vary.")[2] for setting in settings}
     words = [*settings, *(word for server in servers for word in server)]
     names = dict.fromkeys(name for word in words for name in placeholders(word))
-    free = [name for name in names if name not in _OF_LATENCY and name not in varied]
+    free = [name for name in names if name not in _FILLED_IN and name not in varied]
     if len(free) == 1:
         return free[0]
-    if not free:
-        rule = "must have {version} or {commit} where that goes: -- docker run … server:{version}"
-        raise SettingError("the command", rule)
-    raise SettingError(
-        "the command", f"must have one name in braces for the version, not {' and '.join(free)}"
-    )
+    rule = "must have {version} or {commit} where that goes: -- docker run … server:{version}"
+    if free:
+        rule = f"must have one name in braces for the version, not {' and '.join(free)}"
+    raise SettingError("the command", rule)
 
 
-def _versions(name: str, own: Mapping[str, str]) -> dict[str, str]:
-    """The versions in order, from the good one to the bad one, and how each is shown."""
-    good, bad = own["good"], own["bad"]
-    if name == "commit" and not own["versions"]:
-        for end in ("good", "bad"):
-            if not own[end]:
+def _versions(name: str, settings: BisectSettings) -> list[Version]:
+    """The versions in order, from the good one to the bad one.
+
+    Args:
+        name: that stands in braces for them.
+    """
+    ends = {"good": settings.good, "bad": settings.bad}
+    if name == "commit" and not settings.versions:
+        for end, commit in ends.items():
+            if not commit:
                 raise SettingError(end, "must be a commit: harness bisect good=v1.2 bad=HEAD -- …")
-        return commits(own["git"], good, bad)
-    versions = [version.strip() for version in own["versions"].strip("[]").split(",")]
-    versions = [version for version in versions if version]
-    if len(versions) != len(set(versions)):
-        raise SettingError("versions", "must name each version once", own["versions"])
-    if len(versions) < 2:
-        rule = f"must list them in order, the oldest first, for {{{name}}}: versions=0.9,0.10,0.11"
-        raise SettingError("versions", rule, *filter(None, [own["versions"]]))
-    places = {"good": 0, "bad": len(versions) - 1}
-    for end in places:
-        if own[end]:
-            if own[end] not in versions:
-                raise SettingError(end, "must be one of versions=", own[end])
-            places[end] = versions.index(own[end])
-    if places["good"] >= places["bad"]:
-        raise SettingError(
-            "bad", f"must come after good={versions[places['good']]} in versions=", bad
-        )
-    return {version: version for version in versions[places["good"] : places["bad"] + 1]}
+        return commits(settings.git, settings.good, settings.bad)
+    typed = [version.strip() for version in settings.versions.strip("[]").split(",")]
+    versions = [version for version in typed if version]
+    is_set = len(versions) == len(set(versions))
+    require(is_set, "versions", "must name each version once", settings.versions)
+    rule = f"must list them in order, the oldest first, for {{{name}}}: versions=0.9,0.10,0.11"
+    require(len(versions) >= 2, "versions", rule, settings.versions)
+    for end, version in ends.items():
+        require(version in ("", *versions), end, "must be one of versions=", version)
+    first = versions.index(settings.good or versions[0])
+    last = versions.index(settings.bad or versions[-1])
+    rule = f"must come after good={versions[first]} in versions="
+    require(first < last, "bad", rule, versions[last])
+    return [Version(version, version) for version in versions[first : last + 1]]
 
 
-def page_of_search(
-    outcome: Outcome, shown: Mapping[str, str], own: Mapping[str, str], again: str
-) -> Page:
+def page_of_search(outcome: Outcome, worse: str, more_starts: str) -> Page:
     """What a search has found.
 
     Args:
-        shown: how each version is shown.
-        own: the arguments of the command.
-        again: the command that goes on with more starts.
+        worse: what became of the figure, in words.
+        more_starts: the command that goes on with more of them.
     """
-    last = outcome.changed.after
-    number = f"{counted(len(outcome.versions), 'version')}, {counted(outcome.num_starts, 'start')}"
-    doubts = []
-    if outcome.changed.reason:
-        doubts.append(f"{outcome.changed.figure.name}: {outcome.changed.reason}.")
-    if outcome.changed.figure.timed and (busy := disturbed(outcome)):
-        of_all = f"{len(busy)} of {counted(outcome.num_starts, 'start')}"
-        doubts.append(f"{of_all} drifted, or shared the processor with other programs.")
-    skipped = [one for one in outcome.versions if one.skipped]
-    notes = [f"{shown[one.version]} was skipped: {one.skipped}" for one in skipped]
+    changed = outcome.changed
+    number = f"{counted(len(outcome.versions), 'version')}, {counted(len(outcome.runs), 'start')}"
+    doubts = [f"{changed.figure.name}: {changed.reason}."] if changed.reason else []
+    disturbed = [run for run in outcome.runs if not run.last.was_quiet]
+    if changed.figure.timed and disturbed:
+        share = f"{len(disturbed)} of {counted(len(outcome.runs), 'start')}"
+        doubts.append(f"{share} drifted, or shared the processor with other programs.")
+    notes = [
+        f"{version.label} was skipped: {version.skipped}"
+        for version in outcome.versions
+        if version.skipped
+    ]
     notes.append(
         "Change: over the first version, prompt by prompt. Chance: that it is the first worse one, by all starts and"
         " their noise."
     )
-    others = [one for one in outcome.compared if one is not outcome.changed and one.change]
-    for one in others:
-        interval = f" ({one.interval})" if one.interval else ""
-        notes.append(f"{one.figure.name}: {one.change}{interval}, {one.in_words}")
-    table = replace(_table(outcome, shown), notes=tuple(notes))
+    for other in outcome.compared:
+        if other is not changed and other.change:
+            interval = f" ({other.interval})" if other.interval else ""
+            notes.append(f"{other.figure.name}: {other.change}{interval}, {other.in_words}")
     steps = []
     if outcome.first_worse is None and outcome.possible:
-        steps.append(Step("to go on, with the starts so far", command=again))
-    why = [("Why", one.split) for one in outcome.compared if one.split]
-    return Page(
-        f"{heading(last, '')} · {number}",
-        [_finding(outcome, shown, _FIGURES[own["figure"]][1])],
-        doubts,
-        [table],
-        why,
-        steps,
-    )
+        steps.append(Step("to go on, with the starts so far", command=more_starts))
+    why = [("Why", compared.split) for compared in outcome.compared if compared.split]
+    title = f"{heading(changed.after, '')} · {number}"
+    table = _table(outcome, notes)
+    return Page(title, [_finding(outcome, worse)], doubts, [table], why, steps)
 
 
-def _finding(outcome: Outcome, shown: Mapping[str, str], worse: str) -> Line:
+def _finding(outcome: Outcome, worse: str) -> Line:
     changed = outcome.changed
+    change = f"{changed.figure.name} {changed.change}"
     interval = f"95 % interval {changed.interval}"
     if changed.interval is None:
         interval = f"no interval: {changed.reason}"
-    if outcome.first_worse is not None:
-        skipped = [shown[version] for version in outcome.possible if version != outcome.first_worse]
+    first_worse = outcome.first_worse
+    possible = [version.label for version in outcome.possible]
+    if first_worse is not None:
+        skipped = [version.label for version in outcome.possible if version is not first_worse]
         others = f", or {', '.join(skipped)} (skipped)," if skipped else ""
-        found = f"{shown[outcome.first_worse]}{others} is the first one {worse}"
-        chance = next(one.chance for one in outcome.versions if one.version == outcome.first_worse)
-        over = f"{interval}, over all starts before it and from it on; {_percent(chance)} sure"
-        return Line(f"{found}: {changed.figure.name} {changed.change}", "bad", over)
-    ends = [shown[outcome.versions[place].version] for place in (0, -1)]
-    if not outcome.possible:
-        verdict = (
-            "no worse" if changed.verdict in ("no worse", "better") else "not known to be worse"
-        )
-        found = f"{ends[1]} is {verdict} than {ends[0]}"
-        return Line(f"{found}: {changed.figure.name} {changed.change}", "strong", interval)
-    names = [shown[version] for version in outcome.possible]
-    likeliest = names[0] if len(names) == 1 else f"one of {len(names)}, {names[0]} to {names[-1]}"
-    found = f"cannot tell which is the first one {worse}; likeliest is {likeliest}"
-    return Line(found, "strong", f"{changed.figure.name} {changed.change}, {interval}")
+        sure = "over 99 %" if first_worse.chance > 0.99 else percent(first_worse.chance)
+        over = f"{interval}, over all starts before it and from it on; {sure} sure"
+        return Line(f"{first_worse.label}{others} is the first one {worse}: {change}", "bad", over)
+    if not possible:
+        is_known = changed.verdict in ("no worse", "better")
+        verdict = "no worse" if is_known else "not known to be worse"
+        first, last = outcome.versions[0].label, outcome.versions[-1].label
+        return Line(f"{last} is {verdict} than {first}: {change}", "strong", interval)
+    likeliest = possible[0]
+    if len(possible) > 1:
+        likeliest = f"one of {len(possible)}, {possible[0]} to {possible[-1]}"
+    text = f"cannot tell which is the first one {worse}; likeliest is {likeliest}"
+    return Line(text, "strong", f"{change}, {interval}")
 
 
-def _percent(chance: float) -> str:
-    return "over 99 %" if chance > 0.99 else f"{percent(chance)}"
-
-
-def _table(outcome: Outcome, shown: Mapping[str, str]) -> Table:
+def _table(outcome: Outcome, notes: Sequence[str]) -> Table:
     """One row per version that was measured or skipped."""
 
-    def mean(one: Measured, column: str) -> float | None:
-        values = [run.last.values()[column] for run in one.runs]
-        known = [value for value in values if value is not None]
-        return fmean(known) if known else None
+    def mean(heading: str, name: str, form: str) -> Column:
+        def mean_of_starts(version: Version) -> float | None:
+            values = [run.last.values()[name] for run in version.runs]
+            measured = [value for value in values if value is not None]
+            return fmean(measured) if measured else None
+
+        return Column(heading, form.format, mean_of_starts, optional=True)
 
     columns = (
-        Column("version", of=lambda one: shown[one.version][:_LONGEST_NAME], text=True),
-        Column("starts", of=lambda one: len(one.runs) or None, optional=True),
-        Column(
-            "ms per token", "{:.4g}".format, lambda one: mean(one, "ms_per_token"), optional=True
-        ),
-        Column(
-            "tokens per\niteration",
-            "{:.3g}".format,
-            lambda one: mean(one, "tokens_per_iteration"),
-            optional=True,
-        ),
-        Column("speed-up", "{:.3g}".format, lambda one: mean(one, "speedup"), optional=True),
-        Column("change", change_in_percent, "ratio", optional=True),
-        Column("chance", percent, lambda one: one.chance if one.runs else None, optional=True),
-        Column("", of=lambda one: "skipped" if one.skipped else None, text=True, optional=True),
+        Column("version", of=lambda version: version.label[:_LONGEST_NAME], text=True),
+        Column("starts", of=lambda version: version.num_starts or None, optional=True),
+        mean("ms per token", "ms_per_token", "{:.4g}"),
+        mean("tokens per\niteration", "tokens_per_iteration", "{:.3g}"),
+        mean("speed-up", "speedup", "{:.3g}"),
+        Column("change", change_in_percent, outcome.ratio, optional=True),
+        Column("chance", percent, lambda v: v.chance if v.runs else None, optional=True),
+        Column("", of=lambda v: "skipped" if v.skipped else None, text=True, optional=True),
     )
-    touched = [one for one in outcome.versions if one.runs or one.skipped]
+    touched = [version for version in outcome.versions if version.runs or version.skipped]
     return Table.of(
-        "bisect", "", touched, columns, strong=lambda one: one.version == outcome.first_worse
-    )
-
-
-def _judge(outcome: Outcome) -> None:
-    """Raise a VerdictError unless a version was found."""
-    if outcome.first_worse is not None:
-        return
-    if not outcome.possible:
-        first, last = outcome.versions[0].version, outcome.versions[-1].version
-        raise VerdictError(f"{last} is not known to be worse than {first}", CANNOT_TELL)
-    number = counted(outcome.num_starts, "start")
-    raise VerdictError(
-        f"it cannot be told which version it is, after {number} (starts=)", CANNOT_TELL
+        "bisect",
+        "",
+        touched,
+        columns,
+        strong=lambda version: version is outcome.first_worse,
+        notes=tuple(notes),
     )

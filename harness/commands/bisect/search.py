@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 from harness.config.errors import RunError
@@ -26,27 +26,30 @@ _MOST_AT_ENDS = 3
 _FEWEST_OF_NAMED = 2
 _LEVEL = 0.05
 
-# Measures a version once more: its run, or why there is none. The number counts its starts, from 1.
-Measure = Callable[[str, int], Run | str]
-Changes = Callable[[Sides], Sequence[Compared]]
 
-
-@dataclass(frozen=True)
-class Measured:
-    """A version, and what was found out about it.
+@dataclass
+class Version:
+    """A version, and what is known of it.
 
     Attributes:
+        name: that fills in the command.
+        label: how it is shown.
         runs: of each start.
-        ratio: its figure over that of the first version, both as geometric means over starts; None without runs.
-        chance: that it is the first one that is worse.
+        logs: the logarithm of each run's figure over that of the search's first run.
         skipped: why it was not measured, or cannot be compared.
+        chance: that it is the first one that is worse.
     """
 
-    version: str
-    runs: Sequence[Run]
-    ratio: float | None
-    chance: float
-    skipped: str
+    name: str
+    label: str
+    runs: list[Run] = field(default_factory=list)
+    logs: list[float] = field(default_factory=list)
+    skipped: str = ""
+    chance: float = 0.0
+
+    @property
+    def num_starts(self) -> int:
+        return len(self.runs)
 
 
 @dataclass(frozen=True)
@@ -62,48 +65,50 @@ class Outcome:
         changed: the one among them that was searched by.
     """
 
-    versions: Sequence[Measured]
-    first_worse: str | None
-    possible: Sequence[str]
+    versions: Sequence[Version]
+    first_worse: Version | None
+    possible: Sequence[Version]
     compared: Sequence[Compared]
     changed: Compared
 
     @property
-    def num_starts(self) -> int:
-        return sum(len(one.runs) for one in self.versions)
+    def runs(self) -> list[Run]:
+        return [run for version in self.versions for run in version.runs]
+
+    def ratio(self, version: Version) -> float | None:
+        """The figure over that of the first version, both as geometric means over starts; None without runs."""
+        if not version.runs:
+            return None
+        return math.exp(fmean(version.logs) - fmean(self.versions[0].logs))
 
 
 class Search:
     """A search over versions in order, of which the first is good and the last is worse.
 
     Args:
-        versions: two at least, each once.
+        versions: two at least.
         figure: the name of the figure that became worse, as `changes` has it: `ms per token`.
         margin: a change for the worse up to this share is none.
         most_starts: after which it gives up.
-        measure: see `Measure`.
+        measure: measures a version once more: its run, or why there is none.
         changes: see `Command.changes`.
     """
 
     def __init__(
         self,
-        versions: Sequence[str],
+        versions: Sequence[Version],
         figure: str,
         margin: float,
         most_starts: int,
-        measure: Measure,
-        changes: Changes,
+        measure: Callable[[Version], Run | str],
+        changes: Callable[[Sides], Sequence[Compared]],
     ) -> None:
+        self._versions = versions
         self._figure = figure
         self._margin = margin
         self._most_starts = most_starts
         self._measure = measure
         self._changes = changes
-        self._versions = versions
-        self._runs: dict[str, list[Run]] = {version: [] for version in versions}
-        self._skipped: dict[str, str] = {}
-        # The logarithm of each run's figure over that of the first run, by the run's id.
-        self._logs: dict[str, float] = {}
 
     def find(self) -> Outcome:
         """Measure until the answer is known, or the most starts are used up.
@@ -115,135 +120,103 @@ class Search:
         for version in ends:
             self._start(version)
         while not self._is_beyond_margin():
-            fewest = min(ends, key=self._count)
-            if self._count(fewest) == _MOST_AT_ENDS:
+            fewest = min(ends, key=lambda version: version.num_starts)
+            if fewest.num_starts == _MOST_AT_ENDS:
                 return self._outcome(len(self._usable) - 1, [])
             self._start(fewest)
         while True:
             usable = self._usable
-            chances = self._chances()
+            chances = chances_of_first_worse([version.logs for version in usable])
             likeliest = max(range(len(usable)), key=chances.__getitem__)
             is_sure = chances[likeliest] >= SURE
-            seldom = min(likeliest - 1, likeliest, key=lambda near: self._count(usable[near]))
-            is_repeated = self._count(usable[seldom]) >= _FEWEST_OF_NAMED
+            seldom = min(
+                usable[likeliest - 1], usable[likeliest], key=lambda version: version.num_starts
+            )
+            is_repeated = seldom.num_starts >= _FEWEST_OF_NAMED
             if is_sure and is_repeated and self._is_significant(likeliest):
                 return self._outcome(likeliest, [likeliest], is_found=True)
-            if sum(map(len, self._runs.values())) >= self._most_starts:
+            if sum(version.num_starts for version in self._versions) >= self._most_starts:
                 return self._outcome(likeliest, smallest_range(chances))
-            is_next = is_sure or (chances[likeliest] > 0.5 and not is_repeated)
             # A likely one is named when its noise is known well enough.
-            place = seldom if is_next else next_version(chances, [*map(self._count, usable)])
-            self._start(usable[place])
+            is_next = is_sure or (chances[likeliest] > 0.5 and not is_repeated)
+            counts = [version.num_starts for version in usable]
+            self._start(seldom if is_next else usable[next_version(chances, counts)])
 
     @property
-    def _usable(self) -> list[str]:
-        return [version for version in self._versions if version not in self._skipped]
+    def _usable(self) -> list[Version]:
+        return [version for version in self._versions if not version.skipped]
 
-    def _count(self, version: str) -> int:
-        return len(self._runs[version])
+    def _start(self, version: Version) -> None:
+        """Measure a version once more; one that cannot be measured or compared is skipped."""
+        run = self._measure(version)
+        reason = run if isinstance(run, str) else self._keep(version, run)
+        if reason and version in (self._versions[0], self._versions[-1]):
+            text = f"{version.name} is an end of the search, and cannot be measured: {reason}"
+            raise RunError(text)
+        version.skipped = reason
 
-    def _start(self, version: str) -> None:
-        """Measure a version once more; one that cannot be is skipped."""
-        run = self._measure(version, self._count(version) + 1)
-        reason = run if isinstance(run, str) else self._why_not_comparable(run)
-        if not reason:
-            assert isinstance(run, Run)
-            self._runs[version].append(run)
-            return
-        if version in (self._versions[0], self._versions[-1]):
-            raise RunError(f"{version} is an end of the search, and cannot be measured: {reason}")
-        self._skipped[version] = reason
-
-    def _why_not_comparable(self, run: Run) -> str:
-        """Why a run has no figure to compare; "" where it has one, which is kept."""
-        first = next(iter(self._runs[self._versions[0]]), None)
-        if first is None:
-            self._logs[run.id] = 0.0
-            return ""
-        changed = self._compared([first], [run])
-        if changed.comparison is None:
-            return changed.reason or f"has no {self._figure}"
-        self._logs[run.id] = math.log(changed.comparison.change.estimate)
+    def _keep(self, version: Version, run: Run) -> str:
+        """Add a run to its version; why it cannot be compared, or ""."""
+        log = 0.0
+        if first := self._versions[0].runs[:1]:
+            changed = self._of_figure(self._compared(first, [run]))
+            if changed.comparison is None:
+                return changed.reason or f"has no {self._figure}"
+            log = math.log(changed.comparison.change.estimate)
+        version.runs.append(run)
+        version.logs.append(log)
         return ""
 
-    def _compared(self, before: Sequence[Run], after: Sequence[Run]) -> Compared:
-        return self._of_figure(self._all_compared(before, after))
-
-    def _all_compared(self, before: Sequence[Run], after: Sequence[Run]) -> Sequence[Compared]:
+    def _compared(self, before: Sequence[Run], after: Sequence[Run]) -> Sequence[Compared]:
         return self._changes(Sides(before, after, self._margin, noise=()))
+
+    def _across(self, index: int) -> Sequence[Compared]:
+        """All starts of the usable versions before an index against all from it on."""
+        before, after = self._usable[:index], self._usable[index:]
+        return self._compared(
+            [run for version in before for run in version.runs],
+            [run for version in after for run in version.runs],
+        )
 
     def _of_figure(self, compared: Sequence[Compared]) -> Compared:
         """The comparison of the figure that is searched by."""
-        by_name = {one.figure.name: one for one in compared}
+        by_name = {item.figure.name: item for item in compared}
         if self._figure not in by_name:
-            known = ", ".join(by_name)
-            raise RunError(f"the runs have no {self._figure}, but {known}")
+            raise RunError(f"the runs have no {self._figure}, but {', '.join(by_name)}")
         return by_name[self._figure]
-
-    def _across(self, place: int) -> Sequence[Compared]:
-        """All starts of the versions before a place against all from it on."""
-        usable = self._usable
-        before, after = (
-            [run for version in side for run in self._runs[version]]
-            for side in (usable[:place], usable[place:])
-        )
-        return self._all_compared(before, after)
 
     def _is_beyond_margin(self) -> bool:
         """Whether the last version is worse than the first one by more than the margin, as far as one can see."""
         changed = self._of_figure(self._across(len(self._usable) - 1))
         assert changed.comparison is not None
         ratio = changed.comparison.change.estimate
-        if changed.figure.better == "higher":
-            ratio = 1 / ratio
-        return ratio > 1 + self._margin
+        return (ratio if changed.figure.better == "lower" else 1 / ratio) > 1 + self._margin
 
-    def _chances(self) -> list[float]:
-        values = [[self._logs[run.id] for run in self._runs[version]] for version in self._usable]
-        return chances_of_first_worse(values)
-
-    def _is_significant(self, place: int) -> bool:
-        """Whether the versions from a place on are worse at 5 %, however many places there were to choose from
+    def _is_significant(self, index: int) -> bool:
+        """Whether the versions from an index on are worse at 5 %, however many there were to choose from
         (Bonferroni).
         """
-        changed = self._of_figure(self._across(place))
+        changed = self._of_figure(self._across(index))
         if changed.comparison is None:
             return False
         change = changed.comparison.change
         # False where there are no bounds.
         is_worse = change.low > 1 if changed.figure.better == "lower" else change.high < 1
-        num_places = len(self._usable) - 1
-        return is_worse and changed.comparison.p_value * num_places < _LEVEL
+        num_changes = len(self._usable) - 1
+        return is_worse and changed.comparison.p_value * num_changes < _LEVEL
 
     def _outcome(
         self, likeliest: int, possible: Sequence[int], *, is_found: bool = False
     ) -> Outcome:
         usable = self._usable
-        chances = dict(zip(usable, self._chances(), strict=True))
-        means = {
-            version: fmean(self._logs[run.id] for run in runs)
-            for version, runs in self._runs.items()
-            if runs
-        }
-        good = means[self._versions[0]]
-        versions = []
-        for version in self._versions:
-            runs = self._runs[version]
-            ratio = math.exp(means[version] - good) if runs else None
-            chance = chances.get(version, 0.0) if possible else 0.0
-            skipped = self._skipped.get(version, "")
-            versions.append(Measured(version, runs, ratio, chance, skipped))
-        compared = self._across(likeliest)
-        named: list[str] = []
+        named: Sequence[Version] = []
         if possible:
+            chances = chances_of_first_worse([version.logs for version in usable])
+            for version, chance in zip(usable, chances, strict=True):
+                version.chance = chance
             before = self._versions.index(usable[possible[0] - 1])
             last = self._versions.index(usable[possible[-1]])
-            named = [*self._versions[before + 1 : last + 1]]
-        found = usable[likeliest] if is_found else None
-        return Outcome(versions, found, named, compared, self._of_figure(compared))
-
-
-def disturbed(outcome: Outcome) -> list[Run]:
-    """The runs whose times drift or other programs have changed."""
-    runs = [run for one in outcome.versions for run in one.runs]
-    return [run for run in runs if not run.last.was_quiet]
+            named = self._versions[before + 1 : last + 1]
+        compared = self._across(likeliest)
+        first_worse = usable[likeliest] if is_found else None
+        return Outcome(self._versions, first_worse, named, compared, self._of_figure(compared))

@@ -11,10 +11,11 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
+from harness.commands.bisect.search import Version
 from harness.commands.read_runs import every_run
 from harness.commands.registry import measurement
 from harness.config.errors import RunError, SettingError
@@ -34,7 +35,6 @@ class Starts:
 
     Args:
         name: that stands in braces in the words.
-        labels: how each version is shown.
         words: of the harness, then `--` and the command of a server.
         resumes: whether earlier starts of the same words count.
 
@@ -42,71 +42,76 @@ class Starts:
         directory: of all these starts.
     """
 
-    def __init__(
-        self, name: str, words: Sequence[str], labels: Mapping[str, str], *, resumes: bool
-    ) -> None:
+    def __init__(self, name: str, words: Sequence[str], *, resumes: bool) -> None:
         self._name = name
-        self._labels = labels
         self._words = words
         self._resumes = resumes
         digest = hashlib.sha256("\0".join(words).encode()).hexdigest()
         self.directory = _BELOW / digest[:8]
 
-    def measure(self, version: str, number: int) -> Run | str:
-        """The run of a version's start with this number, from 1, or why there is none.
+    def measure(self, version: Version) -> Run | str:
+        """The run of a version's next start, or why there is none.
 
         Raises:
             SettingError: a setting of `latency` is wrong.
         """
-        directory = self.directory / f"{_as_name(version)}-{number}"
-        shown = f"{self._name} {self._labels[version]}"
+        directory = self.directory / _directory_name(version)
+        printed = directory / _PRINTED
+        shown = f"{self._name} {version.label}"
         if self._resumes and (run := _whole_run(directory)) is not None:
             say(f"{shown}: measured before ({directory}; resume=false measures again)")
             return run
-        note(f"{shown}: start {number}; its output: {directory / _PRINTED}")
-        run, reason = self._start(version, directory)
-        show("")
-        if run is None:
-            return reason
-        # The arm that speculates, or the only one.
-        say(f"{shown}: {measurement('latency').line(run.rows)}")
-        return run
-
-    def _start(self, version: str, directory: Path) -> tuple[Run | None, str]:
-        filled = [word.replace(f"{{{self._name}}}", version) for word in self._words]
+        note(f"{shown}: start {version.num_starts + 1}; its output: {printed}")
+        filled = [word.replace(f"{{{self._name}}}", version.name) for word in self._words]
         end = filled.index("--") if "--" in filled else len(filled)
-        place = [f"hydra.run.dir={directory}"]
-        command = [sys.executable, "-m", "harness", "latency", *filled[:end], *place, *filled[end:]]
-        directory.mkdir(parents=True, exist_ok=True)
-        printed = directory / _PRINTED
-        with printed.open("w", encoding="utf-8") as file:
-            # In a session of its own: Ctrl-C is to reach this process alone, which passes it on once.
-            process = subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
-            try:
-                code = process.wait()
-            except BaseException:
-                # It writes its rows, and ends its server.
-                with suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGINT)
-                process.wait()
-                raise
+        run_directory = f"hydra.run.dir={directory}"
+        command = [
+            sys.executable,
+            "-m",
+            "harness",
+            "latency",
+            *filled[:end],
+            run_directory,
+            *filled[end:],
+        ]
+        code = _run(command, printed)
+        show("")
         if code in _INTERRUPTED:
             raise KeyboardInterrupt
         if (run := _whole_run(directory)) is not None:
-            return run, ""
+            # The arm that speculates, or the only one.
+            say(f"{shown}: {measurement('latency').line(run.rows)}")
+            return run
         errors = _ERROR.findall(printed.read_text(encoding="utf-8", errors="replace"))
         reason = errors[-1] if errors else f"ended with exit code {code} ({printed})"
         if code == SettingError.exit_code and not (directory / "latency.csv").exists():
             shutil.rmtree(directory, ignore_errors=True)
             setting, _, rule = reason.partition(": ")
             raise SettingError(setting, rule)
-        return None, reason
+        say(f"{shown}: cannot be measured: {reason}")
+        return reason
+
+
+def _run(command: Sequence[str], printed: Path) -> int:
+    """Run a command, with what it prints in a file; its exit code."""
+    printed.parent.mkdir(parents=True, exist_ok=True)
+    with printed.open("w", encoding="utf-8") as file:
+        # In a session of its own: Ctrl-C is to reach this process alone, which passes it on once.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        try:
+            return process.wait()
+        except BaseException:
+            # It writes its rows, and ends its server.
+            with suppress(ProcessLookupError):
+                process.send_signal(signal.SIGINT)
+            process.wait()
+            raise
 
 
 def _whole_run(directory: Path) -> Run | None:
@@ -117,16 +122,15 @@ def _whole_run(directory: Path) -> Run | None:
     return next((run for run in runs if run.status == "ok"), None)
 
 
-def _as_name(version: str) -> str:
-    """A version as the name of a directory."""
-    name = re.sub(r"[^\w.-]", "_", version)
-    if name == version and len(name) < 100 and not name.startswith("."):
-        return name
-    return f"{name[:80].lstrip('.')}-{hashlib.sha256(version.encode()).hexdigest()[:6]}"
+def _directory_name(version: Version) -> str:
+    """`0.10-1-4a44dc`: the version as far as it can be a name, the number of its next start, and a digest."""
+    readable = re.sub(r"[^\w.-]", "_", version.name)[:80].lstrip(".")
+    digest = hashlib.sha256(version.name.encode()).hexdigest()
+    return f"{readable}-{version.num_starts + 1}-{digest[:6]}"
 
 
-def commits(repository: str, good: str, bad: str) -> dict[str, str]:
-    """The commits from a good one to a bad one along first parents, both included: their hashes, and how each is shown.
+def commits(repository: str, good: str, bad: str) -> list[Version]:
+    """The commits from a good one to a bad one along first parents, both included.
 
     Raises:
         SettingError: there is no such repository or commit, or the bad one does not follow the good one.
@@ -137,16 +141,16 @@ def commits(repository: str, good: str, bad: str) -> dict[str, str]:
         words = ("rev-parse", "--verify", "--end-of-options", f"{revision}^{{commit}}")
         ids.append(_git(repository, words, f"{end}={revision}").strip())
     first, last = ids
-    listed = {}
+    versions = []
     for revisions in (("-1", first), ("--reverse", "--first-parent", f"{first}..{last}")):
         words = ("log", "--format=%H %h %s", *revisions, "--")
         for line in _git(repository, words, "good, bad").splitlines():
-            commit, _, shown = line.partition(" ")
-            listed[commit] = shown
-    of_good_alone = _git(repository, ("rev-list", "--count", f"{last}..{first}"), "good, bad")
-    if len(listed) < 2 or int(of_good_alone):
+            commit, _, label = line.partition(" ")
+            versions.append(Version(commit, label))
+    num_of_good_alone = _git(repository, ("rev-list", "--count", f"{last}..{first}"), "good, bad")
+    if len(versions) < 2 or int(num_of_good_alone):
         raise SettingError("bad", f"must be a commit after good={good}", bad)
-    return listed
+    return versions
 
 
 def _git(repository: str, words: Sequence[str], setting: str) -> str:

@@ -80,6 +80,9 @@ class Cell(Latency):
             raise RunError(_ONE_AT_A_TIME)
         return super()._unmeasured(session, engine, quietness)
 
+    def _read_answers(self, session: Session, engine: Engine) -> None:
+        """A map measures its K, and leaves the engine open for the next cell."""
+
     def keep_prompts(self, session: Session, rows: Sequence[LatencyPromptRow]) -> None:
         self.prompt_rows += rows
 

@@ -16,11 +16,12 @@ from typing import Any, Literal, get_args
 from harness.commands.recovery.record import SamplingName
 from harness.commands.recovery.sampling import Sampling, samplings
 from harness.commands.recovery.workload import (
+    Answer,
     Asking,
     Columns,
     PlannedRequest,
     acceptance_of,
-    danger,
+    crash_risk,
     refusal,
 )
 from harness.config.errors import RunError
@@ -97,7 +98,7 @@ def kinds(decoding: DecodingSettings, prompt: Sequence[int], chat: bool) -> list
 
     drawn = dataclasses.replace(decoding, temperature=1.0, top_k=0, top_p=1.0)
     names = [name for name in get_args(SamplingName) if name not in ("as_asked", "temperature")]
-    found = [
+    asked = [
         Kind(with_parameters("plain")),
         Kind(with_parameters("beside another"), num_in_flight=2),
         Kind(with_parameters("long cached prompt"), is_long=True),
@@ -122,10 +123,10 @@ def kinds(decoding: DecodingSettings, prompt: Sequence[int], chat: bool) -> list
         Kind(Sampling("temperature=1", drawn)),
     ]
     if chat:
-        found.insert(4, Kind(with_parameters("tools", tools=[_TOOL])))
+        asked.insert(4, Kind(with_parameters("tools", tools=[_TOOL])))
     biased = sorted(set(prompt))[:4]
     plain = dataclasses.replace(decoding, temperature=0.7, top_k=0, top_p=1.0)
-    return found + [Kind(each) for each in samplings(plain, biased, names=names)]
+    return asked + [Kind(sampling) for sampling in samplings(plain, biased, names=names)]
 
 
 def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Columns]:
@@ -136,40 +137,45 @@ def kind_checks(asking: Asking, arm: Arm, regular: Arm | None) -> Iterator[Colum
     """
     every = kinds(asking.settings.decoding, asking.prompts[0], asking.settings.engine.asks_chats)
     say(f"{len(every)} kinds of requests: which of them get drafts?")
-    seen: list[Answers] = []
-    refused: list[Columns] = []
+    seed = asking.settings.seed
+    answered: list[Answers] = []
+    unanswered: list[Columns] = []
     failure: RunError | None = None
     for number, kind in enumerate(every):
         name = kind.sampling.name
-        if why := danger(arm, asking.settings, kind.sampling):
-            refused.append(_row(name, "not asked", why))
+        if why := crash_risk(arm, asking.settings, kind.sampling):
+            unanswered.append(_columns(name, "not asked", why))
             continue
         planned = _planned(kind, asking, 1000 * number)
         try:
-            why = refusal(arm, planned[0], asking.settings.seed)
+            why = refusal(arm, planned[0], seed)
             if why is not None:
-                refused.append(_row(name, "refused", f"refused: {why}"))
+                unanswered.append(_columns(name, "refused", f"refused: {why}"))
                 continue
             if kind.is_long:
                 asking.ask(arm, planned, 1, "asking once, for its cache")
             doing = f"asking, {name}"
-            records = asking.records(arm, planned, kind.num_in_flight, doing)
-            expected = None
-            if regular is not None and refusal(regular, planned[0], asking.settings.seed) is None:
-                expected = asking.records(regular, planned, kind.num_in_flight, doing)
+            answers = asking.ask(arm, planned, kind.num_in_flight, doing)
+            expected: Sequence[Answer] = ()
+            if regular is not None and refusal(regular, planned[0], seed) is None:
+                expected = asking.ask(regular, planned, kind.num_in_flight, doing)
         except RunError as error:
             failure = error
-            refused.append(_row(name, "no answer", str(error)))
+            unanswered.append(_columns(name, "no answer", str(error)))
             break
-        seen.append(Answers(kind, records, expected))
-    usual = Usual.of(seen)
-    yield from (each.check(usual) for each in seen)
-    yield from refused
+        records = [answer.record for answer in answers]
+        regular_records = [answer.record for answer in expected]
+        answered.append(Answers(kind, records, regular_records))
+    baseline = Baseline.over(answered)
+    for kind_answers in answered:
+        yield kind_answers.check(baseline)
+    yield from unanswered
     if failure is not None:
         raise failure
 
 
 def _planned(kind: Kind, asking: Asking, first: int) -> list[PlannedRequest]:
+    """Requests of a kind, whose indices begin with `first`."""
     prompts = [tuple(prompt) for prompt in asking.prompts[:_NUM_PROMPTS]]
     if kind.is_long:
         words = [token for prompt in asking.prompts for token in prompt]
@@ -177,95 +183,14 @@ def _planned(kind: Kind, asking: Asking, first: int) -> list[PlannedRequest]:
         prompts = [(*prompt, *repeated)[:_LONG_PROMPT] for prompt in prompts]
     num_tokens = min(_NUM_TOKENS, asking.settings.decoding.max_new_tokens)
     return [
-        PlannedRequest(prompt, kind.sampling, num_tokens, first + number)
-        for number, prompt in enumerate(prompts)
+        PlannedRequest(prompt, kind.sampling, num_tokens, index)
+        for index, prompt in enumerate(prompts, start=first)
     ]
 
 
 @dataclass(frozen=True)
-class Answers:
-    """Answers to one kind of request."""
-
-    kind: Kind
-    records: Sequence[RequestRecord]
-    regular: Sequence[RequestRecord] | None
-
-    @property
-    def drafted(self) -> list[int]:
-        """Draft tokens of each answer, as far as they are reported."""
-        return [record.draft_tokens[0] for record in self.records]
-
-    @property
-    def tokens_in_burst(self) -> float | None:
-        """Tokens that arrive together after the first ones; None of answers that came at once."""
-        bursts = sum(len(record.bursts) - 1 for record in self.records)
-        tokens = sum(record.num_tokens - 1 for record in self.records)
-        return tokens / bursts if bursts > 0 else None
-
-    @property
-    def speedups(self) -> list[float]:
-        """The regular arm's time over this one's, of each prompt."""
-        if self.regular is None:
-            return []
-        pairs = zip(self.records, self.regular, strict=True)
-        return [
-            (other.seconds / max(1, other.num_tokens)) / (own.seconds / max(1, own.num_tokens))
-            for own, other in pairs
-            if own.seconds > 0
-        ]
-
-    def check(self, usual: Usual) -> Columns:
-        """What became of it, beside the other kinds."""
-        verdict, finding = self._judged(usual)
-        wanted = self.kind.wanted
-        if wanted is not None and not all(re.match(wanted, one.text) for one in self.records):
-            verdict, finding = "ignored", f"taken and ignored; {finding}"
-        identical = None
-        # Two answers to a request come mixed.
-        is_one_text = "n" not in self.kind.sampling.parameters
-        is_greedy = self.kind.sampling.decoding.temperature == 0
-        if self.regular is not None and is_greedy and is_one_text:
-            pairs = zip(self.records, self.regular, strict=True)
-            identical = sum(_same(own, other) for own, other in pairs)
-        figures = {
-            "num_prompts": len(self.records),
-            "num_tokens": sum(record.num_tokens for record in self.records),
-            "identical_prompts": identical,
-        }
-        return (
-            _row(self.kind.sampling.name, verdict, finding) | figures | acceptance_of(self.records)
-        )
-
-    def _judged(self, usual: Usual) -> tuple[KindVerdict, str]:
-        num_drafted = sum(self.drafted)
-        if num_drafted:
-            num_accepted = sum(record.draft_tokens[1] for record in self.records)
-            finding = f"{num_drafted} drafted, {num_accepted} accepted"
-            num_without = self.drafted.count(0)
-            if num_without and usual.all_draft:
-                return "some drafts", f"none in {num_without} of {len(self.records)}; {finding}"
-            if num_drafted >= _FEWEST_DRAFTED and not num_accepted:
-                return "none accepted", finding
-            return "drafts", finding
-        if usual.reports_drafts:
-            return "no drafts", "none reported"
-        tokens = self.tokens_in_burst
-        if tokens is not None and usual.tokens_in_burst >= _CLEAR_BURST:
-            drafts = tokens - 1 >= _LEAST_GAIN * (usual.tokens_in_burst - 1)
-            return _by(drafts, f"{tokens:.1f} tokens at a time, up to {usual.tokens_in_burst:.1f}")
-        if self.speedups and usual.speedup >= _CLEAR_SPEEDUP:
-            slowest, fastest = min(self.speedups), max(self.speedups)
-            finding = f"{slowest:.2f}× to {fastest:.2f}× the regular arm's speed"
-            least = 1 + _LEAST_GAIN * (usual.speedup - 1)
-            if slowest >= least or fastest < least:
-                return _by(slowest >= least, finding)
-            return "unknown", finding
-        return "unknown", "no drafts are reported, and none show in any kind"
-
-
-@dataclass(frozen=True)
-class Usual:
-    """What shows of drafts over all kinds.
+class Baseline:
+    """How drafting shows across all kinds.
 
     Attributes:
         reports_drafts: whether any answer came with their number.
@@ -280,24 +205,105 @@ class Usual:
     speedup: float
 
     @classmethod
-    def of(cls, seen: Sequence[Answers]) -> Usual:
+    def over(cls, kinds: Sequence[Answers]) -> Baseline:
         return cls(
-            any(any(each.drafted) for each in seen),
-            any(all(each.drafted) for each in seen),
-            max((each.tokens_in_burst or 0.0 for each in seen), default=0.0),
-            max((min(each.speedups) for each in seen if each.speedups), default=0.0),
+            any(any(answers.drafted) for answers in kinds),
+            any(all(answers.drafted) for answers in kinds),
+            max((answers.tokens_in_burst for answers in kinds), default=0.0),
+            max((min(answers.speedups, default=0.0) for answers in kinds), default=0.0),
         )
 
 
-def _row(kind: str, verdict: KindVerdict, finding: str) -> Columns:
+@dataclass(frozen=True)
+class Answers:
+    """Answers to one kind of request.
+
+    Attributes:
+        regular: those of the regular arm; none where it was not asked.
+    """
+
+    kind: Kind
+    records: Sequence[RequestRecord]
+    regular: Sequence[RequestRecord] = ()
+
+    @property
+    def pairs(self) -> list[tuple[RequestRecord, RequestRecord]]:
+        """Records of this arm and of the regular one."""
+        return [*zip(self.records, self.regular, strict=False)]
+
+    @property
+    def drafted(self) -> list[int]:
+        """Draft tokens of each answer, as far as they are reported."""
+        return [record.draft_tokens[0] for record in self.records]
+
+    @property
+    def tokens_in_burst(self) -> float:
+        """Tokens that arrive together after the first ones; 0 of answers that came at once."""
+        bursts = sum(len(record.bursts) - 1 for record in self.records)
+        tokens = sum(record.num_tokens - 1 for record in self.records)
+        return tokens / bursts if bursts > 0 else 0.0
+
+    @property
+    def speedups(self) -> list[float]:
+        """The regular arm's time per token over this one's, of each prompt."""
+        return [
+            (regular.seconds / max(1, regular.num_tokens))
+            / (tested.seconds / max(1, tested.num_tokens))
+            for tested, regular in self.pairs
+            if tested.seconds > 0
+        ]
+
+    def check(self, baseline: Baseline) -> Columns:
+        """What became of it, compared with the other kinds."""
+        verdict, finding = self._judged(baseline)
+        sampling, wanted = self.kind.sampling, self.kind.wanted
+        if wanted is not None and not all(re.match(wanted, record.text) for record in self.records):
+            verdict, finding = "ignored", f"taken and ignored; {finding}"
+        identical = None
+        # Two answers to a request come mixed.
+        is_one_text = sampling.decoding.temperature == 0 and "n" not in sampling.parameters
+        if self.regular and is_one_text:
+            identical = sum(_is_same(tested, regular) for tested, regular in self.pairs)
+        return {
+            **_columns(sampling.name, verdict, finding),
+            "num_prompts": len(self.records),
+            "num_tokens": sum(record.num_tokens for record in self.records),
+            "identical_prompts": identical,
+            **acceptance_of(self.records),
+        }
+
+    def _judged(self, baseline: Baseline) -> tuple[KindVerdict, str]:
+        num_drafted = sum(self.drafted)
+        if num_drafted:
+            num_accepted = sum(record.draft_tokens[1] for record in self.records)
+            finding = f"{num_drafted} drafted, {num_accepted} accepted"
+            num_without = self.drafted.count(0)
+            if num_without and baseline.all_draft:
+                return "some drafts", f"none in {num_without} of {len(self.records)}; {finding}"
+            is_enough = num_drafted >= _FEWEST_DRAFTED
+            return ("none accepted" if is_enough and not num_accepted else "drafts"), finding
+        if baseline.reports_drafts:
+            return "no drafts", "none reported"
+        tokens = self.tokens_in_burst
+        if tokens and baseline.tokens_in_burst >= _CLEAR_BURST:
+            has_drafts = tokens - 1 >= _LEAST_GAIN * (baseline.tokens_in_burst - 1)
+            finding = f"{tokens:.1f} tokens at a time, up to {baseline.tokens_in_burst:.1f}"
+            return ("drafts" if has_drafts else "no drafts"), finding
+        if self.speedups and baseline.speedup >= _CLEAR_SPEEDUP:
+            slowest, fastest = min(self.speedups), max(self.speedups)
+            finding = f"{slowest:.2f}× to {fastest:.2f}× the regular arm's speed"
+            least = 1 + _LEAST_GAIN * (baseline.speedup - 1)
+            if slowest < least <= fastest:
+                return "unknown", finding
+            return ("drafts" if slowest >= least else "no drafts"), finding
+        return "unknown", "no drafts are reported, and none show in any kind"
+
+
+def _is_same(tested: RequestRecord, regular: RequestRecord) -> bool:
+    if tested.from_text or regular.from_text:
+        return tested.text == regular.text
+    return tested.token_ids == regular.token_ids
+
+
+def _columns(kind: str, verdict: KindVerdict, finding: str) -> Columns:
     return {"check": "kind", "sampling": kind, "verdict": verdict, "finding": finding}
-
-
-def _by(drafts: bool, finding: str) -> tuple[KindVerdict, str]:
-    return ("drafts" if drafts else "no drafts"), finding
-
-
-def _same(own: RequestRecord, other: RequestRecord) -> bool:
-    if own.from_text or other.from_text:
-        return own.text == other.text
-    return own.token_ids == other.token_ids

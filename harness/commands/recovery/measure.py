@@ -16,7 +16,7 @@ from typing import Any
 
 from harness.commands.command import Experiment
 from harness.commands.recovery.kinds import kind_checks
-from harness.commands.recovery.record import EXIT_CODES, RecoverySettings
+from harness.commands.recovery.record import RECORD, RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.scored import scored_checks
 from harness.commands.recovery.scores import GreedyTexts
@@ -74,10 +74,10 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
         return [session.row(RecoveryRow, **common | check) for check in self.checks or [{}]]
 
     def judge(self, rows: Sequence[RecoveryRow]) -> None:
-        """Raises VerdictError if the pair is lossy (exit code 1), or if nothing can be told (3)."""
-        checks = Checks(rows)
-        if checks.verdict != "lossless":
-            raise VerdictError(checks.in_short, EXIT_CODES[checks.verdict])
+        """Raises VerdictError if the pair is lossy, or if nothing can be told."""
+        exit_code = RECORD.exit_code(rows)
+        if exit_code:
+            raise VerdictError(Checks(rows).summary, exit_code)
 
     def _checks(self, session: Session) -> Iterator[Columns]:
         """Open the engine, look for a reference, and yield each check."""
@@ -201,24 +201,23 @@ def compared_checks(
         drawn[sampling.name] = workload.repeated(prompt, sampling, num_each, _NUM_COMPARED)
     requests = workload.shuffled([*greedy, *itertools.chain(*drawn.values())])
     say(f"testing the {arm.name} arm: {len(requests):,} requests, {settings.batch_size} in flight")
-    records = asking.records(arm, requests, settings.batch_size, "asking")
-    by_index = {record.index: record for record in records}
+    answers = asking.ask(arm, requests, settings.batch_size, "asking")
+    by_index = {answer.request.index: answer.record for answer in answers}
 
     texts = GreedyTexts(asking.end_tokens)
     if references.for_texts() is not None:
         for planned in greedy:
-            answer = by_index[planned.index]
-            num_tokens = planned.num_tokens
-            parting = references.text_divergence(planned.prompt, answer.text, num_tokens)
+            record = by_index[planned.index]
+            parting = references.text_divergence(planned.prompt, record.text, planned.num_tokens)
             # A text that the model would go on with parts from it at its end.
-            texts.add(parting, 0, answer)
+            texts.add(parting, 0, record)
     elif regular is not None:
-        expected = asking.records(regular, greedy, 1, f"asking the {regular.name} arm")
-        for planned, wanted in zip(greedy, expected, strict=True):
-            answer = by_index[planned.index]
+        doing = f"asking the {regular.name} arm"
+        for planned, wanted in asking.ask(regular, greedy, 1, doing):
+            record = by_index[planned.index]
             # Nothing here knows the margin of their tokens.
-            parting = first_divergence(None, planned.prompt, wanted.token_ids, answer.token_ids)
-            texts.add(parting, planned.num_tokens, wanted, answer)
+            parting = first_divergence(None, planned.prompt, wanted.token_ids, record.token_ids)
+            texts.add(parting, planned.num_tokens, wanted, record)
     yield texts.columns()
     if regular is None or not samplings:
         return
@@ -230,13 +229,18 @@ def compared_checks(
         # With new indices, and so with other random numbers.
         again = workload.repeated(asked[0].prompt, sampling, num_each, _NUM_COMPARED)
         doing = f"asking the {regular.name} arm, {sampling.name}"
-        of_regular = asking.records(regular, again, 1, doing)
-        expected_texts = [record.token_ids for record in of_regular]
+        expected = asking.ask(regular, again, 1, doing)
+        expected_texts = [answer.record.token_ids for answer in expected]
         tested_texts = [by_index[planned.index].token_ids for planned in asked]
         samples.append((expected_texts, tested_texts))
     result = token_test.compare(samples, _NUM_COMPARED)
     names = ", ".join(sampling.name for sampling in samplings)
-    yield {**vars(result), "check": "sampled", "sampling": names, **acceptance_of(records)}
+    yield {
+        **vars(result),
+        "check": "sampled",
+        "sampling": names,
+        **acceptance_of([*by_index.values()]),
+    }
 
 
 EXPERIMENT = Recovery

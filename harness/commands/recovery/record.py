@@ -34,11 +34,11 @@ SamplingName = Literal[
 ]
 _SAMPLINGS: tuple[SamplingName, ...] = typing.get_args(SamplingName)
 # The others are parameters of servers' APIs.
-_OF_OWN_LOOP = ("as_asked", "temperature", "top_k", "top_p")
+_OWN_LOOP = ("as_asked", "temperature", "top_k", "top_p")
 
 # Of `num_draws`, where it is typed.
 FEWEST_DRAWS = 1000
-EXIT_CODES = {"lossy": 1, "undecided": 3}
+_EXIT_CODES = {"lossy": 1, "undecided": 3}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,8 +111,8 @@ class RecoverySettings(PromptedSettings):
             return
         rule = "must be auto or weights with engine=local, whose weights are the reference"
         require(self.reference != "regular", "reference", rule, self.reference)
-        rule = f"must name one of {', '.join(_OF_OWN_LOOP)} with engine=local"
-        tests_any = not set(_OF_OWN_LOOP).isdisjoint(self.samplings)
+        rule = f"must name one of {', '.join(_OWN_LOOP)} with engine=local"
+        tests_any = not set(_OWN_LOOP).isdisjoint(self.samplings)
         require(tests_any, "samplings", rule, self.samplings)
 
 
@@ -155,7 +155,7 @@ class Recovery(Command[RecoverySettings, RecoveryRow]):
         return Checks(rows).verdict
 
     def exit_code(self, rows: Sequence[RecoveryRow]) -> int:
-        return EXIT_CODES.get(self.line(rows), 0)
+        return _EXIT_CODES.get(self.line(rows), 0)
 
     def page(self, runs: Sequence[Run[RecoveryRow]]) -> Page | None:
         from harness.commands.recovery.tables import recovery_page

@@ -6,7 +6,13 @@ import math
 from collections.abc import Iterator, Sequence
 
 from harness.commands.recovery.scores import Scores, choose_place, is_lossy
-from harness.commands.recovery.workload import Asking, Columns, most_drawn, tokens_at_place
+from harness.commands.recovery.workload import (
+    Asking,
+    Columns,
+    PlannedRequest,
+    most_drawn,
+    tokens_at_place,
+)
 from harness.config.amounts import counted
 from harness.config.errors import RunError
 from harness.engines.door.reference import Reference
@@ -28,129 +34,106 @@ _NUM_LOOKS = 4
 TOGETHER = 8
 
 
-class _Test:
-    """Asks arms the questions of a run, and scores their answers.
-
-    Attributes:
-        so_far: the checks at the last look; none before the first turns are scored.
-    """
-
-    def __init__(self, asking: Asking, reference: Reference) -> None:
-        self.so_far: Sequence[Columns] = []
-        self._asking = asking
-        self._reference = reference
-        settings = asking.settings
-        self._token_test = TokenTest(settings.false_alarm_rate, settings.shift)
-        self._mean_length = (1 + most_drawn(settings.decoding.max_new_tokens)) / 2
-        self._tokens_at_place = tokens_at_place(settings.decoding)
-        self._num_tokens = 0
-        self._num_needed: int | None = None
-        if asking.samplings:
-            self._num_needed = self._needed()
-            # Where no number is enough, more draws would change nothing.
-            self._num_tokens = max(_FEWEST_TOKENS, self._num_needed or 0)
-            if settings.num_draws != "auto":
-                self._num_tokens = settings.num_draws
-
-    def _needed(self) -> int | None:
-        """Drawn tokens that are enough for a verdict, with the first ones of texts."""
-        number = self._token_test.needed()
-        if number is None:
-            return None
-        num_texts = (1 - _SHARE_AT_PLACE) / self._mean_length
-        num_texts += _SHARE_AT_PLACE / self._tokens_at_place
-        # The lengths of texts are random.
-        return math.ceil(1.05 * number / max(1 - num_texts, 0.01))
-
-    def scored(self, arm: Arm) -> Scores:
-        """Ask an arm twice, the second time after answers of the first, and score its answers."""
-        asking = self._asking
-        settings = asking.settings
-        reference = self._reference
-        num_in_flight = settings.batch_size
-        tested = "greedy texts"
-        if asking.samplings:
-            num_settings = counted(len(asking.samplings), "sampling setting")
-            tested += f" and {self._num_tokens:,} drawn tokens over {num_settings}"
-        say(f"testing the {arm.name} arm with {tested}, {num_in_flight} in flight")
-        num_mixed = math.ceil((1 - _SHARE_AT_PLACE) * self._num_tokens / self._mean_length / 2)
-        num_at_place = math.ceil(_SHARE_AT_PLACE * self._num_tokens / self._tokens_at_place)
-        num_together = min(num_in_flight, TOGETHER)
-        scores = Scores(
-            reference,
-            asking.samplings,
-            self._token_test,
-            asking.end_tokens,
-            num_together,
-            settings.seed,
-        )
-        workload = asking.workload()
-        first = asking.ask(arm, workload.first_turns(num_mixed), num_in_flight, "asking")
-        scores.add([answer for answer in first if not answer.request.is_greedy])
-        if isinstance(reference, ReportedReference) and arm is reference.arm:
-            waited_for = [one for one in first if one.request.is_compared and one.record.token_ids]
-            texts = [(one.request.prompt, one.record.token_ids) for one in waited_for]
-            reference.learn_rounding(texts, 3 * scores.returned.rounding(_TOLERANCE))
-        # By the rounding that is known now.
-        scores.add([answer for answer in first if answer.request.is_greedy])
-        self.so_far = scores.checks()
-        at_place = []
-        # Of the run's own sampling setting.
-        own = [one for one in scores.drawn if one.answer.request.sampling in asking.samplings[:1]]
-        if own:
-            place = choose_place(own, reference, num_together)
-            at_place = workload.at_place(place, num_at_place)
-        further = workload.second_turns(first, num_mixed, at_place, num_in_flight)
-        for requests in in_batches(further, max(1, math.ceil(len(further) / _NUM_LOOKS))):
-            scores.add(asking.ask(arm, requests, num_in_flight, "asking, second turns"))
-            self.so_far = scores.checks()
-            # Bets are valid at any time: what is known needs no more.
-            if is_lossy(self.so_far):
-                break
-        last = self.so_far[-1]
-        if last["verdict"] == "undecided" and last["check"] == "sampled":
-            last["num_draws_needed"] = self._num_needed
-        return scores
-
-
 def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Columns]:
     """Test an arm's answers by exact probabilities; before that the arm that is the reference.
 
     Raises:
         RunError: log-probabilities that came with tokens are wrong.
     """
-    test = _Test(asking, reference)
-    returned: list[Columns] = []
+    returned_by_reference: list[Columns] = []
     tolerance = _TOLERANCE
     if isinstance(reference, ReportedReference):
         regular = reference.arm
-        own = test.scored(regular)
-        yield _reference_check(regular, test.so_far)
-        if is_lossy(test.so_far):
+        own = _scores(asking, reference)
+        _ask(asking, regular, reference, own)
+        yield _reference_check(regular, own.so_far)
+        if is_lossy(own.so_far):
             return
-        returned = _returned_check(regular, own.returned, tolerance)
+        returned_by_reference = _returned_check(regular, own.returned, tolerance)
         tolerance = max(_LEAST_TOLERANCE, reference.rounding)
-        test.so_far = []
+    scores = _scores(asking, reference)
     try:
-        first = test.scored(arm)
+        _ask(asking, arm, reference, scores)
     except KeyboardInterrupt:
         # What had been found by then: a loss, or nothing that decides.
-        if not test.so_far:
+        if not scores.so_far:
             say("no verdict: nothing was compared before the interruption")
-        for check in test.so_far:
+        for check in scores.so_far:
             verdict = "lossy" if check["verdict"] == "lossy" else "undecided"
             yield check | {"verdict": verdict}
         raise
-    yield from test.so_far
+    yield from scores.so_far
     # The arm that is tested before the one that it is tested by.
-    returned = [*_returned_check(arm, first.returned, tolerance), *returned]
+    returned = [*_returned_check(arm, scores.returned, tolerance), *returned_by_reference]
     yield from returned
-    wrong = [f"{one['arm']}: {one['finding']}" for one in returned if one["verdict"] == "wrong"]
+    wrong = [
+        f"{check['arm']}: {check['finding']}" for check in returned if check["verdict"] == "wrong"
+    ]
     if wrong:
         about = f"log-probabilities that came with tokens are wrong: {'; '.join(wrong)}"
-        if not is_lossy(test.so_far):
+        if not is_lossy(scores.so_far):
             raise RunError(about)
         say(about)
+
+
+def _scores(asking: Asking, reference: Reference) -> Scores:
+    settings = asking.settings
+    test = TokenTest(settings.false_alarm_rate, settings.shift)
+    num_together = min(settings.batch_size, TOGETHER)
+    return Scores(reference, asking.samplings, test, asking.end_tokens, num_together, settings.seed)
+
+
+def _ask(asking: Asking, arm: Arm, reference: Reference, scores: Scores) -> None:
+    """Ask an arm twice, the second time after answers of the first, and score its answers."""
+    settings = asking.settings
+    num_in_flight = settings.batch_size
+    mean_length = (1 + most_drawn(settings.decoding.max_new_tokens)) / 2
+    length_at_place = tokens_at_place(settings.decoding)
+    num_needed = scores.token_test.needed()
+    if num_needed is not None:
+        # With the first tokens of texts, whose lengths are random.
+        num_texts = (1 - _SHARE_AT_PLACE) / mean_length + _SHARE_AT_PLACE / length_at_place
+        num_needed = math.ceil(1.05 * num_needed / max(1 - num_texts, 0.01))
+    # Where no number is enough, more draws would change nothing.
+    num_tokens = max(_FEWEST_TOKENS, num_needed or 0)
+    if settings.num_draws != "auto":
+        num_tokens = settings.num_draws
+    tested = "greedy texts"
+    if asking.samplings:
+        num_settings = counted(len(asking.samplings), "sampling setting")
+        tested += f" and {num_tokens:,} drawn tokens over {num_settings}"
+    say(f"testing the {arm.name} arm with {tested}, {num_in_flight} in flight")
+    num_mixed = math.ceil((1 - _SHARE_AT_PLACE) * num_tokens / mean_length / 2)
+    workload = asking.workload()
+    first = asking.ask(arm, workload.first_turns(num_mixed), num_in_flight, "asking")
+    scores.add([answer for answer in first if not answer.request.is_greedy])
+    if isinstance(reference, ReportedReference) and arm is reference.arm:
+        texts = [
+            (answer.request.prompt, answer.record.token_ids)
+            for answer in first
+            if answer.request.is_compared and answer.record.token_ids
+        ]
+        reference.learn_rounding(texts, 3 * scores.returned.rounding(_TOLERANCE))
+    # By the rounding that is known now.
+    scores.add([answer for answer in first if answer.request.is_greedy])
+    scores.look()
+    at_place: Sequence[PlannedRequest] = []
+    # Of the run's own sampling setting.
+    drawn = [text for text in scores.drawn if text.answer.request.sampling in asking.samplings[:1]]
+    if drawn:
+        place = choose_place(drawn, reference, scores.num_together)
+        num_at_place = math.ceil(_SHARE_AT_PLACE * num_tokens / length_at_place)
+        at_place = workload.at_place(place, num_at_place)
+    second = workload.second_turns(first, num_mixed, at_place, num_in_flight)
+    for requests in in_batches(second, max(1, math.ceil(len(second) / _NUM_LOOKS))):
+        scores.add(asking.ask(arm, requests, num_in_flight, "asking, second turns"))
+        scores.look()
+        # Bets are valid at any time: what is known needs no more.
+        if is_lossy(scores.so_far):
+            break
+    last = scores.so_far[-1]
+    if last["verdict"] == "undecided" and last["check"] == "sampled":
+        last["num_draws_needed"] = num_needed
 
 
 def _reference_check(arm: Arm, checks: Sequence[Columns]) -> Columns:

@@ -38,6 +38,8 @@ from harness.results.statistics.drawn_tokens import (
 _MOST_LOGITS = 2**25
 # Texts of each sampling setting from which its rounding is estimated.
 _NUM_ROUNDED = 8
+# The name of texts at the one place among sampling settings.
+_AT_PLACE = "at the one place"
 # Places whose proposals are looked at.
 _MOST_LOOKED_AT = 256
 
@@ -121,14 +123,6 @@ def require_token_ids(requests: Sequence[RequestRecord]) -> None:
         )
 
 
-class _Context(NamedTuple):
-    """Decides the distributions of a text's tokens, so that texts that differ in their last token are scored once."""
-
-    prompt: tuple[int, ...]
-    sampling: str
-    all_but_last: tuple[int, ...]
-
-
 class ScoredText(NamedTuple):
     """A drawn answer, and the entropies [n] of the distributions that its tokens were drawn from, in nats."""
 
@@ -147,6 +141,7 @@ class Scores:
         seed: of the random parts of quantiles.
 
     Attributes:
+        so_far: the checks at the last look; none before the first.
         answers: all of them.
         greedy: each greedy text against the likeliest tokens.
         drawn: the other texts.
@@ -162,19 +157,19 @@ class Scores:
         num_together: int,
         seed: int,
     ) -> None:
+        self.so_far: Sequence[Columns] = []
         self.answers: list[Answer] = []
         self.greedy = GreedyTexts(end_tokens)
         self.drawn: list[ScoredText] = []
         self.returned = ReturnedLogprobs()
+        self.token_test = token_test
+        self.num_together = num_together
         self._reference = reference
         self._samplings = samplings
-        self._token_test = token_test
-        self._num_together = num_together
         self._generator = np.random.default_rng(seed)
-        # By sampling setting and prompt: of one text of each prompt, because rounding differs by prompt.
+        # Of some texts, by sampling setting and prompt: rounding differs by prompt. Of those at the one place, where
+        # tokens after the same text come often, by the text.
         self._roundings: dict[str, dict[tuple[int, ...], Rounding]] = defaultdict(dict)
-        # Of texts at the one place, where tokens after the same text come often.
-        self._at_place: list[Rounding] = []
 
     def add(self, answers: Sequence[Answer]) -> None:
         """Score the answers that somebody waited for.
@@ -185,46 +180,44 @@ class Scores:
         self.answers += answers
         waited_for = [answer for answer in answers if answer.request.is_compared]
         require_token_ids([answer.record for answer in waited_for if answer.record.token_ids])
-        by_context: dict[_Context, list[Answer]] = defaultdict(list)
+        # Texts that differ in their last token alone are scored once.
+        by_context: dict[object, list[Answer]] = defaultdict(list)
         for answer in waited_for:
             request = answer.request
             tokens = tuple(answer.record.token_ids)
             if tokens:
                 check_known([*request.prompt, *tokens], self._reference.vocabulary_size)
-                context = _Context(request.prompt, request.sampling.name, tokens[:-1])
+                context = (request.prompt, request.sampling.name, tokens[:-1])
                 by_context[context].append(answer)
             elif request.is_greedy:
                 self.greedy.add(None, request.num_tokens, answer.record)
         # A prompt is read once for all texts of a batch. Longer texts come first: they say most about rounding.
-        distinct = sorted(
-            by_context.items(),
-            key=lambda item: (item[0].prompt, len(item[0].all_but_last)),
-            reverse=True,
-        )
-        longest = max((1 + len(context.all_but_last) for context in by_context), default=1)
+        distinct = sorted(by_context.values(), key=_prompt_and_length, reverse=True)
+        longest = max((len(alike[0].record.token_ids) for alike in distinct), default=1)
         room = _MOST_LOGITS // (longest * self._reference.vocabulary_size)
         num_before = len(self.drawn)
         with progress("comparing", len(distinct)) as advance:
-            for batch in in_batches(distinct, max(1, min(self._num_together, room))):
-                texts = [alike[0].record.token_ids for _, alike in batch]
-                prompts = [context.prompt for context, _ in batch]
+            for batch in in_batches(distinct, max(1, min(self.num_together, room))):
+                texts = [alike[0].record.token_ids for alike in batch]
+                prompts = [alike[0].request.prompt for alike in batch]
                 logits = self._reference.logits_along(prompts, texts)
-                for of_text, text, (context, alike) in zip(logits, texts, batch, strict=True):
-                    own_logits = of_text[: len(text)]
+                for padded, text, alike in zip(logits, texts, batch, strict=True):
                     if alike[0].request.is_greedy:
-                        likeliest = own_logits.argmax(-1).tolist()
-                        for request, record in alike:
-                            parting = first_divergence(
-                                self._reference, context.prompt, likeliest, record.token_ids
-                            )
-                            self.greedy.add(parting, request.num_tokens, record)
+                        self._add_greedy(alike, padded[: len(text)])
                     else:
-                        self._add_drawn(alike, own_logits)
+                        self._add_drawn(alike, padded[: len(text)])
                     advance(None)
         # Bets go on from one text to the next: their order must not depend on what was drawn.
         asked = {answer.request.index: number for number, answer in enumerate(answers)}
-        added = sorted(self.drawn[num_before:], key=lambda one: asked[one.answer.request.index])
+        added = sorted(self.drawn[num_before:], key=lambda text: asked[text.answer.request.index])
         self.drawn[num_before:] = added
+
+    def _add_greedy(self, alike: Sequence[Answer], logits: Floats) -> None:
+        """Add texts of one context, by the reference's logits [n, V] before each of their tokens."""
+        likeliest = logits.argmax(-1).tolist()
+        for request, record in alike:
+            parting = first_divergence(self._reference, request.prompt, likeliest, record.token_ids)
+            self.greedy.add(parting, request.num_tokens, record)
 
     def _add_drawn(self, alike: Sequence[Answer], logits: Floats) -> None:
         """Add texts of one context, by the reference's logits [n, V] before each of their tokens."""
@@ -232,23 +225,18 @@ class Scores:
         sampling = request.sampling
         tokens = alike[0].record.token_ids
         exact = sampling.probabilities_along(logits, request.prompt, tokens)
-        by_prompt = self._roundings[sampling.name]
-        is_rounding_known = len(by_prompt) >= _NUM_ROUNDED or request.prompt in by_prompt
+        roundings = self._roundings[sampling.name]
+        text = request.prompt
         if request.is_at_place:
-            is_rounding_known = len(self._at_place) >= _NUM_ROUNDED
-        again = None
-        if not is_rounding_known:
+            roundings, text = self._roundings[_AT_PLACE], (*text, *tokens)
+        if len(roundings) < _NUM_ROUNDED and text not in roundings:
             again = self._reference.logits_again(request.prompt, tokens)
-        if again is not None:
-            other = sampling.probabilities_along(again, request.prompt, tokens)
-            rounding = Rounding.between(exact, other)
-            if request.is_at_place:
-                self._at_place.append(rounding)
-            else:
-                by_prompt[request.prompt] = rounding
+            if again is not None:
+                other = sampling.probabilities_along(again, request.prompt, tokens)
+                roundings[text] = Rounding.between(exact, other)
         entropies = -(exact * np.log(exact, out=np.zeros_like(exact), where=exact > 0)).sum(-1)
         for answer in alike:
-            text = DrawnText.of(
+            drawn = DrawnText.of(
                 exact,
                 answer.record.token_ids,
                 self._generator,
@@ -256,7 +244,7 @@ class Scores:
                 setting=sampling.name,
                 is_at_place=answer.request.is_at_place,
             )
-            self.drawn.append(ScoredText(answer, text, entropies))
+            self.drawn.append(ScoredText(answer, drawn, entropies))
             if "logprobs" in sampling.parameters:
                 self._add_returned(answer.record, logits.astype(np.float64), exact)
 
@@ -280,29 +268,35 @@ class Scores:
         Rounding is how far the distributions along a text of each of some prompts are apart by the reference's two
         routes: many texts in one pass, and a text again (`logits_again`).
         """
-        roundings = {
-            name: Rounding.mean([*by_prompt.values()])
-            for name, by_prompt in self._roundings.items()
-            if by_prompt
+        means = {
+            name: Rounding.mean([*roundings.values()])
+            for name, roundings in self._roundings.items()
+            if roundings
         }
+        at_place = self._roundings[_AT_PLACE].values()
         texts = [scored.text for scored in self.drawn]
         allowed = []
         for text in texts:
-            rounding = roundings.get(text.setting, NO_ROUNDING)
+            rounding = means.get(text.setting, NO_ROUNDING)
             if text.is_at_place:
-                rounding = Rounding.largest([rounding, *self._at_place])
+                rounding = Rounding.largest([rounding, *at_place])
             allowed.append(rounding)
-        return self._token_test.check(texts, allowed)
+        return self.token_test.check(texts, allowed)
 
-    def checks(self) -> list[Columns]:
-        """The check of greedy texts, and that of drawn tokens if any were asked for."""
+    def look(self) -> None:
+        """Take the checks of what was added: that of greedy texts, and that of drawn tokens if any were asked for."""
         checks = [self.greedy.columns()]
         if self._samplings:
             names = ", ".join(sampling.name for sampling in self._samplings)
             acceptance = acceptance_of([answer.record for answer in self.answers])
-            result = vars(self.sampled())
-            checks.append({**result, "check": "sampled", "sampling": names, **acceptance})
-        return checks
+            checks.append(
+                {**vars(self.sampled()), "check": "sampled", "sampling": names, **acceptance}
+            )
+        self.so_far = checks
+
+
+def _prompt_and_length(alike: Sequence[Answer]) -> tuple[tuple[int, ...], int]:
+    return alike[0].request.prompt, len(alike[0].record.token_ids)
 
 
 def is_lossy(checks: Sequence[Columns]) -> bool:
@@ -325,12 +319,19 @@ def rejected_places(record: RequestRecord) -> list[int] | None:
 
 
 class _Place(NamedTuple):
-    """The tokens before a place, the one that follows, its chance, and how open the token behind that is."""
+    """A place where a text may go on.
+
+    Attributes:
+        token_ids: before it.
+        first_token: that follows.
+        chance: of that token.
+        expected_entropy: the chance, times the entropy of the token behind it in nats.
+    """
 
     token_ids: tuple[int, ...]
     first_token: int
     chance: float
-    openness: float
+    expected_entropy: float
 
 
 def choose_place(
@@ -359,7 +360,7 @@ def choose_place(
             by_tokens.setdefault((*before, token), place)
     if not by_tokens:
         return texts[0].text.prompt
-    places = sorted(by_tokens.values(), key=lambda place: place.openness, reverse=True)
+    places = sorted(by_tokens.values(), key=lambda place: place.expected_entropy, reverse=True)
     sampling = texts[0].answer.request.sampling
     decided: list[float] = []
     for batch in in_batches(places[:_MOST_LOOKED_AT], num_together):
@@ -373,7 +374,7 @@ def _decided(places: Sequence[_Place], sampling: Sampling, reference: Reference)
     first_tokens = [place.first_token for place in places]
     proposals = reference.first_proposals(prompts, first_tokens, sampling.decoding)
     if proposals is None:
-        return [place.openness for place in places]
+        return [place.expected_entropy for place in places]
     decided = []
     for place, logits, drafts in zip(places, *proposals, strict=True):
         # Before the first token, which is not asked for, and behind it.

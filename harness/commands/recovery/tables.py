@@ -1,14 +1,10 @@
-"""`recovery`: every check, and the verdict that people quote.
-
-A row is a check of one kind (`check`).
-"""
+"""`recovery`: every check, and the verdict that people quote."""
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from harness.commands.recovery.rows import RecoveryRow
 from harness.config.amounts import counted, percent
@@ -36,67 +32,51 @@ _HEADLINES = {
     "undecided": "Cannot tell whether it is lossless",
     "lossless": "Lossless in every check",
 }
+# Verdicts on kinds of requests that weaken what the checks say.
+_UNDRAFTED = {
+    "no drafts": "Requests without drafts",
+    "some drafts": "Requests of which some get no drafts",
+    "none accepted": "Requests whose drafts are never accepted",
+}
 
 
 class Checks:
     """The checks of a run, by kind, and the verdict that follows.
 
     Attributes:
-        verdict: `lossless`, `lossy`, `undecided` or the status of an unfinished run.
-        findings: the figures of the checks, in words; "" without any.
-        reason: of a verdict that does not follow from these alone; "" where it does.
+        name: of the run among others; None for one alone.
         row: the first one, for what all have.
         greedy, sampled: the one of its kind; None without one.
         deciding: all but those of kinds: the verdict rests on them.
         kinds: of requests, and whether they get drafts.
         is_control: whether a fault was planted, so that the checks must fail.
         num_draws_needed: a `num_draws` that would be enough where these are not; 0 for none.
+        findings: the figures of the checks, in words; "" without any.
+        verdict: `lossless`, `lossy`, `undecided` or the status of an unfinished run.
+        reason: of a verdict that does not follow from the findings alone; "" where it does.
     """
 
-    def __init__(self, rows: Sequence[RecoveryRow]) -> None:
+    def __init__(self, rows: Sequence[RecoveryRow], name: Name | None = None) -> None:
+        self.name = name
         self.rows = rows
         self.row = rows[0]
-        self.num_draws_needed = max(row.num_draws_needed or 0 for row in rows)
-        self.is_control = self.row.fault not in (None, "none")
-        of_kind = {row.check: row for row in rows}
-        self.greedy = of_kind.get("greedy")
-        self.sampled = of_kind.get("sampled")
+        by_check = {row.check: row for row in rows}
+        self.greedy = by_check.get("greedy")
+        self.sampled = by_check.get("sampled")
         self.kinds = [row for row in rows if row.check == "kind"]
         self.deciding = [row for row in rows if row.check not in (None, "kind")]
-        self.findings = "; ".join(self._findings())
+        self.is_control = self.row.fault not in (None, "none")
+        self.num_draws_needed = _rounded_up(max(row.num_draws_needed or 0 for row in rows))
+        findings = [_greedy_findings(self.greedy)] if self.greedy else []
+        findings += [_sampled_findings(self.sampled)] if self.sampled else []
+        self.findings = "; ".join(findings)
         self.verdict, self.reason = self._judged()
 
     @property
-    def in_short(self) -> str:
+    def summary(self) -> str:
         """The verdict in one line, for an error."""
         because = self.reason or (self.findings if self.verdict == "lossy" else "")
         return f"{self.verdict}: {because}" if because else self.verdict
-
-    def _findings(self) -> Iterator[str]:
-        if self.greedy is not None:
-            yield _greedy_findings(self.greedy)
-        if self.sampled is not None:
-            yield _sampled_findings(self.sampled)
-
-    def fine_print(self) -> Iterator[str]:
-        """How small a loss the tests can see."""
-        if self.sampled is None:
-            yield "At temperature 0 the output has one possible value; nothing was sampled."
-            return
-        row = self.sampled
-        smallest = (
-            ""
-            if row.visible_shift is None
-            else f", one of {percent(row.visible_shift, 1)} with 99 %"
-        )
-        yield (
-            f"The sampled tests call a lossless pair lossy in at most {row.false_alarm_rate:.0e} of such runs,"
-            f" however often one looks; a shift of {percent(row.shift or 0.0)} towards likelier"
-            f" or less likely tokens is seen within {row.num_draws:,} tokens with a chance of {_share(row.power)}"
-            f"{smallest}."
-        )
-        if row.rounding and row.rounding >= 0.001:
-            yield f"The tests attribute shifts of up to {row.rounding:.2g} to {_rounding(row)}."
 
     def _judged(self) -> tuple[str, str]:
         """The verdict of any lossy check, of a lossy rule or a coin, else of the checks that decide; and its reason."""
@@ -112,28 +92,27 @@ class Checks:
                 cause = f"acceptance by a coin ({synthetic_in_words(row)})"
             return "lossy", f"{cause} is lossy by definition, although these checks do not show it"
         undecided = [row for row in self.deciding if row.verdict == "undecided"]
-        if undecided:
-            return "undecided", self._undecided_because(undecided)
-        return "lossless", ""
-
-    def _undecided_because(self, undecided: Sequence[RecoveryRow]) -> str:
-        """Why no verdict follows, and what to change."""
+        if not undecided:
+            return "lossless", ""
         for row in undecided:
             if row.num_cut_short:
-                return (
+                return "undecided", (
                     f"{row.num_cut_short} of {row.num_prompts} greedy texts ended before the length that was asked"
                     " for, without an end token: the context may be too short, or the server ignores ignore_eos"
                 )
         for row in undecided:
             if row.check == "reference":
-                return str(row.finding)
+                return "undecided", str(row.finding)
             if row.check == "greedy":
-                return "greedy texts differ, and no logits say whether rounding explains it"
+                return (
+                    "undecided",
+                    "greedy texts differ, and no logits say whether rounding explains it",
+                )
         weakest = min(undecided, key=lambda row: row.power or 0)
         advice = "raise num_draws or shift"
         if self.num_draws_needed:
-            advice = f"num_draws={_rounded_up(self.num_draws_needed)} would be enough"
-        return (
+            advice = f"num_draws={self.num_draws_needed} would be enough"
+        return "undecided", (
             f"{weakest.num_draws or 0:,} drawn tokens would see a shift of {percent(weakest.shift or 0.0)} in a token's"
             f" distribution with a chance of only {_share(weakest.power)}; {advice}"
         )
@@ -141,56 +120,56 @@ class Checks:
 
 def _rounded_up(number: int) -> int:
     """To two digits: 12345 becomes 13000."""
-    unit = 10 ** (len(str(number)) - 2)
+    unit = 10 ** max(0, len(str(number)) - 2)
     return math.ceil(number / unit) * unit
 
 
 def recovery_page(runs: Sequence[Run]) -> Page | None:
-    """The verdict on a run, or on several; None where no check was finished."""
-    known = [run for run in runs if run.has_figures]
-    if not known:
+    """The verdict on a run, or the pairs by verdict; None where no check was finished."""
+    measured = [run for run in runs if run.has_figures and run.rows[0].check is not None]
+    if not measured:
         return None
-    if len(known) > 1:
-        return _page_of_many(known)
-    return None if known[0].rows[0].check is None else _page_of_one(known[0].rows)
-
-
-def _page_of_one(rows: Sequence[RecoveryRow]) -> Page:
-    checks = Checks(rows)
+    every = [Checks(named.run.rows, named.name) for named in named_runs(measured)]
+    if len(every) > 1:
+        neediest = max(every, key=lambda run: (run.verdict == "lossy", run.num_draws_needed))
+        title = title_of_many([run.last for run in measured])
+        findings = verdict_lines(every) or [Line("nothing was compared")]
+        return Page(title, findings, tables=[pairs_table(every)], next=_next_steps(neediest))
+    (run,) = every
     # The first check is of greedy texts; the last one has the temperature that was asked for.
-    asked = dataclasses.replace(rows[-1], num_prompts=None, batch_size=None)
-    about = f"{counted(checks.row.batch_size or 1, 'request')} in flight"
-    short = _checks(checks.deciding[:_MOST_CHECKS]).in_short()
-    every = dataclasses.replace(_checks(checks.deciding), title=_TITLE, notes=(*_notes(checks),))
-    tables = [short, every]
-    if checks.kinds:
-        tables.append(_kinds(checks))
-    title = heading(checks.row, f"{about} · {settings_line([asked])}")
-    return Page(title, [_finding(checks)], _doubts(checks), tables, next=_next_steps(checks))
+    asked = dataclasses.replace(run.rows[-1], num_prompts=None, batch_size=None)
+    in_flight = counted(run.row.batch_size or 1, "request")
+    title = heading(run.row, f"{in_flight} in flight · {settings_line([asked])}")
+    tables = [
+        _checks_table(run.deciding[:_MOST_CHECKS]).in_short(),
+        dataclasses.replace(_checks_table(run.deciding), title=_TITLE, notes=tuple(_notes(run))),
+    ]
+    if run.kinds:
+        tables.append(_kinds_table(run))
+    return Page(title, [_finding(run)], _doubts(run), tables, next=_next_steps(run))
 
 
-def _page_of_many(runs: Sequence[Run]) -> Page:
-    """The pairs by verdict, and a row for each."""
-    every = [Checks(run.rows) for run in runs]
-    findings = losses(every) or [Line("nothing was compared")]
-    neediest = max(every, key=lambda checks: (checks.verdict == "lossy", checks.num_draws_needed))
-    title = title_of_many([run.last for run in runs])
-    return Page(title, findings, tables=[pairs_table(runs)], next=_next_steps(neediest))
+def _finding(checks: Checks) -> Line:
+    """`lossless`, and what it rests on in one line."""
+    if checks.verdict not in _STYLES:
+        so_far = f"so far {checks.findings}; only a whole run decides" if checks.findings else ""
+        return Line(f"no verdict: {checks.verdict}", "warning", so_far)
+    text = "cannot tell" if checks.verdict == "undecided" else checks.verdict
+    return Line(text, _STYLES[checks.verdict], checks.reason or checks.findings)
 
 
-def _notes(checks: Checks) -> Iterator[str]:
-    """What was asked and refused, and how small a loss the tests can see."""
-    row = checks.row
-    # ` Drawn as asked, top_p=0.8.`
-    drawn = "" if checks.sampled is None else f" Drawn {checks.sampled.sampling}."
-    in_flight = counted(row.batch_size or 1, "request")
-    yield f"{in_flight} in flight, of mixed lengths; some left midway.{drawn}"
-    if row.refused:
-        yield f"Refused by the engine, or not asked for, so not tested: {row.refused}."
-    if checks.reason and checks.findings:
-        yield f"{checks.findings}."
-    if checks.verdict in _STYLES:
-        yield from checks.fine_print()
+def verdict_lines(every: Sequence[Checks]) -> list[Line]:
+    """`Lossless in every check: 13B with 7B, 30B with 7B.`, a sentence for each verdict.
+
+    Controls, in which a fault was planted, are left out: they are no verdict on a pair.
+    """
+    lines = []
+    for verdict, headline in _HEADLINES.items():
+        judged = [run for run in every if run.verdict == verdict and not run.is_control]
+        names = dict.fromkeys(pair_name(run.rows[-1]) for run in judged)
+        if names:
+            lines.append(Line(f"{headline}: {', '.join(names)}.", "strong"))
+    return lines
 
 
 def _doubts(checks: Checks) -> list[str]:
@@ -202,68 +181,77 @@ def _doubts(checks: Checks) -> list[str]:
         doubts.append(f"A control: fault={row.fault} was planted, and the checks {found} it.")
     if row_labels := labels(row):
         doubts.append(f"With {' and '.join(row_labels)}: this says nothing about the pair itself.")
-    for verdict, problem in (
-        ("no drafts", "Requests without drafts"),
-        ("some drafts", "Requests of which some get no drafts"),
-        ("none accepted", "Requests whose drafts are never accepted"),
-    ):
-        of_kind = [kind.sampling or "" for kind in checks.kinds if kind.verdict == verdict]
-        if of_kind:
-            doubts.append(f"{problem}: {', '.join(of_kind)}.")
+    for verdict, problem in _UNDRAFTED.items():
+        kinds = [kind.sampling or "" for kind in checks.kinds if kind.verdict == verdict]
+        if kinds:
+            doubts.append(f"{problem}: {', '.join(kinds)}.")
     if prompts := too_long(row):
         doubts.append(f"{prompts} {TOO_LONG}.")
     return doubts
 
 
-def _finding(checks: Checks) -> Line:
-    """`lossless`, and what it rests on in one line."""
+def _notes(checks: Checks) -> list[str]:
+    """What was asked and refused, and how small a loss the tests can see."""
+    row, sampled = checks.row, checks.sampled
+    # ` Drawn as asked, top_p=0.8.`
+    drawn = "" if sampled is None else f" Drawn {sampled.sampling}."
+    in_flight = counted(row.batch_size or 1, "request")
+    notes = [f"{in_flight} in flight, of mixed lengths; some left midway.{drawn}"]
+    if row.refused:
+        notes.append(f"Refused by the engine, or not asked for, so not tested: {row.refused}.")
+    if checks.reason and checks.findings:
+        notes.append(f"{checks.findings}.")
     if checks.verdict not in _STYLES:
-        so_far = f"so far {checks.findings}; only a whole run decides" if checks.findings else ""
-        return Line(f"no verdict: {checks.verdict}", "warning", so_far)
-    if checks.verdict == "undecided":
-        return Line("cannot tell", "warning", checks.reason)
-    return Line(checks.verdict, _STYLES[checks.verdict], checks.reason or checks.findings)
+        return notes
+    if sampled is None:
+        return [*notes, "At temperature 0 the output has one possible value; nothing was sampled."]
+    smallest = ""
+    if sampled.visible_shift is not None:
+        smallest = f", one of {percent(sampled.visible_shift, 1)} with 99 %"
+    notes.append(
+        f"The sampled tests call a lossless pair lossy in at most {sampled.false_alarm_rate:.0e} of such runs,"
+        f" however often one looks; a shift of {percent(sampled.shift or 0.0)} towards likelier"
+        f" or less likely tokens is seen within {sampled.num_draws:,} tokens with a chance of"
+        f" {_share(sampled.power)}{smallest}."
+    )
+    if sampled.rounding and sampled.rounding >= 0.001:
+        rounding = f"{sampled.rounding:.2g} to {_rounding(sampled)}"
+        notes.append(f"The tests attribute shifts of up to {rounding}.")
+    return notes
 
 
 def _next_steps(checks: Checks) -> list[Step]:
     row = checks.row
-    verdict = checks.verdict
-    target_runner = RunnerNames.parse(row.runner or "").target
-    if verdict == "undecided" and checks.num_draws_needed:
-        return [Step("enough draws", f"num_draws={_rounded_up(checks.num_draws_needed)}")]
-    if verdict == "lossy" and row.lossy:
+    if checks.verdict == "undecided" and checks.num_draws_needed:
+        return [Step("enough draws", f"num_draws={checks.num_draws_needed}")]
+    if checks.verdict != "lossy":
+        return []
+    if row.lossy:
         return [*filter(None, [lossless_again(row)])]
-    if verdict == "lossy" and not checks.is_control and target_runner not in ("", "eager"):
-        return [Step("is the runner the cause?", "runner=eager")]
-    return []
+    runner = RunnerNames.parse(row.runner or "").target
+    is_suspect = not checks.is_control and runner not in ("", "eager")
+    return [Step("is the runner the cause?", "runner=eager")] if is_suspect else []
 
 
-class _Pair(NamedTuple):
-    """A row of the table of several runs."""
-
-    name: Name
-    checks: Checks
-
-
-def pairs_table(runs: Sequence[Run]) -> Table:
-    pairs = [_Pair(named.name, Checks(named.run.rows)) for named in named_runs(runs)]
+def pairs_table(every: Sequence[Checks]) -> Table:
+    """One row per run."""
     columns = (
         Column("pair", text=True, of="name.cell"),
         Column("K", of="name.num_draft_tokens", identifies_row=True),
-        Column("verdict", text=True, of=lambda pair: _verdict(pair.checks)),
-        Column("greedy texts identical", of=lambda pair: _identical(pair.checks.greedy)),
-        Column("draws", "{:,}".format, "checks.sampled.num_draws"),
-        Column("p-value", _p_value, "checks.sampled.p_value"),
-        Column("power", _share, "checks.sampled.power"),
+        Column("verdict", text=True, of=_verdict),
+        Column("greedy texts identical", of=lambda run: _identical(run.greedy)),
+        Column("draws", "{:,}".format, "sampled.num_draws"),
+        Column("p-value", _p_value, "sampled.p_value"),
+        Column("power", _share, "sampled.power"),
     )
-    shifts = {row.shift for run in runs for row in run.rows} - {None}
+    shifts = {row.shift for run in every for row in run.rows if row.shift is not None}
     return Table.of(
         "recovery",
         _TITLE,
-        pairs,
+        every,
         columns,
-        strong=lambda pair: pair.checks.verdict == "lossy",
-        faint=lambda pair: pair.checks.verdict not in _STYLES,
+        strong=lambda run: run.verdict == "lossy",
+        faint=lambda run: run.verdict not in _STYLES,
         about="Greedy texts token by token, and bets on sampled ones against the target's exact distribution.",
         notes=[
             f"power: chance of seeing a shift of {percent(shift)} in a token's distribution."
@@ -272,29 +260,7 @@ def pairs_table(runs: Sequence[Run]) -> Table:
     )
 
 
-def losses(every: Sequence[Checks]) -> list[Line]:
-    """`Lossless in every check: 13B with 7B, 30B with 7B.`, a sentence for each verdict.
-
-    Controls, in which a fault was planted, are left out: they are no verdict on a pair.
-    """
-    lines = []
-    for verdict, headline in _HEADLINES.items():
-        of_verdict = [each for each in every if each.verdict == verdict and not each.is_control]
-        names = dict.fromkeys(pair_name(checks.rows[-1]) for checks in of_verdict)
-        if names:
-            lines.append(Line(f"{headline}: {', '.join(names)}.", "strong"))
-    return lines
-
-
-def _verdict(checks: Checks) -> str:
-    """`lossless`; of a control also whether the fault was found."""
-    if not checks.is_control or checks.verdict not in _STYLES:
-        return checks.verdict
-    missed = "" if checks.verdict == "lossy" else " that was missed"
-    return f"{checks.verdict} (a planted fault{missed})"
-
-
-def _checks(shown: Sequence[RecoveryRow]) -> Table:
+def _checks_table(rows: Sequence[RecoveryRow]) -> Table:
     """One row per check."""
     columns = (
         Column("check", text=True, of=_check),
@@ -307,10 +273,10 @@ def _checks(shown: Sequence[RecoveryRow]) -> Table:
         Column("accepted", percent, "acceptance_rate", optional=True),
         Column("tokens", "{:,}".format, "num_tokens", optional=True),
     )
-    return Table.of("recovery", "", shown, columns)
+    return Table.of("recovery", "", rows, columns)
 
 
-def _kinds(checks: Checks) -> Table:
+def _kinds_table(checks: Checks) -> Table:
     """One row per kind of request."""
     columns = (
         Column("kind of request", text=True, of="sampling"),
@@ -322,12 +288,18 @@ def _kinds(checks: Checks) -> Table:
     return Table.of("kinds", "Which requests get drafts?", checks.kinds, columns)
 
 
+def _verdict(checks: Checks) -> str:
+    """`lossless`; of a control also whether the fault was found."""
+    if not checks.is_control or checks.verdict not in _STYLES:
+        return checks.verdict
+    missed = "" if checks.verdict == "lossy" else " that was missed"
+    return f"{checks.verdict} (a planted fault{missed})"
+
+
 def _check(row: RecoveryRow) -> str:
-    names = {
-        "sampled": "all draws",
-        "logprobs": f"log-probabilities, {row.arm}",
-    }
-    return names.get(row.check or "", row.check or "")
+    check = row.check or ""
+    names = {"sampled": "all draws", "logprobs": f"log-probabilities, {row.arm}"}
+    return names.get(check, check)
 
 
 def _outcome(row: RecoveryRow) -> str:
@@ -372,7 +344,7 @@ def _sampled_findings(row: RecoveryRow) -> str:
 
 
 def _rounding(row: RecoveryRow) -> str:
-    """`the rounding of float16`; a server does not tell its number format."""
+    """`the rounding of float16`; a server does not say its number format."""
     return f"the rounding of {row.dtype}" if row.dtype else "rounding"
 
 
@@ -381,4 +353,4 @@ def _p_value(value: float | None) -> str:
 
 
 def _share(value: float | None) -> str:
-    return "> 99.9 %" if value is not None and value > 0.999 else f"{100 * (value or 0):.1f} %"
+    return "> 99.9 %" if value is not None and value > 0.999 else percent(value or 0.0, 1)

@@ -135,18 +135,14 @@ def taken_samplings(
     if engine_of(settings).own_loop:
         # Our loop has temperature, top-k and top-p alone; nobody expects penalties of it.
         return [sampling for sampling in tried if not sampling.parameters], []
-    taken: list[Sampling] = []
-    refused: list[str] = []
+    taken = []
     for sampling in tried:
-        if why := danger(arm, settings, sampling):
-            refused.append(sampling.name)
-            say(f"{sampling.name} is not asked for: {why}")
-            continue
         planned = PlannedRequest(tuple(prompt), sampling, num_tokens=1, index=0)
-        if refusal(arm, planned, settings.seed) is None:
+        if why := crash_risk(arm, settings, sampling):
+            say(f"{sampling.name} is not asked for: {why}")
+        elif refusal(arm, planned, settings.seed) is None:
             taken.append(sampling)
-        else:
-            refused.append(sampling.name)
+    refused = [sampling.name for sampling in tried if sampling not in taken]
     if not taken:
         raise RunError(
             f"the engine refuses temperature={settings.decoding.temperature:g} and all other"
@@ -157,8 +153,8 @@ def taken_samplings(
     return taken, refused
 
 
-def danger(arm: Arm, settings: RecoverySettings, sampling: Sampling) -> str | None:
-    """Why an arm is not asked for a sampling setting that the user has not named: it may end the server for all."""
+def crash_risk(arm: Arm, settings: RecoverySettings, sampling: Sampling) -> str | None:
+    """Why an arm is not asked for a sampling setting that the user has not named: it is known to crash this server."""
     parameter = sampling.name.partition("=")[0]
     is_named = settings.samplings != type(settings).samplings and parameter in settings.samplings
     program = arm.traits.ended_by.get(parameter)
@@ -323,15 +319,8 @@ class Asking:
         self, arm: Arm, planned: Sequence[PlannedRequest], num_in_flight: int, doing: str
     ) -> list[Answer]:
         """The answers in the order of the requests. Raises RunError where one failed."""
-        records = self.records(arm, planned, num_in_flight, doing)
-        return [Answer(*answered) for answered in zip(planned, records, strict=True)]
-
-    def records(
-        self, arm: Arm, planned: Sequence[PlannedRequest], num_in_flight: int, doing: str
-    ) -> Sequence[RequestRecord]:
-        """The records alone."""
-        requests = [each.request(self.settings.seed) for each in planned]
-        num_missing = [each.leave_after or each.num_tokens for each in planned]
+        requests = [request.request(self.settings.seed) for request in planned]
+        num_missing = [request.leave_after or request.num_tokens for request in planned]
         with progress(doing, len(requests)) as advance, quick_garbage_collections():
 
             def watch(arrivals: Sequence[Arrival]) -> None:
@@ -343,7 +332,6 @@ class Asking:
             records = arm.answer(requests, num_in_flight, watch=watch).requests
         failed = [record for record in records if record.error is not None]
         if failed:
-            raise RunError(
-                f"{len(failed)} of {len(requests)} requests failed {doing}: {failed[0].error}"
-            )
-        return records
+            number = f"{len(failed)} of {len(requests)} requests"
+            raise RunError(f"{number} failed {doing}: {failed[0].error}")
+        return [Answer(*answered) for answered in zip(planned, records, strict=True)]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import replace
-from operator import attrgetter
 from typing import Any
 
 from harness.commands.registry import measurement
@@ -23,7 +22,7 @@ from harness.results.statistics.multiplicity import adjusted_p_values
 # The chance to be wrong that an adjusted p-value has to stay below.
 _LEVEL = 0.05
 # Settings in which repetitions of a measurement may differ, addresses of servers included.
-_OF_A_REPETITION = ("seed", "repeat", "repeats", "url", "regular_url")
+_REPETITION = ("seed", "repeat", "repeats", "url", "regular_url")
 # Settings that follow from another one, which names them where both differ.
 _FOLLOWING = {
     "model": ("repository",),
@@ -48,7 +47,7 @@ def settings_of(row: RunRow) -> dict[str, Any]:
     """The settings of a row by which it is compared, and which prompts it had."""
     columns = row.columns()
     names = [name for name, column in columns.items() if column.kind == "setting"]
-    kept = [name for name in names if name not in _OF_A_REPETITION]
+    kept = [name for name in names if name not in _REPETITION]
     settings = {name: getattr(row, name) for name in [*kept, "prompts_digest"] if name in columns}
     without_column = settings.pop("settings", None) or {}
     for name, value in without_column.items():
@@ -68,19 +67,18 @@ def nearest_difference(before: Sequence[Run], after: Sequence[Run]) -> dict[str,
     """The settings in which the two most similar runs differ, with both values; without those that follow from
     others. Empty if no command is on both sides.
     """
-    sides = []
-    for runs in (before, after):
-        of_key = {settings_key(run): (run.command, settings_of(run.last)) for run in runs}
-        newest_first = [*reversed(of_key.values())]
-        sides.append(newest_first[:_MOST_SEARCHED])
-    nearest: dict[str, tuple[Any, Any]] = {}
-    for command_after, settings_after in sides[1]:
-        for command_before, settings_before in sides[0]:
-            if command_before == command_after:
-                differing = _differing(settings_before, settings_after)
-                if not nearest or len(differing) < len(nearest):
-                    nearest = differing
-    return nearest
+    candidates = []
+    for new in _newest(after):
+        for old in _newest(before):
+            if new.command == old.command:
+                candidates.append(_differing(settings_of(old.last), settings_of(new.last)))
+    return min(candidates, key=len, default={})
+
+
+def _newest(runs: Sequence[Run]) -> list[Run]:
+    """A run of each combination of settings, the newest combination first."""
+    by_settings = {settings_key(run): run for run in runs}
+    return [*reversed(by_settings.values())][:_MOST_SEARCHED]
 
 
 def _differing(before: dict[str, Any], after: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
@@ -115,16 +113,17 @@ def compared_runs(
             here = [run for run in alike if {run.last.devices} == devices]
             sides = Sides(runs_before, runs_after, margin, here)
             compared += measurement(runs_before[0].command).changes(sides)
-    adjusted: list[Compared] = []
-    for of_figure in grouped(compared, attrgetter("figure.name")).values():
-        p_values = [one.comparison.p_value if one.comparison else float("nan") for one in of_figure]
-        for one, p_value in zip(of_figure, adjusted_p_values(p_values), strict=True):
-            if len(of_figure) > 1 and one.verdict in ("better", "worse") and p_value >= _LEVEL:
-                reason = f"not significant among {len(of_figure)} comparisons"
-                one = replace(one, verdict="cannot tell", reason=reason)
-            adjusted.append(one)
-    # Back from the order of figures to that of measurements.
-    places = {one.before.run: place for place, one in enumerate(compared)}
-    ordered = sorted(adjusted, key=lambda one: places[one.before.run])
-    names = distinct_names([one.after for one in ordered])
-    return [replace(one, name=name) for one, name in zip(ordered, names, strict=True)]
+    adjusted = list(compared)
+    by_figure = grouped(range(len(compared)), lambda index: compared[index].figure.name)
+    for indices in by_figure.values():
+        comparisons = [compared[index].comparison for index in indices]
+        p_values = [
+            comparison.p_value if comparison else float("nan") for comparison in comparisons
+        ]
+        for index, p_value in zip(indices, adjusted_p_values(p_values), strict=True):
+            is_claimed = compared[index].verdict in ("better", "worse")
+            if len(indices) > 1 and is_claimed and p_value >= _LEVEL:
+                reason = f"not significant among {len(indices)} comparisons"
+                adjusted[index] = replace(compared[index], verdict="cannot tell", reason=reason)
+    names = distinct_names([row.after for row in adjusted])
+    return [replace(row, name=name) for row, name in zip(adjusted, names, strict=True)]

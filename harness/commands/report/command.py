@@ -8,11 +8,13 @@ import re
 import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Literal
 
+from harness.commands.arguments import read_arguments
 from harness.commands.command import CommandRecord
-from harness.commands.read_runs import measuring, read
+from harness.commands.read_runs import Findings, measuring, read
 from harness.commands.registry import COMMANDS, commands
 from harness.config.amounts import counted
 from harness.config.errors import RunError, SettingError
@@ -55,7 +57,6 @@ A run that is in several files counts once; of repeated measurements the newest 
 Exit code 2: a path that does not exist, or without such a file. The plots need matplotlib:
 pip install 'specharness[report]'"""
 
-_PICTURES = ("svg", "png")
 _MOST_NOTES = 20
 # More runs than this take so long that the user gets a message.
 _MANY_RUNS = 2_000
@@ -103,6 +104,14 @@ def build(
     return Report(title, [*filter(None, about)], pages, sources, notes, findings.runs)
 
 
+@dataclass(frozen=True)
+class ReportSettings:
+    """The arguments of `report`, as `--help` has them."""
+
+    output: str = ""
+    format: Literal["page", "row", "svg", "png"] = "page"
+
+
 def main(arguments: Sequence[str]) -> None:
     """The command `report`.
 
@@ -110,46 +119,26 @@ def main(arguments: Sequence[str]) -> None:
         SettingError: a wrong argument, a path without a CSV file of ours, or an output that cannot be written to.
         RunError: a disk that fails or is full.
     """
-    if not {"-h", "--help"}.isdisjoint(arguments):
-        print(_HELP)
-        return
-    if unknown := [word for word in arguments if word.startswith("-")]:
-        rule = "no such option; type: harness report, which writes report.html (output=DIR: there)"
-        raise SettingError(unknown[0], rule)
-    words: list[str] = []
-    ids: list[str] = []
-    form: str | None = None
-    output: Path | None = None
-    for argument in arguments:
-        word = argument.removeprefix("output=")
-        mistake = rule_of_paths(word)
-        if mistake is not None:
-            raise SettingError(argument, mistake)
-        if argument.startswith("format="):
-            form = argument.removeprefix("format=")
-            if form not in ("row", *_PICTURES):
-                rule = "must be row, svg or png; without it tables are printed"
-                raise SettingError("format", rule, form)
-        elif argument.startswith("output="):
-            output = Path(word)
-        elif _RUN_ID.fullmatch(word) and not Path(word).exists():
-            ids.append(word)
-        else:
-            words.append(word)
-    # `./file.py:Name` is a command, anything else a path.
+    settings, words = read_arguments(ReportSettings, arguments, _HELP)
+    for word in (*words, settings.output):
+        if mistake := rule_of_paths(word):
+            raise SettingError(word, mistake)
+    # `./file.py:Name` is a command, the id of a run or its beginning is one, anything else is a path.
     further = [COMMANDS[word] for word in words if COMMANDS.is_in_file(word)]
-    paths = [Path(word) for word in words if not COMMANDS.is_in_file(word)] or [_DEFAULT]
-    if paths == [_DEFAULT] and not _DEFAULT.exists():
+    ids = [word for word in words if _RUN_ID.fullmatch(word) and not Path(word).exists()]
+    named = [Path(word) for word in words if word not in ids and not COMMANDS.is_in_file(word)]
+    if not named and not _DEFAULT.exists():
         rule = "no such directory here; name CSV files or directories, or measure first"
         raise SettingError(str(_DEFAULT), rule)
-    if output is None:
-        output = paths[0] if paths[0].is_dir() else Path()
-    if form in _PICTURES:
-        file = _picture(form, paths, ids, output)
-        print(f"written to {file}", file=sys.stderr)
-        return
-    if form is not None:
-        print("\n".join(_table_rows(paths, ids)))
+    paths = named or [_DEFAULT]
+    beside = paths[0] if paths[0].is_dir() else Path()
+    output = Path(settings.output) if settings.output else beside
+    if settings.format != "page":
+        findings = read(paths, measuring(commands()), ids)
+        if settings.format == "row":
+            _print_rows(findings, paths[0])
+        else:
+            _draw(findings, paths[0], output / f"speedups.{settings.format}")
         return
     # Nothing that is read is garbage: the collector would only look through millions of objects again and again.
     gc.disable()
@@ -163,13 +152,12 @@ def main(arguments: Sequence[str]) -> None:
     print(f"written to {' and '.join(map(str, written))}", file=sys.stderr)
 
 
-def _table_rows(paths: Sequence[Path], ids: Sequence[str]) -> list[str]:
-    """A Markdown table of the runs with these ids, or of all.
+def _print_rows(findings: Findings, path: Path) -> None:
+    """Print a Markdown table of the runs of `latency`.
 
     Raises:
-        SettingError: no run has a row there.
+        SettingError: there is none.
     """
-    findings = read(paths, measuring(commands()), ids)
     for note in findings.notes:
         print(note, file=sys.stderr)
     lines: list[str] = []
@@ -178,28 +166,28 @@ def _table_rows(paths: Sequence[Path], ids: Sequence[str]) -> list[str]:
         runs = [run for run in findings.runs_of(command.row) if run.status != "incomplete"]
         lines += command.table_rows(runs) if runs else []
     if not lines:
-        raise SettingError(str(paths[0]), "holds no whole run of latency, which format=row needs")
-    return lines
+        raise SettingError(str(path), "holds no whole run of latency, which format=row needs")
+    print("\n".join(lines))
 
 
-def _picture(form: str, paths: Sequence[Path], ids: Sequence[str], output: Path) -> Path:
-    """Write a picture for a slide, and return its file.
+def _draw(findings: Findings, path: Path, file: Path) -> None:
+    """Write a picture for a slide.
 
     Raises:
         SettingError: no run has one, matplotlib is missing, or no file can be written there.
         RunError: a disk that fails or is full.
     """
-    findings = read(paths, measuring(commands()), ids)
+    form = file.suffix.removeprefix(".")
     drawing = optional_plots()
     if drawing is None:
         raise SettingError("format", f"needs matplotlib: {INSTALL_PLOTS}", form)
     for command in measuring(commands()):
         runs = findings.runs_of(command.row)
         if runs and command.picture(runs) is not None:
-            file = output / f"speedups.{form}"
             _write({file: drawing.picture(functools.partial(command.picture, runs), form)})
-            return file
-    raise SettingError(str(paths[0]), f"holds no run with a speed-up, which format={form} needs")
+            print(f"written to {file}", file=sys.stderr)
+            return
+    raise SettingError(str(path), f"holds no run with a speed-up, which format={form} needs")
 
 
 def write(report: Report, output: Path) -> list[Path]:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.commands.bisect.search import Outcome, Search, disturbed
+from harness.commands.bisect.search import Outcome, Search, Version
 from harness.commands.bisect.starts import commits
 from harness.config.errors import RunError, SettingError
 from harness.reporting.changes import Compared, Figure, Sides
@@ -54,8 +54,9 @@ class Planted:
     times: dict[str, np.ndarray] = field(default_factory=dict)
     started: list[tuple[str, int]] = field(default_factory=list)
 
-    def measure(self, version: str, number: int) -> Run | str:
-        self.started.append((version, number))
+    def measure(self, planned: Version) -> Run | str:
+        version = planned.name
+        self.started.append((version, planned.num_starts + 1))
         if version in self.broken:
             return "it does not start"
         run = Run([latency_run(seed=int(version))[-1]])
@@ -81,7 +82,7 @@ class Planted:
         return [Compared(row, row, self.figure, name_of(row), comparison.verdict, comparison)]
 
     def found(self, most_starts: int = 24, num_versions: int = NUM_VERSIONS) -> Outcome:
-        versions = [str(number) for number in range(num_versions)]
+        versions = [Version(str(number), str(number)) for number in range(num_versions)]
         return Search(
             versions, self.figure.name, 0.02, most_starts, self.measure, self.changes
         ).find()
@@ -99,6 +100,10 @@ def odd_are_noisy(rng: np.random.Generator, version: int) -> float:
     return float(rng.normal(0, 0.05 if version % 2 else 0.005))
 
 
+def name_of_first_worse(outcome: Outcome) -> str | None:
+    return None if outcome.first_worse is None else outcome.first_worse.name
+
+
 def searches(number: int, slowdown: float, of_starts: Any) -> list[tuple[str | None, str, int]]:
     """What was found, what was planted, and how many starts that took."""
     found = []
@@ -106,7 +111,7 @@ def searches(number: int, slowdown: float, of_starts: Any) -> list[tuple[str | N
         rng = np.random.default_rng(seed)
         first_worse = int(rng.integers(1, NUM_VERSIONS))
         outcome = Planted(rng, first_worse, slowdown, of_starts).found()
-        found.append((outcome.first_worse, str(first_worse), outcome.num_starts))
+        found.append((name_of_first_worse(outcome), str(first_worse), len(outcome.runs)))
     return found
 
 
@@ -166,13 +171,12 @@ def test_where_noise_hides_the_change_nobody_is_accused(
 def test_a_version_that_cannot_be_compared_is_skipped(how: dict[str, Any], reason: str) -> None:
     outcome = Planted(np.random.default_rng(0), 6, 0.5, 0.005, **how).found()
     # Whether it was 5, 6 or 7 is not known: git bisect says the same.
-    assert outcome.first_worse == "7"
-    assert outcome.possible == ["5", "6", "7"]
-    skipped = {one.version: one.skipped for one in outcome.versions if one.skipped}
+    assert name_of_first_worse(outcome) == "7"
+    assert [version.name for version in outcome.possible] == ["5", "6", "7"]
+    skipped = {one.name: one.skipped for one in outcome.versions if one.skipped}
     assert skipped.keys() <= {"5", "6"}
     assert set(skipped.values()) == {reason}
-    assert not any(one.chance or one.ratio for one in outcome.versions if one.skipped)
-    assert disturbed(outcome) == []
+    assert not any(one.chance or one.runs for one in outcome.versions if one.skipped)
 
 
 @pytest.mark.parametrize("figure", [TIME, RATE], ids=lambda figure: figure.name)
@@ -180,9 +184,11 @@ def test_worse_is_slower_or_a_lower_rate(figure: Figure) -> None:
     """Starts of a version are numbered; what became better is not searched."""
     planted = Planted(np.random.default_rng(0), 6, 0.5, 0.005, figure=figure)
     outcome = planted.found()
-    assert (outcome.first_worse, outcome.possible) == ("6", ["6"])
-    last = outcome.versions[-1]
-    assert last.ratio == pytest.approx(1.5 if figure is TIME else 1 / 1.5, rel=0.03)
+    assert name_of_first_worse(outcome) == "6"
+    assert outcome.possible == [outcome.first_worse]
+    assert outcome.ratio(outcome.versions[-1]) == pytest.approx(
+        1.5 if figure is TIME else 1 / 1.5, rel=0.03
+    )
     assert planted.started[:2] == [("0", 1), ("11", 1)]
     assert sum(one.chance for one in outcome.versions) == pytest.approx(1)
     better = Planted(np.random.default_rng(0), 6, -0.3, 0.005, figure=figure)
@@ -211,10 +217,10 @@ def test_a_version_is_named_when_it_and_the_one_before_it_were_started_twice(
 ) -> None:
     outcome = Planted(np.random.default_rng(0), first_worse, 0.12, 0.01).found(num_versions=3)
     counts = [len(one.runs) for one in outcome.versions]
-    assert outcome.first_worse == str(first_worse)
+    assert name_of_first_worse(outcome) == str(first_worse)
     assert min(counts[first_worse - 1 : first_worse + 1]) == 2
-    assert outcome.num_starts == 5
-    assert outcome.versions[0].ratio == 1
+    assert len(outcome.runs) == 5
+    assert outcome.ratio(outcome.versions[0]) == 1
     assert outcome.changed.comparison is not None
     assert 2 * outcome.changed.comparison.p_value < 0.05
 
@@ -223,9 +229,9 @@ def test_with_too_few_starts_it_says_which_are_possible() -> None:
     planted = Planted(np.random.default_rng(1), 8, 0.5, 0.005)
     outcome = planted.found(most_starts=4)
     assert outcome.first_worse is None
-    assert "8" in outcome.possible
+    assert "8" in {version.name for version in outcome.possible}
     assert 1 < len(outcome.possible) < NUM_VERSIONS - 1
-    assert outcome.num_starts == 4
+    assert len(outcome.runs) == 4
 
 
 @pytest.mark.slow
@@ -260,8 +266,8 @@ def test_commits_are_those_between_both_in_their_order(tmp_path: Path) -> None:
         git("commit", "-q", "--allow-empty", "-m", f"Change {number}")
         hashes.append(git("rev-parse", "HEAD"))
     found = commits(str(tmp_path), "HEAD~2", "HEAD")
-    assert list(found) == hashes[1:]
-    assert found[hashes[3]].endswith(" Change 3")
+    assert [version.name for version in found] == hashes[1:]
+    assert found[-1].label.endswith(" Change 3")
     with pytest.raises(SettingError, match="must be a commit after good=HEAD"):
         commits(str(tmp_path), "HEAD", "HEAD~1")
     git("checkout", "-q", "-b", "aside", "HEAD~2")

@@ -18,7 +18,7 @@ from chain_pair import MARKED, TEXT, save_chain_pair
 from harness.config.errors import RunError
 from harness.local.engine import engine as local
 from harness.local.engine.engine import LocalEngine
-from in_process import QUICKEST_PAIR, Harness, Outcome
+from in_process import Harness, Outcome
 from terminal import CTRL_C, CTRL_D, ENTER, UP, Terminal
 from wording import mentions
 
@@ -293,27 +293,6 @@ def test_an_engine_that_could_not_be_replaced_races_no_more(
     ended = pipe(lines="Banana\n:set num_draft_tokens=2\nBanana\nBanana\n", code=1)
     assert "harness: interrupted" in ended.stderr
     assert len(opened) == 2
-
-
-def test_every_race_has_its_own_random_numbers_and_repeats(pipe: Pipe) -> None:
-    settings = ("json=true", "decoding.max_new_tokens=12", "decoding.temperature=1")
-    sessions = [
-        pipe(*settings, lines="7 * 8 =\n7 * 8 =\n", pair=QUICKEST_PAIR).stdout for _ in range(2)
-    ]
-    texts = [
-        [json.loads(line)["speculative_completion"] for line in lines.splitlines()]
-        for lines in sessions
-    ]
-    assert texts[0] == texts[1]
-    assert texts[0][0] != texts[0][1]
-
-
-def test_a_prompt_that_can_never_come_to_its_race_leaves_no_row(
-    pipe: Pipe, directory: Path
-) -> None:
-    prompt = ("prompt=Ghana", "decoding.max_new_tokens=100000", "results.file=failed.csv")
-    assert "100000" in pipe(*prompt, code=2).stderr
-    assert not (directory / "failed.csv").exists()
 
 
 def test_json_records_include_failed_lines(pipe: Pipe) -> None:

@@ -81,7 +81,7 @@ def cells() -> pd.DataFrame:
 
 def test_a_map_of_the_tiny_pair(harness: Harness) -> None:
     """Its cells are runs of `latency`: the same answers, and their prices are one table."""
-    grid = ["batch_sizes=[1,2]", "draft_tokens=[1,2]", "decoding.max_new_tokens=4"]
+    grid = ["batch_sizes=[1,2]", "draft_tokens=[1,2]", "decoding.max_new_tokens=9"]
     pair = ["model=tiny_draft", "draft=tiny_draft"]
     outcome = harness(*QUICK, *pair, *grid)
     rows = cells()

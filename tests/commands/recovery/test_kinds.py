@@ -7,7 +7,7 @@ from contextlib import ExitStack
 import pytest
 
 from echo_server import EchoServer
-from harness.commands.recovery.kinds import Answers, Usual, kinds
+from harness.commands.recovery.kinds import Answers, Baseline, kinds
 from harness.config.settings import DecodingSettings
 from harness.engines.requests import RequestRecord
 from in_process import Harness, results
@@ -67,18 +67,19 @@ def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part()
         return RequestRecord(0, 3, token_ids=[5] * 10, num_tokens=10, outcomes=list(outcomes))
 
     [kind, *_] = kinds(DecodingSettings(), [1, 2], chat=False)
-    good = Answers(kind, [record((4, 3), (4, 2))] * 4, None)
-    rejected = Answers(kind, [record((4, 0), (4, 0))] * 4, None)
-    partly = Answers(kind, [record((4, 3)), record(), record((4, 1)), record()], None)
-    silent = Answers(kind, [record()] * 4, None)
-    usual = Usual.of([good, rejected, partly, silent])
-    found = [each.check(usual) for each in (good, rejected, partly, silent)]
+    good = Answers(kind, [record((4, 3), (4, 2))] * 4)
+    rejected = Answers(kind, [record((4, 0), (4, 0))] * 4)
+    partly = Answers(kind, [record((4, 3)), record(), record((4, 1)), record()])
+    silent = Answers(kind, [record()] * 4)
+    baseline = Baseline.over([good, rejected, partly, silent])
+    found = [each.check(baseline) for each in (good, rejected, partly, silent)]
     assert [each["verdict"] for each in found] == [
         "drafts", "none accepted", "some drafts", "no drafts",
     ]  # fmt: skip
     assert "none in 2 of 4" in found[2]["finding"]
+    assert found[0]["identical_prompts"] is None
     # Where no kind always drafts, as with n-grams, a part is nothing special.
-    assert partly.check(Usual.of([partly, silent]))["verdict"] == "drafts"
+    assert partly.check(Baseline.over([partly, silent]))["verdict"] == "drafts"
 
 
 def answers(seconds: float, regular_s: float, num_together: int = 1) -> Answers:
@@ -97,21 +98,22 @@ def answers(seconds: float, regular_s: float, num_together: int = 1) -> Answers:
 )
 def test_where_tokens_come_one_by_one_speed_tells(seconds: float, verdict: str) -> None:
     fast, other = answers(0.5, 1.0), answers(seconds, 1.0)
-    usual = Usual.of([fast, other])
-    assert fast.check(usual)["verdict"] == "drafts"
-    found = other.check(usual)
+    baseline = Baseline.over([fast, other])
+    assert fast.check(baseline)["verdict"] == "drafts"
+    found = other.check(baseline)
     assert found["verdict"] == verdict
     assert "the regular arm's speed" in found["finding"]
+    assert found["identical_prompts"] == 3
     slow = answers(1.0, 1.0)
-    assert slow.check(Usual.of([slow]))["verdict"] == "unknown"
+    assert slow.check(Baseline.over([slow]))["verdict"] == "unknown"
 
 
 def test_without_reports_tokens_that_arrive_together_tell() -> None:
     together, apart, some = (answers(0.5, 1.0, number) for number in (4, 1, 2))
-    usual = Usual.of([together, apart, some])
-    found = [each.check(usual)["verdict"] for each in (together, apart, some)]
+    baseline = Baseline.over([together, apart, some])
+    found = [each.check(baseline)["verdict"] for each in (together, apart, some)]
     assert found == ["drafts", "no drafts", "drafts"]
-    assert "1.0 tokens at a time" in apart.check(usual)["finding"]
+    assert "1.0 tokens at a time" in apart.check(baseline)["finding"]
 
 
 def test_tools_are_asked_of_chats_alone() -> None:

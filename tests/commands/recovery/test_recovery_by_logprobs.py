@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -19,7 +18,6 @@ from echo_server import EchoServer
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import Answer, PlannedRequest
-from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Traits
 from harness.engines.requests import RequestRecord
@@ -113,26 +111,6 @@ finally:
     assert set(rows["arm"]) == {"regular", "speculative"}
     assert list(rows["verdict"][rows["check"] == "logprobs"]) == ["right", "right"]
     assert rows["verdict"][0] == "lossless"
-
-
-@pytest.mark.slow
-def test_where_no_weights_can_be_loaded_the_regular_server_is_the_reference(
-    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: Any, **__: Any) -> Any:
-        raise RunError("too large")
-
-    monkeypatch.setattr("harness.local.engine.pair.plan_pair", refuse)
-    automatic = [
-        one for one in QUICK if one not in ("batch_size=16", "reference=regular", QUICK[-1])
-    ]
-    with served(tmp_path, *SERVED) as url:
-        outcome = harness("recovery", *automatic, *arms(url), "num_draws=100")
-    assert "cannot be loaded here" in outcome.stderr
-    rows = results("recovery")
-    assert rows["check"][0] == "reference"
-    assert rows["verdict"][0] == "lossless"
-    assert "lossy" not in set(rows["verdict"])
 
 
 def test_a_run_that_asks_for_a_server_without_log_probabilities_ends(harness: Harness) -> None:

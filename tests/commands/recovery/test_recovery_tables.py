@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import pytest
 
-from harness.commands.eval.page import verdict_lines as accuracy_losses
-from harness.commands.eval.rows import EvalRow
 from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.recovery.tables import (
     Checks,
-    losses,
-    pairs_table,
     recovery_page,
+    verdict_lines,
 )
 from harness.results.runs import Run
-from harness.results.statistics.interval import Interval
-from wording import mentions
 
 RUN = {
     "run": "1", "model": "tiny", "draft": "tiny_draft", "devices": "cpu", "prompts": "tiny", "top_k": 0, "top_p": 1.0,
@@ -59,40 +53,10 @@ def test_a_run_without_a_check_prints_nothing() -> None:
     assert recovery_page([Run([RecoveryRow(**(RUN | {"status": "failed"}))])]) is None
 
 
-def test_several_runs_are_one_row_each() -> None:
-    runs = [
-        Run(rows({}, LOSSY, run="2", fault="lenience")),
-        Run(rows({}, {"power": 0.991})),
-        Run(rows(run="3", status="interrupted", num_draft_tokens=8)),
-    ]
-    table = pairs_table(runs)
-    by_verdict = {texts[2]: texts for texts in table.shown()[1]}
-    assert set(by_verdict) == {"lossy (a planted fault)", "lossless", "interrupted"}
-    assert by_verdict["lossless"][3:] == ("15 of 15", "25,000", "0.57", "99.1 %")
-    # As in the table of one run, and never 100 %.
-    assert by_verdict["lossy (a planted fault)"][5:] == ("< 1e-300", "> 99.9 %")
-    assert [row.strong for row in table.rows if row.cells[2].startswith("lossy")] == [True]
-    assert "5 %" in table.notes[0]
-    assert pairs_table([]).rows == ()
-
-
 def test_losses_are_said_of_real_checks_alone() -> None:
     control = Checks(rows({}, LOSSY, fault="lenience"))
-    assert losses([control]) == []
-    (lossless,) = losses([control, Checks(rows())])
+    assert verdict_lines([control]) == []
+    (lossless,) = verdict_lines([control, Checks(rows())])
     assert lossless.text == "Lossless in every check: tiny with tiny_draft."
-    (lossy,) = losses([Checks(rows({"verdict": "lossy"}))])
+    (lossy,) = verdict_lines([Checks(rows({"verdict": "lossy"}))])
     assert lossy.text == "Lossy: tiny with tiny_draft."
-    evaluated = EvalRow(
-        model="13B", draft="7B", arm="speculative", seed="all", status="ok", accuracy=0.4
-    )
-    compared = dataclasses.replace(evaluated, difference=Interval(-0.021), mcnemar_p_value=0.3)
-    assert accuracy_losses([Run([evaluated])]) == []
-    (same,) = accuracy_losses([Run([compared]), Run([evaluated]), Run([compared])])
-    assert (
-        same.text
-        == "Regular and speculative arms: no significant difference in accuracy (2 evaluations)."
-    )
-    differing = dataclasses.replace(compared, mcnemar_p_value=0.01)
-    (sentence,) = accuracy_losses([Run([differing]), Run([compared])])
-    assert mentions(sentence.text, "differs", "p < 0.05", "13B with 7B", "-2.1 points")

@@ -197,14 +197,6 @@ def test_intervals_look_different_by_what_they_say(tmp_path: Path) -> None:
     assert Page(html).text.count("▲ above 1") == 1
 
 
-def test_one_point_is_no_curve(tmp_path: Path) -> None:
-    report = build([write(tmp_path / "latency.csv", latency_run())])
-    page = Page(html_page(report, plots(report)))
-    assert drawn_of(report) == {}
-    assert page.opened.count("svg") == 1
-    assert "2.00× faster" in page.text
-
-
 def test_each_temperature_has_a_plot_with_a_line_for_each_draft(tmp_path: Path) -> None:
     runs = [
         latency_run(k, 1 + k / 10, draft=draft, temperature=temperature)

@@ -10,12 +10,11 @@ import pytest
 
 from harness.commands.latency.tables.ranked import RankedRun, ranked_runs
 from harness.commands.report.command import build
-from harness.reporting.files import Report, markdown, on_terminal
+from harness.reporting.files import Report, on_terminal
 from harness.reporting.table import Table, legend
 from harness.reporting.terminal import as_text
 from in_process import Harness
-from pages import findings
-from report_files import eval_run, latency_run, prompt_rows, write
+from report_files import latency_run, prompt_rows, write
 from wording import mentions
 
 
@@ -64,31 +63,6 @@ def test_of_repeated_runs_the_newest_is_shown_with_their_number(tmp_path: Path) 
     assert mentions(legend(tables(report)["pairs"].shown()[0]), "runs:", "the newest")
 
 
-@pytest.mark.parametrize(
-    ("difference", "said"),
-    [
-        ({"temperature": 0.0}, "greedy"),
-        ({"num_prompts": 30}, "30 prompts (english)"),
-        ({"draft_quantization": "8bit"}, "8bit draft"),
-        ({"repository": "./elsewhere"}, "weights of elsewhere"),
-        ({"ignore_eos": False}, "ends where the model does"),
-        ({"num_threads": 2}, "num_threads 2"),
-        ({"commit": "b" * 40 + "-dirty"}, "commit bbbbbbbbb-dirty"),
-    ],
-)
-def test_runs_that_differ_are_told_apart_by_what_they_differ_in(
-    tmp_path: Path, difference: dict[str, Any], said: str
-) -> None:
-    file = write(tmp_path / "latency.csv", latency_run(), latency_run(speedup=1.5, **difference))
-    report = build([file])
-    values = [row[1] for row in cells(report, "pairs")]
-    assert values[0] != values[1]
-    assert said in values
-    names = [pair.name.label() for pair in pairs_of(report)]
-    assert len(set(names)) == 2
-    assert "2026" not in "".join(names)
-
-
 def test_names_have_no_paths_and_no_fields_of_methods(tmp_path: Path) -> None:
     """Two checkouts of one project, and an older file without columns of its draft."""
     here, there = ({"draft_repository": f"/{place}/shipped/tiny_draft"} for place in ("a", "b"))
@@ -118,13 +92,6 @@ def test_servers_are_named_by_their_hosts(tmp_path: Path) -> None:
         f"on gpu{number}:8000 · regular_url gpu{number}:8000" for number in (1, 2)
     }
     assert "http" not in as_text(on_terminal(report), 132)
-
-
-def test_a_circumstance_is_only_said_where_it_is_needed(tmp_path: Path) -> None:
-    runs = latency_run(2, 1.5), latency_run(4, 1.8, commit="b" * 40)
-    report = build([write(tmp_path / "latency.csv", *runs)])
-    assert [row[0] for row in cells(report, "pairs")] == ["13B with 7B", ""]
-    assert [pair.best for pair in pairs_of(report)] == [False, True]
 
 
 def test_two_measurements_that_nothing_tells_apart_are_both_shown(tmp_path: Path) -> None:
@@ -220,104 +187,6 @@ def test_a_file_without_run_ids_is_noted_and_left_out(tmp_path: Path) -> None:
     assert f"{old} has the columns of no command and was left out" in notes(build([tmp_path]))
 
 
-def test_runs_with_other_numbers_of_threads_do_not_have_the_same_settings(tmp_path: Path) -> None:
-    """Neither does an interrupted run take part."""
-    slow = {"ms_per_token": 361.0, "num_threads": 2, "processor_share": 0.16}
-    quick = latency_run(num_threads=1, processor_share=0.8)
-    file = write(tmp_path / "threads.csv", latency_run(**slow), quick)
-    text = " ".join(doubt for page in build([file]).pages.values() for doubt in page.doubts)
-    assert "same settings" not in text
-    assert mentions(text, "not quiet in 2 of 2 runs", "OMP_NUM_THREADS=1 may help 1 of them")
-    interrupted = latency_run(k=2, status="interrupted", ms_per_token=361.0, error="Ctrl-C")
-    file = write(tmp_path / "interrupted.csv", interrupted, latency_run())
-    text = " ".join(doubt for page in build([file]).pages.values() for doubt in page.doubts)
-    assert "same settings" not in text
-
-
-def test_pairs_come_by_their_best_speedup_with_k_ascending(tmp_path: Path) -> None:
-    runs = [latency_run(8, 1.9), latency_run(2, 1.2), latency_run(4, 2.1)]
-    runs += [
-        latency_run(4, 2.0, model="30B"),
-        latency_run(2, 2.4, model="30B"),
-        latency_run(model="7B", draft=None),
-    ]
-    report = build([write(tmp_path / "latency.csv", *runs)])
-    shown = [(pair.name.pair, pair.k or None, pair.best) for pair in pairs_of(report)]
-    assert shown == [
-        ("30B with 7B", 2, True), ("30B with 7B", 4, False),
-        ("13B with 7B", 2, False), ("13B with 7B", 4, True), ("13B with 7B", 8, False),
-        ("7B", None, False),
-    ]  # fmt: skip
-    assert ["best K" in row for row in cells(report, "pairs")] == [
-        True, False, False, True, False, False,
-    ]  # fmt: skip
-    assert mentions(
-        findings(report)[0].text,
-        "30B with 7B",
-        "K=2",
-        "2.40× faster",
-        "for 2 pairs",
-    )
-
-
-def test_targets_without_a_draft_have_their_times(tmp_path: Path) -> None:
-    runs = [latency_run(model=model, draft=None) for model in ("13B", "30B")]
-    runs.append(latency_run(model="7B", draft=None, status="failed", error="killed"))
-    report = build([write(tmp_path / "latency.csv", *runs)])
-    said = " ".join(line.text for line in findings(report))
-    assert "13B: 100.00 ms/token without a draft." in said
-    assert "30B: 100.00 ms/token without a draft." in said
-    assert "7B:" not in said
-
-
-def test_runs_whose_regular_arms_differ_are_not_ranked(tmp_path: Path) -> None:
-    """A machine that was busy during some of them: 9, 199, 143 and 134 ms for one model."""
-
-    def of(*regular: float, **changes: Any) -> Report:
-        runs = []
-        for number, ms in enumerate(regular):
-            # More tokens than any of these speed-ups, which are possible then.
-            arms = latency_run(2 + number, 1.5 + number, tokens_per_iteration=5.0, **changes)
-            runs.append([dataclasses.replace(arms[0], ms_per_token=ms), arms[1]])
-        return build([write(tmp_path / f"{len(list(tmp_path.iterdir()))}.csv", *runs)])
-
-    contradicting = of(9.0, 199.0, 143.0, 134.0)
-    # Each took turns with its own regular arm.
-    assert mentions(
-        findings(contradicting)[0].text, "13B with 7B, K=5: 4.50× faster", "4 pairs at once"
-    )
-    assert "best K" not in str(cells(contradicting, "pairs"))
-    said = markdown(contradicting, "")
-    assert said.count("9 to 199 ms/token") == 1
-    # The conditions tell one target from another.
-    greedy = []
-    for number, ms in enumerate((9.0, 199.0)):
-        for temperature in (0.0, 0.5):
-            regular, row = latency_run(2 + number, temperature=temperature)
-            greedy.append([dataclasses.replace(regular, ms_per_token=ms), row])
-    (page,) = build([write(tmp_path / "two.csv", *greedy)]).pages.values()
-    (doubt,) = page.doubts
-    assert doubt.startswith("13B, greedy: ")
-    assert mentions(doubt, "nor are those of 13B, temperature 0.5")
-    assert "best K" in str(cells(of(9.0, 9.5, 10.0), "pairs"))
-    # Another target is ranked nevertheless.
-    others = [latency_run(k, 1 + k / 10, model="30B") for k in (2, 4)]
-    mixed = [
-        *(run.rows for run in contradicting.runs),
-        *others,
-    ]
-    ranked = build([write(tmp_path / "mixed.csv", *mixed)])
-    assert "30B with 7B, K=4: 1.40× faster" in " ".join(line.text for line in findings(ranked))
-
-
-def test_one_evaluation_says_what_it_does_not_exclude(tmp_path: Path) -> None:
-    report = build([write(tmp_path / "eval.csv", eval_run())])
-    ((answer, changes, covers),) = report.answers.values()
-    assert mentions(answer.text, "no significant difference", "-1.0", "-3.0 to 1.0", "p = 0.3")
-    assert mentions(covers.text, "13B + 7B", "NVIDIA A100", "multiplication of 1 to 99")
-    assert mentions(changes.text, "up to 3.0 points")
-
-
 def test_published_figures_are_next_to_the_pairs_they_are_of(tmp_path: Path) -> None:
     file = write(
         tmp_path / "latency.csv",
@@ -374,20 +243,6 @@ def test_a_protocol_is_compared_by_prompts_and_temperature(tmp_path: Path) -> No
     assert "MBPP's sanitized part" in note
 
 
-def test_what_has_no_interval_is_no_finding_and_not_in_bold(tmp_path: Path) -> None:
-    few: dict[str, Any] = {"speedup_low": None, "speedup_high": None}
-    report = build(
-        [write(tmp_path / "latency.csv", latency_run(2, 1.2, **few), latency_run(4, 2.1, **few))]
-    )
-    assert findings(report)[0].style == "strong"
-    assert "no interval from fewer than 8 prompts" in findings(report)[0].text
-    assert [row.strong for row in tables(report)["pairs"].rows] == [False, False]
-    assert "No interval from fewer than 8 prompts." in tables(report)["pairs"].notes
-    certain = build([write(tmp_path / "certain.csv", latency_run(2, 1.2), latency_run(4, 2.1))])
-    assert findings(certain)[0].style == "good"
-    assert [row.strong for row in tables(certain)["pairs"].rows] == [False, True]
-
-
 @pytest.mark.parametrize(("number", "is_folded"), [(1, True), (4, False)])
 def test_categories_of_too_few_prompts_are_folded(
     tmp_path: Path, number: int, is_folded: bool
@@ -397,31 +252,6 @@ def test_categories_of_too_few_prompts_are_folded(
     prompts = [(category, 50.0) for category in ("code", "chat") for _ in range(number)]
     write(tmp_path / "latency_prompts.csv", prompt_rows(run, prompts))
     assert tables(build([tmp_path]))["categories"].in_full == is_folded
-
-
-def test_a_few_prompts_are_not_the_fastest(tmp_path: Path) -> None:
-    quick = latency_run(4, 3.0, speedup_low=None, speedup_high=None, num_prompts=2)
-    report = build([write(tmp_path / "latency.csv", quick, latency_run(4, 2.0))])
-    assert findings(report)[0].text.startswith(
-        "15 prompts (english): fastest shown to pay: 13B with 7B, K=4"
-    )
-    assert ": 2.00× faster (95 % interval 1.90 to 2.10)" in findings(report)[0].text
-    report = build(
-        [write(tmp_path / "alone.csv", quick, latency_run(4, 1.5, speedup_low=None, num_prompts=3))]
-    )
-    said = findings(report)[0].text
-    assert said.startswith("2 prompts (english): 13B with 7B, K=4: no interval")
-
-
-def test_accuracy_comes_with_bounds_and_the_published_figure(tmp_path: Path) -> None:
-    report = build([write(tmp_path / "eval.csv", eval_run(), eval_run(model="30B"))])
-    regular, speculative = cells(report, "accuracy")[:2]
-    assert "43.0 ± 3.0" in regular
-    assert "-1.0\n-3.0 to 1.0" in speculative
-    assert (regular[-1], speculative[-1]) == ("42.9", "43.1")
-    assert [line.text for line in findings(report)] == [
-        "Regular and speculative arms: no significant difference in accuracy (2 evaluations)."
-    ]
 
 
 def test_categories_come_from_the_prompts_of_the_run(tmp_path: Path) -> None:
@@ -456,31 +286,6 @@ def test_categories_come_from_the_prompts_of_the_run(tmp_path: Path) -> None:
         tmp_path / "b" / "latency_prompts.csv", prompt_rows(batch, [("code", 50.0), ("chat", 80.0)])
     )
     assert cells(build([tmp_path / "b"]), "categories") == []
-
-
-def test_made_up_pairs_come_behind_real_ones_and_are_labelled(tmp_path: Path) -> None:
-    random, coin = {"weights": "random"}, {"synthetic_acceptance": 0.8, "lossy": True}
-    write(
-        tmp_path / "latency.csv",
-        latency_run(speedup=3.0, **random),
-        latency_run(speedup=4.0, tokens_per_iteration=4.5, **random, **coin),
-        latency_run(speedup=2.5, **coin),
-        latency_run(speedup=2.0),
-    )
-    report = build([tmp_path])
-    assert [row[0] for row in cells(report, "pairs")] == [
-        "13B with 7B",
-        "13B with 7B, random weights, synthetic 0.8",
-        "13B with 7B, random weights",
-        "13B with 7B, synthetic 0.8",
-    ]
-    assert len({pair.series for pair in pairs_of(report)}) == 4
-    # What is made up is no finding next to a real one.
-    assert [line.text[:28] for line in findings(report)] == ["13B with 7B, K=4: 2.00× fast"]
-    said = " ".join(tables(report)["pairs"].notes)
-    assert "decoding.synthetic_acceptance=0.8: draft tokens were accepted at random" in said
-    assert "lenience" not in said
-    assert {row[0] for row in cells(report, "published")} == {"13B", "13B with 7B · K=4"}
 
 
 def test_a_file_may_have_any_name_and_hold_long_prompts(tmp_path: Path) -> None:

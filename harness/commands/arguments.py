@@ -1,0 +1,61 @@
+"""The arguments of commands that read files: a few settings as `name=value`, and paths. Hydra is not involved."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any, TypeVar, get_args, get_type_hints
+
+from harness.config.errors import SettingError, nearest
+
+Settings = TypeVar("Settings")
+
+_BOOLEANS = {"true": True, "false": False}
+
+
+def read_arguments(
+    kind: type[Settings], words: Sequence[str], usage: str, *, passes_on: bool = False
+) -> tuple[Settings, list[str]]:
+    """The settings that are typed, and all other words. `-h` and `--help` print the usage, and end the process.
+
+    Args:
+        kind: a dataclass whose fields are texts, numbers, booleans or literals, each with a default.
+        passes_on: whether further settings and options are those of another command; else they are mistakes.
+
+    Raises:
+        SettingError: no such setting or option, or a value of another type.
+    """
+    if not {"-h", "--help"}.isdisjoint(words):
+        print(usage)
+        raise SystemExit(0)
+    names = [field.name for field in fields(kind)]  # type: ignore[arg-type]
+    types = get_type_hints(kind)
+    values: dict[str, Any] = {}
+    others = []
+    for word in words:
+        name, equals, text = word.partition("=")
+        if equals and name in names:
+            values[name] = _converted(name, text, types[name])
+            continue
+        is_option = word.startswith("-") and word != "-"
+        is_setting = bool(equals) and name.isidentifier() and not Path(word).exists()
+        if not passes_on and (is_option or is_setting):
+            rule = f"no such argument{nearest(name, names)}; --help lists them"
+            raise SettingError(name, rule)
+        others.append(word)
+    return kind(**values), others
+
+
+def _converted(name: str, text: str, kind: Any) -> Any:
+    values = _BOOLEANS if kind is bool else {choice: choice for choice in get_args(kind)}
+    if text in values:
+        return values[text]
+    if values:
+        rule = f"must be {' or '.join(values)}{nearest(text, values)}"
+        raise SettingError(name, rule, text)
+    try:
+        return kind(text)
+    except ValueError as error:
+        rule = f"must be a {'whole ' if kind is int else ''}number"
+        raise SettingError(name, rule, text) from error
