@@ -9,11 +9,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from architectures import VOCABULARY, generated
-from chains import GREEDY, request, texts
+from architectures import VOCABULARY
+from chains import request
 from harness.local.decoding.adaptive import DraftLength
 from harness.local.decoding.protocols import Drafter, Proposal, Step
 from harness.local.decoding.warp import Warp
+from harness.local.drafting.heads.block import DFlash
+from harness.local.drafting.heads.corrected import DFlash2, Domino, DSpark
+from harness.local.drafting.heads.eagle import Eagle3, PEagle
+from harness.local.drafting.heads.medusa import Medusa
 from harness.local.models.checkpoints import recurrent_kind
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
@@ -56,7 +60,7 @@ class Checked(Drafter):
             states = self._target(
                 input_ids=decided[None, :-1], output_hidden_states=True
             ).hidden_states
-            features = torch.stack([states[layer][0] for layer in self.layers], dim=1)
+            features = torch.stack([states[layer][0] for layer in self.layers or [0]], dim=1)
             expected = self._expected(decided, tokens, features)
             assert expected.shape == probabilities.shape
             assert (probabilities.gather(1, tokens[:, None]) > 0).all()
@@ -93,17 +97,6 @@ def check_against(
     assert len({len(iteration.rows) for iteration in iterations}) > 1
     assert len(checked.num_accepted) >= 3
     assert checked.error < 1e-4, checked.error
-
-
-def check_greedy(
-    target: PreTrainedModel, drafter: Drafter, k: int = 3, prompts: list[list[int]] = PROMPTS
-) -> None:
-    """On the runner with fixed slots, twice with one drafter."""
-    runner = StaticRunner(target, hidden_layers=drafter.layers)
-    what = request(prompts, GREEDY, length=20)
-    expected = [generated(target, prompt, 20) for prompt in prompts]
-    for _ in range(2):
-        assert texts(speculative(runner, drafter, what, k), len(prompts)) == expected
 
 
 def rms(x: Tensor, norm: Any) -> Tensor:
@@ -150,3 +143,171 @@ def spread(head: Any, logits: Tensor) -> Tensor:
     for index, offset in enumerate(head.d2t.tolist()):
         full[..., index + offset] = logs[..., index]
     return full
+
+
+def run_layers(head: Eagle3, embedded: Tensor, states: Tensor) -> Tensor:
+    """All entries [n, D], causal, without a cache."""
+    at = torch.arange(len(states))
+    seen = at[:, None] >= at
+    for index, (layer, window) in enumerate(zip(head.layers, head.windows, strict=True)):
+        visible = seen if window is None else seen & (at[:, None] - at < window)
+        normed, x = states, rms(states, layer.input_layernorm)
+        if index == 0:
+            normed = rms(states, layer.hidden_norm)
+            x = torch.cat([rms(embedded, layer.input_layernorm), normed], dim=-1)
+        residual = normed if head.config.norm_before_residual and index == 0 else states
+        states = residual + attend(layer.self_attn, x, x, at, at, visible)
+        states = states + mlp(layer, rms(states, layer.post_attention_layernorm))
+    return states
+
+
+def joined(head: Eagle3, features: Tensor) -> Tensor:
+    if head.input_norm is not None:
+        features = rms(features.flatten(-2), head.input_norm).view_as(features)
+    if head.fc_norm is not None:
+        parts = [rms(features[:, i], norm) for i, norm in enumerate(head.fc_norm)]
+        features = torch.stack(parts, dim=1)
+    return head.fc(features.flatten(-2))
+
+
+def eagle_expected(head: Eagle3, target: PreTrainedModel) -> Expected:
+    embedding = head.embed_tokens or target.get_input_embeddings()
+    output = head.lm_head or target.get_output_embeddings()
+
+    def chain(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
+        embedded, states, found = embedding(decided[1:]), joined(head, features), []
+        for token in drawn:
+            last = run_layers(head, embedded, states)[-1]
+            normed = rms(last, head.norm)
+            found.append(spread(head, output(normed)))
+            embedded = torch.cat([embedded, embedding(token)[None]])
+            states = torch.cat([states, (normed if head.config.norm_output else last)[None]])
+        return torch.stack(found)
+
+    def parallel(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
+        masks = len(drawn) - 1
+        mask_token = torch.full((masks,), head.config.mask_token_id)
+        hidden = head.mask_hidden.view(1, *features.shape[1:]).expand(masks, -1, -1)
+        states = joined(head, torch.cat([features, hidden]))
+        states = run_layers(head, embedding(torch.cat([decided[1:], mask_token])), states)
+        return spread(head, output(rms(states[-len(drawn) :], head.norm)))
+
+    return parallel if isinstance(head, PEagle) else chain
+
+
+def convolved(convolutions: Any, side: int, reads: Tensor, states: Tensor) -> Tensor:
+    """Position by position: `reads` [block, D] give the kernels of `states` [block, D]."""
+    base = convolutions.base_kernel[side]
+    num_taps, width = base.shape
+    changes = reads @ convolutions.kernel_projection.weight.T
+    outputs = torch.zeros_like(states)
+    for place in range(len(states)):
+        change = changes[place].view(2, num_taps, width // 8)[side]
+        for tap in range(min(num_taps, place + 1)):
+            weights = base[tap].view(-1, 8) + change[tap].unsqueeze(1)
+            outputs[place] += weights.flatten() * states[place - tap]
+    return outputs
+
+
+def mixed(layer: Any, name: str, side: int, reads: Tensor, states: Tensor) -> Tensor:
+    """`convolved` in layers that have such convolutions."""
+    if not hasattr(layer, name):
+        return states
+    return convolved(getattr(layer, name), side, reads, states)
+
+
+def block_states(head: DFlash, target: PreTrainedModel, last: Tensor, features: Tensor) -> Tensor:
+    """The states [block, D] of one block, after the final norm."""
+    size, length = head.config.block_size, len(features)
+    context = rms(head.fc(features.flatten(1)), head.hidden_norm)
+    queries = torch.cat([last.view(1), torch.full((size - 1,), head.config.mask_token_id)])
+    states = target.get_input_embeddings()(queries)
+    at, block_at = torch.arange(length + size), torch.arange(length, length + size)
+    layer: Any
+    for layer, window in zip(head.layers, head.windows, strict=True):
+        seen = torch.ones(size, length + size, dtype=torch.bool)
+        if window is not None:
+            follows = head.config.windows_follow
+            seen &= at >= (block_at[:, None] - window + 1 if follows else length - window)
+        if head.config.causal or (window is not None and head.config.causal_windows):
+            seen &= at <= block_at[:, None]
+        normed = rms(states, layer.input_layernorm)
+        x = mixed(layer, "attention_conv", 0, normed, normed)
+        attended = attend(layer.self_attn, x, torch.cat([context, x]), block_at, at, seen)
+        states = states + mixed(layer, "attention_conv", 1, normed, attended)
+        normed = rms(states, layer.post_attention_layernorm)
+        x = mixed(layer, "mlp_conv", 0, normed, normed)
+        states = states + mixed(layer, "mlp_conv", 1, normed, mlp(layer, x))
+    return rms(states, head.norm)
+
+
+def block_expected(head: DFlash, target: PreTrainedModel) -> Expected:
+    output = head.lm_head or target.get_output_embeddings()
+
+    def expected(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
+        states = block_states(head, target, decided[-1], features)
+        logits = output(states if head.config.from_anchor else states[1:])[: len(drawn)]
+        if isinstance(head, DSpark) and head.markov_head is not None:
+            before = torch.cat([decided[-1:], drawn[:-1]])
+            logits = (
+                logits
+                + head.markov_head["markov_w1"].weight[before]
+                @ head.markov_head["markov_w2"].weight.T
+            )
+        if isinstance(head, Domino):
+            # The unit reads the anchor and the tokens drawn before each place, by torch's own module.
+            before = target.get_input_embeddings()(torch.cat([decided[-1:], drawn[:-1]]))
+            memory, _ = head.prefix_gru(before[:, None])
+            own = states if head.config.from_anchor else states[1:]
+            features = torch.cat([own[: len(drawn)], memory[:, 0]], dim=-1)
+            first = head.config.num_uncorrected
+            logits = torch.cat([logits[:first], (logits + head.embed_proj(features))[first:]])
+        return spread(head, logits)
+
+    return expected
+
+
+def path_expected(head: DFlash2, target: PreTrainedModel) -> Expected:
+    """Log-probabilities of the candidates at each position, after the token drawn before it."""
+    output = target.get_output_embeddings()
+    selector = head.candidate_selector
+
+    def expected(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
+        states = block_states(head, target, decided[-1], features)[1:]
+        rows = []
+        before = decided[-1]
+        for state, token in zip(states, drawn, strict=False):
+            logits = output(state)
+            scores = torch.full((VOCABULARY,), -torch.inf)
+            for candidate in logits.argsort(descending=True)[: head.config.num_candidates]:
+                context = selector.predecessor_codebook[before] * selector.hidden_projection(state)
+                follows = (context * selector.successor_codebook[candidate]).sum()
+                scores[candidate] = logits[candidate] + follows
+            rows.append(scores.log_softmax(-1))
+            before = token
+        return torch.stack(rows)
+
+    return expected
+
+
+def medusa_expected(head: Medusa, target: PreTrainedModel) -> Expected:
+    weights = head.state_dict()
+    num_blocks = head.config.num_blocks
+
+    def output(number: int) -> Tensor:
+        if head.config.own_outputs:
+            return weights[f"{number}.{num_blocks}.weight"]
+        return target.get_output_embeddings().weight
+
+    def expected(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
+        found = []
+        for number in range(len(drawn)):
+            x = features[-1, 0]
+            for block in range(num_blocks):
+                weight = weights[f"{number}.{block}.linear.weight"]
+                linear = weight @ x + weights[f"{number}.{block}.linear.bias"]
+                x = x + linear * linear.sigmoid()
+            found.append((output(number) @ x).log_softmax(-1))
+        return torch.stack(found)
+
+    return expected

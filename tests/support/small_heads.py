@@ -80,9 +80,9 @@ def domino_head(**changes: Any) -> Domino:
     return head
 
 
-def target_model(model_type: str = "llama") -> PreTrainedModel:
-    """Its distributions are flat enough for a random head to be accepted now and then."""
-    target = random_model("llama", model_type=model_type, head_dim=8)
+def target_model(seed: int = 0) -> PreTrainedModel:
+    """Its distributions are flat enough for a random draft to be accepted now and then."""
+    target = random_model("llama", seed=seed, head_dim=8)
     with torch.no_grad():
         target.get_output_embeddings().weight.mul_(0.15)
     return target

@@ -56,21 +56,13 @@ class World:
 class Stepped(World):
     """Costs as tiles and prepared sizes have them: 1 below a step, and more from there on."""
 
-    def __init__(
-        self,
-        acceptance: float,
-        step: int,
-        height: float,
-        slope: float,
-        choices: Sequence[int] = range(9),
-    ) -> None:
+    def __init__(self, acceptance: float, choices: Sequence[int] = range(9)) -> None:
         super().__init__(acceptance, draft=0.0, verify=1.0)
-        self.step, self.height, self.slope = step, height, slope
         self.choices = choices
         self.policy = Adaptive(choices, clock=lambda: self.now)
 
     def seconds(self, k: int, width: int) -> float:
-        return (1 if k < self.step else self.height) + self.slope * k
+        return (1 if k < 8 else 2) + 0.01 * k
 
     def cost(self, k: int) -> float:
         return self.seconds(k, k)
@@ -79,35 +71,19 @@ class Stepped(World):
 @pytest.mark.parametrize(
     "world",
     [
-        Stepped(0.8, step=8, height=2, slope=0.01),
-        Stepped(0.95, step=8, height=2, slope=0.01),
-        Stepped(0.8, step=4, height=1.6, slope=0.02),
-        Stepped(0.95, step=8, height=2, slope=0.01, choices=[0, 1, 2, 4, 8]),
-    ],
-    ids=lambda world: f"accepts {world.acceptance}, {world.height} from {world.step}",
-)
-def test_a_step_in_the_costs_does_not_hide_the_numbers_before_it(world: Stepped) -> None:
-    world.run(300)
-    assert world.run(2000) > 0.95
-
-
-@pytest.mark.parametrize(
-    "world",
-    [
         World(0.9, 0.05, 1.03),
-        World(0.6, 0.1, 1.1),
         World(0.7, 0.0, 1.02, offers=0.3),
-        World(0.0, 0.3, 1.05),
         World(0.05, 0.0, 1.1),
         World(0.3, 0.9, 1.0),
+        Stepped(0.95),
+        Stepped(0.95, choices=[0, 1, 2, 4, 8]),
     ],
-    ids=lambda world: (
-        f"accepts {world.acceptance} of {world.offers}, costs {world.draft} and {world.verify}"
-    ),
+    ids=lambda world: f"{type(world).__name__}, accepts {world.acceptance} of {world.offers}",
 )
 def test_it_is_nearly_as_fast_as_the_best_constant_number(world: World) -> None:
+    """A step in the costs does not hide the numbers before it."""
     world.run(300)
-    assert world.run(4000) > 0.97
+    assert world.run(3000) > (0.95 if isinstance(world, Stepped) else 0.97)
 
 
 def test_it_learns_within_a_few_texts() -> None:
@@ -133,7 +109,7 @@ def test_others_that_slow_the_machine_down_change_no_choice(world: World) -> Non
     assert sum(speeds) / len(speeds) > 0.97
 
 
-@pytest.mark.parametrize("turn", range(4))
+@pytest.mark.parametrize("turn", [0, 3])
 def test_an_iteration_that_prepares_something_is_no_measure_of_costs(turn: int) -> None:
     world = World(0.8, 0.3, 1.05)
     for place in range(100):
@@ -155,15 +131,14 @@ def test_it_chooses_among_what_was_prepared_for() -> None:
 Make = Callable[[Warp], ModelDrafter | TableDrafter]
 DRAFTERS: list[Make] = [
     lambda warp: ModelDrafter(MarkovRunner(0.5 * chain(0) + 0.5 * chain(1)), warp),
-    lambda warp: ModelDrafter(MarkovRunner(chain(0)), warp),
     lambda warp: TableDrafter(
         {token: int(chain(0)[token].argmax()) for token in range(0, SIZE, 2)}
     ),
 ]
 
 
-@pytest.mark.parametrize("make", DRAFTERS, ids=["model", "the target itself", "table"])
-@pytest.mark.parametrize("numbers", [[0], [0, 0, 3], [5, 0, 1, 0, 0, 0, 2], [0, 1]])
+@pytest.mark.parametrize("make", DRAFTERS, ids=["model", "table"])
+@pytest.mark.parametrize("numbers", [[0], [5, 0, 1, 0, 0, 0, 2]])
 def test_changing_numbers_change_no_greedy_token(numbers: list[int], make: Make) -> None:
     what, policy = request(RAGGED, length=30, stop=[8]), Scripted(numbers)
     iterations = list(speculative(MarkovRunner(chain(0)), make(GREEDY), what, policy))

@@ -16,16 +16,13 @@ from harness.local.decoding.verify import Offer, Verdict, verify
 from harness.local.decoding.warp import Warp
 
 
-def test_a_stream_depends_on_seed_and_prompt_alone() -> None:
+def test_a_stream_is_uniform_and_depends_on_seed_and_prompt_alone() -> None:
     batch = uniforms(seed=3, prompt_indices=[0, 1, 2], num_positions=10)
     assert batch.shape == (3, 10, len(Purpose))
     assert torch.equal(uniforms(3, [2], 10)[0], batch[2])
     assert torch.equal(uniforms(3, [1, 0], 4), batch[[1, 0], :4])
     assert not torch.equal(uniforms(4, [0], 10), batch[:1])
     assert len(batch.unique()) == batch.numel()
-
-
-def test_uniforms_are_uniform() -> None:
     numbers = uniforms(seed=0, prompt_indices=range(200), num_positions=100)
     assert numbers.min() >= 0
     assert numbers.max() < 1
@@ -64,13 +61,10 @@ def test_an_iteration_may_have_numbers_that_no_other_and_no_position_has(
     assert torch.equal(offers[-1].next_uniforms, stream[:, 3:7, Purpose.TARGET])
 
 
-def test_inverse_cdf_draws_the_right_cell() -> None:
+def test_inverse_cdf_draws_the_right_cell_and_none_without_weight() -> None:
     weights = torch.tensor([2.0, 0.0, 1.0, 1.0, 0.0])
     for uniform, expected in [(0.0, 0), (0.49, 0), (0.5, 2), (0.74, 2), (0.75, 3), (0.999, 3)]:
         assert inverse_cdf(weights, torch.tensor(uniform)).item() == expected
-
-
-def test_a_weight_of_zero_is_never_drawn() -> None:
     almost_one = torch.tensor(1 - 2**-24)
     weights = torch.rand(1000, 300, generator=torch.Generator().manual_seed(0))
     weights[:, 150:] = 0
@@ -81,7 +75,7 @@ def test_a_weight_of_zero_is_never_drawn() -> None:
     assert inverse_cdf(torch.tensor([0.0, 1e-30, 0.0]), almost_one).item() == 1
 
 
-@pytest.mark.parametrize("size", [4097, 32_000, 50_257])
+@pytest.mark.parametrize("size", [4097, 50_257])
 def test_large_vocabularies_draw_what_one_scan_would(size: int) -> None:
     generator = torch.Generator().manual_seed(1)
     weights = torch.randn(6, 40, size, generator=generator).mul(4).softmax(-1)
@@ -97,9 +91,6 @@ def test_large_vocabularies_draw_what_one_scan_would(size: int) -> None:
     drawn = inverse_cdf(weights, numbers)
     assert torch.equal(drawn, expected)
     assert (weights.gather(-1, drawn.unsqueeze(-1)) > 0).all()
-
-
-def test_large_weights_that_are_nan_or_all_zero_draw_no_token() -> None:
-    weights = torch.rand(3, 5000)
-    weights[0, 4999], weights[1] = torch.nan, 0
-    assert inverse_cdf(weights, torch.tensor([0.1, 0.1, 0.1])).tolist()[:2] == [5000, 5000]
+    broken = torch.rand(2, size)
+    broken[0, -1], broken[1] = torch.nan, 0
+    assert inverse_cdf(broken, torch.tensor([0.1, 0.1])).tolist() == [size, size], "no token"

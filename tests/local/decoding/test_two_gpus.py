@@ -10,54 +10,25 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from architectures import random_model, random_pair
+from architectures import random_model
 from chains import fields, request
+from drafts import DRAFTS
 from harness.local.decoding.loop import Iteration, Loop
 from harness.local.decoding.protocols import Drafter, Runner
-from harness.local.decoding.warp import BatchWarp, Warp
+from harness.local.decoding.warp import AnyWarp, BatchWarp, Warp
 from harness.local.drafting.early_exit import truncated
 from harness.local.drafting.model import ModelDrafter
-from harness.local.drafting.translated import TranslatedDrafter, Translation
 from harness.local.models.loading import cross_once
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from loops import speculative
-from mtp_models import mtp_target
 from pretended_gpus import pretended_gpus
-from small_heads import (
-    block_head,
-    eagle_head,
-    head_drafter,
-    layer_config,
-    medusa_head,
-    mtp_head,
-    target_model,
-)
+from small_heads import block_head, head_drafter, target_model
 from text_drafters import lookup_drafter
 
 WARP = Warp(1.0)
 NUM_DRAFT_TOKENS = 3
-# The number of MTP layers, by kind.
-LAYERS = {"mtp": 1, "deep mtp": 3}
 PROMPTS = [[5, 9, 3, 4, 7], [5, 9, 3], [5, 9, 10, 1, 2, 3]]
-HEADS: dict[str, Callable[[], Any]] = {
-    "eagle": lambda: eagle_head(layer_config("llama")),
-    "block": block_head,
-    "medusa": lambda: medusa_head(own_outputs=False),
-}
-# Every other token is the same in both vocabularies.
-TRANSLATION = Translation(
-    {token: token for token in range(0, 97, 2)},
-    lambda tokens: [token // 2 * 2 for token in tokens],
-    lambda token: [token // 2 * 2],
-    97,
-)
-
-
-RUNNERS: dict[str, Callable[[PreTrainedModel], Runner]] = {
-    "static": StaticRunner,
-    "shared": lambda model: StaticRunner(model, shares_prefix=True),
-}
 
 
 def spread(model: PreTrainedModel, first: str, second: str) -> PreTrainedModel:
@@ -71,37 +42,24 @@ def spread(model: PreTrainedModel, first: str, second: str) -> PreTrainedModel:
     return model
 
 
-def drafting(kind: str, first: str, second: str) -> tuple[Runner, Drafter]:
+def drafting(kind: str, warp: AnyWarp, first: str, second: str) -> tuple[Runner, Drafter]:
     """A target on the first device, and a drafter for it, whose model is on the second."""
-    if kind in LAYERS:
-        target, layers = mtp_target("deepseek_v3", num_mtp_layers=LAYERS[kind])
-        head = mtp_head(layers)
-    elif kind in HEADS:
-        target, head = target_model(), HEADS[kind]()
-    elif kind == "spread, head":
+    if kind == "recurrent":
+        return SnapshotRunner(random_model("lfm2").to(first)), lookup_drafter(first)
+    options: dict[str, Any] = {}
+    if kind == "spread, head":
         # Its matrices are on both devices: the head's own has a copy of the embedding.
         target = spread(target_model(), first, second)
-        drafter = head_drafter(block_head().to(second), target, WARP)
+        drafter: Drafter = head_drafter(block_head().to(second), target, warp)
         options = {"device": torch.device(first)}
-        return StaticRunner(target, hidden_layers=drafter.layers, **options), drafter
     elif kind == "spread, early exit":
-        target, options = (
-            spread(random_model("llama"), first, second),
-            {"device": torch.device(first)},
-        )
-        own = StaticRunner(truncated(target, 2), **options)
-        return StaticRunner(target, **options), ModelDrafter(own, WARP, first)
-    elif kind == "recurrent":
-        return SnapshotRunner(random_model("lfm2").to(first)), lookup_drafter(first)
+        target = spread(random_model("llama"), first, second)
+        options = {"device": torch.device(first)}
+        drafter = ModelDrafter(StaticRunner(truncated(target, 2), **options), warp, first)
     else:
-        target, draft = random_pair("llama", num_hidden_layers=2)
-        make = RUNNERS.get(kind, RUNNERS["static"])
-        runner, own = make(target.to(first)), make(draft.to(second))
-        if kind == "translated":
-            return runner, TranslatedDrafter(own, TRANSLATION, WARP, first)
-        return runner, ModelDrafter(own, WARP, first)
-    drafter = head_drafter(head.to(second), target.to(first), WARP)
-    return StaticRunner(target, hidden_layers=drafter.layers), drafter
+        target, drafter = DRAFTS[kind.removeprefix("shared prefix, ")](warp, first, second)
+        options = {"shares_prefix": "shared" in kind}
+    return StaticRunner(target, hidden_layers=drafter.layers, **options), drafter
 
 
 @pytest.fixture
@@ -125,12 +83,17 @@ def on(device: str, warp: Warp = WARP, prompts: list[list[int]] = PROMPTS, lengt
 
 @pytest.mark.parametrize(
     "kind",
-    [*RUNNERS, *HEADS, "deep mtp", "translated", "recurrent", "spread, early exit", "spread, head"],
+    [
+        *("model", "shared prefix, model", "translated", "EAGLE-3", "DFlash", "Medusa"),
+        *("MTP of three layers", "recurrent", "spread, early exit", "spread, head"),
+    ],
 )
 def test_records_are_those_of_a_cpu(kind: str, compared: Callable[..., None]) -> None:
-    compared(
-        lambda *devices: speculative(*drafting(kind, *devices), on(devices[0]), NUM_DRAFT_TOKENS)
-    )
+    def decode(first: str, second: str) -> Iterator[Iteration]:
+        runner, drafter = drafting(kind, WARP, first, second)
+        return speculative(runner, drafter, on(first), NUM_DRAFT_TOKENS)
+
+    compared(decode)
 
 
 @pytest.mark.parametrize("drafts", [False, True])
@@ -138,13 +101,9 @@ def test_rows_that_differ_leave_and_join(drafts: bool, compared: Callable[..., N
     """Caches grow, too."""
 
     def decode(first: str, second: str) -> Iterator[Iteration]:
-        runner, drafter = drafting("static", first, second)
         warp = BatchWarp()
-        loop = Loop(runner)
-        if drafts:
-            assert isinstance(drafter, ModelDrafter)
-            drafter.warp = warp
-            loop = Loop(runner, drafter, NUM_DRAFT_TOKENS, warp=warp)
+        runner, drafter = drafting("model", warp, first, second)
+        loop = Loop(runner, drafter, NUM_DRAFT_TOKENS, warp=warp) if drafts else Loop(runner)
         joining = [
             on(first, Warp(0.5, top_k=5), [[3, 4]], 8),
             on(first, Warp(0.7, top_p=0.8), [[9] * 120], 20),

@@ -1,33 +1,74 @@
-"""Verification as a unit: chosen numbers first, then the distribution of its output."""
+"""Rules of acceptance as units: chosen numbers first, then the distribution of their output, alone and in the loop."""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
+from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from harness.local.decoding.randomness import inverse_cdf
-from harness.local.decoding.verify import Offer, Verdict, verify
-from verifiers import FALSE_ALARM_RATE, first_two_tokens, p_value, without_residual
+from chains import RAGGED, chain, p_value_of_texts, request, small_chain, texts
+from fakes import MarkovRunner, TableDrafter
+from harness.local.decoding.randomness import inverse_cdf, uniforms
+from harness.local.decoding.verify import (
+    AcceptByCoin,
+    Offer,
+    Verdict,
+    verify,
+    verify_block,
+    verify_typical,
+)
+from harness.local.decoding.warp import Warp
+from harness.local.drafting.model import ModelDrafter
+from loops import autoregressive, speculative
+from verifiers import FALSE_ALARM_RATE, arguments, first_two_tokens, p_value, without_residual
+
+Rule = Callable[..., Verdict]
+
+
+# Warps ---------------------------------------------------------------------------------------------------------------
+
+
+def test_greedy_is_one_hot_on_the_first_maximum() -> None:
+    assert Warp(temperature=0)(torch.tensor([[1.0, 3.0, 3.0]])).tolist() == [[0.0, 1.0, 0.0]]
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.7])
+@pytest.mark.parametrize("top_k", [0, 1, 5, 1000])
+@pytest.mark.parametrize("top_p", [1.0, 0.9, 0.3, 1e-300])
+def test_a_warp_equals_those_of_transformers(temperature: float, top_k: int, top_p: float) -> None:
+    logits = 3 * torch.randn(4, 50, generator=torch.Generator().manual_seed(0))
+    expected = TemperatureLogitsWarper(temperature)(None, logits)
+    if top_k:
+        expected = TopKLogitsWarper(top_k)(None, expected)
+    expected = TopPLogitsWarper(top_p)(None, expected).softmax(-1)
+    torch.testing.assert_close(Warp(temperature, top_k, top_p)(logits), expected)
+    assert Warp(temperature, top_k, top_p)(logits.bfloat16()).dtype == torch.float32
+
+
+# Chosen numbers ------------------------------------------------------------------------------------------------------
 
 
 def one_hot(*tokens: int, size: int = 4) -> Tensor:
     return torch.nn.functional.one_hot(torch.tensor(tokens), size).float()
 
 
-def test_rows_are_judged_apart() -> None:
+@pytest.mark.parametrize("rule", [verify, verify_block])
+def test_rows_are_judged_apart(rule: Rule) -> None:
     """All is accepted, and a bonus follows; then the second or the first token cannot be, and what follows is lost."""
     target = torch.stack([one_hot(1, 2, 3), one_hot(1, 0, 3), one_hot(0, 2, 3)])
     tokens = torch.tensor([[1, 2]]).expand(3, 2)
     accept = torch.tensor([[0.999, 0.999], [0.0, 0.0], [0.0, 0.0]])
-    verdict = verify(
-        Offer(target, tokens, one_hot(1, 2).expand(3, 2, 4), accept, torch.zeros(3, 3))
-    )
-    assert verdict.num_accepted.tolist() == [2, 1, 0]
-    assert verdict.next_token.tolist() == [3, 0, 0]
+    draft = one_hot(1, 2).expand(3, 2, 4)
+    for lengths in (None, torch.tensor([2, 2, 1])):
+        verdict = rule(Offer(target, tokens, draft, accept, torch.zeros(3, 3), lengths=lengths))
+        assert verdict.num_accepted.tolist() == [2, 1, 0]
+        assert verdict.next_token.tolist() == [3, 0, 0]
 
 
 @pytest.mark.parametrize(("uniform", "accepted"), [(0.0, 1), (0.49, 1), (0.51, 0)])
@@ -42,8 +83,117 @@ def test_acceptance_compares_the_uniform_with_the_ratio(uniform: float, accepted
     assert verdict.draft_probability.item() == pytest.approx(0.8)
 
 
-def test_output_follows_the_target() -> None:
-    assert p_value(*first_two_tokens(verify, 200_000)) > FALSE_ALARM_RATE
+@pytest.mark.parametrize("rule", [verify, verify_block])
+@pytest.mark.parametrize(("uniform", "expected"), [(0.2, 0), (0.3, 1)])
+def test_without_draft_tokens_the_target_is_sampled(
+    rule: Rule, uniform: float, expected: int
+) -> None:
+    nothing = torch.empty(1, 0, dtype=torch.long), None, torch.empty(1, 0)
+    verdict = rule(Offer(torch.tensor([[[0.25, 0.75]]]), *nothing, torch.tensor([[uniform]])))
+    assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [expected])
+
+
+@pytest.mark.parametrize("rule", [verify, verify_block])
+def test_equal_distributions_are_never_rejected(rule: Rule) -> None:
+    target, tokens, *_ = arguments(500, 3)
+    accept = torch.full((500, 3), 1 - 2**-24)
+    verdict = rule(Offer(target, tokens, target[:, :3], accept, torch.rand(500, 4)))
+    assert (verdict.num_accepted == 3).all()
+
+
+def test_a_rejection_between_models_that_differ_by_rounding_alone_is_drawn_from_the_target() -> (
+    None
+):
+    """It leaves no residual."""
+    target = torch.full((1, 2, 2), 0.5)
+    draft = target[:, :1].clone()
+    draft[..., 0] = draft[..., 0].nextafter(torch.tensor(1.0))
+    accept, following = torch.full((1, 1), 1 - 2**-24), torch.full((1, 2), 0.25)
+    verdict = verify(Offer(target, torch.tensor([[0]]), draft, accept, following))
+    assert (verdict.num_accepted.tolist(), verdict.next_token.tolist()) == ([0], [0])
+
+
+@pytest.mark.parametrize("rule", [verify, verify_block])
+def test_lenience_accepts_more(rule: Rule) -> None:
+    target, tokens, draft, *numbers = arguments(5000, 3)
+    for proposed in (draft, None):
+        offer = Offer(target, tokens, proposed, *numbers)
+        lenient = rule(dataclasses.replace(offer, lenience=0.5))
+        assert lenient.num_accepted.sum() > rule(offer).num_accepted.sum()
+
+
+def test_the_motivating_example_of_block_verification() -> None:
+    """Two tokens, target (1/3, 2/3), draft (2/3, 1/3), K = 2: token by token 10/9 are accepted, by block 11/9."""
+    target, draft, steps = torch.tensor([1 / 3, 2 / 3]), torch.tensor([2 / 3, 1 / 3]), 120
+    grid = (torch.arange(steps) + 0.5) / steps
+    accept = torch.cartesian_prod(grid, grid)
+    num_rows = len(accept)
+    expected = {verify: 0.0, verify_block: 0.0}
+    for rule in expected:
+        for tokens in ([0, 0], [0, 1], [1, 0], [1, 1]):
+            offered = torch.tensor(tokens).expand(num_rows, 2), draft.expand(num_rows, 2, 2)
+            verdict = rule(
+                Offer(target.expand(num_rows, 3, 2), *offered, accept, torch.zeros(num_rows, 3))
+            )
+            expected[rule] += float(draft[tokens].prod() * verdict.num_accepted.float().mean())
+    assert expected[verify] == pytest.approx(10 / 9, abs=1e-3)
+    assert expected[verify_block] == pytest.approx(11 / 9, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("probabilities", "accepted"),
+    [
+        ([0.1, 0.9], 1),  # entropy 0.33: above epsilon
+        ([0.08, 0.92], 0),
+        ([0.04] * 25, 1),  # entropy log 25: the threshold is 0.3 / 25 = 0.012
+        ([0.011] + [0.989 / 24] * 24, 0),
+    ],
+)
+def test_a_typical_token_is_accepted(probabilities: list[float], accepted: int) -> None:
+    target = torch.tensor([[probabilities, probabilities]])
+    offer = Offer(
+        target, torch.tensor([[0]]), None, torch.tensor([[0.999]]), torch.full((1, 2), 0.9999)
+    )
+    verdict = verify_typical(offer)
+    assert verdict.num_accepted.item() == accepted
+    likeliest = probabilities.index(max(probabilities))
+    assert verdict.next_token.item() == likeliest, "as in Medusa's code"
+    assert verify_typical(offer, epsilon=0.01, delta=0.01).num_accepted.item() == 1
+
+
+@pytest.mark.parametrize("rule", [verify, verify_block, verify_typical])
+@pytest.mark.parametrize("deterministic", [False, True])
+def test_a_row_is_judged_by_its_own_offer(rule: Rule, deterministic: bool) -> None:
+    target, tokens, draft, accept, following = arguments(2000, 3)
+    draft[1000:, 2, :] = 0  # behind the offer a draft distribution may be anything
+    proposed = None if deterministic else draft
+    lengths = torch.cat([torch.arange(1000) % 4, torch.arange(1000) % 3])
+    ragged = rule(Offer(target, tokens, proposed, accept, following, lengths=lengths))
+    for length in range(4):
+        rows = lengths == length
+        short = None if proposed is None else proposed[rows, :length]
+        offered = target[rows, : length + 1], tokens[rows, :length], short
+        alone = rule(Offer(*offered, accept[rows, :length], following[rows, : length + 1]))
+        assert torch.equal(ragged.num_accepted[rows], alone.num_accepted)
+        assert torch.equal(ragged.next_token[rows], alone.next_token)
+        assert set(alone.num_accepted.tolist()) == set(range(length + 1))
+
+
+@pytest.mark.parametrize(("rule", "lenience"), [(verify, 1.0), (verify, 0.6), (verify_block, 1.0)])
+def test_a_deterministic_proposal_is_one_drawn_with_certainty(rule: Rule, lenience: float) -> None:
+    target, _, _, *numbers = arguments(3000, 3)
+    tokens = target[:, :3].argmax(-1)
+    certain = torch.nn.functional.one_hot(tokens, 6).float()
+    lengths = torch.arange(3000) % 4
+    ours = rule(Offer(target, tokens, None, *numbers, lenience, lengths))
+    dense = rule(Offer(target, tokens, certain, *numbers, lenience, lengths))
+    assert set(ours.num_accepted.tolist()) == {0, 1, 2, 3}
+    assert torch.equal(ours.num_accepted, dense.num_accepted)
+    assert torch.equal(ours.next_token, dense.next_token)
+    assert torch.equal(ours.draft_probability, torch.ones(3000, 3))
+
+
+# Distributions -------------------------------------------------------------------------------------------------------
 
 
 def lenient(offer: Offer) -> Verdict:
@@ -56,11 +206,6 @@ def ignoring_draft(offer: Offer) -> Verdict:
     return verify(dataclasses.replace(offer, draft_probabilities=even))
 
 
-@pytest.mark.parametrize("broken", [lenient, without_residual, ignoring_draft])
-def test_the_same_test_catches_a_broken_verifier(broken: Callable[..., Verdict]) -> None:
-    assert p_value(*first_two_tokens(broken, 200_000)) < FALSE_ALARM_RATE
-
-
 def always_excluding(offer: Offer) -> Verdict:
     """Excludes the next token of the batch's width even where the row was not offered it."""
     verdict, target, tokens = verify(offer), offer.target_probabilities, offer.draft_tokens
@@ -68,27 +213,119 @@ def always_excluding(offer: Offer) -> Verdict:
     weights = target[rows, verdict.num_accepted].scatter(-1, tokens[rows, place].unsqueeze(-1), 0.0)
     drawn = inverse_cdf(weights, offer.next_uniforms[rows, verdict.num_accepted])
     next_token = torch.where(verdict.num_accepted < 2, drawn, verdict.next_token)
-    return Verdict(
-        verdict.num_accepted, next_token, verdict.target_probability, verdict.draft_probability
-    )
+    return dataclasses.replace(verdict, next_token=next_token)
 
 
-def test_output_of_deterministic_proposals_follows_the_target() -> None:
-    assert p_value(*first_two_tokens(verify, 200_000, deterministic=True)) > FALSE_ALARM_RATE
+def with_token_residual(offer: Offer) -> Verdict:
+    """Draws what follows a rejection as `verify` would, or from the whole target; not from the prefix's residual."""
+    verdict, target, tokens = verify_block(offer), offer.target_probabilities, offer.draft_tokens
+    rows, place = torch.arange(len(tokens)), verdict.num_accepted.clamp(max=tokens.shape[1] - 1)
+    weights = target[rows, verdict.num_accepted]
+    if offer.draft_probabilities is not None:
+        residual = (weights - offer.draft_probabilities[rows, place]).clamp(min=0)
+        rejected = (verdict.num_accepted < tokens.shape[1]) & (residual.sum(-1) > 0)
+        weights = torch.where(rejected.unsqueeze(-1), residual, weights)
+    drawn = inverse_cdf(weights, offer.next_uniforms[rows, verdict.num_accepted])
+    return dataclasses.replace(verdict, next_token=drawn)
 
 
-@pytest.mark.parametrize("broken", [lenient, without_residual, always_excluding])
-def test_the_same_test_catches_a_broken_verifier_of_deterministic_proposals(
-    broken: Callable[..., Verdict],
+@pytest.mark.parametrize(
+    ("rule", "deterministic", "lossless"),
+    [
+        *((rule, drawn, True) for rule in (verify, verify_block) for drawn in (False, True)),
+        *((rule, drawn, False) for rule in (lenient, without_residual) for drawn in (False, True)),
+        (verify_typical, False, False),
+        (verify_typical, True, False),
+        (ignoring_draft, False, False),
+        (always_excluding, True, False),
+    ],
+)
+def test_output_follows_the_target_and_that_of_a_broken_rule_does_not(
+    rule: Rule, deterministic: bool, lossless: bool
 ) -> None:
-    assert p_value(*first_two_tokens(broken, 200_000, deterministic=True)) < FALSE_ALARM_RATE
+    """Ragged where deterministic, with tokens that only one of target and draft can produce."""
+    counted = first_two_tokens(rule, 200_000, deterministic)
+    assert (p_value(*counted) > FALSE_ALARM_RATE) == lossless
 
 
-def test_lenience_accepts_more_of_a_deterministic_proposal() -> None:
-    target = torch.tensor([[[0.4, 0.6], [1.0, 0.0]]])
-    arguments = (target, torch.tensor([[0]]), None, torch.tensor([[0.7]]), torch.zeros(1, 2))
-    strict, lenient = verify(Offer(*arguments)), verify(Offer(*arguments, lenience=0.5))
-    assert (strict.num_accepted.item(), strict.next_token.item()) == (0, 1), (
-        "the rejected token cannot follow"
+@pytest.mark.parametrize("table", [False, True], ids=["draft model", "deterministic"])
+@pytest.mark.parametrize(
+    ("rule", "redraw", "lossless"),
+    [
+        (verify_block, True, True),
+        # Numbers are used again at positions whose tokens were discarded.
+        (verify_block, False, False),
+        (with_token_residual, True, False),
+    ],
+)
+def test_the_loop_keeps_the_target_s_distribution(
+    rule: Rule, redraw: bool, lossless: bool, table: bool
+) -> None:
+    """Chi-square over the first token and the K + 2 after it, false-alarm rate 1e-9; the broken twins are caught."""
+    size, k, num_rows = 3, 2, 15_000
+    target, draft = small_chain(5, 0.8, size), small_chain(6, 1.2, size).float()
+    what = request([[0]] * num_rows, Warp(1.0), k + 3)
+    what = dataclasses.replace(what, uniforms=uniforms(0, range(num_rows), (k + 4) * (k + 1)))
+    drafter = TableDrafter({0: 2, 2: 1}) if table else ModelDrafter(MarkovRunner(draft), what.warp)
+    drawn = texts(
+        speculative(MarkovRunner(target.float()), drafter, what, k, 1.0, rule, redraw), num_rows
     )
-    assert (lenient.num_accepted.item(), lenient.next_token.item()) == (1, 0)
+    assert (p_value_of_texts(drawn, target, 0) > FALSE_ALARM_RATE) == lossless
+
+
+@pytest.mark.parametrize("rule", [verify_block, verify_typical])
+def test_greedy_output_is_the_regular_one(rule: Rule) -> None:
+    target = chain(0)
+    what = request(RAGGED, length=40)
+    drafter = ModelDrafter(MarkovRunner(0.5 * target + 0.5 * chain(1)), what.warp)
+    output = texts(speculative(MarkovRunner(target), drafter, what, 4, 1.0, rule), 3)
+    assert output == texts(autoregressive(MarkovRunner(target), what), 3)
+
+
+# A coin in place of the rule -----------------------------------------------------------------------------------------
+
+NUM_ROWS, NUM_DRAFT_TOKENS, SIZE = 8_000, 3, 7
+
+
+@functools.cache
+def offer() -> Offer:
+    """Distributions that agree on little, with uniforms from the streams of as many prompts."""
+    generator = torch.Generator().manual_seed(3)
+    target = torch.rand(NUM_ROWS, NUM_DRAFT_TOKENS + 1, SIZE, generator=generator) ** 6
+    draft = torch.rand(NUM_ROWS, NUM_DRAFT_TOKENS, SIZE, generator=generator) ** 6
+    target, draft = target / target.sum(-1, keepdim=True), draft / draft.sum(-1, keepdim=True)
+    streams = uniforms(11, range(NUM_ROWS), NUM_DRAFT_TOKENS + 1)
+    return Offer(target, draft.argmax(-1), draft, streams[:, :-1, 1], streams[:, :, 2])
+
+
+@pytest.mark.parametrize("rates", [(0.3,), (0.95,), (0.9, 0.2), (0.0,), (1.0,)])
+def test_a_coin_accepts_at_its_rate_at_each_position_and_the_rule_does_not(
+    rates: tuple[float, ...],
+) -> None:
+    num_accepted = AcceptByCoin(rates)(offer()).num_accepted
+    for place, rate in enumerate((rates[0], rates[-1], rates[-1])):
+        tested = int((num_accepted >= place).sum())
+        accepted = int((num_accepted > place).sum())
+        assert not tested or stats.binomtest(accepted, tested, rate).pvalue > FALSE_ALARM_RATE
+    accepted = int((verify(offer()).num_accepted > 0).sum())
+    assert stats.binomtest(accepted, NUM_ROWS, rates[0]).pvalue < FALSE_ALARM_RATE
+
+
+def test_what_follows_a_coin_is_drawn_as_the_rule_draws_it() -> None:
+    by_coin, by_rule = AcceptByCoin((0.5,))(offer()), verify(offer())
+    same = by_coin.num_accepted == by_rule.num_accepted
+    assert set(by_coin.num_accepted[same].tolist()) == set(range(NUM_DRAFT_TOKENS + 1))
+    assert torch.equal(by_coin.next_token[same], by_rule.next_token[same])
+
+
+def test_a_coin_keeps_to_the_tokens_that_were_offered() -> None:
+    lengths = torch.arange(NUM_ROWS) % (NUM_DRAFT_TOKENS + 1)
+    verdict = AcceptByCoin((1.0,))(dataclasses.replace(offer(), lengths=lengths))
+    assert torch.equal(verdict.num_accepted, lengths)
+    certain = AcceptByCoin((0.5,))(dataclasses.replace(offer(), draft_probabilities=None))
+    assert torch.equal(certain.num_accepted, AcceptByCoin((0.5,))(offer()).num_accepted)
+    assert (certain.draft_probability == 1).all()
+    rejected = certain.num_accepted < NUM_DRAFT_TOKENS
+    place = certain.num_accepted.clamp(max=NUM_DRAFT_TOKENS - 1)
+    tokens = offer().draft_tokens[torch.arange(NUM_ROWS), place]
+    assert (tokens != certain.next_token)[rejected].all()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness.config.errors import RunError
-from harness.local.decoding.protocols import Drafter, Proposal
+from harness.local.decoding.protocols import Proposal
 from harness.local.decoding.verify import Offer, verify
 from harness.local.drafting.checked import checked_rule, with_checked_shapes
 
@@ -21,24 +22,10 @@ TOKENS = torch.zeros(1, 1, dtype=torch.long)
 EVEN = torch.full((1, 1, SIZE), 1 / SIZE)
 
 
-class Scripted(Drafter):
-    """Proposes whatever it is told to."""
-
-    layers = ()
-
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self.propose = lambda num_draft_tokens, uniforms: make()  # type: ignore[method-assign]
-
-    def start(self, prompts: Sequence[Any], first_tokens: Sequence[int], step: Any) -> None: ...
-    def add(self, prompts: Sequence[Any], first_tokens: Sequence[int], step: Any) -> None: ...
-    def observe(self, num_accepted: Any, next_tokens: Any, step: Any) -> None: ...
-    def select(self, rows: Sequence[int]) -> None: ...
-
-
 def proposed(make: Callable[[], Any]) -> Proposal:
     """What comes out of the checks, of one row that is asked for up to four tokens."""
-    drafter = with_checked_shapes(Scripted(make), "./mine.py:Mine")
-    return drafter.propose(4, torch.full((1, 4), 0.01))
+    own: Any = SimpleNamespace(layers=(), propose=lambda num_draft_tokens, uniforms: make())
+    return with_checked_shapes(own, "./mine.py:Mine").propose(4, torch.full((1, 4), 0.01))
 
 
 def raise_(error: Exception) -> Any:

@@ -1,4 +1,4 @@
-"""Every kind of head against a slow computation without a cache, and what is particular to some."""
+"""Drafts of every kind against a slow computation without a cache, and what is particular to some heads."""
 
 from __future__ import annotations
 
@@ -7,19 +7,33 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+from transformers.cache_utils import MtpCache
+from transformers.modeling_layers import MtpModel
 
-from architectures import VOCABULARY
-from block_reference import block_expected, block_states
+from architectures import VOCABULARY, random_model
 from chains import GREEDY
-from eagle_reference import eagle_expected
+from drafts import MASK
 from fakes import Scripted
-from harness.local.decoding.protocols import Proposal
+from harness.config.errors import SettingError
+from harness.local.decoding.protocols import Drafter, Proposal
 from harness.local.decoding.warp import AnyWarp, Warp
 from harness.local.drafting.heads.head import Head
+from harness.local.drafting.model import ParallelDrafter, checked_mask
 from harness.local.runners.snapshot import SnapshotRunner
-from head_references import PROMPTS, Expected, check_against
-from medusa_reference import medusa_expected
-from selector_reference import path_expected
+from harness.local.runners.static import StaticRunner
+from head_references import (
+    PROMPTS,
+    Expected,
+    block_expected,
+    block_states,
+    check_against,
+    eagle_expected,
+    medusa_expected,
+    path_expected,
+)
+from mtp_models import FAMILIES, mtp_target
 from small_heads import (
     WINDOW,
     block_head,
@@ -28,6 +42,7 @@ from small_heads import (
     head_drafter,
     layer_config,
     medusa_head,
+    mtp_head,
     selector_head,
     target_model,
 )
@@ -37,68 +52,123 @@ FOLLOWS = {"window": True, "windows_follow": True}
 FEWER = {"reduced": True, "norm_before_residual": True, "norm_before_fc": True}
 EAGLE_31 = {"fc_norm": True, "norm_output": True, "own_embedding": False, "own_output": False}
 
+# A target, a drafter for it, and what it should draft.
+Kind = Callable[[], tuple[PreTrainedModel, Drafter, Expected]]
 
-def eagle(style: str = "llama", num_layers: int = 1, **changes: Any) -> Callable[[], Head]:
+
+def with_head(make_expected: Callable[..., Expected], make_head: Callable[[], Head]) -> Kind:
+    def kind() -> tuple[PreTrainedModel, Drafter, Expected]:
+        target, head = target_model(), make_head()
+        return target, head_drafter(head, target, Warp()), make_expected(head, target)
+
+    return kind
+
+
+def eagle(style: str = "llama", num_layers: int = 1, **changes: Any) -> Kind:
     own = changes.pop("own", {})
-    return lambda: eagle_head(layer_config(style, num_layers, **own), **changes)
+    return with_head(
+        eagle_expected, lambda: eagle_head(layer_config(style, num_layers, **own), **changes)
+    )
 
 
-KINDS: dict[str, tuple[Callable[..., Expected], Callable[[], Any]]] = {
-    "EAGLE-3": (eagle_expected, eagle()),
-    "EAGLE-3, reduced vocabulary": (eagle_expected, eagle(**FEWER)),
-    "EAGLE-3.1, the target's vocabulary": (eagle_expected, eagle("qwen3", **EAGLE_31)),
-    "EAGLE-3, second layer with a window": (eagle_expected, eagle("qwen3", 2, own=WINDOW)),
-    "P-EAGLE": (eagle_expected, eagle(num_layers=3, mask_token_id=96, reduced=True)),
-    "DFlash": (block_expected, block_head),
-    "DFlash, reduced vocabulary": (
-        block_expected,
-        lambda: block_head(style="llama", reduced=True),
+def parallel() -> tuple[PreTrainedModel, Drafter, Expected]:
+    """One plain pass over the text and masks."""
+    model = target_model(seed=1)
+    drafter = ParallelDrafter(StaticRunner(model), Warp(), MASK)
+
+    def expected(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
+        masks = torch.full((len(drawn) - 1,), MASK)
+        logits = model(input_ids=torch.cat([decided, masks])[None], use_cache=False).logits[0]
+        return logits[len(decided) - 1 :].log_softmax(-1)
+
+    return target_model(), drafter, expected
+
+
+def mtp(family: str, number: int = 1) -> Kind:
+    """One row alone, all entries read at once by transformers' cache and masks, and the drawn tokens after them."""
+
+    def kind() -> tuple[PreTrainedModel, Drafter, Expected]:
+        target, layers = mtp_target(family, num_mtp_layers=number)
+        several = number > 1
+
+        def expected(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
+            cache = MtpCache(config=layers.config)
+            states, tokens = features.flatten(1)[None], decided[None, 1:]
+            positions = torch.arange(1, len(decided))[None]
+            found = []
+            for place, token in enumerate(drawn):
+                layer = place if several else 0
+                states = layers.forward_layer(layer, states, positions, cache, input_ids=tokens)
+                found.append(layers.shared_head(states[0, -1]).log_softmax(-1))
+                # Several layers read every entry, one token further on; a single one reads its own last state again.
+                tokens = torch.cat(
+                    [tokens[:, 1:] if several else tokens[:, :0], token.view(1, 1)], dim=1
+                )
+                positions = positions + 1 if several else positions[:, -1:] + 1
+                states = states if several else states[:, -1:]
+            return torch.stack(found)
+
+        return target, head_drafter(mtp_head(layers), target, Warp()), expected
+
+    return kind
+
+
+KINDS: dict[str, Kind] = {
+    "parallel": parallel,
+    "EAGLE-3": eagle(),
+    "EAGLE-3, reduced vocabulary": eagle(**FEWER),
+    "EAGLE-3.1, the target's vocabulary": eagle("qwen3", **EAGLE_31),
+    "EAGLE-3, second layer with a window": eagle("qwen3", 2, own=WINDOW),
+    "P-EAGLE": eagle(num_layers=3, mask_token_id=MASK, reduced=True),
+    "DFlash": with_head(block_expected, block_head),
+    "DFlash, reduced vocabulary": with_head(
+        block_expected, lambda: block_head(style="llama", reduced=True)
     ),
-    "DFlash, window": (block_expected, lambda: block_head(window=True)),
-    "DFlash, causal window": (
-        block_expected,
-        lambda: block_head(window=True, causal_windows=True),
+    "DFlash, window": with_head(block_expected, lambda: block_head(window=True)),
+    "DFlash, causal window": with_head(
+        block_expected, lambda: block_head(window=True, causal_windows=True)
     ),
-    "DFlash, causal window of z-lab": (
-        block_expected,
-        lambda: block_head(causal_windows=True, **FOLLOWS),
+    "DFlash, causal window of z-lab": with_head(
+        block_expected, lambda: block_head(causal_windows=True, **FOLLOWS)
     ),
-    "JetSpec": (block_expected, lambda: block_head(causal=True, **FOLLOWS)),
-    "DSpark": (block_expected, lambda: block_head(**DSPARK)),
-    "DSpark, reduced vocabulary": (
-        block_expected,
-        lambda: block_head(**DSPARK | {"reduced": True, "from_anchor": False}),
+    "JetSpec": with_head(block_expected, lambda: block_head(causal=True, **FOLLOWS)),
+    "DSpark": with_head(block_expected, lambda: block_head(**DSPARK)),
+    "DSpark, reduced vocabulary": with_head(
+        block_expected, lambda: block_head(**DSPARK | {"reduced": True, "from_anchor": False})
     ),
-    "DFlash 2": (path_expected, selector_head),
-    "DFlash 2, window of speculators": (path_expected, lambda: selector_head(window=True)),
-    "DFlash 2, causal window of z-lab": (
-        path_expected,
-        lambda: selector_head(causal_windows=True, **FOLLOWS),
+    "DFlash 2": with_head(path_expected, selector_head),
+    "DFlash 2, window of speculators": with_head(path_expected, lambda: selector_head(window=True)),
+    "DFlash 2, causal window of z-lab": with_head(
+        path_expected, lambda: selector_head(causal_windows=True, **FOLLOWS)
     ),
-    "Domino": (block_expected, domino_head),
-    "Domino, from its anchor": (block_expected, lambda: domino_head(from_anchor=True)),
-    "Medusa": (medusa_expected, lambda: medusa_head(True)),
-    "Medusa, the target's output": (medusa_expected, lambda: medusa_head(False)),
+    "Domino": with_head(block_expected, domino_head),
+    "Domino, from its anchor": with_head(block_expected, lambda: domino_head(from_anchor=True)),
+    "Medusa": with_head(medusa_expected, lambda: medusa_head(True)),
+    "Medusa, the target's output": with_head(medusa_expected, lambda: medusa_head(False)),
 }
+# An older transformers has the layers alone, and nothing to compare with.
+if hasattr(MtpModel, "forward_layer"):
+    KINDS |= {f"MTP of {family}": mtp(family) for family in FAMILIES}
+    KINDS["MTP of three layers"] = mtp("deepseek_v3", 3)
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_distributions_equal_those_without_a_cache(name: str) -> None:
-    expected, make_head = KINDS[name]
-    target, head = target_model(), make_head()
-    drafter = head_drafter(head, target, Warp())
-    check_against(target, drafter, expected(head, target))
+    check_against(*KINDS[name]())
 
 
-@pytest.mark.parametrize("name", ["EAGLE-3", "P-EAGLE", "DFlash"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("parallel", "EAGLE-3", "P-EAGLE", "DFlash"),
+        *(name for name in KINDS if name == "MTP of three layers"),
+    ],
+)
 def test_what_is_decided_without_a_proposal_is_read_as_well(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("harness.local.drafting.heads.drafter.MOST_UNREAD", 8)
-    expected, make_head = KINDS[name]
-    target, head = target_model(), make_head()
-    drafter = head_drafter(head, target, Warp())
-    check_against(target, drafter, expected(head, target), Scripted([0, 0, 4, 0, 3, 4]))
+    check_against(*KINDS[name](), Scripted([0, 0, 3, 0, 2, 3]))
 
 
 def test_a_token_too_early_is_noticed() -> None:
@@ -150,12 +220,20 @@ def test_confidence_shortens_the_offer() -> None:
     assert len(set(proposal.lengths)) > 1
 
 
-@pytest.mark.parametrize("warp", [GREEDY, Warp()])
-def test_no_token_is_drawn_that_does_not_exist(warp: Warp) -> None:
+def test_no_token_is_drawn_that_does_not_exist() -> None:
     head = medusa_head(True)
     with torch.no_grad():
         head.get_submodule("1.2").weight.fill_(torch.nan)
-    proposal, _ = proposed(head, warp, 4)
+    proposal, _ = proposed(head, Warp(), 4)
     assert int(proposal.tokens.max()) < VOCABULARY
     assert proposal.probabilities is not None
     assert proposal.probabilities[:, 1].isnan().all()
+
+
+@pytest.mark.parametrize("mask", [VOCABULARY, "<mask>"])
+def test_a_mask_of_a_parallel_draft_outside_its_vocabulary_is_refused(mask: Any) -> None:
+    config = random_model("llama").config
+    assert checked_mask("draft", config) is None
+    config.pard_token = mask
+    with pytest.raises(SettingError, match=str(mask)):
+        checked_mask("draft", config)

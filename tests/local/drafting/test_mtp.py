@@ -1,67 +1,130 @@
-"""Multi-token-prediction layers against transformers' own use of them, and their output against `generate`."""
+"""Multi-token-prediction layers in a target's checkpoint: found, sized, loaded, refused."""
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor
-from transformers.cache_utils import MtpCache
+from transformers import CONFIG_MAPPING, DynamicCache
 from transformers.modeling_layers import MtpModel
 
-from fakes import Scripted
-from harness.local.decoding.warp import Warp
-from head_references import Expected, check_against
-from mtp_models import FAMILIES, mtp_target
-from small_heads import head_drafter, mtp_head
+from harness.config.errors import SettingError
+from harness.config.settings import ModelSettings, PlacementSettings
+from harness.local.drafting.heads.mtp import Mtp, read_mtp
+from harness.local.drafting.methods import SampledDraftSettings
+from harness.local.engine.pair import plan_pair
+from harness.local.models.checkpoints import Checkpoint, read_checkpoint
+from mtp_models import FAMILIES, mtp_target, save_with_mtp
+from tiny_checkpoints import SMALL_DEMAND, as_checkpoint, make_tokenizer
 
-needs_oracle = pytest.mark.skipif(
-    not hasattr(MtpModel, "forward_layer"), reason="this transformers has the layers alone"
-)
-
-
-def transformers_says(layers: MtpModel) -> Expected:
-    """One row alone, all entries read at once by transformers' cache and masks, and the drawn tokens after them."""
-
-    def expected(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
-        cache, states, tokens, found = (
-            MtpCache(config=layers.config),
-            features.flatten(1)[None],
-            decided[None, 1:],
-            [],
-        )
-        positions = torch.arange(1, len(decided))[None]
-        for place, token in enumerate(drawn):
-            several = len(layers.layers) > 1
-            states = layers.forward_layer(
-                place if several else 0, states, positions, cache, input_ids=tokens
-            )
-            found.append(layers.shared_head(states[0, -1]).log_softmax(-1))
-            # Several layers read every entry, one token further on; a single one reads its own last state again.
-            tokens = torch.cat(
-                [tokens[:, 1:] if several else tokens[:, :0], token.view(1, 1)], dim=1
-            )
-            positions = positions + 1 if several else positions[:, -1:] + 1
-            states = states if several else states[:, -1:]
-        return torch.stack(found)
-
-    return expected
+# The table in the docs of targets whose layers are read.
+PAGE = Path(__file__).parents[3] / "docs/drafting.md"
+ROW = re.compile(r"^\| (?P<types>`[^|]+`) \| [^|]+ \| (?P<answer>yes|no) \|$", re.MULTILINE)
+TYPES = {
+    name: row["answer"] == "yes"
+    for row in ROW.finditer(PAGE.read_text(encoding="utf-8"))
+    for name in re.findall(r"`(\w+)`", row["types"])
+}
+# What published configurations say, and a default configuration does not.
+PUBLISHED: dict[str, dict[str, Any]] = {
+    "glm4_moe_lite": {"num_nextn_predict_layers": 1},
+    "mellum": {"num_nextn_predict_layers": 1},
+    "qwen3_5": {"text_config": {"mtp_num_hidden_layers": 1}},
+    "qwen3_5_moe": {"text_config": {"mtp_num_hidden_layers": 1}},
+    "qwen4_exp": {"text_config": {"mtp_num_hidden_layers": 1}},
+}
+DRAFT = SampledDraftSettings(name="mtp", method="mtp")
 
 
-@needs_oracle
 @pytest.mark.parametrize(
     ("family", "number"), [*((family, 1) for family in FAMILIES), ("deepseek_v3", 3)]
 )
-def test_distributions_are_those_of_transformers(family: str, number: int) -> None:
-    target, layers = mtp_target(family, num_mtp_layers=number)
-    drafter = head_drafter(mtp_head(layers), target, Warp())
-    check_against(target, drafter, transformers_says(layers))
-
-
-@needs_oracle
-def test_what_is_decided_without_a_proposal_is_read_as_well(
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_layers_come_from_the_targets_own_checkpoint(
+    tmp_path: Path, family: str, number: int
 ) -> None:
-    monkeypatch.setattr("harness.local.drafting.heads.drafter.MOST_UNREAD", 8)
-    target, layers = mtp_target("deepseek_v3", num_mtp_layers=3)
-    drafter = head_drafter(mtp_head(layers), target, Warp())
-    check_against(target, drafter, transformers_says(layers), Scripted([0, 0, 3, 0, 2, 3]))
+    target, layers = mtp_target(family, vocab_size=258, num_mtp_layers=number)
+    save_with_mtp(target, layers, tmp_path)
+    make_tokenizer().save_pretrained(tmp_path)
+    settings = ModelSettings(name="target", repository=str(tmp_path))
+    placed = plan_pair(settings, DRAFT, PlacementSettings()).place(SMALL_DEMAND)
+    pair = placed.load()
+    assert isinstance(pair.head, Mtp)
+    loaded, expected = pair.head.layers.state_dict(), layers.layers.state_dict()
+    assert loaded.keys() == expected.keys()
+    assert all(tensor.equal(expected[name]) for name, tensor in loaded.items())
+    assert all(
+        tensor.equal(target.state_dict()[name])
+        for name, tensor in pair.target.model.state_dict().items()
+    )
+    assert pair.target.model.config.name_or_path == settings.repository
+
+    assert placed.head is not None
+    sketch = placed.head.sketch(torch.float32)
+    assert sketch.weight_bytes == sum(tensor.nbytes for tensor in expected.values())
+    cache = DynamicCache(config=target.config)
+    with torch.inference_mode():
+        target(input_ids=torch.ones(1, 1, dtype=torch.long), past_key_values=cache)
+    kept: Any = cache.layers[-1]
+    assert sketch.cache_bytes == number * (kept.keys.nbytes + kept.values.nbytes)
+    # Half of the experts are read, and the target's output matrix once per token.
+    held = sum(tensor.nbytes for name, tensor in expected.items() if ".experts." in name)
+    unread = sum(tensor.nbytes for name, tensor in expected.items() if "correction_bias" in name)
+    assert sketch.read_bytes() == sketch.weight_bytes - held // 2 - unread + number * 4 * 258 * 32
+    assert sketch.drafts_in_one_pass == (number > 1)
+
+
+def test_random_layers_need_no_files() -> None:
+    target, _ = mtp_target("deepseek_v3", vocab_size=258)
+    settings = ModelSettings(
+        name="random", repository="nobody/random", architecture=target.config.to_dict()
+    )
+    placed = plan_pair(settings, DRAFT, PlacementSettings(), weights="random").place(SMALL_DEMAND)
+    first, second = (placed.load().head for _ in range(2))
+    assert first is not None
+    assert second is not None
+    for name, tensor in first.state_dict().items():
+        assert tensor.equal(second.state_dict()[name])
+        assert (tensor.std() > 0.01) == (tensor.dim() > 1), name
+
+
+def refusal(target: Checkpoint, *, weights: bool = False) -> str:
+    with pytest.raises(SettingError, match="draft=mtp") as caught:
+        read_mtp("mtp", target, weights=weights)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_targets_without_such_layers_are_refused() -> None:
+    config = mtp_target("deepseek_v3")[0].config
+    assert "GGUF" in refusal(as_checkpoint(config, gguf_file="a.gguf"))
+    config.num_mtp_layers = 0
+    assert "has none" in refusal(as_checkpoint(config))
+
+
+def test_a_checkpoint_that_was_saved_without_them_is_refused(tmp_path: Path) -> None:
+    mtp_target("glm4_moe")[0].save_pretrained(tmp_path)
+    target = read_checkpoint("model", ModelSettings(name="bare", repository=str(tmp_path)))
+    assert "hold none" in refusal(target, weights=True)
+    (tmp_path / "model.safetensors").rename(tmp_path / "pytorch_model.bin")
+    assert "safetensors" in refusal(target, weights=True)
+
+
+def test_the_page_has_the_table() -> None:
+    assert len(TYPES) == 18
+
+
+@pytest.mark.skipif(
+    not hasattr(MtpModel, "forward_layer"), reason="an older transformers reads fewer"
+)
+@pytest.mark.parametrize("name", TYPES)
+def test_a_target_is_taken_or_refused_as_the_page_says(name: str) -> None:
+    if name not in CONFIG_MAPPING:
+        pytest.skip("this transformers does not know the target")
+    target = as_checkpoint(CONFIG_MAPPING[name](**PUBLISHED.get(name, {})))
+    if TYPES[name]:
+        assert read_mtp("mtp", target, weights=False).config.transformer.num_hidden_layers == 1
+    else:
+        refusal(target)

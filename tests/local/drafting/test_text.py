@@ -1,8 +1,10 @@
-"""Drafters without a model in the real loop: no token changes, however much or little they find."""
+"""Drafters without a model: what they find in a text, in a bounded number of steps, and in the real loop."""
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,20 +16,248 @@ from harness.local.decoding.loop import Iteration, Request
 from harness.local.decoding.protocols import Proposal, Step
 from harness.local.decoding.verify import Verdict, verify
 from harness.local.decoding.warp import Warp
-from harness.local.drafting.text import TextDrafter
+from harness.local.drafting.text import LookupText, SuffixText, TextDrafter
+from harness.local.engine.reading import replayed
 from loops import autoregressive, speculative
 from text_drafters import lookup_drafter, suffix_drafter
 from verifiers import FALSE_ALARM_RATE, without_residual
 
-EVERY = [
-    lookup_drafter,
-    suffix_drafter,
-    lambda: suffix_drafter(threshold=0, max_depth=6, shared=True),
-]
-NAMES = ["lookup", "suffix", "shared suffix"]
-every_drafter = pytest.mark.parametrize("new", EVERY, ids=NAMES)
+NOTHING = Step(torch.empty(0))
+
+
+# Lookup --------------------------------------------------------------------------------------------------------------
+
+
+def indexed(tokens: list[int], max_ngram: int = 3, min_ngram: int = 1) -> LookupText:
+    text = LookupText(max_ngram, min_ngram)
+    text.extend(tokens)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([1, 2, 3, 9, 1, 2, 3], [9, 1]),
+        ([1, 2, 5, 0, 1, 2, 6, 0, 1, 2], [6, 0]),  # the latest occurrence, not the first
+        ([7, 1, 2, 5, 4, 3, 1, 2, 6, 0, 7, 1, 2], [5, 4]),  # but the longest n-gram first
+        ([4, 4], [4, 4]),
+        ([1, 2, 3, 1, 2, 3, 1], [2, 3]),
+        ([1, 2, 3], []),
+        ([1], []),
+        ([], []),
+    ],
+)
+def test_lookup_proposes_what_followed(tokens: list[int], expected: list[int]) -> None:
+    assert indexed(tokens).continuation(2) == expected
+
+
+def test_an_ngram_may_be_as_long_as_the_text() -> None:
+    """A search through all sizes up to this one would never end."""
+    assert indexed([1, 2, 9, 1, 2], max_ngram=10**15).continuation(2) == [9, 1]
+
+
+def looked_up(tokens: list[int], max_ngram: int, min_ngram: int, most: int) -> list[int]:
+    """Without an index."""
+    for size in range(max_ngram, min_ngram - 1, -1):
+        for begin in range(len(tokens) - size - 1, -1, -1):
+            if tokens[begin : begin + size] == tokens[-size:]:
+                grown = list(tokens)
+                for index in range(most):
+                    grown.append(grown[begin + size + index])
+                return grown[len(tokens) :]
+    return []
+
+
+@pytest.mark.parametrize("ngrams", [(3, 1), (4, 2), (1, 1)])
+def test_lookup_finds_what_a_search_finds(ngrams: tuple[int, int]) -> None:
+    generator = random.Random(0)
+    found = 0
+    for size in (2, 5, 30):
+        text, tokens = LookupText(*ngrams), []
+        for _ in range(120):
+            tokens.append(generator.randrange(size))
+            text.extend(tokens[-1:])
+            assert text.continuation(5) == looked_up(tokens, *ngrams, 5)
+            found += bool(text.continuation(5))
+    assert 50 < found < 360
+
+
+class CountingDict(dict[Any, Any]):
+    steps = 0
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.steps += 1
+        super().__setitem__(key, value)
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        self.steps += 1
+        return super().get(key, default)
+
+
+def test_the_work_of_lookup_does_not_grow_with_the_text() -> None:
+    generator = random.Random(1)
+    text = LookupText(3, 1)
+    text._following = counted = CountingDict()
+    text.extend(generator.randrange(1000) for _ in range(10_000))
+    for _ in range(100):
+        counted.steps = 0
+        text.continuation(8)
+        assert counted.steps <= 3
+        counted.steps = 0
+        text.extend([generator.randrange(1000)])
+        assert counted.steps == 3
+
+
+# Suffix --------------------------------------------------------------------------------------------------------------
+
+
+def counted(tokens: list[int], threshold: float = 0.1, max_depth: int = 24) -> SuffixText:
+    text = SuffixText(max_depth, threshold, None)
+    text.extend(tokens)
+    return text
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ([1, 2, 3, 9, 1, 2, 3], [9, 1, 2]),
+        ([2, 5, 0, 2, 5, 1, 2, 6, 2], [5]),  # the most frequent, and no more than were matched
+        ([2, 5, 2, 6, 2], [6]),  # the latest of equals
+        # The longest match before the most frequent.
+        ([7, 1, 2, 5, 4, 3, 1, 2, 6, 1, 2, 6, 7, 1, 2], [5, 4, 3]),
+        ([1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1]),
+        ([1, 2, 3], []),
+        ([], []),
+    ],
+)
+def test_suffix_proposes_what_followed_most_often(tokens: list[int], expected: list[int]) -> None:
+    assert counted(tokens).continuation(5) == expected
+
+
+@pytest.mark.parametrize(
+    ("threshold", "length"), [(0.7, 0), (0.6, 1), (0.34, 1), (0.3, 2), (0.0, 2)]
+)
+def test_as_many_tokens_as_their_joint_probability_carries(threshold: float, length: int) -> None:
+    """After 8 9 comes 1 twice in three times, and after 8 9 1 comes 2 and 3 once each."""
+    tokens = [8, 9, 4, 0, 8, 9, 1, 3, 0, 8, 9, 1, 2, 5, 8, 9]
+    assert counted(tokens, threshold).continuation(5) == [1, 2][:length]
+
+
+def most_frequent(tokens: list[int], max_depth: int, most: int, threshold: float) -> list[int]:
+    """Without a trie: occurrences are counted in the whole text, for each proposed token again."""
+
+    def ends(substring: list[int]) -> list[int]:
+        size = len(substring)
+        return [
+            end for end in range(size, len(tokens) + 1) if tokens[end - size : end] == substring
+        ]
+
+    for length in range(min(max_depth, len(tokens) - 1), 0, -1):
+        if len(ends(tokens[-length:])) > 1:
+            break
+    else:
+        return []
+    substring, found, probability, position = tokens[-length:], [], 1.0, -1
+    while len(found) < min(most, length):
+        followers = [tokens[end] for end in ends(substring) if end < len(tokens)]
+        if position < 0 and followers and len(substring) <= max_depth:
+            latest = {token: index for index, token in enumerate(followers)}
+            token = max(latest, key=lambda token: (followers.count(token), latest[token]))
+            probability *= followers.count(token) / len(followers)
+        else:
+            if position < 0:
+                position = ends(substring)[-1]
+            token = (tokens + found)[position]
+            position += 1
+        if probability < threshold:
+            break
+        found.append(token)
+        substring = [*substring, token]
+    return found
+
+
+@pytest.mark.parametrize("max_depth", [1, 3, 20])
+@pytest.mark.parametrize("threshold", [0.0, 0.3])
+def test_suffix_finds_what_a_search_finds(max_depth: int, threshold: float) -> None:
+    generator = random.Random(0)
+    lengths = set()
+    for size in (1, 2, 5, 30):
+        text, tokens = counted([], threshold, max_depth), []
+        for _ in range(90):
+            again = generator.random() < 0.2  # copies from earlier on
+            start = generator.randrange(len(tokens)) if again and tokens else 0
+            new = tokens[start : start + 9] if again else [generator.randrange(size)]
+            tokens += new
+            text.extend(new)
+            found = text.continuation(5)
+            assert found == most_frequent(tokens, max_depth, 5, threshold)
+            lengths.add(len(found))
+    assert lengths == set(range(min(max_depth, 5) + 1))
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_the_work_of_suffix_does_not_grow_with_the_text(size: int) -> None:
+    """Appending a token touches the matches and one child of each; ordinary text has few of them."""
+    generator = random.Random(1)
+    text, steps = counted([]), 0
+    for _ in range(4000):
+        text.extend([generator.randrange(size)])
+        assert len(text.matches) <= 25
+        steps += len(text.matches)
+    assert size < 1000 or steps < 4000 * 3
+    nodes, waiting = 0, [text.trie.root]
+    while waiting:
+        node = waiting.pop()
+        nodes += 1
+        assert node.followed == sum(child.count for child in node.children.values())
+        waiting += node.children.values()
+    assert nodes <= 2 * steps + 1
+
+
+def test_the_better_of_own_text_and_earlier_answers_is_proposed() -> None:
+    drafter = suffix_drafter(shared=True)
+    drafter.start([[0]], [4], NOTHING)
+    drafter.observe([0], [5], NOTHING)
+    drafter.observe([0], [6], NOTHING)
+    drafter.start([[1, 5, 9, 1, 4]], [5], NOTHING)
+    assert drafter.propose(2, torch.zeros(1, 2)).tokens.tolist() == [[6]], (
+        "4 5 is longer than 5, and its answer ends"
+    )
+    drafter.start([[4, 5, 8, 3, 2, 4]], [5], NOTHING)
+    assert drafter.propose(2, torch.zeros(1, 2)).tokens.tolist() == [[8, 3]]
+
+
+def test_prompts_are_not_answers() -> None:
+    drafter = suffix_drafter(shared=True)
+    drafter.start([[1, 2, 3, 4]], [5], NOTHING)
+    drafter.start([[1, 2]], [3], NOTHING)
+    assert drafter.propose(2, torch.zeros(1, 2)).lengths == [0]
+
+
+def test_texts_that_are_read_teach_their_answers_alone() -> None:
+    """As in decoding: after 7 8 a second text finds nothing in the first one's prompt, and 1 2 3 in its answer."""
+    drafter = suffix_drafter(threshold=0, shared=True)
+    replayed(drafter, [6, 7, 8, 9, 1, 2, 3, 4], range(4, 8), None, 1, 10)
+    in_prompt = replayed(drafter, [5, 7, 8, 9], range(2, 4), None, 1, 10)
+    assert in_prompt is not None
+    assert in_prompt.isnan().all()
+    in_answer = replayed(drafter, [5, 1, 2, 3], range(2, 4), None, 1, 10)
+    assert in_answer is not None
+    assert in_answer.tolist() == [[1.0]]
+
+
+# In the loop ---------------------------------------------------------------------------------------------------------
 
 New = Callable[[], TextDrafter]
+every_drafter = pytest.mark.parametrize(
+    "new",
+    [
+        lookup_drafter,
+        suffix_drafter,
+        lambda: suffix_drafter(threshold=0, max_depth=6, shared=True),
+    ],
+    ids=["lookup", "suffix", "shared suffix"],
+)
 
 
 def run(target: Tensor, drafter: TextDrafter, what: Request, k: int = 4) -> list[Iteration]:
@@ -36,23 +266,22 @@ def run(target: Tensor, drafter: TextDrafter, what: Request, k: int = 4) -> list
 
 @every_drafter
 @pytest.mark.parametrize("warp", [GREEDY, Warp(0.3)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("k", [1, 4])
-def test_rows_of_a_batch_end_one_by_one(new: New, warp: Warp, k: int) -> None:
+def test_rows_of_a_batch_end_one_by_one(new: New, warp: Warp) -> None:
     """Greedy output is the regular one, and a row's output does not depend on its batch."""
     target, prompts = chain(0), [*RAGGED, [6], [4, 4, 4, 4]]
     stop = [] if warp == GREEDY else [8]
     what = request(prompts, warp, length=50, stop=stop)
-    iterations = run(target, new(), what, k)
+    iterations = run(target, new(), what)
     output = texts(iterations, len(prompts))
     if warp == GREEDY:
         assert output == texts(autoregressive(MarkovRunner(target), what), len(prompts))
     for index, prompt in enumerate(prompts):
-        alone = run(target, new(), request([prompt], warp, 50, stop, [index]), k)
+        alone = run(target, new(), request([prompt], warp, 50, stop, [index]))
         assert texts(alone, 1)[0] == output[index]
     offered = {len(row) for iteration in iterations for row in iteration.proposed}
     assert 0 in offered
-    assert max(offered) >= min(k, 3)
-    assert max(count for iteration in iterations for count in iteration.num_accepted) >= min(k, 2)
+    assert max(offered) >= 3
+    assert max(count for iteration in iterations for count in iteration.num_accepted) >= 2
     assert (len({len(row) for row in output}) > 2) == bool(stop)
 
 
@@ -79,20 +308,20 @@ def test_a_repetition_is_accepted_whole(new: New) -> None:
 
 @every_drafter
 def test_rows_are_followed_and_renumbered(new: New) -> None:
-    drafter, nothing = new(), Step(torch.empty(0))
-    drafter.start([[1, 2, 3, 1, 2], [7], [4, 5, 6, 4, 5]], [3, 8, 6], nothing)
+    drafter = new()
+    drafter.start([[1, 2, 3, 1, 2], [7], [4, 5, 6, 4, 5]], [3, 8, 6], NOTHING)
     proposal = drafter.propose(2, torch.zeros(3, 2))
     assert proposed(proposal) == [[1, 2], [], [4, 5]]
-    drafter.observe([2, 0, 1], [3, 9, 9], nothing)
+    drafter.observe([2, 0, 1], [3, 9, 9], NOTHING)
     drafter.select([2, 0])
     assert proposed(drafter.propose(3, torch.zeros(2, 3))) == [[], [1, 2, 3]], "6 4 9 is new"
-    drafter.observe([0, 3], [4, 1], nothing)
+    drafter.observe([0, 3], [4, 1], NOTHING)
     assert proposed(drafter.propose(1, torch.zeros(2, 1))) == [
         [9 if new is lookup_drafter else 5],
         [2],
     ]
-    drafter.observe([0, 0], [1, 1], nothing)  # rejected
-    drafter.start([[9, 9]], [1], nothing)
+    drafter.observe([0, 0], [1, 1], NOTHING)  # rejected
+    drafter.start([[9, 9]], [1], NOTHING)
     empty = drafter.propose(4, torch.zeros(1, 4))
     assert (empty.tokens.shape, empty.tokens.dtype, empty.lengths) == ((1, 0), torch.long, [0])
 
@@ -103,3 +332,14 @@ def proposed(proposal: Proposal) -> list[list[int]]:
     return [
         row[:length] for row, length in zip(proposal.tokens.tolist(), proposal.lengths, strict=True)
     ]
+
+
+def test_earlier_answers_are_found_only_if_asked_for() -> None:
+    target = torch.eye(SIZE).roll(1, dims=1)  # t is followed by t + 1
+    for shared in (False, True):
+        drafter = suffix_drafter(shared=shared)
+        for what in (request([[3], [9]], length=9), request([[1, 5]], length=6)):
+            iterations = run(target, drafter, what)
+        # 6, then 7 after a match of one token and 8, 9 after one of three; without earlier answers nothing is known.
+        accepted = sum(count for iteration in iterations for count in iteration.num_accepted)
+        assert accepted == (3 if shared else 0)

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from chains import GREEDY, RAGGED, SIZE, chain, request, texts
+from chains import RAGGED, SIZE, chain, request, texts
 from fakes import MarkovRunner
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
@@ -23,7 +23,7 @@ from harness.local.drafting.translated import TranslatedDrafter, Translation, tr
 from harness.local.engine.pair import plan_pair
 from harness.local.engine.reading import replayed
 from in_process import Harness, results
-from loops import autoregressive, speculative
+from loops import speculative
 from tiny_checkpoints import as_draft, make_tokenizer, spaced_tokenizer
 
 OWN_SIZE = 10
@@ -55,18 +55,6 @@ def sharp_chain() -> Tensor:
         for following in range(7):
             own[9 - token, 9 - following] = chain(0)[token, following]
     return own / own.sum(-1, keepdim=True)
-
-
-@pytest.mark.parametrize("k", [1, 4])
-@pytest.mark.parametrize("prompts", [RAGGED[:1], RAGGED], ids=["one row", "ragged rows"])
-def test_greedy_output_is_the_regular_one(k: int, prompts: list[list[int]]) -> None:
-    what = request(prompts, length=30, stop=[8])
-    drafter = TranslatedDrafter(MarkovRunner(sharp_chain()), toy(), GREEDY)
-    iterations = list(speculative(MarkovRunner(chain(0)), drafter, what, k))
-    assert texts(iterations, len(prompts)) == texts(
-        autoregressive(MarkovRunner(chain(0)), what), len(prompts)
-    )
-    assert any(count for iteration in iterations for count in iteration.num_accepted)
 
 
 class Checked(TranslatedDrafter):
@@ -170,15 +158,6 @@ def test_only_tokens_with_an_output_are_common() -> None:
     assert max(most.values()) == 256
     assert max(fewer.values()) == 199
     assert fewer.items() < most.items()
-
-
-def test_ids_of_common_tokens_are_brought_to_a_device_once() -> None:
-    """Each copy of a whole vocabulary takes milliseconds."""
-    between = toy()
-    logits = torch.zeros(1, OWN_SIZE)
-    warps = [between.drawing_warp(warp) for warp in (Warp(), Warp(0.5), Warp())]
-    assert warps[0] == warps[2] != warps[1]
-    assert len({id(warp.tokens.on(logits.device)) for warp in warps}) == 1
 
 
 SaveModel = Callable[..., ModelSettings]

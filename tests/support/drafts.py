@@ -1,0 +1,102 @@
+"""Every way to draft for a small random target: a target, and a drafter for it that may be on another device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from architectures import random_model, random_pair
+from harness.local.decoding.protocols import Drafter
+from harness.local.decoding.warp import AnyWarp
+from harness.local.drafting.early_exit import truncated
+from harness.local.drafting.model import ModelDrafter, ParallelDrafter
+from harness.local.drafting.translated import TranslatedDrafter, Translation
+from harness.local.runners.static import StaticRunner
+from mtp_models import mtp_target
+from small_heads import (
+    block_head,
+    domino_head,
+    eagle_head,
+    head_drafter,
+    layer_config,
+    medusa_head,
+    mtp_head,
+    selector_head,
+    target_model,
+)
+from text_drafters import lookup_drafter, suffix_drafter
+
+# A token that no model draws often stands for what is masked.
+MASK = 96
+# Every other token is the same in both vocabularies.
+HALF = Translation(
+    {token: token for token in range(0, 97, 2)},
+    lambda tokens: [token // 2 * 2 for token in tokens],
+    lambda token: [token // 2 * 2, 1] if token % 3 else [token // 2 * 2],
+    97,
+)
+
+# A target on the first device, and a drafter for it with a warp, whose model is on the second.
+Draft = Callable[..., tuple[PreTrainedModel, Drafter]]
+
+
+def model(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Drafter]:
+    target, draft = random_pair("llama")
+    return target.to(first), ModelDrafter(StaticRunner(draft.to(second)), warp, first)
+
+
+def agreeing(warp: AnyWarp) -> tuple[Any, Drafter]:
+    target = target_model()
+    return target, ModelDrafter(StaticRunner(target), warp)
+
+
+def early_exit(warp: AnyWarp) -> tuple[Any, Drafter]:
+    target = random_model("llama")
+    return target, ModelDrafter(StaticRunner(truncated(target, 2)), warp)
+
+
+def parallel(warp: AnyWarp) -> tuple[Any, Drafter]:
+    return target_model(), ParallelDrafter(StaticRunner(target_model(seed=1)), warp, MASK)
+
+
+def translated(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Drafter]:
+    target, draft = random_pair("llama")
+    return target.to(first), TranslatedDrafter(StaticRunner(draft.to(second)), HALF, warp, first)
+
+
+def with_head(make_head: Callable[[], Any]) -> Draft:
+    def draft(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Drafter]:
+        target = target_model().to(first)
+        return target, head_drafter(make_head().to(second), target, warp)
+
+    return draft
+
+
+def with_mtp(num_layers: int) -> Draft:
+    def draft(warp: AnyWarp, first: str = "cpu", second: str = "cpu") -> tuple[Any, Drafter]:
+        target, layers = mtp_target("deepseek_v3", num_mtp_layers=num_layers)
+        return target.to(first), head_drafter(mtp_head(layers).to(second), target, warp)
+
+    return draft
+
+
+DRAFTS: dict[str, Draft] = {
+    "model": model,
+    "model that agrees": agreeing,
+    "early exit": early_exit,
+    "parallel": parallel,
+    "translated": translated,
+    "lookup": lambda warp: (target_model(), lookup_drafter()),
+    "suffix": lambda warp: (target_model(), suffix_drafter()),
+    "EAGLE-3": with_head(lambda: eagle_head(layer_config("llama"))),
+    "P-EAGLE": with_head(lambda: eagle_head(layer_config("qwen3"), mask_token_id=MASK)),
+    "DFlash": with_head(block_head),
+    "DSpark": with_head(lambda: block_head(from_anchor=True, markov_rank=6)),
+    "DFlash 2": with_head(selector_head),
+    "Domino": with_head(domino_head),
+    "Medusa": with_head(lambda: medusa_head(own_outputs=False)),
+    "MTP": with_mtp(1),
+    "MTP of three layers": with_mtp(3),
+}
