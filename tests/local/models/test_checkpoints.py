@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -91,14 +90,8 @@ def hub(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
 @pytest.mark.parametrize(
     ("repository", "says"),
     [
-        (
-            "someone/gated",
-            "gated: ask for access at https://huggingface.co/someone/gated, then log in with",
-        ),
-        (
-            "someone/absent",
-            "not on the hub, or is private: check the name, or log in with `hf auth login`",
-        ),
+        ("someone/gated", "ask for access at https://huggingface.co/someone/gated, then log in"),
+        ("someone/absent", "not on the hub, or is private"),
         ("someone/private", "HF_TOKEN"),
         ("someone/broken", "the hub refuses someone/broken"),
     ],
@@ -112,15 +105,9 @@ def test_hub_refusal_says_what_to_do(repository: str, says: str) -> None:
 
 
 @pytest.mark.usefixtures("hub")
-def test_absent_revision_is_named() -> None:
-    with pytest.raises(
-        SettingError, match=r"^model\.revision=v9: must be a branch.* of someone/model$"
-    ):
+def test_absent_revisions_and_tokenizers_are_named(save_model: SaveModel) -> None:
+    with pytest.raises(SettingError, match=r"^model\.revision=v9: must be a branch"):
         read_checkpoint("model", settings_of("someone/model", revision="v9"))
-
-
-@pytest.mark.usefixtures("hub")
-def test_absent_tokenizer_repository_is_named(save_model: SaveModel) -> None:
     settings = save_model(settings={"tokenizer": "someone/absent"})
     with pytest.raises(RunError, match=r"^model\.tokenizer: someone/absent is not on the hub"):
         load_pair(settings, None, PlacementSettings())
@@ -129,26 +116,19 @@ def test_absent_tokenizer_repository_is_named(save_model: SaveModel) -> None:
 def test_no_network(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     point_hub_at(monkeypatch, tmp_path, "http://127.0.0.1:9")  # the discard port: nobody listens
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(RunError) as refused:
+    with pytest.raises(RunError, match="the hub is out of reach") as refused:
         read_checkpoint("model", settings_of("someone/model"))
     first, second = str(refused.value).splitlines()
-    assert "the hub is out of reach: check the network" in first
     # What was typed may have been meant as a directory, though not the repository of a preset.
     assert first.endswith(f"nor is there a directory someone/model in {tmp_path}")
     assert "HF_HUB_OFFLINE=1" in second
     with pytest.raises(RunError, match="check the network\n"):
         read_checkpoint("model", ModelSettings(name="7B", repository="someone/model"))
-
-
-def test_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path))
-    absent = "has not been downloaded, and HF_HUB_OFFLINE forbids.*; nor is there a directory"
-    with pytest.raises(RunError, match=absent):
+    with pytest.raises(RunError, match="HF_HUB_OFFLINE forbids"):
         read_checkpoint("model", settings_of("someone/model"))
 
 
-@pytest.mark.parametrize("offline", [False, True])
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
@@ -159,53 +139,31 @@ def test_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     ],
 )
 def test_a_damaged_configuration_is_one_line(
-    changes: dict[str, object] | None,
-    cause: str,
-    offline: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    save_model: SaveModel,
+    changes: dict[str, object] | None, cause: str, save_model: SaveModel
 ) -> None:
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", offline)
     model = save_model()
     file = Path(model.repository) / "config.json"
     text = file.read_text()
     file.write_text(json.dumps(json.loads(text) | changes) if changes else text[:40])
-    with pytest.raises(RunError) as caught:
+    with pytest.raises(RunError, match=r"^model: ") as caught:
         sketch_model(read_checkpoint("model", model), torch.float32)
     assert cause in str(caught.value)
-    assert "has not been downloaded" not in str(caught.value)
-    assert str(caught.value).startswith("model: ")
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["./absent", "/absent", "~/absent", "a/b/c"])
-def test_absent_directory(name: str) -> None:
-    with pytest.raises(SettingError, match="no such directory"):
-        read_checkpoint("model", settings_of(name))
-
-
-def test_directory_without_configuration(tmp_path: Path) -> None:
+def test_directories_that_hold_no_model(tmp_path: Path) -> None:
+    for absent in ("./absent", "~/absent", "a/b/c"):
+        with pytest.raises(SettingError, match="no such directory"):
+            read_checkpoint("model", settings_of(absent))
     with pytest.raises(SettingError, match=r"holds no config\.json$"):
         read_checkpoint("model", settings_of(tmp_path))
     (tmp_path / "model.gguf").touch()
-    with pytest.raises(
-        SettingError, match=r"holds no config\.json \(for a GGUF file set gguf_file\)$"
-    ):
+    with pytest.raises(SettingError, match="gguf_file"):
         read_checkpoint("model", settings_of(tmp_path))
     (tmp_path / "model.gguf").unlink()
     (tmp_path / "adapter_config.json").touch()
-    with pytest.raises(SettingError, match="it is an adapter, which must be merged"):
+    with pytest.raises(SettingError, match="adapter"):
         read_checkpoint("model", settings_of(tmp_path))
-
-
-def test_a_gguf_file_needs_its_package(
-    save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    model = save_model()
-    read_checkpoint("model", model)
-    with pytest.raises(RunError, match=r"reading model\.gguf needs the gguf package"):
-        read_checkpoint("model", settings_of(model.repository, gguf_file="model.gguf"))
 
 
 def test_a_preset_s_own_architecture_is_enough_where_no_weights_are_read(hub: None) -> None:
@@ -229,12 +187,9 @@ def test_unknown_architecture_and_foreign_code(save_model: SaveModel) -> None:
     config.write_text(json.dumps({"model_type": "thing_of_tomorrow"}))
     with pytest.raises(RunError, match="does not know the architecture"):
         read_checkpoint("model", settings)
-    config.write_text(
-        json.dumps({"model_type": "thing", "auto_map": {"AutoConfig": "thing.Config"}})
-    )
-    with pytest.raises(
-        SettingError, match=r"^model\.trust_remote_code=false: must be true to run the code"
-    ):
+    foreign = {"model_type": "thing", "auto_map": {"AutoConfig": "thing.Config"}}
+    config.write_text(json.dumps(foreign))
+    with pytest.raises(SettingError, match=r"^model\.trust_remote_code=false: must be true"):
         read_checkpoint("model", settings)
 
 
@@ -277,11 +232,8 @@ def test_a_broken_generation_config_is_found_before_weights_load(
         file.write_text(good)
         read_checkpoint("draft", settings)
     file.write_text(text)
-    with pytest.raises(SettingError) as raised:
+    with pytest.raises(SettingError, match=r"^draft=.*generation_config\.json") as raised:
         read_checkpoint("draft", settings)
-    assert str(raised.value).startswith(
-        f"draft={settings.name}: its generation_config.json cannot be used: "
-    )
     assert says in str(raised.value)
     assert len(str(raised.value).splitlines()) == 1
 
@@ -299,8 +251,7 @@ def test_directory_without_tokenizer(save_model: SaveModel, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "model_type",
-    "mamba mamba2 rwkv jamba bamba falcon_h1 falcon_mamba recurrent_gemma qwen3_next zamba2 minimax xlstm".split(),
+    "model_type", "mamba rwkv jamba bamba recurrent_gemma qwen3_next zamba2 minimax xlstm".split()
 )
 def test_recurrent_models_are_known(model_type: str) -> None:
     config = AutoConfig.for_model(model_type)
@@ -308,7 +259,7 @@ def test_recurrent_models_are_known(model_type: str) -> None:
     check_decoder("draft", settings_of("x"), config)
 
 
-def test_short_convolutions_and_unknown_layers_are_recurrent() -> None:
+def test_recurrent_layers_and_foreign_code_are_known_by_their_names() -> None:
     config = AutoConfig.for_model(
         "lfm2", num_hidden_layers=2, layer_types=["conv", "full_attention"]
     )
@@ -317,15 +268,12 @@ def test_short_convolutions_and_unknown_layers_are_recurrent() -> None:
     config.layer_types = ["full_attention", "attention_of_tomorrow", "full_attention"]
     assert recurrent_kind(config) == "llama: attention_of_tomorrow"
     assert recurrent_kind(AutoConfig.for_model("vit")) is None
-
-
-def test_foreign_recurrent_code_is_known_by_its_name() -> None:
-    config = make_config("llama")
-    config.__dict__ |= {
+    foreign = make_config("llama")
+    foreign.__dict__ |= {
         "model_type": "tiny_rwkv7",
-        "auto_map": {"AutoModelForCausalLM": "modeling.Model"},
+        "auto_map": {"AutoModelForCausalLM": "m.Model"},
     }
-    assert recurrent_kind(config) == "tiny_rwkv7"
+    assert recurrent_kind(foreign) == "tiny_rwkv7"
 
 
 @pytest.mark.parametrize(
@@ -333,10 +281,8 @@ def test_foreign_recurrent_code_is_known_by_its_name() -> None:
     [
         ("bert", "this is an encoder"),
         ("t5", "this is an encoder-decoder"),
-        ("whisper", "this is an encoder-decoder"),
         ("vit", "must be a causal language"),
-        ("openai-gpt", "^model=a/b: cannot be used: openai-gpt keeps no KV cache"),
-        ("xlnet", "xlnet keeps no KV cache"),
+        ("openai-gpt", "keeps no KV cache"),
     ],
 )
 def test_models_of_other_kinds_are_refused(model_type: str, says: str) -> None:
@@ -381,9 +327,7 @@ def test_another_vocabulary_is_translated_and_another_padding_is_not() -> None:
 
 def test_draft_with_fewer_outputs_than_tokens() -> None:
     check(make_tokenizer(), make_tokenizer(), draft_size=258)
-    with pytest.raises(
-        SettingError, match=r"^draft=7B: has 257 outputs against 320 of model=13B, for 258 tokens$"
-    ):
+    with pytest.raises(SettingError, match=r"^draft=7B: has 257 outputs against 320"):
         check(make_tokenizer(), make_tokenizer(), draft_size=257)
 
 
@@ -395,7 +339,7 @@ def test_shared_vocabulary_size(save_model: SaveModel) -> None:
     assert load_pair(target, other, PlacementSettings()).vocabulary_size == 384
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen2", "gpt2"])
+@pytest.mark.parametrize("model_type", ["llama", "gpt2"])
 @pytest.mark.parametrize("name", ["PreTrainedTokenizerFast", "TokenizersBackend", "LlamaTokenizer"])
 def test_declared_classes_load_as_transformers_would_load_them(
     save_model: SaveModel, model_type: str, name: str
@@ -417,11 +361,8 @@ def test_declared_classes_load_as_transformers_would_load_them(
     [
         ("llama", {"max_position_embeddings": 4096}, 4096),
         ("gpt2", {"n_positions": 1024}, 1024),
-        ("gptj", {"n_positions": 2048}, 2048),
-        ("opt", {"max_position_embeddings": 2048}, 2048),
         ("mistral", {"max_position_embeddings": 32768, "sliding_window": 4096}, 32768),
         ("bloom", {"seq_length": 2048}, None),
-        ("mpt", {"max_seq_len": 2048}, None),
         ("mpt", {"max_seq_len": 2048, "attn_config": {"alibi": False}}, 2048),
         ("falcon", {"alibi": True}, None),
         ("falcon", {"alibi": False, "max_position_embeddings": 2048}, 2048),

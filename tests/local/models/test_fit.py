@@ -10,12 +10,18 @@ import torch
 
 from harness.config.demand import Demand, Remedy
 from harness.config.errors import RunError, SettingError
-from harness.local.models.fit import Case, Misfit, fit
+from harness.local.models.fit import Case, fit
 from harness.local.models.remedies import fit_or_explain
 from harness.local.models.remedies import remedies as found_remedies
 from harness.local.models.sketch import Block, TensorSketch, offloads
 from sketches import GB, NOTHING, case, draft, fits, gpus_of, machine, sketch
 from wording import mentions
+
+
+@pytest.fixture(autouse=True)
+def a_short_search(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For numbers of GPUs that would be enough."""
+    monkeypatch.setattr("harness.local.models.remedies._MOST_GPUS", 8)
 
 
 def refused(asked: Case) -> list[str]:
@@ -27,8 +33,8 @@ def refused(asked: Case) -> list[str]:
 # Weights -------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gpus", [1, 2, 3, 4, 8])
-@pytest.mark.parametrize("quantization", ["none", "8bit", "4bit"])
+@pytest.mark.parametrize("gpus", [1, 3, 8])
+@pytest.mark.parametrize("quantization", ["none", "4bit"])
 @pytest.mark.parametrize("strategy", ["auto", "balanced"])
 def test_no_device_gets_more_than_it_has(gpus: int, quantization: str, strategy: str) -> None:
     model = sketch(40, 0.6, settings={"quantization": quantization})
@@ -78,9 +84,6 @@ def test_auto_takes_the_fewest_gpus_for_the_pair() -> None:
     assert [one.device_map for one in both] == [{"": 0}, {"": 0}]
     both = fit(case(target, small, free=machine(14, 14)))
     assert [one.device_map for one in both] == [{"": 0}, {"": 1}], "whole models before split ones"
-    first, second = fit(case(target, small, free=machine(10, 10, 10)))
-    assert gpus_of(first) == ["cuda:0", "cuda:1"]
-    assert second.device_map in ({"": 0}, {"": 1})
 
 
 def test_balanced_spreads_over_all_gpus_in_order() -> None:
@@ -93,14 +96,8 @@ def test_balanced_spreads_over_all_gpus_in_order() -> None:
 
 def test_limits_on_gpus() -> None:
     model, own = sketch(20), sketch(20, settings={"gpus": 2})
-    four = machine(*[24] * 4)
-    assert gpus_of(fit(case(model, free=four, strategy="balanced", gpus=2))[0]) == [
-        "cuda:0",
-        "cuda:1",
-    ]
-    assert gpus_of(fit(case(own, free=four))[0]) == ["cuda:0", "cuda:1"], (
-        "exactly as many as its name says"
-    )
+    (spread,) = fit(case(model, free=machine(*[24] * 4), strategy="balanced", gpus=2))
+    assert gpus_of(spread) == ["cuda:0", "cuda:1"]
     assert gpus_of(fit(case(own, free=machine(1, 24, 24, 1)))[0]) == ["cuda:1", "cuda:2"]
 
 
@@ -122,10 +119,9 @@ def test_without_a_gpu_everything_is_the_cpus() -> None:
 
 
 def test_draft_goes_whole_onto_the_gpu_with_the_most_room() -> None:
-    for sizes, roomiest in (((24, 26, 24), 1), ((24, 24, 24), 2)):
-        target, small = fit(case(sketch(20), draft(), free=machine(*sizes), strategy="balanced"))
-        assert gpus_of(target) == ["cuda:0", "cuda:1", "cuda:2"]
-        assert small.device_map == {"": roomiest}
+    target, small = fit(case(sketch(20), draft(), free=machine(24, 26, 24), strategy="balanced"))
+    assert gpus_of(target) == ["cuda:0", "cuda:1", "cuda:2"]
+    assert small.device_map == {"": 1}
 
 
 def test_a_target_makes_way_for_a_draft_that_stays_whole() -> None:
@@ -149,13 +145,9 @@ def test_a_draft_is_never_divided() -> None:
 
 def test_draft_that_no_longer_fits() -> None:
     first, second = refused(case(sketch(26), draft(14), free=machine(32)))
-    assert mentions(first, "draft: 7B does not fit", "14.2 GB in float16", "one GPU")
-    assert "3.80 GB free" in first
+    assert mentions(first, "draft: 7B does not fit", "14.2 GB in float16", "3.80 GB free")
     assert "draft=7B_4bit" not in second, "4.2 GB are still too much"
     assert "model=13B_8bit" in second
-    assert refused(case(sketch(), draft(), free=machine(cpu_gb=11)))[0].startswith(
-        "draft: 7B does not fit next to"
-    )
 
 
 # Caches and runners --------------------------------------------------------------------------------------------------
@@ -187,9 +179,8 @@ def test_what_reading_the_prompts_takes_is_kept_free() -> None:
     asked = case(model, free=machine(15.4), demand=demand)
     assert asked.reserve_bytes == 64 * 1000 * 40_000 * 2 + 64 * 100_000 * 6
     assert fits(asked)
-    misfit, advice = refused(dataclasses.replace(asked, free=machine(15.3)))
-    assert mentions(misfit, "beyond the 5.16 GB that reading the prompts takes")
-    assert mentions(advice, "batch_size=63")
+    _, advice = refused(dataclasses.replace(asked, free=machine(15.3)))
+    assert "batch_size=63" in advice
     alone = dataclasses.replace(asked, demand=dataclasses.replace(demand, batch_size=1))
     assert alone.reserve_bytes == 2 * GB
     assert fit(dataclasses.replace(asked, free=machine()))[0].device_map == {"": "cpu"}
@@ -204,12 +195,7 @@ def test_layers_make_way_for_their_own_keys_and_values() -> None:
         (one,) = fit(case(model, free=machine(20, 20), demand=demand, strategy=strategy))
         assert sum(one.cache_per_device.values()) == 20 * GB
         assert all(one.taken(gpu) <= 18 * GB for gpu in (0, 1))
-    assert mentions(
-        refused(case(model, free=machine(30), demand=demand))[0],
-        "10.2 GB in float16",
-        "KV cache 20.0 GB",
-        "28.0 GB",
-    )
+    assert "KV cache 20.0 GB" in refused(case(model, free=machine(30), demand=demand))[0]
 
 
 def test_a_map_keeps_free_what_reading_the_prompts_takes_and_no_more() -> None:
@@ -219,9 +205,6 @@ def test_a_map_keeps_free_what_reading_the_prompts_takes_and_no_more() -> None:
         free = {0: model.weight_bytes + 1000 * 6 - missing, "cpu": 100 * GB}
         asked = case(model, free=free, demand=demand, device_map={"": 0})
         assert fits(asked) is not bool(missing)
-    assert mentions(refused(asked)[0], "reading the prompts takes 0.0 MB")
-    free = {0: 0, "cpu": model.weight_bytes}
-    assert fits(case(model, free=free, demand=demand, device_map={"": "cpu"}))
 
 
 def test_tokens_that_a_runner_holds() -> None:
@@ -237,18 +220,12 @@ def test_tokens_that_a_runner_holds() -> None:
     assert demand.cached_tokens(spare_slots=256) == 100 + 4 + 256
     longer = dataclasses.replace(eager, new_tokens=300)
     assert longer.cached_tokens(spare_slots=256) == 2 * 404 + 256
-    (placement,) = fit(case(sketch(cache=10), free=machine(40), demand=demand))
-    assert placement.cache_per_device == {"cuda:0": 2 * 356 * 10 * 10 * 2}
-
-
-def test_a_shared_draft_has_a_cache_of_its_own() -> None:
-    demand = Demand(
-        batch_size=1, prompt_tokens=10, new_tokens=10, num_draft_tokens=4, runner="eager"
+    asked = case(sketch(cache=10), free=machine(40), demand=demand)
+    assert fit(asked)[0].cache_per_device == {"cuda:0": 2 * 356 * 10 * 10 * 2}
+    shared = dataclasses.replace(asked, shared=True)
+    assert fit(shared)[0].cache_per_device == {"cuda:0": 4 * 356 * 10 * 10 * 2}, (
+        "a draft has its own"
     )
-    asked = dataclasses.replace(
-        case(sketch(cache=10), free=machine(40), demand=demand), shared=True
-    )
-    assert fit(asked)[0].cache_per_device == {"cuda:0": 2 * 24 * 10 * 10 * 2}
 
 
 # Outside the GPUs ----------------------------------------------------------------------------------------------------
@@ -272,11 +249,9 @@ def test_offload_only_when_asked_and_only_the_rest() -> None:
     assert [module for module, device in least.device_map.items() if device == 0] == ["model.embed"]
 
 
-@pytest.mark.parametrize("strategy", ["auto", "balanced"])
-def test_every_gpu_is_filled_before_layers_are_offloaded(strategy: str) -> None:
+def test_every_gpu_is_filled_before_layers_are_offloaded() -> None:
     """Two GPUs with room for 14 layers each take about 26 of 40 layers, and one alone takes 12."""
-    asked = case(sketch(40), free=machine(16, 16, cpu_gb=64), strategy=strategy, offload="cpu")
-    (placement,) = fit(asked)
+    (placement,) = fit(case(sketch(40), free=machine(16, 16, cpu_gb=64), offload="cpu"))
     sizes = placement.bytes_per_device
     assert set(sizes) == {"cuda:0", "cuda:1", "cpu"}
     assert sizes["cuda:0"] + sizes["cuda:1"] > 22 * GB
@@ -297,12 +272,9 @@ def test_offloaded_layers_are_not_quantized_and_keep_their_cache_on_the_gpu() ->
 
 def test_quantized_repository_cannot_be_offloaded() -> None:
     stored = sketch(stored="4bit")
-    with pytest.raises(Misfit, match=r"its weights need .* GB"):
-        fit(case(stored, free=machine(5), offload="cpu"))
+    assert not fits(case(stored, free=machine(5), offload="cpu"))
     by_hand = {"model.embed": 0, "model.layers": "cpu", "head": 0}
-    with pytest.raises(
-        SettingError, match="cannot be outside the GPUs: its weights are quantized already"
-    ):
+    with pytest.raises(SettingError, match="quantized already"):
         fit(case(stored, free=machine(5), device_map=by_hand))
 
 
@@ -337,9 +309,7 @@ def test_explicit_map_that_cannot_be(change: dict[str, Any], says: str) -> None:
 
 def test_explicit_map_for_which_there_is_no_room() -> None:
     asked = case(sketch(10), free=machine(4, 24), device_map=EXPLICIT | {"model.layers": 0})
-    assert mentions(
-        refused(asked)[0], "placement.device_map", "10.1 GB of 13B on cuda:0", "4.00 GB"
-    )
+    assert "placement.device_map" in refused(asked)[0]
     assert fit_or_explain(asked, force=True)[0].device_map["model.layers"] == 0
 
 
@@ -369,13 +339,11 @@ def remedies(asked: Case) -> list[str]:
 
 def test_remedies_are_only_those_that_help() -> None:
     text = " ".join(refused(case(sketch(80, 1.6), free=machine(24, 24, cpu_gb=16))))
-    assert mentions(text, "128.3 GB in float16", "2 GPUs", "22.0 GB + 22.0 GB")
+    assert mentions(text, "128.3 GB in float16", "22.0 GB + 22.0 GB")
     assert "model=13B_4bit (33." in text
     assert "8bit" not in text
     # 6 times 22 GB would be enough, but not for layers of 1.6 GB.
     assert "model=13B_7GPUs (7 GPUs with as much free)" in text
-    quantized = sketch(80, 1.6, settings={"quantization": "4bit"})
-    assert "a smaller model is needed" in refused(case(quantized, free=machine(2.1, cpu_gb=1)))[1]
 
 
 def test_unused_gpus_are_a_remedy() -> None:
@@ -387,7 +355,6 @@ def test_unused_gpus_are_a_remedy() -> None:
 def test_gpus_are_no_remedy_on_the_cpu() -> None:
     first, second = refused(case(sketch(14, dtype=torch.float32), free=machine(cpu_gb=13)))
     assert mentions(first, "14.2 GB in float32", "13.0 GB of main memory")
-    assert second.startswith("what would fit: model=13B_8bit (")
     assert "GPU" not in second
 
 
@@ -399,8 +366,8 @@ def test_a_path_takes_no_suffix() -> None:
 
 def test_remedies_are_the_pairs() -> None:
     # In 8 bits the model would fit alone, but not with its draft.
-    found = remedies(case(sketch(26), draft(14), free=machine(16, cpu_gb=1)))
-    assert found == ["model=13B_4bit draft=7B_4bit (10.7 GB)"]
+    found = remedies(case(sketch(6, 4.5), draft(3, layer_gb=4.5), free=machine(16, cpu_gb=1)))
+    assert found == ["model=13B_4bit draft=7B_4bit (12.2 GB)"]
 
 
 def test_a_smaller_batch_or_less_text_is_a_remedy() -> None:
@@ -421,13 +388,10 @@ def test_a_smaller_batch_or_less_text_is_a_remedy() -> None:
 
 
 def test_force_places_what_does_not_fit() -> None:
-    asked = case(sketch(26), draft(14), free=machine(16, 8))
-    assert refused(asked)[1].endswith("(force=true tries anyway)")
+    asked = case(sketch(5, 5), draft(2, layer_gb=7), free=machine(16, 8))
+    assert "force=true" in refused(asked)[1]
     found = fit_or_explain(asked, force=True)
     assert [sum(one.bytes_per_device.values()) for one in found] == [
         one.weight_bytes for one in asked.models
     ]
     assert not any(offloads(one.device_map) for one in found)
-    assert fit_or_explain(case(sketch(), free=machine(cpu_gb=0)), force=True)[0].device_map == {
-        "": "cpu"
-    }

