@@ -134,6 +134,8 @@ def test_a_recurrent_model_is_held_before_and_after_what_is_drafted(name: str) -
     assert predicted.cache_bytes + predicted.state_bytes == sum(predicted.block_caches())
     (placed,) = fit(case(predicted, free=machine(), demand=Demand(3, 4, 1, 2, "static")))
     assert placed.cache_per_device["cpu"] == sum(predicted.block_caches(3 * (7 + 7), 3 * 2))
+    (undrafted,) = fit(case(predicted, free=machine(), demand=Demand(3, 4, 1, 0, "eager")))
+    assert undrafted.cache_per_device["cpu"] == sum(predicted.block_caches(3 * 5, 3))
 
 
 def test_the_cache_is_where_its_layers_are() -> None:

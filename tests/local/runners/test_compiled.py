@@ -10,7 +10,7 @@ from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
-from architectures import PROMPTS, SERVED, random_model, random_pair
+from architectures import PROMPTS, random_model, random_pair
 from harness.config.amounts import BUCKET
 from harness.local.decoding.loop import Request
 from harness.local.decoding.protocols import Runner
@@ -52,7 +52,7 @@ def written(target: Runner, draft: Runner, what: Request) -> list[object]:
     ]
 
 
-@pytest.mark.parametrize("name", SERVED)
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "falcon", "gemma2", "gpt_oss"])
 def test_compiled_passes_give_the_plain_tokens(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whole and smaller batches, and texts that outgrow the compiled slots. Parts run as they were traced."""
     run_as_traced(monkeypatch)
@@ -66,9 +66,8 @@ def test_compiled_passes_give_the_plain_tokens(name: str, monkeypatch: pytest.Mo
     plain = SnapshotRunner(target), SnapshotRunner(draft)
     longer = [[7] * (BUCKET - 20), *PROMPTS[:2]]
     for what in (
-        request(1),
         request(20),
-        request(20, PROMPTS[1:]),
+        request(5, PROMPTS[1:]),
         request(5, [*PROMPTS, [7, 8, 9]]),
         request(40, longer, stop=-1),
     ):
@@ -102,17 +101,17 @@ def test_tokens_that_fill_up_a_pass_stay_within_the_context(
     assert written(*fast, what) == written(SnapshotRunner(model), SnapshotRunner(model), what)
 
 
-def test_8_bit_is_refused() -> None:
+@pytest.mark.parametrize(
+    ("attribute", "value", "message"),
+    [
+        ("is_loaded_in_8bit", True, "8 bit"),
+        ("hf_device_map", {"model": 0, "lm_head": 1}, "on several devices"),
+    ],
+)
+def test_8_bit_and_several_devices_are_refused(attribute: str, value: Any, message: str) -> None:
     model = random_model("llama")
-    model.is_loaded_in_8bit = True
-    with pytest.raises(UnsupportedModelError, match="8 bit"):
-        compiled(model, (1,))
-
-
-def test_a_model_over_several_devices_is_refused() -> None:
-    model: Any = random_model("llama")
-    model.hf_device_map = {"model": 0, "lm_head": 1}
-    with pytest.raises(UnsupportedModelError, match="on several devices"):
+    setattr(model, attribute, value)
+    with pytest.raises(UnsupportedModelError, match=message):
         compiled(model, (1,))
 
 

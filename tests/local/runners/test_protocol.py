@@ -1,23 +1,122 @@
-"""The duties of every runner, on real models without a GPU; each runner's own file tests what only it does."""
+"""The duties of every runner: its logits and hidden states are transformers' own, each row alone, without a cache."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
+from torch import Tensor
 from torch.backends.cuda import cudnn_sdp_enabled
+from transformers import PreTrainedModel
 
 from architectures import (
+    ARCHITECTURES,
+    NOT_STATIC,
+    PROMPTS,
+    RECURRENT,
+    VOCABULARY,
     close,
     logits_without_cache,
     random_model,
 )
+from harness.local.decoding.protocols import Runner
+from harness.local.models.checkpoints import recurrent_kind
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 
+# The embeddings, the input of the last layer, and the output after the final norm; in no particular order.
+LAYERS = (2, 0, 3)
+SHARED = [[5, 9, 23, *prompt] for prompt in PROMPTS]
+BATCHES = {
+    "ragged": SHARED,
+    "equal": [SHARED[0]] * 3,
+    "one begins the others": [SHARED[0][:4], SHARED[0], SHARED[0][:8]],
+    "one": PROMPTS[:1],
+    "nothing shared": PROMPTS,
+}
+
+
+RUNNERS: dict[str, Callable[[PreTrainedModel], Runner]] = {
+    "static": lambda model: StaticRunner(model, hidden_layers=LAYERS),
+    "snapshot": lambda model: SnapshotRunner(model, hidden_layers=LAYERS),
+    "shared_prefix": lambda model: StaticRunner(model, shares_prefix=True, hidden_layers=LAYERS),
+}
+
+
+def expected(model: PreTrainedModel, sequence: list[int]) -> tuple[Tensor, Tensor]:
+    """Hidden states [len(sequence), L, D], and logits [len(sequence), V]."""
+    with torch.inference_mode():
+        output = model(
+            input_ids=torch.tensor([sequence]), use_cache=False, output_hidden_states=True
+        )
+    states = torch.stack([output.hidden_states[layer][0] for layer in LAYERS], dim=1)
+    return states, output.logits[0]
+
+
+def assert_transformers_own(runner: Runner, model: PreTrainedModel, batch: list[list[int]]) -> None:
+    sequences = [list(prompt) for prompt in batch]
+    # A state collects more rounding than keys and values do.
+    tolerance = 1e-4 if recurrent_kind(model.config) else 1e-5
+
+    def check(row: int, hidden: Tensor, logits: Tensor, sequence: list[int]) -> None:
+        states, wanted = expected(model, sequence)
+        assert close(hidden, states[-len(hidden) :]), f"row {row} after {len(sequence)} tokens"
+        assert close(logits, wanted[-len(logits) :], tolerance), f"row {row} of {len(sequence)}"
+
+    step = runner.start(batch)
+    assert step.hidden is not None
+    assert step.hidden.shape[:3] == (len(batch), max(map(len, batch)), len(LAYERS))
+    for row, sequence in enumerate(sequences):
+        check(row, step.hidden[row, -len(sequence) :], step.logits[row : row + 1], sequence)
+    generator = torch.Generator().manual_seed(1)
+    # The last ones are two extensions before one keep, as a drafter does it.
+    rounds = [((4,), [2, 0, 4]), ((1,), [1, 1, 1]), ((3,), [0, 3, 1]), ((1, 4), [4, 5, 0])]
+    for widths, counts in rounds:
+        fed = torch.randint(3, VOCABULARY, (len(batch), sum(widths)), generator=generator)
+        steps = [runner.extend(tokens) for tokens in fed.split(widths, dim=1)]
+        hidden = torch.cat([step.hidden for step in steps], dim=1)
+        logits = torch.cat([step.logits for step in steps], dim=1)
+        for row, sequence in enumerate(sequences):
+            new = fed[row].tolist()
+            check(row, hidden[row], logits[row], sequence + new)
+            sequence += new[: counts[row]]
+        runner.keep(counts[: len(batch)])
+    if len(batch) > 1:
+        runner.select([2, 0])
+        step = runner.extend(torch.tensor([[7], [8]]))
+        assert step.hidden is not None
+        check(2, step.hidden[0], step.logits[0], [*sequences[2], 7])
+        check(0, step.hidden[1], step.logits[1], [*sequences[0], 8])
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        (kind, name)
+        for kind in RUNNERS
+        for name in ARCHITECTURES
+        if name not in NOT_STATIC and kind != "shared_prefix"
+    ]
+    + [("snapshot", name) for name in (*NOT_STATIC, *RECURRENT)]
+    + [("shared_prefix", name) for name in ("gpt2", "gemma2", "gpt_oss")],
+)
+def test_they_are_transformers_own_on_ragged_rows_and_after_a_rollback(
+    kind: str, name: str
+) -> None:
+    model = random_model(name)
+    assert_transformers_own(RUNNERS[kind](model), model, SHARED)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("kind", RUNNERS)
+def test_they_cover_the_whole_prompt(kind: str, batch: str) -> None:
+    model = random_model("llama")
+    assert_transformers_own(RUNNERS[kind](model), model, BATCHES[batch])
+
+
 KINDS = [SnapshotRunner, StaticRunner]
 Kind = type[SnapshotRunner] | type[StaticRunner]
-
-PROMPTS = [[5, 9, 23, 4, 17, 31, 8], [11, 3], [40, 41, 42, 43, 44, 45, 46, 47, 48, 49, 50]]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -42,20 +141,16 @@ def test_logits_are_cut_to_the_vocabulary(kind: Kind) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_was_not_extended_cannot_be_kept(kind: Kind) -> None:
+def test_what_was_not_extended_cannot_be_kept_and_a_prompt_not_be_empty(kind: Kind) -> None:
     runner = kind(random_model("llama"))
+    with pytest.raises(ValueError, match="at least one token"):
+        runner.start([[1], []])
     runner.start(PROMPTS)
     runner.extend(torch.tensor([[7], [8], [9]]))
     with pytest.raises(ValueError, match="cannot keep"):
         runner.keep([1, 2, 1])
     with pytest.raises(ValueError, match="keep what was extended before"):
         runner.select([0])
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_an_empty_prompt_is_refused(kind: Kind) -> None:
-    with pytest.raises(ValueError, match="at least one token"):
-        kind(random_model("llama")).start([[1], []])
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -67,19 +162,3 @@ def test_no_plans_are_made_for_sizes_that_change(kind: Kind) -> None:
     runner.extend(torch.full((3, 2), 7))
     assert allowed == [False, False]
     assert cudnn_sdp_enabled()
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("kind", KINDS)
-def test_attention_over_a_growing_cache_is_not_cudnns(kind: Kind) -> None:
-    """By the names of its kernels, with heads that cuDNN would take."""
-    model = random_model("llama", hidden_size=256, head_dim=64).to("cuda:0", torch.bfloat16)
-    runner = kind(model)
-    with torch.profiler.profile() as profile:
-        runner.start(PROMPTS)
-        for count in (1, 3):
-            runner.extend(torch.full((3, count), 7, device="cuda:0"))
-            runner.keep([1] * 3)
-    names = [event.key.lower() for event in profile.key_averages()]
-    assert any("attention" in name for name in names)
-    assert not [name for name in names if "cudnn" in name]
