@@ -16,7 +16,7 @@ from harness.commands.run import run_command
 from harness.config.demand import Demand
 from harness.config.errors import RunError
 from harness.config.run import RunnerName
-from harness.config.settings import DecodingSettings, ModelSettings
+from harness.config.settings import DecodingSettings, ModelSettings, PromptSettings
 from harness.engines.keeper import PairKeeper
 from harness.engines.protocol import Engine, Question, Request
 from harness.engines.record import Preparation
@@ -58,34 +58,24 @@ def use(engine: Engine) -> None:
     engine.weights.reference.logits([[5, 6, 7]])
 
 
-@pytest.mark.parametrize("runner", ["eager", "static", "compiled"])
-def test_our_engine_is_freed(
+@pytest.mark.parametrize("runner", ["eager", "compiled"])
+def test_our_engine_is_freed_and_its_buffers_whoever_holds_an_arm(
     pair: Pair, runner: RunnerName, monkeypatch: pytest.MonkeyPatch, without_collections: None
 ) -> None:
     run_as_traced(monkeypatch)
+    before = tensor_bytes()
     engine = LocalEngine(pair, Preparation(decoding=DECODING, runner=runner, longest_prompt=8))
     use(engine)
-    refs = [weakref.ref(engine), weakref.ref(engine.runners.target), weakref.ref(engine.arms[0])]
     assert engine.runners.draft is not None
-    refs.append(weakref.ref(engine.runners.draft))
-    engine.close()
-    del engine
-    assert [ref() for ref in refs] == [None] * 4
-
-
-def test_buffers_are_given_back_whoever_holds_the_engine(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch, without_collections: None
-) -> None:
-    run_as_traced(monkeypatch)
-    before = tensor_bytes()
-    engine = LocalEngine(pair, Preparation(decoding=DECODING, runner="compiled", longest_prompt=8))
-    use(engine)
+    kept = (engine, engine.runners.target, engine.runners.draft, engine.arms[0])
+    refs = [weakref.ref(one) for one in kept]
     arm = engine.arms[1]
     assert tensor_bytes() > before
     engine.close()
     # Two vectors of counts and of frequencies are left, and no cache.
     assert tensor_bytes() - before < 10_000
-    del arm
+    del engine, kept, arm
+    assert [ref() for ref in refs] == [None] * 4
 
 
 def test_hugging_faces_engine_is_freed(pair: Pair, without_collections: None) -> None:
@@ -128,9 +118,7 @@ def test_jobs_of_one_worker_need_no_more_memory_than_the_first(
             draft=as_draft(draft),
             decoding=DECODING,
             num_prompts=2,
-            prompts=settings_of(LatencySettings).prompts.__class__(
-                name="two", file=str(tmp_path / "prompts.txt")
-            ),
+            prompts=PromptSettings(name="two", file=str(tmp_path / "prompts.txt")),
         )
         run_command("latency", settings, directory, keeper)
     assert peaks[0] > 0

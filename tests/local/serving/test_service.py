@@ -94,7 +94,6 @@ class Client:
         self.ended = threading.Event()
         self.last: Piece | None = None
         self._most = most
-        self.running_at_the_end: int | None = None
         self._service = service
         self.answer: Answer | None = None
         [self.answer] = service.ask(arm, [request], self.put)
@@ -105,7 +104,6 @@ class Client:
             self.ended.set()
         if piece.finish_reason is not None:
             self.last = piece
-            self.running_at_the_end = self._service.num_running
             self.ended.set()
 
     def tokens(self) -> list[int]:
@@ -151,14 +149,6 @@ def test_answers_that_join_and_leave_are_what_they_are_alone() -> None:
                 assert client.last.finish_reason in ("stop", "length")
                 assert len(tokens) == len(whole)
     assert service.num_running == 0
-
-
-def test_an_answer_has_ended_before_its_client_knows() -> None:
-    """What the client asks next runs beside nothing."""
-    with service_over(TableArm("regular", 0)) as service:
-        client = Client(service, "regular", request(0))
-        client.tokens()
-        assert client.running_at_the_end == 0
 
 
 def test_numbers_that_overflow_fail_the_batch_and_no_later_one() -> None:
