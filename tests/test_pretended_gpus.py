@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 import torch
-from torch import Tensor
 
 from pretended_gpus import PretendedGpus, pretended_gpus
 
@@ -35,15 +34,3 @@ def test_tensors_on_two_devices_do_not_mix(two: PretendedGpus, other: torch.devi
     assert (numbers + torch.tensor(1.0)).tolist() == [1, 2, 3], (
         "a single number in main memory is none"
     )
-
-
-READS: list[Callable[[Tensor], object]] = [
-    lambda numbers: numbers.tolist(),
-    lambda numbers: numbers.sum().item(),
-    lambda numbers: bool((numbers > 1).any()),
-    lambda numbers: numbers[numbers > 1],
-    lambda numbers: numbers[torch.tensor([1])],
-    lambda numbers: numbers + torch.tensor([1.0, 2.0, 3.0], device=FIRST),
-    lambda numbers: torch.ones(3).to(FIRST),
-    lambda numbers: numbers.cpu(),
-]

@@ -22,7 +22,7 @@ from architectures import (
     random_model,
     random_pair,
 )
-from chains import GREEDY, request, texts
+from chains import GREEDY, autoregressive, request, speculative, texts
 from drafts import DRAFTS
 from harness.local.decoding.loop import Loop, Request
 from harness.local.decoding.protocols import Drafter, Runner
@@ -32,7 +32,6 @@ from harness.local.decoding.warp import BatchWarp, Warp
 from harness.local.drafting.model import ModelDrafter
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
-from loops import autoregressive, speculative
 from verifiers import FALSE_ALARM_RATE, without_residual
 
 LENGTH, K = 20, 3

@@ -12,15 +12,8 @@ from torch import Tensor
 from transformers import AutoConfig, PreTrainedModel
 
 from architectures import VOCABULARY
-from chains import request
-from harness.config.settings import ModelSettings
-from harness.local.decoding.warp import Warp
-from harness.local.drafting.heads.checkpoint import read_head
-from harness.local.models.checkpoints import Checkpoint
-from harness.local.runners.snapshot import SnapshotRunner
-from head_references import PROMPTS, Checked, Expected
-from loops import speculative
-from small_heads import head_drafter, target_model
+from head_references import Expected, check_saved
+from small_heads import target_model
 
 pytestmark = pytest.mark.oracle
 domino = pytest.importorskip("specforge.modeling.draft.domino")
@@ -88,17 +81,4 @@ def test_logits_equal_theirs(shift_label: bool, names: str, tmp_path: Path) -> N
             },
             path,
         )
-    settings = ModelSettings(name="head", repository=str(tmp_path))
-    head = read_head(
-        settings, Checkpoint("model", ModelSettings(name="target", repository="-"), target.config)
-    )
-    assert head is not None
-    assert head.kind.name == "domino"
-    ours = head.load(torch.device("cpu"), torch.float32)
-    checked = Checked(head_drafter(ours, target, Warp()), target, expected_from(theirs, target))
-    runner = SnapshotRunner(target, hidden_layers=checked.layers)
-    num_iterations = sum(
-        1 for _ in speculative(runner, checked, request(PROMPTS, Warp(), length=24), BLOCK - 1)
-    )
-    print(f"largest difference {checked.error:.1e} over {num_iterations} iterations")
-    assert checked.error < 1e-4, checked.error
+    check_saved(tmp_path, "domino", target, expected_from(theirs, target), BLOCK - 1)

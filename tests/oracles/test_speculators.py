@@ -12,15 +12,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures import VOCABULARY
-from chains import request
-from harness.config.settings import ModelSettings
-from harness.local.decoding.warp import Warp
-from harness.local.drafting.heads.checkpoint import read_head
-from harness.local.models.checkpoints import Checkpoint
-from harness.local.runners.snapshot import SnapshotRunner
-from head_references import PROMPTS, Checked, Expected
-from loops import speculative
-from small_heads import head_drafter, layer_config, target_model
+from head_references import Expected, check_saved
+from small_heads import WINDOW, layer_config, target_model
 
 pytestmark = pytest.mark.oracle
 speculators = pytest.importorskip("speculators")
@@ -152,11 +145,6 @@ def with_all_layers(model: PreTrainedModel) -> PreTrainedModel:
     return model
 
 
-WINDOW = {
-    "layer_types": ["full_attention", "sliding_attention"],
-    "use_sliding_window": True,
-    "sliding_window": 5,
-}
 BLOCK = {"block_size": K + 1, "mask_token_id": MASK}
 CASES: dict[str, tuple[str, str, int, bool, dict[str, Any]]] = {
     "EAGLE-3": ("eagle3", "llama", 1, True, {}),
@@ -202,20 +190,6 @@ def test_logits_equal_theirs(name: str, tmp_path: Path, monkeypatch: pytest.Monk
             target.get_output_embeddings().weight[TOKENS if reduced else slice(None)]
         )
     theirs.save_pretrained(tmp_path)
-    settings = ModelSettings(name="head", repository=str(tmp_path))
-    head = read_head(
-        settings, Checkpoint("model", ModelSettings(name="target", repository="-"), target.config)
-    )
-    assert head is not None
-    assert head.kind.name == kind
-    ours = head.load(torch.device("cpu"), torch.float32)
-    checked = Checked(
-        head_drafter(ours, target, Warp()), target, expected_from(theirs, kind, monkeypatch)
-    )
-    what = request(PROMPTS, Warp(), length=24)
-    runner = SnapshotRunner(target, hidden_layers=checked.layers)
     # In training their window of a drafted position ends at the first one's.
     k = 1 if kind == "eagle3" and "own" in changes else K
-    num_iterations = sum(1 for _ in speculative(runner, checked, what, k))
-    print(f"{name}: largest difference {checked.error:.1e} over {num_iterations} iterations")
-    assert checked.error < 1e-4, checked.error
+    check_saved(tmp_path, kind, target, expected_from(theirs, kind, monkeypatch), k)

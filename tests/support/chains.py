@@ -1,17 +1,21 @@
-"""Markov chains as models: requests to them, their texts, and the exact distribution of these."""
+"""Requests through the loop, and Markov chains as models: texts, and the exact distribution of these."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 from scipy import stats
 from torch import Tensor
 
-from harness.local.decoding.loop import Iteration, Request
+from harness.engines import protocol
+from harness.local.decoding.adaptive import DraftLength
+from harness.local.decoding.loop import Iteration, Loop, Request, decoded
+from harness.local.decoding.protocols import Drafter, Runner
 from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp
+from harness.local.engine.engine import LocalArm
 
 SIZE = 12
 GREEDY = Warp(temperature=0)
@@ -63,3 +67,26 @@ def texts(iterations: Iterable[Iteration], num_rows: int) -> list[list[int]]:
 def fields(record: Iteration) -> tuple[Any, ...]:
     """All but the verdict, which is on the device."""
     return record.rows, record.tokens, record.origins, record.proposed, record.num_accepted
+
+
+def autoregressive(target: Runner, request: Request) -> Iterator[Iteration]:
+    return decoded(Loop(target), [request])
+
+
+def speculative(
+    target: Runner,
+    drafter: Drafter,
+    request: Request,
+    num_draft_tokens: int | DraftLength,
+    *options: Any,
+    **named: Any,
+) -> Iterator[Iteration]:
+    """The options are those of `Loop`, behind K."""
+    return decoded(Loop(target, drafter, num_draft_tokens, *options, **named), [request])
+
+
+def records_of(arm: Any, requests: Sequence[protocol.Request]) -> Iterator[Iteration]:
+    """The records of requests that share their K and rule, as an arm of our engine decides them."""
+    assert isinstance(arm, LocalArm)
+    with arm.explained():
+        yield from decoded(arm.loop(requests[0]), [*map(arm.loop_request, requests)])

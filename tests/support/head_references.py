@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,18 +11,20 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from architectures import VOCABULARY
-from chains import request
+from chains import request, speculative
+from harness.config.settings import ModelSettings
 from harness.local.decoding.adaptive import DraftLength
 from harness.local.decoding.protocols import Drafter, Proposal, Step
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.heads.block import DFlash
+from harness.local.drafting.heads.checkpoint import read_head
 from harness.local.drafting.heads.corrected import DFlash2, Domino, DSpark
 from harness.local.drafting.heads.eagle import Eagle3, PEagle
 from harness.local.drafting.heads.medusa import Medusa
-from harness.local.models.checkpoints import recurrent_kind
+from harness.local.models.checkpoints import Checkpoint, recurrent_kind
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
-from loops import speculative
+from small_heads import head_drafter
 
 PROMPTS = [[5, 9, 3, 4, 7, 1, 8], [11, 3], [10, 1, 6, 3, 4, 5, 6, 7, 8, 9, 20]]
 
@@ -96,6 +99,21 @@ def check_against(
     iterations = list(speculative(runner, checked, what, k))
     assert len({len(iteration.rows) for iteration in iterations}) > 1
     assert len(checked.num_accepted) >= 3
+    assert checked.error < 1e-4, checked.error
+
+
+def check_saved(
+    directory: Path, kind: str, target: PreTrainedModel, expected: Expected, k: int = 4
+) -> None:
+    """A head that another implementation saved in a directory drafts as it does there."""
+    checkpoint = Checkpoint("model", ModelSettings(name="target", repository="-"), target.config)
+    head = read_head(ModelSettings(name="head", repository=str(directory)), checkpoint)
+    assert head is not None
+    assert head.kind.name == kind
+    own = head.load(torch.device("cpu"), torch.float32)
+    checked = Checked(head_drafter(own, target, Warp()), target, expected)
+    runner = SnapshotRunner(target, hidden_layers=checked.layers)
+    list(speculative(runner, checked, request(PROMPTS, Warp(), length=24), k))
     assert checked.error < 1e-4, checked.error
 
 

@@ -15,7 +15,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.backends.cuda import cudnn_sdp_enabled
 from torch.utils._python_dispatch import TorchDispatchMode
 
 _aten = torch.ops.aten
@@ -68,15 +67,7 @@ class _OnGpu(torch.Tensor):
 
 
 class PretendedGpus(TorchDispatchMode):
-    """Stands in for CUDA.
-
-    Attributes:
-        plans: the sizes of queries and keys for which cuDNN, where it was allowed, would make a plan for attention.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.plans: set[tuple[torch.Size, ...]] = set()
+    """Stands in for CUDA."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -121,14 +112,10 @@ class PretendedGpus(TorchDispatchMode):
             _mapped(held, args),
             {name: _mapped(held, value) for name, value in kwargs.items()},
         )
-        if func is _aten.scaled_dot_product_attention.default and cudnn_sdp_enabled():
-            self.plans.add((args[0].shape, args[1].shape))
         if func is _aten.histc.default:
             func = _histogram
         if func is _aten.scaled_dot_product_attention.default:
             func = _attention
-        if getattr(func, "namespace", "") == "_c10d_functional":
-            func = _in_order(func)
         results = func(*args, **kwargs)
         return _mapped(
             lambda one: given.get(id(one), _OnGpu(one, place)) if isinstance(one, Tensor) else one,
@@ -211,9 +198,7 @@ def pretended_gpus() -> Iterator[PretendedGpus]:
     def tensor(
         *args: Any, original: Any = torch.tensor, pin_memory: bool = False, **kwargs: Any
     ) -> Tensor:
-        made: Any = original(*args, **kwargs)
-        made.pinned = pin_memory
-        return made
+        return original(*args, **kwargs)
 
     gpus = PretendedGpus()
     with pytest.MonkeyPatch.context() as patch:
@@ -240,16 +225,6 @@ def _attention(*args: Any, **kwargs: Any) -> Tensor:
     """[B, heads, n, D], laid out in memory as kernels do it: [B, n, heads, D]."""
     output = torch.nn.functional.scaled_dot_product_attention(*args, **kwargs)
     return output.transpose(1, 2).contiguous().transpose(1, 2)
-
-
-@functools.cache
-def _in_order(collective: Any) -> Callable[..., Tensor]:
-    """A message between processes which has arrived when the next operation begins, as on a stream."""
-
-    def awaited(*args: Any) -> Tensor:
-        return torch.ops._c10d_functional.wait_tensor(collective(*args))
-
-    return awaited
 
 
 def _histogram(numbers: Tensor, *args: Any, **kwargs: Any) -> Tensor:

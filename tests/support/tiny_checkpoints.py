@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from harness.local.drafting.method import Pair
 from harness.local.drafting.methods import ModelDraftSettings
 from harness.local.engine.pair import plan_pair
 from harness.local.models.checkpoints import Checkpoint
+from harness.local.models.loading import LoadedModel
 
 VOCABULARY_SIZE = 320
 
@@ -173,3 +176,20 @@ def spaced_tokenizer() -> PreTrainedTokenizerFast:
     )
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="</s>", unk_token="<unk>")
+
+
+def load(model: ModelSettings, draft: ModelSettings | DraftSettings | None = None) -> Pair:
+    """A pair in float32."""
+    return load_pair(model, draft, PlacementSettings(), "float32")
+
+
+def on_gpu(pair: Pair) -> Pair:
+    """A copy of the pair on a GPU, or a pretended one."""
+    draft = None if pair.draft is None else _moved(pair.draft)
+    return dataclasses.replace(pair, target=_moved(pair.target), draft=draft)
+
+
+def _moved(loaded: LoadedModel) -> LoadedModel:
+    gpu = torch.device("cuda", 0)
+    model = copy.deepcopy(loaded.model).to(gpu)
+    return dataclasses.replace(loaded, model=model, devices=[gpu], input_device=gpu)

@@ -6,15 +6,12 @@ import random
 from collections.abc import Callable, Sequence
 
 import pytest
-import torch
-from scipy import stats
 
-from chains import GREEDY, RAGGED, SIZE, chain, request, texts
+from chains import GREEDY, RAGGED, SIZE, autoregressive, chain, request, speculative, texts
 from fakes import MarkovRunner, Scripted, TableDrafter
 from harness.local.decoding.adaptive import Adaptive
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
-from loops import autoregressive, speculative
 
 
 class World:
@@ -145,30 +142,3 @@ def test_changing_numbers_change_no_greedy_token(numbers: list[int], make: Make)
     assert texts(iterations, 3) == texts(autoregressive(MarkovRunner(chain(0)), what), 3)
     for limits, accepted in policy.seen:
         assert all(count <= limit <= 5 for count, limit in zip(accepted, limits, strict=True))
-
-
-@pytest.mark.parametrize(("policy", "lossless"), [("past", True), ("tokens", False)])
-def test_sampling_stays_lossless_if_the_past_alone_decides(policy: str, lossless: bool) -> None:
-    """The broken twin looks at the tokens that are proposed, and withdraws an offer that would be rejected."""
-    target, draft = chain(0, 1.0), chain(1, 1.0)
-    num_rows, prompt = 15_000, [3]
-    warp = Warp(1.0)
-
-    class Peeking(ModelDrafter):
-        def propose(self, num_draft_tokens: int, uniforms: torch.Tensor):  # type: ignore[no-untyped-def]
-            proposal = super().propose(num_draft_tokens, uniforms)
-            if policy == "past":
-                return proposal
-            likely = (proposal.tokens[:, 0] % 2 == 0).long() * num_draft_tokens
-            return type(proposal)(proposal.tokens, proposal.probabilities, likely.tolist())
-
-    numbers = Scripted([2, 0, 1])
-    what = request([prompt] * num_rows, warp, length=4, indices=range(num_rows))
-    found = texts(
-        speculative(MarkovRunner(target), Peeking(MarkovRunner(draft), warp), what, numbers),
-        num_rows,
-    )
-    seconds = torch.tensor(found)[:, 3].bincount(minlength=SIZE)
-    exact = torch.linalg.matrix_power(target.double(), 4)[prompt[0]] * num_rows
-    p_value = stats.chisquare(seconds.double(), exact * seconds.sum() / exact.sum()).pvalue
-    assert (p_value > 1e-9) == lossless

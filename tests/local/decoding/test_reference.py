@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from chains import GREEDY, RAGGED, SIZE, chain, request, texts
+from chains import GREEDY, RAGGED, SIZE, chain, request, speculative, texts
 from fakes import MarkovRunner
 from harness.engines.arrivals import Origin
 from harness.local.decoding import reference
@@ -20,7 +20,6 @@ from harness.local.decoding.protocols import Step
 from harness.local.decoding.reference import speculative_reference
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
-from loops import speculative
 
 WARPS = [GREEDY, Warp(1.0), Warp(0.8, top_k=5, top_p=0.9)]
 PAGE = Path(__file__).parents[3] / "docs" / "method.md"

@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from architectures import random_model
-from chains import fields, request
+from chains import fields, request, speculative
 from drafts import DRAFTS
 from harness.local.decoding.loop import Iteration, Loop
 from harness.local.decoding.protocols import Drafter, Runner
@@ -21,7 +21,6 @@ from harness.local.drafting.model import ModelDrafter
 from harness.local.models.loading import cross_once
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
-from loops import speculative
 from pretended_gpus import pretended_gpus
 from small_heads import block_head, head_drafter, target_model
 from text_drafters import lookup_drafter

@@ -12,7 +12,16 @@ from scipy import stats
 from torch import Tensor
 from transformers import TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from chains import RAGGED, chain, p_value_of_texts, request, small_chain, texts
+from chains import (
+    RAGGED,
+    autoregressive,
+    chain,
+    p_value_of_texts,
+    request,
+    small_chain,
+    speculative,
+    texts,
+)
 from fakes import MarkovRunner, TableDrafter
 from harness.local.decoding.randomness import inverse_cdf, uniforms
 from harness.local.decoding.verify import (
@@ -25,7 +34,6 @@ from harness.local.decoding.verify import (
 )
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
-from loops import autoregressive, speculative
 from verifiers import FALSE_ALARM_RATE, arguments, first_two_tokens, p_value, without_residual
 
 Rule = Callable[..., Verdict]

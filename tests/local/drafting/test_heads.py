@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
+from chains import records_of
 from harness.config.errors import HarnessError, RunError, SettingError
 from harness.config.settings import (
     DecodingSettings,
@@ -25,7 +26,6 @@ from harness.local.drafting.methods import ModelDraftSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.pair import PlannedPair, plan_pair
 from harness.local.models.checkpoints import Checkpoint
-from loops import records_of
 from tiny_checkpoints import ARCHITECTURES, SMALL_DEMAND, as_checkpoint, make_config
 
 VOCABULARY, REDUCED, WIDTH, LAYERS = 320, 100, 128, 8
@@ -307,12 +307,6 @@ def test_planning_needs_no_weights_and_random_ones_no_files(tmp_path: Path) -> N
     assert from_preset.kind.name == "dflash"
 
 
-def test_a_draft_model_has_no_layers_to_choose(tmp_path: Path) -> None:
-    plain = settings(tmp_path / "nowhere", architecture={"model_type": "llama"})
-    with pytest.raises(SettingError, match=r"draft\.layers=\[3\]"):
-        read_head(plain, target(), layers=(3,), weights=False)
-
-
 def plan_head(threshold: float | None, kind: str = "speculators dspark") -> PlannedPair:
     llama = ARCHITECTURES["llama"] | {
         "model_type": "llama",
@@ -408,25 +402,6 @@ def test_another_target_or_format_is_one_line(
     check_line(caught.value, message)
 
 
-@pytest.mark.parametrize(
-    ("name", "keys"),
-    [
-        ("speculators dspark", ("markov_head_type", "enable_confidence_head", "sample_from_anchor")),
-        ("DeepSpec dspark", ("confidence_head_with_markov", "markov_rank")),
-        ("speculators dflash2", ("sliding_window_non_causal",)),
-    ],
-)  # fmt: skip
-def test_null_is_read_like_an_absent_setting(
-    name: str, keys: tuple[str, ...], tmp_path: Path
-) -> None:
-    raw = {key: value for key, value in FORMATS[name][0].items() if key not in keys}
-    absent, null = (
-        vars(planned_head(stored, tmp_path).config) | {"transformer": None}
-        for stored in (raw, raw | dict.fromkeys(keys))
-    )
-    assert absent == null
-
-
 def test_the_weights_say_how_many_layers_there_are(tmp_path: Path) -> None:
     """yuhuili's head of Vicuna 13B states the target's 40."""
     where = write_head("SafeAILab", tmp_path)
@@ -447,15 +422,6 @@ def test_a_file_without_tensors_by_name_is_one_line(held: object, tmp_path: Path
     with pytest.raises(RunError) as caught:
         read_head(settings(tmp_path), target())
     check_line(caught.value, "medusa_lm_head.pt of ")
-
-
-@pytest.mark.parametrize("text", ["{", "[" * 100_000, '{"weight_map": {"a": 1, "b": "c"}}'])
-def test_a_damaged_index_is_one_line(text: str, tmp_path: Path) -> None:
-    write_head("speculators eagle3", tmp_path)
-    (tmp_path / "model.safetensors.index.json").write_text(text)
-    with pytest.raises(RunError) as caught:
-        read_head(settings(tmp_path), target())
-    check_line(caught.value, str(tmp_path))
 
 
 def test_no_weights_and_quantized_ones_are_refused(tmp_path: Path) -> None:

@@ -8,12 +8,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from chains import GREEDY, RAGGED, chain, request, texts
+from chains import GREEDY, RAGGED, autoregressive, chain, request, speculative, texts
 from fakes import MarkovRunner
 from harness.local.decoding.protocols import Proposal, Step
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
-from loops import autoregressive, speculative
 
 
 class Shortened(ModelDrafter):
@@ -65,37 +64,3 @@ def test_some_of_its_tokens_may_be_offered(most: int, same: bool) -> None:
     assert texts(iterations, 3) == texts(autoregressive(MarkovRunner(target), what), 3)
     accepted = {count for iteration in iterations for count in iteration.num_accepted}
     assert max(accepted) == most or not same
-
-
-class Counted(MarkovRunner):
-    """Notes the numbers of tokens of its extensions."""
-
-    def __init__(self, chain: Tensor) -> None:
-        super().__init__(chain)
-        self.widths: list[int] = []
-
-    def extend(self, tokens: Tensor) -> Step:
-        self.widths.append(tokens.shape[1])
-        return super().extend(tokens)
-
-
-def test_ragged_rows_cost_no_further_pass() -> None:
-    """A pass reads two tokens where a row accepted all, else one: the batch stays rectangular."""
-    target = chain(0)
-    runner = Counted(0.5 * target + 0.5 * chain(1))
-    iterations = list(
-        speculative(
-            MarkovRunner(target), ModelDrafter(runner, Warp()), request(RAGGED, Warp(), 40), 3
-        )
-    )
-    expected = []
-    lacks = 1
-    lacked = set()
-    for iteration in iterations:
-        num_drafted = max(map(len, iteration.proposed))
-        if num_drafted:
-            expected += [lacks, *[1] * (num_drafted - 1)]
-            lacked.add(lacks)
-            lacks = 2 if max(iteration.num_accepted) == num_drafted else 1
-    assert lacked == {1, 2}
-    assert runner.widths == expected

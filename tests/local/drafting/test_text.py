@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
-from chains import GREEDY, RAGGED, SIZE, chain, p_value_of_texts, request, small_chain, texts
+from chains import (
+    GREEDY,
+    RAGGED,
+    SIZE,
+    autoregressive,
+    chain,
+    p_value_of_texts,
+    request,
+    small_chain,
+    speculative,
+    texts,
+)
 from fakes import MarkovRunner
 from harness.local.decoding.loop import Iteration, Request
 from harness.local.decoding.protocols import Proposal, Step
@@ -18,7 +28,6 @@ from harness.local.decoding.verify import Verdict, verify
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.text import LookupText, SuffixText, TextDrafter
 from harness.local.engine.reading import replayed
-from loops import autoregressive, speculative
 from text_drafters import lookup_drafter, suffix_drafter
 from verifiers import FALSE_ALARM_RATE, without_residual
 
@@ -32,23 +41,6 @@ def indexed(tokens: list[int], max_ngram: int = 3, min_ngram: int = 1) -> Lookup
     text = LookupText(max_ngram, min_ngram)
     text.extend(tokens)
     return text
-
-
-@pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [
-        ([1, 2, 3, 9, 1, 2, 3], [9, 1]),
-        ([1, 2, 5, 0, 1, 2, 6, 0, 1, 2], [6, 0]),  # the latest occurrence, not the first
-        ([7, 1, 2, 5, 4, 3, 1, 2, 6, 0, 7, 1, 2], [5, 4]),  # but the longest n-gram first
-        ([4, 4], [4, 4]),
-        ([1, 2, 3, 1, 2, 3, 1], [2, 3]),
-        ([1, 2, 3], []),
-        ([1], []),
-        ([], []),
-    ],
-)
-def test_lookup_proposes_what_followed(tokens: list[int], expected: list[int]) -> None:
-    assert indexed(tokens).continuation(2) == expected
 
 
 def test_an_ngram_may_be_as_long_as_the_text() -> None:
@@ -82,32 +74,6 @@ def test_lookup_finds_what_a_search_finds(ngrams: tuple[int, int]) -> None:
     assert 50 < found < 360
 
 
-class CountingDict(dict[Any, Any]):
-    steps = 0
-
-    def __setitem__(self, key: Any, value: Any) -> None:
-        self.steps += 1
-        super().__setitem__(key, value)
-
-    def get(self, key: Any, default: Any = None) -> Any:
-        self.steps += 1
-        return super().get(key, default)
-
-
-def test_the_work_of_lookup_does_not_grow_with_the_text() -> None:
-    generator = random.Random(1)
-    text = LookupText(3, 1)
-    text._following = counted = CountingDict()
-    text.extend(generator.randrange(1000) for _ in range(10_000))
-    for _ in range(100):
-        counted.steps = 0
-        text.continuation(8)
-        assert counted.steps <= 3
-        counted.steps = 0
-        text.extend([generator.randrange(1000)])
-        assert counted.steps == 3
-
-
 # Suffix --------------------------------------------------------------------------------------------------------------
 
 
@@ -115,23 +81,6 @@ def counted(tokens: list[int], threshold: float = 0.1, max_depth: int = 24) -> S
     text = SuffixText(max_depth, threshold, None)
     text.extend(tokens)
     return text
-
-
-@pytest.mark.parametrize(
-    ("tokens", "expected"),
-    [
-        ([1, 2, 3, 9, 1, 2, 3], [9, 1, 2]),
-        ([2, 5, 0, 2, 5, 1, 2, 6, 2], [5]),  # the most frequent, and no more than were matched
-        ([2, 5, 2, 6, 2], [6]),  # the latest of equals
-        # The longest match before the most frequent.
-        ([7, 1, 2, 5, 4, 3, 1, 2, 6, 1, 2, 6, 7, 1, 2], [5, 4, 3]),
-        ([1, 1, 1, 1, 1, 1], [1, 1, 1, 1, 1]),
-        ([1, 2, 3], []),
-        ([], []),
-    ],
-)
-def test_suffix_proposes_what_followed_most_often(tokens: list[int], expected: list[int]) -> None:
-    assert counted(tokens).continuation(5) == expected
 
 
 @pytest.mark.parametrize(
@@ -297,13 +246,6 @@ def test_the_loop_keeps_the_target_s_distribution(new: New, rule: Callable[..., 
     assert (p_value_of_texts(texts(iterations, num_rows), target, 1) > FALSE_ALARM_RATE) == (
         rule is verify
     )
-
-
-@every_drafter
-def test_a_repetition_is_accepted_whole(new: New) -> None:
-    target = torch.eye(SIZE).roll(1, dims=1)  # t is followed by t + 1
-    iterations = run(target, new(), request([list(range(SIZE)) * 2], length=41), 4)
-    assert [iteration.num_accepted for iteration in iterations[1:]] == [[4]] * 8
 
 
 @every_drafter

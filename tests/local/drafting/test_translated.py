@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast
 
-from chains import RAGGED, SIZE, chain, request, texts
+from chains import RAGGED, SIZE, chain, request, speculative, texts
 from fakes import MarkovRunner
 from harness.config.errors import SettingError
 from harness.config.settings import ModelSettings, PlacementSettings
@@ -23,7 +23,6 @@ from harness.local.drafting.translated import TranslatedDrafter, Translation, tr
 from harness.local.engine.pair import plan_pair
 from harness.local.engine.reading import replayed
 from in_process import Harness, results
-from loops import speculative
 from tiny_checkpoints import as_draft, make_tokenizer, spaced_tokenizer
 
 OWN_SIZE = 10
@@ -139,16 +138,6 @@ def test_tokens_are_compared_by_their_bytes() -> None:
     begin = draft(" höher")["input_ids"]
     assert len(begin) == 1
     assert target.decode(back.into_draft(begin)) == " höher", "tokens that it lacks are spelt"
-
-
-def test_the_sign_of_sentencepiece_in_added_tokens_alone_is_none() -> None:
-    """As in DeepSeek's vocabularies, which are byte-level."""
-    corpus = ["the cat sat on the mat"] * 9
-    plain = trained_tokenizer(corpus, 270)
-    marked = trained_tokenizer(corpus, 270, ["</s>", "<|fim▁begin|>"])
-    found = translation(plain, marked, 270, 270)
-    [the] = plain(" the")["input_ids"]
-    assert [found.common[the]] == marked(" the")["input_ids"]
 
 
 def test_only_tokens_with_an_output_are_common() -> None:

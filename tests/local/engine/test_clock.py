@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from chains import SIZE, request
+from chains import SIZE, request, speculative
 from fakes import MarkovRunner
 from harness.config.settings import DecodingSettings
 from harness.engines.arrivals import Origin
@@ -22,7 +22,6 @@ from harness.local.drafting.model import ModelDrafter
 from harness.local.engine import stopwatches
 from harness.local.engine.clock import LoopClock
 from harness.local.engine.stopwatches import PhaseTimer, pass_ms, pass_widths
-from loops import speculative
 
 
 class FakeWeights:

@@ -23,9 +23,8 @@ from harness.engines.record import Preparation
 from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalArm, LocalEngine
 from harness.local.engine.huggingface import HuggingFaceEngine
-from loaded_pairs import load
 from some_settings import settings_of
-from tiny_checkpoints import as_draft
+from tiny_checkpoints import as_draft, load
 from traced import run_as_traced
 
 DECODING = DecodingSettings(max_new_tokens=6, num_draft_tokens=2)

@@ -29,9 +29,8 @@ from harness.local.engine.huggingface import (
     check_pair,
 )
 from harness.local.engine.pair import plan_pair
-from loaded_pairs import load
 from mtp_models import mtp_target, save_with_mtp
-from tiny_checkpoints import as_draft, make_tokenizer
+from tiny_checkpoints import as_draft, load, make_tokenizer
 
 GREEDY = DecodingSettings(max_new_tokens=24, num_draft_tokens=4, temperature=0)
 PROMPT = [40, 50, 60, 40, 50]
@@ -124,18 +123,6 @@ def test_a_text_ends_with_a_stop_token(chain: Pair) -> None:
         assert len(tokens) == 13
         assert tokens[-1] in chain.stop_tokens()
     assert chain.target.model.generation_config.eos_token_id == 1  # put back
-
-
-def test_proposals_beyond_the_limit_do_not_count(pair: Pair) -> None:
-    """Prompt lookup proposes without regard to how many tokens are left."""
-    prompt = [5] + [9, 8, 7, 6] * 3
-    decoding = dataclasses.replace(GREEDY, max_new_tokens=2, num_draft_tokens=8)
-    records = read(
-        HuggingFaceEngine(with_lookup(pair), Preparation(decoding=decoding)).arms[1],
-        ask(decoding, prompt),
-    )
-    assert len(tokens_of(records)) == 2
-    assert len(records[0].proposed) == 2
 
 
 def test_sampling_takes_the_warp_and_its_own_seed(engine: HuggingFaceEngine, pair: Pair) -> None:

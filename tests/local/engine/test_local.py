@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from chains import texts
+from chains import records_of, texts
 from harness.config.demand import Demand
 from harness.config.errors import RunError, SettingError
 from harness.config.run import RunnerName
@@ -26,9 +26,7 @@ from harness.local.engine.records import Local
 from harness.local.engine.reference import not_finite
 from harness.local.models.fit import fit
 from harness.local.runners.static import StaticRunner
-from loaded_pairs import load, on_gpu
-from loops import records_of
-from tiny_checkpoints import as_draft
+from tiny_checkpoints import as_draft, load, on_gpu
 from traced import run_as_traced
 
 DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=3)

@@ -166,13 +166,6 @@ def test_directories_that_hold_no_model(tmp_path: Path) -> None:
         read_checkpoint("model", settings_of(tmp_path))
 
 
-def test_a_preset_s_own_architecture_is_enough_where_no_weights_are_read(hub: None) -> None:
-    settings = settings_of("someone/absent", architecture={"model_type": "llama"})
-    assert read_checkpoint("model", settings, weights=False).config.model_type == "llama"
-    with pytest.raises(RunError, match="is not on the hub"):
-        read_checkpoint("model", settings)
-
-
 def test_directory_without_weights(save_model: SaveModel) -> None:
     settings = save_model()
     Path(settings.repository, "model.safetensors").unlink()

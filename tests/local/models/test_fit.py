@@ -187,18 +187,6 @@ def test_what_reading_the_prompts_takes_is_kept_free() -> None:
     assert fit(dataclasses.replace(asked, free=machine()))[0].device_map == {"": "cpu"}
 
 
-def test_layers_make_way_for_their_own_keys_and_values() -> None:
-    demand = Demand(
-        batch_size=100, prompt_tokens=1000, new_tokens=1000, num_draft_tokens=0, runner="eager"
-    )
-    model = sketch(10, cache=5000)  # 2 GB of cache with each layer of 1 GB
-    for strategy in ("auto", "balanced"):
-        (one,) = fit(case(model, free=machine(20, 20), demand=demand, strategy=strategy))
-        assert sum(one.cache_per_device.values()) == 20 * GB
-        assert all(one.taken(gpu) <= 18 * GB for gpu in (0, 1))
-    assert "KV cache 20.0 GB" in refused(case(model, free=machine(30), demand=demand))[0]
-
-
 def test_a_map_keeps_free_what_reading_the_prompts_takes_and_no_more() -> None:
     model = sketch(10, vocabulary_size=1000)
     demand = dataclasses.replace(NOTHING, batch_size=1)

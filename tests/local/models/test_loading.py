@@ -302,21 +302,6 @@ def test_gpu_memory_is_as_predicted(save_model: SaveModel, quantization: Quantiz
     assert (logits(loaded.model, GPU) - expected).norm() / expected.norm() < error
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("quantization", ["none", "8bit"])
-def test_gpu_and_cpu_share_a_model(save_model: SaveModel, quantization: Quantization) -> None:
-    settings = save_model(settings={"quantization": quantization}, **WIDE)
-    # Leave room for about two thirds of it.
-    room = load(settings, "float32", strategy="cpu").placement.bytes_per_device["cpu"] * 0.65
-    reserve = (free_memory([0])[0] - room) / 1e9
-    loaded = load(settings, "float32", gpus=1, reserve_gb=reserve, offload="cpu")
-    assert set(loaded.placement.bytes_per_device) == {"cuda:0", "cpu"}
-    assert loaded.devices == [GPU, CPU]
-    assert loaded.input_device == GPU
-    expected = logits(saved(settings))
-    assert (logits(loaded.model, GPU) - expected).norm() / expected.norm() < 0.05
-
-
 def test_cuda_that_does_not_start_is_an_error_and_not_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -362,21 +347,3 @@ def test_memory_in_pools_of_graphs_counts(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
     assert peak_memory_bytes([torch.device("cuda", 0), CPU]) == 1000 + 2 * 70
     assert peak_memory_bytes([torch.device("cuda", 1)]) == 1000 + 70
-
-
-@pytest.mark.gpu
-def test_gpu_memory() -> None:
-    gpu = torch.device("cuda", 0)
-    before = free_memory([0])[0]
-    reset_peak_memory([gpu])
-    start = peak_memory_bytes([gpu])
-    block = torch.empty(256 * 2**20, dtype=torch.uint8, device=gpu)
-    synchronize([gpu])
-    assert free_memory([0])[0] <= before - 200 * 2**20
-    del block
-    # What torch keeps in its cache is free to use.
-    assert free_memory([0])[0] >= before - 2**20
-    peak = peak_memory_bytes([gpu, CPU])
-    assert peak is not None
-    assert start is not None
-    assert peak - start == 256 * 2**20

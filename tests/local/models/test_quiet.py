@@ -7,7 +7,6 @@ import logging
 import subprocess
 import sys
 import textwrap
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,7 +14,6 @@ import pytest
 import torch
 import transformers
 from safetensors.torch import load_file, save_file
-from torch._inductor import compile_fx
 from transformers import AutoModelForCausalLM
 
 from harness.config.settings import Dtype, ModelSettings, PlacementSettings, Quantization
@@ -81,18 +79,6 @@ def test_other_messages_pass(caplog: pytest.LogCaptureFixture) -> None:
         "something that matters",
         "MatMul8bitLt: inputs will be cast",
     ]
-
-
-def test_compiling_on_a_gpu_recommends_no_other_precision(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: (9, 0))
-    with warnings.catch_warnings(record=True) as said:
-        warnings.simplefilter("always")
-        compile_fx._warn_tf32_disabled.__wrapped__()
-        assert len(said) == 1, "there is something to silence"
-        quiet_libraries()
-        compile_fx._warn_tf32_disabled.__wrapped__()
-    assert len(said) == 1
 
 
 @pytest.mark.parametrize(("name", "is_said"), [("lm_head.extra", False), ("lm_head.weight", True)])

@@ -16,7 +16,6 @@ from harness.config.settings import ModelSettings, PlacementSettings, Quantizati
 from harness.local.drafting.method import Pair
 from harness.local.engine.pair import plan_pair
 from harness.local.models.loading import LoadedModel
-from harness.local.models.random_weights import RandomTensor
 from tiny_checkpoints import (
     SMALL_DEMAND,
     as_draft,
@@ -143,15 +142,6 @@ def test_vocabularies_are_held_against_each_other_by_size() -> None:
         load(preset(), preset("7B", vocab_size=500))
 
 
-def test_every_text_is_tokens_and_every_token_is_text() -> None:
-    tokenizer = load(preset()).tokenizer
-    text = "Once upon a time, “漢字” and\ttabs\n"
-    tokens = tokenizer(text)["input_ids"]
-    assert len(tokens) == len(text.encode())
-    assert tokenizer.decode(tokens) == text
-    assert all(tokenizer.decode([token]) for token in range(256, 1000))
-
-
 def test_layers_on_disk() -> None:
     whole = load(preset()).target
     parts = "model.embed_tokens model.layers.0 model.layers.2 model.norm model.rotary_emb lm_head"
@@ -159,24 +149,6 @@ def test_layers_on_disk() -> None:
     split = load(preset(), device_map=device_map).target
     assert held_bytes(split.model) == split.placement.bytes_per_device["cpu"]
     assert torch.equal(logits(split), logits(whole))
-
-
-def test_a_part_of_a_tensor_is_that_part_and_no_more() -> None:
-    tensor = RandomTensor("a.weight", torch.Size([64, 32]), torch.bfloat16, "cpu")
-    part = tensor[:, 8:16]
-    assert torch.equal(part, tensor[...][:, 8:16])
-    assert part.untyped_storage().nbytes() == part.nbytes
-    assert tensor.get_shape() == [64, 32]
-    assert (RandomTensor("a.bias", torch.Size([4]), torch.float32, "cpu")[...] == 0).all()
-
-
-def test_what_is_planned_says_so() -> None:
-    draft = as_draft(preset("7B", "4bit"))
-    planned = plan_pair(preset(), draft, PlacementSettings(strategy="cpu"), weights="random")
-    first, second, third = planned.place(SMALL_DEMAND).describe().splitlines()
-    assert first.startswith("model 30B: random weights, float32 on cpu")
-    assert second.startswith("draft 7B: random weights, 4bit, float32 on cpu")
-    assert "byte by byte" in third
 
 
 # On a GPU ------------------------------------------------------------------------------------------------------------

@@ -197,23 +197,6 @@ def test_idle_experts_are_not_read() -> None:
     assert sketch.read_bytes(1000) == others - 4 * 320 * 32 + experts
 
 
-@pytest.mark.parametrize(
-    ("kind", "sizes"),
-    [
-        ("jetmoe", {"num_local_experts": 8, "num_experts_per_tok": 2, "kv_channels": 8}),
-        ("aria_text", {"moe_num_experts": 8, "moe_topk": 2, "moe_num_shared_experts": 1}),
-    ],
-)
-def test_experts_by_other_names_are_not_read_either(kind: str, sizes: dict[str, int]) -> None:
-    tensors = sketched(AutoConfig.for_model(kind, **SMALL | sizes)).tensors
-    shares = {tensor.name: tensor.read_per_token for tensor in tensors}
-    of_experts = [
-        share for name, share in shares.items() if "experts." in name or "input_linear" in name
-    ]
-    assert 0.25 in of_experts
-    assert shares["model.norm.weight"] == 1
-
-
 def test_a_pass_reads_no_more_of_the_cache_than_the_windows_have() -> None:
     windows = {
         "num_key_value_heads": 2,
@@ -252,14 +235,6 @@ def test_bytes_of_one_tensor_and_those_that_are_borrowed() -> None:
     assert borrowing.read_bytes(2) - alone.read_bytes(2) == 100 + 2000 * 7 // 16
     assert sum(alone.block_caches(5, 1, only_read=True)) == 3 * 5 * 7 * 2
     assert (alone.cache_bytes, alone.state_bytes) == (3 * 7 * 2, 0)
-
-
-def test_what_is_said_of_a_cache() -> None:
-    known, unknown = by_hand(cache=7), by_hand()
-    assert known.about_cache is None
-    assert dataclasses.replace(unknown, spare_slots=0).about_cache is None
-    assert "not counted" in str(unknown.about_cache)
-    assert "estimated" in str(dataclasses.replace(known, estimated_cache=True).about_cache)
 
 
 # What a pass works with ----------------------------------------------------------------------------------------------

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from torch.utils.flop_counter import FlopCounterMode
 from transformers import PreTrainedModel
 
 from architectures import PROMPTS, random_model, random_pair
+from chains import autoregressive, speculative
 from harness.config.amounts import BUCKET
 from harness.local.decoding.loop import Request
 from harness.local.decoding.protocols import Runner
@@ -18,11 +18,9 @@ from harness.local.decoding.randomness import uniforms
 from harness.local.decoding.warp import Warp
 from harness.local.drafting.model import ModelDrafter
 from harness.local.runners.compiled import CompiledCall
-from harness.local.runners.regions import product
 from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
-from loops import autoregressive, speculative
 from traced import run_as_traced
 
 WARP = Warp(1.0)
@@ -195,20 +193,6 @@ def test_equal_layers_are_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None
         assert all(buffer.op == "placeholder" for buffer in buffers), (
             "inductor copies the whole base of a view"
         )
-
-
-@pytest.mark.parametrize(("num_rows", "cached"), [(1, 0), (5, 0), (5, 24), (60, 24)])
-def test_products_of_few_rows_are_sums(
-    num_rows: int, cached: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("harness.local.runners.regions._MOST_NUMBERS_IN_CACHE", cached)
-    rows, weight = torch.randn(num_rows, 16)[:, 4:12], torch.randn(3, 8)
-    with FlopCounterMode(display=False) as counted:
-        result = product(rows, weight.t())
-    assert counted.get_total_flops() == (0 if num_rows < 60 else 2 * 60 * 8 * 3), (
-        "multiplied by a library"
-    )
-    assert torch.allclose(result, rows @ weight.t(), atol=1e-6)
 
 
 @pytest.mark.gpu

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import functools
 import random
 from typing import Any
 
@@ -133,19 +132,6 @@ def test_masks_that_it_does_not_make_are_refused(kind: str) -> None:
         StaticRunner(model)
 
 
-def test_one_row_of_a_model_that_always_wants_a_mask() -> None:
-    """Falcon makes one where it is given none, from the length that its cache says."""
-    runner, prompt = StaticRunner(random_model("falcon")), PROMPTS[0]
-    runner.start([prompt])
-    expected = logits_without_cache(random_model("falcon"), [*prompt, 7])[-1]
-    assert close(runner.extend(torch.tensor([[7]])).logits[0, 0], expected)
-
-
-def test_a_model_with_another_state_is_refused() -> None:
-    with pytest.raises(UnsupportedModelError):
-        StaticRunner(random_model("mamba")).start(PROMPTS)
-
-
 def test_a_model_that_is_partly_outside_the_gpus_is_refused() -> None:
     model = random_model("llama")
     model.hf_device_map = {"model.layers.0": 0, "model.layers.1": "disk"}
@@ -168,23 +154,6 @@ def test_a_window_at_the_end_of_the_cache_is_found_where_rows_exceed_it(
         return
     with pytest.raises(UnsupportedModelError, match="differ from the model's own"):
         runner.check(num_slots)
-
-
-@pytest.mark.parametrize(("name", "most"), [("llama", 8), ("mistral", 16)])
-def test_a_check_reads_no_more_than_the_windows_need(
-    name: str, most: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model, lengths = random_model(name), []
-    forward = model.forward
-
-    @functools.wraps(forward)
-    def counting(*arguments: Any, input_ids: Tensor, **named: Any) -> Any:
-        lengths.append(input_ids.shape[1])
-        return forward(*arguments, input_ids=input_ids, **named)
-
-    monkeypatch.setattr(model, "forward", counting)
-    StaticRunner(model).check()
-    assert max(lengths) == most
 
 
 def test_slots_that_are_reserved_last_and_serve_the_next_batch() -> None:
