@@ -1,16 +1,25 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+import re
+import textwrap
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from scipy import stats
 from torch import Tensor
 
 from chains import GREEDY, RAGGED, SIZE, autoregressive, chain, request, speculative, texts
 from fakes import MarkovRunner, TableDrafter
 from harness.engines.arrivals import Origin
-from harness.local.decoding.loop import Iteration, Request
-from harness.local.decoding.protocols import NonFiniteError, Step
+from harness.local.decoding import reference
+from harness.local.decoding.loop import Iteration, Loop, Request
+from harness.local.decoding.protocols import NonFiniteError, Proposal, Step
+from harness.local.decoding.randomness import Purpose, inverse_cdf, uniforms
+from harness.local.decoding.reference import speculative_reference
 from harness.local.decoding.verify import (
     AcceptByCoin,
     Offer,
@@ -152,3 +161,148 @@ def test_no_rule_accepts_past_logits_that_are_not_finite(
     with pytest.raises(NonFiniteError) as caught:
         list(speculative(MarkovRunner(target), drafter, what, 4, verification=rule))
     assert (caught.value.role, caught.value.position) == (role, 3)
+
+
+# The loop that is written to be read ----------------------------------------------------------------------------------
+
+WARPS = [GREEDY, Warp(1.0), Warp(0.8, top_k=5, top_p=0.9)]
+PAGE = Path(__file__).parents[3] / "docs" / "method.md"
+
+
+class SumRunner(MarkovRunner):
+    """What follows a text depends on the sum of all its tokens, so that a cache that is rolled back
+    wrongly shows.
+    """
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> Step:
+        super().start(prompts)
+        return Step(self._logits[torch.tensor([sum(row) % SIZE for row in self.rows])])
+
+    def extend(self, tokens: Tensor) -> Step:
+        before = torch.tensor([[sum(row)] for row in self.rows])
+        super().extend(tokens)
+        return Step(self._logits[(before + tokens.cumsum(dim=1)) % SIZE])
+
+
+@pytest.mark.parametrize("k", [0, 1, 4])
+@pytest.mark.parametrize("warp", WARPS, ids=["greedy", "sampled", "top-k and top-p"])
+@pytest.mark.parametrize("stop", [(), (9,)], ids=["no stop tokens", "stop tokens"])
+def test_it_decides_the_tokens_of_the_real_loop(k: int, warp: Warp, stop: tuple[int, ...]) -> None:
+    target = chain(0)
+    draft = 0.5 * target + 0.5 * chain(1)  # agrees sometimes
+    origins: set[Origin] = set()
+    lengths: set[int] = set()
+    for index, (length, prompt) in enumerate(itertools.product((1, 2, 3, 20), RAGGED)):
+        one = request([prompt], warp, length, stop, indices=[index])
+        drafter = ModelDrafter(SumRunner(draft), warp)
+        records = list(speculative(SumRunner(target), drafter, one, k))
+        [expected] = texts(records, 1)
+        reference = speculative_reference(
+            SumRunner(target),
+            SumRunner(draft),
+            prompt,
+            one.uniforms[0],
+            warp,
+            k,
+            length,
+            one.stop_tokens,
+        )
+        assert reference == expected
+        lengths.add(len(expected))
+        origins.update(origin for record in records for origin in record.origins[0])
+    if stop:
+        assert lengths - {1, 2, 3, 20}
+    else:
+        assert lengths == {1, 2, 3, 20}
+        assert origins == (set(Origin) if k else {Origin.TARGET})
+
+
+def test_the_page_shows_these_lines() -> None:
+    """The blocks of the page, one after the other, are the function below its docstring."""
+    source = Path(reference.__file__).read_text(encoding="utf-8")
+    body = textwrap.dedent(source.split('"""\n')[-1])
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
+    assert "\n".join(blocks) == body
+
+
+# Random numbers -------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_uniform_and_depends_on_seed_and_prompt_alone() -> None:
+    batch = uniforms(seed=3, prompt_indices=[0, 1, 2], num_positions=10)
+    assert batch.shape == (3, 10, len(Purpose))
+    assert torch.equal(uniforms(3, [2], 10)[0], batch[2])
+    assert torch.equal(uniforms(3, [1, 0], 4), batch[[1, 0], :4])
+    assert not torch.equal(uniforms(4, [0], 10), batch[:1])
+    assert len(batch.unique()) == batch.numel()
+    numbers = uniforms(seed=0, prompt_indices=range(200), num_positions=100)
+    assert numbers.min() >= 0
+    assert numbers.max() < 1
+    for purpose in Purpose:
+        assert stats.kstest(numbers[..., purpose].flatten().numpy(), "uniform").pvalue > 1e-9
+
+
+class Noting(TableDrafter):
+    """Keeps the numbers that it is given to draft with."""
+
+    def propose(self, num_draft_tokens: int, uniforms: Tensor) -> Proposal:
+        self.given = uniforms
+        return super().propose(num_draft_tokens, uniforms)
+
+
+@pytest.mark.parametrize(("redraw", "begin"), [(False, 3), (True, 10 + 2 * 3)])
+def test_an_iteration_may_have_numbers_that_no_other_and_no_position_has(
+    redraw: bool, begin: int
+) -> None:
+    """In the third iteration of a row that has accepted nothing, by position 1 + 2."""
+    stream = uniforms(seed=0, prompt_indices=[0], num_positions=30)
+    offers: list[Offer] = []
+
+    def reject(offer: Offer) -> Verdict:
+        offers.append(offer)
+        return verify(replace(offer, accept_uniforms=torch.full_like(offer.accept_uniforms, 2)))
+
+    drafter = Noting(dict.fromkeys(range(SIZE), 0))
+    runner = MarkovRunner(torch.eye(SIZE).roll(1, dims=1).add(0.01).log().softmax(-1))
+    loop = Loop(runner, drafter, 3, verification=reject, redraw=redraw)
+    loop.add([Request([[1]], stream, Warp(1.0), max_new_tokens=9)])
+    for _ in range(3):
+        loop.step()
+    assert torch.equal(drafter.given, stream[:, begin : begin + 3, Purpose.DRAFT])
+    assert torch.equal(offers[-1].accept_uniforms, stream[:, begin : begin + 3, Purpose.ACCEPT])
+    assert torch.equal(offers[-1].next_uniforms, stream[:, 3:7, Purpose.TARGET])
+
+
+def test_inverse_cdf_draws_the_right_cell_and_none_without_weight() -> None:
+    weights = torch.tensor([2.0, 0.0, 1.0, 1.0, 0.0])
+    for uniform, expected in [(0.0, 0), (0.49, 0), (0.5, 2), (0.74, 2), (0.75, 3), (0.999, 3)]:
+        assert inverse_cdf(weights, torch.tensor(uniform)).item() == expected
+    almost_one = torch.tensor(1 - 2**-24)
+    weights = torch.rand(1000, 300, generator=torch.Generator().manual_seed(0))
+    weights[:, 150:] = 0
+    weights[:, :3] = 0
+    for uniform in (torch.zeros(1000), almost_one.expand(1000)):
+        drawn = inverse_cdf(weights, uniform)
+        assert ((drawn >= 3) & (drawn < 150)).all()
+    assert inverse_cdf(torch.tensor([0.0, 1e-30, 0.0]), almost_one).item() == 1
+
+
+@pytest.mark.parametrize("size", [4097, 50_257])
+def test_large_vocabularies_draw_what_one_scan_would(size: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    weights = torch.randn(6, 40, size, generator=generator).mul(4).softmax(-1)
+    weights[:, ::2] *= (
+        torch.rand(weights[:, ::2].shape, generator=generator) < 0.01
+    )  # whole blocks without weight
+    numbers = torch.rand(6, 40, generator=generator)
+    numbers[:, :5], numbers[:, 5:10] = 0.0, 1 - 2**-24
+    cumulative = weights.cumsum(-1, dtype=torch.float64)
+    expected = torch.searchsorted(
+        cumulative, numbers.unsqueeze(-1) * cumulative[..., -1:], right=True
+    ).squeeze(-1)
+    drawn = inverse_cdf(weights, numbers)
+    assert torch.equal(drawn, expected)
+    assert (weights.gather(-1, drawn.unsqueeze(-1)) > 0).all()
+    broken = torch.rand(2, size)
+    broken[0, -1], broken[1] = torch.nan, 0
+    assert inverse_cdf(broken, torch.tensor([0.1, 0.1])).tolist() == [size, size], "no token"

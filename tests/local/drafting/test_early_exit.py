@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from accelerate import dispatch_model
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from architectures import ARCHITECTURES, RECURRENT, random_model
@@ -70,24 +69,6 @@ def test_the_text_part_of_a_model_that_also_reads_images() -> None:
     shorter = truncated(model, 2)
     assert torch.equal(logits(shorter), logits(on_its_own(model, 2)))
     assert torch.equal(logits(model), before)
-
-
-def test_a_model_that_accelerate_dispatched() -> None:
-    model = random_model("llama")
-    expected = logits(on_its_own(model, 1))
-    before = logits(model)
-    places = {
-        "model.embed_tokens": "cpu",
-        "model.layers": "cpu",
-        "model.norm": "cpu",
-        "model.rotary_emb": "cpu",
-    }
-    dispatched = dispatch_model(
-        model, {**places, "lm_head": "cpu"}, main_device="cpu", force_hooks=True
-    )
-    assert hasattr(dispatched, "_hf_hook")
-    assert torch.equal(logits(truncated(dispatched, 1)), expected)
-    assert torch.equal(logits(dispatched), before)
 
 
 @pytest.mark.parametrize(

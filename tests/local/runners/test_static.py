@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 
 from architectures import (
@@ -154,43 +153,6 @@ def test_a_window_at_the_end_of_the_cache_is_found_where_rows_exceed_it(
         return
     with pytest.raises(UnsupportedModelError, match="differ from the model's own"):
         runner.check(num_slots)
-
-
-def test_slots_that_are_reserved_last_and_serve_the_next_batch() -> None:
-    runner = StaticRunner(random_model("llama"), num_slots=2 * BUCKET)
-    runner.check()
-    assert not any(buffer.numel() for buffer in runner._slots.buffers), (
-        "the batch may have fewer rows"
-    )
-    runner.start(PROMPTS)
-    slots = runner._slots
-    assert slots.num_slots == 2 * BUCKET
-    runner.start(PROMPTS[:2])
-    assert runner._slots is slots
-    logits = runner.extend(torch.tensor([[7], [8]])).logits
-    assert close(logits[1, 0], logits_without_cache(random_model("llama"), [*PROMPTS[1], 8])[-1])
-
-
-@pytest.mark.parametrize(
-    ("other", "num_tokens", "width"), [([9] * 11, 1, 12), ([9] * 11, 2, 16), ([9] * 5, 1, 16)]
-)
-def test_attention_reads_hardly_more_slots_than_the_longest_row_has(
-    other: list[int], num_tokens: int, width: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And no other than its own where it needs no mask."""
-    model = random_model("llama")
-    runner, widths = StaticRunner(model, num_slots=1000), []
-    attend = torch.nn.functional.scaled_dot_product_attention
-
-    def watched(query: Tensor, key: Tensor, *others: Tensor, **options: object) -> Tensor:
-        widths.append(key.shape[1:3])
-        return attend(query, key, *others, **options)
-
-    runner.start([[9] * 11, other])
-    monkeypatch.setattr("harness.local.runners.attention.scaled_dot_product_attention", watched)
-    runner.extend(torch.ones(2, num_tokens, dtype=torch.long))
-    # Both key heads as they are, none repeated for the four heads that share them.
-    assert widths == [(2, width)] * 3
 
 
 @pytest.mark.parametrize(
