@@ -20,9 +20,8 @@ from harness.config.sizes import PACKAGE
 from harness.engines.arrivals import Arrival, Origin
 from harness.engines.protocol import Arm, Question
 from harness.engines.record import Preparation
-from harness.local.drafting.early_exit import truncated
 from harness.local.drafting.method import Pair
-from harness.local.drafting.methods import EarlyExitSettings, LookupSettings, SampledDraftSettings
+from harness.local.drafting.methods import LookupSettings, SampledDraftSettings
 from harness.local.engine.engine import LocalEngine
 from harness.local.engine.huggingface import (
     HuggingFaceEngine,
@@ -157,24 +156,6 @@ def test_a_failure_in_generate_is_raised_and_leaves_the_model_as_it_was(
     assert len(read(engine.arms[0], ask())) == 24
     assert allowed == [False] * 24, "attention has the kernels of our arms"
     assert cudnn_sdp_enabled()
-
-
-def test_early_exit_drafts_with_the_first_layers(save_model: Callable[..., ModelSettings]) -> None:
-    """Our loop does the same, a token ahead: see above."""
-    drafting = EarlyExitSettings(name="early_exit_1", method="early_exit", layers=(1,))
-    pair = load(save_model(num_hidden_layers=3, initializer_range=0.1), drafting)
-    engine = HuggingFaceEngine(pair, Preparation(decoding=GREEDY))
-    regular, theirs = (read(arm, ask()) for arm in engine.arms)
-    assert tokens_of(theirs) == tokens_of(regular)
-    assert pair.target.model.config.num_hidden_layers == 3
-    prompt, first = PROMPT[:-1], PROMPT[-1]
-    exit_model = truncated(pair.target.model, 1)
-    with torch.no_grad():
-        ids = torch.tensor([[*prompt, first]])
-        for _ in range(GREEDY.num_draft_tokens):
-            ids = torch.cat([ids, exit_model(ids).logits[:, -1:].argmax(-1)], 1)
-    assert theirs[0].proposed == ids[0, len(PROMPT) :].tolist()
-    engine.close()
 
 
 def check_proposals(pair: Pair, num_draft_tokens: int) -> None:

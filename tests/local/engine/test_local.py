@@ -313,32 +313,24 @@ def test_a_fault_takes_every_kind_of_draft(
         assert (verdict.next_token[recovered] != rejected).all()
 
 
-def test_log_probabilities_of_a_burst_and_each_mistake_in_them() -> None:
+def test_log_probabilities_of_a_burst_and_mistakes_in_them() -> None:
     warp = Warp(0.5, 2, 1.0)
     logits = torch.randn(4, 6, generator=torch.Generator().manual_seed(0))
     tokens = [1, 0, 5]
     burst = Burst(logits, tokens, num_top=2, warp=warp, draft_probabilities=[0.25, 0.0])
     raw = logits.log_softmax(-1)
     honest = [float(raw[place, token]) for place, token in enumerate(tokens)]
-    drawn = warp(logits).log().clamp(min=-9999)
     expected = {
         "none": honest,
-        planted("Lenience"): honest,
         planted("LogprobsOfDraft"): [math.log(0.25), -9999, honest[2]],
-        planted("LogprobsOfPreviousPosition"): [honest[0], float(raw[0, 0]), float(raw[1, 5])],
-        planted("LogprobsAfterTemperature"): [
-            float(drawn[place, one]) for place, one in enumerate(tokens)
-        ],
         planted("LogprobsMissingInBursts"): honest[2:],
-        planted("LogprobsZero"): [0.0, 0.0, 0.0],
     }
     for fault, values in expected.items():
         found = fault_of(fault).logprobs(burst)
         assert [one.logprob for one in found] == pytest.approx(values), fault
-        places = [2] if fault == planted("LogprobsMissingInBursts") else [0, 1, 2]
-        assert [(one.place, one.token) for one in found] == [(one, tokens[one]) for one in places]
+    second = burst.logprobs()[1]
     likeliest = raw[1].topk(2)
-    top = list(zip(likeliest.indices.tolist(), likeliest.values.tolist(), strict=True))
-    assert [token for token, _ in burst.logprobs()[1].top] == [token for token, _ in top]
-    assert [one for _, one in burst.logprobs()[1].top] == pytest.approx([one for _, one in top])
-    assert burst.logprobs()[1].rank == 1 + int((raw[1] > raw[1, 0]).sum())
+    assert (second.place, second.token) == (1, 0)
+    assert [token for token, _ in second.top] == likeliest.indices.tolist()
+    assert [logprob for _, logprob in second.top] == pytest.approx(likeliest.values.tolist())
+    assert second.rank == 1 + int((raw[1] > raw[1, 0]).sum())

@@ -335,15 +335,3 @@ def test_more_gpus_than_there_are() -> None:
         check_gpu_numbers(four, {}, 3)
     with pytest.raises(SettingError, match=rf"^model\.gpus=4: {rule}"):
         check_gpu_numbers(PlacementSettings(), {"model": model}, 3)
-
-
-def test_memory_in_pools_of_graphs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    def segment(device: int, pool: tuple[int, int]) -> dict[str, Any]:
-        sizes = {"total_size": 100, "allocated_size": 30}
-        return {"device": device, "segment_pool_id": pool, **sizes}
-
-    segments = [segment(0, (0, 0)), segment(0, (0, 1)), segment(0, (1, 0)), segment(1, (0, 1))]
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1000)
-    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
-    assert peak_memory_bytes([torch.device("cuda", 0), CPU]) == 1000 + 2 * 70
-    assert peak_memory_bytes([torch.device("cuda", 1)]) == 1000 + 70

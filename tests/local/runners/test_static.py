@@ -155,24 +155,6 @@ def test_a_window_at_the_end_of_the_cache_is_found_where_rows_exceed_it(
         runner.check(num_slots)
 
 
-@pytest.mark.parametrize(
-    ("length", "fed", "num_slots"),
-    [(127, (), 128), (128, (), 256), (20, (108,), 128), (20, (60, 60), 3 * 128)],
-)
-def test_slots_are_whole_buckets_and_twice_what_a_row_needs_where_they_grow(
-    length: int, fed: tuple[int, ...], num_slots: int
-) -> None:
-    """A prompt gets one for the token behind it; what is not kept yet needs slots too."""
-    model, text = random_model("llama"), [3 + place % 50 for place in range(length + sum(fed))]
-    runner = StaticRunner(model)
-    logits = runner.start([text[:length]]).logits[0]
-    for count in fed:
-        logits = runner.extend(torch.tensor([text[length : length + count]])).logits[0, -1]
-        length += count
-    assert runner._slots.num_slots == num_slots
-    assert close(logits, logits_without_cache(model, text)[-1])
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma2", "falcon"])
 def test_random_batches_in_the_same_slots(name: str) -> None:
     """Batches of any size after each other, whose rows end, join and keep what they like: as with the eager runner."""
