@@ -20,7 +20,7 @@ from harness.config.errors import SettingError
 from harness.local.decoding.protocols import Drafter, Proposal
 from harness.local.decoding.warp import AnyWarp, Warp
 from harness.local.drafting.heads.head import Head
-from harness.local.drafting.model import ParallelDrafter, checked_mask
+from harness.local.drafting.model import ModelDrafter, ParallelDrafter, checked_mask
 from harness.local.runners.snapshot import SnapshotRunner
 from harness.local.runners.static import StaticRunner
 from head_references import (
@@ -71,6 +71,17 @@ def eagle(style: str = "llama", num_layers: int = 1, **changes: Any) -> Kind:
     )
 
 
+def model() -> tuple[PreTrainedModel, Drafter, Expected]:
+    """One plain pass over the text and the drawn tokens."""
+    own = target_model(seed=1)
+
+    def expected(decided: Tensor, drawn: Tensor, features: Tensor) -> Tensor:
+        logits = own(input_ids=torch.cat([decided, drawn[:-1]])[None], use_cache=False).logits[0]
+        return logits[len(decided) - 1 :].log_softmax(-1)
+
+    return target_model(), ModelDrafter(StaticRunner(own), Warp()), expected
+
+
 def parallel() -> tuple[PreTrainedModel, Drafter, Expected]:
     """One plain pass over the text and masks."""
     model = target_model(seed=1)
@@ -114,6 +125,7 @@ def mtp(family: str, number: int = 1) -> Kind:
 
 
 KINDS: dict[str, Kind] = {
+    "model": model,
     "parallel": parallel,
     "EAGLE-3": eagle(),
     "EAGLE-3, reduced vocabulary": eagle(**FEWER),
@@ -160,7 +172,7 @@ def test_distributions_equal_those_without_a_cache(name: str) -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("parallel", "EAGLE-3", "P-EAGLE", "DFlash"),
+        *("model", "parallel", "EAGLE-3", "P-EAGLE", "DFlash"),
         *(name for name in KINDS if name == "MTP of three layers"),
     ],
 )

@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from architectures import ARCHITECTURES, RECURRENT, random_model
-from harness.config.errors import SettingError
+from harness.config.errors import RunError, SettingError
+from harness.local.decoding.protocols import Proposal
+from harness.local.decoding.verify import Offer, verify
+from harness.local.drafting.checked import checked_rule, with_checked_shapes
 from harness.local.drafting.early_exit import (
     exit_sketch,
     truncated,
@@ -111,3 +119,69 @@ def test_more_tokens_read_more_experts_of_the_borrowed_layers() -> None:
     for num_tokens in (1, 8, 1000):
         assert draft.read_bytes(num_tokens) == whole.read_bytes(num_tokens)
     assert draft.read_bytes(8) > 1.5 * draft.read_bytes(1)
+
+
+# Drafters and rules of the user's own ---------------------------------------------------------------------------------
+
+SIZE = 20
+TOKENS = torch.zeros(1, 1, dtype=torch.long)
+EVEN = torch.full((1, 1, SIZE), 1 / SIZE)
+
+
+def proposed(make: Callable[[], Any]) -> Proposal:
+    """What comes out of the checks, of one row that is asked for up to four tokens."""
+    own: Any = SimpleNamespace(layers=(), propose=lambda num_draft_tokens, uniforms: make())
+    return with_checked_shapes(own, "./mine.py:Mine").propose(4, torch.full((1, 4), 0.01))
+
+
+def raise_(error: Exception) -> Any:
+    raise error
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: [TOKENS], "must return a Proposal, not list"),
+        (lambda: Proposal(TOKENS.float()), "must give tokens as a tensor of int64"),
+        (lambda: Proposal(TOKENS.expand(1, 9)), "tokens [1, at most 4], not [1, 9]"),
+        (lambda: Proposal(TOKENS, EVEN[0]), "must give probabilities [1, 1, 'vocabulary'], not [1, 20]"),
+        (lambda: raise_(KeyError("lost")), "raised KeyError: 'lost'"),
+    ],
+)  # fmt: skip
+def test_a_wrong_proposal(make: Callable[[], Any], words: str) -> None:
+    with pytest.raises(
+        RunError, match=rf"^draft=\./mine\.py:Mine: propose\(\) .*{re.escape(words)}"
+    ):
+        proposed(make)
+
+
+def test_a_right_proposal_passes() -> None:
+    proposal = Proposal(TOKENS, EVEN)
+    assert proposed(lambda: proposal) is proposal
+
+
+def offer() -> Offer:
+    """Of two rows of four tokens, all accepted."""
+    target = torch.zeros(2, 5, SIZE)
+    target[:, :, 0] = 1
+    tokens = torch.zeros(2, 4, dtype=torch.long)
+    return Offer(target, tokens, None, torch.zeros(2, 4), torch.zeros(2, 5))
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"num_accepted": torch.tensor([4])}, "must give a num_accepted of shape [2], not [1]"),
+        (None, "must return a Verdict, not NoneType"),
+    ],
+)
+def test_a_wrong_verdict(changes: dict[str, Tensor] | None, words: str) -> None:
+    def rule(offer: Offer) -> Any:
+        return None if changes is None else dataclasses.replace(verify(offer), **changes)
+
+    with pytest.raises(RunError, match=rf"^decoding.rule=Mine: verify\(\) .*{re.escape(words)}"):
+        checked_rule(rule, "Mine")(offer())
+
+
+def test_a_right_verdict_passes() -> None:
+    assert checked_rule(verify, "Mine")(offer()).num_accepted.tolist() == [4, 4]
