@@ -210,9 +210,9 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
                 "prompts_digest": self.prompt_set.digest,
             }
             rows.append(session.row(LatencyRow, **figures))
-        found = judged(rows, {name: arm.lengths for name, arm in self.run.arms.items()})
-        self.keep_price(session, found)
-        return found
+        judged_rows = judged(rows, {name: arm.lengths for name, arm in self.run.arms.items()})
+        self.keep_price(session, judged_rows)
+        return judged_rows
 
     def keep_price(self, session: Session, rows: Sequence[LatencyRow]) -> None:
         """Write what an iteration costs, for `costs=` of `plan`."""
