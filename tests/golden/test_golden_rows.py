@@ -135,6 +135,16 @@ ITSELF = {
 UNKNOWN_COSTS = dict.fromkeys(
     "acceptance_rate tokens_per_iteration mean_acceptance_length predicted_speedup time_to_first_token_ms".split()
 )
+TWO_GPUS = {"weight_bytes": {"cuda:0": 1, "cuda:1": 1}, "draft_repository": "owner/7b"}
+BUSY = {"load": 9.0, "num_cores": 2, "num_threads": 2, "target_step_ms": 100.0}
+HARDLY = {"speedup": 0.87, "speedup_low": 0.57, "speedup_high": 1.33}
+BY_K = "tokens_per_iteration_by_num_draft_tokens"
+KNOWN_COSTS = {
+    "target_step_ms": 100.0,
+    "draft_ms": 40.0,
+    "verify_ms": 110.0,
+    "speedup_covers": "15 prompts",
+}
 LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "all held": (HELD | STEADY | {"processor_share": 0.9}, {"drafted": False}),
     "nothing held": (HELD | STEADY | {"drifted": True, "num_throttled_units": 1},
@@ -166,6 +176,23 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "nothing drafted": (UNKNOWN_COSTS | COMMANDS | {"drafted": False}, {}),
     "a regular step of a server": ({"requests_per_second": 1.0} | ITSELF, {}),
     "failed": (NO_BOUNDS | {"status": "failed", "error": "wrong", "speedup_covers": "1 block"}, {}),
+    "a pipeline of layers": (TWO_GPUS | {"processor_share": 0.4}, {}),
+    "a layer in main memory": (TWO_GPUS | {"weight_bytes": {"cuda:0": 1, "cpu": 1}}, {}),
+    "too few batches": (NO_BOUNDS | {"speedup_covers": "4 batches", "batch_size": 4}, {}),
+    "too few prompts": (NO_BOUNDS | {"speedup_covers": "3 prompts", "num_prompts": 3}, {}),
+    "too few prompts, asked again": (NO_BOUNDS | {"speedup_covers": "3 prompts"}, {}),
+    "threads that wait": (BUSY | {"processor_share": 0.18, "speedup_covers": "15 prompts"}, {}),
+    "one thread that waits": (BUSY | {"processor_share": 0.18, "num_threads": 1, "speedup_covers": "15 prompts"}, {}),
+    "slow verification": (HARDLY | KNOWN_COSTS | {"verify_ms": 500.0}, {}),
+    "slow beside others": (HARDLY | KNOWN_COSTS | BUSY | {"verify_ms": 500.0, "processor_share": 0.16}, {}),
+    "a busy machine and servers elsewhere": (COMMANDS | BUSY | {"processor_share": 0.4, "server_command": None}, {}),
+    "a busy machine and its own servers": (COMMANDS | BUSY | {"processor_share": 0.4, "url": "http://127.0.0.1:1/v1",
+                                           "regular_url": "http://127.0.0.1:2/v1", "server_command": None}, {}),
+    "a slow server": (COMMANDS | {"speedup": 0.8, "speedup_low": 0.7, "speedup_high": 0.9}, {}),
+    "a larger K": (KNOWN_COSTS | {BY_K: [1.9, 2.6, 3.1, 3.5], "tokens_per_iteration": 3.5}, {}),
+    "a smaller K": (KNOWN_COSTS | {BY_K: [1.9, 1.95, 1.96, 1.96], "tokens_per_iteration": 1.96}, {}),
+    "no K": (KNOWN_COSTS | {BY_K: [1.01, 1.01, 1.01, 1.01], "tokens_per_iteration": 1.01}, {}),
+    "a command to show": (COMMANDS | {"speedup_covers": "15 prompts", "num_tokens": 960}, {}),
 }  # fmt: skip
 
 

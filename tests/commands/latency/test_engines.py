@@ -9,8 +9,7 @@ import pytest
 from harness.config.settings import ModelSettings
 from harness.local.engine.pair import PlacedPair
 from in_process import QUICKEST_PAIR, Harness, results
-from tiny_checkpoints import VOCABULARY_SIZE, spaced_tokenizer
-from wording import mentions
+from tiny_checkpoints import spaced_tokenizer
 
 QUICK = ["engine=huggingface", "num_prompts=2", "decoding.max_new_tokens=8"]
 
@@ -20,15 +19,14 @@ QUICK = ["engine=huggingface", "num_prompts=2", "decoding.max_new_tokens=8"]
 )
 def test_generate_is_measured_as_our_loop_is(harness: Harness, model: str, draft: str) -> None:
     pair = [f"model={model}", f"draft={draft}"]
-    outcome = harness("latency", *QUICK, *pair, "decoding=greedy")
-    assert "engine huggingface" in outcome.summary
+    harness("latency", *QUICK, *pair, "decoding=greedy")
     rows = results()
     assert set(rows["engine"]) == {"huggingface"}
     assert set(rows["num_tokens"]) == {16}
     # It does not tell where its time goes, so nothing can be predicted.
     assert rows[["draft_ms", "verify_ms", "target_step_ms"]].isna().all(axis=None)
     if draft != "none":
-        assert mentions(outcome.summary, "identical", "2 of 2")
+        assert rows["identical_prompts"][1] == 2
         assert rows["mean_acceptance_length"][1] >= 1
 
 
@@ -40,13 +38,8 @@ def test_recovery_tests_generate_against_the_same_weights(harness: Harness) -> N
 @pytest.mark.parametrize(
     ("draft", "temperature", "says"),
     [
-        (
-            "spaced",
-            "0",
-            "has a tokenizer without a token of model=",
-        ),
+        ("spaced", "0", "has a tokenizer without a token of model="),
         ("tiny_draft", "0.5", "has 960 outputs against 320, with which generate() cannot sample"),
-        ("padded", "0.5", "has 327 outputs against 320, with which generate() cannot sample"),
     ],
 )
 def test_vocabularies_that_generate_cannot_join_are_found_before_weights_load(
@@ -60,8 +53,6 @@ def test_vocabularies_that_generate_cannot_join_are_found_before_weights_load(
     monkeypatch.setattr(PlacedPair, "load", None)
     if draft == "spaced":
         draft = save_model(name="draft", tokenizer=spaced_tokenizer()).name
-    if draft == "padded":
-        draft = save_model(name="draft", vocab_size=VOCABULARY_SIZE + 7).name
     pair = f"model={save_model().name}", f"draft={draft}"
     outcome = harness("latency", *QUICK, *pair, f"decoding.temperature={temperature}", code=2)
     assert outcome.complaint.startswith(f"draft={draft}: {says}")

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from harness.commands.latency.plots import latency_plots
-from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.costs import iteration_line
 from harness.commands.latency.tables.of_runs import page_of_runs
 from harness.measuring.rows import LatencyRow
@@ -93,16 +92,6 @@ def test_the_intervals_cover_the_planted_costs() -> None:
         assert float(low) < float(estimate) < float(high)
 
 
-def test_without_times_of_prompts_there_is_no_interval() -> None:
-    runs = [run_of(k, 21.4, 3.1) for k in (2, 4)]
-    for run in runs:
-        run.prompt_rows = []
-    expected = "An iteration takes 21.4 ms + 3.10 ms per draft token; a regular step takes 22.0 ms:"
-    assert (iteration_line(runs) or "").startswith(expected)
-    few = sweep(21.4, 3.1, num_prompts=5)
-    assert few.startswith(expected)
-
-
 def test_a_draft_token_never_takes_less_than_no_time() -> None:
     line = iteration_line([run_of(k, 30.0, -0.2, noise=0.05) for k in (2, 4, 8)])
     assert line is not None
@@ -150,8 +139,6 @@ def test_a_staircase_is_shown_as_points_with_its_step() -> None:
         (17.6, {}, "each draft token costs 80 % of a regular step: the draft is slow, or this server does not"),
         (17.6, {"draft": "ngram-mod", "draft_method": "ngram-mod"},
          "each verified token costs 80 % of a regular step: this server does not batch verification."),
-        (17.6, {"draft": "lookup", "draft_method": "lookup", "engine": "local", "requests_per_second": None},
-         "this target does not batch verification."),
         (6.6, {"noise": 0.5, "ks": (3, 4)}, "too imprecise to say what a draft token costs."),
     ],
 )  # fmt: skip
@@ -200,19 +187,3 @@ def test_the_plot_shows_the_points_and_the_line_where_there_is_one() -> None:
     expected = [(21.4 + 3.1 * k) / STEP_MS for k in (2, 4, 6, 8, 10)]
     assert steps == pytest.approx(expected, rel=0.02)
     assert len(labels(12.0)[0]) == 1, "a staircase is no line"
-
-
-def test_each_series_of_a_pair_has_its_curve() -> None:
-    runs = [run_of(k, 21.4, 3.1, seed=seed) for seed in (1, 2) for k in (2, 4, 8)]
-    (plot,) = latency_plots(runs)["iteration"]
-    (axes,) = plot.figure.axes
-    _, names = axes.get_legend_handles_labels()
-    drawn = {name for name in names if name.startswith("13B with head")}
-    assert drawn == {f"13B with head (as labelled) · seed {seed}" for seed in (1, 2)}
-
-
-def test_one_run_of_a_server_has_the_share_of_a_regular_step() -> None:
-    text = short(page_of_run(run_of(4, 21.4, 3.1).rows), 120)
-    assert mentions(text, "3.0 tokens per iteration; a regular step is 65 % of an iteration's time")
-    local = {"engine": "local", "requests_per_second": None}
-    assert "iteration's time" not in short(page_of_run(run_of(4, 21.4, 3.1, **local).rows), 120)

@@ -15,7 +15,6 @@ from harness.commands.latency.measure import Latency
 from harness.commands.latency.questions import choose_num_laps
 from harness.measuring.asking import in_laps
 from in_process import Harness, only, results
-from wording import mentions
 
 QUICK = ["latency", "engine=server", "model=tiny", "decoding.max_new_tokens=8", "decoding=greedy"]
 
@@ -99,7 +98,7 @@ def test_a_load_that_starts_halfway_meets_both_arms(harness: Harness, serve: Ser
     """An A/A: one server under both addresses, thirty times slower from the middle on."""
     asked = ["num_prompts=16", "batch_size=2", "num_warmup=0"]
     server = EchoServer(delay_s=0.001, slow_after=2 + 16, slow_s=0.03)
-    shown = " ".join(harness(*QUICK, *serve(server), *asked).summary.split())
+    harness(*QUICK, *serve(server), *asked)
     row = results().iloc[-1]
     rows = pd.read_csv(only("latency_prompts.csv"))
     # However busy the machine is, a slow answer takes no less than its eight pauses.
@@ -108,34 +107,17 @@ def test_a_load_that_starts_halfway_meets_both_arms(harness: Harness, serve: Ser
     assert set(slow["arm"]) == {"regular", "speculative"}
     assert row["speedup_low"] < row["speedup_high"]
     assert (row["interleaved"], row["speedup_covers"]) == (True, "8 laps")
-    assert mentions(shown, "interval", "8 laps")
-    assert mentions(shown, "URLs", "identical arms")
-
-
-def test_too_few_laps_have_no_interval(harness: Harness, serve: Serve) -> None:
-    servers = EchoServer(), EchoServer(num_draft_tokens=4)
-    asked = ["num_prompts=9", "batch_size=3"]
-    shown = " ".join(harness(*QUICK, *serve(*servers), *asked).summary.split())
-    row = results().iloc[-1]
-    assert (row["interleaved"], row["speedup_covers"]) == (True, "3 laps")
-    assert pd.isna(row["speedup_low"])
-    assert mentions(shown, "no interval", "3 laps, 8 needed")
-    assert "num_prompts=24" in shown
-
-
-def test_arms_that_cannot_take_turns_are_said_to(harness: Harness, serve: Serve) -> None:
-    servers = EchoServer(), EchoServer(num_draft_tokens=4)
-    asked = ["num_prompts=9", "batch_size=9"]
-    shown = " ".join(harness(*QUICK, *serve(*servers), *asked).summary.split())
-    assert results().iloc[-1]["interleaved"] == False  # noqa: E712
-    assert mentions(shown, "interleaved=false", "slower arm")
 
 
 def test_laps_are_for_engines_that_queue(harness: Harness, serve: Serve) -> None:
     assert harness.refused("latency", "laps=4").startswith("laps=4: needs engine=server")
     servers = EchoServer(), EchoServer(num_draft_tokens=4)
-    harness(*QUICK, *serve(*servers), "num_prompts=9", "laps=2")
-    assert results().iloc[-1]["speedup_covers"] == "2 laps"
+    addresses = serve(*servers)
+    for load, is_interleaved, laps in (("laps=2", True, "2"), ("batch_size=9", False, "1")):
+        harness(*QUICK, *addresses, "num_prompts=9", load)
+        row = results().iloc[-1]
+        assert (row["interleaved"], row["speedup_covers"][0]) == (is_interleaved, laps)
+        assert pd.isna(row["speedup_low"]), "fewer than eight laps"
 
 
 def test_a_lap_of_a_server_alone_is_a_prompt_or_what_is_in_flight_together(
@@ -158,11 +140,9 @@ def test_warm_up_reads_prompts_that_are_not_measured(harness: Harness, serve: Se
         assert warmup not in measured
 
 
-@pytest.mark.parametrize(
-    ("regular", "speculative", "differ"), [(None, 3, True), (3, 3, False), (0, 3, True)]
-)
-def test_a_cache_in_one_arm_is_said(
-    harness: Harness, serve: Serve, regular: int | None, speculative: int, differ: bool
+@pytest.mark.parametrize(("regular", "speculative"), [(None, 3), (0, 3)])
+def test_tokens_from_a_cache_are_counted(
+    harness: Harness, serve: Serve, regular: int | None, speculative: int
 ) -> None:
     """All prompts begin alike, so that the server knows so much of them from this run."""
     Path("alike.txt").write_text("\n".join(f"Tell me about {animal}" for animal in "abcdefghi"))
@@ -170,9 +150,7 @@ def test_a_cache_in_one_arm_is_said(
     servers = EchoServer(num_cached=regular), EchoServer(dialect=dialect, num_cached=speculative)
     for server in servers:
         server.version = "1"
-    asked = [*serve(*servers), "num_prompts=9", "prompts=./alike.txt"]
-    shown = " ".join(harness(*QUICK, *asked).summary.split())
-    assert mentions(shown, "prompt tokens from a cache", "speculative 27") == differ
+    harness(*QUICK, *serve(*servers), "num_prompts=9", "prompts=./alike.txt")
     cached = results()["cached_tokens"]
     assert cached.iloc[-1] == 27
     assert pd.isna(cached[0]) if regular is None else cached[0] == 9 * regular
@@ -187,14 +165,7 @@ def test_a_cache_that_knows_prompts_from_before_gives_no_verdict(
     """Of a kind that takes no salt, or one that heeds none."""
     servers = EchoServer(num_cached=0, version=version), EchoServer(num_cached=4, version=version)
     Path("unlike.txt").write_text("\n".join(f"{animal} is mentioned" for animal in "abcdefghi"))
-    asked = [*serve(*servers), "num_prompts=9", "prompts=./unlike.txt"]
-    shown = " ".join(harness(*QUICK, *asked, code=3).summary.split())
-    assert mentions(shown, "no verdict", "36 of the 63 prompt tokens", "speculative", "before")
+    harness(*QUICK, *serve(*servers), "num_prompts=9", "prompts=./unlike.txt", code=3)
     rows = results()
     assert rows["speedup"].isna().all()
     assert list(rows["cached_from_before"]) == [0, 36]
-
-
-def test_a_count_of_cached_tokens_must_be_one(harness: Harness, serve: Serve) -> None:
-    servers = EchoServer(num_cached=-1), EchoServer()
-    assert "cached_tokens is -1" in harness(*QUICK, *serve(*servers), code=1).complaint

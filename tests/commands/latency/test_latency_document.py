@@ -41,13 +41,6 @@ def printed(
     return full(page_of_run(rows(**changes), prompts or []))
 
 
-def test_a_draft_has_a_price_in_requests() -> None:
-    regular, speculative = rows(cache_size=84_000)
-    regular = dataclasses.replace(regular, cache_size=96_000)
-    text = " ".join(full(page_of_run([regular, speculative])).split())
-    assert mentions(text, "96,000 tokens, and 84,000 beside the draft", "12.5 % fewer requests")
-
-
 def test_decoding_alone_is_said_where_its_speedup_differs() -> None:
     intervals = {"speedup": 2.0, "speedup_low": 1.9, "speedup_high": 2.1}
     ends = {"decode_speedup_low": 2.4, "decode_speedup_high": 2.6}
@@ -62,11 +55,6 @@ def test_the_prediction_names_the_speedup_that_it_is_compared_with() -> None:
     assert mentions(of_all, "= 1.90×; measured 1.75×, 92 % of it")
     of_decoding = " ".join(printed(**figures, decode_speedup=1.88).split())
     assert mentions(of_decoding, "measured 1.88× without the time to the first token, 99 % of it")
-
-
-def test_k_that_is_chosen_is_a_mean() -> None:
-    auto = {"num_draft_tokens": "auto", "mean_num_draft_tokens": 10.67}
-    assert "K=10.67 on average" in " ".join(printed(**auto).split())
 
 
 @pytest.mark.parametrize(
@@ -125,16 +113,3 @@ def test_the_roof_is_not_clamped() -> None:
     assert "14.0 MB per step" in text
     assert mentions(text, "70.00 ms", "200 %", "caches")
     assert "reads" not in printed(**roof | {"floor_ms": None})
-
-
-def test_later_turns_of_a_conversation_that_parted_are_not_compared() -> None:
-    """Of three turns the first is the same, the second parts, and the third begins with other texts."""
-    turns = [LatencyPromptRow(prompt_index=index, arm="speculative") for index in range(3)]
-    turns[1] = dataclasses.replace(turns[1], divergence_position=5, logit_margin=0.1)
-    text = printed(turns, identical_prompts=1)
-    assert "identical on 1 of 2 prompts" in " ".join(text.split())
-
-
-def test_the_length_of_answers_is_the_one_that_was_generated() -> None:
-    assert "· 3 new tokens ·" in printed(shortest_answer=3, longest_answer=3)
-    assert "· 3 to 8 new tokens ·" in printed(shortest_answer=3, longest_answer=8)

@@ -41,25 +41,17 @@ def test_what_is_not_known_exactly_is_left_out(harness: Harness, setting: str) -
 
 
 def hard_in_runs(rng: np.random.Generator) -> Floats:
-    return markov(rng, stays_hard=0.7, becomes_hard=0.12)
-
-
-def independent(rng: np.random.Generator) -> Floats:
-    return markov(rng, stays_hard=0.3, becomes_hard=0.3)
-
-
-def two_right_then_one_wrong(rng: np.random.Generator) -> Floats:
-    return np.array([0.0 if place % 3 == 2 else 1.0 for place in range(NUM_TOKENS)])
-
-
-def markov(rng: np.random.Generator, stays_hard: float, becomes_hard: float) -> Floats:
     """Chances of acceptance by token, 0.98 or 0.3, in a chain of easy and hard tokens."""
     chances = []
     is_hard = False
     for drawn in rng.random(NUM_TOKENS):
-        is_hard = bool(drawn < (stays_hard if is_hard else becomes_hard))
+        is_hard = bool(drawn < (0.7 if is_hard else 0.12))
         chances.append(0.3 if is_hard else 0.98)
     return np.array(chances)
+
+
+def two_right_then_one_wrong(rng: np.random.Generator) -> Floats:
+    return np.array([0.0 if place % 3 == 2 else 1.0 for place in range(NUM_TOKENS)])
 
 
 def decoded(rng: np.random.Generator, chances: Floats, num_draft_tokens: int) -> list[Any]:
@@ -87,7 +79,7 @@ def cut_of(chances: Floats, most: int) -> Any:
     return cut(along)
 
 
-@pytest.mark.parametrize("chain", [hard_in_runs, independent, two_right_then_one_wrong])
+@pytest.mark.parametrize("chain", [hard_in_runs, two_right_then_one_wrong])
 def test_lengths_of_smaller_k_are_those_of_decoding(chain: Any) -> None:
     """40 texts whose hard tokens stand together or apart."""
     rng = np.random.default_rng(0)

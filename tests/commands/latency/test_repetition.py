@@ -13,7 +13,6 @@ from echo_server import EchoServer, serving
 from harness.measuring.asking import Part, batches_to_ask, laps_to_ask
 from harness.measuring.prompts.sets import Occurrence, Prompt, PromptSet
 from in_process import QUICKEST_PAIR, Harness, only, results
-from wording import mentions
 
 QUICK = ["latency", *QUICKEST_PAIR, "decoding=greedy", "decoding.max_new_tokens=4"]
 
@@ -27,10 +26,8 @@ def share_prompts(parts: list[Part]) -> bool:
     "parts",
     [
         batches_to_ask(10, 34, 4, 0),
-        batches_to_ask(3, 34, 8, 0),
         laps_to_ask(10, 34, lambda number: number, 0),
         laps_to_ask(80, 200, lambda number: number // 8, 0),
-        laps_to_ask(10, 34, lambda number: number // 5, 0),
         laps_to_ask(10, 34, lambda number: 1, 0),
     ],
 )
@@ -55,14 +52,6 @@ def test_a_batch_that_comes_again_is_the_same_unit_in_another_order() -> None:
         places = [place for place, _ in part.prompts]
         assert places == list(range(4 * part.unit, 4 * part.unit + 4))
     assert batches_to_ask(32, 96, 4, 0) == parts != batches_to_ask(32, 96, 4, 1)
-
-
-def test_parts_that_must_share_prompts_are_known_to() -> None:
-    assert share_prompts(batches_to_ask(3, 24, 8, 0))
-    assert share_prompts(laps_to_ask(15, 600, lambda number: max(1, number // 16), 0))
-    alone = laps_to_ask(5, 20, lambda number: number, 0)
-    assert not share_prompts(alone)
-    assert {part.unit for part in alone} == set(range(5))
 
 
 def test_batches_share_prompts_where_too_few_would_have_an_interval() -> None:
@@ -95,9 +84,7 @@ def test_indices_of_turns_and_repetitions_are_all_different() -> None:
 
 def test_the_prompt_is_the_unit_however_often_it_is_asked(harness: Harness) -> None:
     Path("ten.txt").write_text("\n".join(f"{number} + 1 =" for number in range(10)))
-    outcome = harness(*QUICK, "prompts=./ten.txt", "num_prompts=25", "num_warmup=0")
-    assert "num_prompts=25: ten has 10 prompts, which are asked again" in outcome.stderr
-    assert mentions(outcome.summary, "10 prompts (ten) asked 25 times")
+    harness(*QUICK, "prompts=./ten.txt", "num_prompts=25", "num_warmup=0")
     row = results().iloc[-1]
     assert (row["num_prompts"], row["num_different_prompts"]) == (25, 10)
     assert row["speedup_covers"] == "10 prompts"
@@ -111,30 +98,15 @@ def test_the_prompt_is_the_unit_however_often_it_is_asked(harness: Harness) -> N
     assert answers.groupby("prompt").completion.nunique().eq(1).all()
 
 
-@pytest.mark.parametrize(
-    ("dialect", "salted", "doubted"),
-    [
-        ("vllm", True, False),
-        ("openai", False, True),
-    ],
-)
-def test_a_server_is_asked_past_its_cache(
-    harness: Harness, dialect: str, salted: bool, doubted: bool
-) -> None:
+@pytest.mark.parametrize(("dialect", "salted"), [("vllm", True), ("openai", False)])
+def test_a_server_is_asked_past_its_cache(harness: Harness, dialect: str, salted: bool) -> None:
     Path("three.txt").write_text("one\ntwo\nthree")
     server, other = (EchoServer(dialect=dialect, version="1") for _ in range(2))  # type: ignore[arg-type]
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(each)) for each in (server, other)]
-        asked = [
-            "engine=server",
-            "model=tiny",
-            f"engine.regular_url={urls[0]}",
-            f"engine.url={urls[1]}",
-        ]
+        asked = ["engine=server", "model=tiny", f"regular_url={urls[0]}", f"url={urls[1]}"]
         load = ["batch_size=4", "num_prompts=32", "num_warmup=0", "prompts=./three.txt"]
-        shown = " ".join(harness(*QUICK, *asked, *load).summary.split())
-    assert ("its prefix cache may have seen" in shown) == doubted
-    assert "8 laps of the same texts" in shown
+        harness(*QUICK, *asked, *load)
     row = results().iloc[-1]
     assert row["speedup_covers"] == "8 laps of the same texts"
     assert (row["salted"], row["num_different_prompts"]) == (salted, 3)

@@ -4,23 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from harness.config.sizes import PACKAGE
 from harness.local.runners import regions
 from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.static import StaticRunner
 from in_process import Harness, results
 from wording import mentions
 
-HEADS = ["tiny_eagle3", "tiny_dflash", "tiny_medusa"]
 # What each drafts at least, with four draft tokens: far more than an untrained head, less than the model card says.
 LEAST = {"tiny_eagle3": 3.5, "tiny_dflash": 2.5, "tiny_medusa": 2.5}
-
-
-@pytest.mark.parametrize("head", HEADS)
-def test_shipped_head_is_small_and_has_a_card(head: str) -> None:
-    shipped = PACKAGE / "local" / "models" / "shipped"
-    assert sum(file.stat().st_size for file in (shipped / head).iterdir()) < 2_000_000
-    assert head in (shipped / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(
@@ -29,16 +20,8 @@ def test_shipped_head_is_small_and_has_a_card(head: str) -> None:
 def test_latency_drafts_well_and_changes_no_text(
     head: str, batch_size: int, harness: Harness
 ) -> None:
-    few = [
-        "num_prompts=3",
-        "num_warmup=0",
-        "decoding.max_new_tokens=16",
-        f"batch_size={batch_size}",
-    ]
-    assert (
-        f"{head.removeprefix('tiny_')} head"
-        in harness("latency", f"draft={head}", "decoding=greedy", *few).stderr
-    )
+    few = ["num_prompts=3", "num_warmup=0", "tokens=16", f"batch_size={batch_size}"]
+    harness("latency", f"draft={head}", "decoding=greedy", *few)
     row = results().iloc[-1]
     assert row.identical_prompts == 3
     assert row.mean_acceptance_length > LEAST[head]

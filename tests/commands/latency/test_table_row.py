@@ -8,17 +8,13 @@ from typing import Any
 
 import pytest
 
-from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.table_row import table_rows
-from harness.config.machine import note_command_line
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows
 from harness.results.result_file import write_result
 from harness.results.runs import Run
 from in_process import Harness
-from pages import short
-from report_files import latency_run, run_id, write
-from wording import mentions
+from report_files import latency_run, write
 
 LLAMA = "llama-server -m Qwen3.gguf --host 127.0.0.1 --port {port} --metrics"
 DRAFTS = (
@@ -59,11 +55,9 @@ def test_a_row_says_what_was_measured() -> None:
         ({"speedup_low": None, "speedup_high": None}, 5, "1.50× (no interval)"),
         ({"status": "no_verdict", "error": "x", "speedup": None}, 5, "no verdict"),
         ({"processor_share": 0.5}, 5, "1.50× (1.40 to 1.60), not quiet"),
-        ({"weights": "random"}, 0, "Qwen3.gguf, random weights"),
         ({"draft": "org/head", "draft_method": "eagle3"}, 2, "org/head (eagle3)"),
         ({"draft": "server", "draft_method": None}, 2, "the server's own"),
         ({"engine": "local", "server": None}, 1, "harness 0.1.0, engine=local"),
-        ({"mean_acceptance_length": None, "tokens_per_iteration": None}, 6, "–"),
         ({"model": "a|b"}, 0, r"a\|b"),
         ({"server_command": None}, 7, "–"),
     ],
@@ -87,15 +81,6 @@ def test_a_command_lacks_our_port(command: str, shown: str) -> None:
     assert cells(latency_run(**SERVED | {"server_command": command}))[7] == shown
 
 
-def test_the_second_of_two_commands_is_compared_with_the_first() -> None:
-    two = {
-        "draft": "second command",
-        "draft_method": None,
-        "server_command": "vllm serve A; vllm serve B",
-    }
-    assert cells(latency_run(**SERVED | two))[7] == "`vllm serve B` against `vllm serve A`"
-
-
 def test_the_command_line_prints_a_row_for_each_run(harness: Harness) -> None:
     directories = []
     for draft in ("7B", "68M"):
@@ -114,19 +99,6 @@ def test_the_command_line_prints_a_row_for_each_run(harness: Harness) -> None:
     assert harness("report", str(second), "format=row").stdout.splitlines()[2] == lines[3]
 
 
-def test_the_answer_of_a_run_by_a_command_names_it_once() -> None:
-    note_command_line(["latency", "--", "llama-server"])
-    figures = {"speedup_covers": "15 prompts", "num_tokens": 960, "processor_share": 1.0}
-    run = {"run": f"20261123T101112.{run_id()[16:]}"}
-    text = short(page_of_run(latency_run(2, 1.5, **SERVED | figures | run)), 80)
-    assert mentions(text, "to show it", "harness report 20261123T101112 format=row")
-    assert max(map(len, text.splitlines())) <= 80
-    no_bounds = {"speedup_low": None, "speedup_high": None}
-    for changes in (no_bounds, {"server_command": None}):
-        other = page_of_run(latency_run(2, 1.5, **SERVED | figures | run | changes))
-        assert "format=row" not in short(other)
-
-
 def test_a_file_that_was_cut_has_no_row_of_an_arm_alone(harness: Harness, tmp_path: Path) -> None:
     write(tmp_path / "latency.csv", latency_run(2, 1.5, **SERVED))
     text = (tmp_path / "latency.csv").read_text()
@@ -135,9 +107,3 @@ def test_a_file_that_was_cut_has_no_row_of_an_arm_alone(harness: Harness, tmp_pa
     assert "holds no whole run of latency" in outcome.complaint
     assert "cells; left out" in outcome.stderr
     assert outcome.stdout == ""
-
-
-def test_half_a_result_is_named(harness: Harness, tmp_path: Path) -> None:
-    (tmp_path / "result.json").write_text('{"run": "2026')
-    complaint = harness("report", str(tmp_path), code=2).complaint
-    assert mentions(complaint, "result.json", "is broken")
