@@ -14,19 +14,15 @@ import pytest
 
 from browser import CHROMIUM, browser
 from harness.commands.map.rows import MapRow
-from harness.commands.registry import measurement
 from harness.commands.report.command import build
-from harness.measuring.rows import LatencyRow
 from harness.reporting.files import Report, escape, html_page, markdown
-from harness.results.runs import group
 from harness.results.statistics.interval import Interval
-from report_files import eval_run, latency_run, prompt_rows, write
+from report_files import eval_run, latency_run, write
 
 pytest.importorskip("matplotlib", reason="specharness[report] is not installed")
-from harness.reporting.drawing import as_svgs, wrapped  # after the skip
+from harness.reporting.drawing import as_svgs  # after the skip
 
 Plots = Mapping[str, Mapping[str, Sequence[tuple[str, str]]]]
-Runs = Sequence[Sequence[LatencyRow]]
 HOSTILE = '<script>alert(1)</script> | `a` $x$ _b_\n#030303 id="x" & &lt;'
 
 
@@ -100,7 +96,6 @@ class Page(HTMLParser):
     def __init__(self, page: str) -> None:
         super().__init__()
         self.opened: list[str] = []
-        self.closed: list[str] = []
         self.ids: list[str] = []
         self.classes: list[str] = []
         self.addresses: list[str] = []
@@ -115,9 +110,6 @@ class Page(HTMLParser):
             value or "" for name, value in attributes if name in ("href", "src", "xlink:href")
         ]
 
-    def handle_endtag(self, tag: str) -> None:
-        self.closed.append(tag)
-
     def handle_data(self, data: str) -> None:
         self.text += data
 
@@ -127,29 +119,17 @@ def test_the_page_needs_nothing_from_elsewhere(html: str) -> None:
     assert not {"link", "img", "iframe"} & set(page.opened)
     assert page.opened.count("script") == 1, "its own"
     assert [address for address in page.addresses if not address.startswith("#")] == []
-    # The name of a namespace is no address.
-    assert (
-        re.findall(r"url\((?!#)|@import|https?://", re.sub(r'xmlns(:\w+)?="[^"]*"', "", html)) == []
-    )
-
-
-def test_the_page_is_well_formed(html: str) -> None:
-    page = Page(html)
-    for tag in ("div", "table", "tr", "td", "th", "section", "details", "figure", "p", "small"):
-        assert page.opened.count(tag) == page.closed.count(tag), tag
-
-
-def test_what_users_name_is_text(html: str) -> None:
-    page = Page(html)
-    assert "<script>alert(1)</script> | `a` $x$ _b_" in page.text
-    # Once in its plots' labels, whose names of colours and tags are text as well.
-    assert '#030303 id="x" & &lt;' in page.text
+    without_namespaces = re.sub(r'xmlns(:\w+)?="[^"]*"', "", html)
+    assert re.findall(r"url\((?!#)|@import|https?://", without_namespaces) == []
+    assert "<script>alert(1)</script> | `a` $x$ _b_" in page.text, "what users name is text"
 
 
 def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
     by_name = {name: svgs for page in drawn.values() for name, svgs in page.items()}
-    numbers = {name: len(svgs) for name, svgs in by_name.items()}
-    assert numbers == {"num_draft_tokens": 1, "iteration": 1}
+    assert {name: len(svgs) for name, svgs in by_name.items()} == {
+        "num_draft_tokens": 1,
+        "iteration": 1,
+    }
     page = Page(html)
     # And an interval for each of four pairs, and for the differences in accuracy of two seeds and of both.
     whiskers = [name for name in page.classes if name.startswith("whisker")]
@@ -197,19 +177,6 @@ def test_intervals_look_different_by_what_they_say(tmp_path: Path) -> None:
     assert Page(html).text.count("▲ above 1") == 1
 
 
-def test_each_temperature_has_a_plot_with_a_line_for_each_draft(tmp_path: Path) -> None:
-    runs = [
-        latency_run(k, 1 + k / 10, draft=draft, temperature=temperature)
-        for draft in ("7B", "lookup")
-        for k in (2, 4)
-        for temperature in (0.0, 1.0)
-    ]
-    drawn = drawn_of(build([write(tmp_path / "latency.csv", *runs)]))["num_draft_tokens"]
-    assert [title for title, _ in drawn] == ["13B, greedy", "13B, temperature 1"]
-    for _, svg in drawn:
-        assert {"13B with 7B", "13B with lookup"} <= words_of(svg)
-
-
 def map_rows(context: int = 100, **changes: Any) -> list[MapRow]:
     """The upper left pays, the lower right does not, and one cell cannot tell."""
     speedups = {(1, 1): 1.5, (4, 1): 1.2, (16, 1): 1.05, (1, 5): 2.5, (4, 5): 1.25, (16, 5): 0.5}
@@ -235,30 +202,6 @@ def test_a_map_is_drawn(tmp_path: Path) -> None:
     page = Page(html_page(report, plots(report)))
     assert page.opened.count("svg") == 2
     assert len(page.ids) == len(set(page.ids))
-    ((answer, *_),) = report.answers.values()
-    assert answer.text == (
-        "pays in 8 of 12 measured cells"
-        " (best 2.50× (2.40 to 2.60): K=5, batch size 1, context of 100 tokens)"
-    )
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"speedup": 0.0},
-        {"speedup": float("inf"), "speedup_low": None},
-        {"speedup_low": -1.0, "speedup_high": float("nan")},
-        {"batch_size": None},
-        {"num_draft_tokens": None},
-    ],
-)
-def test_a_damaged_map_is_drawn_as_far_as_it_goes(changes: dict[str, Any]) -> None:
-    first, *others = map_rows()
-    runs = group([MapRow.from_values(first.values() | changes), *others])
-    shown = measurement("map").page(runs)
-    assert shown is not None
-    ((_, svg),) = as_svgs(shown.plots)["map"]
-    assert "2.50×" in words_of(svg)
 
 
 def test_the_same_figures_give_the_same_page(report: Report, drawn: Plots, html: str) -> None:
@@ -274,7 +217,6 @@ def test_markdown_has_as_many_cells_in_every_row(report: Report) -> None:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
     assert "**2.50× (" not in text, "it was measured at one K"
     assert "**2.00× (" in text
-    assert text.count("<details>") == 4, "all arms, all published figures, environment, files"
 
 
 @pytest.mark.parametrize(
@@ -306,68 +248,6 @@ def test_no_table_runs_past_the_edge_of_a_telephone(report: Report, tmp_path: Pa
         cell = f"[...{card}.cells].find(td => td.innerText.includes('70.0 %'))"
         label = chromium.evaluate(f"getComputedStyle({cell}, '::before').content")
         assert "accepted" in label
-
-
-def mixed_runs() -> Runs:
-    """21 runs of several pairs, two of them alike, one not quiet and one interrupted."""
-    drafts = ("tiny_draft", "suffix", "lookup")
-    runs = [
-        latency_run(k, 1 + k / 10, temperature=temperature, draft=draft)
-        for k in (2, 4, 12)
-        for temperature in (0.5, 1.0)
-        for draft in drafts
-    ]
-    wide = {"speedup_low": 10.25, "speedup_high": 14.5, "processor_share": 0.3}
-    # Else 12.5× would be impossible.
-    wide["tokens_per_iteration"] = 13.0
-    served = {"url": "http://127.0.0.1:8000/v1", "engine": "server", "top_k": 20, "top_p": 0.9}
-    places = {"model": "Qwen/Qwen3-30B-A3B-Instruct-2507", "draft": "./a_directory/step_100"}
-    return [
-        *runs,
-        latency_run(2, 1.1, draft="lookup", temperature=0.5),
-        latency_run(4, 12.5, draft="tiny_eagle3", prompts="./chats.jsonl", **wide),
-        latency_run(7, 1.2, rule="block", quantization="8bit", **served, **places),
-        latency_run(7, 1.5, batch_size=4, status="interrupted", ms_per_token=80.0),
-    ]
-
-
-def write_categories(directory: Path, runs: Runs) -> None:
-    """The prompts of runs, of the thirteen kinds that a benchmark may have."""
-    kinds = [f"summarization{number}" for number in range(13)]
-    for run in runs:
-        if run[-1].arm == "speculative":
-            prompts = [(kind, 40.0 + number) for kind in kinds for number in range(8)]
-            write(directory / "latency_prompts.csv", prompt_rows(run, prompts))
-
-
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
-def test_no_table_is_wider_than_its_room(tmp_path: Path) -> None:
-    measured_runs = mixed_runs()
-    write(tmp_path / "latency.csv", *measured_runs)
-    write_categories(tmp_path, measured_runs)
-    report = build([tmp_path])
-    assert any(table.key == "categories" for table in report.all_tables)
-    page = tmp_path / "report.html"
-    page.write_text(html_page(report, {}), encoding="utf-8")
-    with browser(tmp_path) as chromium:
-        chromium.open(page.as_uri(), width=1280)
-        chromium.wait_for("document.readyState === 'complete' && document.querySelector('footer')")
-        chromium.evaluate("document.querySelectorAll('details').forEach(d => d.open = true)")
-        widths = (
-            "[...document.querySelectorAll('html, .wide')]"
-            ".map(e => [e.className, e.scrollWidth, e.clientWidth])"
-        )
-        measured = chromium.evaluate(widths)
-    assert len(measured) == 1 + num_tables(report)
-    assert [one for one in measured if one[1] > one[2]] == []
-
-
-def test_labels_that_differ_at_their_end_look_different() -> None:
-    shared = "13B (llama.cpp b1) with 7B (as labelled) · K=4 · temperature 0.5 · engine server · "
-    labels = [wrapped(f"{shared}{load} in flight") for load in (1, 8)]
-    assert labels[0] != labels[1]
-    assert max(len(line) for label in labels for line in label.split("\n")) <= 56
-    assert "8 in flight" in labels[1]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
