@@ -18,14 +18,7 @@ from transformers import AutoTokenizer
 
 from chain_pair import CHAIN, MARKED, save_chain_pair
 from harness.commands.compare import display as compare_display
-from harness.commands.compare.display import (
-    Lane,
-    live,
-    plain_console,
-    print_lanes,
-    show_race,
-    view,
-)
+from harness.commands.compare.display import Lane, live, plain_console, print_lanes, show_race, view
 from harness.engines.arrivals import Arrival, Origin
 from harness.engines.protocol import Answered
 from harness.measuring.race import Lap
@@ -56,12 +49,8 @@ def lap(tokenizer: Any) -> Lap:
 
 
 def console(interactive: bool, width: int = 100, **arguments: Any) -> Console:
-    return plain_console(
-        **(
-            {"file": io.StringIO(), "width": width, "height": 24, "force_terminal": interactive}
-            | arguments
-        )
-    )
+    options = {"file": io.StringIO(), "width": width, "height": 24, "force_terminal": interactive}
+    return plain_console(**options | arguments)
 
 
 def printed(screen: Console) -> str:
@@ -107,12 +96,6 @@ def test_marks_replace_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "[recovered]" not in printed(coloured)
 
 
-def test_the_regular_arm_has_no_legend() -> None:
-    screen = console(False)
-    screen.print(view([lane_of(screen, dict.fromkeys(WORDS, Origin.TARGET), "regular")]))
-    assert printed(screen).startswith("regular\n one two漢\n end\n5 tokens")
-
-
 @pytest.mark.parametrize(
     ("environment", "arguments", "marks"),
     [
@@ -139,16 +122,10 @@ def test_when_marks_are_needed(
 
 def test_a_model_cannot_steer_the_terminal() -> None:
     screen = console(False)
-    screen.print(
-        view(
-            [
-                lane_of(
-                    screen, {"\x1b[2J\x07a\r\nb\x9b1m\x7f [bold]:smile:": Origin.TARGET}, "regular"
-                )
-            ]
-        )
-    )
-    assert "␛[2J␇a\nb␡1m␡ [bold]:smile:\n" in printed(screen)
+    words = {"\x1b[2J\x07a\r\nb\x9b1m\x7f [bold]:smile:": Origin.TARGET}
+    screen.print(view([lane_of(screen, words, "regular")]))
+    # The regular arm has no legend.
+    assert printed(screen).startswith("regular\n␛[2J␇a\nb␡1m␡ [bold]:smile:\n1 token")
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])
@@ -192,20 +169,6 @@ def test_half_a_character_waits(tokenizer: Any, lap: Lap) -> None:
     *frames, last = printed(screen).split("speculative")
     assert "\N{REPLACEMENT CHARACTER}" in last
     assert "\N{REPLACEMENT CHARACTER}" not in "".join(frames)
-
-
-def test_a_short_race_shows_nothing_before_its_replay(tokenizer: Any, lap: Lap) -> None:
-    """Unless it is broken off: then what there was stays."""
-    for unseen_s in (3.0, 3.1):
-        screen = console(True, color_system=None)
-        lanes = [Lane(screen, arm, tokenizer, [1]) for arm in ("regular", "speculative")]
-        with live(lanes, unseen_s) as draw:
-            draw(lanes[0], lap_of("regular", lap.arrivals[:3], 3.0))
-            assert ("regular" in printed(screen)) is (unseen_s == 3.0)
-    with pytest.raises(KeyboardInterrupt), live(lanes, 3.1):
-        raise KeyboardInterrupt
-    assert "one [two]" in printed(screen)
-    assert "speculative" not in printed(screen)
 
 
 def test_ctrl_c_within_a_frame_leaves_what_is_above_it(

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.commands.eval.page import accuracy_table, eval_page
+from harness.commands.eval.page import eval_page
 from harness.commands.eval.rows import AnswerRow
 from harness.commands.report.command import build
 from harness.results.files import append_rows
@@ -19,12 +19,6 @@ from wording import mentions
 
 def test_nothing_answered_prints_nothing() -> None:
     assert eval_page([Run(eval_run(accuracy=None))]) is None
-
-
-def test_rows_over_all_seeds_stand_out_among_those_of_single_seeds() -> None:
-    for seeds, strong in (((0, 1), [False] * 4 + [True] * 2), ((0,), [False] * 2)):
-        table = accuracy_table([Run(eval_run(seeds=seeds))])
-        assert [row.strong for row in table.rows] == strong
 
 
 def measured_eval(directory: Path, correct: Sequence[bool], **changes: Any) -> Path:

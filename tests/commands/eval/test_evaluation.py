@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import json
 import os
 import signal
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,10 +17,8 @@ from harness.commands.run import record_failure, run_command
 from harness.config.errors import RunError
 from harness.measuring import interleaving
 from harness.results.statistics.proportions import wald_interval, wilson_interval
-from in_process import Harness
 from processes import end
 from taught_pair import OPERANDS, TARGET_SAYS, save_taught_pair
-from wording import mentions
 
 Evaluate = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 
@@ -116,13 +112,10 @@ def test_every_question_is_answered_as_it_was_taught(evaluate: Evaluate) -> None
 
 @pytest.mark.parametrize(("temperature", "counted"), [(0, 9), (5.0, 18)])
 def test_only_greedy_repetitions_are_copies(
-    evaluate: Evaluate, capsys: pytest.CaptureFixture[str], temperature: float, counted: int
+    evaluate: Evaluate, temperature: float, counted: int
 ) -> None:
     decoding = {"temperature": temperature, "max_new_tokens": 6, "ignore_eos": False}
     arms, prompts = evaluate(decoding=decoding, seeds=[0], num_prompts=18)
-    shown = capsys.readouterr().out
-    assert mentions(shown, "18 questions, 9 different")
-    assert ("accuracy counts each question once" in " ".join(shown.split())) == (temperature == 0)
     assert set(arms["num_different_prompts"]) == {9}
     assert not prompts[prompts["prompt_index"] < 9].duplicated(["arm", "a", "b"]).any()
     for row in arms.itertuples():
@@ -133,18 +126,6 @@ def test_only_greedy_repetitions_are_copies(
     # Sampled arms are not held to identity.
     identical = arms[arms["arm"] == "speculative"]["identical_prompts"]
     assert identical.isna().all() == (temperature > 0)
-
-
-def test_questions_with_replacement_as_published_tables_have_them(
-    evaluate: Evaluate, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arms, prompts = evaluate(seeds=[0], num_prompts=8, batch_size=64, replacement=True)
-    assert prompts.duplicated(["arm", "a", "b"]).any()
-    num_different = len(prompts.drop_duplicates(["a", "b"]))
-    assert set(arms["num_different_prompts"]) == {num_different}
-    assert mentions(capsys.readouterr().out, f"8 questions, {num_different} different")
-    # That of what ran.
-    assert set(arms["batch_size"]) == {8}
 
 
 def test_sampled_answers_depend_on_nothing_but_seed_and_question(evaluate: Evaluate) -> None:
@@ -181,7 +162,6 @@ def test_the_same_command_takes_over_what_was_answered(
 
     everything, _ = evaluate(num_prompts=30)
     assert list(everything[everything["seed"] == "all"]["num_resumed"]) == [60, 60]
-    assert everything["weight_bytes"].notna().all()
 
 
 def test_other_circumstances_ask_every_question_again(
@@ -258,10 +238,6 @@ def test_a_process_that_died_has_rows_with_its_answers(
     assert (arms["num_resumed"] == 0).all()
 
 
-def test_the_seed_of_every_command_is_the_default_of_seeds(harness: Harness) -> None:
-    assert "seeds:\n- 5\n" in harness("eval", "seed=5", "--cfg", "job", "--resolve").stdout
-
-
 @pytest.mark.slow
 def test_a_question_that_a_killed_run_answered_is_never_asked_again(
     tmp_path: Path, taught: tuple[Path, Path]
@@ -276,20 +252,13 @@ def test_a_question_that_a_killed_run_answered_is_never_asked_again(
     stopped = pd.read_csv(store, dtype=str).drop(columns="run")
     assert len(stopped) == 2 * 2 * 2
     finished = run(*arguments, cwd=tmp_path)
-    assert (
-        f"{len(stopped)} of 40 answers are in {store.relative_to(tmp_path)} already"
-        in finished.stderr
-    )
+    assert f"{len(stopped)} of 40 answers are in {store.relative_to(tmp_path)}" in finished.stderr
     last = max(tmp_path.glob("outputs/eval/*/*/eval_prompts.csv"))
     prompts = pd.read_csv(last, dtype=str).drop(columns="run")
-    counts = Counter(zip(prompts["arm"], prompts["prompt_index"], strict=True))
-    assert counts == {
-        (arm, str(index)): 1 for arm in ("regular", "speculative") for index in range(20)
-    }
     keys = ["arm", "prompt_index"]
+    assert len(prompts) == len(prompts[keys].drop_duplicates()) == 2 * 20
     taken_over = prompts.set_index(keys).loc[stopped.set_index(keys).index]
     pd.testing.assert_frame_equal(taken_over, stopped.set_index(keys))
     arms = pd.read_csv(tmp_path / "results" / "eval.csv")
     finished = arms[(arms["status"] == "ok") & (arms["seed"] == "all")]
     assert 2 * next(iter(finished["num_resumed"])) == len(stopped)
-    assert json.loads((last.parent / "environment.json").read_text())["devices"]

@@ -20,10 +20,9 @@ MULTIPLICATION = OPERATIONS["multiplication"]
 @pytest.mark.parametrize(
     ("completion", "answer"),
     [
-        (" 96", 96), ("96\n12 * 3 = 36\n", 96), (" 3145.", 3145), (" 3145.0", 3145), (" 1,234", 1234),
-        (" 1,234,567 or so", 1234567), (" 1,2", 1), (" 1,2345", 1), (" 12,345.67", 12345), (" -12", -12), (" 5-12", 5),
-        (" = 96", 96), (" ninety-six, 96", 96), (" the answer is 7 and not 8", 7), ("007", 7), ("0", 0), ("", None),
-        (" many", None), ("\n96", None), (" .\n96", None), ("٣", None), ("9" * 10_000, int("9" * 4000)),
+        ("96\n12 * 3 = 36\n", 96), (" 3145.0", 3145), (" 1,234,567 or so", 1234567), (" 1,2", 1), (" 1,2345", 1),
+        (" -12", -12), (" 5-12", 5), (" the answer is 7 and not 8", 7), ("007", 7), ("0", 0), ("", None),
+        ("\n96", None), (" .\n96", None), ("٣", None), ("9" * 10_000, int("9" * 4000)),
     ],
 )  # fmt: skip
 def test_the_answer_is_the_first_integer_of_the_first_line(
@@ -32,18 +31,11 @@ def test_the_answer_is_the_first_integer_of_the_first_line(
     assert read_answer(completion) == (completion.split("\n")[0], answer)
 
 
-def test_prompts_are_the_published_ones() -> None:
-    assert MULTIPLICATION.prompt(14, 2) == "8 * 12 = 96\n25 * 4 = 100\n37 * 85 = 3145\n14 * 2 ="
-    assert MULTIPLICATION.expected(14, 2) == 28
-    assert (
-        OPERATIONS["addition"].prompt(14, 2) == "8 + 12 = 20\n25 + 4 = 29\n37 + 85 = 122\n14 + 2 ="
-    )
-    assert OPERATIONS["addition"].expected(14, 2) == 16
-
-
 @pytest.mark.parametrize("task", OPERATIONS)
 def test_the_solved_lines_of_every_task_are_correct(task: str) -> None:
-    """And have the form of the question."""
+    """And have the form of the question; those of multiplication are the published ones."""
+    published = "8 * 12 = 96\n25 * 4 = 100\n37 * 85 = 3145\n14 * 2 ="
+    assert MULTIPLICATION.prompt(14, 2) == published
     lines = OPERATIONS[task].prompt(1, 1).split("\n")
     assert len(lines) == 4
     for line in lines[:3]:
@@ -80,16 +72,6 @@ def test_operands_are_uniform_with_both_ends() -> None:
     assert all(
         abs(count - 1000) < 6 * (9000 * (1 / 9) * (8 / 9)) ** 0.5 for count in counts.values()
     )
-
-
-def test_the_first_question_is_uniform_over_seeds() -> None:
-    """Without replacement, which is where the order could be another one."""
-    task = DrawnTask(MULTIPLICATION, (1, 2))
-    seconds = [task.problems(seed, 2)[1] for seed in range(2000)]
-    counts = Counter((question.a, question.b) for question in seconds)
-    assert len(counts) == 4
-    # Six standard deviations, as above.
-    assert all(abs(count - 500) < 6 * (2000 * 3 / 16) ** 0.5 for count in counts.values())
 
 
 def test_every_token_with_a_line_break_ends_the_line() -> None:
