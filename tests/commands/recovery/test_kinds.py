@@ -12,17 +12,9 @@ from harness.config.settings import DecodingSettings
 from harness.engines.requests import RequestRecord
 from in_process import Harness, results
 from pair_server import addresses
-from wording import mentions
 
-ASKED = [
-    "recovery",
-    "engine=server",
-    "model=tiny_draft",
-    "decoding=greedy",
-    "decoding.max_new_tokens=8",
-    "num_prompts=4",
-    "batch_size=2",
-]
+ASKED = ["recovery", "engine=server", "model=tiny_draft", "decoding=greedy"]
+ASKED += ["decoding.max_new_tokens=8", "num_prompts=4", "batch_size=2"]
 
 
 def test_a_kind_without_drafts_is_named_as_the_server_reports(harness: Harness) -> None:
@@ -51,15 +43,14 @@ def test_kinds_that_are_refused_or_ignored_are_named_and_silence_is_a_doubt(
     )
     with ExitStack() as opened:
         servers = addresses(opened, EchoServer(version="0.32.0"), server)
-        outcome = harness(*ASKED, *servers, "details=true", code=None)
+        harness(*ASKED, *servers, code=None)
     found = results("recovery").query("check == 'kind'").set_index("sampling")
     assert found.verdict[["grammar", "n=2"]].tolist() == ["refused", "refused"]
     assert "unknown parameter" in found.finding["grammar"]
     # Letters are no object.
     assert found.verdict["JSON schema"] == "ignored"
-    assert mentions(outcome.stdout, "grammar", "refused")
-    assert "Which requests get drafts?" in outcome.stdout
-    assert mentions(outcome.stdout, "Requests without drafts", "plain")
+    assert found.verdict["plain"] == "no drafts"
+    assert not {"tools"} & set(found.index), "they are for chats alone"
 
 
 def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part() -> None:
@@ -114,13 +105,6 @@ def test_without_reports_tokens_that_arrive_together_tell() -> None:
     found = [each.check(baseline)["verdict"] for each in (together, apart, some)]
     assert found == ["drafts", "no drafts", "drafts"]
     assert "1.0 tokens at a time" in apart.check(baseline)["finding"]
-
-
-def test_tools_are_asked_of_chats_alone() -> None:
-    for chat in (True, False):
-        names = [kind.sampling.name for kind in kinds(DecodingSettings(), [1, 2], chat)]
-        assert ("tools" in names) == chat
-        assert {"plain", "JSON schema", "grammar", "n=2", "logit_bias"} < set(names)
 
 
 def test_kinds_before_one_that_ends_the_server_have_their_rows(harness: Harness) -> None:

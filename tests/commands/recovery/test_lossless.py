@@ -72,22 +72,20 @@ def sample(
     num_draft_tokens: int = 1,
     num_draws: int = NUM_DRAWS,
     dtype: torch.dtype = torch.float32,
-    arm: str = "speculative",
-    drawn_at: float = 0.7,
     **changes: Any,
 ) -> TokenResult:
-    """Check an arm that draws at one temperature against what is exact at 0.7."""
+    """Check the speculative arm against what is exact at temperature 0.7."""
     num_tokens = num_draft_tokens + 2
     asked = {"num_draft_tokens": num_draft_tokens, "max_new_tokens": num_tokens} | changes
     faulty = engine(fault, dtype)
-    tested = next(one for one in faulty.arms if one.name == arm)
+    tested = faulty.arms[-1]
 
     warped = {name: changes[name] for name in ("top_k", "top_p") if name in changes}
     sampling = Sampling("exact", DecodingSettings(temperature=0.7, **warped))
     answered = []
     for first in range(0, num_draws, BATCH):
         streams = range(first, min(first + BATCH, num_draws))
-        decoding = DecodingSettings(temperature=drawn_at, **asked)
+        decoding = DecodingSettings(temperature=0.7, **asked)
         question = Question([PROMPT] * len(streams), decoding, 0, streams)
         for answer in timed_answer(faulty, tested, question).requests:
             request = PlannedRequest(tuple(PROMPT), sampling, num_tokens, len(answered))
@@ -139,22 +137,6 @@ def test_the_honest_arm_is_lossless(
 @pytest.mark.parametrize("fault", [*PLANTED.names(), LENIENCE])
 def test_every_planted_fault_is_caught(fault: str) -> None:
     assert sample(fault, *NEEDED[fault]).verdict == "lossy"
-
-
-def test_faults_in_block_verification_are_caught() -> None:
-    assert sample("residual_warped_twice", num_draft_tokens=3, rule="block").verdict == "lossy"
-
-
-def test_any_arm_can_be_tested() -> None:
-    assert sample(arm="regular").verdict == "lossless"
-    assert sample(arm="regular", drawn_at=0.65).verdict == "lossy"
-
-
-def test_a_large_fault_is_known_long_before_the_last_draw() -> None:
-    fault = "bonus_from_wrong_position"
-    found = sample(fault, *NEEDED[fault])
-    assert found.num_draws_until is not None
-    assert found.num_draws_until < found.num_draws / 10
 
 
 def test_half_precision_is_no_loss() -> None:

@@ -17,16 +17,9 @@ from in_process import Harness, results
 from pair_server import addresses, pair_servers, shipped_pair
 from wording import mentions
 
-QUICK = [
-    "model=tiny_draft",
-    "engine=server",
-    "batch_size=16",
-    "num_prompts=1",
-    "decoding.max_new_tokens=8",
-    "shift=0.5",
-]
-QUICK += ["decoding.num_draft_tokens=1", "decoding.temperature=1", "false_alarm_rate=1e-6"]
-QUICK += ["samplings=[as_asked]", "by_kind=false"]
+QUICK = ["model=tiny_draft", "engine=server", "batch_size=16", "num_prompts=1", "tokens=8", "K=1"]
+QUICK += ["temperature=1", "shift=0.5", "false_alarm_rate=1e-6", "by_kind=false"]
+QUICK += ["samplings=[as_asked]"]
 
 pytestmark = pytest.mark.slow
 
@@ -84,8 +77,7 @@ def test_texts_beside_a_grammar_are_the_regular_servers(
     grammar = "engine.extra={response_format: {type: json_object}}"
     servers = addresses(stack, regular, server)
     code = 1 if is_ignored else None
-    outcome = harness("recovery", *QUICK, "num_draws=100", grammar, *servers, code=code)
-    assert "response_format" in outcome.stderr
+    harness("recovery", *QUICK, "num_draws=100", grammar, *servers, code=code)
     asked = regular.bodies + server.bodies
     assert all(body["response_format"] == {"type": "json_object"} for body in asked)
     rows = results("recovery")
@@ -103,54 +95,8 @@ def test_without_token_ids_the_arms_are_compared(
     harness: Harness, stack: ExitStack, pair: Pair
 ) -> None:
     servers = started(stack, pair, dialect="sglang", temperature_factor=3.0)
-    outcome = harness("recovery", *QUICK, "num_draws=150", *servers, code=1)
-    assert "answers are compared with those of the regular server" in outcome.stderr
+    harness("recovery", *QUICK, "num_draws=150", *servers, code=1)
     assert set(results("recovery")["check"]) == {"greedy", "sampled"}
-
-
-class OwnService(EchoServer):
-    """Takes the seed of a request, as `harness serve` does."""
-
-    def _about(self, path: str) -> tuple[int, Any]:
-        status, content = super()._about(path)
-        if path.endswith("/models"):
-            for model in content["data"]:
-                model["owned_by"] = "harness"
-        return status, content
-
-
-def test_draws_that_are_compared_with_each_other_have_different_random_numbers(
-    harness: Harness, stack: ExitStack
-) -> None:
-    regular, speculative = (
-        OwnService(dialect="sglang"),
-        OwnService(dialect="sglang", num_draft_tokens=1),
-    )
-    asked = ["num_draws=200", *addresses(stack, regular, speculative)]
-    harness("recovery", *QUICK, *asked, "engine.chat=true", code=3)
-    seeds = []
-    for server in (regular, speculative):
-        drawn = [body for body in server.bodies if body["temperature"] > 0]
-        seeds.append({(body["seed"], body["index"]) for body in drawn if "index" in body})
-    assert min(map(len, seeds)) >= 200
-    assert seeds[0].isdisjoint(seeds[1])
-
-
-def test_greedy_texts_without_token_ids_are_compared_with_the_models_own(
-    harness: Harness, stack: ExitStack, pair: Pair
-) -> None:
-    """A wrong token is no rounding."""
-    _, server = pair_servers(pair, dialect="sglang", tokenizer=pair.tokenizer)
-    server.spoil = lambda rows: [
-        [token ^ (place == 2) for place, token in enumerate(row)] for row in rows
-    ]
-    asked = [*QUICK, "num_prompts=2", "decoding.temperature=0", "decoding.max_new_tokens=6"]
-    url = stack.enter_context(serving(server))
-    harness("recovery", *asked, f"engine.url={url}", code=1)
-    (row,) = results("recovery").to_dict("records")
-    assert row["verdict"] == "lossy"
-    # Some texts end before their third token.
-    assert row["num_tokens"] <= 2 * row["num_prompts"]
 
 
 @pytest.mark.parametrize("chat", [True, False])
@@ -188,26 +134,10 @@ def test_samplings_can_be_named_and_the_one_that_ends_a_vllm_is_not_asked_for_by
     assert any(body.get("top_p", 1) < 1 for body in server.bodies)
     assert not any(body.get("top_k", 0) > 0 for body in server.bodies)
     assert mentions(by_itself.stderr, "may end this server", "known-faults.md")
-    assert "'samplings=[as_asked,top_k]'" in by_itself.stderr, "the command that asks for it"
     rows = results("recovery")
     [kind] = rows.verdict[(rows.check == "kind") & (rows.sampling == "top_k=5")]
     assert kind == "not asked"
     assert "top_k=5" in rows.refused.iloc[-1]
-
-
-def test_a_server_that_draws_nothing_is_not_called_lossless(
-    harness: Harness, stack: ExitStack
-) -> None:
-    class Greedy(EchoServer):
-        async def _complete(self, body: dict[str, Any], *connection: Any) -> bool:
-            if body["temperature"] == 0:
-                return await super()._complete(body, *connection)
-            self._send(connection[1], 400, {"error": {"message": "temperature must be 0"}})
-            return True
-
-    url = stack.enter_context(serving(Greedy()))
-    complaint = harness("recovery", *QUICK, f"engine.url={url}", code=1).complaint
-    assert mentions(complaint, "refuses temperature=1", "decoding=greedy")
 
 
 def test_a_text_that_ends_with_an_end_token_is_whole() -> None:

@@ -14,14 +14,12 @@ import pytest
 from echo_questions import TOKENIZER
 from harness.commands.recovery.sampling import samplings
 from harness.commands.recovery.scores import ScoredText, choose_place, rejected_places
-from harness.commands.recovery.workload import Answer, PlannedRequest, Workload, refusal
-from harness.config.errors import RunError
+from harness.commands.recovery.workload import Answer, PlannedRequest, Workload
 from harness.config.settings import (
     DecodingSettings,
     ModelSettings,
     PlacementSettings,
 )
-from harness.engines.protocol import Answered, Arm
 from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
 from harness.engines.timing import quick_garbage_collections
@@ -98,16 +96,6 @@ def honest_texts(pair: Pair) -> list[list[int]]:
 def test_alone_no_fault_shows(pair: Pair, honest_texts: list[list[int]], fault: str) -> None:
     faulty = open_arm(pair, fault)
     assert [alone(*faulty, asked) for asked in workload().first_turns(4)] == honest_texts
-
-
-def test_an_engine_that_dies_of_a_sampling_setting_is_told_with_it() -> None:
-    class Dying(Arm):
-        def answer(self, *arguments: object, **options: object) -> Answered:
-            raise RunError("vLLM: max(): Expected reduction dim")
-
-    [sampling] = [one for one in samplings(DECODING, []) if one.name == "top_k=5"]
-    with pytest.raises(RunError, match=r"^top_k=5: vLLM: max\(\)"):
-        refusal(Dying(), PlannedRequest((1, 2), sampling, 1, 0), seed=0)
 
 
 def test_the_requests_are_mixed() -> None:
