@@ -12,7 +12,7 @@ from harness.results.files import append_rows
 from harness.results.rows.acceptance import TEXTS_FILE, AcceptanceRow, AcceptanceTextRow
 from harness.results.runs import Run
 from harness.results.statistics.interval import Interval
-from pages import full, short
+from pages import full
 from report_files import run_id
 from wording import mentions
 
@@ -46,13 +46,6 @@ def with_texts(
     ]  # fmt: skip
     append_rows(directory / TEXTS_FILE, rows)
     return Run(run.rows, directory=directory)
-
-
-def test_some_k_and_the_best_have_a_column() -> None:
-    lengths = [1 + 0.1 * k for k in range(1, 17)]
-    lengths[10] = 9.0
-    text = short(acceptance_page([checkpoint("7B", *lengths)]))
-    assert "K 1 2 3 4 6 8 11 16 tokens 1.10" in " ".join(text.split())
 
 
 def test_categories_have_their_tokens_per_iteration(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from harness.commands.bisect.search import Outcome, Search, Version
 from harness.commands.bisect.starts import commits
-from harness.config.errors import RunError, SettingError
+from harness.config.errors import SettingError
 from harness.reporting.changes import Compared, Figure, Sides
 from harness.reporting.names import name_of
 from harness.results.runs import Run
@@ -193,12 +193,6 @@ def test_worse_is_slower_or_a_lower_rate(figure: Figure) -> None:
     assert sum(one.chance for one in outcome.versions) == pytest.approx(1)
     better = Planted(np.random.default_rng(0), 6, -0.3, 0.005, figure=figure)
     assert (better.found().possible, len(better.started)) == ([], 6)
-
-
-def test_an_end_must_start() -> None:
-    planted = Planted(np.random.default_rng(0), 6, 0.5, 0.005, broken=("11",))
-    with pytest.raises(RunError, match=r"11 is an end .* it does not start"):
-        planted.found()
 
 
 def test_ends_that_do_not_differ_are_not_searched() -> None:
