@@ -13,8 +13,6 @@ import pandas as pd
 import pytest
 
 from chain_pair import MARKED, TEXT, save_chain_pair
-from harness.local.engine import engine as local
-from harness.local.engine.engine import LocalEngine
 from in_process import Harness, Outcome
 from terminal import CTRL_C, CTRL_D, ENTER, UP, Terminal
 
@@ -189,26 +187,6 @@ def test_piped_lines(pipe: Pipe) -> None:
     assert "\x1b" not in result.stdout
     assert "harness: decoding.top_p=2.0: must be in (0, 1]" in result.stderr
     assert result.stderr.splitlines()[-1] == "harness: 1 of 5 lines failed"
-
-
-def test_an_engine_is_closed_before_the_next_one_opens(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events = []
-    open_runners, close = local.open_runners, LocalEngine.close
-
-    def noted_open(*arguments: Any) -> Any:
-        events.append("open")
-        return open_runners(*arguments)
-
-    def noted_close(engine: LocalEngine) -> None:
-        events.append("close")
-        close(engine)
-
-    monkeypatch.setattr(local, "open_runners", noted_open)
-    monkeypatch.setattr(LocalEngine, "close", noted_close)
-    pipe(lines="Banana\n:set num_draft_tokens=2\nBanana\n")
-    assert events == ["open", "close", "open", "close"]
 
 
 def test_without_a_prompt_that_can_be_answered_nothing_is_printed(pipe: Pipe) -> None:

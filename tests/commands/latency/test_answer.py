@@ -1,4 +1,4 @@
-"""The answer that a run of `latency` prints: short at any width, and the same verdict as anywhere else."""
+"""The printed result of one run of `latency`: short at any width, and in full."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ import pytest
 from rich.console import Console
 
 from harness.commands.latency.tables.answer import page_of_run
+from harness.commands.latency.tables.costs import main_limit
 from harness.config.machine import note_command_line
+from harness.measuring.prices import StepCosts
+from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Bar, Bars
 from harness.reporting.terminal import print_document
-from pages import short
-from report_files import latency_run
+from harness.results.rows.prompts import LatencyPromptRow
+from pages import full, short
+from report_files import latency_run, prompt_rows
+from wording import mentions
 
 FIGURES: dict[str, Any] = {
     "num_tokens": 960, "iteration_ms": 630.0, "mean_proposed": 4.0, "acceptance_rate": 0.625,
@@ -83,3 +88,102 @@ def test_bars_are_plain_where_letters_are() -> None:
     stream.flush()
     text = stream.buffer.getvalue().decode()  # type: ignore[attr-defined]
     assert text.count("#") == 36
+
+
+RUN: dict[str, Any] = {
+    "model": "30B", "num_tokens": 960, "ms_per_token_std": 1.0, "draft_ms": 280.0, "verify_ms": 330.0,
+    "iteration_ms": 630.0, "predicted_speedup": 1.9, "speedup_low": 1.7, "speedup_high": 1.95, "mean_proposed": 4.0,
+    "mean_num_draft_tokens": 4.0,
+    "acceptance_rate": 0.625, "conditional_acceptance_rate": 10 / 13, "mean_acceptance_length": 3.5,
+    "tokens_per_iteration": 3.5,
+    "acceptance_by_position": [1.0, 0.75, 2 / 3, None], "acceptance_histogram": [0, 1, 1, 1, 1],
+}  # fmt: skip
+
+
+def rows_of_run(**changes: Any) -> list[LatencyRow]:
+    regular, speculative = latency_run(**{"speedup": 1.83} | RUN | changes)
+    alone = dict.fromkeys(
+        ("draft_ms", "verify_ms", "speedup", "mean_acceptance_length", "tokens_per_iteration")
+    )
+    return [dataclasses.replace(regular, target_step_ms=320.0, **alone), speculative]
+
+
+def printed(
+    prompts: list[LatencyPromptRow] | None = None,
+    **changes: Any,
+) -> str:
+    return full(page_of_run(rows_of_run(**changes), prompts or []))
+
+
+def test_decoding_alone_is_said_where_its_speedup_differs() -> None:
+    intervals = {"speedup": 2.0, "speedup_low": 1.9, "speedup_high": 2.1}
+    ends = {"decode_speedup_low": 2.4, "decode_speedup_high": 2.6}
+    text = printed(**intervals, decode_speedup=2.51, **ends)
+    assert mentions(text, "first token", "2.51×", "2.40 to 2.60")
+    assert "Without the time" not in printed(**intervals, decode_speedup=2.05)
+
+
+def test_the_prediction_names_the_speedup_that_it_is_compared_with() -> None:
+    figures = {"speedup": 1.75, "predicted_speedup": 1.9}
+    of_all = " ".join(printed(**figures).split())
+    assert mentions(of_all, "= 1.90×; measured 1.75×, 92 % of it")
+    of_decoding = " ".join(printed(**figures, decode_speedup=1.88).split())
+    assert mentions(of_decoding, "measured 1.88× without the time to the first token, 99 % of it")
+
+
+@pytest.mark.parametrize(
+    ("length", "draft", "verify", "cause"),
+    [
+        (3.5, 0.9, 1.1, "the draft is too slow"),
+        (3.5, 0.1, 4.0, "verification costs too much"),
+        (1.2, 0.1, 1.1, "acceptance is too low"),
+    ],
+)
+def test_the_cause_is_the_ideal_that_would_help_most(
+    length: float, draft: float, verify: float, cause: str
+) -> None:
+    assert main_limit(length, 4, StepCosts(draft, verify)).startswith(f"{cause}: ")
+
+
+def test_tokens_per_iteration_are_those_of_all_iterations() -> None:
+    """As `lookup` has them: of 10 iterations 2 proposed something, and one of these had a token accepted."""
+    prompts = [
+        dataclasses.replace(row, num_iterations=10, tokens_per_iteration=1.1)
+        if row.arm == "speculative"
+        else row
+        for row in prompt_rows(rows_of_run(run="1"), [("story", 40.0), ("sum", 80.0)])
+    ]
+    text = printed(prompts, tokens_per_iteration=1.1, mean_acceptance_length=1.5)
+    lines = [line.split() for line in text.splitlines()]
+    assert ["story", "1", "12.5", "%", "1.10"] in lines
+    assert mentions(text, "1.10 tokens per iteration")
+    assert mentions(text, "1.50 tokens per iteration that drafted")
+    assert "story" not in printed(prompts, batch_size=4), "a batch has one time"
+
+
+def test_greedy_texts_are_compared() -> None:
+    prompts = [LatencyPromptRow(prompt_index=index, arm="speculative") for index in range(3)]
+    text = printed(prompts[:2], identical_prompts=2)
+    assert mentions(text, "identical", "2 of 2")
+    prompts[1] = dataclasses.replace(prompts[1], divergence_position=17, logit_margin=0.002)
+    prompts[2] = dataclasses.replace(prompts[2], divergence_position=5, logit_margin=-0.0004)
+    found: dict[str, Any] = {"identical_prompts": 1, "margin_over_rounding": 0.3}
+    text = " ".join(printed(prompts, **found).split())
+    assert "identical on 1 of 3 prompts" in text
+    assert mentions(text, "token 5", "0.002 (a tie that rounding broke)")
+    text = " ".join(printed(prompts, **found | {"margin_over_rounding": 20.0}).split())
+    assert mentions(text, "0.002: 20 times what rounding explains")
+    assert "tie" not in text
+    assert "dentical" not in printed(prompts)
+
+
+def test_the_roof_is_not_clamped() -> None:
+    roof = {"step_bytes": 65_000_000_000, "floor_ms": 40.0}
+    text = " ".join(printed(**roof).split())
+    assert mentions(text, "target reads", "65.0 GB", "40.00 ms", "1625 GB/s")
+    assert mentions(text, "320.00 ms", "12 %")
+    assert "draft reads" not in text
+    text = " ".join(printed(**roof, draft_step_bytes=14_000_000, draft_floor_ms=140.0).split())
+    assert "14.0 MB per step" in text
+    assert mentions(text, "70.00 ms", "200 %", "caches")
+    assert "reads" not in printed(**roof | {"floor_ms": None})

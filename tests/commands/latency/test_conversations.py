@@ -116,17 +116,3 @@ def test_whole_turns_are_cut_and_the_system_prompt_stays(harness: Harness) -> No
     Path("one.json").write_text(json.dumps([{"prompt": f"system: Answer.\n{talk}"}]))
     harness(*TALK, "prompts=./one.json", "num_prompts=1", "hydra.run.dir=again")
     assert set(pd.read_csv("again/latency_prompts.csv").completion) == {found}
-
-
-def test_answers_that_grow_when_they_are_read_again_cost_a_turn(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As if answers were read with fewer tokens than they were written with."""
-    monkeypatch.setattr("harness.measuring.prompts.encoding._MARGIN", -6)
-    outcome = harness(*TALK, "prompts.turns=all")
-    assert outcome.stderr.count("without its first") == 1, "said once"
-    answers = pd.read_csv(only("latency_prompts.csv")).query("arm == 'regular'")
-    away = answers.query("turn == 2").completion.iloc[0]
-    Path("one.json").write_text(json.dumps([{"prompt": "user: It ran away.\nassistant:"}]))
-    harness(*TALK, "prompts=./one.json", "num_prompts=1", "hydra.run.dir=again")
-    assert set(pd.read_csv("again/latency_prompts.csv").completion) == {away}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.commands.latency.tables.doubts import DOUBTS, caveats, doubts, not_quiet, notes
+from harness.commands.latency.tables.doubts import DOUBTS, doubts, not_quiet, notes
 from report_files import latency_run, prompt_rows
 from wording import mentions
 
@@ -177,15 +177,6 @@ def test_the_first_error_of_each_arm_is_named() -> None:
         if row.arm == "speculative"
     ]
     assert mentions(doubts(run, prompts)[0], "1 of 15 regular and", "(speculative broke)")
-
-
-def test_of_many_rows_each_sentence_about_their_settings_is_said_once() -> None:
-    [regular, row] = latency_run(**SYNTHETIC | BUSY, test=True, interleaved=False)
-    said = caveats([row, row, regular])
-    assert [text.split(":")[0] for text in said] == [
-        "test=true",
-        "decoding.synthetic_acceptance=0.8 is how the server should have been started, and was",
-    ]
 
 
 @pytest.mark.parametrize(

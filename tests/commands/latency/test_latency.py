@@ -17,9 +17,19 @@ from halting import HALTED, halting
 from harness.config.settings import ModelSettings
 from harness.engines.phases import Phases
 from harness.local.engine.engine import LocalArm
-from in_process import Harness, only, results
+from harness.local.engine.pair import PlacedPair
+from harness.results.statistics.interval import Interval
+from harness.results.statistics.ratios import ratio_of_totals
+from harness.results.statistics.stopping import (
+    CONFIDENCE_OF_LOOKS,
+    FIRST_LOOK,
+    FIRST_LOOK_AT_BLOCKS,
+    is_precise,
+    looks,
+)
+from in_process import QUICKEST_PAIR, Harness, only, results
 from processes import end
-from tiny_checkpoints import make_tokenizer, save_random
+from tiny_checkpoints import save_random, spaced_tokenizer
 from wording import mentions
 
 # Column names that SPEC promises to scripts.
@@ -274,31 +284,6 @@ def test_a_recurrent_target_is_measured_alone(harness: Harness, save_model: Save
         assert complaint in refused.complaint
 
 
-def test_a_token_that_the_model_lacks_is_one_line(harness: Harness, save_model: SaveModel) -> None:
-    """A tokenizer that was extended, beside a model that was not."""
-    model = save_model("llama", tokenizer=make_tokenizer(("<new>",)), vocab_size=258)
-    Path("new.txt").write_text("a <new> token\n")
-    asked = [f"model={model.name}", "draft=none", *QUICK]
-    harness("latency", *asked)
-    refused = harness("latency", *asked, "prompts=new.txt", "num_prompts=1", code=2)
-    assert refused.complaint.startswith("model.tokenizer: has token 258 (<new>)")
-
-
-def test_pickled_code_says_what_is_wrong(harness: Harness, save_model: SaveModel) -> None:
-    import torch
-
-    class Code:
-        def __reduce__(self) -> tuple[object, ...]:
-            return print, ("ran",)
-
-    pickled = save_model("gpt2")
-    (Path(pickled.name) / "model.safetensors").unlink()
-    torch.save({"weight": Code()}, Path(pickled.name) / "pytorch_model.bin")
-    refused = harness("latency", f"model={pickled.name}", "draft=none", *QUICK, code=1)
-    assert mentions(refused.complaint, "pickled code", "safetensors")
-    assert "weights_only" not in refused.stderr
-
-
 def test_the_environment_holds_a_command_line_that_runs_again(
     harness: Harness, tmp_path: Path
 ) -> None:
@@ -320,3 +305,108 @@ def test_by_default_batches_are_enough_for_an_interval(harness: Harness, pair: l
     assert row["num_prompts"] == 24
     assert row["speedup_covers"].startswith("8 batches")
     assert row["speedup_low"] > 0
+
+
+GENERATE = ["engine=huggingface", "num_prompts=2", "decoding.max_new_tokens=8"]
+
+
+@pytest.mark.parametrize(
+    ("model", "draft"), [("tiny", "tiny_draft"), ("tiny_draft", "lookup"), ("tiny_draft", "none")]
+)
+def test_generate_is_measured_as_our_loop_is(harness: Harness, model: str, draft: str) -> None:
+    pair = [f"model={model}", f"draft={draft}"]
+    harness("latency", *GENERATE, *pair, "decoding=greedy")
+    rows = results()
+    assert set(rows["engine"]) == {"huggingface"}
+    assert set(rows["num_tokens"]) == {16}
+    # It does not tell where its time goes, so nothing can be predicted.
+    assert rows[["draft_ms", "verify_ms", "target_step_ms"]].isna().all(axis=None)
+    if draft != "none":
+        assert rows["identical_prompts"][1] == 2
+        assert rows["mean_acceptance_length"][1] >= 1
+
+
+def test_recovery_tests_generate_against_the_same_weights(harness: Harness) -> None:
+    asked = [*QUICKEST_PAIR, "batch_size=1", "decoding=greedy"]
+    assert "\n  lossless" in harness("recovery", *GENERATE, *asked).stdout
+
+
+@pytest.mark.parametrize(
+    ("draft", "temperature", "says"),
+    [
+        ("spaced", "0", "has a tokenizer without a token of model="),
+        ("tiny_draft", "0.5", "has 960 outputs against 320, with which generate() cannot sample"),
+    ],
+)
+def test_vocabularies_that_generate_cannot_join_are_found_before_weights_load(
+    harness: Harness,
+    monkeypatch: pytest.MonkeyPatch,
+    save_model: Callable[..., ModelSettings],
+    draft: str,
+    temperature: str,
+    says: str,
+) -> None:
+    monkeypatch.setattr(PlacedPair, "load", None)
+    if draft == "spaced":
+        draft = save_model(name="draft", tokenizer=spaced_tokenizer()).name
+    pair = f"model={save_model().name}", f"draft={draft}"
+    outcome = harness("latency", *GENERATE, *pair, f"decoding.temperature={temperature}", code=2)
+    assert outcome.complaint.startswith(f"draft={draft}: {says}")
+
+
+@pytest.mark.parametrize(
+    ("asked", "num_prompts", "stopped_by"),
+    [
+        (["precision=0.9", "num_prompts=30"], FIRST_LOOK, ["precision"]),
+        (["precision=0.01%", "num_prompts=14"], 14, ["num_prompts"]),
+        (["precision=0.01%", "num_prompts=14", "budget=0.001s"], 1, ["budget"]),
+        (["num_prompts=14"], 14, []),
+    ],
+)
+def test_a_run_says_what_ended_it(
+    harness: Harness,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: list[str],
+    num_prompts: int,
+    stopped_by: list[str],
+) -> None:
+    # However noisy the machine is.
+    monkeypatch.setattr(
+        "harness.commands.latency.measure.is_precise", lambda interval, precision: precision > 0.5
+    )
+    harness("latency", "engine=simulated", *asked)
+    rows = results("latency")
+    assert rows["num_prompts"].tolist() == [num_prompts] * 2
+    assert rows["stopped_by"].dropna().unique().tolist() == stopped_by
+
+
+def test_the_interval_of_a_run_that_may_stop_is_wider(harness: Harness) -> None:
+    quick = [*QUICKEST_PAIR, "tokens=4", "num_warmup=0"]
+    harness("latency", *quick, "num_prompts=12", "precision=0.01%")
+    row = results("latency").iloc[-1]
+    [file] = Path("outputs").rglob("latency_prompts.csv")
+    times = pd.read_csv(file).pivot_table(
+        index="prompt_index", columns="arm", values="time_ms", sort=False
+    )
+    arms = times["regular"], times["speculative"]
+    wide = ratio_of_totals(*arms, 10_000, 0, CONFIDENCE_OF_LOOKS)
+    plain = ratio_of_totals(*arms, 10_000, 0)
+    assert [row["speedup_low"], row["speedup_high"]] == pytest.approx([wide.low, wide.high])
+    assert wide.low < plain.low < plain.high < wide.high
+    # The same without the first tokens.
+    first = pd.read_csv(file).pivot_table(
+        index="prompt_index", columns="arm", values="time_to_first_token_ms", sort=False
+    )
+    decoding = [(times - first)[arm] for arm in ("regular", "speculative")]
+    wide = ratio_of_totals(*decoding, 10_000, 0, CONFIDENCE_OF_LOOKS)
+    found = [row["decode_speedup_low"], row["decode_speedup_high"]]
+    assert found == pytest.approx([wide.low, wide.high])
+
+
+def test_looks_grow_and_a_narrow_interval_is_precise() -> None:
+    assert list(looks(24)) == [12, 15, 19, 24]
+    assert list(looks(8, FIRST_LOOK_AT_BLOCKS)) == [4, 5, 7]
+    assert is_precise(Interval(2.0, 1.97, 2.03), 0.02)
+    assert is_precise(Interval(1.0, 0.5, 1.5), 0.5)
+    assert not is_precise(Interval(2.0, 1.9, 2.1), 0.02)
+    assert not is_precise(Interval(2.0), 0.02)

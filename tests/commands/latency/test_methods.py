@@ -1,13 +1,20 @@
-"""Every way to draft, and every rule, through the command lines of all commands."""
+"""Every way to draft, every shipped head and every rule, through the command lines of all commands."""
 
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
+import pandas as pd
 import pytest
 
+from harness.local.runners import regions
+from harness.local.runners.slots import UnsupportedModelError
+from harness.local.runners.static import StaticRunner
 from in_process import Harness, results
-from tiny_checkpoints import save_talkative_pair
+from mtp_models import mtp_target, save_with_mtp
+from tiny_checkpoints import make_tokenizer, save_talkative_pair
+from wording import mentions
 
 METHODS = {
     "lookup": ["draft=lookup", "draft.max_ngram=2"],
@@ -69,3 +76,110 @@ def test_recovery_finds_the_lossy_rule_and_no_other(
     assert results("recovery")["verdict"].iloc[-1] == (
         "lossy" if method == "typical" else "lossless"
     )
+
+
+# What each drafts at least, with four draft tokens: far more than an untrained head, less than the model card says.
+LEAST = {"tiny_eagle3": 3.5, "tiny_dflash": 2.5, "tiny_medusa": 2.5}
+
+
+@pytest.mark.parametrize(
+    ("head", "batch_size"), [("tiny_eagle3", 3), ("tiny_dflash", 1), ("tiny_medusa", 1)]
+)
+def test_latency_drafts_well_and_changes_no_text(
+    head: str, batch_size: int, harness: Harness
+) -> None:
+    few = ["num_prompts=3", "num_warmup=0", "tokens=16", f"batch_size={batch_size}"]
+    harness("latency", f"draft={head}", "decoding=greedy", *few)
+    row = results().iloc[-1]
+    assert row.identical_prompts == 3
+    assert row.mean_acceptance_length > LEAST[head]
+
+
+def test_a_head_that_cannot_be_compiled_drafts_eagerly_and_says_so(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*arguments: object) -> None:
+        raise UnsupportedModelError("cannot be compiled: a test says so")
+
+    monkeypatch.setattr(StaticRunner, "compile", lambda self, *shapes: None)
+    monkeypatch.setattr("harness.local.drafting.heads.drafter.CompiledCall", refuse)
+    short = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=4"]
+    said = harness("latency", "draft=tiny_medusa", "runner=compiled", *short).stderr
+    assert mentions(said, "tiny_medusa", "a test says so", "drafts eagerly")
+    assert results().iloc[-1].runner == "compiled+static"
+
+
+def test_a_compiled_head_changes_no_text(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parts run as they were traced; `test_compiled` has one run of inductor, which takes as long for each part."""
+    monkeypatch.setattr(StaticRunner, "compile", lambda self, *shapes: None)
+    monkeypatch.setattr(
+        "torch._inductor.compile_fx.compile_fx", lambda part, *_, **__: part.forward
+    )
+    monkeypatch.setattr(regions, "_compiled", {})
+    few = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=6", "decoding=greedy"]
+    few += ["decoding.num_draft_tokens=2"]
+    harness("latency", "draft=tiny_eagle3", "runner=compiled", *few)
+    row = results().iloc[-1]
+    assert row.runner == "compiled"
+    assert row.identical_prompts == 2
+    assert regions._compiled, "parts of the head"
+
+
+@pytest.mark.parametrize("head", ["tiny_eagle3", "tiny_medusa"])
+def test_plan_counts_a_head(head: str, harness: Harness) -> None:
+    harness("plan", f"draft={head}", "gpus=1", "gpu_memory=8GB", "results.file=results/plan.csv")
+    row = results("plan").iloc[-1]
+    assert 500_000 < row.draft_bytes < 4_000_000
+    # Medusa heads keep no cache.
+    assert (row.draft_cache_bytes > 0) == (head != "tiny_medusa")
+
+
+MTP_GREEDY = [
+    "num_prompts=2",
+    "num_warmup=0",
+    "batch_size=2",
+    "decoding=greedy",
+    "decoding.max_new_tokens=12",
+]
+# Of 258 tokens, all about equally likely, two, so that their texts can be counted.
+DRAWS = "num_prompts=1 decoding.max_new_tokens=4 num_draws=1000 batch_size=32 decoding.num_draft_tokens=1".split()
+DRAWS += ["decoding.top_k=2", "samplings=[as_asked]"]
+
+
+@pytest.fixture(scope="module")
+def mtp_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    mtp_directory = tmp_path_factory.mktemp("mtp")
+    save_with_mtp(*mtp_target("deepseek_v3", vocab_size=258, num_mtp_layers=2), mtp_directory)
+    make_tokenizer().save_pretrained(mtp_directory)
+    (mtp_directory / "prompts.txt").write_text("once upon a time\n2 + 2 =\nthe end\n")
+    return mtp_directory
+
+
+def test_every_command(harness: Harness, mtp_directory: Path) -> None:
+    pair = [f"model={mtp_directory}", "draft=mtp"]
+    prompts = f"prompts={mtp_directory}/prompts.txt"
+    assert "draft mtp: mtp head, 0.1 MB" in harness("latency", *pair, prompts, *MTP_GREEDY).stderr
+    row = results().iloc[-1]
+    assert (row["draft_method"], row["runner"], row["identical_prompts"]) == ("mtp", "static", 2)
+    compared = harness(
+        "compare",
+        *pair,
+        "prompt=Once",
+        "json=true",
+        "decoding=greedy",
+        "decoding.max_new_tokens=12",
+    )
+    assert json.loads(compared.stdout)["identical"] is True
+    short = ["num_prompts=2", "decoding.temperature=0", "decoding.max_new_tokens=6", "runner=eager"]
+    harness("eval", *pair, *short)
+    assert results("eval")["identical_prompts"].iloc[-1] == 2
+    # A loss would be found and end with 1; these few draws cannot rule out a small one.
+    harness("recovery", *pair, prompts, *DRAWS, code=3)
+    greedy, *sampled = results("recovery").to_dict("records")
+    assert greedy["verdict"] == "lossless"
+    for test in sampled:
+        assert test["verdict"] != "lossy"
+    harness("plan", *pair, "results.file=plan.csv")
+    plan = pd.read_csv("plan.csv").iloc[-1]
+    assert plan["draft_cache_bytes"] > 0
+    assert plan["cache_bytes"] > 0

@@ -13,7 +13,7 @@ import pytest
 
 from echo_server import EchoServer, serving
 from harness.config.settings import ModelSettings
-from in_process import Harness, only, results
+from in_process import Harness, results
 from wording import mentions
 
 QUICK = ["engine=server", "model=tiny", "num_prompts=8", "decoding.max_new_tokens=8"]
@@ -110,24 +110,6 @@ def test_servers_that_are_not_two_of_a_kind_give_no_verdict(
         outcome = harness("latency", *QUICK, *urls, "decoding=greedy", code=3)
     assert reason in outcome.complaint
     assert set(results()["status"]) == {"no_verdict"}
-
-
-def test_failures_of_a_restart_name_it(harness: Harness) -> None:
-    servers = (
-        EchoServer(metrics=True),
-        EchoServer(metrics=True, num_draft_tokens=4, fail_every=6, restart_at=7),
-    )
-    with ExitStack() as stack:
-        urls = addresses(stack, *servers)
-        outcome = harness("latency", *QUICK, *urls, code=1)
-    failed = "no verdict: 1 of 8 speculative requests failed"
-    assert mentions(outcome.complaint, failed, "told to fail", "restarted")
-    # Its rows and its prompts are kept.
-    rows = results()
-    assert (list(rows["num_failed"]), set(rows["status"])) == ([0, 1], {"failed"})
-    assert rows["speedup"].isna().all()
-    assert rows["ms_per_token"].notna().all()
-    assert pd.read_csv(only("latency_prompts.csv"))["error"].notna().sum() == 1
 
 
 def test_bursts_and_goodput_are_counted(harness: Harness) -> None:

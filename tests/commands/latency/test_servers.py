@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import processes
 from documented import typed_lines, words_of
 from echo_server import EchoServer, serving
 from in_process import Harness, only, results
+from pair_server import PairServer, addresses, pair_servers, shipped_pair
 from wording import mentions
 
 QUICK = ["engine=server", "model=tiny", "num_prompts=9", "decoding.max_new_tokens=8"]
@@ -218,16 +220,6 @@ def test_a_server_alone_that_speculates_is_a_speculative_arm(
     assert (again["arm"], again["num_resumed"]) == ("speculative", 4)
 
 
-def test_servers_of_different_weights_are_refused_unless_named(
-    harness: Harness, serve: Serve
-) -> None:
-    quantized = {"tiny-Q4_K_M.gguf": None}
-    addresses = serve(EchoServer(models={"tiny": "/models/tiny"}), EchoServer(models=quantized))
-    refused = harness.refused("latency", *QUICK, *addresses)
-    assert mentions(refused, "engine.model=tiny-Q4_K_M.gguf", "engine.regular_model=tiny")
-    harness("latency", *QUICK, *addresses, *refused.split()[-2:])
-
-
 def test_servers_are_told_apart_by_what_they_say(harness: Harness, serve: Serve) -> None:
     for dialect, version in (("vllm", "0.32.0"), ("llama.cpp", "b6000-abc"), ("sglang", "\x1b[2J")):
         servers = [
@@ -287,21 +279,6 @@ def test_answers_of_different_lengths_give_no_verdict(harness: Harness, serve: S
     assert results("compare")["speedup"].isna().all()
 
 
-def test_texts_are_compared_where_one_server_tells_no_ids(harness: Harness, serve: Serve) -> None:
-    """The tokens of a text need not be those that were drawn: here they are others."""
-    servers = EchoServer(), EchoServer(num_draft_tokens=4)
-    addresses = serve(*servers)
-
-    def without_ids(event: Any) -> Any:
-        for choice in (event or {}).get("choices", ()):
-            choice.pop("token_ids", None)
-        return event
-
-    servers[1].twist = without_ids
-    harness("latency", *QUICK, *addresses, "decoding=greedy")
-    assert results()["identical_prompts"].iloc[-1] == 9
-
-
 def test_an_arm_without_an_answer_fails_the_run_and_keeps_the_other(
     harness: Harness, serve: Serve
 ) -> None:
@@ -318,3 +295,54 @@ def test_what_a_server_does_not_tell_is_an_empty_cell(harness: Harness, serve: S
     servers = [EchoServer(dialect="openai", num_draft_tokens=count) for count in (None, 4)]
     harness("latency", *QUICK, *serve(*servers))
     assert results()[["acceptance_rate", "mean_acceptance_length"]].isna().all(axis=None)
+
+
+EVAL = ["eval", "engine=server", "model=tiny", "num_prompts=6", "batch_size=2", "seeds=[0]"]
+EVAL += ["decoding=greedy"]
+
+
+@pytest.fixture
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture(scope="module")
+def servers() -> tuple[PairServer, PairServer]:
+    return pair_servers(shipped_pair())
+
+
+def test_eval_keeps_what_it_has_and_goes_on_after_a_failed_request(
+    harness: Harness, stack: ExitStack, servers: tuple[PairServer, PairServer]
+) -> None:
+    urls = addresses(stack, *servers)
+    # Answers of a server that may have been restarted with other flags are not taken up.
+    for server in servers:
+        server.started = 1
+    # One request finds out how the server is asked, two are a warm-up, and each batch is two.
+    servers[0].bodies.clear()
+    servers[0].fail_every = 8
+    failed = harness(*EVAL, *urls, code=1)
+    assert mentions(failed.complaint, "regular: 1 of 2 requests failed", "500 X: ")
+    servers[0].fail_every = 0
+    assert "8 of 12 answers are in" in harness(*EVAL, *urls).stderr
+    rows = results("eval")
+    assert list(rows[rows["seed"] == "all"]["status"]) == ["failed"] * 2 + ["ok"] * 2
+    assert list(rows[rows["seed"] == "all"]["num_prompts"]) == [4, 4, 6, 6]
+    assert rows["identical_prompts"].iloc[-1] == 6
+    harness(*EVAL, "engine=local")
+    rows = results("eval")
+    assert rows["num_correct"].iloc[-1] == rows["num_correct"].iloc[-3]
+
+
+def test_compare_races_two_servers(
+    harness: Harness, stack: ExitStack, servers: tuple[PairServer, PairServer]
+) -> None:
+    settings = ["engine=server", "model=tiny", "decoding=greedy", "tokens=12", "prompt=Once upon"]
+    urls = addresses(stack, *servers)
+    record = json.loads(harness("compare", *settings, *urls, "json=true").stdout)
+    assert record["regular_completion"] == record["speculative_completion"] != ""
+    # What the server does not tell is not denied.
+    assert record["origins"] is None
+    assert record["rejections"] is None
+    assert {token["origin"] for token in record["speculative_tokens"]} == {None}

@@ -183,25 +183,6 @@ def test_servers_that_start_quickly_are_started_several_times(harness: Harness) 
         assert (directory / f"{arm}_server.log").read_text().count("$ ") == 4
 
 
-def test_a_server_that_more_memory_would_not_start_is_not_started_twice(
-    harness: Harness, tmp_path: Path
-) -> None:
-    program = tmp_path / "starts"
-    program.write_text(
-        f"#!{sys.executable}\n"
-        "import runpy, sys\n"
-        "if '-k' in sys.argv:\n"
-        "    sys.exit('error: invalid argument: -k')\n"
-        f"runpy.run_path({str(SUPPORT / 'echo_server.py')!r}, run_name='__main__')\n"
-    )
-    program.chmod(0o755)
-    command = f"{program} --port {{port}}"
-    two = behind(command, f"{command} -k 3")
-    outcome = harness("latency", *QUICK, "engine.blocks=auto", *two, code=1)
-    assert "the second server ended with exit code 1: error: invalid arg" in outcome.complaint
-    assert "once more" not in outcome.stderr
-
-
 @pytest.mark.parametrize(
     ("settings", "blocks", "stopped_by"),
     [

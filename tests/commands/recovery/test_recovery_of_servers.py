@@ -117,29 +117,6 @@ def test_one_server_without_a_reference_says_how_to_give_one(
     assert (row["check"], row["verdict"]) == ("reference", "undecided")
 
 
-def test_samplings_can_be_named_and_the_one_that_ends_a_vllm_is_not_asked_for_by_itself(
-    harness: Harness, stack: ExitStack
-) -> None:
-    regular, server = EchoServer(version="0.32.0"), EchoServer(version="0.32.0")
-    asked = ["recovery", *QUICK, "num_draws=100", "engine.chat=true"]
-    asked += addresses(stack, regular, server)
-    outcome = harness(*asked, "samplings=[as_asked,top_k]", code=None)
-    assert any(body.get("top_k", 0) > 0 for body in server.bodies)
-    assert not any(body.get("top_p", 1) < 1 for body in server.bodies)
-    server.bodies.clear()
-    assert results("recovery")["sampling"].dropna().iloc[0] == "as asked, top_k=5"
-    assert "may end this server" not in outcome.stderr
-    own = [one for one in asked if not one.startswith("samplings=")]
-    by_itself = harness(*own, "by_kind=true", code=None)
-    assert any(body.get("top_p", 1) < 1 for body in server.bodies)
-    assert not any(body.get("top_k", 0) > 0 for body in server.bodies)
-    assert mentions(by_itself.stderr, "may end this server", "known-faults.md")
-    rows = results("recovery")
-    [kind] = rows.verdict[(rows.check == "kind") & (rows.sampling == "top_k=5")]
-    assert kind == "not asked"
-    assert "top_k=5" in rows.refused.iloc[-1]
-
-
 def test_a_text_that_ends_with_an_end_token_is_whole() -> None:
     """A server may end a text there although ignore_eos was asked of it."""
     ended = RequestRecord(0, 1, token_ids=[5, 6, 2], num_tokens=3)

@@ -27,11 +27,9 @@ from harness.local.drafting.method import Pair
 from harness.local.drafting.methods import ModelDraftSettings
 from harness.local.engine.engine import LocalArm, LocalEngine
 from harness.results.statistics.drawn_tokens import DrawnText
-from planted_faults import IN_BATCHES, planted
 from tiny_checkpoints import load_pair, save_talkative_pair
 
 DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=2, temperature=1.0)
-UNDER_LOAD = [planted(name) for name in IN_BATCHES]
 PROMPTS = [list(TOKENIZER.encode(text)) for text in ("once upon a time", "2 + 2 =", "the end")]
 
 
@@ -83,19 +81,6 @@ def test_texts_under_load_are_those_of_the_same_requests_alone(pair: Pair) -> No
             assert one.leave_after <= len(text) <= one.leave_after + 2
     # In a batch logits are rounded otherwise, which may move a draw between two rare tokens.
     assert num_same >= 0.9 * len(asked)
-
-
-@pytest.fixture(scope="module")
-def honest_texts(pair: Pair) -> list[list[int]]:
-    """Of the first requests, each by itself."""
-    honest = open_arm(pair)
-    return [alone(*honest, asked) for asked in workload().first_turns(4)]
-
-
-@pytest.mark.parametrize("fault", UNDER_LOAD)
-def test_alone_no_fault_shows(pair: Pair, honest_texts: list[list[int]], fault: str) -> None:
-    faulty = open_arm(pair, fault)
-    assert [alone(*faulty, asked) for asked in workload().first_turns(4)] == honest_texts
 
 
 def test_the_requests_are_mixed() -> None:

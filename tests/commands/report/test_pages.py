@@ -140,26 +140,6 @@ def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
         assert_visible(svg)
 
 
-def test_intervals_are_drawn_where_the_figures_say(html: str) -> None:
-    """On one scale, with the line of no difference at the same place in each row."""
-    html = html[html.index("<section id=pairs") : html.index("<details class=table id=reasons")]
-    rows = re.findall(
-        r'<tr role=row[^>]*>(?:(?!</tr>).)*class="whisker(?:(?!</tr>).)*</tr>', html, re.DOTALL
-    )
-    drawn = {}
-    for row in rows:
-        speedup = float(re.findall(r">(\d\.\d\d)× \(", row)[0])
-        places = r'M([\d.]+) 0v14.*M([\d.]+) 7H([\d.]+).*class=mark d="M([\d.]+) '
-        reference, low, high, middle = map(float, re.findall(places, row)[0])
-        drawn[speedup] = (reference, low, middle, high)
-    assert sorted(drawn) == [1.2, 1.5, 2.0, 2.5]
-    assert len({reference for reference, *_ in drawn.values()}) == 1
-    for reference, low, middle, high in drawn.values():
-        assert reference < low < middle < high
-    middles = [drawn[speedup][2] for speedup in sorted(drawn)]
-    assert middles == sorted(middles)
-
-
 def test_intervals_look_different_by_what_they_say(tmp_path: Path) -> None:
     """In colour and in shape: above 1, including it, below it, and one that is not known."""
     ends = {"speedup_low": None, "speedup_high": None, "num_prompts": 3}

@@ -20,7 +20,6 @@ from forked import Forked
 from harness import __version__
 from in_process import Harness
 from served import CLIENT, serving
-from tiny_checkpoints import save_talkative_pair
 
 openai = pytest.importorskip("openai", reason="is not installed")
 pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
@@ -286,42 +285,6 @@ def test_parameters_that_change_nothing_are_accepted(url: str) -> None:
     }  # fmt: skip
     answer = post(url, "/v1/completions", {"prompt": "a", "max_tokens": 2, **neutral})
     assert answer.status_code == 200, answer.text
-
-
-def test_every_chunk_tells_the_usage_on_demand(client: Any) -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = client.completions.create(
-        model="tiny", prompt=PROMPTS[0], max_tokens=20, stream=True, stream_options=options
-    )
-    counts = [chunk.usage.completion_tokens for chunk in chunks]
-    assert counts == sorted(counts)
-    assert counts[0] == 1
-    assert counts[-2] == counts[-1]
-
-
-def test_a_long_prompt_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others are answered while it is tokenised, which here takes until then."""
-    from harness.commands.serve.served_model import ServedModel
-    from own_service import own_service
-
-    tokens_of = ServedModel.tokens_of
-    begun, answered = threading.Event(), threading.Event()
-
-    def slowly(served: ServedModel, prompt: Any) -> Any:
-        begun.set()
-        assert answered.wait()
-        return tokens_of(served, prompt)
-
-    monkeypatch.setattr(ServedModel, "tokens_of", slowly)
-    save_talkative_pair(tmp_path, 8)
-    with own_service(tmp_path) as url, ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(post, url, "/completions", {"prompt": "a", "max_tokens": 1})
-        try:
-            assert begun.wait()
-            assert CLIENT.get(f"{url}/models", timeout=60).status_code == 200
-        finally:
-            answered.set()
-        assert answer.result().status_code == 200
 
 
 def test_a_race_is_shown_while_it_runs(url: str) -> None:
