@@ -229,6 +229,8 @@ MANY: dict[str, list[tuple[float, Changes]]] = {
         (2.0, SURE | {"placement": "cpu"}), (1.5, SURE), (2.0, SURE | {"model": "30B", "processor_share": 0.5}),
     ],
     "busy all the time": [(speedup, DRAFTS[0] | SURE | {"processor_share": 0.5, "k": 2}) for speedup in (1.5, 2.0)],
+    "one drifted": [(1.5, SURE | {"k": 2}), (2.0, SURE | {"drifted": True})],
+    "one drifted, one busy": [(1.5, SURE | {"k": 2, "drifted": True}), (2.0, SURE | BUSY | {"processor_share": 0.4})],
     "none pays": [(1.0, ALONE), *((0.8, draft | SURE) for draft in DRAFTS[:2])],
     "two drafts with several K": [(1 + k / 9, draft | SURE | {"k": k}) for k in (2, 4, 8) for draft in DRAFTS[:2]],
     "none is shown to": [(0.7, DRAFTS[0] | SURE), (0.74, DRAFTS[1] | SURE | LOSS_AT_99)],

@@ -233,14 +233,6 @@ def with_texts(
     return Run(run.rows, directory=directory)
 
 
-def test_categories_have_their_tokens_per_iteration(tmp_path: Path) -> None:
-    run = checkpoint("7B", 1.5, 2.5, 2.0)
-    one = full(acceptance_page([with_texts(run, tmp_path / "1", [8, 4, 5])]))
-    assert "Where" not in one
-    two = full(acceptance_page([with_texts(run, tmp_path / "2", [8, 4, 5], "ab")]))
-    assert "Where a 2.50 · b 2.50" in " ".join(two.split())
-
-
 def test_drafts_are_compared_on_the_same_texts(tmp_path: Path) -> None:
     """4 iterations of one step each against 5 of two steps: 0.40 of the speed-up."""
     runs = [

@@ -140,24 +140,6 @@ def test_warm_up_reads_prompts_that_are_not_measured(harness: Harness, serve: Se
         assert warmup not in measured
 
 
-@pytest.mark.parametrize(("regular", "speculative"), [(None, 3), (0, 3)])
-def test_tokens_from_a_cache_are_counted(
-    harness: Harness, serve: Serve, regular: int | None, speculative: int
-) -> None:
-    """All prompts begin alike, so that the server knows so much of them from this run."""
-    Path("alike.txt").write_text("\n".join(f"Tell me about {animal}" for animal in "abcdefghi"))
-    dialect: Any = "llama.cpp" if regular == 0 else "vllm"
-    servers = EchoServer(num_cached=regular), EchoServer(dialect=dialect, num_cached=speculative)
-    for server in servers:
-        server.version = "1"
-    harness(*QUICK, *serve(*servers), "num_prompts=9", "prompts=./alike.txt")
-    cached = results()["cached_tokens"]
-    assert cached.iloc[-1] == 27
-    assert pd.isna(cached[0]) if regular is None else cached[0] == 9 * regular
-    assert results()["cached_from_before"].iloc[-1] == 0
-    assert (pd.read_csv(only("latency_prompts.csv"))["cached_tokens"] == 3).sum() >= 9
-
-
 @pytest.mark.parametrize("version", [None, "1"])
 def test_a_cache_that_knows_prompts_from_before_gives_no_verdict(
     harness: Harness, serve: Serve, version: str | None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shlex
 import signal
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,9 +14,6 @@ import pytest
 from forked import run, start
 from halting import HALTED, halting
 from harness.config.settings import ModelSettings
-from harness.engines.phases import Phases
-from harness.local.engine.engine import LocalArm
-from harness.local.engine.pair import PlacedPair
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.ratios import ratio_of_totals
 from harness.results.statistics.stopping import (
@@ -29,7 +25,7 @@ from harness.results.statistics.stopping import (
 )
 from in_process import QUICKEST_PAIR, Harness, only, results
 from processes import end
-from tiny_checkpoints import save_random, spaced_tokenizer
+from tiny_checkpoints import save_random
 from wording import mentions
 
 # Column names that SPEC promises to scripts.
@@ -63,30 +59,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     directory = tmp_path_factory.mktemp("pair")
     model, draft = save_random(directory), save_random(directory, "gpt2")
     return [f"model={model.name}", f"draft={draft.name}"]
-
-
-def test_on_a_cpu_each_prompt_is_answered_once(
-    harness: Harness, pair: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With its phases timed, of which the warm-up is none."""
-    asked: list[str] = []
-    counted: list[dict[str, int]] = []
-    original, mean_ms = LocalArm.loop, Phases.mean_ms
-    monkeypatch.setattr(
-        LocalArm, "loop", lambda arm, requests: asked.append(arm.name) or original(arm, requests)
-    )
-    monkeypatch.setattr(
-        Phases,
-        "mean_ms",
-        lambda phases, phase: counted.append(dict(phases.calls)) or mean_ms(phases, phase),
-    )
-    harness("latency", *pair, *QUICK, "num_warmup=1")
-    assert Counter(asked) == {"regular": 5, "speculative": 5}
-    # Seven steps behind the first token of each of four prompts.
-    assert {"forward": 28} in counted
-    regular, speculative = (row for _, row in results().iterrows())
-    assert regular["target_step_ms"] > 0
-    assert 0 < speculative["draft_ms"] + speculative["verify_ms"] <= speculative["iteration_ms"]
 
 
 def test_a_run_prints_a_table_and_writes_its_rows(harness: Harness, pair: list[str]) -> None:
@@ -329,29 +301,6 @@ def test_generate_is_measured_as_our_loop_is(harness: Harness, model: str, draft
 def test_recovery_tests_generate_against_the_same_weights(harness: Harness) -> None:
     asked = [*QUICKEST_PAIR, "batch_size=1", "decoding=greedy"]
     assert "\n  lossless" in harness("recovery", *GENERATE, *asked).stdout
-
-
-@pytest.mark.parametrize(
-    ("draft", "temperature", "says"),
-    [
-        ("spaced", "0", "has a tokenizer without a token of model="),
-        ("tiny_draft", "0.5", "has 960 outputs against 320, with which generate() cannot sample"),
-    ],
-)
-def test_vocabularies_that_generate_cannot_join_are_found_before_weights_load(
-    harness: Harness,
-    monkeypatch: pytest.MonkeyPatch,
-    save_model: Callable[..., ModelSettings],
-    draft: str,
-    temperature: str,
-    says: str,
-) -> None:
-    monkeypatch.setattr(PlacedPair, "load", None)
-    if draft == "spaced":
-        draft = save_model(name="draft", tokenizer=spaced_tokenizer()).name
-    pair = f"model={save_model().name}", f"draft={draft}"
-    outcome = harness("latency", *GENERATE, *pair, f"decoding.temperature={temperature}", code=2)
-    assert outcome.complaint.startswith(f"draft={draft}: {says}")
 
 
 @pytest.mark.parametrize(

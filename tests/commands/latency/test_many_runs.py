@@ -14,15 +14,13 @@ import pytest
 from harness.commands.latency.tables.categories import by_category
 from harness.commands.latency.tables.compared import pairs_table
 from harness.commands.latency.tables.ranked import ranked_runs
-from harness.commands.registry import measurement
 from harness.commands.report.command import build
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import legend
 from harness.results.files import append_rows
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import group
-from harness.results.statistics.interval import Interval
-from pages import findings, short, tables_of
+from pages import findings, short
 from report_files import latency_run, prompt_rows, write
 
 
@@ -146,9 +144,6 @@ def test_what_a_command_was_filled_in_with_is_a_column_and_no_doubt(tmp_path: Pa
     assert "x=1" in shown
 
 
-SERVER = {"engine": "server", "draft": "server", "url": "http://gpu1:8000/v1"}
-
-
 def test_a_table_over_loads_is_in_the_order_of_the_loads() -> None:
     """By speed-up they were 1, 64, 4, 16; another pair stays apart."""
     speedups = {16: 1.1, 1: 2.5, 64: 1.4, 4: 1.2}
@@ -162,34 +157,6 @@ def test_a_table_over_loads_is_in_the_order_of_the_loads() -> None:
     assert [pair.load for pair in pairs] == [1, 4, 16, 64] * 2
     assert [pair.draft for pair in pairs] == ["3B"] * 4 + ["7B"] * 4
     assert len(pairs_table(pairs).rows) == 8
-
-
-def test_tables_of_servers_have_no_empty_columns() -> None:
-    """llama.cpp's counters tell acceptance over all iterations, and nothing of phases."""
-    untold = (
-        "predicted_speedup draft_ms verify_ms target_step_ms iteration_ms num_draft_tokens"
-        " conditional_acceptance_rate acceptance_by_position acceptance_histogram"
-    ).split()
-    told = {"marginal_acceptance_by_position": [0.6, 0.4], "goodput_ratio": Interval(0.8)}
-    rows = []
-    for load in (1, 4):
-        regular, speculative = latency_run(batch_size=load, **SERVER)
-        changes = dict.fromkeys(untold) | told
-        rows += [dataclasses.replace(regular, target_step_ms=None)]
-        rows += [dataclasses.replace(speculative, **changes)]
-    tables = tables_of(measurement("latency").page(group(rows)))
-    headings = {
-        table.key: [" ".join(column.heading.split()) for column in table.shown()[0]]
-        for table in tables
-    }
-    assert "goodput" in headings["pairs"]
-    assert "predicted" not in headings["pairs"]
-    assert headings["reasons"][1:] == [
-        "K",
-        "accepted",
-        "tokens per iteration",
-        "of all iterations, %",
-    ]
 
 
 ROW = LatencyRow(arm="speculative", requests_per_second=1.0, batch_size=8)

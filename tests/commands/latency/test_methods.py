@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pandas as pd
@@ -34,8 +33,6 @@ DRAWN = [
     "batch_size=64",
     "samplings=[as_asked]",
 ]
-# The rules and lengths that other commands handle.
-SOME = pytest.mark.parametrize("typed", [METHODS["typical"], METHODS["auto"]])
 
 
 @pytest.fixture(scope="module")
@@ -54,17 +51,6 @@ def test_latency(harness: Harness, chatty: list[str], method: str) -> None:
     assert 0 <= row["mean_num_draft_tokens"] <= 16
     assert str(row["num_draft_tokens"]).removesuffix(".0") == ("auto" if method == "auto" else "2")
     assert row["lossy"] == (method == "typical")
-
-
-@SOME
-def test_compare_and_eval_and_plan(harness: Harness, chatty: list[str], typed: list[str]) -> None:
-    compared = harness(
-        "compare", *chatty[:-2], "prompt=once upon a time", "json=true", *GREEDY[2:], *typed
-    )
-    assert json.loads(compared.stdout)["identical"] is True
-    harness("eval", *chatty[:-2], "num_prompts=3", "temperature=0", "tokens=6", *typed)
-    assert results("eval")["identical_prompts"].iloc[-1] == 3
-    harness("plan", *chatty[:-2], "decoding.num_draft_tokens=2", *typed)
 
 
 @pytest.mark.slow
@@ -155,24 +141,14 @@ def mtp_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return mtp_directory
 
 
-def test_every_command(harness: Harness, mtp_directory: Path) -> None:
+def test_an_mtp_head_drafts_for_latency_recovery_and_plan(
+    harness: Harness, mtp_directory: Path
+) -> None:
     pair = [f"model={mtp_directory}", "draft=mtp"]
     prompts = f"prompts={mtp_directory}/prompts.txt"
     assert "draft mtp: mtp head, 0.1 MB" in harness("latency", *pair, prompts, *MTP_GREEDY).stderr
     row = results().iloc[-1]
     assert (row["draft_method"], row["runner"], row["identical_prompts"]) == ("mtp", "static", 2)
-    compared = harness(
-        "compare",
-        *pair,
-        "prompt=Once",
-        "json=true",
-        "decoding=greedy",
-        "decoding.max_new_tokens=12",
-    )
-    assert json.loads(compared.stdout)["identical"] is True
-    short = ["num_prompts=2", "decoding.temperature=0", "decoding.max_new_tokens=6", "runner=eager"]
-    harness("eval", *pair, *short)
-    assert results("eval")["identical_prompts"].iloc[-1] == 2
     # A loss would be found and end with 1; these few draws cannot rule out a small one.
     harness("recovery", *pair, prompts, *DRAWS, code=3)
     greedy, *sampled = results("recovery").to_dict("records")

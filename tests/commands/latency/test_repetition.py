@@ -121,24 +121,6 @@ def test_a_server_is_asked_past_its_cache(harness: Harness, dialect: str, salted
         assert set(salts) == {None}
 
 
-@pytest.mark.parametrize("dialect", ["vllm", "llama.cpp"])
-def test_no_prompt_is_known_from_before(harness: Harness, dialect: str) -> None:
-    """Neither from warm-ups, nor from an earlier run."""
-    server = EchoServer(dialect=dialect, version="1")  # type: ignore[arg-type]
-    with serving(server) as url:
-        asked = ["engine=server", "model=tiny", f"engine.regular_url={url}", f"engine.url={url}"]
-        for _ in range(2):
-            harness(*QUICK, *asked, "num_prompts=3")
-    # The request that finds out how the server is asked has one token.
-    measured = [body for body in server.bodies if body["max_tokens"] == 4]
-    assert len(measured) == 2 * 2 * (1 + 3)
-    if dialect == "llama.cpp":
-        assert {body["cache_prompt"] for body in measured} == {False}
-    else:
-        assert len({(body["cache_salt"], *body["prompt"]) for body in measured}) == len(measured)
-    assert results()["salted"].tolist() == [True] * 4
-
-
 def test_a_draft_that_knows_earlier_answers_is_not_asked_again(harness: Harness) -> None:
     complaint = harness.refused("latency", "draft=suffix", "draft.shared=true", "num_prompts=50")
     assert complaint.startswith("num_prompts=50: must be at most 40, the prompts of the set")

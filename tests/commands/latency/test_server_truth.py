@@ -14,16 +14,10 @@ import pytest
 from echo_server import EchoServer, serving
 from harness.config.settings import ModelSettings
 from in_process import Harness, results
+from pair_server import addresses
 from wording import mentions
 
 QUICK = ["engine=server", "model=tiny", "num_prompts=8", "decoding.max_new_tokens=8"]
-
-
-def addresses(stack: ExitStack, regular: EchoServer, speculative: EchoServer) -> list[str]:
-    return [
-        f"engine.regular_url={stack.enter_context(serving(regular))}",
-        f"engine.url={stack.enter_context(serving(speculative))}",
-    ]
 
 
 @pytest.mark.parametrize("dialect", ["vllm", "sglang"])
@@ -110,31 +104,6 @@ def test_servers_that_are_not_two_of_a_kind_give_no_verdict(
         outcome = harness("latency", *QUICK, *urls, "decoding=greedy", code=3)
     assert reason in outcome.complaint
     assert set(results()["status"]) == {"no_verdict"}
-
-
-def test_bursts_and_goodput_are_counted(harness: Harness) -> None:
-    servers = EchoServer(delay_s=0.002), EchoServer(delay_s=0.002, num_draft_tokens=4)
-    slo = "engine.slo={ttft_ms: 60000, itl_ms: 60000}"
-    with ExitStack() as stack:
-        harness("latency", *QUICK, *addresses(stack, *servers), slo)
-    regular, speculative = results().to_dict("records")
-    # Events that this process reads late come together, too.
-    assert regular["tokens_per_arrival"] >= 1
-    assert speculative["tokens_per_arrival"] >= 8 / 4
-    assert regular["goodput_share"] == speculative["goodput_share"] == 1
-    assert speculative["goodput_ratio_low"] <= speculative["goodput_ratio"]
-    assert speculative["goodput"] == pytest.approx(speculative["requests_per_second"])
-
-
-def test_a_server_with_synthetic_acceptance_is_labelled_and_checked(harness: Harness) -> None:
-    """It accepts half of four tokens, but for the last iteration of a text: 2.33 tokens each."""
-    asked = "decoding.synthetic_acceptance=[0.9,0.5,0]"
-    with ExitStack() as stack:
-        servers = addresses(stack, EchoServer(), EchoServer(num_draft_tokens=4))
-        outcome = harness("latency", *QUICK, *servers, asked)
-    assert "llama-server --spec-synth-rates 0.9,0.45,0,0, or vLLM" in outcome.stderr
-    assert '"synthetic_acceptance_rates": [0.9, 0.45, 0.0, 0.0]' in outcome.stderr
-    assert mentions(outcome.summary, "and was", "2.33 tokens", "2.35 were asked for")
 
 
 def test_chats_need_no_template_here(

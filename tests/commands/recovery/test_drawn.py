@@ -35,7 +35,6 @@ from harness.results.statistics.drawn_tokens import (
 )
 
 VOCABULARY_SIZE = 12
-WARPED = ("temperature", "top_k", "top_p")
 PLAIN = DecodingSettings(temperature=0.7)
 TEST = TokenTest(level=1e-9, shift=0.2)
 
@@ -125,33 +124,6 @@ def test_penalties_count_the_text_alone_or_the_prompt_too() -> None:
     found = asked.probabilities_along(logits, [7, 7], text)
     assert np.log(found[0][3] / found[0][7]) == pytest.approx(2.0)
     assert np.log(found[1][3] / found[1][2]) == pytest.approx(1.5)
-
-
-def test_settings_are_tried_one_at_a_time_at_another_temperature_than_the_run_s() -> None:
-    run = DecodingSettings(temperature=1.0, top_k=9, top_p=0.9)
-    assert samplings(PLAIN, [])[1].name == "temperature=1"
-    found = {
-        one.name: (
-            *(getattr(one.decoding, name) for name in WARPED),
-            one.parameters,
-            one.penalises_prompts,
-        )
-        for one in samplings(run, [3, 5], penalises_prompts=True)
-    }
-    assert found == {
-        "as asked": (1.0, 9, 0.9, {}, False),
-        "temperature=0.7": (0.7, 0, 1.0, {}, False),
-        "top_k=5": (0.7, 5, 1.0, {}, False),
-        "top_p=0.8": (0.7, 0, 0.8, {}, False),
-        "min_p=0.1": (0.7, 0, 1.0, {"min_p": 0.1}, True),
-        "presence_penalty=1": (0.7, 0, 1.0, {"presence_penalty": 1.0}, True),
-        "frequency_penalty=0.5": (0.7, 0, 1.0, {"frequency_penalty": 0.5}, True),
-        "repetition_penalty=1.3": (0.7, 0, 1.0, {"repetition_penalty": 1.3}, True),
-        "logit_bias": (0.7, 0, 1.0, {"logit_bias": {"3": 1.0, "5": 1.0}}, True),
-        "log-probabilities": (1.0, 9, 0.9, {"logprobs": 1}, False),
-        "log-probabilities, no stream": (0.7, 0, 1.0, {"logprobs": 1, "stream": False}, False),
-    }  # fmt: skip
-    assert not any(one.penalises_prompts for one in samplings(run, []))
 
 
 @pytest.mark.parametrize(

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
-import transformers
-from packaging.version import Version
 
-import processes
 from harness.commands.recovery.sampling import Sampling
 from harness.commands.recovery.scores import Scores
 from harness.commands.recovery.workload import Answer, PlannedRequest
@@ -73,27 +68,10 @@ def test_wrong_texts_are_found_and_a_server_that_writes_them_is_no_reference(
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    Version(transformers.__version__) < Version("5.23"), reason="imports torch with any tokenizer"
-)
-def test_an_honest_pair_is_lossless_and_asking_servers_waits_for_no_torch(tmp_path: Path) -> None:
-    script = """
-import sys
-from harness.cli.main import main
-from harness.commands.recovery import record
-record.FEWEST_DRAWS = 100
-try:
-    main()
-finally:
-    print({"torch", "transformers.configuration_utils"} & set(sys.modules))
-"""
+def test_an_honest_pair_is_lossless(harness: Harness, tmp_path: Path) -> None:
     with served(tmp_path, *SERVED) as url:
-        command = [sys.executable, "-c", script, "recovery", *QUICK, *arms(url)]
-        done = processes.run(cwd=tmp_path, command=command)
-    assert done.stdout.endswith("set()\n")
-    assert mentions(done.stdout, "lossless", "all are the model's own")
-    (file,) = tmp_path.rglob("results/recovery.csv")
-    rows = pd.read_csv(file)
+        harness("recovery", *QUICK, *arms(url))
+    rows = results("recovery")
     assert {"reference", "greedy", "sampled", "logprobs"} <= set(rows["check"])
     assert set(rows["arm"]) == {"regular", "speculative"}
     assert list(rows["verdict"][rows["check"] == "logprobs"]) == ["right", "right"]

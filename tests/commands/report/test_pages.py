@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
-from browser import CHROMIUM, browser
-from harness.commands.map.rows import MapRow
+from browser import CHROMIUM, browser, contrast
 from harness.commands.report.command import build
 from harness.reporting.files import Report, escape, html_page, markdown
-from harness.results.statistics.interval import Interval
 from report_files import eval_run, latency_run, write
 
 pytest.importorskip("matplotlib", reason="specharness[report] is not installed")
@@ -30,11 +26,6 @@ def plots(report: Report) -> dict[str, dict[str, list[tuple[str, str]]]]:
     """The plots of each page that has some."""
     drawn = {question: as_svgs(page.plots) for question, page in report.pages.items()}
     return {question: by_name for question, by_name in drawn.items() if by_name}
-
-
-def drawn_of(report: Report) -> dict[str, list[tuple[str, str]]]:
-    """The plots of all pages by their names."""
-    return {name: svgs for by_name in plots(report).values() for name, svgs in by_name.items()}
 
 
 @pytest.fixture(scope="module")
@@ -60,34 +51,12 @@ def html(report: Report, drawn: Plots) -> str:
     return html_page(report, drawn)
 
 
-def contrast(colour: str, other: str) -> float:
-    """The ratio of WCAG 2.2, from 1 to 21."""
-
-    def luminance(code: str) -> float:
-        parts = [int(code[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-        red, green, blue = (
-            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
-        )
-        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
-
-    dark, light = sorted((luminance(colour), luminance(other)))
-    return (light + 0.05) / (dark + 0.05)
-
-
 def assert_visible(svg: str) -> None:
     """What has no colour takes the page's; every other colour can be seen on a light and on a dark page."""
     ElementTree.fromstring(svg.encode())
     for colour in set(re.findall(r"(?:fill|stroke): (?!none)([^;\"]+)", svg)):
         for page_colour in ("#ffffff", "#14181c"):
             assert contrast(colour, page_colour) >= 3, colour
-
-
-def words_of(svg: str) -> set[str]:
-    return {" ".join(text.split()) for text in ElementTree.fromstring(svg.encode()).itertext()}
-
-
-def num_tables(report: Report) -> int:
-    return len(report.all_tables)
 
 
 class Page(HTMLParser):
@@ -126,10 +95,8 @@ def test_the_page_needs_nothing_from_elsewhere(html: str) -> None:
 
 def test_every_plot_is_there_with_other_names(html: str, drawn: Plots) -> None:
     by_name = {name: svgs for page in drawn.values() for name, svgs in page.items()}
-    assert {name: len(svgs) for name, svgs in by_name.items()} == {
-        "num_draft_tokens": 1,
-        "iteration": 1,
-    }
+    numbers = {name: len(svgs) for name, svgs in by_name.items()}
+    assert numbers == {"num_draft_tokens": 1, "iteration": 1}
     page = Page(html)
     # And an interval for each of four pairs, and for the differences in accuracy of two seeds and of both.
     whiskers = [name for name in page.classes if name.startswith("whisker")]
@@ -157,33 +124,6 @@ def test_intervals_look_different_by_what_they_say(tmp_path: Path) -> None:
     assert Page(html).text.count("▲ above 1") == 1
 
 
-def map_rows(context: int = 100, **changes: Any) -> list[MapRow]:
-    """The upper left pays, the lower right does not, and one cell cannot tell."""
-    speedups = {(1, 1): 1.5, (4, 1): 1.2, (16, 1): 1.05, (1, 5): 2.5, (4, 5): 1.25, (16, 5): 0.5}
-    return [
-        MapRow(
-            run=f"map{context}", model="13B", draft="7B", devices="NVIDIA A100", status="ok",
-            arm="speculative", batch_size=size, num_draft_tokens=k, context=context, ms_per_token=1.0,
-            speedup=Interval(speedup, speedup - 0.1, speedup + 0.1),
-            **changes,
-        )
-        for (size, k), speedup in speedups.items()
-    ]  # fmt: skip
-
-
-def test_a_map_is_drawn(tmp_path: Path) -> None:
-    rows = [*map_rows(100), *(replace(row, run="map100") for row in map_rows(400))]
-    report = build([write(tmp_path / "map.csv", rows)])
-    (_, first), (title, _) = drawn_of(report)["map"]
-    assert_visible(first)
-    expected = {"2.50×", "1.25×", "0.50×", "pays", "cannot tell", "does not pay"}
-    assert expected <= words_of(first)
-    assert title == "Speed-up at a context of 400 tokens"
-    page = Page(html_page(report, plots(report)))
-    assert page.opened.count("svg") == 2
-    assert len(page.ids) == len(set(page.ids))
-
-
 def test_the_same_figures_give_the_same_page(report: Report, drawn: Plots, html: str) -> None:
     assert plots(report) == drawn
     assert html_page(report, drawn) == html
@@ -192,7 +132,7 @@ def test_the_same_figures_give_the_same_page(report: Report, drawn: Plots, html:
 def test_markdown_has_as_many_cells_in_every_row(report: Report) -> None:
     text = markdown(report, "")
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
-    assert len(tables) == num_tables(report)
+    assert len(tables) == len(report.all_tables)
     for table in tables:
         assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
     assert "**2.50× (" not in text, "it was measured at one K"
@@ -238,9 +178,8 @@ def test_the_table_of_pairs_sorts_and_filters(tmp_path: Path) -> None:
         for draft in ("7B", "lookup", "1B")
     ]
     page = tmp_path / "report.html"
-    page.write_text(
-        html_page(build([write(tmp_path / "latency.csv", *runs)]), {}), encoding="utf-8"
-    )
+    report = build([write(tmp_path / "latency.csv", *runs)])
+    page.write_text(html_page(report, {}), encoding="utf-8")
     with browser(tmp_path) as chromium:
         chromium.open(page.as_uri(), width=1200)
         chromium.wait_for("document.readyState === 'complete' && document.querySelector('footer')")
@@ -249,12 +188,9 @@ def test_the_table_of_pairs_sorts_and_filters(tmp_path: Path) -> None:
         shown = f"{rows}.map(tr => tr.cells[{column}].innerText)"
         heading = f"document.querySelectorAll('.pairs th button')[{column}]"
         # By number, not as text: 16 is more than 4.
-        assert (
-            chromium.evaluate(f"{heading}.click(), {shown}") == ["16"] * 3 + ["4"] * 3 + ["2"] * 3
-        )
-        assert (
-            chromium.evaluate(f"{heading}.click(), {shown}") == ["2"] * 3 + ["4"] * 3 + ["16"] * 3
-        )
+        for numbers in (("16", "4", "2"), ("2", "4", "16")):
+            expected = [number for number in numbers for _ in range(3)]
+            assert chromium.evaluate(f"{heading}.click(), {shown}") == expected
         typed = "document.querySelector('#pairs input')"
         words = f"{typed}.value = 'lookup 2.60×', {typed}.oninput(), {rows}.map(tr => tr.cells[0].innerText)"
         assert chromium.evaluate(words) == ["13B with lookup"]
