@@ -53,20 +53,6 @@ def without_its_window(directory: Path) -> Planted:
     return ["model=tiny_draft", "draft=tiny_draft"], ["model=tiny_draft", f"draft={directory}"]
 
 
-def other_template(directory: Path) -> Planted:
-    """A server that puts prompts into another chat template than the model's."""
-    for name, template in (("server", " 7 * 8 ="), ("client", "")):
-        model = copied("tiny_draft", directory / name)
-        config = json.loads((model / "tokenizer_config.json").read_text())
-        written = f"{{{{ messages[-1]['content'] }}}}{template}"
-        (model / "tokenizer_config.json").write_text(
-            json.dumps(config | {"chat_template": written})
-        )
-    draft = "draft=early_exit_1"
-    client = [f"model={directory}/client", f"engine.model={directory}/server", draft]
-    return [f"model={directory}/server", draft], [*client, "engine.chat=true", "prompts=tiny"]
-
-
 def honest(directory: Path) -> Planted:
     return OF_TWO_LAYERS, OF_TWO_LAYERS
 
@@ -90,7 +76,6 @@ def compared(directory: Path) -> Planted:
         (honest, "as its weights say"),
         (greedily, "as its weights say"),
         (without_its_window, "accepts more"),
-        (other_template, "other texts"),
         (compared, "accepts less"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),

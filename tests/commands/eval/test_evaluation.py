@@ -15,7 +15,6 @@ import pytest
 from forked import run, start
 from halting import HALTED, halting
 from harness.cli.menu.conversion import from_config
-from harness.commands.eval.page import eval_page
 from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import AnswerRow
 from harness.commands.report.command import build
@@ -23,7 +22,6 @@ from harness.commands.run import record_failure, run_command
 from harness.config.errors import RunError
 from harness.measuring import interleaving
 from harness.results.files import append_rows
-from harness.results.runs import Run
 from harness.results.statistics.proportions import wald_interval, wilson_interval
 from pages import findings
 from processes import end
@@ -275,10 +273,6 @@ def test_a_question_that_a_killed_run_answered_is_never_asked_again(
     assert 2 * next(iter(finished["num_resumed"])) == len(stopped)
 
 
-def test_nothing_answered_prints_nothing() -> None:
-    assert eval_page([Run(eval_run(accuracy=None))]) is None
-
-
 def measured_eval(directory: Path, correct: Sequence[bool], **changes: Any) -> Path:
     """An evaluation with these answers of both arms, in a directory of its own."""
     rows = eval_run(seeds=(0,), directory=str(directory), **changes)
@@ -316,11 +310,3 @@ def test_a_sweep_says_how_what_it_varied_changes_the_accuracy(tmp_path: Path) ->
     assert mentions(first, "same 100 questions")
     assert any("no significant difference" in other for other in others)
     assert not any("against" in other for other in others)
-
-
-def test_a_sweep_over_drafts_has_one_regular_arm(tmp_path: Path) -> None:
-    directories = [
-        measured_eval(tmp_path / draft, [True] * 50 + [False] * 50, draft=draft)
-        for draft in ("7B", "lookup")
-    ]
-    assert not any("against" in line.text for line in findings(build(directories)))

@@ -76,9 +76,7 @@ def test_a_run_prints_a_table_and_writes_its_rows(harness: Harness, pair: list[s
         regular["ms_per_token"] / speculative["ms_per_token"]
     )
     assert speculative["decode_speedup"] > 0
-    assert rows[["speedup_low", "speedup_high"]].isna().all(axis=None), (
-        "four prompts give no interval"
-    )
+    assert rows["speedup_low"].isna().all(), "four prompts give no interval"
     assert regular[["speedup", "acceptance_rate", "draft_ms"]].isna().all()
     assert 1 <= speculative["mean_acceptance_length"] <= 4
     assert speculative["predicted_speedup"] == pytest.approx(
@@ -157,14 +155,14 @@ def test_a_text_may_end_where_the_model_ends_it(harness: Harness, save_model: Sa
     ("settings", "complaint"),
     [
         (["decoding.max_new_tokens=48"], "prompts: 1 of 4 prompts are too long (line 4 of "),
-        (["decoding.max_new_tokens=62", "prompts.too_long=skip"], "prompts: "),
+        (["decoding.max_new_tokens=62", "prompts.too_long=skip"], "too_long=skip leaves none"),
         (["results.file=prompts.txt/latency.csv"], "results.file=prompts.txt/latency.csv: "),
     ],
 )
 def test_mistakes_that_only_the_files_reveal(
     harness: Harness, pair: list[str], settings: list[str], complaint: str
 ) -> None:
-    assert harness.refused("latency", *pair, *QUICK, *settings).startswith(complaint)
+    assert complaint in harness.refused("latency", *pair, *QUICK, *settings)
 
 
 def test_a_failed_run_is_a_row(harness: Harness, save_model: SaveModel) -> None:
@@ -178,21 +176,12 @@ def test_a_failed_run_is_a_row(harness: Harness, save_model: SaveModel) -> None:
     assert rows["ms_per_token"].isna().all()
 
 
-@pytest.fixture
-def long_run(pair: list[str], tmp_path: Path) -> list[str]:
-    """A run of 500 prompts."""
-    (tmp_path / "prompts.txt").write_text("".join(f"prompt {number}\n" for number in range(500)))
-    many = ["prompts=prompts.txt", "num_prompts=500", "decoding.max_new_tokens=8", "num_warmup=1"]
-    return ["latency", *pair, *many]
-
-
 @pytest.mark.slow
-def test_ctrl_c_keeps_what_was_measured(
-    long_run: list[str], harness: Harness, tmp_path: Path
-) -> None:
+def test_ctrl_c_keeps_what_was_measured(pair: list[str], harness: Harness, tmp_path: Path) -> None:
     # Each arm has warmed up and answered three prompts.
     halt = halting("harness.measuring.interleaving.timed_answer", after=2 + 2 * 3)
-    running = start(*long_run, cwd=tmp_path, until=HALTED, before=halt)
+    asked = ["latency", *pair, *QUICK, "num_warmup=1"]
+    running = start(*asked, cwd=tmp_path, until=HALTED, before=halt)
     _, stderr = end(running, signal.SIGINT, 130)
     assert "interrupted" in stderr
     rows = results()
@@ -269,10 +258,9 @@ def test_the_environment_holds_a_command_line_that_runs_again(
     run(*words[1:], "--cfg", "job", cwd=tmp_path)
 
 
-def test_by_default_batches_are_enough_for_an_interval(harness: Harness, pair: list[str]) -> None:
+def test_by_default_batches_are_enough_for_an_interval(harness: Harness) -> None:
     """Eight batches; with the 15 prompts of a batch of one every larger batch would have none."""
-    settings = [setting for setting in QUICK if not setting.startswith("num_prompts")]
-    harness("latency", *pair, *settings, "batch_size=3")
+    harness("latency", *QUICKEST_PAIR, "batch_size=3", "tokens=4")
     row = results().iloc[-1]
     assert row["num_prompts"] == 24
     assert row["speedup_covers"].startswith("8 batches")

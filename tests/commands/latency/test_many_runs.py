@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from harness.reporting.table import legend
 from harness.results.files import append_rows
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import group
-from pages import findings, short
+from pages import findings
 from report_files import latency_run, prompt_rows, write
 
 
@@ -115,33 +113,6 @@ def test_another_target_is_no_rival(tmp_path: Path) -> None:
     runs = [latency_run(speedup=3.0), latency_run(speedup=1.5, model="30B", repository="x/30b")]
     text = " ".join(line.text for line in findings(build([write(tmp_path / "latency.csv", *runs)])))
     assert "Gains significantly less" not in text
-
-
-def test_the_best_k_is_named_among_quiet_and_complete_runs_alone(tmp_path: Path) -> None:
-    def remarks(*runs: Sequence[LatencyRow]) -> str:
-        file = write(tmp_path / f"{len(list(tmp_path.iterdir()))}.csv", *runs)
-        return str(build([file]).tables)
-
-    slow = latency_run(k=2, speedup=1.5)
-    assert "best K" in remarks(slow, latency_run(k=4, speedup=2.0))
-    assert "best K" not in remarks(latency_run(k=2, speedup=0.7), latency_run(k=4, speedup=0.98))
-    interrupted = latency_run(k=2, speedup=1.5, status="interrupted", ms_per_token=50.0)
-    assert "best K" not in remarks(interrupted, latency_run(k=4, speedup=2.0))
-    assert "best K" not in remarks(slow, latency_run(k=4, speedup=2.0, processor_share=0.2))
-
-
-def test_what_a_command_was_filled_in_with_is_a_column_and_no_doubt(tmp_path: Path) -> None:
-    """It changes the regular command, too, whose times then say nothing about the machine."""
-    runs = []
-    for x, ms in (("1", 9.0), ("5", 199.0)):
-        commands = f"serve --delay {x}; serve --delay {x} -k 2"
-        served = {"engine": "server", "server_command": commands, "settings": {"vary.x": x}}
-        regular, row = latency_run(**served)
-        runs.append([dataclasses.replace(regular, ms_per_token=ms), row])
-    (page,) = build([write(tmp_path / "latency.csv", *runs)]).pages.values()
-    shown = " ".join(short(page, 120).split())
-    assert "something other than the settings changed" not in shown
-    assert "x=1" in shown
 
 
 def test_a_table_over_loads_is_in_the_order_of_the_loads() -> None:

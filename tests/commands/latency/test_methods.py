@@ -7,7 +7,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from harness.local.runners import regions
 from harness.local.runners.slots import UnsupportedModelError
 from harness.local.runners.static import StaticRunner
 from in_process import Harness, results
@@ -93,22 +92,6 @@ def test_a_head_that_cannot_be_compiled_drafts_eagerly_and_says_so(
     said = harness("latency", "draft=tiny_medusa", "runner=compiled", *short).stderr
     assert mentions(said, "tiny_medusa", "a test says so", "drafts eagerly")
     assert results().iloc[-1].runner == "compiled+static"
-
-
-def test_a_compiled_head_changes_no_text(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its parts run as they were traced; `test_compiled` has one run of inductor, which takes as long for each part."""
-    monkeypatch.setattr(StaticRunner, "compile", lambda self, *shapes: None)
-    monkeypatch.setattr(
-        "torch._inductor.compile_fx.compile_fx", lambda part, *_, **__: part.forward
-    )
-    monkeypatch.setattr(regions, "_compiled", {})
-    few = ["num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=6", "decoding=greedy"]
-    few += ["decoding.num_draft_tokens=2"]
-    harness("latency", "draft=tiny_eagle3", "runner=compiled", *few)
-    row = results().iloc[-1]
-    assert row.runner == "compiled"
-    assert row.identical_prompts == 2
-    assert regions._compiled, "parts of the head"
 
 
 @pytest.mark.parametrize("head", ["tiny_eagle3", "tiny_medusa"])

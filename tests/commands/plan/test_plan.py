@@ -156,21 +156,6 @@ def test_early_exit_holds_a_cache_and_reads_its_share_of_the_target(plan: Plan) 
     assert 5 / (1 + 4 * 0.3) < row["highest_speedup"] < 5 / (1 + 4 * 0.25)
 
 
-LONG = ["draft=none", "prompt_length=4000", "batch_size=64", "gpus=1", "gpu_memory=40GB"]
-
-
-def test_a_cache_of_unknown_size_is_not_said_to_fit(
-    plan: Plan, save_model: Callable[..., ModelSettings], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("harness.local.models.meta.measured_caches", lambda model: [])
-    model = save_model("mamba", hidden_size=32, num_hidden_layers=2, state_size=8)
-    planned = plan(f"model={model.name}", *LONG)
-    for figure in ("cache_bytes", "needed_bytes", "read_bytes", "lowest_ms_per_token"):
-        assert planned.row[figure] == ""
-    too_large = plan(f"model={model.name}", "draft=none", "gpus=1", "gpu_memory=1MB", code=1)
-    assert " of weights, and 1 × 0.0 GB are free" in too_large.stdout
-
-
 def test_acceptance_predicts_the_speedup(harness: Harness, tmp_path: Path) -> None:
     """Over the bytes that `acceptance` counts itself where nothing else is known."""
     pair = ["model=tiny_draft", "draft=early_exit_1", "tokens=20", "decoding.ignore_eos=true"]

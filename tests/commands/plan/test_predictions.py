@@ -180,19 +180,6 @@ def test_a_run_leaves_its_costs_and_they_are_read_again(harness: Harness) -> Non
     assert "is no file of costs" in harness.refused("plan", f"costs={file}", "acceptance=0.7")
 
 
-def test_a_map_has_prices_too(harness: Harness) -> None:
-    grid = ("batch_sizes=[1,4]", "draft_tokens=[2,4]", "num_prompts=8")
-    harness("map", *SIMULATED, *grid)
-    directory = only("costs.json").parent
-    rows, _ = rows_of(harness, f"costs={directory}", "acceptance=0.7")
-    planted = SimulatedSettings()
-    found = rows.set_index(["batch_size", "num_draft_tokens"]).break_even_tokens
-    assert [*found.index] == [(1, 2), (1, 4), (4, 2), (4, 4)]
-    for load, k in found.index:
-        steps = planted.iteration_ms(k, load) / planted.iteration_ms(0, load)
-        assert found[load, k] == pytest.approx(steps, rel=0.02)
-
-
 def test_a_typed_rate_is_of_one_draft_and_what_drafted_nothing_has_no_price(
     harness: Harness,
 ) -> None:
@@ -217,5 +204,3 @@ def test_a_typed_rate_is_of_one_draft_and_what_drafted_nothing_has_no_price(
     assert mentions(refused, "acceptance=0.7: is of one draft", "few, good", "costs=both.csv@few")
     rows, _ = rows_of(harness, "costs=both.csv@good", "acceptance=0.7")
     assert [*rows.draft] == ["good"]
-    refused = harness.refused("plan", "costs=both.csv@other", "acceptance=0.7")
-    assert "has no draft other, but few, good" in refused

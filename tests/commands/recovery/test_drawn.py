@@ -330,12 +330,3 @@ def test_the_reference_warps_as_the_loops_do(warp: dict[str, float]) -> None:
     # One row of logits will do, and what is added to all of them changes nothing.
     higher = exact_probabilities(logits[0].double().numpy() + 800, DecodingSettings(**warp))
     assert higher == pytest.approx(exact[0])
-
-
-def test_of_equal_logits_at_the_edge_of_top_p_the_reference_keeps_those_that_the_loop_keeps() -> (
-    None
-):
-    logits = torch.tensor([[1.5, 1.4, 1.4, -1.0], [1.4, -1.0, 1.5, 1.4]])
-    exact = exact_probabilities(logits.numpy(), DecodingSettings(temperature=1.0, top_p=0.5))
-    assert exact == pytest.approx(Warp(1.0, top_p=0.5)(logits).double().numpy(), abs=1e-6)
-    assert (exact > 0).tolist() == [[True, True, False, False], [True, False, True, False]]

@@ -15,7 +15,6 @@ from harness.engines.requests import RequestRecord
 from harness.local.drafting.method import Pair
 from in_process import Harness, results
 from pair_server import addresses, pair_servers, shipped_pair
-from wording import mentions
 
 QUICK = ["model=tiny_draft", "engine=server", "batch_size=16", "num_prompts=1", "tokens=8", "K=1"]
 QUICK += ["temperature=1", "shift=0.5", "false_alarm_rate=1e-6", "by_kind=false"]
@@ -82,13 +81,6 @@ def test_texts_beside_a_grammar_are_the_regular_servers(
     assert all(body["response_format"] == {"type": "json_object"} for body in asked)
     rows = results("recovery")
     assert ("lossy" in set(rows["verdict"])) == is_ignored
-
-
-def test_a_grammar_has_no_probabilities_as_its_reference(harness: Harness) -> None:
-    """Neither weights nor log-probabilities of texts know it."""
-    asked = ["engine=server", "model=tiny", "engine.url=http://127.0.0.1:9/v1", "reference=weights"]
-    complaint = harness("recovery", *asked, "engine.extra={grammar: x}", code=2).complaint
-    assert mentions(complaint, "reference=weights", "must be auto with engine.extra={grammar: x}")
 
 
 def test_without_token_ids_the_arms_are_compared(

@@ -113,21 +113,6 @@ def test_a_stream_has_an_entry_for_each_token_of_a_burst(url: str) -> None:
     assert values == pytest.approx(whole["logprobs"]["token_logprobs"], abs=TOLERANCE)
 
 
-def test_prompt_logprobs_as_vllm_has_them(url: str, tokenizer: Any, model: Any) -> None:
-    body = {"prompt": PROMPTS[0], "max_tokens": 2, "prompt_logprobs": 2, "return_token_ids": True}
-    choice = ask(url, body)
-    prompt = choice["prompt_token_ids"]
-    none, *found = choice["prompt_logprobs"]
-    assert none is None
-    for token, shown, distribution in zip(prompt[1:], found, exact(model, prompt), strict=True):
-        assert shown[str(token)] == {
-            "logprob": pytest.approx(float(distribution[token]), abs=TOLERANCE),
-            "rank": 1 + int((distribution > distribution[token]).sum()),
-            "decoded_token": tokenizer.decode([token]),
-        }
-        assert {int(one) for one in shown} == {token, *distribution.topk(2).indices.tolist()}
-
-
 def test_given_texts_are_scored_while_others_are_answered(
     url: str, tokenizer: Any, model: Any
 ) -> None:

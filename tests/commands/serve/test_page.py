@@ -46,15 +46,6 @@ def test_the_page_needs_nothing_from_elsewhere() -> None:
     assert "innerHTML" not in PAGE, "what users and models write is text"
 
 
-def test_every_field_has_a_label() -> None:
-    page = Elements(PAGE)
-    ids = [attributes["id"] for _, attributes in page.found if "id" in attributes]
-    assert len(set(ids)) == len(ids)
-    fields = re.findall(r"<(input|textarea)", PAGE)
-    assert len(re.findall(r"<label[^>]*>[^<]+<(input|textarea)", PAGE)) == len(fields)
-    assert len(page.having("role", "status")) == 1
-
-
 def colours(dark: bool) -> dict[str, str]:
     """The custom properties of a theme; those of the dark one replace the light ones."""
     themes = re.findall(r":root \{(.*?)\}", PAGE, re.S)

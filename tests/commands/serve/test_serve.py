@@ -133,19 +133,6 @@ def test_prompts_as_tokens_and_several_at_once(client: Any) -> None:
     assert several.usage.prompt_tokens == sum(map(len, ids))
 
 
-def test_a_stop_text_is_cut_wherever_the_tokens_part(client: Any) -> None:
-    options: Any = {"model": "tiny", "prompt": PROMPTS[0], "temperature": 0, "max_tokens": 40}
-    text = client.completions.create(**options).choices[0].text
-    for begin in (5, 31):
-        stop = text[begin : begin + 7]
-        expected = text[: text.index(stop)]
-        whole = client.completions.create(**options, stop=[stop, "never there"])
-        assert (whole.choices[0].text, whole.choices[0].finish_reason) == (expected, "stop")
-        chunks = list(client.completions.create(**options, stop=stop, stream=True))
-        assert "".join(chunk.choices[0].text for chunk in chunks) == expected
-        assert whole.usage.completion_tokens < 40
-
-
 def test_a_seed_decides_and_the_batch_does_not(client: Any) -> None:
     """Sampled answers are the same alone and in company, whatever the others ask for."""
     asked = [
