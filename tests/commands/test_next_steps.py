@@ -51,7 +51,6 @@ def all_accepted(steps: list[Step]) -> None:
     [
         "latency",
         "latency model=tiny_draft draft=early_exit K=4 T=0 n=20",
-        "latency --num-prompts 20 details=true",
         "latency precision=2% budget=30s prompts=english",
     ],
 )

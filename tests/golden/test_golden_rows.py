@@ -10,7 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from harness.commands.acceptance.page import acceptance_page
 from harness.commands.compare.rows import CompareRow
-from harness.commands.compare.tables import verdict
+from harness.commands.compare.tables import races_page, verdict
 from harness.commands.eval.page import eval_page
 from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.of_runs import page_of_runs
@@ -389,3 +389,13 @@ def test_a_race(snapshot: SnapshotAssertion, case: str) -> None:
     in_session, alone = as_text(verdict(row, is_session=True)), as_text(verdict(row))
     assert in_session == snapshot
     assert in_session.replace(":set temperature=0", "temperature=0") == alone
+
+
+def test_many_races(snapshot: SnapshotAssertion) -> None:
+    changes: list[Changes] = [
+        {}, {"speedup": 3.0, "acceptance_rate": 0.25}, {"num_draft_tokens": 2},
+        {"speedup": 1.2, "engine": "huggingface"}, {"speedup": None, "regular_ms_per_token": None},
+    ]  # fmt: skip
+    runs = [Run([CompareRow(**RACED | changed)]) for changed in changes]
+    assert full(races_page(runs)) == snapshot
+    assert races_page(runs[-1:]) is None

@@ -204,7 +204,6 @@ def test_a_bad_argument_ends_in_one_line(audit: Audit, tmp_path: Path) -> None:
     Path("b.csv").write_bytes("K,AL\n4,2.5\n".encode("utf-16"))
     for arguments, expected in (
         ([], "takes one file, not 0"),
-        (["a.csv", "a.csv"], "takes one file, not 2"),
         (["none.csv"], "No such file"),
         ([""], "directory"),
         (["b.csv"], "is no text in UTF-8"),

@@ -231,12 +231,12 @@ def test_with_too_few_starts_it_says_which_are_possible() -> None:
 @pytest.mark.slow
 def test_a_slower_version_of_a_server_is_found_and_its_starts_are_kept(harness: Harness) -> None:
     """Versions are the delays of a server's tokens, in seconds; one is no number, so that it does not start."""
-    delays = "0.0010,broken,0.0300"
+    delays = "0.0010,broken,0.0100"
     server = f"{sys.executable} {SUPPORT / 'echo_server.py'} --port {{port}} --delay {{version}}"
     line = ["bisect", f"versions={delays}", "model=tiny", "num_prompts=9", "tokens=4"]
     line += ["decoding=greedy", "--", *shlex.split(server)]
     first = harness(*line)
-    for expected in ("0.0300, or broken (skipped), is the first one slower", "over 99 % sure"):
+    for expected in ("0.0100, or broken (skipped), is the first one slower", "over 99 % sure"):
         assert mentions(first.stdout, expected)
     assert "invalid float value: 'broken'" in first.stderr
     rows = list(Path("outputs/bisect").rglob("latency_prompts.csv"))

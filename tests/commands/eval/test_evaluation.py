@@ -29,6 +29,7 @@ from report_files import eval_run
 from taught_pair import OPERANDS, TARGET_SAYS, save_taught_pair
 from wording import mentions
 
+PUBLISHED = {"regular": 0.429, "speculative": 0.431}
 Evaluate = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 
 
@@ -139,10 +140,8 @@ def test_only_greedy_repetitions_are_copies(
 
 def test_sampled_answers_depend_on_nothing_but_seed_and_question(evaluate: Evaluate) -> None:
     """The speculative arm's last token before the limit may be drafted in one batch and a bonus in another."""
-    sampled = {
-        "decoding": {"temperature": 5.0, "max_new_tokens": 6, "ignore_eos": False},
-        "seeds": [3],
-    }
+    decoding = {"temperature": 5.0, "max_new_tokens": 6, "ignore_eos": False}
+    sampled: dict[str, Any] = {"decoding": decoding, "seeds": [3]}
     _, once = evaluate(**sampled, batch_size=7)
     _, again = evaluate(**sampled, batch_size=20, num_prompts=10)
     texts, repeated = (
@@ -198,10 +197,7 @@ def test_published_accuracies_are_in_the_rows(
     preset = {"name": "13B_2GPUs", "repository": str(taught[0])}
     few = {"num_prompts": 4, "seeds": [0]}
     arms, _ = evaluate(**few, model=preset, operands=[1, 99])
-    assert dict(zip(arms["arm"], arms["published_accuracy"], strict=True)) == {
-        "regular": 0.429,
-        "speculative": 0.431,
-    }
+    assert arms.set_index("arm")["published_accuracy"].to_dict() == PUBLISHED
     assert evaluate(**few, model=preset)[0]["published_accuracy"].isna().all()
     assert evaluate(**few, operands=[1, 99])[0]["published_accuracy"].isna().all()
 

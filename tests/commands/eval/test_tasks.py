@@ -154,13 +154,6 @@ def test_absent_lm_eval_is_told_with_the_command_that_brings_it(
     assert complaint == f"task={task}: {rule}"
 
 
-def test_a_name_is_needed(harness: Harness) -> None:
-    assert "must be one of" in harness.refused("eval", "task='lm_eval:'")
-    assert "addition, gsm8k, lm_eval:NAME" in harness.refused("eval", "task=math500")
-    refused = harness.refused("eval", "task=gsm8k", "replacement=true")
-    assert refused.startswith("replacement=true: must be false with task=gsm8k")
-
-
 @pytest.mark.usefixtures("lm_eval")
 def test_prompts_are_the_contexts_of_the_task_drawn_by_seed() -> None:
     task = LmEvalTask(TASK)

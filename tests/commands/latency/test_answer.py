@@ -130,14 +130,6 @@ def test_decoding_alone_is_said_where_its_speedup_differs() -> None:
     assert "Without the time" not in printed(**intervals, decode_speedup=2.05)
 
 
-def test_the_prediction_names_the_speedup_that_it_is_compared_with() -> None:
-    figures = {"speedup": 1.75, "predicted_speedup": 1.9}
-    of_all = " ".join(printed(**figures).split())
-    assert mentions(of_all, "= 1.90×; measured 1.75×, 92 % of it")
-    of_decoding = " ".join(printed(**figures, decode_speedup=1.88).split())
-    assert mentions(of_decoding, "measured 1.88× without the time to the first token, 99 % of it")
-
-
 @pytest.mark.parametrize(
     ("length", "draft", "verify", "cause"),
     [

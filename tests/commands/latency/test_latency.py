@@ -37,12 +37,7 @@ PROMISED = (
 PROMISED_PROMPTS = (
     "prompt_index category prompt arm completion num_tokens time_ms acceptance_rate acceptance_histogram"
 ).split()
-QUICK = [
-    "num_prompts=4",
-    "decoding.max_new_tokens=8",
-    "decoding.num_draft_tokens=3",
-    "prompts=prompts.txt",
-]
+QUICK = ["num_prompts=4", "tokens=8", "K=3", "prompts=prompts.txt"]
 # For what is around the engine.
 PLANTED = ["engine=simulated"]
 
@@ -128,12 +123,6 @@ def test_the_figures_of_a_run_follow_from_its_prompts(harness: Harness, pair: li
     assert drafted["num_tokens"].sum() == len(drafted) + num_iterations + num_accepted
 
 
-def test_without_a_draft_the_regular_arm_stands_alone(harness: Harness) -> None:
-    harness("latency", *PLANTED, "draft=none", *QUICK)
-    assert list(results()["arm"]) == ["regular"]
-    assert results()["draft"].isna().all()
-
-
 def test_a_test_run_is_short_and_says_so(harness: Harness) -> None:
     outcome = harness("latency", *PLANTED, "prompts=prompts.txt", "num_prompts=4", "test=true")
     said = "test=true: num_prompts=2 in place of 4 and decoding.max_new_tokens=16 in place of 64"
@@ -199,12 +188,7 @@ def test_a_batch_is_never_larger_than_its_label(harness: Harness, pair: list[str
 
 
 # The draft, a GPT-2, takes 64 tokens; the last prompt has 19.
-LONG = [
-    "decoding.max_new_tokens=48",
-    "decoding.num_draft_tokens=3",
-    "prompts=prompts.txt",
-    "num_prompts=4",
-]
+LONG = ["num_prompts=4", "tokens=48", "K=3", "prompts=prompts.txt"]
 
 
 def test_prompts_that_are_too_long_are_left_out(harness: Harness, pair: list[str]) -> None:

@@ -24,14 +24,8 @@ METHODS = {
     "auto": ["decoding.num_draft_tokens=auto"],
 }
 GREEDY = ["num_prompts=3", "num_warmup=0", "decoding=greedy", "decoding.max_new_tokens=12"]
-DRAWN = [
-    "num_prompts=3",
-    "decoding.max_new_tokens=8",
-    "num_draws=1500",
-    "shift=0.3",
-    "batch_size=64",
-    "samplings=[as_asked]",
-]
+DRAWN = ["num_prompts=3", "tokens=8", "num_draws=1500", "shift=0.3", "batch_size=64"]
+DRAWN += ["samplings=[as_asked]"]
 
 
 @pytest.fixture(scope="module")

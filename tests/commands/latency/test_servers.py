@@ -18,7 +18,7 @@ import processes
 from documented import typed_lines, words_of
 from echo_server import EchoServer, serving
 from in_process import Harness, only, results
-from pair_server import PairServer, addresses, pair_servers, shipped_pair
+from pair_server import PairServer, pair_servers, shipped_pair
 from wording import mentions
 
 QUICK = ["engine=server", "model=tiny", "num_prompts=9", "decoding.max_new_tokens=8"]
@@ -262,21 +262,15 @@ EVAL = ["eval", "engine=server", "model=tiny", "num_prompts=6", "batch_size=2", 
 EVAL += ["decoding=greedy"]
 
 
-@pytest.fixture
-def stack() -> Iterator[ExitStack]:
-    with ExitStack() as stack:
-        yield stack
-
-
 @pytest.fixture(scope="module")
 def servers() -> tuple[PairServer, PairServer]:
     return pair_servers(shipped_pair())
 
 
 def test_eval_keeps_what_it_has_and_goes_on_after_a_failed_request(
-    harness: Harness, stack: ExitStack, servers: tuple[PairServer, PairServer]
+    harness: Harness, serve: Serve, servers: tuple[PairServer, PairServer]
 ) -> None:
-    urls = addresses(stack, *servers)
+    urls = serve(*servers)
     # Answers of a server that may have been restarted with other flags are not taken up.
     for server in servers:
         server.started = 1
@@ -297,10 +291,10 @@ def test_eval_keeps_what_it_has_and_goes_on_after_a_failed_request(
 
 
 def test_compare_races_two_servers(
-    harness: Harness, stack: ExitStack, servers: tuple[PairServer, PairServer]
+    harness: Harness, serve: Serve, servers: tuple[PairServer, PairServer]
 ) -> None:
     settings = ["engine=server", "model=tiny", "decoding=greedy", "tokens=12", "prompt=Once upon"]
-    urls = addresses(stack, *servers)
+    urls = serve(*servers)
     record = json.loads(harness("compare", *settings, *urls, "json=true").stdout)
     assert record["regular_completion"] == record["speculative_completion"] != ""
     # What the server does not tell is not denied.

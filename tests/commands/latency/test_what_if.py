@@ -29,12 +29,7 @@ PAIR = [
     "model=30B", "draft=7B_8bit", "weights=random",
     *(f"{role}.architecture.{size}" for role in ("model", "draft") for size in SMALL.split()),
 ]  # fmt: skip
-QUICK = [
-    "prompts=prompts.txt",
-    "num_prompts=3",
-    "decoding.max_new_tokens=8",
-    "decoding.num_draft_tokens=3",
-]
+QUICK = ["num_prompts=3", "tokens=8", "K=3", "prompts=prompts.txt"]
 
 
 @pytest.fixture(autouse=True)
@@ -124,14 +119,6 @@ def test_rates_of_one_run_are_replayed_in_another_and_predict_another_k(harness:
     assert overlap(interval_at(last_row(), 2), interval_at(real, 2))
     # Its twin: the interval of another K is not that of this one.
     assert not overlap(interval_at(last_row(), 2), interval_at(real, 5))
-
-
-def test_a_draft_of_one_pass_says_nothing_of_smaller_k(harness: Harness) -> None:
-    few = ["num_prompts=2", "decoding.max_new_tokens=12"]
-    harness("latency", "draft=tiny_dflash", *few)
-    row = last_row()
-    assert row.pass_ms_by_width is not None
-    assert row.tokens_per_iteration_by_num_draft_tokens is None
 
 
 QUICK_PAIR = [*QUICKEST_PAIR, "num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=24"]

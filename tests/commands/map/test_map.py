@@ -156,15 +156,12 @@ def test_a_server_whose_k_depends_on_its_load_has_none() -> None:
     ("arguments", "complaint"),
     [
         (["batch_sizes=[4,1]"], "batch_sizes=[4,1]: must be numbers from 1 on that rise"),
-        (["draft_tokens=[]"], "draft_tokens=[]: must have a number"),
         (
             ["draft=suffix", "draft.shared=true", "batch_sizes=[1,16]"],
             "batch_sizes=16: asks num_prompts=128, which must be at most 40, the prompts of the set",
         ),
-        (["draft_tokens=[1,2000]"], "draft_tokens=2000: must be at most 1024"),
         (["contexts=[100000]"], "contexts=100000: the texts of this set are enough for"),
         (["batch_size=8"], "batch_size=8: changes nothing: batch_sizes"),
-        (["draft=none"], "draft=none: must be set"),
         (["engine=huggingface"], "batch_sizes=[1,4,16]: must be [1] with engine=huggingface"),
         (
             [*SERVER, "engine.url=http://localhost:1/v1"],

@@ -120,7 +120,7 @@ def compare(
 
 @pytest.mark.parametrize(
     ("warping", "num_draft_tokens", "num_draws"),
-    [({}, 3, 8000), ({"top_k": 5, "top_p": 0.9}, 1, NUM_DRAWS)],
+    [({}, 3, NUM_DRAWS), ({"top_k": 5, "top_p": 0.9}, 1, NUM_DRAWS)],
     ids=str,
 )
 def test_the_honest_arm_is_lossless(

@@ -50,10 +50,6 @@ def client(url: str) -> Iterator[Any]:
         yield made
 
 
-def regular(url: str) -> Any:
-    return openai.OpenAI(base_url=f"{url}/regular/v1", api_key="none", max_retries=0)
-
-
 def get(url: str, **options: Any) -> Any:
     return CLIENT.get(url, **options)
 
@@ -69,8 +65,7 @@ def test_completions(client: Any, url: str) -> None:
     assert (told["version"], told["started"] > 1_700_000_000) == (__version__, True)
     greedy = {"model": "tiny", "prompt": PROMPTS[0], "temperature": 0, "max_tokens": 30}
     whole = client.completions.create(**greedy)
-    with regular(url) as other:
-        alone = other.completions.create(**greedy)
+    alone = client.with_options(base_url=f"{url}/regular/v1").completions.create(**greedy)
     assert whole.choices[0].text == alone.choices[0].text
     assert whole.usage.completion_tokens == 30
     assert whole.usage.prompt_tokens + 30 == whole.usage.total_tokens
@@ -287,7 +282,6 @@ def test_a_race_is_shown_while_it_runs(url: str) -> None:
         counts = [frame["num_tokens"] for frame in frames if frame["name"] == arm["name"]]
         assert counts == sorted(counts)
         assert counts[0] == 1
-    assert {arm["num_tokens"] for arm in race["arms"]} == {40}
     assert race["identical"]
     times = [step["at"] for step in race["arms"][1]["steps"]]
     assert times == sorted(times)
