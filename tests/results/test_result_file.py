@@ -106,4 +106,4 @@ def test_another_version_and_damage_are_said(
 def test_a_row_of_a_report_needs_a_run(harness: Harness) -> None:
     Path("empty.csv").write_text("run,arm\n")
     harness("report", "empty.csv", "format=row", code=2)
-    assert "must be row" in harness("report", "format=md", code=2).complaint
+    assert "must be page or row" in harness("report", "format=md", code=2).complaint
