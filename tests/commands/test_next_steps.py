@@ -12,7 +12,6 @@ import pytest
 
 from harness.commands.eval.page import eval_page
 from harness.commands.latency.tables.answer import page_of_run
-from harness.config.errors import SettingError
 from harness.config.machine import note_command_line
 from harness.reporting import words
 from harness.results.runs import Run
@@ -52,7 +51,6 @@ def all_accepted(steps: list[Step]) -> None:
     [
         "latency",
         "latency model=tiny_draft draft=early_exit K=4 T=0 n=20",
-        "latency --num-prompts 20 details=true",
         "latency precision=2% budget=30s prompts=english",
     ],
 )
@@ -99,11 +97,6 @@ def test_the_next_command_of_eval_is_accepted(changes: dict[str, Any]) -> None:
     with collected() as steps:
         short(eval_page([Run(rows)]))
     all_accepted(steps)
-
-
-def test_a_wrong_step_is_found() -> None:
-    with pytest.raises(SettingError, match="num_draft_tokens"):
-        accepted(Step("more", command="harness latency K=-1"))
 
 
 def test_the_steps_of_runs_are_accepted_and_one_runs(harness: Harness) -> None:

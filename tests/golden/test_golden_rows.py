@@ -10,7 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from harness.commands.acceptance.page import acceptance_page
 from harness.commands.compare.rows import CompareRow
-from harness.commands.compare.tables import verdict
+from harness.commands.compare.tables import races_page, verdict
 from harness.commands.eval.page import eval_page
 from harness.commands.latency.tables.answer import page_of_run
 from harness.commands.latency.tables.of_runs import page_of_runs
@@ -135,6 +135,16 @@ ITSELF = {
 UNKNOWN_COSTS = dict.fromkeys(
     "acceptance_rate tokens_per_iteration mean_acceptance_length predicted_speedup time_to_first_token_ms".split()
 )
+TWO_GPUS = {"weight_bytes": {"cuda:0": 1, "cuda:1": 1}, "draft_repository": "owner/7b"}
+BUSY = {"load": 9.0, "num_cores": 2, "num_threads": 2, "target_step_ms": 100.0}
+HARDLY = {"speedup": 0.87, "speedup_low": 0.57, "speedup_high": 1.33}
+BY_K = "tokens_per_iteration_by_num_draft_tokens"
+KNOWN_COSTS = {
+    "target_step_ms": 100.0,
+    "draft_ms": 40.0,
+    "verify_ms": 110.0,
+    "speedup_covers": "15 prompts",
+}
 LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "all held": (HELD | STEADY | {"processor_share": 0.9}, {"drafted": False}),
     "nothing held": (HELD | STEADY | {"drifted": True, "num_throttled_units": 1},
@@ -166,6 +176,23 @@ LATENCIES: dict[str, tuple[Changes, Changes]] = {
     "nothing drafted": (UNKNOWN_COSTS | COMMANDS | {"drafted": False}, {}),
     "a regular step of a server": ({"requests_per_second": 1.0} | ITSELF, {}),
     "failed": (NO_BOUNDS | {"status": "failed", "error": "wrong", "speedup_covers": "1 block"}, {}),
+    "a pipeline of layers": (TWO_GPUS | {"processor_share": 0.4}, {}),
+    "a layer in main memory": (TWO_GPUS | {"weight_bytes": {"cuda:0": 1, "cpu": 1}}, {}),
+    "too few batches": (NO_BOUNDS | {"speedup_covers": "4 batches", "batch_size": 4}, {}),
+    "too few prompts": (NO_BOUNDS | {"speedup_covers": "3 prompts", "num_prompts": 3}, {}),
+    "too few prompts, asked again": (NO_BOUNDS | {"speedup_covers": "3 prompts"}, {}),
+    "threads that wait": (BUSY | {"processor_share": 0.18, "speedup_covers": "15 prompts"}, {}),
+    "one thread that waits": (BUSY | {"processor_share": 0.18, "num_threads": 1, "speedup_covers": "15 prompts"}, {}),
+    "slow verification": (HARDLY | KNOWN_COSTS | {"verify_ms": 500.0}, {}),
+    "slow beside others": (HARDLY | KNOWN_COSTS | BUSY | {"verify_ms": 500.0, "processor_share": 0.16}, {}),
+    "a busy machine and servers elsewhere": (COMMANDS | BUSY | {"processor_share": 0.4, "server_command": None}, {}),
+    "a busy machine and its own servers": (COMMANDS | BUSY | {"processor_share": 0.4, "url": "http://127.0.0.1:1/v1",
+                                           "regular_url": "http://127.0.0.1:2/v1", "server_command": None}, {}),
+    "a slow server": (COMMANDS | {"speedup": 0.8, "speedup_low": 0.7, "speedup_high": 0.9}, {}),
+    "a larger K": (KNOWN_COSTS | {BY_K: [1.9, 2.6, 3.1, 3.5], "tokens_per_iteration": 3.5}, {}),
+    "a smaller K": (KNOWN_COSTS | {BY_K: [1.9, 1.95, 1.96, 1.96], "tokens_per_iteration": 1.96}, {}),
+    "no K": (KNOWN_COSTS | {BY_K: [1.01, 1.01, 1.01, 1.01], "tokens_per_iteration": 1.01}, {}),
+    "a command to show": (COMMANDS | {"speedup_covers": "15 prompts", "num_tokens": 960}, {}),
 }  # fmt: skip
 
 
@@ -202,6 +229,8 @@ MANY: dict[str, list[tuple[float, Changes]]] = {
         (2.0, SURE | {"placement": "cpu"}), (1.5, SURE), (2.0, SURE | {"model": "30B", "processor_share": 0.5}),
     ],
     "busy all the time": [(speedup, DRAFTS[0] | SURE | {"processor_share": 0.5, "k": 2}) for speedup in (1.5, 2.0)],
+    "one drifted": [(1.5, SURE | {"k": 2}), (2.0, SURE | {"drifted": True})],
+    "one drifted, one busy": [(1.5, SURE | {"k": 2, "drifted": True}), (2.0, SURE | BUSY | {"processor_share": 0.4})],
     "none pays": [(1.0, ALONE), *((0.8, draft | SURE) for draft in DRAFTS[:2])],
     "two drafts with several K": [(1 + k / 9, draft | SURE | {"k": k}) for k in (2, 4, 8) for draft in DRAFTS[:2]],
     "none is shown to": [(0.7, DRAFTS[0] | SURE), (0.74, DRAFTS[1] | SURE | LOSS_AT_99)],
@@ -360,3 +389,13 @@ def test_a_race(snapshot: SnapshotAssertion, case: str) -> None:
     in_session, alone = as_text(verdict(row, is_session=True)), as_text(verdict(row))
     assert in_session == snapshot
     assert in_session.replace(":set temperature=0", "temperature=0") == alone
+
+
+def test_many_races(snapshot: SnapshotAssertion) -> None:
+    changes: list[Changes] = [
+        {}, {"speedup": 3.0, "acceptance_rate": 0.25}, {"num_draft_tokens": 2},
+        {"speedup": 1.2, "engine": "huggingface"}, {"speedup": None, "regular_ms_per_token": None},
+    ]  # fmt: skip
+    runs = [Run([CompareRow(**RACED | changed)]) for changed in changes]
+    assert full(races_page(runs)) == snapshot
+    assert races_page(runs[-1:]) is None

@@ -72,6 +72,20 @@ class Page:
         return bytes(message)
 
 
+def contrast(colour: str, other: str) -> float:
+    """The ratio of two colours by WCAG 2.2, from 1 to 21."""
+
+    def luminance(code: str) -> float:
+        parts = [int(code[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        red, green, blue = (
+            part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts
+        )
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    dark, light = sorted((luminance(colour), luminance(other)))
+    return (light + 0.05) / (dark + 0.05)
+
+
 @contextmanager
 def browser(directory: Path, *options: str) -> Iterator[Page]:
     """Chromium without a window; `directory` is for its profile."""

@@ -14,7 +14,6 @@ from harness.commands.serve.command import listen
 from harness.commands.serve.record import ServeSettings
 from harness.commands.serve.served_model import ServedModel
 from harness.config.demand import Demand
-from harness.config.run import RunnerName
 from harness.config.settings import ModelSettings
 from harness.engines.keeper import PairKeeper
 from harness.local.drafting.methods import ModelDraftSettings
@@ -24,9 +23,7 @@ BATCH_SIZE = 6
 
 
 @contextmanager
-def own_service(
-    directory: Path, runner: RunnerName = "eager", fault: str = "none"
-) -> Iterator[str]:
+def own_service(directory: Path) -> Iterator[str]:
     """The address of the API over the models `target` and `draft` in a directory."""
     target = ModelSettings(name="target", repository=str(directory / "target"))
     draft = ModelDraftSettings(name="draft", repository=str(directory / "draft"))
@@ -35,12 +32,11 @@ def own_service(
         model=target,
         draft=draft,
         batch_size=BATCH_SIZE,
-        runner=runner,
+        runner="eager",
         port=0,
-        fault=fault,
     )
     keeper = PairKeeper()
-    keeper.place(settings, Demand(BATCH_SIZE, 256, 256, 4, runner))
+    keeper.place(settings, Demand(BATCH_SIZE, 256, 256, 4, "eager"))
     keeper.load()
     served = ServedModel(keeper, settings, lambda message: None)
     listening = listen(settings)

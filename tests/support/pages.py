@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from harness.reporting.files import Report
 from harness.reporting.page import Page, in_full, in_short
-from harness.reporting.table import Line, Table
+from harness.reporting.table import Line
 from harness.reporting.terminal import PLAIN_WIDTH, as_text
 
 
@@ -16,11 +16,6 @@ def short(page: Page | None, width: int = 80) -> str:
 def full(page: Page | None, width: int = PLAIN_WIDTH) -> str:
     """The page as `details=true` prints it; empty where there is none."""
     return "" if page is None else as_text(in_full(page), width)
-
-
-def tables_of(page: Page | None) -> list[Table]:
-    """The tables of a page for files; [] where there is none."""
-    return [] if page is None else page.full_tables
 
 
 def findings(report: Report) -> list[Line]:

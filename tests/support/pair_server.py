@@ -37,11 +37,9 @@ class PairServer(EchoServer):
     Attributes:
         arm: that answers.
         temperature_factor: the fault of a server that draws at another temperature than it was asked for.
-        tokenizer: that writes the texts of answers; None for letters by number.
     """
 
     arm: Arm | None = None
-    tokenizer: Any = None
     temperature_factor: float = 1.0
     spoil: Callable[[Tokens], Tokens] = lambda tokens: tokens
     _waiting: list[tuple[dict[str, Any], asyncio.Future[list[int]]]] = field(default_factory=list)
@@ -56,8 +54,6 @@ class PairServer(EchoServer):
             asyncio.get_running_loop().create_task(self._work())
         tokens = await answer
         text = "".join(chr(FIRST_LETTER + t % 26) for t in tokens)
-        if self.tokenizer is not None:
-            text = self.tokenizer.decode(tokens, skip_special_tokens=True)
         choice: dict[str, Any] = {"index": 0, "text": text}
         choice |= {"finish_reason": "length"} | (
             {"token_ids": tokens} if self.dialect == "vllm" else {}

@@ -93,10 +93,6 @@ class Terminal:
             assert time.monotonic() < deadline, f"still running:\n{self.text}"
         return self._process.wait(PATIENCE_S)
 
-    def signal(self, number: int) -> None:
-        """Send a signal: SIGTERM, as a scheduler does, or SIGHUP."""
-        self._process.send_signal(number)
-
     def close_window(self) -> int:
         """End the terminal itself, for which the kernel sends SIGHUP; the command's exit code."""
         self._close()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import echo_server
 from harness.commands.acceptance.health import health_columns
 from harness.engines.door.reading import ReadText
 from harness.engines.requests import RequestRecord
@@ -23,7 +21,6 @@ from harness.results.statistics.iterations import acceptance_chances, cut
 from in_process import Harness, results
 from planted_faults import planted
 from served import served
-from wording import mentions
 
 SHIPPED = Path(__file__).parents[3] / "harness" / "local" / "models" / "shipped"
 ASKED = [
@@ -56,20 +53,6 @@ def without_its_window(directory: Path) -> Planted:
     return ["model=tiny_draft", "draft=tiny_draft"], ["model=tiny_draft", f"draft={directory}"]
 
 
-def other_template(directory: Path) -> Planted:
-    """A server that puts prompts into another chat template than the model's."""
-    for name, template in (("server", " 7 * 8 ="), ("client", "")):
-        model = copied("tiny_draft", directory / name)
-        config = json.loads((model / "tokenizer_config.json").read_text())
-        written = f"{{{{ messages[-1]['content'] }}}}{template}"
-        (model / "tokenizer_config.json").write_text(
-            json.dumps(config | {"chat_template": written})
-        )
-    draft = "draft=early_exit_1"
-    client = [f"model={directory}/client", f"engine.model={directory}/server", draft]
-    return [f"model={directory}/server", draft], [*client, "engine.chat=true", "prompts=tiny"]
-
-
 def honest(directory: Path) -> Planted:
     return OF_TWO_LAYERS, OF_TWO_LAYERS
 
@@ -93,7 +76,6 @@ def compared(directory: Path) -> Planted:
         (honest, "as its weights say"),
         (greedily, "as its weights say"),
         (without_its_window, "accepts more"),
-        (other_template, "other texts"),
         (compared, "accepts less"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
@@ -112,8 +94,6 @@ def test_a_planted_fault_is_seen(
     rows = results("acceptance").set_index("num_draft_tokens")
     assert rows.health[4] == health, outcome
     assert rows.health[[1, 2, 3]].isna().all()
-    said = "accepts less than rejection sampling would: another rule, or a damaged draft"
-    assert mentions(outcome.stdout, said) == (health == "accepts less")
     assert (rows.draft_sampling == "greedy").all() == (plant is greedily)
 
 
@@ -158,10 +138,3 @@ def test_a_drafter_is_judged_by_what_its_server_reports(
     request = RequestRecord(0, 3, token_ids=[5] * 41, num_tokens=41, **answer)
     found = health_columns({"": [read_text(is_own)]}, [request], 1)
     assert found["health"] == health, found
-
-
-def test_only_the_server_that_is_judged_is_started(harness: Harness) -> None:
-    echo = [sys.executable, str(Path(echo_server.__file__)), "--port", "{port}", "-k", "4"]
-    asked = ["model=tiny_draft", "draft=lookup", *ASKED, "decoding.max_new_tokens=4"]
-    outcome = harness("acceptance", *asked, "--", *echo, code=1)
-    assert "texts are not" in outcome.complaint

@@ -62,6 +62,7 @@ def test_each_answer_counts_as_if_it_stood_alone(harness: Harness, tmp_path: Pat
     assert parts.part.unique().tolist() == ["1", "2 to 3"]
 
 
+AS_TEXT = ("chat_template=never",)
 TOOLS = {"tools": [{"type": "function", "function": {"name": "find"}}]}
 
 
@@ -69,17 +70,9 @@ TOOLS = {"tools": [{"type": "function", "function": {"name": "find"}}]}
     ("row", "typed", "line"),
     [
         (chat(ASKED, FIRST), (), "chat_template=auto: this model's tokenizer has none"),
-        (
-            chat(ASKED, FIRST, **TOOLS),
-            ("chat_template=never",),
-            "chat_template=never: 1 of 1 prompts have tools",
-        ),
-        (chat(ASKED, ""), ("chat_template=never",), "has no answer of two tokens or more"),
-        (
-            chat(ASKED, 300 * FIRST),
-            ("chat_template=never",),
-            "1 of 1 prompts are too long with their answers (line 1 of ",
-        ),
+        (chat(ASKED, FIRST, **TOOLS), AS_TEXT, "chat_template=never: 1 of 1 prompts have tools"),
+        (chat(ASKED, ""), AS_TEXT, "has no answer of two tokens or more"),
+        (chat(ASKED, 300 * FIRST), AS_TEXT, "1 of 1 prompts are too long with their answers"),
     ],
 )
 def test_conversations_that_cannot_be_read(
@@ -87,14 +80,6 @@ def test_conversations_that_cannot_be_read(
 ) -> None:
     file = write(tmp_path / "chat.jsonl", row)
     assert line in harness.refused("acceptance", *QUICKEST_PAIR, file, "up_to=2", *typed)
-
-
-def test_a_question_at_the_end_is_not_read(harness: Harness, tmp_path: Path) -> None:
-    file = write(tmp_path / "chat.jsonl", chat(ASKED, FIRST, MORE), chat(ASKED))
-    outcome = harness("acceptance", *QUICKEST_PAIR, file, "up_to=2", "chat_template=never")
-    assert "1 conversation ends without an answer" in outcome.stderr
-    assert "1 prompt without an answer left out" in outcome.stderr
-    assert results("acceptance").num_texts.tolist() == [1, 1]
 
 
 def test_a_turn_costs_what_an_iteration_does_at_its_context(

@@ -77,23 +77,6 @@ def test_costs(audit: Audit, text: str, expected: str) -> None:
     assert expected in printed
 
 
-def test_where_gains_part_no_cost_is_given(audit: Audit) -> None:
-    """The last row of a published sweep: 1.41× by its users' times, 0.74× by what the server does."""
-    text = (
-        "draft,K,in_flight,tokens_per_second_per_user,ms_per_token,AL\n"
-        "none,,128,41.872,23.6244,\nDSpark,7,128,30.992,16.7543,3.4276\n"
-    )
-    code, printed = audit(pasted=text)
-    parts = (
-        "1.41× by ms/token, 0.74× by tokens/s per user: so far apart, requests queue or runs differ"
-    )
-    assert f"{parts}, and no cost follows" in printed
-    assert (code, "An iteration costs" in printed) == (0, False)
-    # A single request waits for none: its first token counts in one of them.
-    _, printed = audit(pasted=text.replace(",128,", ",1,"))
-    assert "An iteration costs 2.43 regular steps" in printed
-
-
 @pytest.mark.parametrize("seed", range(2))
 def test_planted_lines_are_found_and_steps_are_named(audit: Audit, seed: int) -> None:
     """Costs that are planted come back from rounded figures: fixed and per token, or the place of the step."""
@@ -129,7 +112,6 @@ def test_planted_lines_are_found_and_steps_are_named(audit: Audit, seed: int) ->
         ("speedup=2.40 length=2.60", 0, "drafting and verifying must be almost free"),
         ("speedup=2.0 K=3 acceptance=0.70", 0, "3.10 tokens per iteration of"),
         ("length=6.2 K=4", 1, "tokens per iteration 6.2 is above 5"),
-        ("length=3.1", 3, "3.10 tokens per iteration pay if an iteration costs less than 3.10"),
         # It yields 2.6 tokens, and nothing takes less than a step.
         ("speedup=5 K=4 acceptance=0.4", 3, "is above the 2.60 tokens per iteration, in no less than a regular step"),
     ],
@@ -147,41 +129,27 @@ def test_result_files_are_read_by_their_keys(audit: Audit, tmp_path: Path) -> No
     rates = {"spec_decode_acceptance_length": 2.65, "spec_decode_acceptance_rate": 55.0}
     vllm = {**served, "mean_tpot_ms": 11.96, **drafts, **rates}
     plain = {**served, "mean_tpot_ms": 25.12, "output_throughput": 39.8}
-    sglang = {
-        **served,
-        "total_output_tokens_retokenized": 1,
-        "mean_tpot_ms": 11.96,
-        "accept_length": 2.65,
-    }
+    sglang = {**served, "total_output_tokens_retokenized": 1, "mean_tpot_ms": 11.96}
+    sglang["accept_length"] = 2.65
     aiperf = {
         "aiperf_version": "0.5.0",
         "inter_token_latency": {"unit": "ms", "avg": 11.96},
         "spec_decode_acceptance_length": {"unit": "tokens", "avg": 2.65},
     }
-    mean = {"successful": {"mean": 11.96}}
     metrics = {
-        "inter_token_latency_ms": mean,
+        "inter_token_latency_ms": {"successful": {"mean": 11.96}},
         "output_tokens_per_second": {"successful": {"mean": 83.6}},
     }
-    for name, content in {
-        "plain": plain,
-        "vllm": vllm,
-        "sglang": sglang,
-        "aiperf": aiperf,
-        "guidellm": {"benchmarks": [{"metrics": metrics}]},
-    }.items():
+    guidellm = {"benchmarks": [{"metrics": metrics}]}
+    Path("plain.json").write_text(json.dumps(plain))
+    files = {"vllm": vllm, "sglang": sglang, "aiperf": aiperf, "guidellm": guidellm}
+    for name, content in files.items():
         Path(f"{name}.json").write_text(json.dumps(content))
         arguments = ["length=2.65"] if name == "guidellm" else []
         _, printed = audit(f"{name}.json", "baseline=plain.json", *arguments)
-        if name != "plain":
-            assert "2.65 tokens per iteration of 1.26 steps, 2.10×" in printed, name
+        assert "2.65 tokens per iteration of 1.26 steps, 2.10×" in printed, name
     _, printed = audit("vllm.json", "baseline=39.8")
-    assert (
-        "spec_decode_acceptance_rate → acceptance_rate · draft tokens / drafts → num_draft_tokens"
-        in printed
-    )
     assert "(K=3): 2.65 tokens" in printed
-    assert "55 %" in printed
     assert "with all accepted 3.1" in printed
     # SGLang appends a line for each run.
     Path("runs.jsonl").write_text(f"{json.dumps(sglang)}\n{json.dumps(sglang)}\n")
@@ -199,9 +167,7 @@ FORMS = ("table.md", "baseline=without.json", "speedup=1.4 K=3 acceptance=0.7")
         "Our draft is 3.0x faster, with an acceptance rate of 70.0% at 4 draft tokens.",
         "Without SD: 2.2 t/s.\nWith SD: 3.5 t/s.\n",
         "slot print_timing:\n       eval time = 2020.00 ms / 101 tokens (   20.00 ms per token,    50 tokens/s)\n",
-        "Drafts:                 104880    \nDraft tokens:           839040    \n",
         '[{"K": 4, "speedup": 1.95}]',
-        "a_mtp:\n  thinking_on: {1: 1.79, 2: 2.27}\n",
         '{"a": ' * 5000,
         "a" * 300,
     ],
@@ -220,10 +186,7 @@ def test_other_texts_are_refused_in_one_line_that_shows_what_is_read(
     ("text", "expected"),
     [
         ("model,score\nx,1\n", "no acceptance, length, speed-up or speed of both arms"),
-        ("model,score\nx,1\n", "'columns={\"model\": \"NAME\"}'"),
-        ("name,b,c,d,e,f,g,h\nx,1,2,3,4,5,6,7\n", "known: name, b, c, d, e, f, g, h ("),
         ("name,b,c,d,e,f,g,h,i\nx,1,2,3,4,5,6,7,8\n", "known: name, b, c, d, e, f, g, h, 1 more ("),
-        ("|  | score |\n|---|---|\n| x | 1 |", "in columns that are known: score ("),
         ("K,AL\n4,2.5\n5,2.6,7\n", "no table that is read"),
         ("| K | AL |\n|---|---|\n", "no table that is read"),
         ("<table><tr><td>4</td></tr></table>", "an HTML table, which is not read"),
@@ -241,15 +204,12 @@ def test_a_bad_argument_ends_in_one_line(audit: Audit, tmp_path: Path) -> None:
     Path("b.csv").write_bytes("K,AL\n4,2.5\n".encode("utf-16"))
     for arguments, expected in (
         ([], "takes one file, not 0"),
-        (["a.csv", "a.csv"], "takes one file, not 2"),
         (["none.csv"], "No such file"),
         ([""], "directory"),
         (["b.csv"], "is no text in UTF-8"),
         (["a.csv", "bach_size=3"], "did you mean batch_size?"),
-        (["a.csv", "temperature=-1"], "no such argument"),
         (["a.csv", "batch_size=many"], "batch_size=many: must be a number"),
         (["K=-1", "speedup=2"], "num_draft_tokens=-1: must be a number"),
-        (["K=3", "draft=x"], "takes one file"),
         (["a.csv", "columns={AL"], "must be {HEADING: NAME, ...}"),
         (["a.csv", "columns={AL}"], "no such NAME"),
         (["a.csv", "columns={LA: speedup}"], "no table has this column (did you mean AL?)"),

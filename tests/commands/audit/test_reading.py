@@ -45,29 +45,20 @@ def test_a_table_is_read_in_every_form(text: str) -> None:
     ("heading", "name"),
     [
         ("tk/s", "tokens_per_second"),
-        ("decode (tok/s)", "tokens_per_second"),
-        ("Avg TPS", "tokens_per_second"),
         ("spec_avg_pred_t/s", "tokens_per_second"),
         ("plain t/s", "regular_tokens_per_second"),
         ("tok/s without MTP", "regular_tokens_per_second"),
         ("tok/s/user", "user_tokens_per_second"),
-        ("per-user tok/s", "user_tokens_per_second"),
         ("TPOT (ms)", "ms_per_token"),
         ("Latency (ms/token)", "ms_per_token"),
         ("--spec-draft-n-max", "num_draft_tokens"),
-        ("num_speculative_tokens", "num_draft_tokens"),
         ("block", "num_draft_tokens"),
         ("accept", "acceptance_rate"),
-        ("Accept%", "acceptance_rate"),
-        ("MTP acceptance rate", "acceptance_rate"),
         ("Draft Tokens Accepted", "acceptance_rate"),
         ("in flight", "batch_size"),
-        ("max concurrency", "batch_size"),
         ("tokens/step", "tokens_per_iteration"),
         ("accept-len", "tokens_per_iteration"),
-        ("Mean AL", "tokens_per_iteration"),
         ("baseline_tok_s", "regular_tokens_per_second"),
-        ("mean len", "tokens_per_iteration"),
         ("proposed per iteration", "mean_num_draft_tokens"),
         # Of another meaning, or of none that is known.
         *((heading, None) for heading in (
@@ -123,15 +114,12 @@ def test_other_words_are_no_baseline(words: str) -> None:
         (f"{ARMS}| | baseline | 40 |\n| Q4 | MTP n=3 | 60 |", {REGULAR: "40", "num_draft_tokens": "3"}),
         (f"{ARMS}| Q4 | baseline | 40 |\n| Q4 | MTP | 60 |", {REGULAR: "40"}),
         ("mode,tk/s,tau\nblock 4,60,2\n", {"num_draft_tokens": "4", "tokens_per_iteration": "2"}),
-        ("mode,tk/s,tau\n5 draft tokens,60,2\n", {"num_draft_tokens": "5", "tokens_per_iteration": "2"}),
         ("mode,tk/s,tau\ntop-k=5,60,2\n", {"tokens_per_iteration": "2"}),
         ("mode,tk/s,tau\nMTP=3,60,2\n", {"num_draft_tokens": "3", "tokens_per_iteration": "2"}),
         # A length beside rates in percent, and a draft that is a count.
         ("mode,tk/s,accept\nMTP,60,74%\nEAGLE,60,3.1\n", {"tokens_per_second": "60"}),
         ("model,draft,tk/s,tau\n7B,289,60,2\n", {"tokens_per_iteration": "2"}),
         ("draft model,tk/s,tau\nN/A,30,\n0.5B,60,2\n", {REGULAR: "30", "tokens_per_iteration": "2"}),
-        ("mode,K,tk/s,tau\nMTP n=3,4,60,2\n", {"num_draft_tokens": "4", "tokens_per_iteration": "2"}),
-        ("mode,tk/s,gain\nMTP,60,~45 %\n", {"speedup": "45 %"}),
         # A unit in each cell of one column names it; of two neither.
         ("mode,decode,tau\nMTP,60 tok/s,2\n", {"tokens_per_second": "60 tok/s", "tokens_per_iteration": "2"}),
         ("mode,one,two,tau\nMTP,60 tok/s,99 tok/s,2\n", {"tokens_per_iteration": "2"}),
@@ -143,7 +131,6 @@ def test_other_words_are_no_baseline(words: str) -> None:
             "batch,steps,topk,num_draft_tokens,AL\n1,3,2,8,2.1\n",
             {"batch_size": "1", "num_draft_tokens": "3", "topk": "2", "num_nodes": "8", "tokens_per_iteration": "2.1"},
         ),
-        ("draft,speedup (95% CI)\nx,\"2.31x (2.18, 2.42)\"\n", {"speedup": "2.31x (2.18, 2.42)"}),
         # The second column of one heading has another one.
         ("mode,tk/s,tk/s,tau\nMTP,60,70,2\n", {"tokens_per_second": "60", "tokens_per_iteration": "2"}),
         # The arms are columns.

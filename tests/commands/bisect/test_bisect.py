@@ -15,7 +15,7 @@ import pytest
 
 from harness.commands.bisect.search import Outcome, Search, Version
 from harness.commands.bisect.starts import commits
-from harness.config.errors import RunError, SettingError
+from harness.config.errors import SettingError
 from harness.reporting.changes import Compared, Figure, Sides
 from harness.reporting.names import name_of
 from harness.results.runs import Run
@@ -195,12 +195,6 @@ def test_worse_is_slower_or_a_lower_rate(figure: Figure) -> None:
     assert (better.found().possible, len(better.started)) == ([], 6)
 
 
-def test_an_end_must_start() -> None:
-    planted = Planted(np.random.default_rng(0), 6, 0.5, 0.005, broken=("11",))
-    with pytest.raises(RunError, match=r"11 is an end .* it does not start"):
-        planted.found()
-
-
 def test_ends_that_do_not_differ_are_not_searched() -> None:
     planted = Planted(np.random.default_rng(0), NUM_VERSIONS, 0.0, 0.002)
     outcome = planted.found()
@@ -237,12 +231,12 @@ def test_with_too_few_starts_it_says_which_are_possible() -> None:
 @pytest.mark.slow
 def test_a_slower_version_of_a_server_is_found_and_its_starts_are_kept(harness: Harness) -> None:
     """Versions are the delays of a server's tokens, in seconds; one is no number, so that it does not start."""
-    delays = "0.0010,broken,0.0300"
+    delays = "0.0010,broken,0.0100"
     server = f"{sys.executable} {SUPPORT / 'echo_server.py'} --port {{port}} --delay {{version}}"
     line = ["bisect", f"versions={delays}", "model=tiny", "num_prompts=9", "tokens=4"]
     line += ["decoding=greedy", "--", *shlex.split(server)]
     first = harness(*line)
-    for expected in ("0.0300, or broken (skipped), is the first one slower", "over 99 % sure"):
+    for expected in ("0.0100, or broken (skipped), is the first one slower", "over 99 % sure"):
         assert mentions(first.stdout, expected)
     assert "invalid float value: 'broken'" in first.stderr
     rows = list(Path("outputs/bisect").rglob("latency_prompts.csv"))

@@ -2,33 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import io
-import signal
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
 
-import pyte
 import pytest
-import rich.live_render
 from rich.console import Console
 from rich.text import Text
 from transformers import AutoTokenizer
 
 from chain_pair import CHAIN, MARKED, save_chain_pair
 from harness.commands.compare import display as compare_display
-from harness.commands.compare.display import (
-    Lane,
-    live,
-    plain_console,
-    print_lanes,
-    show_race,
-    view,
-)
+from harness.commands.compare.display import Lane, live, plain_console, print_lanes, show_race, view
+from harness.commands.compare.tables import rejections
 from harness.engines.arrivals import Arrival, Origin
 from harness.engines.protocol import Answered
 from harness.measuring.race import Lap
+from harness.reporting.table import Line
+from harness.reporting.terminal import print_document
+from harness.results.acceptance import Rejection
 
 
 @pytest.fixture(scope="module")
@@ -56,12 +49,8 @@ def lap(tokenizer: Any) -> Lap:
 
 
 def console(interactive: bool, width: int = 100, **arguments: Any) -> Console:
-    return plain_console(
-        **(
-            {"file": io.StringIO(), "width": width, "height": 24, "force_terminal": interactive}
-            | arguments
-        )
-    )
+    options = {"file": io.StringIO(), "width": width, "height": 24, "force_terminal": interactive}
+    return plain_console(**options | arguments)
 
 
 def printed(screen: Console) -> str:
@@ -107,48 +96,12 @@ def test_marks_replace_colours(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "[recovered]" not in printed(coloured)
 
 
-def test_the_regular_arm_has_no_legend() -> None:
-    screen = console(False)
-    screen.print(view([lane_of(screen, dict.fromkeys(WORDS, Origin.TARGET), "regular")]))
-    assert printed(screen).startswith("regular\n one two漢\n end\n5 tokens")
-
-
-@pytest.mark.parametrize(
-    ("environment", "arguments", "marks"),
-    [
-        ({"NO_COLOR": "1"}, {"color_system": "truecolor"}, True),
-        ({"NO_COLOR": ""}, {"color_system": "truecolor"}, False),
-        ({}, {"force_terminal": False}, True),
-        ({"TERM": "dumb"}, {}, True),
-    ],
-)
-def test_when_marks_are_needed(
-    monkeypatch: pytest.MonkeyPatch,
-    environment: dict[str, str],
-    arguments: dict[str, Any],
-    marks: bool,
-) -> None:
-    for name in ("NO_COLOR", "FORCE_COLOR"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    screen = console(True, **arguments)
-    screen.print(view([lane_of(screen, WORDS)]))
-    assert ("{end}" in printed(screen)) is marks
-
-
 def test_a_model_cannot_steer_the_terminal() -> None:
     screen = console(False)
-    screen.print(
-        view(
-            [
-                lane_of(
-                    screen, {"\x1b[2J\x07a\r\nb\x9b1m\x7f [bold]:smile:": Origin.TARGET}, "regular"
-                )
-            ]
-        )
-    )
-    assert "␛[2J␇a\nb␡1m␡ [bold]:smile:\n" in printed(screen)
+    words = {"\x1b[2J\x07a\r\nb\x9b1m\x7f [bold]:smile:": Origin.TARGET}
+    screen.print(view([lane_of(screen, words, "regular")]))
+    # The regular arm has no legend.
+    assert printed(screen).startswith("regular\n␛[2J␇a\nb␡1m␡ [bold]:smile:\n1 token")
 
 
 @pytest.mark.parametrize("width", [20, 40, 80])
@@ -194,44 +147,6 @@ def test_half_a_character_waits(tokenizer: Any, lap: Lap) -> None:
     assert "\N{REPLACEMENT CHARACTER}" not in "".join(frames)
 
 
-def test_a_short_race_shows_nothing_before_its_replay(tokenizer: Any, lap: Lap) -> None:
-    """Unless it is broken off: then what there was stays."""
-    for unseen_s in (3.0, 3.1):
-        screen = console(True, color_system=None)
-        lanes = [Lane(screen, arm, tokenizer, [1]) for arm in ("regular", "speculative")]
-        with live(lanes, unseen_s) as draw:
-            draw(lanes[0], lap_of("regular", lap.arrivals[:3], 3.0))
-            assert ("regular" in printed(screen)) is (unseen_s == 3.0)
-    with pytest.raises(KeyboardInterrupt), live(lanes, 3.1):
-        raise KeyboardInterrupt
-    assert "one [two]" in printed(screen)
-    assert "speculative" not in printed(screen)
-
-
-def test_ctrl_c_within_a_frame_leaves_what_is_above_it(
-    tokenizer: Any, lap: Lap, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Broken off between its height and its text, it made rich clear a line that was not its own."""
-    screen = pyte.Screen(30, 24)
-    shown = console(True, width=30, color_system=None)
-    shown.print("above")
-    lanes = [Lane(shown, "regular", tokenizer, [1])]
-    lines_of = rich.live_render.loop_last
-
-    def press(lines: Any) -> Any:
-        signal.raise_signal(signal.SIGINT)
-        return lines_of(lines)
-
-    with contextlib.suppress(KeyboardInterrupt), live(lanes) as draw:
-        draw(lanes[0], lap_of("regular", [], 3.0))
-        with monkeypatch.context() as patched:
-            patched.setattr(rich.live_render, "loop_last", press)
-            draw(lanes[0], lap_of("regular", lap.arrivals, 6.0))
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    pyte.Stream(screen).feed(printed(shown).replace("\n", "\r\n"))
-    assert [line.split()[0] for line in screen.display[:3]] == ["above", "regular", "one"]
-
-
 def test_a_replay_that_is_cut_short_ends_with_both_texts(
     tokenizer: Any, lap: Lap, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -259,4 +174,17 @@ def test_a_replay_shows_what_was_decided_by_then(tokenizer: Any, lap: Lap) -> No
         (1, "1 token · 1.00 s · 1.0 tokens/s · first token 1000.0 ms"),
         (4, "4 tokens · 3.50 s · 1.1 tokens/s · first token 1000.0 ms"),
         (12, "12 tokens · 6.00 s · 2.0 tokens/s · first token 1000.0 ms"),
+    ]
+
+
+def test_rejections_show_spaces_and_cannot_steer_the_terminal() -> None:
+    console = Console(file=io.StringIO(), width=80)
+    print_document(rejections([Rejection(7, " won\x1b[2J", 0.25, None, "\n")]), console)
+    assert isinstance(console.file, io.StringIO)
+    printed = console.file.getvalue()
+    assert '7   " won␛[2J"' in printed
+    assert "0.250" in printed
+    assert '"⏎"' in printed
+    assert [part.text for part in rejections([]) if isinstance(part, Line)] == [
+        "No draft token was rejected."
     ]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
-import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -15,12 +13,8 @@ import pandas as pd
 import pytest
 
 from chain_pair import MARKED, TEXT, save_chain_pair
-from harness.config.errors import RunError
-from harness.local.engine import engine as local
-from harness.local.engine.engine import LocalEngine
 from in_process import Harness, Outcome
 from terminal import CTRL_C, CTRL_D, ENTER, UP, Terminal
-from wording import mentions
 
 PAIR = ("model=./chain", "draft=./chain_draft")
 # Okabe and Ito's bluish green, vermilion and reddish purple.
@@ -60,11 +54,8 @@ def pipe(harness: Harness, directory: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
     def run(*arguments: str, lines: str = "", pair: Sequence[str] = PAIR, code: int = 0) -> Outcome:
         monkeypatch.chdir(directory)
-        monkeypatch.setattr(
-            sys,
-            "stdin",
-            io.TextIOWrapper(io.BytesIO(lines.encode(errors="surrogateescape")), "utf-8"),
-        )
+        typed = io.BytesIO(lines.encode(errors="surrogateescape"))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(typed, "utf-8"))
         return harness("compare", *pair, *arguments, code=code)
 
     return run
@@ -84,44 +75,24 @@ def test_a_session(open_terminal: Open, directory: Path) -> None:
     assert first.startswith("chain with draft chain_draft · "), "nothing of the line that lives"
     ask(terminal, "Banana", "identical, token for token")
     assert terminal.text.count(f"\n{TEXT}\n13 tokens") == 2  # as it is: origins are in the colours
-    for line in ("speculative  accepted draft", r"[\d.]+× in this race"):
-        assert re.search(r"\n\n" + line, terminal.text), line
-    # Of the last proposal only the token that ends the text counts, which is no draft then.
-    assert mentions(terminal.prose, "67 %", "accepted", "3.00")
-    for word, colour in [
-        ("two", RECOVERED),
-        ("漢", ACCEPTED),
-        ("three", ACCEPTED),
-        ("four", BONUS),
-        ("one", "default"),
-    ]:
+    for word, colour in [("two", RECOVERED), ("漢", ACCEPTED), ("four", BONUS), ("one", "default")]:
         assert terminal.colours(word) == {colour}, word
-    for name, colour in [("accepted draft", ACCEPTED), ("recovered", RECOVERED), ("bonus", BONUS)]:
-        assert terminal.colours(name) == {colour}, name
 
     # Nothing happens on an empty line; a mistake is reported in one line, and the session goes on.
     terminal.type(ENTER)
     ask(terminal, ":set temperature=-1", "decoding.temperature=-1.0: must not be negative")
-    ask(
-        terminal,
-        ":set tempratur=1",
-        "tempratur: no such setting (did you mean decoding.temperature?)",
-    )
     ask(terminal, ":set model=7B", "model: cannot be changed in a session")
     ask(terminal, ":hlp", ":hlp: no such command (did you mean :help?)")
     ask(terminal, ":help", "Ctrl-C stops a generation.")
     ask(terminal, ":set max_new_tokens=200000", "200000 new tokens")
     ask(terminal, "Panama", "and model=./chain takes 100000")
     # Between two prompts the terminal is not in raw mode: keys such as Up would be lost.
-    ask(
-        terminal,
-        ":set temperature=0 num_draft_tokens=2 max_new_tokens=64",
-        "64 new tokens · K=2 · greedy · float32 · view=text >",
-    )
+    change = ":set temperature=0 num_draft_tokens=2 max_new_tokens=64"
+    ask(terminal, change, "64 new tokens · K=2 · greedy · float32 · view=text >")
 
     # Up finds the last prompt behind the commands; Ctrl-C drops a line, and Ctrl-D ends.
     terminal.type(UP)
-    terminal.wait_for(":set temperature=0 num_draft_tokens=2 max_new_tokens=64", 2)
+    terminal.wait_for(change, 2)
     terminal.type(CTRL_C)
     ask(terminal, "Sahara", "identical, token for token. >", 2)
     terminal.type(CTRL_D)
@@ -136,23 +107,6 @@ def test_a_session(open_terminal: Open, directory: Path) -> None:
     assert rows["run"].tail(2).nunique() == 1
     assert rows["measurement"].tail(2).nunique() == 2
     assert rows["speculative_completion"].tolist()[-1] == TEXT
-
-
-def test_a_terminal_of_eighty_columns_has_a_race(open_terminal: Open, directory: Path) -> None:
-    """A narrower one does not: `test_forty_columns_without_colour`."""
-    terminal = open_terminal(*PAIR, columns=80)
-    terminal.wait_for("view=race")
-    terminal.wait_for(READY)
-    ask(terminal, "Banana", "identical, token for token. >")
-    assert "Both were measured, one after the other." in terminal.text
-    headings = [line.split() for line in terminal.text.splitlines() if "speculative" in line]
-    assert headings[-1] == ["regular", "speculative"]
-    ask(terminal, ":set view=text", "view=text")
-    ask(terminal, "Sahara", "identical, token for token. >", 2)
-    terminal.type(CTRL_D)
-    assert terminal.wait_for_end() == 0
-    shown = pd.read_csv(directory / "results" / "compare.csv")["view"]
-    assert shown.tolist()[-2:] == ["race", "text"]
 
 
 def test_ctrl_c_stops_a_generation_and_keeps_the_models(
@@ -173,18 +127,6 @@ def test_ctrl_c_stops_a_generation_and_keeps_the_models(
     assert rows["view"].tolist()[-2:] == ["race"] * 2
     assert pd.isna(rows["speedup"].tolist()[-2])
     assert rows["run"].tail(2).nunique() == 1
-
-
-def test_sigterm_ends_a_session_that_awaits_a_prompt(open_terminal: Open) -> None:
-    terminal = open_terminal(*PAIR)
-    terminal.wait_for(READY)
-    ask(terminal, "Banana", "identical, token for token")
-    terminal.type("half a prompt")
-    terminal.wait_for("> half a prompt")
-    terminal.signal(signal.SIGTERM)
-    assert terminal.wait_for_end() == 130
-    assert "Saved" in terminal.text
-    assert "Traceback" not in terminal.text
 
 
 def test_a_window_that_is_closed_leaves_the_row_of_a_race(
@@ -231,15 +173,9 @@ def test_the_prompt_setting_is_always_text(pipe: Pipe) -> None:
     assert record["prompt"] == prompt
     assert record["speculative_completion"] == record["regular_completion"] == TEXT
     assert record["origins"] == {"target": 1, "draft": 9, "recovered": 1, "bonus": 2}
-    assert record["rejections"] == [
-        {
-            "position": 1,
-            "rejected": " won",
-            "target_probability": 0,
-            "draft_probability": 1,
-            "replacement": " two",
-        }
-    ]
+    [rejection] = record["rejections"]
+    assert (rejection["rejected"], rejection["replacement"]) == (" won", " two")
+    assert (rejection["target_probability"], rejection["draft_probability"]) == (0, 1)
 
 
 def test_piped_lines(pipe: Pipe) -> None:
@@ -249,62 +185,8 @@ def test_piped_lines(pipe: Pipe) -> None:
     assert result.stdout.count(MARKED) == 4
     assert "> Banana\n" in result.stdout
     assert "\x1b" not in result.stdout
-    assert "Replayed" not in result.stdout
     assert "harness: decoding.top_p=2.0: must be in (0, 1]" in result.stderr
     assert result.stderr.splitlines()[-1] == "harness: 1 of 5 lines failed"
-
-
-def test_an_engine_is_closed_before_the_next_one_opens(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    events = []
-    open_runners, close = local.open_runners, LocalEngine.close
-
-    def noted_open(*arguments: Any) -> Any:
-        events.append("open")
-        return open_runners(*arguments)
-
-    def noted_close(engine: LocalEngine) -> None:
-        events.append("close")
-        close(engine)
-
-    monkeypatch.setattr(local, "open_runners", noted_open)
-    monkeypatch.setattr(LocalEngine, "close", noted_close)
-    pipe(lines="Banana\n:set num_draft_tokens=2\nBanana\n")
-    assert events == ["open", "close", "open", "close"]
-
-
-def test_an_engine_that_could_not_be_replaced_races_no_more(
-    pipe: Pipe, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    opened = []
-    open_runners, close = local.open_runners, LocalEngine.close
-
-    def noted_open(*arguments: Any) -> Any:
-        opened.append(None)
-        return open_runners(*arguments)
-
-    def interrupted_close(engine: LocalEngine) -> None:
-        monkeypatch.setattr(LocalEngine, "close", close)
-        raise RunError("interrupted")
-
-    monkeypatch.setattr(local, "open_runners", noted_open)
-    monkeypatch.setattr(LocalEngine, "close", interrupted_close)
-    ended = pipe(lines="Banana\n:set num_draft_tokens=2\nBanana\nBanana\n", code=1)
-    assert "harness: interrupted" in ended.stderr
-    assert len(opened) == 2
-
-
-def test_json_records_include_failed_lines(pipe: Pipe) -> None:
-    result = pipe(
-        "json=true",
-        "decoding.max_new_tokens=99990",
-        lines="Banana\nCasablanca, Bratislava\n",
-        code=1,
-    )
-    first, second = map(json.loads, result.stdout.splitlines())
-    assert (first["status"], second["status"]) == ("ok", "failed")
-    assert "takes 100000" in second["error"]
 
 
 def test_without_a_prompt_that_can_be_answered_nothing_is_printed(pipe: Pipe) -> None:

@@ -1,10 +1,11 @@
+"""The tables of `eval`, of one run and of several compared."""
+
 from __future__ import annotations
 
-import json
 import os
+import re
 import signal
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,15 +16,20 @@ from forked import run, start
 from halting import HALTED, halting
 from harness.cli.menu.conversion import from_config
 from harness.commands.eval.record import EvalSettings
+from harness.commands.eval.rows import AnswerRow
+from harness.commands.report.command import build
 from harness.commands.run import record_failure, run_command
 from harness.config.errors import RunError
 from harness.measuring import interleaving
+from harness.results.files import append_rows
 from harness.results.statistics.proportions import wald_interval, wilson_interval
-from in_process import Harness
+from pages import findings
 from processes import end
+from report_files import eval_run
 from taught_pair import OPERANDS, TARGET_SAYS, save_taught_pair
 from wording import mentions
 
+PUBLISHED = {"regular": 0.429, "speculative": 0.431}
 Evaluate = Callable[..., tuple[pd.DataFrame, pd.DataFrame]]
 
 
@@ -116,13 +122,10 @@ def test_every_question_is_answered_as_it_was_taught(evaluate: Evaluate) -> None
 
 @pytest.mark.parametrize(("temperature", "counted"), [(0, 9), (5.0, 18)])
 def test_only_greedy_repetitions_are_copies(
-    evaluate: Evaluate, capsys: pytest.CaptureFixture[str], temperature: float, counted: int
+    evaluate: Evaluate, temperature: float, counted: int
 ) -> None:
     decoding = {"temperature": temperature, "max_new_tokens": 6, "ignore_eos": False}
     arms, prompts = evaluate(decoding=decoding, seeds=[0], num_prompts=18)
-    shown = capsys.readouterr().out
-    assert mentions(shown, "18 questions, 9 different")
-    assert ("accuracy counts each question once" in " ".join(shown.split())) == (temperature == 0)
     assert set(arms["num_different_prompts"]) == {9}
     assert not prompts[prompts["prompt_index"] < 9].duplicated(["arm", "a", "b"]).any()
     for row in arms.itertuples():
@@ -135,24 +138,10 @@ def test_only_greedy_repetitions_are_copies(
     assert identical.isna().all() == (temperature > 0)
 
 
-def test_questions_with_replacement_as_published_tables_have_them(
-    evaluate: Evaluate, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arms, prompts = evaluate(seeds=[0], num_prompts=8, batch_size=64, replacement=True)
-    assert prompts.duplicated(["arm", "a", "b"]).any()
-    num_different = len(prompts.drop_duplicates(["a", "b"]))
-    assert set(arms["num_different_prompts"]) == {num_different}
-    assert mentions(capsys.readouterr().out, f"8 questions, {num_different} different")
-    # That of what ran.
-    assert set(arms["batch_size"]) == {8}
-
-
 def test_sampled_answers_depend_on_nothing_but_seed_and_question(evaluate: Evaluate) -> None:
     """The speculative arm's last token before the limit may be drafted in one batch and a bonus in another."""
-    sampled = {
-        "decoding": {"temperature": 5.0, "max_new_tokens": 6, "ignore_eos": False},
-        "seeds": [3],
-    }
+    decoding = {"temperature": 5.0, "max_new_tokens": 6, "ignore_eos": False}
+    sampled: dict[str, Any] = {"decoding": decoding, "seeds": [3]}
     _, once = evaluate(**sampled, batch_size=7)
     _, again = evaluate(**sampled, batch_size=20, num_prompts=10)
     texts, repeated = (
@@ -181,7 +170,6 @@ def test_the_same_command_takes_over_what_was_answered(
 
     everything, _ = evaluate(num_prompts=30)
     assert list(everything[everything["seed"] == "all"]["num_resumed"]) == [60, 60]
-    assert everything["weight_bytes"].notna().all()
 
 
 def test_other_circumstances_ask_every_question_again(
@@ -209,10 +197,7 @@ def test_published_accuracies_are_in_the_rows(
     preset = {"name": "13B_2GPUs", "repository": str(taught[0])}
     few = {"num_prompts": 4, "seeds": [0]}
     arms, _ = evaluate(**few, model=preset, operands=[1, 99])
-    assert dict(zip(arms["arm"], arms["published_accuracy"], strict=True)) == {
-        "regular": 0.429,
-        "speculative": 0.431,
-    }
+    assert arms.set_index("arm")["published_accuracy"].to_dict() == PUBLISHED
     assert evaluate(**few, model=preset)[0]["published_accuracy"].isna().all()
     assert evaluate(**few, operands=[1, 99])[0]["published_accuracy"].isna().all()
 
@@ -258,10 +243,6 @@ def test_a_process_that_died_has_rows_with_its_answers(
     assert (arms["num_resumed"] == 0).all()
 
 
-def test_the_seed_of_every_command_is_the_default_of_seeds(harness: Harness) -> None:
-    assert "seeds:\n- 5\n" in harness("eval", "seed=5", "--cfg", "job", "--resolve").stdout
-
-
 @pytest.mark.slow
 def test_a_question_that_a_killed_run_answered_is_never_asked_again(
     tmp_path: Path, taught: tuple[Path, Path]
@@ -276,20 +257,52 @@ def test_a_question_that_a_killed_run_answered_is_never_asked_again(
     stopped = pd.read_csv(store, dtype=str).drop(columns="run")
     assert len(stopped) == 2 * 2 * 2
     finished = run(*arguments, cwd=tmp_path)
-    assert (
-        f"{len(stopped)} of 40 answers are in {store.relative_to(tmp_path)} already"
-        in finished.stderr
-    )
+    assert f"{len(stopped)} of 40 answers are in {store.relative_to(tmp_path)}" in finished.stderr
     last = max(tmp_path.glob("outputs/eval/*/*/eval_prompts.csv"))
     prompts = pd.read_csv(last, dtype=str).drop(columns="run")
-    counts = Counter(zip(prompts["arm"], prompts["prompt_index"], strict=True))
-    assert counts == {
-        (arm, str(index)): 1 for arm in ("regular", "speculative") for index in range(20)
-    }
     keys = ["arm", "prompt_index"]
+    assert len(prompts) == len(prompts[keys].drop_duplicates()) == 2 * 20
     taken_over = prompts.set_index(keys).loc[stopped.set_index(keys).index]
     pd.testing.assert_frame_equal(taken_over, stopped.set_index(keys))
     arms = pd.read_csv(tmp_path / "results" / "eval.csv")
     finished = arms[(arms["status"] == "ok") & (arms["seed"] == "all")]
     assert 2 * next(iter(finished["num_resumed"])) == len(stopped)
-    assert json.loads((last.parent / "environment.json").read_text())["devices"]
+
+
+def measured_eval(directory: Path, correct: Sequence[bool], **changes: Any) -> Path:
+    """An evaluation with these answers of both arms, in a directory of its own."""
+    rows = eval_run(seeds=(0,), directory=str(directory), **changes)
+    append_rows(directory / "eval.csv", rows)
+    (directory / "environment.json").write_text("{}")
+    answers = [
+        AnswerRow(
+            run=rows[0].run, prompt_index=index, seed=0, arm=arm, a=index, b=1, expected="2", completion="2",
+            answer="2", correct=is_correct, num_tokens=1, time_ms=1.0, outcomes=[], acceptance_rate=None,
+            answered_at="2026-11-20T10:00:00+00:00",
+        )
+        for arm in ("regular", "speculative")
+        for index, is_correct in enumerate(correct)
+    ]  # fmt: skip
+    append_rows(directory / "eval_prompts.csv", answers)
+    return directory
+
+
+def test_a_sweep_says_how_what_it_varied_changes_the_accuracy(tmp_path: Path) -> None:
+    """60 of 100 against 82 of the same 100: 22 points, whichever comes first in the sweep."""
+    four_bit = [index < 60 for index in range(100)]
+    full_precision = [index < 82 for index in range(100)]
+    directories = [
+        measured_eval(tmp_path / "1", four_bit, model="tiny_4bit", quantization="4bit"),
+        measured_eval(tmp_path / "2", full_precision, model="tiny", quantization="none"),
+        # Other questions are not compared.
+        measured_eval(tmp_path / "3", four_bit, model="tiny", task="addition"),
+    ]
+    first, *others = (line.text for line in findings(build(directories)))
+    assert mentions(first, "tiny_4bit against tiny, regular: -22.0 points")
+    low, high = map(float, re.findall(r"interval (-[\d.]+) to (-[\d.]+)", first)[0])
+    # Wald's interval is from -30.1 to -13.9; this one is a little wider.
+    assert -30.5 < low < -30.1
+    assert -13.9 < high < -13.5
+    assert mentions(first, "same 100 questions")
+    assert any("no significant difference" in other for other in others)
+    assert not any("against" in other for other in others)

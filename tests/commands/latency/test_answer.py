@@ -1,21 +1,31 @@
-"""The answer that a run of `latency` prints: short at any width, and the same verdict as anywhere else."""
+"""The printed result of one run of `latency`: short at any width, and in full."""
 
 from __future__ import annotations
 
 import dataclasses
 import io
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 from rich.console import Console
 
 from harness.commands.latency.tables.answer import page_of_run
+from harness.commands.latency.tables.costs import main_limit
+from harness.commands.latency.tables.table_row import table_rows
 from harness.config.machine import note_command_line
+from harness.measuring.prices import StepCosts
+from harness.measuring.rows import LatencyRow
 from harness.reporting.table import Bar, Bars
 from harness.reporting.terminal import print_document
+from harness.results.files import append_rows
+from harness.results.result_file import write_result
+from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.runs import Run
 from in_process import Harness
 from pages import full, short
-from report_files import latency_run
+from report_files import latency_run, prompt_rows
 from wording import mentions
 
 FIGURES: dict[str, Any] = {
@@ -57,138 +67,11 @@ def test_a_command_is_never_cut_in_two() -> None:
     assert len(text.splitlines()) <= 13
 
 
-def test_a_target_on_several_gpus_is_no_server_with_tensor_parallelism() -> None:
-    two: dict[str, Any] = {"weight_bytes": {"cuda:0": 1, "cuda:1": 1}, "processor_share": 0.4}
-    two |= {"draft_repository": "owner/7b"}
-    text = " ".join(answer(200, **two).split())
-    assert mentions(text, "take turns on 2 GPUs")
-    assert not mentions(text, "quiet"), "the first doubt of all"
-    assert mentions(
-        text,
-        "harness latency -- vllm serve huggyllama/llama-13b --tensor-parallel-size 2",
-        '"model": "owner/7b", "num_speculative_tokens": 4',
-    )
-    for one in ({"cuda:0": 1}, {"cuda:0": 1, "cpu": 1}):
-        text = answer(200, **two | {"weight_bytes": one})
-        assert not mentions(text, "take turns")
-        assert not mentions(text, "vllm serve")
-
-
-def test_the_price_of_an_iteration_is_a_ratio_that_can_be_checked() -> None:
-    """3.5 tokens for 4 draft steps of 0.0625 and a verification of 1.03 steps."""
-    why = "62 % accepted: 3.5 tokens in the time of 1.28 steps, decode-only 2.73×"
-    assert f"Why {why}" in " ".join(answer().split())
-    slow = answer(speedup=0.8, speedup_low=0.75, speedup_high=0.85)
-    assert "acceptance is too low: full acceptance would give 3.90×" in slow
-
-
-def test_the_prompts_for_an_interval_fill_eight_batches() -> None:
-    """15 prompts in batches of 4 are 4 batches, the last of 3: 24 prompts would be 6."""
-    few = {"speedup_low": None, "speedup_high": None, "speedup_covers": "4 batches"}
-    assert mentions(answer(**few, num_prompts=15, batch_size=4), "an interval", "num_prompts=32")
-
-
-def test_prompts_that_are_asked_again_do_not_add_up_to_an_interval() -> None:
-    """It once said num_prompts=40, and of these num_prompts=112."""
-    few = {"speedup_low": None, "speedup_high": None, "speedup_covers": "3 prompts"}
-    text = answer(**few, num_prompts=15)
-    assert mentions(text, "an interval needs 8 different prompts", "prompts=FILE")
-    assert "num_prompts=" not in text
-    assert mentions(answer(**few, num_prompts=3), "an interval", "num_prompts=8")
-
-
-@pytest.mark.parametrize(
-    ("share", "threads", "is_told"), [(0.18, 2, False), (0.18, 1, True), (0.6, 2, True)]
-)
-def test_threads_that_wait_for_each_other_give_no_verdict(
-    share: float, threads: int, is_told: bool
-) -> None:
-    """Of a pair that is 1.4 times as fast it said 2.3 times slower."""
-    text = answer(200, processor_share=share, load=15.0, num_cores=2, num_threads=threads)
-    assert ("1.83× faster" in text) == is_told
-    expected = (
-        "cannot tell: 1.83×",
-        "2 threads got 18 % of the CPU time",
-        "OMP_NUM_THREADS=1 harness",
-    )
-    assert [part in text for part in expected] == [not is_told] * 3
-
-
-def test_a_doubt_stands_above_the_verdict() -> None:
-    text = answer(processor_share=0.6, load=9.0, num_cores=4, num_threads=4, interleaved=False)
-    assert mentions(text, "not quiet", "60 %", "OMP_NUM_THREADS=1")
-    assert text.index("not quiet") < text.index("1.83× faster")
-    assert "details=true" in text
-    assert "take turns" not in text
-
-
-def test_beside_other_programs_neither_the_draft_nor_the_verification_is_blamed() -> None:
-    """Their time is in that of an iteration, too."""
-    slower = {"speedup": 0.87, "speedup_low": 0.57, "speedup_high": 1.33, "verify_ms": 1500.0}
-    ended = {"status": "interrupted", "ms_per_token": 100.0}
-    costs = dict.fromkeys(("draft_ms", "verify_ms", "mean_acceptance_length"))
-    said = {}
-    for share in (1.0, 0.16):
-        busy = {"processor_share": share, "load": 9.0, "num_cores": 2, "num_threads": 2}
-        regular, speculative = latency_run(**FIGURES | slower | busy | ended)
-        rows = [dataclasses.replace(regular, target_step_ms=320.0, **costs), speculative]
-        page = page_of_run(rows)
-        said[share] = short(page), " ".join(full(page).split())
-    quiet, everything = said[1.0]
-    assert "verification costs too much" in quiet
-    assert "no K from 1 to 4 pays" in everything
-    busy_page, everything = said[0.16]
-    assert busy_page.index("16 % of the CPU time it wanted") < busy_page.index("cannot tell")
-    assert "(1 more note: details=true)" in busy_page
-    assert "62 % accepted: 3.5 tokens per iteration" in busy_page
-    assert "costs too much" not in everything
-    assert "no K from" not in everything
-    assert "interrupted: the figures cover" in everything
-
-
-@pytest.mark.parametrize(
-    ("url", "is_doubted"), [("http://127.0.0.1:1/v1", True), ("http://gpu1:1/v1", False)]
-)
-def test_a_busy_machine_slows_a_server_that_it_has_itself(url: str, is_doubted: bool) -> None:
-    served = {"engine": "server", "url": url, "regular_url": f"{url}2", "server_command": None}
-    text = answer(processor_share=0.4, load=9.0, num_cores=4, **served)
-    assert mentions(text, "not quiet", "40 %") == is_doubted
-
-
-@pytest.mark.parametrize(
-    "server", [{"url": "http://a/v1"}, {"server_command": "vllm serve A; vllm serve A -x"}]
-)
-def test_no_other_draft_is_advised_for_a_server(server: dict[str, Any]) -> None:
-    slower: dict[str, Any] = {"speedup": 0.8, "speedup_low": 0.7, "speedup_high": 0.9}
-    by_k: dict[str, Any] = {"tokens_per_iteration_by_num_draft_tokens": None}
-    assert "draft=lookup" in answer(**slower, **by_k)
-    assert "draft=lookup" not in answer(engine="server", **slower, **by_k, **server)
-
-
-@pytest.mark.parametrize(
-    ("lengths", "found", "setting"),
-    [
-        ([1.9, 2.6, 3.1, 3.5], "the speed-up still rises at K=4", "K=8"),
-        ([1.9, 1.95, 1.96, 1.96], "K=1 is the best of 1 to 4", "K=1"),
-        ([1.01, 1.01, 1.01, 1.01], "no K from 1 to 4 pays; a draft that costs nothing", "draft=lookup"),
-    ],
-)  # fmt: skip
-def test_k_is_chosen_in_one_way(lengths: list[float], found: str, setting: str) -> None:
-    changes: dict[str, Any] = {"tokens_per_iteration_by_num_draft_tokens": lengths}
-    text = answer(tokens_per_iteration=lengths[-1], **changes)
-    assert mentions(text, found, f"harness latency {setting}")
-
-
-def test_the_next_command_is_the_one_that_was_typed_with_a_change() -> None:
-    typed = answer(arguments="latency decoding.num_draft_tokens=4 seed=1 details=true")
-    assert mentions(typed, "harness latency seed=1 K=8")
-    assert mentions(answer(arguments="latency -m K=2,4"), "the same with K=8")
-
-
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [
         ("latency -K 4", "harness latency K=8"),
+        ("latency -m K=2,4", "the same with K=8"),
         ("latency --K=4 seed=1", "harness latency seed=1 K=8"),
         ("latency -T 0 --num-draft-tokens 4 --details seed=1", "harness latency -T 0 seed=1 K=8"),
         ("latency gamma=4 --max-new-tokens -1", "harness latency --max-new-tokens -1 K=8"),
@@ -201,23 +84,8 @@ def test_what_is_typed_next_replaces_a_setting_however_it_was_typed(
     assert f" {expected}\n" in f"{answer(arguments=typed)}\n"
 
 
-def test_a_target_alone_has_its_times_and_its_roof_and_no_verdict() -> None:
-    (regular,) = latency_run(draft=None, num_draft_tokens=None, step_bytes=10**9, floor_ms=50.0)
-    text = short(page_of_run([regular]), 80)
-    assert "ms/token" in text
-    assert "×" not in text
-    details = full(page_of_run([regular]))
-    assert "1.00 GB per step" in details
-    assert not mentions(details, "Speculative")
-    assert "K=" not in details
+def test_a_run_that_failed_at_once_has_no_answer() -> None:
     assert page_of_run(latency_run(status="failed", error="killed")) is None
-
-
-def test_settings_of_the_output_make_no_other_measurement(harness: Harness) -> None:
-    quick = ["latency", "engine=simulated", "num_prompts=2", "decoding.max_new_tokens=4"]
-    harness(*quick)
-    again = harness(*quick, "-m", "seed=0", "details=true")
-    assert "measured before" in again.stderr
 
 
 def test_bars_are_plain_where_letters_are() -> None:
@@ -227,3 +95,177 @@ def test_bars_are_plain_where_letters_are() -> None:
     stream.flush()
     text = stream.buffer.getvalue().decode()  # type: ignore[attr-defined]
     assert text.count("#") == 36
+
+
+RUN: dict[str, Any] = {
+    "model": "30B", "num_tokens": 960, "ms_per_token_std": 1.0, "draft_ms": 280.0, "verify_ms": 330.0,
+    "iteration_ms": 630.0, "predicted_speedup": 1.9, "speedup_low": 1.7, "speedup_high": 1.95, "mean_proposed": 4.0,
+    "mean_num_draft_tokens": 4.0,
+    "acceptance_rate": 0.625, "conditional_acceptance_rate": 10 / 13, "mean_acceptance_length": 3.5,
+    "tokens_per_iteration": 3.5,
+    "acceptance_by_position": [1.0, 0.75, 2 / 3, None], "acceptance_histogram": [0, 1, 1, 1, 1],
+}  # fmt: skip
+
+
+def rows_of_run(**changes: Any) -> list[LatencyRow]:
+    regular, speculative = latency_run(**{"speedup": 1.83} | RUN | changes)
+    alone = dict.fromkeys(
+        ("draft_ms", "verify_ms", "speedup", "mean_acceptance_length", "tokens_per_iteration")
+    )
+    return [dataclasses.replace(regular, target_step_ms=320.0, **alone), speculative]
+
+
+def printed(
+    prompts: list[LatencyPromptRow] | None = None,
+    **changes: Any,
+) -> str:
+    return full(page_of_run(rows_of_run(**changes), prompts or []))
+
+
+def test_decoding_alone_is_said_where_its_speedup_differs() -> None:
+    intervals = {"speedup": 2.0, "speedup_low": 1.9, "speedup_high": 2.1}
+    ends = {"decode_speedup_low": 2.4, "decode_speedup_high": 2.6}
+    text = printed(**intervals, decode_speedup=2.51, **ends)
+    assert mentions(text, "first token", "2.51×", "2.40 to 2.60")
+    assert "Without the time" not in printed(**intervals, decode_speedup=2.05)
+
+
+@pytest.mark.parametrize(
+    ("length", "draft", "verify", "cause"),
+    [
+        (3.5, 0.9, 1.1, "the draft is too slow"),
+        (3.5, 0.1, 4.0, "verification costs too much"),
+        (1.2, 0.1, 1.1, "acceptance is too low"),
+    ],
+)
+def test_the_cause_is_the_ideal_that_would_help_most(
+    length: float, draft: float, verify: float, cause: str
+) -> None:
+    assert main_limit(length, 4, StepCosts(draft, verify)).startswith(f"{cause}: ")
+
+
+def test_tokens_per_iteration_are_those_of_all_iterations() -> None:
+    """As `lookup` has them: of 10 iterations 2 proposed something, and one of these had a token accepted."""
+    prompts = [
+        dataclasses.replace(row, num_iterations=10, tokens_per_iteration=1.1)
+        if row.arm == "speculative"
+        else row
+        for row in prompt_rows(rows_of_run(run="1"), [("story", 40.0), ("sum", 80.0)])
+    ]
+    text = printed(prompts, tokens_per_iteration=1.1, mean_acceptance_length=1.5)
+    lines = [line.split() for line in text.splitlines()]
+    assert ["story", "1", "12.5", "%", "1.10"] in lines
+    assert mentions(text, "1.10 tokens per iteration")
+    assert mentions(text, "1.50 tokens per iteration that drafted")
+    assert "story" not in printed(prompts, batch_size=4), "a batch has one time"
+
+
+def test_greedy_texts_are_compared() -> None:
+    prompts = [LatencyPromptRow(prompt_index=index, arm="speculative") for index in range(3)]
+    text = printed(prompts[:2], identical_prompts=2)
+    assert mentions(text, "identical", "2 of 2")
+    prompts[1] = dataclasses.replace(prompts[1], divergence_position=17, logit_margin=0.002)
+    prompts[2] = dataclasses.replace(prompts[2], divergence_position=5, logit_margin=-0.0004)
+    found: dict[str, Any] = {"identical_prompts": 1, "margin_over_rounding": 0.3}
+    text = " ".join(printed(prompts, **found).split())
+    assert "identical on 1 of 3 prompts" in text
+    assert mentions(text, "token 5", "0.002 (a tie that rounding broke)")
+    text = " ".join(printed(prompts, **found | {"margin_over_rounding": 20.0}).split())
+    assert mentions(text, "0.002: 20 times what rounding explains")
+    assert "tie" not in text
+    assert "dentical" not in printed(prompts)
+
+
+def test_the_roof_is_not_clamped() -> None:
+    roof = {"step_bytes": 65_000_000_000, "floor_ms": 40.0}
+    text = " ".join(printed(**roof).split())
+    assert mentions(text, "target reads", "65.0 GB", "40.00 ms", "1625 GB/s")
+    assert mentions(text, "320.00 ms", "12 %")
+    assert "draft reads" not in text
+    text = " ".join(printed(**roof, draft_step_bytes=14_000_000, draft_floor_ms=140.0).split())
+    assert "14.0 MB per step" in text
+    assert mentions(text, "70.00 ms", "200 %", "caches")
+    assert "reads" not in printed(**roof | {"floor_ms": None})
+
+
+LLAMA = "llama-server -m Qwen3.gguf --host 127.0.0.1 --port {port} --metrics"
+DRAFTS = (
+    "llama-server -m Qwen3.gguf --spec-type draft-mtp --host 127.0.0.1 --port '{port}' --metrics"
+)
+LLAMA_CPP: dict[str, Any] = {
+    "engine": "server", "server": "llama.cpp b10434", "server_command": f"{LLAMA}; {DRAFTS}", "model": "Qwen3.gguf",
+    "draft": "draft-mtp", "draft_method": "draft-mtp", "tokens_per_iteration": 2.5, "url": None,
+}  # fmt: skip
+
+
+def cells(run: list[LatencyRow]) -> list[str]:
+    """The cells of a run's row."""
+    headings, separator, line = table_rows([Run(run)])
+    assert re.fullmatch(r"\|( --- \|)+", separator)
+    texts = [re.split(r"(?<!\\)\|", each)[1:-1] for each in (headings, line)]
+    assert len(texts[0]) == len(texts[1]) == separator.count("---")
+    return [text.strip() for text in texts[1]]
+
+
+def test_a_row_says_what_was_measured() -> None:
+    assert cells(latency_run(2, 1.5, **LLAMA_CPP)) == [
+        "Qwen3.gguf",
+        "llama.cpp b10434",
+        "draft-mtp",
+        "2",
+        "NVIDIA A100",
+        "1.50× (1.40 to 1.60)",
+        "2.50",
+        "`llama-server -m Qwen3.gguf --spec-type draft-mtp --metrics`",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "column", "text"),
+    [
+        ({"speedup_covers": "15 prompts"}, 5, "1.50× (1.40 to 1.60 over 15 prompts)"),
+        ({"speedup_low": None, "speedup_high": None}, 5, "1.50× (no interval)"),
+        ({"status": "no_verdict", "error": "x", "speedup": None}, 5, "no verdict"),
+        ({"processor_share": 0.5}, 5, "1.50× (1.40 to 1.60), not quiet"),
+        ({"draft": "org/head", "draft_method": "eagle3"}, 2, "org/head (eagle3)"),
+        ({"draft": "server", "draft_method": None}, 2, "the server's own"),
+        ({"engine": "local", "server": None}, 1, "harness 0.1.0, engine=local"),
+        ({"model": "a|b"}, 0, r"a\|b"),
+        ({"server_command": None}, 7, "–"),
+    ],
+)
+def test_what_a_run_lacks(changes: dict[str, Any], column: int, text: str) -> None:
+    regular, speculative = latency_run(2, 1.5, **LLAMA_CPP)
+    assert cells([regular, speculative.from_values(speculative.values() | changes)])[column] == text
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        ("env K=2 harness serve K=2 host=127.0.0.1 port={port}", "`env K=2 harness serve K=2`"),
+        ("vllm serve A --x '{\"a|b\": 1}' --host 127.0.0.1 --port {port}",
+         "`vllm serve A --x '{\"a\\|b\": 1}'`"),
+        ("docker run -p {port}:8000 vllm/vllm-openai", "`docker run -p '{port}:8000' vllm/vllm-openai`"),
+        ("vllm serve '`A`'", "`` vllm serve '`A`' ``"),
+    ],
+)  # fmt: skip
+def test_a_command_lacks_our_port(command: str, shown: str) -> None:
+    assert cells(latency_run(**LLAMA_CPP | {"server_command": command}))[7] == shown
+
+
+def test_the_command_line_prints_a_row_for_each_run(harness: Harness) -> None:
+    directories = []
+    for draft in ("7B", "68M"):
+        directory = Path("outputs", draft)
+        directory.mkdir(parents=True)
+        run = latency_run(draft=draft, directory=str(directory))
+        append_rows(Path("results/latency.csv"), run)
+        append_rows(directory / "latency.csv", run)
+        write_result(directory, run, [])
+        directories.append((str(run[0].run), directory))
+    lines = harness("report", "format=row").stdout.splitlines()
+    assert len(lines) == 4
+    assert "| 7B |" in lines[2]
+    (first, _), (_, second) = directories
+    assert harness("report", first, "format=row").stdout.splitlines() == lines[:3]
+    assert harness("report", str(second), "format=row").stdout.splitlines()[2] == lines[3]

@@ -26,22 +26,12 @@ def _talks(tmp_path: Path) -> None:
     (tmp_path / "talks.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
 
 
-TALK = (
-    *(
-        "latency",
-        *QUICKEST_PAIR,
-        "prompts=./talks.jsonl",
-        "num_prompts=3",
-        "chat_template=never",
-        "num_warmup=0",
-    ),
-    *("decoding=greedy", "decoding.max_new_tokens=6"),
-)
+TALK = ["latency", *QUICKEST_PAIR, "prompts=./talks.jsonl", "num_prompts=3", "num_warmup=0"]
+TALK += ["chat_template=never", "decoding=greedy", "decoding.max_new_tokens=6"]
 
 
 def test_latency_answers_all_turns(harness: Harness) -> None:
-    outcome = harness(*TALK, "prompts.turns=all")
-    assert "turn 3" in outcome.summary
+    harness(*TALK, "prompts.turns=all")
     regular, speculative = results().to_dict("records")
     assert regular["num_prompts"] == speculative["num_prompts"] == 6
     assert speculative["identical_prompts"] == 6
@@ -103,14 +93,12 @@ def long_talk(**turns: str) -> None:
 
 def test_a_conversation_that_does_not_fit_is_refused_or_left_out(harness: Harness) -> None:
     long_talk(turn_3="Bob found it. " * 60)
-    whole = (*TALK, "prompts.turns=all")
+    whole = [*TALK, "prompts.turns=all"]
     complaint = harness.refused(*whole)
     assert complaint.startswith("prompts: 1 of 3 prompts are too long (line 1 of talks.jsonl); ")
     # Two answers of 6 tokens, and what they may grow by when they are read again, come before it.
     assert mentions(complaint, "with the answers", "decoding.max_new_tokens=6", "takes 512")
-    assert "prompts.too_long=skip leaves them out" in complaint
-    outcome = harness(*whole, "prompts.too_long=skip")
-    assert mentions(outcome.stderr, "1 of 3 prompts", "line 1", "left out")
+    harness(*whole, "prompts.too_long=skip")
     assert list(results()["num_skipped"]) == [1, 1]
     assert set(pd.read_csv(only("latency_prompts.csv")).turn.dropna()) == {1, 2}
 
@@ -118,9 +106,8 @@ def test_a_conversation_that_does_not_fit_is_refused_or_left_out(harness: Harnes
 def test_whole_turns_are_cut_and_the_system_prompt_stays(harness: Harness) -> None:
     """The third turn has room for the second one, not for both; the first two have room for all."""
     long_talk(turn_1="Ann had a dog. " * 30, turn_3="Bob found it. " * 30)
-    whole = (*TALK, "prompts.turns=all", "prompts.system=Answer.")
+    whole = [*TALK, "prompts.turns=all", "prompts.system=Answer."]
     outcome = harness(*whole, "prompts.too_long=truncate")
-    assert mentions(outcome.stderr, "1 of 3 prompts", "line 1", "oldest turns")
     assert mentions(outcome.stderr, "turn 3", "line 1", "without its first turn")
     assert list(results()["num_truncated"]) == [1, 1]
     answers = pd.read_csv(only("latency_prompts.csv")).query("arm == 'regular'")
@@ -129,17 +116,3 @@ def test_whole_turns_are_cut_and_the_system_prompt_stays(harness: Harness) -> No
     Path("one.json").write_text(json.dumps([{"prompt": f"system: Answer.\n{talk}"}]))
     harness(*TALK, "prompts=./one.json", "num_prompts=1", "hydra.run.dir=again")
     assert set(pd.read_csv("again/latency_prompts.csv").completion) == {found}
-
-
-def test_answers_that_grow_when_they_are_read_again_cost_a_turn(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """As if answers were read with fewer tokens than they were written with."""
-    monkeypatch.setattr("harness.measuring.prompts.encoding._MARGIN", -6)
-    outcome = harness(*TALK, "prompts.turns=all")
-    assert outcome.stderr.count("without its first") == 1, "said once"
-    answers = pd.read_csv(only("latency_prompts.csv")).query("arm == 'regular'")
-    away = answers.query("turn == 2").completion.iloc[0]
-    Path("one.json").write_text(json.dumps([{"prompt": "user: It ran away.\nassistant:"}]))
-    harness(*TALK, "prompts=./one.json", "num_prompts=1", "hydra.run.dir=again")
-    assert set(pd.read_csv("again/latency_prompts.csv").completion) == {away}

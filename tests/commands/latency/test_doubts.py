@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from harness.commands.latency.tables.doubts import DOUBTS, caveats, doubts, not_quiet, notes
+from harness.commands.latency.tables.doubts import DOUBTS, doubts, notes
 from report_files import latency_run, prompt_rows
 from wording import mentions
 
@@ -177,31 +177,3 @@ def test_the_first_error_of_each_arm_is_named() -> None:
         if row.arm == "speculative"
     ]
     assert mentions(doubts(run, prompts)[0], "1 of 15 regular and", "(speculative broke)")
-
-
-def test_of_many_rows_each_sentence_about_their_settings_is_said_once() -> None:
-    [regular, row] = latency_run(**SYNTHETIC | BUSY, test=True, interleaved=False)
-    said = caveats([row, row, regular])
-    assert [text.split(":")[0] for text in said] == [
-        "test=true",
-        "decoding.synthetic_acceptance=0.8 is how the server should have been started, and was",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ([], None),
-        ([{"drifted": True}], "1 of 3 runs (times drifted): repeats=5 measures"),
-        ([BUSY, {"drifted": True}], "2 of 3 runs (one got 40 % of the CPU time it wanted): repeats=5"),
-        ([BUSY | {"num_threads": 2}, BUSY], "OMP_NUM_THREADS=1 may help 1 of them."),
-        ([BUSY | {"num_threads": 2}], "OMP_NUM_THREADS=1 may help."),
-        ([{"drifted": True, "num_threads": 2}], "repeats=5"),
-    ],
-)  # fmt: skip
-def test_what_is_said_of_a_sweep_on_a_busy_machine(
-    changes: list[Changes], said: str | None
-) -> None:
-    runs = [latency_run(**run) for run in [*changes, {}, {}, {}][:3]]
-    found = not_quiet(runs)
-    assert found == said or (said and said in (found or ""))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -10,9 +11,9 @@ import numpy as np
 import pytest
 
 from harness.commands.latency.plots import latency_plots
-from harness.commands.latency.tables.answer import page_of_run
-from harness.commands.latency.tables.costs import iteration_line
+from harness.commands.latency.tables.costs import iteration_line, predicted_by_k
 from harness.commands.latency.tables.of_runs import page_of_runs
+from harness.commands.latency.tables.reason import reason
 from harness.measuring.rows import LatencyRow
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.runs import Run
@@ -93,16 +94,6 @@ def test_the_intervals_cover_the_planted_costs() -> None:
         assert float(low) < float(estimate) < float(high)
 
 
-def test_without_times_of_prompts_there_is_no_interval() -> None:
-    runs = [run_of(k, 21.4, 3.1) for k in (2, 4)]
-    for run in runs:
-        run.prompt_rows = []
-    expected = "An iteration takes 21.4 ms + 3.10 ms per draft token; a regular step takes 22.0 ms:"
-    assert (iteration_line(runs) or "").startswith(expected)
-    few = sweep(21.4, 3.1, num_prompts=5)
-    assert few.startswith(expected)
-
-
 def test_a_draft_token_never_takes_less_than_no_time() -> None:
     line = iteration_line([run_of(k, 30.0, -0.2, noise=0.05) for k in (2, 4, 8)])
     assert line is not None
@@ -150,8 +141,6 @@ def test_a_staircase_is_shown_as_points_with_its_step() -> None:
         (17.6, {}, "each draft token costs 80 % of a regular step: the draft is slow, or this server does not"),
         (17.6, {"draft": "ngram-mod", "draft_method": "ngram-mod"},
          "each verified token costs 80 % of a regular step: this server does not batch verification."),
-        (17.6, {"draft": "lookup", "draft_method": "lookup", "engine": "local", "requests_per_second": None},
-         "this target does not batch verification."),
         (6.6, {"noise": 0.5, "ks": (3, 4)}, "too imprecise to say what a draft token costs."),
     ],
 )  # fmt: skip
@@ -202,17 +191,68 @@ def test_the_plot_shows_the_points_and_the_line_where_there_is_one() -> None:
     assert len(labels(12.0)[0]) == 1, "a staircase is no line"
 
 
-def test_each_series_of_a_pair_has_its_curve() -> None:
-    runs = [run_of(k, 21.4, 3.1, seed=seed) for seed in (1, 2) for k in (2, 4, 8)]
-    (plot,) = latency_plots(runs)["iteration"]
-    (axes,) = plot.figure.axes
-    _, names = axes.get_legend_handles_labels()
-    drawn = {name for name in names if name.startswith("13B with head")}
-    assert drawn == {f"13B with head (as labelled) · seed {seed}" for seed in (1, 2)}
+LENGTHS = [1.9, 2.7, 3.3, 3.8]
 
 
-def test_one_run_of_a_server_has_the_share_of_a_regular_step() -> None:
-    text = short(page_of_run(run_of(4, 21.4, 3.1).rows), 120)
-    assert mentions(text, "3.0 tokens per iteration; a regular step is 65 % of an iteration's time")
-    local = {"engine": "local", "requests_per_second": None}
-    assert "iteration's time" not in short(page_of_run(run_of(4, 21.4, 3.1, **local).rows), 120)
+def rows(verify: float, draft: float = 0.0, **changes: Any) -> tuple[LatencyRow, LatencyRow]:
+    """A run with K=4 whose target step takes 10 ms.
+
+    Args:
+        verify, draft: the cost of a verification and of a draft step, in target steps.
+    """
+    speculative: dict[str, Any] = {
+        "num_draft_tokens": 4,
+        "mean_proposed": 4.0,
+        "mean_num_draft_tokens": 4.0,
+        "draft_ms": 40 * draft,
+        "verify_ms": 10 * verify,
+        "tokens_per_iteration_by_num_draft_tokens": LENGTHS,
+    }
+    row = LatencyRow.from_values({"arm": "speculative"} | speculative | changes)
+    return LatencyRow(arm="regular", target_step_ms=10.0), row
+
+
+def predicted(*args: Any, **changes: Any) -> list[float]:
+    return [figure.estimate for figure in predicted_by_k(*rows(*args, **changes)).values()]
+
+
+def by_k(pair: tuple[LatencyRow, LatencyRow]) -> str | None:
+    lines = dict(row.cells for table in reason(*pair) for row in table.rows)
+    return lines.get("by K")
+
+
+def test_smaller_k_are_predicted_with_the_passes_of_their_width() -> None:
+    """Three tokens cost what one costs, and five twice as much: K=2 verifies for nothing, K=3 for half."""
+    on_a_line = [1.9 / 1.25, 2.7 / 1.5, 3.3 / 1.75, 3.8 / 2]
+    assert predicted(2.0) == pytest.approx(on_a_line)
+    passes = [10.0, 10.0, 10.0, None, 20.0]
+    timed = [1.9, 2.7, 3.3 / 1.5, 3.8 / 2]
+    assert predicted(2.0, pass_ms_by_width=passes) == pytest.approx(timed)
+    # Wider passes than a verification change nothing.
+    assert predicted(2.0, pass_ms_by_width=[*passes, 60.0]) == pytest.approx(timed)
+
+
+@pytest.mark.parametrize("passes", [[10, 9.9, None, None, 10.01], [10, 14, None, None, 10.1]])
+def test_noise_of_flat_passes_does_not_move_the_prediction(passes: list[float | None]) -> None:
+    """Whatever a smaller K verifies, it costs 1 to 1.05 steps: K=1 gains 1.65 to 1.73."""
+    values = predicted(1.05, 0.1, pass_ms_by_width=passes)
+    assert 1.9 / 1.15 - 1e-9 <= values[0] <= 1.9 / 1.1 + 1e-9
+    assert values[3] == pytest.approx(3.8 / 1.45)
+
+
+def test_no_prediction_is_impossible() -> None:
+    drawn = random.Random(1)
+    for _ in range(500):
+        passes = [drawn.uniform(5, 30) if drawn.random() < 0.7 else None for _ in range(5)]
+        pair = rows(drawn.uniform(0.5, 3), drawn.uniform(0, 0.3), pass_ms_by_width=passes)
+        for k, figure in predicted_by_k(*pair).items():
+            assert 0.4 < figure.estimate <= LENGTHS[k - 1]
+
+
+def test_passes_that_contradict_each_other_predict_nothing() -> None:
+    pair = rows(2.0, pass_ms_by_width=[10.0, 14.0, 16.0, None, 11.0])
+    assert not predicted_by_k(*pair)
+    assert by_k(pair) is None
+    # Where a verification costs what a step does, no noise of its parts matters.
+    assert predicted_by_k(*rows(1.1, pass_ms_by_width=[10, 14, 16, None, 11]))
+    assert predicted_by_k(*rows(2.0, pass_ms_by_width=[10, 14, 13, None, 15]))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
 
 import pandas as pd
 import pytest
@@ -17,8 +17,8 @@ from packaging.version import Version
 import processes
 from documented import typed_lines, words_of
 from echo_server import EchoServer, serving
-from harness.config.settings import ModelSettings
 from in_process import Harness, only, results
+from pair_server import PairServer, pair_servers, shipped_pair
 from wording import mentions
 
 QUICK = ["engine=server", "model=tiny", "num_prompts=9", "decoding.max_new_tokens=8"]
@@ -52,11 +52,7 @@ def serve() -> Iterator[Serve]:
 def test_two_servers_are_compared_request_by_request(harness: Harness, serve: Serve) -> None:
     servers = EchoServer(delay_s=0.002), EchoServer(delay_s=0.002, num_draft_tokens=4)
     in_flight = ["num_prompts=24", "batch_size=3", "decoding=greedy"]
-    outcome = harness("latency", *QUICK, *serve(*servers), *in_flight)
-    assert "tiny with its own draft · http://127.0.0.1:" in outcome.summary
-    assert "3 in flight" in outcome.summary
-    assert mentions(outcome.summary, "identical", "24 of 24")
-    assert mentions(outcome.summary, "different devices of one machine")
+    harness("latency", *QUICK, *serve(*servers), *in_flight)
     regular, speculative = results().to_dict("records")
     assert (regular["num_prompts"], regular["num_tokens"], regular["num_failed"]) == (24, 192, 0)
     # One token, then three at a time, the last of which does not fit: 2 of 4, 2 of 4 and 0 of 4.
@@ -124,56 +120,19 @@ finally:
     assert "tiny with draft server: importing transformers\n" in done.stderr
 
 
-@pytest.mark.parametrize("dialect", ["llama.cpp", "vllm", "openai"])
-def test_texts_part_where_the_servers_tokens_do(
-    harness: Harness, serve: Serve, dialect: Literal["llama.cpp", "vllm", "openai"]
-) -> None:
-    """Each has one letter; without a tokenizer here, the run counts them by ids, or by the answer's own length."""
-    after = 24
-
-    def parting() -> Callable[[Any], Any]:
-        num_sent = 0
-
-        def twist(event: Any) -> Any:
-            nonlocal num_sent
-            for choice in event["choices"]:
-                alike = max(after - num_sent, 0)
-                num_sent += len(choice["text"])
-                choice["text"] = choice["text"][:alike].ljust(len(choice["text"]), "#")
-                ids = (
-                    event["__verbose"]["tokens"]
-                    if "__verbose" in event
-                    else choice.get("token_ids", [])
-                )
-                ids[alike:] = [0] * len(ids[alike:])
-                num_sent = 0 if choice["finish_reason"] else num_sent
-            return event
-
-        return twist
-
-    asked = ["model=served", "chat=false", "tokens=32", "num_prompts=8", "decoding=greedy"]
-    settings = {"dialect": dialect, "version": "1", "models": {"m": None}}
-    servers = EchoServer(**settings), EchoServer(**settings, twist=parting())
-    harness("latency", *asked, *serve(*servers))
-    row = results().iloc[-1]
-    assert (row["tokens_per_difference"], row["identical_prompts"]) == (after, 0)
-
-
 def test_nothing_about_a_server_is_taken_from_the_settings(harness: Harness, serve: Serve) -> None:
     """Neither K nor what a draft of that name would be here; its name is the user's label."""
     servers = EchoServer(version="0.32.0"), EchoServer(version="0.32.0", num_draft_tokens=4)
     labelled = ["draft=tiny_medusa", "decoding.num_draft_tokens=8"]
-    shown = harness("latency", *QUICK, *labelled, *serve(*servers)).summary
-    assert "tiny (vLLM 0.32.0) + tiny_medusa (as labelled) · http://127" in shown
-    assert "K=" not in shown
+    harness("latency", *QUICK, *labelled, *serve(*servers))
     row = results().iloc[-1]
     assert row["server"] == "vLLM 0.32.0"
     assert row["mean_proposed"] == 4
     unknown = ["num_draft_tokens", "draft_method", "draft_repository", "quantization", "rule"]
     assert row[[*unknown, "placement", "torch_version", "num_threads"]].isna().all()
     report = harness("report", "--output=page").stdout
-    assert "K=8" not in report
     assert "tiny_medusa (as labelled)" in report
+    assert "K=8" not in report
 
 
 def test_a_model_that_is_not_served_is_refused(harness: Harness, serve: Serve) -> None:
@@ -185,8 +144,6 @@ def test_a_model_that_is_not_served_is_refused(harness: Harness, serve: Serve) -
     served = "tiny_draft.gguf, other (/x/tiny_draft)"
     assert mentions(refused, "engine.model=tiny: must name", addresses[0], served)
     assert not any(server.bodies for server in servers)
-    refused = harness.refused("latency", *QUICK, *addresses, "engine.model=fin")
-    assert mentions(refused, "engine.regular_model=fin", addresses[1], "tiny")
     named = ["engine.model=other", "engine.regular_model=tiny"]
     harness("latency", *QUICK, *addresses, *named)
     assert [server.bodies[-1]["model"] for server in servers] == ["tiny", "other"]
@@ -215,27 +172,12 @@ def test_a_context_that_is_too_short_is_refused(
 def test_a_server_alone_that_speculates_is_a_speculative_arm(
     harness: Harness, serve: Serve
 ) -> None:
-    server = EchoServer(num_draft_tokens=4)
-    shown = harness("latency", *QUICK, *serve(server)).summary
-    assert mentions(shown, "acceptance", "33.3 % of the draft tokens", "2.33 tokens")
+    addresses = serve(EchoServer(num_draft_tokens=4, version="1.0", started=100))
+    harness("latency", *QUICK, *addresses)
     row = results().iloc[-1]
     assert (row["arm"], row["num_prompts"]) == ("speculative", 9)
-    assert set(pd.read_csv(next(Path("outputs").rglob("*prompts.csv")))["arm"]) == {"speculative"}
-    assert "33" in harness("report").stdout
-
-
-def test_a_server_alone_that_speculates_is_the_same_arm_in_eval(
-    harness: Harness, serve: Serve
-) -> None:
-    addresses = serve(EchoServer(num_draft_tokens=4, version="1.0", started=100))
-    asked = [
-        "eval",
-        "engine=server",
-        "model=tiny",
-        "num_prompts=4",
-        "decoding.max_new_tokens=8",
-        *addresses,
-    ]
+    assert set(pd.read_csv(only("latency_prompts.csv"))["arm"]) == {"speculative"}
+    asked = ["eval", *QUICK, "num_prompts=4", *addresses]
     harness(*asked)
     rows = results("eval")
     assert set(rows["arm"]) == {"speculative"}
@@ -246,26 +188,6 @@ def test_a_server_alone_that_speculates_is_the_same_arm_in_eval(
     assert (again["arm"], again["num_resumed"]) == ("speculative", 4)
 
 
-def test_an_adapter_is_asked_by_its_name(
-    harness: Harness, serve: Serve, save_model: Callable[..., ModelSettings]
-) -> None:
-    server = EchoServer(models={"base": "/models/base", "fin": "/adapters/fin"})
-    directory = save_model("llama", "fin").repository
-    asked = [word for word in QUICK if word != "model=tiny"]
-    harness("latency", f"model={directory}", *asked, *serve(server))
-    assert {body["model"] for body in server.bodies} == {"fin"}
-
-
-def test_servers_of_different_weights_are_refused_unless_named(
-    harness: Harness, serve: Serve
-) -> None:
-    quantized = {"tiny-Q4_K_M.gguf": None}
-    addresses = serve(EchoServer(models={"tiny": "/models/tiny"}), EchoServer(models=quantized))
-    refused = harness.refused("latency", *QUICK, *addresses)
-    assert mentions(refused, "engine.model=tiny-Q4_K_M.gguf", "engine.regular_model=tiny")
-    harness("latency", *QUICK, *addresses, *refused.split()[-2:])
-
-
 def test_servers_are_told_apart_by_what_they_say(harness: Harness, serve: Serve) -> None:
     for dialect, version in (("vllm", "0.32.0"), ("llama.cpp", "b6000-abc"), ("sglang", "\x1b[2J")):
         servers = [
@@ -274,9 +196,6 @@ def test_servers_are_told_apart_by_what_they_say(harness: Harness, serve: Serve)
         ]
         harness("latency", *QUICK, "num_prompts=2", *serve(*servers))
     assert list(results()["server"].unique()) == ["vLLM 0.32.0", "llama.cpp b6000-abc", "SGLang"]
-    report = harness("report").stdout
-    assert "tiny (vLLM 0.32.0) with its own draft" in report
-    assert "tiny (llama.cpp b6000-abc) with its own draft" in report
 
 
 def test_failed_requests_are_counted_and_the_key_is_nowhere(
@@ -291,14 +210,8 @@ def test_failed_requests_are_counted_and_the_key_is_nowhere(
     monkeypatch.setenv("A_KEY", "sk-s3cret")
     outcome = harness("latency", *QUICK, *addresses, *asked, code=1)
     (row,) = results().to_dict("records")
-    assert (row["arm"], row["num_failed"], row["num_timed_out"], row["num_tokens"]) == (
-        "regular",
-        2,
-        0,
-        7 * 8,
-    )
+    assert (row["arm"], row["num_failed"], row["num_tokens"]) == ("regular", 2, 7 * 8)
     assert pd.isna(row["draft"])
-    assert "Requests failed: 2 of 9 regular (500 " in outcome.summary
     texts = [path.read_text() for path in tmp_path.rglob("*") if path.is_file()]
     assert not any("s3cret" in text for text in [*texts, outcome.stdout, outcome.stderr])
 
@@ -312,145 +225,79 @@ def test_a_server_that_is_down_is_not_answered_from_old_rows(
         assert "measured before" in harness("latency", "-m", *asked, "resume=always").stderr
     outcome = harness("latency", "-m", *asked, "resume=always", code=1)
     assert "measured before" not in outcome.stderr
-    assert outcome.stdout.count("failed")
-
-
-def test_a_sweep_cannot_vary_how_a_server_drafts(harness: Harness) -> None:
-    addresses = ["engine.url=http://localhost:1/v1", "engine.regular_url=http://localhost:1/v1"]
-    outcome = harness("latency", "-m", *QUICK, *addresses, "draft=server,lookup", code=2)
-    assert "draft: cannot vary with engine=server" in outcome.stderr
-    assert not Path("results").exists()
-
-
-def test_an_arm_is_written_as_it_ends(harness: Harness, serve: Serve) -> None:
-    """The other arm finds the rows of the first one when its own requests arrive."""
-    found: list[int] = []
-    servers = EchoServer(), EchoServer()
-
-    def look(event: Any) -> Any:
-        files = list(Path().rglob("latency_prompts.csv"))
-        found.append(len(pd.read_csv(files[0])) if files else 0)
-        return event
-
-    addresses = serve(*servers)
-    servers[1].twist = look
-    harness("latency", *QUICK, *addresses, "num_warmup=0")
-    # Eight laps of both arms, and the regular arm's ninth.
-    assert found[-1] == 17
-    assert len(pd.read_csv(only("latency_prompts.csv"))) == 18
 
 
 def test_answers_of_different_lengths_give_no_verdict(harness: Harness, serve: Serve) -> None:
     servers = EchoServer(), EchoServer(num_draft_tokens=4, stop_after=3)
-    outcome = harness("latency", *QUICK, *serve(*servers), code=3)
-    said = "the arms did not do the same work"
-    assert "no verdict: the arms did not do the same work" in outcome.complaint
-    assert set(results()["status"]) == {"no_verdict"}
-    assert f"{said}: regular generated 72 tokens, speculative 27" in outcome.summary
-    assert "3 to 8 new tokens" in outcome.summary
-    assert "faster" not in outcome.summary
-    assert results()["speedup"].isna().all()
-    assert "no verdict" in harness("report").stdout.lower()
-
-
-def test_a_race_of_different_lengths_has_no_verdict(harness: Harness, serve: Serve) -> None:
-    servers = EchoServer(), EchoServer(num_draft_tokens=4, stop_after=3)
-    race = ["compare", "engine=server", "model=tiny", "prompt=7 * 8 =", "decoding.max_new_tokens=8"]
-    outcome = harness(*race, *serve(*servers))
-    assert mentions(outcome.stdout, "No verdict", "regular generated 8 tokens, speculative 3")
-    assert "×" not in outcome.stdout
-    assert results("compare")["speedup"].isna().all()
-
-
-def test_answers_that_failed_in_one_arm_give_no_verdict(harness: Harness, serve: Serve) -> None:
-    """Every arm's first request asks how a server is used; the next ones warm it up."""
-    servers = EchoServer(), EchoServer(num_draft_tokens=4, die_after=5)
-    ask = ["eval", "engine=server", "model=tiny", "task=addition", "num_prompts=6", "batch_size=1"]
-    outcome = harness(*ask, *serve(*servers), code=1)
-    said = " ".join(outcome.summary.split())
-    assert "no verdict speculative: 1 of 1 requests failed" in said
-    assert "significant difference" not in said
-    assert results("eval")[["difference", "mcnemar_p_value"]].isna().all(axis=None)
-
-
-def test_texts_are_compared_where_one_server_tells_no_ids(harness: Harness, serve: Serve) -> None:
-    """The tokens of a text need not be those that were drawn: here they are others."""
-    servers = EchoServer(), EchoServer(num_draft_tokens=4)
     addresses = serve(*servers)
-
-    def without_ids(event: Any) -> Any:
-        for choice in (event or {}).get("choices", ()):
-            choice.pop("token_ids", None)
-        return event
-
-    servers[1].twist = without_ids
-    shown = harness("latency", *QUICK, *addresses, "decoding=greedy").summary
-    assert mentions(shown, "identical", "9 of 9")
+    outcome = harness("latency", *QUICK, *addresses, code=3)
+    assert mentions(outcome.complaint, "no verdict", "the same work", "72", "27")
+    assert set(results()["status"]) == {"no_verdict"}
+    assert list(results()["num_tokens"]) == [72, 27]
+    assert results()["speedup"].isna().all()
+    race = ["compare", "engine=server", "model=tiny", "prompt=7 * 8 =", "decoding.max_new_tokens=8"]
+    harness(*race, *addresses)
+    assert results("compare")["speedup"].isna().all()
 
 
 def test_an_arm_without_an_answer_fails_the_run_and_keeps_the_other(
     harness: Harness, serve: Serve
 ) -> None:
-    outcome = harness(
-        "latency", *QUICK, *serve(EchoServer(), EchoServer(die_after=1)), "num_warmup=0", code=1
-    )
+    addresses = serve(EchoServer(), EchoServer(die_after=1))
+    outcome = harness("latency", *QUICK, *addresses, "num_warmup=0", code=1)
     # After five of nine prompts: the others would have no partners.
-    assert mentions(outcome.complaint, "speculative: 5 requests in a row had no answer")
-    assert mentions(
-        outcome.complaint, "closed the connection without an answer", "no more are sent"
-    )
+    assert outcome.complaint.startswith("speculative: 5 requests in a row had no answer")
     regular, speculative = results().to_dict("records")
-    assert (regular["status"], regular["num_tokens"], speculative["num_failed"]) == (
-        "failed",
-        5 * 8,
-        5,
-    )
-
-
-def test_an_open_loop_sends_requests_at_a_rate(harness: Harness, serve: Serve) -> None:
-    server = EchoServer(delay_s=0.01)
-    asked = ["engine.rate=100", "num_warmup=0"]
-    shown = harness("latency", *QUICK, *serve(server), *asked).summary
-    (row,) = results().to_dict("records")
-    assert "100 requests/s" in shown
-    assert server.most_in_flight > 1
-    assert row["request_rate"] == 100
-    assert row["offered_rate"] != 100
-    assert mentions(
-        shown, f"{row['offered_rate']:.1f}", "in flight", f"regular {row['mean_in_flight']:.1f}"
-    )
+    assert (regular["status"], regular["num_tokens"]) == ("failed", 5 * 8)
+    assert speculative["num_failed"] == 5
 
 
 def test_what_a_server_does_not_tell_is_an_empty_cell(harness: Harness, serve: Serve) -> None:
     servers = [EchoServer(dialect="openai", num_draft_tokens=count) for count in (None, 4)]
-    shown = harness("latency", *QUICK, *serve(*servers)).summary
-    assert "95 % interval" in shown
+    harness("latency", *QUICK, *serve(*servers))
     assert results()[["acceptance_rate", "mean_acceptance_length"]].isna().all(axis=None)
-    # The flag that makes vLLM tell, which the server may be.
-    assert "--per-request-spec-decode-metrics" in shown
 
 
-RECOVERY = [
-    "recovery",
-    "engine=server",
-    "model=tiny",
-    "by_kind=false",
-    "num_prompts=2",
-    "decoding.max_new_tokens=8",
-]
+EVAL = ["eval", "engine=server", "model=tiny", "num_prompts=6", "batch_size=2", "seeds=[0]"]
+EVAL += ["decoding=greedy"]
 
 
-def unknown_ids(event: Any) -> Any:
-    for choice in (event or {}).get("choices", ()):
-        choice["token_ids"] = [1_000_000 for _ in choice["token_ids"]]
-    return event
+@pytest.fixture(scope="module")
+def servers() -> tuple[PairServer, PairServer]:
+    return pair_servers(shipped_pair())
 
 
-def test_recovery_refuses_tokens_that_the_model_does_not_have(
-    harness: Harness, serve: Serve
+def test_eval_keeps_what_it_has_and_goes_on_after_a_failed_request(
+    harness: Harness, serve: Serve, servers: tuple[PairServer, PairServer]
 ) -> None:
-    servers = EchoServer(), EchoServer()
-    addresses = serve(*servers)
-    servers[1].twist = unknown_ids
-    outcome = harness(*RECOVERY, *addresses, "decoding=greedy", code=1)
-    assert "token 1000000 is not in the model's vocabulary" in outcome.complaint
+    urls = serve(*servers)
+    # Answers of a server that may have been restarted with other flags are not taken up.
+    for server in servers:
+        server.started = 1
+    # One request finds out how the server is asked, two are a warm-up, and each batch is two.
+    servers[0].bodies.clear()
+    servers[0].fail_every = 8
+    failed = harness(*EVAL, *urls, code=1)
+    assert mentions(failed.complaint, "regular: 1 of 2 requests failed", "500 X: ")
+    servers[0].fail_every = 0
+    assert "8 of 12 answers are in" in harness(*EVAL, *urls).stderr
+    rows = results("eval")
+    assert list(rows[rows["seed"] == "all"]["status"]) == ["failed"] * 2 + ["ok"] * 2
+    assert list(rows[rows["seed"] == "all"]["num_prompts"]) == [4, 4, 6, 6]
+    assert rows["identical_prompts"].iloc[-1] == 6
+    harness(*EVAL, "engine=local")
+    rows = results("eval")
+    assert rows["num_correct"].iloc[-1] == rows["num_correct"].iloc[-3]
+
+
+def test_compare_races_two_servers(
+    harness: Harness, serve: Serve, servers: tuple[PairServer, PairServer]
+) -> None:
+    settings = ["engine=server", "model=tiny", "decoding=greedy", "tokens=12", "prompt=Once upon"]
+    urls = serve(*servers)
+    record = json.loads(harness("compare", *settings, *urls, "json=true").stdout)
+    assert record["regular_completion"] == record["speculative_completion"] != ""
+    # What the server does not tell is not denied.
+    assert record["origins"] is None
+    assert record["rejections"] is None
+    assert {token["origin"] for token in record["speculative_tokens"]} == {None}

@@ -62,7 +62,6 @@ def test_one_command_starts_both_servers_and_ends_them(harness: Harness, tmp_pat
     of_regular, of_speculative = speculative["server_command"].split("; ")
     assert "-k 3" not in of_regular
     assert "-k 3" in of_speculative
-    assert "regular: " in outcome.stderr
     assert "the regular server is started without -k 3" in outcome.stderr
     directory = Path(regular["directory"])
     logs = [directory / f"{arm}_server.log" for arm in ("regular", "speculative")]
@@ -85,55 +84,34 @@ def test_names_and_k_are_those_of_the_command(harness: Harness) -> None:
 
 
 def test_three_commands_are_a_sweep_against_the_first(harness: Harness) -> None:
-    """Ranked on one page by the words in which they differ."""
     commands = [f"{ECHO} --delay 0.01", f"{ECHO} --delay 0.001", f"{ECHO} --delay 0.005"]
-    outcome = harness("latency", *QUICK, *behind(*commands), code=None)
+    harness("latency", *QUICK, *behind(*commands), code=None)
     rows = results().query("arm == 'speculative'")
     assert len(rows) == 2
     assert all("--delay 0.01" in command.split("; ")[0] for command in rows["server_command"])
-    table = [line for line in outcome.stdout.splitlines() if "--delay" in line and "×" in line]
-    assert [line.split()[1] for line in table if line.lstrip().startswith("--delay")] == [
-        "0.001",
-        "0.005",
-    ]
-    assert "[1/2] -- " in outcome.stderr
 
 
 def test_the_second_of_two_commands_may_be_faster_by_more_than_its_drafts(harness: Harness) -> None:
     """It is compared with the first under these names: it may also have another number format, or a GPU."""
     slow, fast = f"{ECHO} --delay 0.02", f"{ECHO} --delay 0.001 -k 2"
-    outcome = harness("latency", *QUICK, "decoding.max_new_tokens=4", *behind(slow, fast))
+    harness("latency", *QUICK, "decoding.max_new_tokens=4", *behind(slow, fast))
     second = results().iloc[-1]
     assert (second["status"], second["mean_proposed"]) == ("ok", 2)
     assert second["speedup_low"] < second["speedup"] < second["speedup_high"]
-    assert "impossible" not in outcome.summary
-    assert "the second command against the first" in outcome.stdout
-    assert re.search("^ *second .*ms/token", outcome.stdout, re.MULTILINE)
-    assert "speculative" not in outcome.stdout
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
         (["latency", "--"], "is followed by the command of a server"),
-        (["latency", "--", "a", "--", "--", "b"], "is followed by the command of a server"),
         (["latency", "K=3", *behind(ECHO)], "K=3: the command behind -- has no {K}"),
-        (["latency", "vary.a=3", *behind(ECHO)], "a=3: the command behind -- has no {a}"),
         (["latency", "engine=local", *behind(ECHO)], "--: is for engine=server"),
-        (
-            ["latency", *behind("./llama-serve -m X")],
-            "known here (did you mean llama-server?); of any other",
-        ),
         (["latency", *behind(ECHO)], "is not known here, nor what makes it speculate"),
         (
             ["latency", KNOWN, "draft=lookup", *behind(f"{SERVER} -k 3 --mark small")],
             "draft=lookup: the command behind -- drafts with small",
         ),
         (["latency", KNOWN, *behind(SERVER)], "nothing in it makes Echo speculate: add -k 4"),
-        (
-            ["latency", *behind("no-such-server {port}", ECHO)],
-            "no-such-server: no such program",
-        ),
         (["latency", "url=http://127.0.0.1:9/v1", *behind(ECHO, ECHO)], "not beside a command"),
         (["latency", *behind("nosuchprogram --port {port}")], "nosuchprogram: no such program"),
     ],
@@ -142,13 +120,6 @@ def test_commands_that_cannot_be_measured_are_refused(
     harness: Harness, words: list[str], said: str
 ) -> None:
     assert said in harness.refused(*words)
-
-
-def test_one_command_twice_is_a_check_of_the_method(harness: Harness) -> None:
-    outcome = harness("latency", *QUICK, *behind(ECHO, ECHO), code=None)
-    assert mentions(outcome.summary, "Both commands are the same", "identical servers")
-    assert mentions(outcome.stdout, "what their starts change", "engine.blocks=4")
-    assert "format=row" not in outcome.stdout
 
 
 def test_a_sweep_goes_on_past_servers_that_do_not_start(harness: Harness, tmp_path: Path) -> None:
@@ -166,38 +137,13 @@ def test_a_sweep_goes_on_past_servers_that_do_not_start(harness: Harness, tmp_pa
     )
     echo = f"{sys.executable} {fails} --port {{port}} --{{flag}} 0.002"
     flags = ["vary.flag=delay,broken,mark", "engine.blocks=0"]
-    outcome = harness("latency", "-m", *QUICK, *flags, *behind(echo, f"{echo} -k 3"), code=1)
+    harness("latency", "-m", *QUICK, *flags, *behind(echo, f"{echo} -k 3"), code=1)
     rows = results()
     assert list(rows["status"]) == ["ok", "ok", "failed", "failed", "ok", "ok"]
     reason = rows["error"].dropna().unique()
     assert len(reason) == 1
     assert "exit code 7: RuntimeError: 3 GB are needed, and 2 are free" in reason[0]
     assert rows["measurement"].nunique() == 3
-    # In a cell of a table, whose lines break anywhere.
-    assert "RuntimeError: 3 GB" in " ".join(outcome.stdout.replace("│", " ").split())
-
-
-def test_a_server_that_dies_of_its_first_request_says_why(harness: Harness, tmp_path: Path) -> None:
-    program = tmp_path / "dies.py"
-    program.write_text(
-        "import http.server, os, sys\n"
-        "class Handler(http.server.BaseHTTPRequestHandler):\n"
-        "    protocol_version = 'HTTP/1.1'\n"
-        "    def do_GET(self):\n"
-        '        body = b\'{"data": [{"id": "tiny"}]}\'\n'
-        "        self.send_response(200)\n"
-        "        self.send_header('Content-Length', str(len(body)))\n"
-        "        self.end_headers()\n"
-        "        self.wfile.write(body)\n"
-        "    def do_POST(self):\n"
-        "        print('fatal error: out of memory in kernel', flush=True)\n"
-        "        os._exit(7)\n"
-        "http.server.ThreadingHTTPServer(('127.0.0.1', int(sys.argv[1])), Handler).serve_forever()\n"
-    )
-    command = f"{sys.executable} {program} {{port}}"
-    outcome = harness("latency", *QUICK, "engine.blocks=0", *behind(command, ECHO), code=1)
-    assert "the first server ended with exit code 7: fatal error: out of mem" in outcome.complaint
-    assert "regular_server.log" in outcome.complaint
 
 
 def test_servers_that_do_not_fit_beside_each_other_take_turns(
@@ -221,45 +167,20 @@ def test_servers_that_do_not_fit_beside_each_other_take_turns(
     command = f"{sys.executable} {alone} --port {{port}}"
     asked = [*QUICK, "engine.blocks=auto"]
     outcome = harness("latency", *asked, *behind(command, f"{command} -k 3"), code=None)
-    assert "out of memory" in outcome.stderr
     assert "it is started once more, alone" in outcome.stderr
-    assert mentions(outcome.stderr, "engine.blocks=4", "8 starts")
     assert results().iloc[-1]["speedup_covers"] == "4 blocks"
 
 
 def test_servers_that_start_quickly_are_started_several_times(harness: Harness) -> None:
     """Side by side, and both again for every second prompt: the interval covers what differs from start to start."""
     commands = behind(ECHO, f"{ECHO} -k 3")
-    outcome = harness("latency", *QUICK, "engine.blocks=auto", *commands, code=None)
-    assert mentions(outcome.stderr, "both servers are started 4 times")
+    harness("latency", *QUICK, "engine.blocks=auto", *commands, code=None)
     regular, speculative = results().to_dict("records")
     assert speculative["speedup_covers"] == "4 blocks"
     assert speculative["speedup_low"] < speculative["speedup"] < speculative["speedup_high"]
     directory = Path(regular["directory"])
     for arm in ("regular", "speculative"):
         assert (directory / f"{arm}_server.log").read_text().count("$ ") == 4
-    assert "4 blocks, each with a start of both arms" in outcome.summary
-    once = harness("latency", *QUICK, *commands, code=None)
-    assert "9 prompts of one start of each server" in once.summary
-
-
-def test_a_server_that_more_memory_would_not_start_is_not_started_twice(
-    harness: Harness, tmp_path: Path
-) -> None:
-    program = tmp_path / "starts"
-    program.write_text(
-        f"#!{sys.executable}\n"
-        "import runpy, sys\n"
-        "if '-k' in sys.argv:\n"
-        "    sys.exit('error: invalid argument: -k')\n"
-        f"runpy.run_path({str(SUPPORT / 'echo_server.py')!r}, run_name='__main__')\n"
-    )
-    program.chmod(0o755)
-    command = f"{program} --port {{port}}"
-    two = behind(command, f"{command} -k 3")
-    outcome = harness("latency", *QUICK, "engine.blocks=auto", *two, code=1)
-    assert "the second server ended with exit code 1: error: invalid arg" in outcome.complaint
-    assert "once more" not in outcome.stderr
 
 
 @pytest.mark.parametrize(
@@ -279,24 +200,15 @@ def test_a_run_over_blocks_ends_after_a_whole_block(
 ) -> None:
     # However noisy the machine is.
     monkeypatch.setattr("harness.commands.latency.measure.is_precise", lambda *_: True)
-    outcome = harness("latency", *QUICK, *settings, *behind(ECHO, f"{ECHO} -k 3"))
-    assert mentions(outcome.stderr, settings[0], "started up to")
+    harness("latency", *QUICK, *settings, *behind(ECHO, f"{ECHO} -k 3"))
     row = results().iloc[-1]
     assert row["stopped_by"] == stopped_by
     assert row["speedup_covers"].startswith(f"{blocks} block")
     assert pd.isna(row["speedup_low"]) == (blocks == 1)
 
 
-def test_a_run_is_shown_by_its_directory_where_its_results_are_elsewhere(harness: Harness) -> None:
-    # So slow that there is no doubt about the verdict, which other steps would depend on.
-    two = behind(f"{ECHO} --delay 0.02", f"{ECHO} --delay 0.02 -k 3")
-    shown = harness("latency", *QUICK, "results.file=mine/latency.csv", *two, code=None).stdout
-    assert (step := re.search(r"harness report (\S+) format=row", shown))
-    assert "speed-up" in harness("report", step[1], "format=row").stdout
-
-
 def test_figures_of_a_started_server_are_not_taken_over_unasked(
-    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    harness: Harness, tmp_path: Path
 ) -> None:
     """Nobody can see which further files its program reads."""
     (tmp_path / "model.gguf").write_bytes(b"1")
@@ -329,21 +241,8 @@ def test_figures_of_a_started_server_are_not_taken_over_unasked(
     assert measured("resume=always") == (True, 3)
     (tmp_path / "model.gguf").write_bytes(b"22")
     assert measured("resume=always") == (False, 4)
-    flags.write_text("-k 5")
     os.utime(program, (1, 1))
-    assert measured("resume=always") == (False, 5), "another version of the program"
-    monkeypatch.setenv("LLAMA_ARG_THREADS", "4")
-    assert measured("resume=always") == (False, 5), "a variable of the server"
-
-
-def test_our_own_server_is_started_and_measured_alone(harness: Harness) -> None:
-    """What its command is without the draft is in tests/servers/test_command.py."""
-    few = [*QUICK, "num_prompts=2", "model=tiny_draft", "draft=none"]
-    serve = f"{sys.executable} -m harness serve model=tiny_draft draft=early_exit_1 K={{K}}"
-    harness("latency", *few, "K=3", *behind(serve))
-    (row,) = results().to_dict("records")
-    assert (row["num_failed"], row["drafted"]) == (0, True)
-    assert "draft=early_exit_1 K=3" in row["server_command"]
+    assert measured("resume=always") == (False, 4), "another version of the program"
 
 
 def test_a_server_that_dies_is_the_reason(harness: Harness, tmp_path: Path) -> None:
@@ -398,15 +297,11 @@ def test_no_process_is_left_however_the_harness_ends(tmp_path: Path, number: int
 
 
 def test_a_prompt_is_asked_once_where_the_server_remembers_its_answers(harness: Harness) -> None:
-    """By default; with more answers than prompts the page says what that means."""
     Path("ten.txt").write_text("\n".join(f"{number} + 1 =" for number in range(10)))
     command = f"{SERVER} -k 3 --spec-method pooled"
     quick = ["decoding.max_new_tokens=4", "decoding=greedy", "model=tiny", "engine.blocks=0"]
     quick += ["prompts=./ten.txt", KNOWN]
     # Eight laps of two requests would be 16 prompts.
-    once = harness("latency", *quick, "batch_size=2", *behind(command), code=None)
-    assert results().iloc[-1]["num_prompts"] == 10
-    assert bool(results().iloc[-1]["draft_remembers"])
-    assert "answered before" not in once.summary
-    again = harness("latency", *quick, "num_prompts=12", *behind(command), code=None)
-    assert mentions(again.summary, "10 prompts were asked 12 times", "answered before", "pooled")
+    harness("latency", *quick, "batch_size=2", *behind(command), code=None)
+    row = results().iloc[-1]
+    assert (row["num_prompts"], row["draft_remembers"]) == (10, True)

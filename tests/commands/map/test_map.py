@@ -23,33 +23,20 @@ from harness.commands.map.grid import (
     schedule_of,
 )
 from harness.commands.map.measure import Cell, own_k
-from harness.commands.map.page import map_page
 from harness.commands.map.plots import map_plots
-from harness.commands.map.record import RECORD
 from harness.commands.map.rows import MapRow
 from harness.measuring.session import Session
 from harness.results.runs import Run
 from harness.results.schema import NO_VERDICT
 from harness.results.statistics.interval import Interval
 from in_process import QUICKEST_PAIR, Harness, only, results
-from wording import mentions
 
 SUPPORT = Path(__file__).parents[2] / "support"
-QUICK = [
-    "map",
-    *QUICKEST_PAIR,
-    "num_prompts=3",
-    "decoding.max_new_tokens=8",
-    "num_warmup=0",
-]
+QUICK = ["map", *QUICKEST_PAIR, "num_prompts=3", "decoding.max_new_tokens=8", "num_warmup=0"]
 
 
-SERVER = [
-    "engine=server",
-    "model=tiny",
-    "engine.regular_url=http://localhost:1/v1",
-    "engine.url=http://localhost:2/v1",
-]
+SERVER = ["engine=server", "model=tiny"]
+SERVER += ["engine.regular_url=http://localhost:1/v1", "engine.url=http://localhost:2/v1"]
 
 
 def row(batch_size: int, k: int, speedup: float, spread: float = 0.1) -> MapRow:
@@ -112,18 +99,8 @@ def test_an_interrupted_map_has_only_what_was_measured(
         measure(cell, session)
 
     monkeypatch.setattr(Cell, "measure", measure_largest)
-    outcome = harness("map", "engine=simulated", "batch_sizes=[1,3]", "draft_tokens=[2]", code=130)
+    harness("map", "engine=simulated", "batch_sizes=[1,3]", "draft_tokens=[2]", code=130)
     assert list(results("map")["status"]) == ["interrupted"] * 2
-    assert "Interrupted with 1 cell of the grid measured." in outcome.stdout
-    assert "Use" not in outcome.stdout
-
-
-def test_contexts_are_cut_to_their_lengths(harness: Harness) -> None:
-    # Without a verdict on a noisy machine, where a draft of which nothing is accepted may seem faster.
-    harness(*QUICK, "batch_sizes=[1]", "contexts=[4,8]", "draft_tokens=[2]", code=None)
-    rows = cells()
-    assert list(rows["context"]) == [4, 8]
-    assert list(rows["num_prompt_tokens"]) == [8 * 4, 8 * 8]
 
 
 def test_a_map_of_servers_is_over_requests_in_flight(harness: Harness) -> None:
@@ -166,28 +143,6 @@ def test_servers_are_started_once_for_all_cells_of_a_k(harness: Harness) -> None
     assert log.count("-k 2") == log.count("-k 3") == 1
 
 
-def test_servers_that_do_other_work_have_no_map(harness: Harness) -> None:
-    """One ends its texts early; `latency` refused a verdict, and `map` gave one."""
-    servers = EchoServer(), EchoServer(num_draft_tokens=4, stop_after=3)
-    with ExitStack() as stack:
-        urls = [stack.enter_context(serving(server)) for server in servers]
-        addresses = [
-            f"engine.regular_url={urls[0]}",
-            f"engine.url={urls[1]}",
-            "engine=server",
-            "model=tiny",
-        ]
-        outcome = harness(*QUICK, "batch_sizes=[1,2]", *addresses, code=3)
-    rows = cells()
-    assert list(rows["status"]) == ["no_verdict"] * 2
-    assert rows["speedup"].isna().all()
-    assert rows["error"].str.contains("the same work").all()
-    shown = " ".join(outcome.stdout.split())
-    assert mentions(shown, "cannot tell", "2 of 2 measured cells cannot tell", "the same work")
-    assert "pays" not in shown.replace("whether it pays", "")
-    assert not list(Path().rglob("schedule_vllm.json"))
-
-
 def test_a_server_whose_k_depends_on_its_load_has_none() -> None:
     """vLLM with `num_speculative_tokens_per_batch_size`."""
     own = MapRow(arm="speculative", draft="server", url="http://a/v1", mean_proposed=2.9)
@@ -201,29 +156,18 @@ def test_a_server_whose_k_depends_on_its_load_has_none() -> None:
     ("arguments", "complaint"),
     [
         (["batch_sizes=[4,1]"], "batch_sizes=[4,1]: must be numbers from 1 on that rise"),
-        (["draft_tokens=[]"], "draft_tokens=[]: must have a number"),
         (
             ["draft=suffix", "draft.shared=true", "batch_sizes=[1,16]"],
             "batch_sizes=16: asks num_prompts=128, which must be at most 40, the prompts of the set",
         ),
-        (["draft_tokens=[1,2000]"], "draft_tokens=2000: must be at most 1024"),
         (["contexts=[100000]"], "contexts=100000: the texts of this set are enough for"),
-        (
-            ["decoding.num_draft_tokens=3"],
-            "decoding.num_draft_tokens=3: changes nothing: draft_tokens",
-        ),
         (["batch_size=8"], "batch_size=8: changes nothing: batch_sizes"),
-        (["draft=none"], "draft=none: must be set"),
         (["engine=huggingface"], "batch_sizes=[1,4,16]: must be [1] with engine=huggingface"),
         (
             [*SERVER, "engine.url=http://localhost:1/v1"],
             "engine.regular_url=http://localhost:1/v1: must be another",
         ),
         ([*SERVER, "draft_tokens=[2]"], "draft_tokens=[2]: must be null with engine=server"),
-        (
-            ["engine=server", "model=tiny", "engine.url=http://localhost:1/v1"],
-            "draft=none: must be set",
-        ),
     ],
 )
 def test_wrong_settings(harness: Harness, arguments: list[str], complaint: str) -> None:
@@ -238,12 +182,6 @@ def test_a_cell_without_an_interval_decides_nothing() -> None:
     error = "the arms did not do the same work"
     refused = replace(row(16, 4, 1.0), speedup=None, status=NO_VERDICT, error=error)
     assert schedule([row(2, 4, 1.5), refused])[0] == [(1, 2, 4)]
-
-
-def test_a_job_of_a_sweep_has_the_highest_speedup() -> None:
-    assert RECORD.line(ROWS).startswith("best 2.50× (2.40 to 2.60)")
-    assert RECORD.line([MapRow()]) == ""
-    assert map_page([Run([MapRow()])]) is None
 
 
 @pytest.mark.parametrize("weights", ["stored", "random"])

@@ -51,11 +51,7 @@ def test_a_sweep_predicts_the_speedup_on_texts_that_it_never_saw(harness: Harnes
         assert rows.iteration_ms[k] == pytest.approx(planted.iteration_ms(k), rel=0.02)
         assert rows.predicted_speedup_low[k] < measured[k] < rows.predicted_speedup_high[k]
         assert rows.measured_speedup[k] == pytest.approx(measured[k], rel=0.02)
-    best = measured.idxmax()
-    assert f"predicted at K={best}" in page
-    assert "3 of 3 within 5 % of what was measured" in page
-    assert "planted costs, no measurement" in page
-    assert "intervals are over 15 prompts" in page
+    assert f"predicted at K={measured.idxmax()}" in page
 
 
 def truth(settings: SimulatedSettings, k: int, num_tokens: int) -> float:
@@ -78,7 +74,7 @@ KS = (2, 4, 6, 8, 10)
 
 @pytest.mark.parametrize(
     ("planted", "typed", "tokens"),
-    [(0.9, "0.9", 64), (0.9, "0.9", 24), ((0.95, 0.9, 0.6, 0.5), "[0.95,0.9,0.6,0.5]", 48)],
+    [(0.9, "0.9", 24), ((0.95, 0.9, 0.6, 0.5), "[0.95,0.9,0.6,0.5]", 48)],
 )
 def test_predictions_hold_the_planted_truth_of_answers_as_long_as_the_prices(
     harness: Harness, planted: Any, typed: str, tokens: int
@@ -87,8 +83,7 @@ def test_predictions_hold_the_planted_truth_of_answers_as_long_as_the_prices(
     jumps = {9: 8.0}
     sweep = ["engine=simulated", "engine.jumps={9: 8.0}", f"tokens={tokens}", "num_prompts=24"]
     harness("latency", "-m", *sweep, f"K={','.join(map(str, KS))}", "results.file=costs.csv")
-    rows, page = rows_of(harness, "costs=costs.csv", f"acceptance={typed}")
-    assert f"answers of {tokens} tokens" in page
+    rows, _ = rows_of(harness, "costs=costs.csv", f"acceptance={typed}")
     settings = SimulatedSettings(acceptance=planted, jumps=jumps)
     for row in rows.itertuples():
         expected = truth(settings, row.num_draft_tokens, tokens)
@@ -117,9 +112,6 @@ def test_the_published_sweep_is_predicted_by_one_command(harness: Harness) -> No
     """Of Qwen3.8-27B on a B200: the cost from HumanEval, what math_reasoning yields."""
     asked = (f"costs={SWEEP}@HumanEval", f"acceptance={SWEEP}@math_reasoning")
     rows, page = rows_of(harness, *asked)
-    assert "15 of 15 within 5 % of what was measured" in page
-    assert "DSpark K=7 with 1 to 32 in flight: 3.88× to 2.25×" in page
-    assert "MTP K=2 with 64 to 128 in flight: 1.59× to 1.30×" in page
     assert mentions(page, "DSpark has no price with 128 in flight", "1.9 times", "engine queues")
     errors = rows.predicted_speedup / rows.measured_speedup - 1
     assert len(rows) == 15
@@ -147,12 +139,11 @@ def table(tmp_path: Path) -> str:
 def test_what_typed_numbers_predict(
     harness: Harness, table: str, acceptance: str, speedups: dict[int, float]
 ) -> None:
-    rows, page = rows_of(harness, table, f"acceptance={acceptance}")
+    rows, _ = rows_of(harness, table, f"acceptance={acceptance}")
     alone = rows.query("batch_size == 1").set_index("num_draft_tokens").predicted_speedup
     assert alone.to_dict() == pytest.approx(speedups)
     loaded = rows.query("batch_size == 8").set_index("num_draft_tokens").predicted_speedup
     assert loaded.to_dict() == pytest.approx({4: alone[4] * 1.5 / 2} if 4 in alone else {})
-    assert "no interval is known" in page
 
 
 @pytest.mark.parametrize(
@@ -161,20 +152,16 @@ def test_what_typed_numbers_predict(
         (["acceptance=3@6"], "costs: has no price of K=6 with 1 in flight, but of K=2, 4, 8: measure K=6"),
         (["acceptance=7@4"], "acceptance=7@4: must be from 1 to 5 tokens per iteration at K=4"),
         (["acceptance=1.5"], "acceptance=1.5: must be above 0 and at most 1"),
-        (["acceptance=[0.8,1.5]"], "must be above 0 and at most 1"),
         (["acceptance=./absent"], "acceptance=./absent: no such file or directory"),
         ([], "costs=mine.csv: needs acceptance=: what an iteration yields"),
+        ([f"costs={SWEEP}@HumanEval@MTP", f"acceptance={SWEEP}@math_reasoning@DSpark"],
+         "acceptance: has nothing of MTP, only of DSpark"),
         (["acceptance=mine.csv"], "acceptance: has no K"),
         (["acceptance=0.8", "batch_size=9"], "with 9 in flight, but with 1, 8 in flight: measure batch_size=9"),
     ],
 )  # fmt: skip
 def test_mistakes(harness: Harness, table: str, arguments: list[str], complaint: str) -> None:
     assert complaint in harness.refused("plan", table, *arguments)
-
-
-def test_costs_of_another_draft_are_refused(harness: Harness, table: str) -> None:
-    asked = (f"costs={SWEEP}@HumanEval@MTP", f"acceptance={SWEEP}@math_reasoning@DSpark")
-    assert "acceptance: has nothing of MTP, only of DSpark" in harness.refused("plan", *asked)
 
 
 def test_a_run_leaves_its_costs_and_they_are_read_again(harness: Harness) -> None:
@@ -191,19 +178,6 @@ def test_a_run_leaves_its_costs_and_they_are_read_again(harness: Harness) -> Non
     pd.testing.assert_frame_equal(of_file[figures], of_run[figures])
     file.write_text(json.dumps(content | {"version": 2}))
     assert "is no file of costs" in harness.refused("plan", f"costs={file}", "acceptance=0.7")
-
-
-def test_a_map_has_prices_too(harness: Harness) -> None:
-    grid = ("batch_sizes=[1,4]", "draft_tokens=[2,4]", "num_prompts=8")
-    harness("map", *SIMULATED, *grid)
-    directory = only("costs.json").parent
-    rows, _ = rows_of(harness, f"costs={directory}", "acceptance=0.7")
-    planted = SimulatedSettings()
-    found = rows.set_index(["batch_size", "num_draft_tokens"]).break_even_tokens
-    assert [*found.index] == [(1, 2), (1, 4), (4, 2), (4, 4)]
-    for load, k in found.index:
-        steps = planted.iteration_ms(k, load) / planted.iteration_ms(0, load)
-        assert found[load, k] == pytest.approx(steps, rel=0.02)
 
 
 def test_a_typed_rate_is_of_one_draft_and_what_drafted_nothing_has_no_price(
@@ -230,14 +204,3 @@ def test_a_typed_rate_is_of_one_draft_and_what_drafted_nothing_has_no_price(
     assert mentions(refused, "acceptance=0.7: is of one draft", "few, good", "costs=both.csv@few")
     rows, _ = rows_of(harness, "costs=both.csv@good", "acceptance=0.7")
     assert [*rows.draft] == ["good"]
-    refused = harness.refused("plan", "costs=both.csv@other", "acceptance=0.7")
-    assert "has no draft other, but few, good" in refused
-
-
-def test_another_run_of_the_model_or_machine_is_not_mixed_in(harness: Harness) -> None:
-    harness("latency", *SIMULATED, "K=4")
-    rows = pd.read_csv("results/latency.csv", dtype=str)
-    other = rows.assign(run=rows.run + "x", devices="NVIDIA H100", measurement="other")
-    pd.concat([rows.assign(devices="NVIDIA A100"), other]).to_csv("both.csv", index=False)
-    complaint = harness.refused("plan", "costs=both.csv", "acceptance=0.7")
-    assert "has runs that differ in devices: NVIDIA A100, NVIDIA H100" in complaint

@@ -35,7 +35,6 @@ from harness.results.statistics.drawn_tokens import (
 )
 
 VOCABULARY_SIZE = 12
-WARPED = ("temperature", "top_k", "top_p")
 PLAIN = DecodingSettings(temperature=0.7)
 TEST = TokenTest(level=1e-9, shift=0.2)
 
@@ -127,33 +126,6 @@ def test_penalties_count_the_text_alone_or_the_prompt_too() -> None:
     assert np.log(found[1][3] / found[1][2]) == pytest.approx(1.5)
 
 
-def test_settings_are_tried_one_at_a_time_at_another_temperature_than_the_run_s() -> None:
-    run = DecodingSettings(temperature=1.0, top_k=9, top_p=0.9)
-    assert samplings(PLAIN, [])[1].name == "temperature=1"
-    found = {
-        one.name: (
-            *(getattr(one.decoding, name) for name in WARPED),
-            one.parameters,
-            one.penalises_prompts,
-        )
-        for one in samplings(run, [3, 5], penalises_prompts=True)
-    }
-    assert found == {
-        "as asked": (1.0, 9, 0.9, {}, False),
-        "temperature=0.7": (0.7, 0, 1.0, {}, False),
-        "top_k=5": (0.7, 5, 1.0, {}, False),
-        "top_p=0.8": (0.7, 0, 0.8, {}, False),
-        "min_p=0.1": (0.7, 0, 1.0, {"min_p": 0.1}, True),
-        "presence_penalty=1": (0.7, 0, 1.0, {"presence_penalty": 1.0}, True),
-        "frequency_penalty=0.5": (0.7, 0, 1.0, {"frequency_penalty": 0.5}, True),
-        "repetition_penalty=1.3": (0.7, 0, 1.0, {"repetition_penalty": 1.3}, True),
-        "logit_bias": (0.7, 0, 1.0, {"logit_bias": {"3": 1.0, "5": 1.0}}, True),
-        "log-probabilities": (1.0, 9, 0.9, {"logprobs": 1}, False),
-        "log-probabilities, no stream": (0.7, 0, 1.0, {"logprobs": 1, "stream": False}, False),
-    }  # fmt: skip
-    assert not any(one.penalises_prompts for one in samplings(run, []))
-
-
 @pytest.mark.parametrize(
     ("parameter", "enough"),
     [("min_p", {5, 6, -1}), ("logit_bias", {-1}), ("repetition_penalty", set())],
@@ -161,14 +133,6 @@ def test_settings_are_tried_one_at_a_time_at_another_temperature_than_the_run_s(
 def test_so_many_likeliest_tokens_determine_what_is_drawn(parameter: str, enough: set[int]) -> None:
     sampling = Sampling("any", DecodingSettings(temperature=1.0, top_k=5), {parameter: {}})
     assert {number for number in (-1, 0, 4, 5, 6) if sampling.is_known_by(number)} == enough
-
-
-def test_of_tokens_that_are_not_shown_only_their_sum_is_known() -> None:
-    logits = np.log([[0.4, 0.3, 0.1, 0.1, 0.1]])
-    # Top-p leaves one of the last three, and a server does not show which.
-    cut = Sampling("any", DecodingSettings(temperature=1.0, top_p=0.75))
-    found = cut.probabilities_along(logits, [7], [0])
-    assert found[0] == pytest.approx(np.array([12, 9, 1, 1, 1]) / 24)
 
 
 EVEN = np.full((2000, VOCABULARY_SIZE), 1 / VOCABULARY_SIZE)
@@ -202,13 +166,6 @@ def test_changes_that_cancel_out_over_texts_show_after_each() -> None:
     assert TEST.check(moved).verdict == "lossy"
     apart = [dataclasses.replace(text, prompt=(at,)) for at, text in enumerate(moved)]
     assert TEST.check(apart).verdict == "lossless"
-
-
-def test_a_token_that_cannot_be_drawn_is_seen_by_its_quantile() -> None:
-    exact = np.zeros((1200, VOCABULARY_SIZE))
-    exact[:, :2] = [0.6, 0.4]
-    tokens = np.random.default_rng(8).choice(3, 1200, p=[0.45, 0.35, 0.2]).tolist()
-    assert checked(exact, tokens).verdict == "lossy"
 
 
 def test_a_few_tokens_that_cannot_be_drawn_are_a_loss() -> None:
@@ -337,17 +294,6 @@ def test_rounding_moves_masses_a_little_and_is_allowed_for() -> None:
     assert 0.01 < allowed.rounding < 0.3
 
 
-def test_nothing_is_decided_by_too_few_tokens_or_none() -> None:
-    few = checked(EVEN[:100], drawn(EVEN[:100]))
-    assert (few.verdict, few.power < 0.5) == ("undecided", True)
-    none = TEST.check([])
-    assert (none.num_draws, none.p_value, none.verdict) == (0, None, "undecided")
-    assert TEST.compare([], 3).verdict == "undecided"
-    number = TEST.needed()
-    assert number is not None
-    assert TEST.power(number) >= 0.99
-
-
 @pytest.mark.parametrize(("moved", "verdict"), [(0.0, "lossless"), (0.15, "lossy")])
 def test_two_samples_are_compared_without_the_exact_distribution(
     moved: float, verdict: str
@@ -384,12 +330,3 @@ def test_the_reference_warps_as_the_loops_do(warp: dict[str, float]) -> None:
     # One row of logits will do, and what is added to all of them changes nothing.
     higher = exact_probabilities(logits[0].double().numpy() + 800, DecodingSettings(**warp))
     assert higher == pytest.approx(exact[0])
-
-
-def test_of_equal_logits_at_the_edge_of_top_p_the_reference_keeps_those_that_the_loop_keeps() -> (
-    None
-):
-    logits = torch.tensor([[1.5, 1.4, 1.4, -1.0], [1.4, -1.0, 1.5, 1.4]])
-    exact = exact_probabilities(logits.numpy(), DecodingSettings(temperature=1.0, top_p=0.5))
-    assert exact == pytest.approx(Warp(1.0, top_p=0.5)(logits).double().numpy(), abs=1e-6)
-    assert (exact > 0).tolist() == [[True, True, False, False], [True, False, True, False]]

@@ -24,7 +24,6 @@ from harness.engines.record import Preparation
 from harness.engines.timing import timed_answer
 from harness.local.drafting.method import Pair
 from harness.local.engine.engine import LocalEngine
-from harness.local.engine.reference import ModelReference, open_reference
 from harness.local.models.loading import LoadedModel
 from harness.results.statistics.drawn_tokens import Finding, TokenResult, TokenTest
 from planted_faults import planted
@@ -72,22 +71,20 @@ def sample(
     num_draft_tokens: int = 1,
     num_draws: int = NUM_DRAWS,
     dtype: torch.dtype = torch.float32,
-    arm: str = "speculative",
-    drawn_at: float = 0.7,
     **changes: Any,
 ) -> TokenResult:
-    """Check an arm that draws at one temperature against what is exact at 0.7."""
+    """Check the speculative arm against what is exact at temperature 0.7."""
     num_tokens = num_draft_tokens + 2
     asked = {"num_draft_tokens": num_draft_tokens, "max_new_tokens": num_tokens} | changes
     faulty = engine(fault, dtype)
-    tested = next(one for one in faulty.arms if one.name == arm)
+    tested = faulty.arms[-1]
 
     warped = {name: changes[name] for name in ("top_k", "top_p") if name in changes}
     sampling = Sampling("exact", DecodingSettings(temperature=0.7, **warped))
     answered = []
     for first in range(0, num_draws, BATCH):
         streams = range(first, min(first + BATCH, num_draws))
-        decoding = DecodingSettings(temperature=drawn_at, **asked)
+        decoding = DecodingSettings(temperature=0.7, **asked)
         question = Question([PROMPT] * len(streams), decoding, 0, streams)
         for answer in timed_answer(faulty, tested, question).requests:
             request = PlannedRequest(tuple(PROMPT), sampling, num_tokens, len(answered))
@@ -123,7 +120,7 @@ def compare(
 
 @pytest.mark.parametrize(
     ("warping", "num_draft_tokens", "num_draws"),
-    [({}, 3, 8000), ({"top_k": 5, "top_p": 0.9}, 1, NUM_DRAWS)],
+    [({}, 3, NUM_DRAWS), ({"top_k": 5, "top_p": 0.9}, 1, NUM_DRAWS)],
     ids=str,
 )
 def test_the_honest_arm_is_lossless(
@@ -139,22 +136,6 @@ def test_the_honest_arm_is_lossless(
 @pytest.mark.parametrize("fault", [*PLANTED.names(), LENIENCE])
 def test_every_planted_fault_is_caught(fault: str) -> None:
     assert sample(fault, *NEEDED[fault]).verdict == "lossy"
-
-
-def test_faults_in_block_verification_are_caught() -> None:
-    assert sample("residual_warped_twice", num_draft_tokens=3, rule="block").verdict == "lossy"
-
-
-def test_any_arm_can_be_tested() -> None:
-    assert sample(arm="regular").verdict == "lossless"
-    assert sample(arm="regular", drawn_at=0.65).verdict == "lossy"
-
-
-def test_a_large_fault_is_known_long_before_the_last_draw() -> None:
-    fault = "bonus_from_wrong_position"
-    found = sample(fault, *NEEDED[fault])
-    assert found.num_draws_until is not None
-    assert found.num_draws_until < found.num_draws / 10
 
 
 def test_half_precision_is_no_loss() -> None:
@@ -188,43 +169,3 @@ def test_a_tie_that_rounding_broke_is_no_loss() -> None:
     unknown = Divergence(position=3, expected=1, actual=-1)
     assert judge_greedy([tie, unknown]) == ("undecided", unknown)
     assert judge_greedy([unknown, clear]) == ("lossy", clear)
-
-
-@functools.cache
-def loud_reference() -> ModelReference:
-    """The reference of a model whose largest logit is about 25, where a unit of bfloat16 is an eighth."""
-    dtype = torch.bfloat16
-    model = random_model("llama", seed=5, vocab_size=64)
-    head = model.get_output_embeddings().weight
-    with torch.no_grad():
-        head *= 25 / float(model(torch.arange(64)[None]).logits.abs().max())
-    settings = ModelSettings(name="loud", repository="loud")
-    loaded = LoadedModel(model.to(dtype), settings, None, dtype, [CPU], CPU)  # type: ignore[arg-type]
-    pair_of_it = Pair(loaded, None, tokenizer=None)  # type: ignore[arg-type]
-    return open_reference(pair_of_it, Preparation(decoding=DecodingSettings()))
-
-
-LOUD_PROMPTS = [[number, 3 * number % 64, 1, 4] for number in range(1, 4)]
-
-
-def greedy_text(prompt: list[int], raised: float = 0.0) -> list[int]:
-    """32 tokens; the odd ones have logits that are raised."""
-    reference = loud_reference()
-    text: list[int] = []
-    for _ in range(32):
-        logits = reference.logits([[*prompt, *text]])[0]
-        logits = logits + raised * (torch.arange(len(logits)) % 2)
-        text.append(int(logits.argmax()))
-    return text
-
-
-def test_half_a_logit_is_more_than_the_rounding_of_the_model() -> None:
-    """An allowance of 4 units of the largest logit, 0.8 in bfloat16, explained it."""
-    found = [
-        first_divergence(loud_reference(), prompt, greedy_text(prompt), greedy_text(prompt, 0.5))
-        for prompt in LOUD_PROMPTS
-    ]
-    verdict, worst = judge_greedy(found)
-    assert verdict == "lossy"
-    assert worst is not None
-    assert worst.excess < 10

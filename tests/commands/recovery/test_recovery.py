@@ -14,23 +14,14 @@ import pytest
 from forked import start
 from halting import HALTED, halting
 from harness.local.serving.service import LocalService
-from in_process import Harness, Outcome, results
+from in_process import Harness, results
 from own_service import own_service
 from planted_faults import IN_BATCHES, planted
 from processes import end
 from tiny_checkpoints import save_talkative_pair
-from wording import mentions
 
-SMALL = [
-    "num_prompts=3",
-    "decoding.max_new_tokens=12",
-    "decoding.num_draft_tokens=2",
-    "decoding.temperature=3",
-    "num_draws=800",
-    "shift=0.3",
-    "false_alarm_rate=1e-6",
-    "batch_size=6",
-]
+SMALL = ["num_prompts=3", "tokens=12", "K=2", "temperature=3", "batch_size=6"]
+SMALL += ["num_draws=800", "shift=0.3", "false_alarm_rate=1e-6"]
 
 
 @pytest.fixture(autouse=True)
@@ -51,13 +42,10 @@ def pair(directory: Path) -> list[str]:
 
 @pytest.mark.slow
 def test_an_honest_pair_is_lossless(harness: Harness, pair: list[str]) -> None:
-    outcome = harness("recovery", *pair, *SMALL, "details=true")
-    asked = ["800 drawn tokens over 4 sampling settings", "6 in flight"]
-    assert mentions(outcome.stderr, "testing the speculative arm", *asked)
-    assert mentions(outcome.stdout, "6 requests in flight", "Drawn as asked, temperature=1")
-    assert mentions(outcome.stdout, "lossless", "15 of 15 greedy texts")
+    harness("recovery", *pair, *SMALL)
     rows = results("recovery")
     assert list(rows["check"]) == ["greedy", "sampled"]
+    assert set(rows["verdict"]) == {"lossless"}
     assert rows["sampling"].iloc[1] == "as asked, temperature=1, top_k=5, top_p=0.8"
     assert (rows["batch_size"] == 6).all()
     by_kind = rows.set_index("check")
@@ -65,19 +53,14 @@ def test_an_honest_pair_is_lossless(harness: Harness, pair: list[str]) -> None:
     assert by_kind.loc["greedy", ["identical_prompts", "num_prompts"]].tolist() == [15, 15]
 
 
-def undecided(harness: Harness, *asked: str) -> tuple[Outcome, pd.DataFrame]:
-    outcome = harness("recovery", *asked, "num_draws=200", code=3)
-    return outcome, results("recovery")
-
-
 @pytest.mark.slow
 def test_too_few_draws_say_how_many_are_enough(
     harness: Harness, pair: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outcome, rows = undecided(harness, *pair, *SMALL)
+    outcome = harness("recovery", *pair, *SMALL, "num_draws=200", code=3)
     said = re.search(r"; num_draws=(\d+) would be enough$", outcome.complaint)
     assert said is not None
-    assert int(said[1]) == pytest.approx(rows["num_draws_needed"].iloc[-1], rel=0.1)
+    assert int(said[1]) == pytest.approx(results("recovery")["num_draws_needed"][1], rel=0.1)
     # So many are taken by default.
     monkeypatch.setattr("harness.commands.recovery.scored._FEWEST_TOKENS", 100)
     harness("recovery", *pair, *SMALL, "num_draws=auto")
@@ -94,10 +77,9 @@ def test_faults_are_found(harness: Harness, pair: list[str], fault: str) -> None
 
 @pytest.mark.slow
 def test_greedy_alone_and_a_failed_run(harness: Harness, pair: list[str]) -> None:
-    asked = [*pair, *SMALL, "details=true"]
-    assert "nothing was sampled" in harness("recovery", *asked, "decoding.temperature=0").stdout
+    asked = [*pair, *SMALL]
+    harness("recovery", *asked, "decoding.temperature=0")
     too_long = harness("recovery", *asked, "decoding.max_new_tokens=1000", code=2)
-    assert "decoding.max_new_tokens=1000" in too_long.stderr
     assert "two answers of decoding.max_new_tokens=1000 and the question" in too_long.stderr
     too_many = harness("recovery", *asked, "batch_size=100000000", code=1)
     assert "what would fit: batch_size=" in too_many.stderr
@@ -116,18 +98,13 @@ def test_an_interrupted_run_says_what_was_tested_so_far(
     halt = halting("harness.commands.recovery.workload.Asking.ask", after=asked)
     running = start("recovery", *pair, *few, cwd=tmp_path, until=HALTED, before=halt)
     stdout, stderr = end(running, signal.SIGINT, 130)
-    printed = " ".join(stdout.split())
-    assert "lossless" not in printed
+    assert "lossless" not in stdout
     [file] = tmp_path.glob("outputs/recovery/*/*/recovery.csv")
     rows = pd.read_csv(file)
     assert set(rows["status"]) == {"interrupted"}
     if asked:
-        found = re.search(r"(\d+) of \1 greedy texts identical", printed)
-        assert found is not None
-        assert "no verdict: interrupted so far" in printed
-        assert "only a whole run decides" in printed
         assert set(rows["verdict"]) == {"undecided"}
-        assert rows["num_prompts"].iloc[0] == int(found[1])
+        assert rows["num_prompts"].iloc[0] == rows["identical_prompts"].iloc[0] > 0
         assert 0 < rows["num_draws"].iloc[-1] < 1000
     else:
         assert rows["verdict"].isna().all()
@@ -150,7 +127,7 @@ def test_our_service_is_tested_over_http_and_its_silences_are_found(
         regular = url.replace("/v1", "/regular/v1")
         servers = ["engine=server", f"engine.url={url}", f"engine.regular_url={regular}"]
         few = ["num_draws=400", "samplings=[as_asked,min_p,logit_bias]"]
-        outcome = harness("recovery", *SMALL, pair[0], pair[2], *servers, *few)
+        harness("recovery", *SMALL, pair[0], pair[2], *servers, *few)
     rows = results("recovery")
     kinds = rows.query("check == 'kind'").set_index("sampling").verdict
     assert kinds.index[kinds == "no drafts"].tolist() == ["stop texts"]
@@ -158,7 +135,6 @@ def test_our_service_is_tested_over_http_and_its_silences_are_found(
     assert kinds["plain"] == "drafts"
     assert "lossy" not in set(rows["verdict"])
     assert rows["refused"].unique().tolist() == ["min_p=0.1, logit_bias"]
-    assert mentions(outcome.summary, "Refused by the engine", "min_p=0.1")
 
 
 @pytest.mark.parametrize(
@@ -166,9 +142,7 @@ def test_our_service_is_tested_over_http_and_its_silences_are_found(
     [
         (["samplings=[]"], "must name at least one"),
         (["samplings=[top_p,top_p]"], "must not name one twice"),
-        (["samplings=[topk]"], "top_k"),
         (["samplings=[min_p]"], "engine=local"),
-        (["top_logprobs=3"], "at least 5"),
         ([f"fault={planted('RowsSwapped')}", "load=2"], "fewer than 4 rows at once (batch_size)"),
     ],
 )

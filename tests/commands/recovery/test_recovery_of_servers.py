@@ -1,4 +1,4 @@
-"""`recovery engine=server`: an honest server passes, and one with a planted fault is caught."""
+"""`recovery engine=server`: planted faults are caught, and it is said which kinds of requests get drafts."""
 
 from __future__ import annotations
 
@@ -9,26 +9,18 @@ from typing import Any
 import pytest
 
 from echo_server import EchoServer, serving
+from harness.commands.recovery.kinds import Answers, Baseline, kinds
 from harness.commands.recovery.scores import GreedyTexts
 from harness.config.errors import RunError
+from harness.config.settings import DecodingSettings
 from harness.engines.requests import RequestRecord
 from harness.local.drafting.method import Pair
 from in_process import Harness, results
 from pair_server import addresses, pair_servers, shipped_pair
-from wording import mentions
 
-QUICK = [
-    "model=tiny_draft",
-    "engine=server",
-    "batch_size=16",
-    "num_prompts=1",
-    "decoding.max_new_tokens=8",
-    "shift=0.5",
-]
-QUICK += ["decoding.num_draft_tokens=1", "decoding.temperature=1", "false_alarm_rate=1e-6"]
-QUICK += ["samplings=[as_asked]", "by_kind=false"]
-
-pytestmark = pytest.mark.slow
+QUICK = ["model=tiny_draft", "engine=server", "batch_size=16", "num_prompts=1", "tokens=8", "K=1"]
+QUICK += ["temperature=1", "shift=0.5", "false_alarm_rate=1e-6", "by_kind=false"]
+QUICK += ["samplings=[as_asked]"]
 
 
 @pytest.fixture(autouse=True)
@@ -84,73 +76,19 @@ def test_texts_beside_a_grammar_are_the_regular_servers(
     grammar = "engine.extra={response_format: {type: json_object}}"
     servers = addresses(stack, regular, server)
     code = 1 if is_ignored else None
-    outcome = harness("recovery", *QUICK, "num_draws=100", grammar, *servers, code=code)
-    assert "response_format" in outcome.stderr
+    harness("recovery", *QUICK, "num_draws=100", grammar, *servers, code=code)
     asked = regular.bodies + server.bodies
     assert all(body["response_format"] == {"type": "json_object"} for body in asked)
     rows = results("recovery")
     assert ("lossy" in set(rows["verdict"])) == is_ignored
 
 
-def test_a_grammar_has_no_probabilities_as_its_reference(harness: Harness) -> None:
-    """Neither weights nor log-probabilities of texts know it."""
-    asked = ["engine=server", "model=tiny", "engine.url=http://127.0.0.1:9/v1", "reference=weights"]
-    complaint = harness("recovery", *asked, "engine.extra={grammar: x}", code=2).complaint
-    assert mentions(complaint, "reference=weights", "must be auto with engine.extra={grammar: x}")
-
-
 def test_without_token_ids_the_arms_are_compared(
     harness: Harness, stack: ExitStack, pair: Pair
 ) -> None:
     servers = started(stack, pair, dialect="sglang", temperature_factor=3.0)
-    outcome = harness("recovery", *QUICK, "num_draws=150", *servers, code=1)
-    assert "answers are compared with those of the regular server" in outcome.stderr
+    harness("recovery", *QUICK, "num_draws=150", *servers, code=1)
     assert set(results("recovery")["check"]) == {"greedy", "sampled"}
-
-
-class OwnService(EchoServer):
-    """Takes the seed of a request, as `harness serve` does."""
-
-    def _about(self, path: str) -> tuple[int, Any]:
-        status, content = super()._about(path)
-        if path.endswith("/models"):
-            for model in content["data"]:
-                model["owned_by"] = "harness"
-        return status, content
-
-
-def test_draws_that_are_compared_with_each_other_have_different_random_numbers(
-    harness: Harness, stack: ExitStack
-) -> None:
-    regular, speculative = (
-        OwnService(dialect="sglang"),
-        OwnService(dialect="sglang", num_draft_tokens=1),
-    )
-    asked = ["num_draws=200", *addresses(stack, regular, speculative)]
-    harness("recovery", *QUICK, *asked, "engine.chat=true", code=3)
-    seeds = []
-    for server in (regular, speculative):
-        drawn = [body for body in server.bodies if body["temperature"] > 0]
-        seeds.append({(body["seed"], body["index"]) for body in drawn if "index" in body})
-    assert min(map(len, seeds)) >= 200
-    assert seeds[0].isdisjoint(seeds[1])
-
-
-def test_greedy_texts_without_token_ids_are_compared_with_the_models_own(
-    harness: Harness, stack: ExitStack, pair: Pair
-) -> None:
-    """A wrong token is no rounding."""
-    _, server = pair_servers(pair, dialect="sglang", tokenizer=pair.tokenizer)
-    server.spoil = lambda rows: [
-        [token ^ (place == 2) for place, token in enumerate(row)] for row in rows
-    ]
-    asked = [*QUICK, "num_prompts=2", "decoding.temperature=0", "decoding.max_new_tokens=6"]
-    url = stack.enter_context(serving(server))
-    harness("recovery", *asked, f"engine.url={url}", code=1)
-    (row,) = results("recovery").to_dict("records")
-    assert row["verdict"] == "lossy"
-    # Some texts end before their third token.
-    assert row["num_tokens"] <= 2 * row["num_prompts"]
 
 
 @pytest.mark.parametrize("chat", [True, False])
@@ -171,45 +109,6 @@ def test_one_server_without_a_reference_says_how_to_give_one(
     assert (row["check"], row["verdict"]) == ("reference", "undecided")
 
 
-def test_samplings_can_be_named_and_the_one_that_ends_a_vllm_is_not_asked_for_by_itself(
-    harness: Harness, stack: ExitStack
-) -> None:
-    regular, server = EchoServer(version="0.32.0"), EchoServer(version="0.32.0")
-    asked = ["recovery", *QUICK, "num_draws=100", "engine.chat=true"]
-    asked += addresses(stack, regular, server)
-    outcome = harness(*asked, "samplings=[as_asked,top_k]", code=None)
-    assert any(body.get("top_k", 0) > 0 for body in server.bodies)
-    assert not any(body.get("top_p", 1) < 1 for body in server.bodies)
-    server.bodies.clear()
-    assert results("recovery")["sampling"].dropna().iloc[0] == "as asked, top_k=5"
-    assert "may end this server" not in outcome.stderr
-    own = [one for one in asked if not one.startswith("samplings=")]
-    by_itself = harness(*own, "by_kind=true", code=None)
-    assert any(body.get("top_p", 1) < 1 for body in server.bodies)
-    assert not any(body.get("top_k", 0) > 0 for body in server.bodies)
-    assert mentions(by_itself.stderr, "may end this server", "known-faults.md")
-    assert "'samplings=[as_asked,top_k]'" in by_itself.stderr, "the command that asks for it"
-    rows = results("recovery")
-    [kind] = rows.verdict[(rows.check == "kind") & (rows.sampling == "top_k=5")]
-    assert kind == "not asked"
-    assert "top_k=5" in rows.refused.iloc[-1]
-
-
-def test_a_server_that_draws_nothing_is_not_called_lossless(
-    harness: Harness, stack: ExitStack
-) -> None:
-    class Greedy(EchoServer):
-        async def _complete(self, body: dict[str, Any], *connection: Any) -> bool:
-            if body["temperature"] == 0:
-                return await super()._complete(body, *connection)
-            self._send(connection[1], 400, {"error": {"message": "temperature must be 0"}})
-            return True
-
-    url = stack.enter_context(serving(Greedy()))
-    complaint = harness("recovery", *QUICK, f"engine.url={url}", code=1).complaint
-    assert mentions(complaint, "refuses temperature=1", "decoding=greedy")
-
-
 def test_a_text_that_ends_with_an_end_token_is_whole() -> None:
     """A server may end a text there although ignore_eos was asked of it."""
     ended = RequestRecord(0, 1, token_ids=[5, 6, 2], num_tokens=3)
@@ -217,3 +116,109 @@ def test_a_text_that_ends_with_an_end_token_is_whole() -> None:
         texts = GreedyTexts(frozenset(end_tokens))
         texts.add(None, num_asked, ended)
         assert texts.num_cut_short == num_cut_short
+
+
+ASKED = ["recovery", "engine=server", "model=tiny_draft", "decoding=greedy"]
+ASKED += ["decoding.max_new_tokens=8", "num_prompts=4", "batch_size=2"]
+
+
+def test_a_kind_without_drafts_is_named_as_the_server_reports(harness: Harness) -> None:
+    server = EchoServer(
+        version="0.32.0", num_draft_tokens=4, silent=lambda body: len(body["prompt"]) > 100
+    )
+    with ExitStack() as opened:
+        servers = addresses(opened, EchoServer(version="0.32.0"), server)
+        # Its texts are no model's. By its name this server is one that top_k may end.
+        harness(*ASKED, *servers, "samplings=[as_asked,top_k]", code=None)
+    found = results("recovery").query("check == 'kind'").set_index("sampling")
+    assert found.index[found.verdict == "no drafts"].tolist() == ["long cached prompt"]
+    assert set(found.verdict) <= {"drafts", "no drafts", "ignored"}
+    assert found.acceptance_rate["plain"] == pytest.approx(1 / 3)
+    assert found.identical_prompts["plain"] == 4
+
+
+def test_kinds_that_are_refused_or_ignored_are_named_and_silence_is_a_doubt(
+    harness: Harness,
+) -> None:
+    server = EchoServer(
+        version="0.32.0",
+        num_draft_tokens=4,
+        refuses=("grammar", "n"),
+        silent=lambda body: body["temperature"] == 0,
+    )
+    with ExitStack() as opened:
+        servers = addresses(opened, EchoServer(version="0.32.0"), server)
+        harness(*ASKED, *servers, code=None)
+    found = results("recovery").query("check == 'kind'").set_index("sampling")
+    assert found.verdict[["grammar", "n=2"]].tolist() == ["refused", "refused"]
+    assert "unknown parameter" in found.finding["grammar"]
+    # Letters are no object.
+    assert found.verdict["JSON schema"] == "ignored"
+    assert found.verdict["plain"] == "no drafts"
+    assert not {"tools"} & set(found.index), "they are for chats alone"
+
+
+def test_drafts_that_are_never_accepted_are_told_from_silence_and_so_is_a_part() -> None:
+    def record(*outcomes: tuple[int, int]) -> RequestRecord:
+        return RequestRecord(0, 3, token_ids=[5] * 10, num_tokens=10, outcomes=list(outcomes))
+
+    [kind, *_] = kinds(DecodingSettings(), [1, 2], chat=False)
+    good = Answers(kind, [record((4, 3), (4, 2))] * 4)
+    rejected = Answers(kind, [record((4, 0), (4, 0))] * 4)
+    partly = Answers(kind, [record((4, 3)), record(), record((4, 1)), record()])
+    silent = Answers(kind, [record()] * 4)
+    baseline = Baseline.over([good, rejected, partly, silent])
+    found = [each.check(baseline) for each in (good, rejected, partly, silent)]
+    assert [each["verdict"] for each in found] == [
+        "drafts", "none accepted", "some drafts", "no drafts",
+    ]  # fmt: skip
+    assert "none in 2 of 4" in found[2]["finding"]
+    assert found[0]["identical_prompts"] is None
+    # Where no kind always drafts, as with n-grams, a part is nothing special.
+    assert partly.check(Baseline.over([partly, silent]))["verdict"] == "drafts"
+
+
+def answers(seconds: float, regular_s: float, num_together: int = 1) -> Answers:
+    """Of one request whose tokens come one by one, or several at once, at this speed."""
+
+    def record(total: float) -> RequestRecord:
+        arrivals = [total * (1 + place // num_together) / 10 for place in range(10)]
+        return RequestRecord(0, 3, arrivals, total, token_ids=[5] * 10, num_tokens=10)
+
+    [kind, *_] = kinds(DecodingSettings(), [1, 2], chat=False)
+    return Answers(kind, [record(seconds)] * 3, [record(regular_s)] * 3)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "verdict"), [(0.5, "drafts"), (1.02, "no drafts"), (0.8, "drafts")]
+)
+def test_where_tokens_come_one_by_one_speed_tells(seconds: float, verdict: str) -> None:
+    fast, other = answers(0.5, 1.0), answers(seconds, 1.0)
+    baseline = Baseline.over([fast, other])
+    assert fast.check(baseline)["verdict"] == "drafts"
+    found = other.check(baseline)
+    assert found["verdict"] == verdict
+    assert "the regular arm's speed" in found["finding"]
+    assert found["identical_prompts"] == 3
+    slow = answers(1.0, 1.0)
+    assert slow.check(Baseline.over([slow]))["verdict"] == "unknown"
+
+
+def test_without_reports_tokens_that_arrive_together_tell() -> None:
+    together, apart, some = (answers(0.5, 1.0, number) for number in (4, 1, 2))
+    baseline = Baseline.over([together, apart, some])
+    found = [each.check(baseline)["verdict"] for each in (together, apart, some)]
+    assert found == ["drafts", "no drafts", "drafts"]
+    assert "1.0 tokens at a time" in apart.check(baseline)["finding"]
+
+
+def test_kinds_before_one_that_ends_the_server_have_their_rows(harness: Harness) -> None:
+    """Three kinds of four requests and one that finds out whether it is taken, after the question who it is."""
+    server = EchoServer(version="0.32.0", num_draft_tokens=4, die_after=18)
+    with ExitStack() as opened:
+        servers = addresses(opened, EchoServer(version="0.32.0"), server)
+        harness(*ASKED, *servers, code=1)
+    found = results("recovery").query("check == 'kind'").verdict.tolist()
+    assert found[-1] == "no answer"
+    assert set(found[:-1]) == {"drafts"}
+    assert 1 <= len(found) - 1 <= 3

@@ -5,109 +5,26 @@ from __future__ import annotations
 import itertools
 import operator
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
 from echo_questions import TOKENIZER
 from harness.commands.recovery.sampling import samplings
-from harness.commands.recovery.scores import ScoredText, choose_place, rejected_places
-from harness.commands.recovery.workload import Answer, PlannedRequest, Workload, refusal
-from harness.config.errors import RunError
+from harness.commands.recovery.scores import ScoredText, choose_place
+from harness.commands.recovery.workload import Answer, PlannedRequest, Workload
 from harness.config.settings import (
     DecodingSettings,
-    ModelSettings,
-    PlacementSettings,
 )
-from harness.engines.protocol import Answered, Arm
-from harness.engines.record import Preparation
 from harness.engines.requests import RequestRecord
-from harness.engines.timing import quick_garbage_collections
-from harness.local.drafting.method import Pair
-from harness.local.drafting.methods import ModelDraftSettings
-from harness.local.engine.engine import LocalArm, LocalEngine
 from harness.results.statistics.drawn_tokens import DrawnText
-from planted_faults import IN_BATCHES, planted
-from tiny_checkpoints import load_pair, save_talkative_pair
 
 DECODING = DecodingSettings(max_new_tokens=12, num_draft_tokens=2, temperature=1.0)
-UNDER_LOAD = [planted(name) for name in IN_BATCHES]
 PROMPTS = [list(TOKENIZER.encode(text)) for text in ("once upon a time", "2 + 2 =", "the end")]
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("pair")
-    save_talkative_pair(path, 8)
-    return path
-
-
-@pytest.fixture(scope="module")
-def pair(directory: Path) -> Pair:
-    target = ModelSettings(name="target", repository=str(directory / "target"))
-    draft = ModelDraftSettings(name="draft", repository=str(directory / "draft"))
-    return load_pair(target, draft, PlacementSettings())
-
-
-def open_arm(pair: Pair, fault: str = "none") -> tuple[LocalEngine, LocalArm]:
-    engine = LocalEngine(
-        pair, Preparation(decoding=DECODING, runner="eager", batch_size=6, fault=fault)
-    )
-    arm = engine.arms[-1]
-    assert isinstance(arm, LocalArm)
-    return engine, arm
 
 
 def workload() -> Workload:
     return Workload(PROMPTS, samplings(DECODING, [])[:4], DECODING, seed=0)
-
-
-def alone(engine: LocalEngine, arm: LocalArm, asked: PlannedRequest) -> list[int]:
-    with quick_garbage_collections():
-        [request] = arm.answer([asked.request(seed=0)], 1).requests
-        return request.token_ids
-
-
-def test_texts_under_load_are_those_of_the_same_requests_alone(pair: Pair) -> None:
-    engine, arm = open_arm(pair)
-    asked = workload().first_turns(20)
-    answers = arm.answer([one.request(0) for one in asked], 6).requests
-    assert [answer.index for answer in answers] == [one.index for one in asked]
-    num_same = 0
-    for place, one in enumerate(asked):
-        text, whole = answers[place].token_ids, alone(engine, arm, one)
-        num_same += text == whole[: len(text)]
-        if one.leave_after is None:
-            assert len(text) == one.num_tokens
-        else:
-            assert one.leave_after <= len(text) <= one.leave_after + 2
-    # In a batch logits are rounded otherwise, which may move a draw between two rare tokens.
-    assert num_same >= 0.9 * len(asked)
-
-
-@pytest.fixture(scope="module")
-def honest_texts(pair: Pair) -> list[list[int]]:
-    """Of the first requests, each by itself."""
-    honest = open_arm(pair)
-    return [alone(*honest, asked) for asked in workload().first_turns(4)]
-
-
-@pytest.mark.parametrize("fault", UNDER_LOAD)
-def test_alone_no_fault_shows(pair: Pair, honest_texts: list[list[int]], fault: str) -> None:
-    faulty = open_arm(pair, fault)
-    assert [alone(*faulty, asked) for asked in workload().first_turns(4)] == honest_texts
-
-
-def test_an_engine_that_dies_of_a_sampling_setting_is_told_with_it() -> None:
-    class Dying(Arm):
-        def answer(self, *arguments: object, **options: object) -> Answered:
-            raise RunError("vLLM: max(): Expected reduction dim")
-
-    [sampling] = [one for one in samplings(DECODING, []) if one.name == "top_k=5"]
-    with pytest.raises(RunError, match=r"^top_k=5: vLLM: max\(\)"):
-        refusal(Dying(), PlannedRequest((1, 2), sampling, 1, 0), seed=0)
 
 
 def test_the_requests_are_mixed() -> None:
@@ -218,21 +135,3 @@ def test_the_place_is_where_the_recovered_token_decides_most() -> None:
     # One token alone can be recovered: it is known beforehand.
     assert place_in(text, drafts={0: [0.5, 0.5, 0.0], 1: [0.0, 0.0, 1.0]}) == (7, 0)
     assert place_in(text, drafts={0: [0.0, 0.0, 1.0], 1: [0.5, 0.5, 0.0]}) == (7,)
-
-
-@pytest.mark.parametrize(
-    ("outcomes", "num_tokens", "rejected"),
-    [
-        # The first token, two of three and the recovered one, three and the bonus, none and the recovered one.
-        ([(3, 2), (3, 3), (3, 0)], 9, [3, 8]),
-        ([(3, 2), (3, 3), (3, 0)], 10, [3, 8]),
-        # Iterations without a proposal are left out somewhere.
-        ([(3, 2), (3, 0)], 12, None),
-        ([], 5, None),
-    ],
-)
-def test_where_proposals_were_rejected(
-    outcomes: list[tuple[int, int]], num_tokens: int, rejected: list[int] | None
-) -> None:
-    record = RequestRecord(0, 1, num_tokens=num_tokens, outcomes=outcomes)
-    assert rejected_places(record) == rejected

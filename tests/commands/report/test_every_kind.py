@@ -1,8 +1,12 @@
-"""Rows of every kind that the schema knows go through a sweep's tables and `report`'s, whatever they hold."""
+"""Rows of every kind through a sweep's tables and `report`: whole, damaged, and named in markup."""
 
 from __future__ import annotations
 
-import re
+import csv
+import itertools
+import json
+import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,12 +15,16 @@ import pytest
 from harness.cli.tables import exit_code, job_line, print_sweep
 from harness.commands.command import Command
 from harness.commands.plan.rows import PlanRow
-from harness.commands.registry import commands
+from harness.commands.registry import commands, row_kinds
 from harness.commands.report.command import build, write
 from harness.config.errors import SettingError
-from harness.results.files import write_rows
+from harness.config.sizes import PACKAGE
+from harness.results.files import read_kind, write_rows
+from harness.results.row import ColumnDescription
 from harness.results.schema import RunRow
-from report_files import latency_run
+from in_process import Harness
+from report_files import eval_run, latency_run
+from report_files import write as write_file
 
 VALUES: dict[type, Any] = {
     str: "text", int: 3, float: 0.5, bool: True, list: [1, 2], dict: {"cpu": 5},
@@ -63,17 +71,6 @@ def test_a_sweep_has_tables(
     assert "killed" in printed
 
 
-def test_a_sweep_of_more_jobs_than_a_page_has_room_for(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The column of a name that all jobs share is left out of the first rows, too."""
-    rows = [row for seed in range(22) for row in latency_run(seed=seed, job=str(seed))]
-    print_sweep("latency", rows, tmp_path / "latency.csv", 22)
-    printed = capsys.readouterr().out
-    assert "2 more" in printed
-    assert re.search(r"^ +settings +K ", printed, re.MULTILINE)
-
-
 @pytest.mark.parametrize("kind", RUN_KINDS)
 def test_report_shows_it(kind: type[RunRow], tmp_path: Path) -> None:
     rows = [row for run in runs(kind).values() for row in run]
@@ -88,3 +85,106 @@ def test_report_shows_it(kind: type[RunRow], tmp_path: Path) -> None:
     assert report.pages
     write(report, tmp_path)
     assert "text" in (tmp_path / "report.md").read_text()
+
+
+NUMBERS = {"negative": "-7", "huge": "1e300", "not finite": "nan"}
+TEXTS = {
+    "text": "fast",
+    # More than any Python nests.
+    "deep": "[" * 12_000,
+    "nested": '{"a": {"b": [1]}, "c": [[2]]}',
+    "texts": '["x", null, {}]',
+    "numbers": "[-1, 1e300]",
+    "object": '{"cpu": "x"}',
+    "empty list": "[]",
+}
+# A report is drawn for each: what is no number does not depend on the others, and is in one.
+REPORTS = {**{name: {name: cell} for name, cell in NUMBERS.items()}, "no number": TEXTS}
+
+
+@pytest.mark.parametrize("report", REPORTS)
+def test_one_damaged_column_after_another(report: str, tmp_path: Path) -> None:
+    """Of `latency` and of `eval`, in one report."""
+    latency = write_file(tmp_path / "whole_latency.csv", latency_run(2), latency_run(4))
+    whole_files = {"latency": latency, "eval": write_file(tmp_path / "whole_eval.csv", eval_run())}
+    damaged_files = []
+    for command, whole in whole_files.items():
+        damaged = tmp_path / f"{command}.csv"
+        write_with_damage(damaged, whole, REPORTS[report])
+        damaged_files.append(damaged)
+    built = build(damaged_files)
+    assert built.pages
+    write(built, tmp_path)
+
+
+def is_different(damage: str, about: ColumnDescription) -> bool:
+    """Whether the damage may do something to such a column that another one does not."""
+    if about.type in (list, dict) or "list" in str(about.hint):
+        return damage in TEXTS
+    return about.type is str or damage in NUMBERS or damage == "text"
+
+
+def write_with_damage(damaged: Path, whole: Path, cells: Mapping[str, str]) -> None:
+    """Write the runs of a file again for each of its columns and each of these cells in it."""
+    header, *lines = list(csv.reader(whole.read_text().splitlines()))
+    place_of_run = header.index("run")
+    runs = [list(rows) for _, rows in itertools.groupby(lines, lambda row: row[place_of_run])]
+    kind = read_kind(whole, row_kinds())
+    assert kind is not None
+    columns = kind.columns()
+    rows = []
+    for place, name in enumerate(header):
+        for damage, cell in cells.items():
+            if not is_different(damage, columns[name]):
+                continue
+            # The runs take turns: K is 2 in one and 4 in the other.
+            for row in runs[place % len(runs)]:
+                changed = [*row]
+                changed[place_of_run] += f"{name} {damage}"
+                if name != "run":
+                    changed[place] = cell
+                rows.append(changed)
+    with damaged.open("w", newline="") as stream:
+        csv.writer(stream).writerows([header, *rows])
+
+
+def test_a_figure_that_is_text_is_noted(tmp_path: Path) -> None:
+    file = write_file(tmp_path / "latency.csv", latency_run(2), latency_run(4))
+    file.write_text(file.read_text().replace("100.0", "fast", 1))
+    notes = build([file]).notes
+    assert f"{file}, line 2: ms_per_token cannot be read" in notes
+
+
+MARKUP = "math [/no_think] <b>&amp;</b> *x*"
+ESCAPE = "\x1b[31mred\x1b]0;title\x07 \x9b2J"
+
+
+def test_names_are_text_wherever_they_are_shown(harness: Harness, tmp_path: Path) -> None:
+    model = "./[bold red]m <i>"
+    shutil.copytree(PACKAGE / "local" / "models" / "shipped" / "tiny_draft", tmp_path / model)
+    prompts = [
+        {"prompt": f"{MARKUP} {number} {ESCAPE}", "category": name}
+        for name in (MARKUP, ESCAPE)
+        for number in (1, 2)
+    ]
+    (tmp_path / "p.jsonl").write_text("\n".join(map(json.dumps, prompts)))
+    quick = ["num_prompts=4", "decoding.max_new_tokens=4", "prompts=p.jsonl"]
+    ran = harness("latency", f"model={model}", "draft=tiny_draft", *quick)
+    shown = harness("report", "results", "outputs")
+    for text in (ran.summary, shown.stdout):
+        # The terminal wraps where it likes.
+        words = "".join(text.split()).replace("│", "")
+        assert "[boldred]m<i>" in words
+        if text is ran.stdout:
+            assert "[/no_think]" in words
+            assert "␛[31mred␛]0;title␇" in words
+        assert not {"\x1b", "\x07", "\x9b"} & set(text + ran.stderr)
+    page = (tmp_path / "results" / "report.html").read_text()
+    assert "math [/no_think] &lt;b&gt;&amp;amp;&lt;/b&gt; *x*" in page
+    assert "&lt;i&gt;" in page
+    assert "<i>" not in page
+    markdown = (tmp_path / "results" / "report.md").read_text()
+    assert "math \\[/no\\_think\\] &lt;b&gt;&amp;amp;&lt;/b&gt; \\*x\\*" in markdown.replace(
+        "no_think", "no\\_think"
+    )
+    assert not {"\x1b", "\x07"} & set(page + markdown)

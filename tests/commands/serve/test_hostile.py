@@ -40,8 +40,8 @@ def test_requests_around_the_schema(url: str, tmp_path: Path) -> None:
     assert CLIENT.get(f"{url}/health").status_code == 200
     lines = CLIENT.get(f"{url}/metrics").text.splitlines()
     counted = [line for line in lines if line.startswith("harness_requests_total")]
-    assert any('status="200"' in line for line in counted), "nothing came through"
-    assert any('status="400"' in line for line in counted), "nothing was refused"
+    for status in (200, 400):
+        assert any(f'status="{status}"' in line for line in counted)
     assert not [line for line in counted if 'status="5' in line]
 
 

@@ -20,20 +20,12 @@ from forked import Forked
 from harness import __version__
 from in_process import Harness
 from served import CLIENT, serving
-from tiny_checkpoints import make_tokenizer, save_talkative_pair
 
 openai = pytest.importorskip("openai", reason="is not installed")
 pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
 
 
-PROMPTS = [
-    "Once upon a time",
-    "12 + 30 =",
-    "What is 7 times 8?",
-    "The fox",
-    "In a small village",
-    "3 times 4 is",
-]
+PROMPTS = ["Once upon a time", "12 + 30 =", "What is 7 times 8?", "The fox", "In a small village"]
 
 
 @pytest.fixture(scope="module")
@@ -58,10 +50,6 @@ def client(url: str) -> Iterator[Any]:
         yield made
 
 
-def regular(url: str) -> Any:
-    return openai.OpenAI(base_url=f"{url}/regular/v1", api_key="none", max_retries=0)
-
-
 def get(url: str, **options: Any) -> Any:
     return CLIENT.get(url, **options)
 
@@ -70,25 +58,17 @@ def post(url: str, path: str, body: Any, **options: Any) -> Any:
     return CLIENT.post(f"{url}{path}", json=body, **options)
 
 
-def test_tells_its_version_and_start(url: str) -> None:
-    for arm in ("", "/regular"):
-        told = get(f"{url}{arm}/version").json()
-        assert told["version"] == __version__
-        assert told["started"] > 1_700_000_000
-
-
 def test_completions(client: Any, url: str) -> None:
     [model] = client.models.list().data
     assert (model.id, model.owned_by) == ("tiny", "harness")
+    told = get(f"{url}/regular/version").json()
+    assert (told["version"], told["started"] > 1_700_000_000) == (__version__, True)
     greedy = {"model": "tiny", "prompt": PROMPTS[0], "temperature": 0, "max_tokens": 30}
     whole = client.completions.create(**greedy)
-    with regular(url) as other:
-        alone = other.completions.create(**greedy)
+    alone = client.with_options(base_url=f"{url}/regular/v1").completions.create(**greedy)
     assert whole.choices[0].text == alone.choices[0].text
-    assert (whole.usage.prompt_tokens + 30, whole.usage.completion_tokens) == (
-        whole.usage.total_tokens,
-        30,
-    )
+    assert whole.usage.completion_tokens == 30
+    assert whole.usage.prompt_tokens + 30 == whole.usage.total_tokens
     assert whole.choices[0].finish_reason == "length"
     drafted = whole.metrics["speculative_decoding"]
     assert drafted["num_draft_tokens"] == sum(drafted["per_step_drafted"]) > 0
@@ -100,22 +80,15 @@ def test_completions(client: Any, url: str) -> None:
 
 
 def test_streams(client: Any) -> None:
-    options = {
-        "model": "tiny",
-        "prompt": PROMPTS[1],
-        "max_tokens": 20,
-        "seed": 3,
-        "extra_body": {"return_token_ids": True},
-    }
+    options = {"model": "tiny", "prompt": PROMPTS[1], "max_tokens": 20, "seed": 3}
+    options["extra_body"] = {"return_token_ids": True}
     whole = client.completions.create(**options)
-    chunks = list(
-        client.completions.create(**options, stream=True, stream_options={"include_usage": True})
-    )
+    usage = {"include_usage": True}
+    chunks = list(client.completions.create(**options, stream=True, stream_options=usage))
     texts = [chunk.choices[0].text for chunk in chunks[:-1]]
     assert "".join(texts) == whole.choices[0].text
-    assert [
-        token for chunk in chunks[:-1] for token in chunk.choices[0].token_ids
-    ] == whole.choices[0].token_ids
+    token_ids = [token for chunk in chunks[:-1] for token in chunk.choices[0].token_ids]
+    assert token_ids == whole.choices[0].token_ids
     assert [chunk.choices[0].finish_reason for chunk in chunks[:-2]] == [None] * (len(chunks) - 2)
     assert chunks[-2].choices[0].finish_reason == whole.choices[0].finish_reason
     assert chunks[-1].usage == whole.usage
@@ -130,55 +103,29 @@ def test_chats(client: Any) -> None:
     assert whole.choices[0].message.role == "assistant"
     chunks = list(client.chat.completions.create(**options, stream=True))
     assert chunks[0].choices[0].delta.role == "assistant"
-    assert (
-        "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
-        == whole.choices[0].message.content
-    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
     plain = client.completions.create(model="tiny", prompt=PROMPTS[0], temperature=0, max_tokens=12)
-    assert plain.choices[0].text == whole.choices[0].message.content, (
-        "without a template a chat is its text"
-    )
+    # Without a template a chat is its text.
+    assert plain.choices[0].text == whole.choices[0].message.content == text
 
 
-@pytest.mark.parametrize("arm", ["", "/regular"])
-def test_predict_is_the_prompt_and_its_continuation(url: str, arm: str) -> None:
-    text = post(url, f"{arm}/predict", {"prompt": PROMPTS[0]}).json()
-    assert text.startswith(PROMPTS[0])
-    assert len(text) > len(PROMPTS[0])
-    assert post(url, f"{arm}/predict", {"prompt": "a", "top_p": 0.5}).status_code == 400
-    assert post(url, f"{arm}/predict", {"text": "a"}).status_code == 400
+def test_predict_is_the_prompt_and_its_continuation(url: str) -> None:
+    for arm in ("", "/regular"):
+        text = post(url, f"{arm}/predict", {"prompt": PROMPTS[0]}).json()
+        assert text.startswith(PROMPTS[0])
+        assert len(text) > len(PROMPTS[0])
+    assert post(url, "/predict", {"prompt": "a", "top_p": 0.5}).status_code == 400
 
 
 def test_prompts_as_tokens_and_several_at_once(client: Any) -> None:
-    options: Any = {
-        "model": "tiny",
-        "temperature": 0,
-        "max_tokens": 10,
-        "extra_body": {"return_token_ids": True},
-    }
+    options: Any = {"model": "tiny", "temperature": 0, "max_tokens": 10}
+    options["extra_body"] = {"return_token_ids": True}
     several = client.completions.create(prompt=PROMPTS[:3], **options)
     ids = [choice.prompt_token_ids for choice in several.choices]
     assert [choice.index for choice in several.choices] == [0, 1, 2]
     again = client.completions.create(prompt=ids, **options)
     assert [one.text for one in again.choices] == [one.text for one in several.choices]
     assert several.usage.prompt_tokens == sum(map(len, ids))
-    assert (
-        client.completions.create(prompt=ids[1], **options).choices[0].text
-        == several.choices[1].text
-    )
-
-
-def test_a_stop_text_is_cut_wherever_the_tokens_part(client: Any) -> None:
-    options: Any = {"model": "tiny", "prompt": PROMPTS[0], "temperature": 0, "max_tokens": 40}
-    text = client.completions.create(**options).choices[0].text
-    for begin in (5, 16, 31):
-        stop = text[begin : begin + 7]
-        expected = text[: text.index(stop)]
-        whole = client.completions.create(**options, stop=[stop, "never there"])
-        assert (whole.choices[0].text, whole.choices[0].finish_reason) == (expected, "stop")
-        chunks = list(client.completions.create(**options, stop=stop, stream=True))
-        assert "".join(chunk.choices[0].text for chunk in chunks) == expected
-        assert whole.usage.completion_tokens < 40
 
 
 def test_a_seed_decides_and_the_batch_does_not(client: Any) -> None:
@@ -202,32 +149,21 @@ def test_a_seed_decides_and_the_batch_does_not(client: Any) -> None:
 @pytest.mark.parametrize(
     ("path", "body", "says"),
     [
-        ("completions", {"prompt": "a", "temperature": -1}, "temperature"),
         ("completions", {"prompt": "a", "top_p": 0}, "top_p"),
         ("completions", {"prompt": "\ud800"}, "prompt: must be text"),
-        ("completions", {"prompt": 3}, "prompt: Input should be a valid string"),
         ("completions", {"prompt": [[5, True]]}, "prompt.0.1: Input should be a valid integer"),
         ("completions", {"prompt": "a", "max_tokens": "4"}, "max_tokens: "),
-        ("completions", {"prompt": "a", "stream": 1}, "stream: "),
-        ("completions", {}, "prompt"),
         ("completions", {"prompt": "a", "max_tokens": 10_000}, "at most 256"),
         ("completions", {"prompt": "word " * 300}, "at most 256"),
         ("completions", {"prompt": [5, 960]}, "does not exist"),
-        ("completions", {"prompt": []}, "no tokens"),
         ("completions", {"prompt": ["a"] * 5}, "at most 4"),
         ("chat/completions", {"messages": []}, "messages"),
         ("chat/completions", {"messages": [{"role": "judge", "content": "a"}]}, "role"),
-        ("chat/completions", {"messages": [{"role": "tool", "content": "a"}]}, "without tool_call_id"),
-        ("chat/completions", {"messages": [{"role": "user", "content": 3}]}, "messages.0.content: "),
     ],
 )  # fmt: skip
 def test_errors_say_what_is_wrong(url: str, path: str, body: Any, says: str) -> None:
-    content = json.dumps(body)
-    answer = CLIENT.post(
-        f"{url}/v1/{path}",
-        content=content,
-        headers={"Content-Type": "application/json"},
-    )
+    headers = {"Content-Type": "application/json"}
+    answer = CLIENT.post(f"{url}/v1/{path}", content=json.dumps(body), headers=headers)
     assert answer.status_code == 400, answer.text
     error = answer.json()["error"]
     assert (error["type"], error["code"]) == ("invalid_request_error", None)
@@ -240,12 +176,8 @@ def test_errors_say_what_is_wrong(url: str, path: str, body: Any, says: str) -> 
 def test_bodies_that_are_no_json_or_too_large(url: str) -> None:
     headers = {"Content-Type": "application/json"}
     deep = "[" * 100_000
-    for content, status in (
-        ("{", 400),
-        (deep, 400),
-        ("9" * 5000, 400),
-        ('{"prompt": "%s"}' % ("a" * 2_000_000), 413),
-    ):
+    long = '{"prompt": "%s"}' % ("a" * 2_000_000)
+    for content, status in (("{", 400), (deep, 400), ("9" * 5000, 400), (long, 413)):
         answer = CLIENT.post(f"{url}/v1/completions", content=content, headers=headers)
         assert answer.status_code == status
     form = CLIENT.post(f"{url}/predict", content='{"prompt": "x"}')
@@ -275,17 +207,14 @@ def test_a_client_that_goes_away_frees_its_place(client: Any, url: str) -> None:
     for streaming in (True, False):
         body = {"prompt": PROMPTS[0], "max_tokens": 250, "ignore_eos": True, "stream": streaming}
         for _ in range(4):
-            with httpx.Client(
-                timeout=httpx.Timeout(None, read=None if streaming else 0.2)
-            ) as leaving:
+            patience = httpx.Timeout(None, read=None if streaming else 0.2)
+            with httpx.Client(timeout=patience) as leaving:
                 try:
                     with leaving.stream("POST", f"{url}/v1/completions", json=body) as response:
                         next(response.iter_lines())
                 except httpx.ReadTimeout:
                     assert not streaming
-    assert (
-        len(client.completions.create(model="tiny", prompt=PROMPTS[3], max_tokens=5).choices) == 1
-    )
+    assert client.completions.create(model="tiny", prompt=PROMPTS[3], max_tokens=5).choices
     while figure(url, "harness_answers_running"):
         time.sleep(0.1)
     assert figure(url, "harness_tokens_total") - before < 8 * 250
@@ -316,29 +245,10 @@ def test_too_many_requests_are_refused(service: tuple[str, Forked]) -> None:
     assert statuses.count(200) >= 12
 
 
-def test_a_race_has_both_arms_with_origins_and_rejections(url: str) -> None:
-    race = post(url, "/race", {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 40}).json()
-    first, second = race["arms"]
-    assert [first["name"], second["name"]] == ["regular", "speculative"]
-    texts = [
-        "".join(token["text"] for step in arm["steps"] for token in step["tokens"])
-        for arm in race["arms"]
-    ]
-    assert texts[0] == texts[1]
-    assert race["identical"]
-    tokens = [token for step in second["steps"] for token in step["tokens"]]
-    rejected = [token for token in tokens if "rejection" in token]
-    assert {token["origin"] for token in rejected} == {"recovered"}
-    assert len(tokens) == 40
-    times = [step["at"] for step in second["steps"]]
-    assert times == sorted(times)
-    assert times[-1] <= second["seconds"]
-
-
 @pytest.mark.parametrize(
     ("parameter", "value"),
-    [("min_p", 1), ("presence_penalty", 1), ("logit_bias", {"5": 1}), ("n", True), ("best_of", 2),
-     ("never_heard_of", 0), ("stream_options", {"include_usage": True}), ("model", "another")],
+    [("min_p", 1), ("n", True), ("never_heard_of", 0), ("stream_options", {"include_usage": True}),
+     ("model", "another")],
 )  # fmt: skip
 def test_a_parameter_that_would_be_ignored_is_refused(url: str, parameter: str, value: Any) -> None:
     chat = {"messages": [{"role": "user", "content": "a"}]}
@@ -359,64 +269,6 @@ def test_parameters_that_change_nothing_are_accepted(url: str) -> None:
     assert answer.status_code == 200, answer.text
 
 
-def test_every_chunk_tells_the_usage_on_demand(client: Any) -> None:
-    options = {"include_usage": True, "continuous_usage_stats": True}
-    chunks = client.completions.create(
-        model="tiny", prompt=PROMPTS[0], max_tokens=20, stream=True, stream_options=options
-    )
-    counts = [chunk.usage.completion_tokens for chunk in chunks]
-    assert counts == sorted(counts)
-    assert counts[0] == 1
-    assert counts[-2] == counts[-1]
-
-
-def test_a_long_prompt_stops_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others are answered while it is tokenised, which here takes until then."""
-    from harness.commands.serve.served_model import ServedModel
-    from own_service import own_service
-
-    tokens_of = ServedModel.tokens_of
-    begun, answered = threading.Event(), threading.Event()
-
-    def slowly(served: ServedModel, prompt: Any) -> Any:
-        begun.set()
-        assert answered.wait()
-        return tokens_of(served, prompt)
-
-    monkeypatch.setattr(ServedModel, "tokens_of", slowly)
-    save_talkative_pair(tmp_path, 8)
-    with own_service(tmp_path) as url, ThreadPoolExecutor(1) as pool:
-        answer = pool.submit(post, url, "/completions", {"prompt": "a", "max_tokens": 1})
-        try:
-            assert begun.wait()
-            assert CLIENT.get(f"{url}/models", timeout=60).status_code == 200
-        finally:
-            answered.set()
-        assert answer.result().status_code == 200
-
-
-def test_an_answer_whose_numbers_overflow_spoils_no_later_one(tmp_path: Path) -> None:
-    """Those of the prompt are in slots that the next answer uses again."""
-    from safetensors.torch import load_file, save_file
-
-    from own_service import own_service
-
-    save_talkative_pair(tmp_path, 8)
-    weights = tmp_path / "target" / "model.safetensors"
-    tensors = load_file(weights)
-    tensors["model.embed_tokens.weight"][make_tokenizer().vocab["~"]] = float("nan")
-    save_file(tensors, weights, {"format": "pt"})
-    prompts = ["a", "a" + 7 * "~", "a"]
-    with own_service(tmp_path, runner="static") as url:
-        first, broken, last = [
-            post(url, "/completions", {"prompt": prompt, "max_tokens": 60, "temperature": 0})
-            for prompt in prompts
-        ]
-    assert [answer.status_code for answer in (first, broken, last)] == [200, 500, 200]
-    assert "nan or infinite" in broken.text
-    assert last.json()["choices"] == first.json()["choices"]
-
-
 def test_a_race_is_shown_while_it_runs(url: str) -> None:
     body = {"prompt": PROMPTS[0], "temperature": 0, "max_tokens": 40, "ignore_eos": True}
     with CLIENT.stream("POST", f"{url}/race", json={**body, "stream": True}) as stream:
@@ -430,7 +282,12 @@ def test_a_race_is_shown_while_it_runs(url: str) -> None:
         counts = [frame["num_tokens"] for frame in frames if frame["name"] == arm["name"]]
         assert counts == sorted(counts)
         assert counts[0] == 1
-    assert {arm["num_tokens"] for arm in race["arms"]} == {40}
+    assert race["identical"]
+    times = [step["at"] for step in race["arms"][1]["steps"]]
+    assert times == sorted(times)
+    assert times[-1] <= race["arms"][1]["seconds"]
+    tokens = [token for step in race["arms"][1]["steps"] for token in step["tokens"]]
+    assert {token["origin"] for token in tokens if "rejection" in token} == {"recovered"}
     refused = post(url, "/race", {**body, "stop": "a"})
     assert (refused.status_code, "stop: " in refused.text) == (400, True)
 
@@ -454,19 +311,11 @@ def require_key(url: str) -> None:
     """The key alone opens what costs something."""
     assert get(f"{url}/v1/models").status_code == 401
     assert get(f"{url}/health").json() == {"status": "ok"}
-    for authorization, status in {
-        "bearer secret": 200,
-        "BEARER  secret": 200,
-        "Bearer": 401,
-        "Basic secret": 401,
-    }.items():
+    for authorization, status in (("BEARER  secret", 200), ("Bearer", 401), ("Basic secret", 401)):
         headers = {"Authorization": authorization}
         assert get(f"{url}/v1/models", headers=headers).status_code == status
     with openai.OpenAI(base_url=f"{url}/v1", api_key="secret", max_retries=0) as made:
-        answer = made.completions.create(
-            model="tiny", prompt=PROMPTS[0], max_tokens=2, temperature=0
-        )
-        assert answer.usage.completion_tokens == 2
+        assert made.models.list().data
         with pytest.raises(openai.AuthenticationError):
             made.with_options(api_key="wrong").models.list()
 
@@ -507,37 +356,19 @@ def test_a_key_is_asked_for_and_a_signal_ends_streams_with_an_error(tmp_path: Pa
 
 def test_latency_agrees_with_the_local_engine(url: str, tmp_path: Path, harness: Harness) -> None:
     """The same texts and the same acceptance, from the same random numbers, though the server batches the requests."""
-    common = [
-        "latency",
-        "num_prompts=4",
-        "num_warmup=0",
-        "decoding.temperature=0.8",
-        "decoding.max_new_tokens=8",
-        "decoding.ignore_eos=true",
-    ]
-    server = [
-        "engine=server",
-        "model=tiny",
-        f"engine.url={url}/v1",
-        f"engine.regular_url={url}/regular/v1",
-        "batch_size=3",
-    ]
+    common = ["latency", "num_prompts=4", "num_warmup=0", "T=0.8", "tokens=8", "ignore_eos=true"]
+    server = ["engine=server", "model=tiny", "batch_size=3"]
+    server += [f"engine.url={url}/v1", f"engine.regular_url={url}/regular/v1"]
     rows = []
     for settings in ([], server):
         directory = tmp_path / f"run-{len(rows)}"
         harness(*common, *settings, f"hydra.run.dir={directory}")
         prompts = pd.read_csv(directory / "latency_prompts.csv")
-        rows.append(
-            (pd.read_csv(directory / "latency.csv"), prompts.sort_values(["arm", "prompt_index"]))
-        )
+        prompts = prompts.sort_values(["arm", "prompt_index"])
+        rows.append((pd.read_csv(directory / "latency.csv"), prompts))
     (local, local_prompts), (served_rows, served_prompts) = rows
     assert local_prompts["completion"].tolist() == served_prompts["completion"].tolist()
-    for column in (
-        "acceptance_rate",
-        "mean_acceptance_length",
-        "conditional_acceptance_rate",
-        "acceptance_histogram",
-    ):
+    for column in ("acceptance_rate", "conditional_acceptance_rate", "acceptance_histogram"):
         assert local[column].tolist()[1] == served_rows[column].tolist()[1], column
     counted = served_rows.iloc[1]
     # Requests that kept up the load are ours, too.

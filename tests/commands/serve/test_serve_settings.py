@@ -1,14 +1,30 @@
-"""Settings that keep `serve` from starting, before weights load; wrong settings are in tests/test_mistakes.py."""
+"""The edges of the service: settings that keep it from starting, its guard, chats with tools, its end."""
 
 from __future__ import annotations
 
+import json
+import signal
 import socket
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+from prometheus_client import CollectorRegistry
 
+from harness.commands.serve.app import make_app
+from harness.commands.serve.bodies import ChatBody
+from harness.commands.serve.guard import Guard
 from harness.commands.serve.record import ServeSettings
+from harness.commands.serve.served_model import ServedModel
+from harness.engines.door.serving import Refusal
 from in_process import Harness
+from processes import end, start
 from some_settings import settings_of
+from tiny_checkpoints import make_tokenizer
 
 pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
 
@@ -32,3 +48,133 @@ def test_no_piece_of_an_answer_waits_for_the_one_before() -> None:
 
 def test_there_are_no_sweeps(harness: Harness) -> None:
     assert harness("serve", "-m", "batch_size=1", code=2).complaint == "-m: serve has no sweeps"
+
+
+pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
+
+
+def test_an_endpoint_that_fails_counts_as_500() -> None:
+    registry = CollectorRegistry()
+    app = FastAPI()
+    app.add_middleware(Guard, local=True, key=None, max_bytes=100, registry=registry)
+
+    @app.get("/broken")
+    def broken() -> None:
+        raise ZeroDivisionError
+
+    client = TestClient(app, base_url="http://localhost", raise_server_exceptions=False)
+    assert client.get("/broken").status_code == 500
+    labels = {"path": "/broken", "status": "500"}
+    assert registry.get_sample_value("harness_requests_total", labels) == 1
+
+
+@pytest.mark.parametrize(
+    ("length", "status", "reason"),
+    [("12a", 400, "is no number"), ("-1", 400, "is no number"), ("101", 413, "is larger than 100")],
+)
+def test_a_wrong_length_is_told_from_a_large_one(length: str, status: int, reason: str) -> None:
+    app = FastAPI()
+    app.add_middleware(Guard, local=True, key=None, max_bytes=100, registry=CollectorRegistry())
+    client = TestClient(app, base_url="http://localhost")
+    response = client.post("/", headers={"Content-Length": length})
+    assert response.status_code == status
+    assert reason in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(("max_prompt_tokens", "status"), [(256, 413), (100_000, 400)])
+def test_a_request_has_room_for_its_prompts(max_prompt_tokens: int, status: int) -> None:
+    settings = settings_of(ServeSettings, max_prompt_tokens=max_prompt_tokens, batch_size=16)
+    served: Any = SimpleNamespace(
+        settings=settings, arm_names=["regular"], service=SimpleNamespace()
+    )
+    client = TestClient(make_app(served, None), base_url="http://localhost")
+    body = {"prompt": "a" * 2_000_000, "unknown": 1}
+    assert client.post("/v1/completions", json=body).status_code == status
+
+
+pytest.importorskip("fastapi", reason="specharness[serve] is not installed")
+
+
+# The command with an engine that never opens, because its thread computes.
+PROGRAM = """
+import pathlib
+import torch
+import harness.cli.main
+import harness.commands.serve.served_model
+
+def compute(*arguments):
+    pathlib.Path("opening").touch()
+    while True:
+        torch.randn(1000, 1000) @ torch.randn(1000, 1000)
+
+harness.commands.serve.served_model._open_engine = compute
+harness.cli.main.main()
+"""
+
+
+def test_a_service_that_still_loads_ends_quietly(tmp_path: Path) -> None:
+    """All signals have one handler, which tests/cli/test_signals.py tries with each."""
+    program = [sys.executable, "-c", PROGRAM]
+    run = start("serve", "port=0", cwd=tmp_path, until="opening", command=program)
+    stdout, stderr = end(run, signal.SIGTERM, 130)
+    assert stdout == ""
+    assert stderr.splitlines()[-1] == "harness: interrupted; what was measured so far is kept"
+    assert "terminate called" not in stderr
+
+
+SHOWS_TOOLS = (
+    "{% for tool in tools or [] %}{{ tool.function.name }};{% endfor %}"
+    "{% for message in messages %}{{ message.role }}={{ message.content }}"
+    "{% for call in message.tool_calls or [] %}!{{ call.function.arguments.city }}{% endfor %}|{% endfor %}"
+)
+SHOWS_NONE = "{% for message in messages %}{{ message.content }}{% endfor %}"
+TOOL = {"type": "function", "function": {"name": "rain"}}
+CALL = {"id": "1", "function": {"name": "rain", "arguments": json.dumps({"city": "Ulm"})}}
+
+
+def read(template: str | None, chat_template: str = "auto", **body: Any) -> str:
+    """A chat as the model reads it."""
+    tokenizer = make_tokenizer(chat_template=template)
+    served: Any = SimpleNamespace(
+        _pair=SimpleNamespace(tokenizer=tokenizer),
+        settings=SimpleNamespace(chat_template=chat_template),
+    )
+    return str(tokenizer.decode(ServedModel.encode(served, ChatBody(**body))))
+
+
+def user(content: Any = "Ulm?") -> dict[str, Any]:
+    return {"role": "user", "content": content}
+
+
+def test_the_template_shows_tools_calls_and_results() -> None:
+    called = {"role": "assistant", "content": None, "tool_calls": [CALL]}
+    result = {"role": "tool", "tool_call_id": "1", "content": "wet"}
+    text = read(SHOWS_TOOLS, messages=[user(), called, result], tools=[TOOL], tool_choice="auto")
+    assert text == "rain;user=Ulm?|assistant=!Ulm|tool=wet|"
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert read(SHOWS_TOOLS, messages=[user(parts)]) == "user=ab|"
+    assert read(None, messages=[user("a"), user("b")]) == "a\n\nb"
+
+
+@pytest.mark.parametrize(
+    ("template", "chat_template"), [(None, "auto"), (SHOWS_NONE, "auto"), (SHOWS_TOOLS, "never")]
+)
+def test_tools_that_the_model_would_not_see_are_refused(
+    template: str | None, chat_template: str
+) -> None:
+    with pytest.raises(Refusal, match=r"^tools: this model has no chat template that shows them$"):
+        read(template, chat_template, messages=[user()], tools=[TOOL])
+
+
+@pytest.mark.parametrize(
+    ("messages", "tools", "says"),
+    [
+        ([user()], [{}], "has tool 1 without the name of a function"),
+        ([user(), {"role": "tool", "content": "wet"}], [], "message 2 without tool_call_id"),
+        ([user(None)], [], "must have text as every content"),
+        ([{"role": "assistant", "tool_calls": [{"id": "1"}]}], [], "without the name"),
+    ],
+)
+def test_what_openai_would_refuse_is_refused(messages: Any, tools: Any, says: str) -> None:
+    with pytest.raises(Refusal, match=says):
+        read(SHOWS_TOOLS, messages=messages, tools=tools)

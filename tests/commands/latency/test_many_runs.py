@@ -1,22 +1,25 @@
-"""Ways to draft that can be told apart, from files as `latency` writes them."""
+"""What is said of several runs and of parts of their prompts: rivals, loads, categories, from planted rows."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 
+from harness.commands.latency.tables.categories import by_category
+from harness.commands.latency.tables.compared import pairs_table
+from harness.commands.latency.tables.ranked import ranked_runs
 from harness.commands.report.command import build
 from harness.measuring.rows import LatencyRow
 from harness.reporting.table import legend
 from harness.results.files import append_rows
-from pages import findings, short
+from harness.results.rows.prompts import LatencyPromptRow
+from harness.results.runs import group
+from pages import findings
 from report_files import latency_run, prompt_rows, write
-from wording import mentions
 
 
 def rivals_of(directory: Path, num_prompts: int = 15, *, factor: float, **changes: Any) -> str:
@@ -34,12 +37,10 @@ def rivals_of(directory: Path, num_prompts: int = 15, *, factor: float, **change
 
 def test_methods_that_cannot_be_told_apart_are_named(tmp_path: Path) -> None:
     alike = rivals_of(tmp_path / "alike", factor=1.005)
-    assert "Fastest: 13B with suffix" in alike
     assert "Cannot be told apart from" in alike
     assert "significantly" not in alike
     apart = rivals_of(tmp_path / "apart", factor=1.5)
     assert "Fastest: 13B with suffix" in apart
-    assert "Gains significantly less than the fastest: 13B with lookup, K=4: 0.6" in apart
     assert "0.66 (0.64 to 0.69) of its speed-up" in apart
     assert "15 prompts" in apart
     assert "0.6" not in rivals_of(tmp_path / "few", 5, factor=1.5)
@@ -107,59 +108,80 @@ def test_pooled_rows_are_compared_by_the_number_of_runs(tmp_path: Path) -> None:
     assert "Cannot be told apart" not in few
 
 
-def test_the_fastest_pair_is_no_rival_of_itself(tmp_path: Path) -> None:
-    """On the first eight prompts, which both have, another pair is faster than that of the first sentence."""
-    first = [("story", 60.0 + index) for index in range(8)]
-    for draft, speedup, prompts in (
-        ("3B", 2.0, [*first, *[("story", 20.0)] * 7]),
-        ("7B", 1.9, [(name, time - 4) for name, time in first]),
-    ):
-        run = latency_run(draft=draft, speedup=speedup)
-        append_rows(tmp_path / "latency.csv", run)
-        append_rows(tmp_path / "latency_prompts.csv", prompt_rows(run, prompts))
-    fastest, rivals, *_ = (line.text for line in findings(build([tmp_path])))
-    assert "13B with 3B, K=4: 2.00×" in fastest
-    assert rivals == "Cannot be told apart from the fastest: 13B with 7B, K=4."
-
-
 def test_another_target_is_no_rival(tmp_path: Path) -> None:
     """The fastest speed-up of a slow target says nothing about another target's drafts."""
     runs = [latency_run(speedup=3.0), latency_run(speedup=1.5, model="30B", repository="x/30b")]
     text = " ".join(line.text for line in findings(build([write(tmp_path / "latency.csv", *runs)])))
-    assert "13B with 7B, K=4: 3.00× faster" in text
-    assert "30B with 7B, K=4: 1.50× faster" in text
-    assert "Gains significantly less" not in text
-    unsure = latency_run(speedup=1.5, speedup_low=0.61, speedup_high=3.74)
-    file = write(tmp_path / "unsure.csv", unsure, latency_run(speedup=1.1, draft="1B"))
-    text = " ".join(line.text for line in findings(build([file])))
     assert "Gains significantly less" not in text
 
 
-def test_the_best_k_is_named_among_quiet_and_complete_runs_alone(tmp_path: Path) -> None:
-    def remarks(*runs: Sequence[LatencyRow]) -> str:
-        file = write(tmp_path / f"{len(list(tmp_path.iterdir()))}.csv", *runs)
-        return str(build([file]).tables)
+def test_a_table_over_loads_is_in_the_order_of_the_loads() -> None:
+    """By speed-up they were 1, 64, 4, 16; another pair stays apart."""
+    speedups = {16: 1.1, 1: 2.5, 64: 1.4, 4: 1.2}
+    rows = [
+        row
+        for load, speedup in speedups.items()
+        for draft, factor in (("7B", 1.0), ("3B", 1.1))
+        for row in latency_run(speedup=speedup * factor, batch_size=load, draft=draft)
+    ]
+    pairs = ranked_runs(group(rows))
+    assert [pair.load for pair in pairs] == [1, 4, 16, 64] * 2
+    assert [pair.draft for pair in pairs] == ["3B"] * 4 + ["7B"] * 4
+    assert len(pairs_table(pairs).rows) == 8
 
-    slow = latency_run(k=2, speedup=1.5)
-    assert "best K" in remarks(slow, latency_run(k=4, speedup=2.0))
-    assert "best K" not in remarks(latency_run(k=2, speedup=0.7), latency_run(k=4, speedup=0.98))
-    interrupted = latency_run(k=2, speedup=1.5, status="interrupted", ms_per_token=50.0)
-    assert "best K" not in remarks(interrupted, latency_run(k=4, speedup=2.0))
-    text = remarks(slow, latency_run(k=4, speedup=2.0, processor_share=0.2))
-    assert "best K" not in text
-    assert "not quiet" in text
+
+ROW = LatencyRow(arm="speculative", requests_per_second=1.0, batch_size=8)
 
 
-def test_what_a_command_was_filled_in_with_is_a_column_and_no_doubt(tmp_path: Path) -> None:
-    """It changes the regular command, too, whose times then say nothing about the machine."""
-    runs = []
-    for x, ms in (("1", 9.0), ("5", 199.0)):
-        commands = f"serve --delay {x}; serve --delay {x} -k 2"
-        served = {"engine": "server", "server_command": commands, "settings": {"vary.x": x}}
-        regular, row = latency_run(**served)
-        runs.append([dataclasses.replace(regular, ms_per_token=ms), row])
-    (page,) = build([write(tmp_path / "latency.csv", *runs)]).pages.values()
-    shown = " ".join(short(page, 120).split())
-    assert "something other than the settings changed" not in shown
-    assert "vary" not in shown
-    assert mentions(shown, "x=1")
+def planted(rng: np.random.Generator, of_laps: float) -> list[LatencyPromptRow]:
+    """8 laps of 8 requests that feel the same load; regular decoding takes twice as long.
+
+    Args:
+        of_laps: standard deviation of the logarithm of a lap's ratio of the arms.
+    """
+    prompts = []
+    for lap in range(8):
+        load = rng.normal(0, of_laps)
+        for place in range(8):
+            for arm, factor in (("regular", 2.0 * np.exp(load)), ("speculative", 1.0)):
+                row = LatencyPromptRow(
+                    prompt_index=8 * lap + place, arm=arm, category="all", unit=lap, num_tokens=10,
+                    time_ms=100 * factor * np.exp(rng.normal(0, 0.02)),
+                )  # fmt: skip
+                prompts.append(row)
+    return prompts
+
+
+def test_requests_of_a_lap_are_not_independent() -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for _ in range(120):
+        [category] = by_category(planted(rng, 0.1), ROW)
+        assert category.speedup is not None
+        covered += category.speedup.low <= 2 <= category.speedup.high
+    # Over prompts it was 51 %.
+    assert covered / 120 > 0.85
+    assert str(category.speedup.covers) == "8 laps"
+
+
+def test_fewer_than_eight_laps_have_no_interval() -> None:
+    prompts = [row for row in planted(np.random.default_rng(0), 0.0) if row.unit != 7]
+    [category] = by_category(prompts, ROW)
+    assert category.speedup is not None
+    assert category.speedup.estimate == pytest.approx(2, rel=0.05)
+    assert not category.speedup.has_bounds
+
+
+def test_a_category_is_over_all_of_its_tokens() -> None:
+    prompts = []
+    for index, length in enumerate([4, 256] * 4):
+        for arm, step_ms in (("regular", 10), ("speculative", 5)):
+            row = LatencyPromptRow(
+                prompt_index=index, arm=arm, category="all", unit=index, num_tokens=length,
+                time_ms=300 + step_ms * (length - 1),
+            )  # fmt: skip
+            prompts.append(row)
+    [category] = by_category(prompts, ROW)
+    assert category.speedup is not None
+    assert category.speedup.estimate == pytest.approx((600 + 2580) / (600 + 1290))
+    assert str(category.speedup.covers) == "8 prompts"

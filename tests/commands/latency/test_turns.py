@@ -1,0 +1,262 @@
+"""Turns of the arms: laps and batches, prompts that are asked again, their units and their salt."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+
+from echo_server import EchoServer, serving
+from harness.commands.latency.measure import Latency
+from harness.commands.latency.questions import choose_num_laps
+from harness.measuring.asking import Part, batches_to_ask, in_laps, laps_to_ask
+from harness.measuring.prompts.sets import Occurrence, Prompt, PromptSet
+from in_process import QUICKEST_PAIR, Harness, only, results
+
+QUICK = ["latency", *QUICKEST_PAIR, "decoding=greedy", "decoding.max_new_tokens=4"]
+
+
+def share_prompts(parts: list[Part]) -> bool:
+    units = {(place, part.unit) for part in parts for place, _ in part.prompts}
+    return len(units) > len({place for place, _ in units})
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        batches_to_ask(10, 34, 4, 0),
+        laps_to_ask(10, 34, lambda number: number, 0),
+        laps_to_ask(80, 200, lambda number: number // 8, 0),
+        laps_to_ask(10, 34, lambda number: 1, 0),
+    ],
+)
+def test_every_prompt_is_asked_as_often_as_the_others(parts: list) -> None:
+    asked = [prompt for part in parts for prompt in part.prompts]
+    assert len(asked) == len(set(asked)) in (34, 200)
+    counts = Counter(place for place, _ in asked)
+    most = max(counts.values())
+    # Batches stay whole: in the last round some come and some do not.
+    assert set(counts.values()) <= {most, most - 1}
+    assert sorted({repeat for _, repeat in asked}) == list(range(most))
+
+
+def test_a_batch_that_comes_again_is_the_same_unit_in_another_order() -> None:
+    parts = batches_to_ask(32, 96, 4, 0)
+    assert not share_prompts(parts)
+    orders = [[part.unit for part in parts[first : first + 8]] for first in (0, 8, 16)]
+    assert orders[0] == list(range(8))
+    assert len({tuple(order) for order in orders}) == 3
+    assert all(sorted(order) == list(range(8)) for order in orders)
+    for part in parts:
+        places = [place for place, _ in part.prompts]
+        assert places == list(range(4 * part.unit, 4 * part.unit + 4))
+    assert batches_to_ask(32, 96, 4, 0) == parts != batches_to_ask(32, 96, 4, 1)
+
+
+def test_batches_share_prompts_where_too_few_would_have_an_interval() -> None:
+    """Of 40 prompts in batches of 16 there would be three units, however often they are asked."""
+    parts = batches_to_ask(40, 128, 16, 0)
+    assert [part.unit for part in parts] == list(range(8))
+    assert {len(part.prompts) for part in parts} == {16}
+    assert share_prompts(parts)
+    assert not share_prompts(batches_to_ask(40, 128, 4, 0))
+    assert not share_prompts(batches_to_ask(40, 64, 16, 0))
+    # No batch has more rows than were asked for.
+    assert max(len(part.prompts) for part in batches_to_ask(3, 34, 8, 0)) <= 8
+
+
+def test_indices_of_turns_and_repetitions_are_all_different() -> None:
+    prompts = (Prompt("a", turns=("a", "b", "c")), Prompt("d"))
+    prompt_set = PromptSet("talks", prompts, "")
+    every = [
+        Occurrence(place, turn, repeat)
+        for repeat in range(3)
+        for turn in range(3)
+        for place in (0, 1)
+    ]
+    indices = [prompt_set.index(asked) for asked in every]
+    assert indices == list(range(18))
+    assert [prompt_set.occurrence(index) for index in indices] == every
+    assert prompt_set.at(prompt_set.index(Occurrence(0, 2, 1))).text == "c"
+    assert prompt_set.first_unused(5) == 18
+
+
+def test_the_prompt_is_the_unit_however_often_it_is_asked(harness: Harness) -> None:
+    Path("ten.txt").write_text("\n".join(f"{number} + 1 =" for number in range(10)))
+    harness(*QUICK, "prompts=./ten.txt", "num_prompts=25", "num_warmup=0")
+    row = results().iloc[-1]
+    assert (row["num_prompts"], row["num_different_prompts"]) == (25, 10)
+    assert row["speedup_covers"] == "10 prompts"
+    assert pd.isna(row["salted"])  # nothing is cached between questions
+    answers = pd.read_csv(only("latency_prompts.csv")).query("arm == 'regular'")
+    assert answers.prompt_index.is_unique
+    assert list(answers.prompt_place[:10]) == list(range(10)) != list(answers.prompt_place[10:20])
+    assert list(answers.asked_before) == [0] * 10 + [1] * 10 + [2] * 5
+    assert (answers.unit == answers.prompt_place).all()
+    # Greedy answers do not depend on the random numbers, which differ.
+    assert answers.groupby("prompt").completion.nunique().eq(1).all()
+
+
+@pytest.mark.parametrize(("dialect", "salted"), [("vllm", True), ("openai", False)])
+def test_a_server_is_asked_past_its_cache(harness: Harness, dialect: str, salted: bool) -> None:
+    Path("three.txt").write_text("one\ntwo\nthree")
+    server, other = (EchoServer(dialect=dialect, version="1") for _ in range(2))  # type: ignore[arg-type]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(each)) for each in (server, other)]
+        asked = ["engine=server", "model=tiny", f"regular_url={urls[0]}", f"url={urls[1]}"]
+        load = ["batch_size=4", "num_prompts=32", "num_warmup=0", "prompts=./three.txt"]
+        harness(*QUICK, *asked, *load)
+    row = results().iloc[-1]
+    assert row["speedup_covers"] == "8 laps of the same texts"
+    assert (row["salted"], row["num_different_prompts"]) == (salted, 3)
+    measured = [body for body in server.bodies if body["max_tokens"] == 4]
+    salts = Counter(body.get("cache_salt") for body in measured)
+    keeping_up = [salt for salt in salts if "extra" in (salt or "")]
+    assert {salts.pop(salt) for salt in keeping_up} <= {1}
+    if dialect == "vllm":
+        assert len(salts) == 11
+        assert max(salts.values()) == 3
+    else:
+        assert set(salts) == {None}
+
+
+SERVED = ["latency", "engine=server", "model=tiny", "decoding.max_new_tokens=8", "decoding=greedy"]
+
+Serve = Callable[..., list[str]]
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """A function that starts servers and gives the settings with their addresses; one server takes both."""
+    with ExitStack() as stack:
+
+        def start(regular: EchoServer, speculative: EchoServer | None = None) -> list[str]:
+            first = stack.enter_context(serving(regular))
+            second = first if speculative is None else stack.enter_context(serving(speculative))
+            return [f"engine.regular_url={first}", f"engine.url={second}"]
+
+        yield start
+
+
+@pytest.mark.parametrize(
+    ("num_prompts", "batch_size", "open_loop", "expected"),
+    [
+        (15, 1, False, 15),
+        (15, 16, False, 1),
+        (64, 4, False, 16),
+        (128, 4, False, 16),
+        (1000, 4, False, 62),
+        (15, 1, True, 1),
+        (160, 1, True, 20),
+    ],
+)
+def test_laps_are_long_where_there_are_many(
+    num_prompts: int, batch_size: int, open_loop: bool, expected: int
+) -> None:
+    number = choose_num_laps(num_prompts, batch_size, open_loop)
+    assert number == expected
+    sizes = [len(lap) for lap in in_laps(num_prompts, number)]
+    assert sum(sizes) == num_prompts
+    assert max(sizes) - min(sizes) <= 1
+    assert min(sizes) >= min(batch_size, num_prompts)
+
+
+def test_arms_take_turns_and_the_first_one_changes(harness: Harness, serve: Serve) -> None:
+    """Two requests at a time: laps of two, in the order A B B A."""
+    server = EchoServer(version="1")
+    harness(*SERVED, *serve(server), "num_prompts=16", "batch_size=2", "num_warmup=0")
+    asked = [body for body in server.bodies[2:] if "extra" not in body["cache_salt"]]
+    prompts = [tuple(body["prompt"]) for body in asked]
+    laps = [frozenset(prompts[first : first + 2]) for first in range(0, len(prompts), 2)]
+    assert len(laps) == 16
+    assert laps[0::2] == laps[1::2]
+    assert len(set(laps)) == 8
+    rows = pd.read_csv(only("latency_prompts.csv"))
+    assert sorted(rows["unit"].unique()) == list(range(8))
+    assert (rows.groupby("unit").size() == 4).all()
+    # The second lap's speculative answers were written before its regular ones, with which they agree.
+    assert list(rows["arm"]).count("regular") == 16
+
+
+def test_a_run_that_ends_between_two_arms_writes_what_it_counts(
+    harness: Harness, serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the second lap the speculative arm answers first."""
+    keep = Latency._keep
+
+    def keep_and_end(self: Latency, *arguments: Any) -> None:
+        keep(self, *arguments)
+        if self.unwritten:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(Latency, "_keep", keep_and_end)
+    harness(*SERVED, *serve(EchoServer()), "num_prompts=3", code=130)
+    rows = results().set_index("arm")
+    assert rows["num_prompts"].to_dict() == {"regular": 1, "speculative": 2}
+    written = pd.read_csv(only("latency_prompts.csv"))
+    assert written.groupby("arm").size().to_dict() == {"regular": 1, "speculative": 2}
+    assert written.groupby("arm").num_tokens.sum().to_dict() == rows["num_tokens"].to_dict()
+
+
+def test_a_load_that_starts_halfway_meets_both_arms(harness: Harness, serve: Serve) -> None:
+    """An A/A: one server under both addresses, thirty times slower from the middle on."""
+    asked = ["num_prompts=16", "batch_size=2", "num_warmup=0"]
+    server = EchoServer(delay_s=0.001, slow_after=2 + 16, slow_s=0.03)
+    harness(*SERVED, *serve(server), *asked)
+    row = results().iloc[-1]
+    rows = pd.read_csv(only("latency_prompts.csv"))
+    # However busy the machine is, a slow answer takes no less than its eight pauses.
+    slow = rows[rows["time_ms"] >= 8 * 30]
+    assert (slow.groupby("arm").size() >= 8).all()
+    assert set(slow["arm"]) == {"regular", "speculative"}
+    assert row["speedup_low"] < row["speedup_high"]
+    assert (row["interleaved"], row["speedup_covers"]) == (True, "8 laps")
+
+
+def test_laps_are_for_engines_that_queue(harness: Harness, serve: Serve) -> None:
+    assert harness.refused("latency", "laps=4").startswith("laps=4: needs engine=server")
+    servers = EchoServer(), EchoServer(num_draft_tokens=4)
+    addresses = serve(*servers)
+    for load, is_interleaved, laps in (("laps=2", True, "2"), ("batch_size=9", False, "1")):
+        harness(*SERVED, *addresses, "num_prompts=9", load)
+        row = results().iloc[-1]
+        assert (row["interleaved"], row["speedup_covers"][0]) == (is_interleaved, laps)
+        assert pd.isna(row["speedup_low"]), "fewer than eight laps"
+
+
+def test_a_lap_of_a_server_alone_is_a_prompt_or_what_is_in_flight_together(
+    harness: Harness, serve: Serve
+) -> None:
+    (_, url) = serve(EchoServer())
+    for load, units in (([], 9), (["batch_size=3"], 1), (["batch_size=3", "laps=3"], 3)):
+        harness(*SERVED, url, "num_prompts=9", *load, f"hydra.run.dir=run{units}")
+        rows = pd.read_csv(f"run{units}/latency_prompts.csv")
+        assert rows["unit"].nunique() == units
+
+
+def test_warm_up_reads_prompts_that_are_not_measured(harness: Harness, serve: Serve) -> None:
+    """The set of the tiny pair has 40; where all are measured their tokens are read in reverse."""
+    for number in (9, 40):
+        server = EchoServer()
+        harness(*SERVED, *serve(server, EchoServer()), f"num_prompts={number}", "num_warmup=1")
+        _, warmup, *measured = [tuple(body["prompt"]) for body in server.bodies]
+        assert len(measured) == number
+        assert warmup not in measured
+
+
+@pytest.mark.parametrize("version", [None, "1"])
+def test_a_cache_that_knows_prompts_from_before_gives_no_verdict(
+    harness: Harness, serve: Serve, version: str | None
+) -> None:
+    """Of a kind that takes no salt, or one that heeds none."""
+    servers = EchoServer(num_cached=0, version=version), EchoServer(num_cached=4, version=version)
+    Path("unlike.txt").write_text("\n".join(f"{animal} is mentioned" for animal in "abcdefghi"))
+    harness(*SERVED, *serve(*servers), "num_prompts=9", "prompts=./unlike.txt", code=3)
+    rows = results()
+    assert rows["speedup"].isna().all()
+    assert list(rows["cached_from_before"]) == [0, 36]
