@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -17,9 +16,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import __version__
 from harness.config.errors import RunError
-from harness.config.machine import cpu_name, num_usable_cores
+from harness.config.machine import cpu_name
 from harness.results.environment import (
     environment,
     environment_columns,
@@ -74,15 +72,6 @@ def test_a_commit_and_whether_tracked_files_differ_from_it(
 
 
 @needs_git
-def test_git_runs_once_per_process(git: Callable[..., str], tmp_path: Path) -> None:
-    package = tmp_path / "checkout" / "package"
-    git("commit", "-m", "first")
-    before = git_state(package)
-    git("commit", "--allow-empty", "-m", "second")
-    assert git_state(package) == before
-
-
-@needs_git
 def test_a_repository_without_commits_has_none(git: Callable[..., str], tmp_path: Path) -> None:
     assert git_state(tmp_path / "checkout" / "package") == (None, None)
 
@@ -94,16 +83,6 @@ def test_a_package_installed_inside_somebody_elses_repository_has_no_commit(
     git("rm", "-r", "--cached", ".")
     git("commit", "--allow-empty", "-m", "theirs")
     assert git_state(tmp_path / "checkout" / "package") == (None, None)
-
-
-@needs_git
-def test_a_git_hook_does_not_point_elsewhere(
-    git: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    git("commit", "-m", "first")
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
-    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "elsewhere" / "index"))
-    assert git_state(tmp_path / "checkout" / "package") == (git("rev-parse", "HEAD"), False)
 
 
 def test_outside_a_checkout_and_without_git_there_is_no_commit(
@@ -136,33 +115,6 @@ def test_environment_says_what_is_installed_and_where(monkeypatch: pytest.Monkey
     stamp = datetime.fromisoformat(found["timestamp"])
     assert stamp.utcoffset() == timedelta(0)
     assert abs(stamp - datetime.now(stamp.tzinfo)) < timedelta(minutes=5)
-
-
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no processes")
-def test_only_usable_cores_count() -> None:
-    usable = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(usable)})
-        assert environment()["num_cores"] == num_usable_cores() == 1
-    finally:
-        os.sched_setaffinity(0, usable)
-    assert environment()["num_cores"] == num_usable_cores()
-
-
-def test_a_package_that_is_absent_has_no_version() -> None:
-    """In an interpreter that sees none of the installed packages' metadata; harness knows itself."""
-    script = """
-import importlib.metadata as metadata, json
-metadata.distribution = lambda name: (_ for _ in ()).throw(metadata.PackageNotFoundError(name))
-from harness.results.environment import environment
-print(json.dumps(environment()["versions"]))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    versions = json.loads(done.stdout)
-    assert versions.pop("harness") == __version__
-    assert set(versions.values()) == {None}
 
 
 def test_columns_are_those_of_a_row_and_say_what_the_environment_says() -> None:

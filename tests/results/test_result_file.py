@@ -101,9 +101,3 @@ def test_another_version_and_damage_are_said(
     damaged.write_text(json.dumps(json.loads(file.read_text()) | change))
     refused = harness("report", str(damaged), code=2).complaint
     assert problem in refused
-
-
-def test_a_row_of_a_report_needs_a_run(harness: Harness) -> None:
-    Path("empty.csv").write_text("run,arm\n")
-    harness("report", "empty.csv", "format=row", code=2)
-    assert "must be row" in harness("report", "format=md", code=2).complaint

@@ -9,16 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.commands.latency.tables.ranked import ranked_runs
-from harness.commands.latency.tables.ranking import latency_answers
-from harness.commands.latency.tables.run import headline
-from harness.commands.map.grid import points_of
-from harness.commands.map.page import finding, map_page
 from harness.commands.map.rows import MapRow
 from harness.config.errors import VerdictError
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
-from harness.results.runs import Run
 from harness.results.statistics.interval import Coverage, Interval
 from harness.results.verdict import (
     ArmEvidence,
@@ -30,7 +24,6 @@ from harness.results.verdict import (
     verdict_of,
     why_no_ranking,
 )
-from pages import short
 
 PAYS = Interval(2.0, 1.9, 2.1, Coverage(200, "prompt"))
 
@@ -350,23 +343,3 @@ def test_drafts_are_ranked_where_regular_arms_took_as_long() -> None:
     reason = why_no_ranking([100, 151])
     assert reason is not None
     assert "took 100 to 151 ms/token" in reason
-
-
-def test_one_case_has_one_wording_in_latency_map_and_report() -> None:
-    """An interval that includes 1 was `unsure` in one place and `makes no difference` in another."""
-    undecided = Interval(0.96, 0.8, 1.17)
-    arms = rows(speedup=undecided)
-    cell = MapRow(
-        arm="speculative", status="ok", batch_size=4, num_draft_tokens=2, speedup=undecided
-    )
-    of_report = latency_answers(ranked_runs([Run(arms)]))
-    pages = {
-        "latency": headline(arms[1]).text,
-        "map": finding(points_of([cell])).text,
-        "map's table": short(map_page([Run([cell])])),
-        "report": of_report[0].text.lower(),
-        "report of map": short(map_page([Run([cell]), Run([cell])])),
-    }
-    for page, text in pages.items():
-        assert "cannot tell" in text, page
-        assert not {"difference", "unsure"} & set(text.split()), page

@@ -87,11 +87,6 @@ def test_what_rounding_may_move_wins_nothing(learner: Learner) -> None:
     assert expected <= 1.0
 
 
-def test_impossible_outcomes_are_left_to_others() -> None:
-    won = bets_on_outcomes([0, 1, 0], np.array([1.0, 0.0, 1.0]), ["same"] * 3, [Learner(10.0)])
-    assert won[0] == pytest.approx([0.0, 0.0, 0.0])
-
-
 def test_honest_streams_are_not_accused_at_any_time() -> None:
     """At 5 %, with a look after every draw; more than 50 of 500 have a chance below 1e-6."""
     generator = np.random.default_rng(0)
