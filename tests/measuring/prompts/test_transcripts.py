@@ -124,31 +124,6 @@ def test_an_empty_thought_in_the_prompt_stays_there() -> None:
     assert texts(readings[1], tokenizer) == [f"{SAID['content']}<|end|>"]
 
 
-def test_tokens_across_the_beginning_of_an_answer_are_not_made() -> None:
-    """A tokenizer that writes `>H` as one token, which no prompt ends with: each turn is read after its own prompt."""
-    names = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), ">H"]
-    tokenizer = Tokenizer(
-        models.BPE({name: place for place, name in enumerate(names)}, [(">", "H")])
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    merging = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-    merging.chat_template = PLAIN
-    hello = {"role": "assistant", "content": "Hello"}
-    readings = read(conversation(ASKED, hello, MORE, hello), merging)
-    assert len(readings) == 2
-    assert [texts(one, merging) for one in readings] == [["Hello</s>"], ["Hello</s>"]]
-    other = {"role": "assistant", "content": "hello"}
-    assert len(read(conversation(ASKED, other, MORE, other), merging)) == 1
-
-
-def test_an_answer_like_the_beginning_of_an_empty_thought_is_whole() -> None:
-    tokenizer = make_tokenizer(chat_template=QWEN)
-    table = {"role": "assistant", "content": "<table>"}
-    [reading] = read(conversation(ASKED, table), tokenizer, no_thoughts=True)
-    assert texts(reading, tokenizer) == ["<table><|end|>"]
-
-
 def test_answers_do_not_begin_with_a_space_that_the_tokenizer_adds() -> None:
     """As SentencePiece of Llama 2 and Mistral does at the beginning of a text."""
     names = ["<s>", "</s>", "▁", *sorted(set(PLAIN + "Where is a?And c"))]
@@ -169,15 +144,6 @@ def test_a_template_that_asks_for_thoughts_and_drops_them_is_refused() -> None:
     drops = PLAIN.replace("<assistant>", "<assistant><think>\n")
     with pytest.raises(SettingError, match="leaves out those of message 2 of line 7"):
         read(conversation(ASKED, SAID), make_tokenizer(chat_template=drops))
-
-
-def test_a_template_that_hides_an_answer_is_refused() -> None:
-    hides = PLAIN.replace(
-        "{{ m.content }}", "{{ m.content if m.role == 'user' else 'x' if loop.last }}"
-    )
-    hides = hides.replace("<{{ m.role }}>", "{{ loop.length }}<{{ m.role }}>")
-    with pytest.raises(SettingError, match="template hides the answer in message 2 of line 7"):
-        read(conversation(ASKED, SAID), make_tokenizer(chat_template=hides))
 
 
 def test_a_conversation_without_a_template_is_text() -> None:
