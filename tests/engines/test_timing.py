@@ -12,7 +12,7 @@ from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Answered, Arm, Engine, Question, Request
 from harness.engines.requests import RequestError
-from harness.engines.timing import timed_answer, without_garbage_collection
+from harness.engines.timing import timed_answer
 
 QUESTION = Question([[1], [2]], DecodingSettings(max_new_tokens=3), seed=0, indices=(0, 1))
 
@@ -79,13 +79,3 @@ def test_garbage_is_collected_outside_the_clock() -> None:
     timed_answer(Engine(), FakeArm(lambda: seen.append(gc.isenabled())), QUESTION)
     assert seen == [False]
     assert gc.isenabled()
-
-
-def test_collection_stays_off_where_it_was_off() -> None:
-    gc.disable()
-    try:
-        with without_garbage_collection():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()

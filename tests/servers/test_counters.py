@@ -47,11 +47,6 @@ def test_names_of_vllm_are_summed_over_its_engines() -> None:
     )
 
 
-def test_llama_cpp_counts_the_prompts_that_it_took_from_its_cache() -> None:
-    page = "llamacpp:prompt_tokens_total 9\nllamacpp:prompt_tokens_cached_total 7\n"
-    assert read_counters(page) == Counts(cached=7)
-
-
 def test_the_size_of_a_cache_is_no_growth() -> None:
     labels = (
         'block_size="128",hash_block_size="16",num_gpu_blocks="682",num_gpu_blocks_override="None"'
@@ -128,14 +123,6 @@ def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) ->
     assert growth(counted, Counts(generated=1)) == Counts(restarts=1)
 
 
-def test_vllm_has_no_counters_of_drafts_without_speculation() -> None:
-    counted = read_counters("vllm:generation_tokens_total 7\n")
-    assert counted == Counts(generated=7, drafts=0, proposed=0)
-    assert counter_columns(counted) == {"drafted": False}
-    assert counter_columns(read_counters(VLLM)) == {"drafted": True}
-    assert read_counters("sglang:generation_tokens_total 7\n").drafts is None
-
-
 def test_traffic_of_others_is_what_is_not_ours() -> None:
     ours = requests(100, 100)
     for generated, foreign, unseen in ((204, 0, 0), (205, 5, 0), (196, 0, 0), (100, 0, 100)):
@@ -146,12 +133,6 @@ def test_traffic_of_others_is_what_is_not_ours() -> None:
     assert counter_columns(Counts(preempted=3)) == {"num_preemptions": 3}
     first_tokens = counter_columns(Counts(first_tokens=4, first_token_s=2))
     assert first_tokens == {"server_time_to_first_token_ms": 500}
-
-
-def test_a_server_that_drafts_nothing_has_no_acceptance() -> None:
-    nothing = Counts(generated=100, drafts=0, proposed=0, accepted=0)
-    assert counted_acceptance(nothing, [RequestRecord(0, 1)]) == {}
-    assert counted_acceptance(Counts(generated=100), [RequestRecord(0, 1)]) == {}
 
 
 def test_a_page_that_was_read_before_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:

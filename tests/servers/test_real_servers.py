@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
 from in_process import Harness, results
-from real_servers import gguf_pair, llama_server, mlx_server, vllm_python
+from real_servers import gguf_pair, llama_server, vllm_python
 from recipes.tiny_gguf import CHAT_TEMPLATE, SHIPPED
 from wording import mentions
 
@@ -54,29 +53,6 @@ def test_llama_cpp_reads_tools_or_the_run_ends(harness: Harness, tmp_path: Path)
     shows_none = "have tools, and the chat template of the regular server shows none"
     assert mentions(outcome.complaint, "prompts:", shows_none)
     assert with_tools > 2 * len(json.dumps(tool)) / 4
-
-
-@pytest.mark.parametrize("is_filled", [True, False], ids=["filled", "empty"])
-def test_mlx_is_asked_for_the_model_of_its_command(
-    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_filled: bool
-) -> None:
-    """It lists all models of the hub's cache, loads any that is named, and lists none where there is no cache."""
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    if is_filled:
-        other = tmp_path / "hub" / "models--mlx-community--aaa"
-        shutil.copytree(SHIPPED / "tiny_draft", other / "snapshots" / "1")
-        (other / "snapshots" / "1" / "model.safetensors.index.json").write_text("{}")
-        (other / "refs").mkdir()
-        (other / "refs" / "main").write_text("1")
-    Path("pair").symlink_to(SHIPPED)
-    drafting = ["--draft-model", "./pair/tiny_draft", "--num-draft-tokens", "4"]
-    command = [mlx_server(), "--model", "./pair/tiny", *drafting]
-    asked = [*SHORT, "chat=false", "engine.blocks=0"]
-    outcome = harness("latency", *asked, "--", *command, code=None)
-    rows = results()
-    assert all(Path(name).resolve() == SHIPPED / "tiny" for name in rows["served_model"])
-    assert set(rows["server"]) == {"mlx_lm.server"}
-    assert mentions(outcome.summary, "tiny", "tiny_draft", "K=4")
 
 
 def test_vllm_from_its_command(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,8 @@ from harness.measuring.figures.requests import Requests
 from harness.results.acceptance import Acceptance
 from harness.servers import engine as server_module
 from harness.servers.counters import CounterPage
-from harness.servers.engine import ServerEngine
+from harness.servers.dialects import DIALECTS, UNKNOWN
+from harness.servers.request_form import RequestForm
 from measured_runs import figures
 
 
@@ -90,16 +91,6 @@ def test_a_server_that_leaves_tools_out_is_refused(open_engine: Open) -> None:
         other.arms[0].answer(requests, 1)
     without = dataclasses.replace(ask(), chats=[Chat(ASKED[:1])])
     assert timed_answer(other, other.arms[0], without).tokens
-
-
-def test_a_server_that_refuses_tools_is_named_with_its_reason(open_engine: Open) -> None:
-    server = EchoServer(error_text="tools param requires --jinja flag")
-    engine = open_engine(server, chat=True)
-    server.fail_every = 1
-    question = dataclasses.replace(ask(2), chats=CHATS)
-    refused = "have tools, which the regular server refuses: 500 .*requires --jinja flag"
-    with pytest.raises(SettingError, match=refused):
-        timed_answer(engine, engine.arms[0], question)
 
 
 @pytest.mark.parametrize("dialect", ["sglang", "openai"])
@@ -229,14 +220,6 @@ def test_servers_that_know_no_tokens_to_stop_at_get_texts(open_engine: Open, dia
     assert body.get("stop") == expected
 
 
-def test_an_answer_that_stops_at_once_is_empty_and_no_failure(open_engine: Open) -> None:
-    engine = open_engine(EchoServer(dialect="openai", version="1"))
-    plain = timed_answer(engine, engine.arms[0], ask(top_k=0)).requests[0].text
-    question = dataclasses.replace(ask(top_k=0), ends=(plain[0],))
-    generation = timed_answer(engine, engine.arms[0], question)
-    assert generation.tokens == [[]]
-
-
 @pytest.mark.parametrize("dialect", ["vllm", "openai"])
 def test_a_watcher_gets_what_arrives(open_engine: Open, dialect: str) -> None:
     """Tokens as their ids come, or all of a text at its end."""
@@ -292,16 +275,6 @@ def test_the_load_is_kept_up_until_the_last_answer(open_engine: Open) -> None:
     assert len(load.extra) >= len(server.bodies) - 8 >= 2
     assert {request.error.type for request in load.extra if request.error} == {"Cancelled"}
     assert 0 < generation.seconds < load.seconds
-
-
-def test_extra_requests_that_fail_are_no_flood(open_engine: Open) -> None:
-    server = EchoServer(delay_s=0.01)
-    engine = open_engine(server)
-    server.fail_every = 5
-    question = dataclasses.replace(ask(4), in_flight=3, extra=ask(3))
-    generation = timed_answer(engine, engine.arms[0], question)
-    assert generation.load is not None
-    assert [len(generation.load.extra), len(server.bodies)] in ([1, 5], [2, 6])
 
 
 def test_a_stream_begins_before_what_counts_and_goes_on_behind_it(open_engine: Open) -> None:
@@ -421,18 +394,6 @@ def test_requests_under_load_differ_and_are_left_midway(open_engine: Open) -> No
     assert by_length[60]["temperature"] == 1.0
 
 
-def test_a_server_that_was_under_load_is_no_fresh_one(open_engine: Open) -> None:
-    """An engine with blocks starts it afresh for the next turn."""
-    engine = open_engine(EchoServer())
-    arm = arm_of(engine)
-    assert isinstance(engine, ServerEngine)
-    engine._leave_alone(arm)
-    assert arm.is_connected
-    arm.answer(ask().requests, 1)
-    engine._leave_alone(arm)
-    assert not arm.is_connected
-
-
 def test_a_server_that_answers_others_is_waited_for(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,3 +412,16 @@ def test_a_server_that_answers_others_is_waited_for(
     for _ in range(2):
         timed_answer(engine, arm, ask(1))
     assert said == ["regular: the server still answers 3 requests of others"]
+
+
+def test_a_request_without_extensions_has_texts_to_stop_at() -> None:
+    form = RequestForm(TOKENIZER, "tiny", DIALECTS["vllm"], False, False, False)
+    body = form.body(dataclasses.replace(ask(top_k=0), ends=("m",)).requests[0])
+    assert body["stop"] == ["m"]
+
+
+def test_a_server_that_refuses_a_top_p_of_1_does_not_get_it() -> None:
+    # Text Generation Inference: "`top_p` must be > 0.0 and < 1.0", with status 422.
+    form = RequestForm(TOKENIZER, "tiny", UNKNOWN, False, False, False)
+    assert "top_p" not in form.body(ask(top_k=0).requests[0])
+    assert form.body(ask(top_k=0, top_p=0.9).requests[0])["top_p"] == 0.9

@@ -71,12 +71,6 @@ def test_every_flag_of_vllm_that_is_about_speculation_is_in_the_table() -> None:
             None,
             4,
         ),
-        (
-            "python -m mlx_lm server --model a --draft-model b",
-            "python -m mlx_lm server --model a",
-            None,
-            3,
-        ),
     ],
 )
 def test_servers_that_are_known_by_their_flags_alone(
