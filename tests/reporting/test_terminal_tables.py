@@ -59,12 +59,6 @@ def test_a_table_that_is_too_wide_is_printed_in_parts(width: int) -> None:
     assert "".join(text.split()).count("tiny_draft") == 2 * parts
 
 
-def test_a_table_that_fits_is_printed_once() -> None:
-    text = printed(132, "tiny with tiny_draft")
-    assert text.count("╭") == 1
-    assert all(cell in text for cell in ("│ tiny with tiny_draft │ 2 │", "│ 105.21 ± 10.30 │"))
-
-
 @pytest.mark.parametrize("width", range(40, 90, 5))
 def test_headings_fold_before_numbers_do(width: int) -> None:
     columns = (
