@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from in_process import Harness, results
-from wording import mentions
 
 # It repeats each prompt's last token. Its speculative arm gives three tokens at a time.
 PARROT = textwrap.dedent(
@@ -126,20 +124,6 @@ def test_a_map_starts_a_slow_engine_once_for_each_k(
     assert len(results("map")) == 8
     starts = [line for line in outcome.stderr.splitlines() if line.startswith("started")]
     assert starts == ["started for 2, K=2", "started for 2, K=1"]
-
-
-def test_a_map_needs_both_arms_in_memory(harness: Harness, parrot: str, tmp_path: Path) -> None:
-    file = tmp_path / parrot.partition(":")[0]
-    start = "engine = Engine()\n"
-    file.write_text(PARROT.replace(start, f"{start}        engine.blocks = object()\n"))
-    complaint = harness("map", *QUICK, "batch_sizes=[1]", f"engine={parrot}", code=1).complaint
-    assert mentions(complaint, "map needs both arms in memory", "latency -m")
-
-
-def test_plan_and_help(harness: Harness, parrot: str) -> None:
-    assert "fits" in harness("plan", f"engine={parrot}").stdout
-    shown = harness("latency", f"engine={parrot}", "--help").stdout
-    assert re.search(r"^  engine\.breath .*\[3\]$", shown, re.MULTILINE)
 
 
 def test_its_mistakes_are_those_of_a_setting(harness: Harness, parrot: str) -> None:

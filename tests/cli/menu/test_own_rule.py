@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
-from harness.config.acceptance_rules import RULES
 from harness.config.sizes import PACKAGE
 from in_process import Harness, results
 from wording import mentions
@@ -33,11 +31,6 @@ FURTHER = textwrap.dedent(
     class Lying(Likely):
         lossless = True
         num_likeliest = 50
-
-
-    class Broken(Likely):
-        def verify(self, offer: Offer) -> Verdict:
-            raise ValueError("no idea")
     '''
 )
 QUICK = ["model=tiny_draft", "draft=tiny_draft", "num_prompts=2", "decoding.max_new_tokens=12"]
@@ -84,42 +77,3 @@ def test_a_rule_that_calls_itself_lossless_is_held_to_its_word(
     assert not row["lossy"], "it follows `lossless`"
     assert row["status"] == "no_verdict"
     assert row["margin_over_rounding"] > 1
-
-
-def test_a_changed_rule_is_another_measurement(harness: Harness, rules: Path) -> None:
-    file = rules / "likely.py"
-    for most in (3, 2):
-        changed = file.read_text().replace("num_likeliest = 3", f"num_likeliest = {most}")
-        file.write_text(changed)
-        harness("latency", *QUICK, "decoding.rule=./likely.py:Likely")
-        sys.modules.pop("likely")
-        RULES._loaded.clear()
-    assert len(results("latency")["measurement"].unique()) == 2
-
-
-@pytest.mark.parametrize(
-    ("name", "wrong"),
-    [
-        ("Broken", r"verify\(\) raised ValueError: no idea"),
-        ("Missing", "no attribute 'Missing'|has no"),
-    ],
-)
-def test_a_wrong_rule_ends_with_a_line_that_names_it(
-    harness: Harness, rules: Path, name: str, wrong: str
-) -> None:
-    """What a verdict must be is in `test_checked`."""
-    asked = [*QUICK, "batch_size=2", f"decoding.rule=./likely.py:{name}"]
-    shown = harness("latency", *asked, code=2 if name == "Missing" else 1)
-    assert re.search(rf"decoding\.rule=\./likely\.py:{name}: .*({wrong})", shown.complaint)
-
-
-def test_a_rule_that_tests_no_single_token_has_no_rate_of_those_tested(
-    harness: Harness, rules: Path
-) -> None:
-    file = rules / "likely.py"
-    file.write_text(file.read_text() + "\n\nclass Whole(Likely):\n    tests_each_token = False\n")
-    by_each = harness("latency", *QUICK, "details=true", "decoding.rule=./likely.py:Likely")
-    assert mentions(by_each.stdout, "rule ./likely.py:Likely", "no longer follows the target")
-    assert "of those tested" in by_each.stdout
-    as_whole = harness("latency", *QUICK, "details=true", "decoding.rule=./likely.py:Whole")
-    assert "of those tested" not in as_whole.stdout
