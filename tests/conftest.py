@@ -8,7 +8,6 @@ import random
 import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import garbage
-import time_limit
 from harness.config.machine import num_usable_cores
 from harness.config.settings import ModelSettings
 
@@ -42,13 +40,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 _modules = tempfile.TemporaryDirectory(prefix="harness-tests-")
 os.environ["HF_MODULES_CACHE"] = _modules.name
 
-# The stacks of what a test has started when it takes too long, see `time_limit`. New interpreters find it there.
+# What the tests share is found by new interpreters, too.
 _ROOT = Path(__file__).parents[1]
 _PATHS = [_ROOT / "tests/support", _ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
 os.environ["PYTHONPATH"] = os.pathsep.join(map(str, _PATHS))
 # One directory for all processes of pytest-xdist, which inherit it.
 _shared = tempfile.TemporaryDirectory(prefix="harness-tests-")
-_CRASHED = Path(os.environ.setdefault(time_limit.STACKS, _shared.name)) / "crashed"
+_CRASHED = Path(os.environ.setdefault("HARNESS_TESTS_SHARED", _shared.name)) / "crashed"
 
 # Only a power failure could lose what is not written through, and each command would wait for the disk nine times.
 os.fsync = lambda descriptor: None
@@ -104,16 +102,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if _CRASHED.exists() and item.nodeid in _CRASHED.read_text(encoding="utf-8").splitlines():
         pytest.skip("has ended another process")
     garbage.exempt_what_is_left()
-
-
-@pytest.hookimpl(optionalhook=True)
-def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
-    """Let `time_limit` end a test that takes too long."""
-    timer = threading.Timer(settings.timeout, time_limit.end, [item, settings])
-    timer.daemon = True
-    timer.start()
-    item.cancel_timeout = timer.cancel  # type: ignore[attr-defined]
-    return True
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import logging
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -13,6 +13,7 @@ import pytest
 from documented import ROOT
 from harness import __version__
 from harness.commands.registry import with_settings
+from harness.config.sizes import PACKAGE
 from in_process import Harness, only
 from processes import run
 
@@ -68,16 +69,6 @@ def test_short_names_and_dashes_are_recorded_as_settings(harness: Harness) -> No
         "- decoding.num_draft_tokens=8 - decoding.temperature=0 - prompt_length=64 "
         "- decoding.max_new_tokens=32 - results.file=null".split()
     )
-
-
-def test_paths_and_dashes(harness: Harness) -> None:
-    assert harness.refused("report", "nowhere", "--output", "paper").startswith("nowhere: ")
-
-
-def test_the_composed_configuration_can_be_printed(harness: Harness) -> None:
-    shown = harness("latency", "model=7B_8bit_4GPUs", "draft=./other", "--cfg", "job").stdout
-    assert "name: 7B_8bit_4GPUs" in shown
-    assert "repository: ./other" in shown
 
 
 def test_users_bring_their_own_presets(harness: Harness) -> None:
@@ -152,12 +143,6 @@ def test_a_traceback_can_be_asked_for(tmp_path: Path) -> None:
     assert "stdout cannot be written" not in result.stderr
 
 
-def test_what_is_logged_after_a_wrong_setting_looks_for_no_file(harness: Harness) -> None:
-    """The handler of the run's log.txt outlived its directory, so that any later warning of a library was an error."""
-    harness.refused("latency", "model=./absent")
-    logging.getLogger("some.library").warning("later")
-
-
 def test_the_first_line_waits_for_no_library(tmp_path: Path) -> None:
     """With libraries that end the process when they are imported, torch before pandas."""
     (tmp_path / "torch.py").write_text("raise SystemExit(7)\n")
@@ -198,3 +183,27 @@ print("torch" in sys.modules)
         "serve: needs the fastapi package: pip install 'specharness[serve]'",
         "False",
     ]
+
+
+ODD = "odd é=#(~) x"
+
+
+def test_a_run_reads_and_writes_there(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    model = tmp_path / ODD / "mödel=1"
+    shutil.copytree(PACKAGE / "local" / "models" / "shipped" / "tiny_draft", model)
+    (tmp_path / ODD / "p.txt").write_text("Once\nTwice\n")
+    pair = [f"model={ODD}/mödel=1", f"draft=./{ODD}/mödel=1", f"prompts={ODD}/p.txt"]
+    quick = ["num_prompts=2", "decoding.max_new_tokens=4"]
+    outcome = harness(
+        "latency", *pair, *quick, "results.file=~/x=1.csv", f"hydra.run.dir={ODD}/run,1"
+    )
+    assert f"{ODD}/mödel=1 + mödel=1" in outcome.stdout
+    assert (tmp_path / "home" / "x=1.csv").exists()
+    assert not (tmp_path / "~").exists()
+    assert (tmp_path / ODD / "run,1" / "latency.csv").exists()
+    # What Hydra notes can be given to it again.
+    noted = (tmp_path / ODD / "run,1" / ".hydra" / "overrides.yaml").read_text()
+    assert f"model='{ODD}/mödel=1'" in noted

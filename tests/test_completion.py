@@ -63,13 +63,6 @@ def test_the_shell_is_offered_commands_settings_and_presets(
     assert harness("-sc", "query=bash").stdout.split() == expected
 
 
-@pytest.mark.parametrize(
-    "arguments", [["-sc"], ["latency", "-sc", "instal=bash"], ["-sc", "install=csh"]]
-)
-def test_a_wrong_request_says_how(harness: Harness, arguments: list[str]) -> None:
-    assert harness.refused(*arguments).startswith("-sc: completes `harness ...` after eval ")
-
-
 def test_bash_completes(tmp_path: Path) -> None:
     if (bash := shutil.which("bash")) is None:
         pytest.skip("no bash")

@@ -8,25 +8,17 @@ traceback, no wrong exit code, no lost row, and no label that differs from what 
 from __future__ import annotations
 
 import csv
-import faulthandler
 import json
 import os
 import random
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-
-from echo_server import serving
-from hostile_inputs import lying_server, write_head, write_results
-from in_process import Harness, Outcome
 
 # By setting: values that hold, and values that do not.
 SHARED: dict[str, tuple[list[str], list[str]]] = {
@@ -337,82 +329,4 @@ def test_nothing_that_is_drawn_breaks_it(tmp_path: Path) -> None:
             print(broken[-1], flush=True)
         count += 1
     print(f"{count} command lines, seed {seed}")
-    assert not broken, "\n".join([f"seed {seed}, {len(broken)} of {count}:", *broken])
-
-
-def use_hostile_input(rng: random.Random, harness: Harness) -> tuple[list[str], Outcome]:
-    """Write one hostile input to this directory or serve it, and run a command on it: its arguments and outcome."""
-    kind = rng.choice(["server", "head", "report"])
-    if kind == "report":
-        write_results(Path("results"), rng)
-        return ["report", "results"], harness("report", "results", code=None)
-    if kind == "head":
-        write_head(Path("head"), rng)
-        command = rng.choice([["plan"], ["plan"], ["latency", "num_prompts=1", "num_warmup=0"]])
-        arguments = [*command, "draft=./head", "decoding.max_new_tokens=3"]
-        return arguments, harness(*arguments, code=None)
-    with ExitStack() as stack:
-        servers = [lying_server(rng) for _ in range(rng.choice([1, 2, 2, 2]))]
-        names = ["engine.url", "engine.regular_url"][: len(servers)]
-        urls = [
-            f"{name}={stack.enter_context(serving(server))}"
-            for name, server in zip(names, servers, strict=True)
-        ]
-        arguments = [*rng.choice(OF_SERVERS), "engine=server", "engine.timeout_s=30", *urls]
-        if rng.random() < 0.5:
-            arguments += ["decoding=greedy"]
-        return arguments, harness(*arguments, code=None)
-
-
-OF_SERVERS = [
-    ["latency", "num_prompts=4", "decoding.max_new_tokens=5"],
-    ["compare", "prompt=7 * 8 =", "decoding.max_new_tokens=5"],
-    ["compare", "prompt=7 * 8 =", "decoding.max_new_tokens=5", "json=true"],
-    ["eval", "task=addition", "num_prompts=3"],
-    ["recovery", "num_prompts=2", "num_draws=1000", "decoding.max_new_tokens=6"],
-]
-
-
-def what_is_wrong(outcome: Outcome) -> str | None:
-    """Why this is no clear end of a command; None where it is one."""
-    complaints = [line for line in outcome.stderr.splitlines() if line.startswith("harness: ")]
-    everything = outcome.stdout + outcome.stderr
-    if "Traceback" in everything or "HYDRA_FULL_ERROR" in everything:
-        return "an unexplained error"
-    if re.search("[\x00-\x08\x0e-\x1f\x7f\u202a-\u202e]", everything):
-        return "characters that steer a terminal"
-    if outcome.exit_code not in (0, 1, 2, 3):
-        return f"exit code {outcome.exit_code}"
-    if outcome.exit_code in (1, 2) and len(complaints) != 1:
-        return f"{len(complaints)} lines about the failure"
-    if any(len(line) > 1500 for line in complaints):
-        return "a long message"
-    return None
-
-
-@pytest.mark.fuzz
-def test_no_hostile_input_breaks_it(
-    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seed, ends = seed_and_end()
-    broken: list[str] = []
-    ends_of: Counter[tuple[str, int]] = Counter()
-    count = 0
-    while time.monotonic() < ends:
-        directory = tmp_path / str(count)
-        directory.mkdir()
-        monkeypatch.chdir(directory)
-        # A case has its own seed, so that it can be repeated alone.
-        with (tmp_path / "stuck.txt").open("w") as stuck:
-            faulthandler.dump_traceback_later(600, exit=True, file=stuck)
-            arguments, outcome = use_hostile_input(random.Random(f"{seed} {count}"), harness)
-            faulthandler.cancel_dump_traceback_later()
-        if reason := what_is_wrong(outcome):
-            message = f"{count} in {directory}: {arguments}: {reason}: {outcome.stderr[-2000:]}"
-            broken.append(message)
-            with (tmp_path / "broken.txt").open("a") as file:
-                print(message, file=file, flush=True)
-        ends_of[arguments[0], outcome.exit_code] += 1
-        count += 1
-    print(f"{count} hostile inputs, seed {seed}; commands and exit codes: {dict(ends_of)}")
     assert not broken, "\n".join([f"seed {seed}, {len(broken)} of {count}:", *broken])

@@ -27,7 +27,6 @@ import psutil
 
 import forked
 import garbage
-from time_limit import print_stacks_when_asked
 
 _IMPORTED = (
     "harness.cli.main",
@@ -147,7 +146,6 @@ def _become_new(environment: Mapping[str, str]) -> None:
     gc.freeze()
     os.environ.clear()
     os.environ.update(environment)
-    print_stacks_when_asked()
     if _speaks_ascii():
         # Files that name no encoding follow it.
         locale.setlocale(locale.LC_CTYPE, "POSIX")
