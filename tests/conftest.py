@@ -112,24 +112,9 @@ def pytest_handlecrashitem(crashitem: str) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """In CI, the slowest files, and what was skipped, by reason: a test that never runs should be noticed."""
-    if os.environ.get("CI"):
-        _list_slowest_files(terminalreporter)
-        _list_skipped(terminalreporter)
-
-
-def _list_slowest_files(terminalreporter: pytest.TerminalReporter) -> None:
-    seconds: collections.Counter[str] = collections.Counter()
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if isinstance(report, pytest.TestReport):
-                seconds[report.location[0]] += report.duration
-    terminalreporter.section(f"slowest files, of {sum(seconds.values()):.0f} s")
-    for file, duration in seconds.most_common(25):
-        terminalreporter.write_line(f"{duration:6.1f} s {file}")
-
-
-def _list_skipped(terminalreporter: pytest.TerminalReporter) -> None:
+    """In CI, what was skipped, by reason: a test that never runs should be noticed."""
+    if not os.environ.get("CI"):
+        return
     skipped = terminalreporter.stats.get("skipped", [])
     # The place and the reason of each, of which the place does not matter.
     reasons = collections.Counter(report.longrepr[2] for report in skipped)

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from documented import ROOT
-from harness import __version__
 from harness.commands.registry import with_settings
 from harness.config.sizes import PACKAGE
 from in_process import Harness, only
@@ -31,22 +30,6 @@ def test_help_is_a_page_whatever_the_terminal_is(
             lines = harness(command, "--help").stdout.splitlines()
             assert max(map(len, lines)) <= columns
             assert len(lines) <= 52, command
-
-
-def test_help_and_version_are_answered_in_any_place(harness: Harness) -> None:
-    wanted = harness("latency", "--help").stdout
-    for words in (
-        ["help", "latency"],
-        ["latency", "help"],
-        ["--help", "latency"],
-        ["latency", "-h"],
-    ):
-        assert harness(*words).stdout == wanted
-    versions = {
-        harness(*words).stdout
-        for words in (["-v"], ["version"], ["--version"], ["plan", "--version"])
-    }
-    assert versions == {f"{__version__}\n"}
 
 
 def test_help_has_sections(harness: Harness) -> None:

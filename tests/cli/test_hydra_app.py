@@ -80,13 +80,3 @@ def test_a_run_and_a_sweep_of_the_line(conf: Path, monkeypatch: pytest.MonkeyPat
         assert called == [(size, line, "1") for size in sizes]
         assert sys.argv == before
         assert "HYDRA_FULL_ERROR" not in os.environ
-
-
-def test_an_error_of_the_task_comes_out(conf: Path) -> None:
-    before = list(sys.argv)
-    with (
-        pytest.raises(ArithmeticError, match="bad"),
-        hydra_app.calling(task, ["program", "size=bad"], conf, "main") as call,
-    ):
-        call()
-    assert sys.argv == before

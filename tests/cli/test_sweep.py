@@ -82,19 +82,6 @@ def test_pairs_and_failures_are_printed(capsys: pytest.CaptureFixture[str]) -> N
     assert mentions(error, "5 of 6 jobs", "multirun/latency.csv", "the same command again")
 
 
-@pytest.mark.parametrize("started", [None, "1700000000"])
-def test_what_is_left_of_a_server_that_tells_no_start_needs_resume_always(
-    started: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    of_server = {"engine": "server", "server_started": started}
-    rows = of_job(0, latency_run(**of_server))
-    print_sweep("latency", rows, Path("latency.csv"), num_jobs=2)
-    error = capsys.readouterr().err
-    assert "1 of 2 jobs" in error
-    assert "measures what is missing or failed" in error
-    assert ("resume=always" in error) == (started is None)
-
-
 @pytest.mark.parametrize(
     ("changes", "said", "command"),
     [

@@ -203,15 +203,6 @@ def test_model_has_the_published_size_and_context(name: str) -> None:
     assert getattr(config, "max_position_embeddings", None) == context
 
 
-@pytest.mark.parametrize(
-    ("name", "factor"), [("llama3.1_8B", 8.0), ("llama3.1_70B", 8.0), ("llama3.2_1B", 32.0)]
-)
-def test_third_llamas_stretch_their_rotary_positions(name: str, factor: float) -> None:
-    rope = configuration(architecture_of(name)).rope_parameters
-    assert (rope["rope_type"], rope["rope_theta"], rope["factor"]) == ("llama3", 500_000, factor)
-    assert rope["original_max_position_embeddings"] == 8192
-
-
 @pytest.mark.parametrize("name", ["llama3.1_8B", "llama3.1_70B"])
 def test_quantized_twin_differs_in_repository_and_quantization_alone(name: str) -> None:
     model, twin = preset(name), preset(f"{name}-bnb-4bit")

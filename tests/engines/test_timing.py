@@ -59,12 +59,6 @@ def test_memory_is_that_of_one_question() -> None:
     assert (answered.arm, answered.question, answered.tokens) == ("any", QUESTION, [[7], [7]])
 
 
-def test_all_are_in_flight_unless_the_question_says_otherwise() -> None:
-    assert timed_answer(Engine(), FakeArm(), QUESTION).seconds == 2
-    one = Question([[1], [2]], DecodingSettings(), 0, (0, 1), in_flight=1)
-    assert timed_answer(Engine(), FakeArm(), one).seconds == 1
-
-
 def test_a_failed_request_is_an_error_where_none_may_fail() -> None:
     arm = FakeArm()
     arm.error = RequestError(500, "RunError", "out of memory")

@@ -9,17 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
 from harness.engines import energy
-from harness.engines.protocol import Answered, BatchTimes
-from harness.engines.requests import RequestRecord
 from harness.measuring import quietness
-from harness.measuring.figures.paired import Speedup
 from harness.measuring.quietness import Quietness, processor_time
 from in_process import QUICKEST_PAIR, Harness, results
-from measured_runs import figures
 from wording import mentions
 
 
@@ -121,24 +116,6 @@ def test_processes_of_the_run_itself_are_no_others(monkeypatch: pytest.MonkeyPat
         assert num_others(server.pid) == 0
         server.communicate()
     assert num_others(os.getppid()) == 1
-
-
-def test_a_speedup_that_falls_within_the_run_is_seen() -> None:
-    noise = 1 + 0.01 * np.sin(np.arange(32))
-
-    def drift(seconds: Any) -> Any:
-        regular = [answered(number, each) for number, each in enumerate(seconds)]
-        return figures(Speedup, regular, [answered(number, 1.0) for number in range(32)])
-
-    assert drift(2 * noise).drifted is False
-    falling = drift(2 * noise * np.repeat([1.0, 0.8], 16))
-    assert falling.drifted is True
-    assert falling.drift.estimate == pytest.approx(0.8, abs=0.01)
-
-
-def answered(index: int, seconds: float) -> Answered:
-    requests = [RequestRecord(index, 1, num_tokens=10)]
-    return Answered(requests=requests, seconds=seconds, batch=BatchTimes(0.0, 0, 0))
 
 
 def test_a_run_has_the_columns(harness: Harness) -> None:

@@ -109,13 +109,6 @@ def test_the_clock_stands_while_a_frame_is_drawn(monkeypatch: pytest.MonkeyPatch
     assert engine.now == 16.25
 
 
-def test_frames_are_a_tenth_of_a_second_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine: Any = Engine(monkeypatch, [1.0, 0.06, 0.06, 0.06, 0.06])
-    seen: list[int] = []
-    run_lap(engine, engine, QUESTION, lambda lap: seen.append(len(lap.arrivals)))
-    assert seen == [1, 3, 5]
-
-
 class Digits:
     def decode(self, tokens: list[int], **_: Any) -> str:
         return "".join(map(str, tokens[:1]))

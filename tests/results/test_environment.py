@@ -16,14 +16,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.config.errors import RunError
 from harness.config.machine import cpu_name
 from harness.results.environment import (
     environment,
     environment_columns,
     git_state,
     new_run_id,
-    write_environment,
 )
 from harness.results.schema import RunRow
 
@@ -153,9 +151,3 @@ print(before, environment_columns()["num_threads"], environment()["num_threads"]
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["(None,", "False)", "1", "1"]
-
-
-def test_environment_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("a file")
-    with pytest.raises(RunError, match=r"environment\.json cannot be written"):
-        write_environment(tmp_path / "run", [])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import errno
 import math
 import multiprocessing
@@ -219,14 +218,6 @@ def test_a_reader_sees_whole_appends_only(tmp_path: Path, processes: ForkServerC
         assert len(found.rows) % 2 == 0
     worker.join()
     assert len(read_file(path, row_kinds()).rows) == 402
-
-
-def test_a_leftover_of_a_killed_process_is_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "latency.csv"
-    (tmp_path / "latency.csv.tmp").write_text("half a ro" * 1000)
-    append_rows(path, [{"model": "tiny"}])
-    assert path.read_text() == "model\ntiny\n"
-    assert not (tmp_path / "latency.csv.tmp").exists()
 
 
 @pytest.mark.parametrize(
@@ -509,30 +500,6 @@ PROMPT = LatencyPromptRow(
     acceptance_by_position=[0.1 + 0.2, None],
     num_tokens=3,
 )
-
-
-def test_typed_rows_come_back_as_they_went(tmp_path: Path) -> None:
-    path = tmp_path / "latency_prompts.csv"
-    assert files.append_rows(path, [PROMPT]) == path
-    # An empty cell is None, where a column need not have text.
-    (found,) = read_rows(path, LatencyPromptRow)
-    assert found == dataclasses.replace(PROMPT, completion=None)
-    assert read_rows(tmp_path / "absent.csv", LatencyPromptRow) == []
-
-
-def test_siblings_are_read_and_rows_of_other_kinds_are_not(tmp_path: Path) -> None:
-    path = tmp_path / "latency.csv"
-    files.append_rows(path, [LatencyRow(run="1", model="7B", ms_per_token=1.5, test=False)])
-    files.append_rows(path, [PROMPT])
-    files.append_rows(path, [LatencyRow(run="2", model="13B")])
-    assert (tmp_path / "latency-2.csv").exists()
-    assert [
-        (row.run, row.model, row.ms_per_token, row.test) for row in read_rows(path, LatencyRow)
-    ] == [
-        ("1", "7B", 1.5, False),
-        ("2", "13B", None, None),
-    ]
-    assert [row.run for row in read_rows(path, LatencyPromptRow)] == ["1"]
 
 
 def test_what_is_not_whole_is_left_out_and_noted(tmp_path: Path) -> None:

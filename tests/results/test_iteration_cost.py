@@ -234,17 +234,6 @@ def test_repeated_measurements_cover_what_differs_between_them() -> None:
     assert not mean_time([Interval(30, 29, 33), Interval(31.0)]).has_bounds
 
 
-@pytest.mark.parametrize("apart", [1.01, 1.2, 3.0])
-def test_two_runs_that_differ_have_a_price(apart: float) -> None:
-    """A mean of positive times has positive bounds, so that what follows from it has some, too."""
-    covers = Coverage(15, "prompt")
-    points = [(1, 1, Interval(20.0, 19.5, 20.5, covers))]
-    points += [(5, 1, Interval(ms, 0.9 * ms, 1.1 * ms, covers)) for ms in (30.0, 30.0 * apart)]
-    speedup = IterationCost.of_points(points).speedup(3.0, 4)
-    assert 0 < speedup.low < speedup.estimate < speedup.high
-    assert speedup.estimate == pytest.approx(3 * 20 / (30 * math.sqrt(apart)))
-
-
 def test_a_published_curve_that_falls_at_eight_tokens_has_its_best_k_behind_it(
     tmp_path: Path,
 ) -> None:
@@ -361,21 +350,6 @@ def test_tables_that_are_not_understood(
     with pytest.raises(SettingError) as refused:
         read_table("costs", f"{tmp_path}/t.csv{word}")
     assert complaint in str(refused.value)
-
-
-def test_lengths_that_differ_between_loads_are_said(tmp_path: Path) -> None:
-    lines = [
-        "k,in_flight,ms,acceptance_length",
-        "4,1,30,3.0",
-        "4,8,40,3.5",
-        "2,1,25,2.0",
-        "2,8,30,2.01",
-    ]
-    (tmp_path / "t.csv").write_text("\n".join(lines))
-    table = read_table("acceptance", str(tmp_path / "t.csv"))
-    assert table.yields[""][4].estimate == pytest.approx(3.25)
-    (note,) = table.notes
-    assert note.endswith("yields 3 to 3.5 tokens per iteration at K=4: the mean counts")
 
 
 def test_a_queue_is_said_in_the_figure_that_judges_it(tmp_path: Path) -> None:

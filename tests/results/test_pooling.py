@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.measuring.asking import batches_to_ask
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows, read_rows
 from harness.results.pooling import pooled_rows
@@ -169,22 +168,6 @@ def test_tokens_count_alike_in_short_and_in_long_answers(tmp_path: Path) -> None
         runs.append(run)
     # 400 ms against 360; as means over answers it would be 8 + 8 ms per token against 4 + 8.
     assert pooled_rows(runs)[-1].values()["speedup"] == pytest.approx(400 / 360)
-
-
-def test_units_that_share_prompts_are_kept_apart(tmp_path: Path) -> None:
-    """In batches of 16 from 15 prompts every batch has all of them."""
-    parts = batches_to_ask(num_prompts=15, num_asked=128, size=16, seed=0)
-    rows = []
-    for part in parts:
-        for place, repeat in part.prompts:
-            for arm, factor in (("regular", 1), ("speculative", 2)):
-                row = LatencyPromptRow(
-                    prompt_index=place + 15 * repeat, prompt_place=place, arm=arm, unit=part.unit, num_tokens=10,
-                    time_ms=80.0 * (1 + part.unit) / factor,
-                )  # fmt: skip
-                rows.append(row)
-    expected = {(unit,): ((80.0 * (1 + unit), 10), (40.0 * (1 + unit), 10)) for unit in range(8)}
-    assert waits_of_both_arms(rows) == expected
 
 
 def test_every_figure_says_how_it_is_pooled() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -34,25 +33,6 @@ def test_a_verdict_from_the_command_that_starts_the_server(harness: Harness) -> 
     # Behind the name of the processor, however long that is.
     assert mentions(outcome.stdout, "new tokens", "K=4")
     assert mentions(outcome.stderr, "without", "--spec-type draft-simple --spec-draft-n-max 4")
-
-
-def test_llama_cpp_reads_tools_or_the_run_ends(harness: Harness, tmp_path: Path) -> None:
-    tool = {"type": "function", "function": {"name": "rain", "parameters": {"type": "object"}}}
-    texts = [f"Is it raining in {city}?" for city in ("Oslo", "Ulm")]
-    rows = [{"messages": [{"role": "user", "content": text}], "tools": [tool]} for text in texts]
-    (tmp_path / "tools.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    template = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}" + CHAT_TEMPLATE
-    (tmp_path / "tools.jinja").write_text(template)
-    asked = ["prompts=./tools.jsonl", "num_prompts=2", "tokens=8", "engine.blocks=0"]
-
-    taking = [*drafting(), "--jinja", "--chat-template-file", "tools.jinja"]
-    harness("latency", *asked, "--", *taking)
-    with_tools = results().iloc[-1].read_prompt_tokens
-    # The shipped template shows messages alone, and llama.cpp then leaves tools out without a word.
-    outcome = harness("latency", *asked, "--", *drafting(), "--jinja", code=2)
-    shows_none = "have tools, and the chat template of the regular server shows none"
-    assert mentions(outcome.complaint, "prompts:", shows_none)
-    assert with_tools > 2 * len(json.dumps(tool)) / 4
 
 
 def test_vllm_from_its_command(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -25,7 +25,7 @@ from harness.measuring.figures.requests import Requests
 from harness.results.acceptance import Acceptance
 from harness.servers import engine as server_module
 from harness.servers.counters import CounterPage
-from harness.servers.dialects import DIALECTS, UNKNOWN
+from harness.servers.dialects import UNKNOWN
 from harness.servers.request_form import RequestForm
 from measured_runs import figures
 
@@ -277,23 +277,6 @@ def test_the_load_is_kept_up_until_the_last_answer(open_engine: Open) -> None:
     assert 0 < generation.seconds < load.seconds
 
 
-def test_a_stream_begins_before_what_counts_and_goes_on_behind_it(open_engine: Open) -> None:
-    server = EchoServer(delay_s=0.02)
-    engine = open_engine(server, rate=100.0)
-    question = dataclasses.replace(ask(8), extra=dataclasses.replace(ask(1), prompts=[[9]]))
-    generation = timed_answer(engine, engine.arms[0], question)
-    load = generation.load
-    assert load is not None
-    # An answer takes 140 ms or more.
-    sent = [len(body["prompt"]) for body in server.bodies]
-    assert sent[0] == 1
-    assert sent[-1] == 1
-    first, last = sent.index(3), len(sent) - sent[::-1].index(3)
-    assert sent[first:last].count(3) == 8
-    assert load.offered_s == arrival_times(question.requests, 100.0)[-1]
-    assert load.request_seconds > load.seconds
-
-
 def test_a_few_per_cent_of_failures_lose_no_request(open_engine: Open) -> None:
     server = EchoServer(fail_every=40, break_every=28)
     engine, question = open_engine(server, batch_size=64), ask(120, max_new_tokens=3)
@@ -412,12 +395,6 @@ def test_a_server_that_answers_others_is_waited_for(
     for _ in range(2):
         timed_answer(engine, arm, ask(1))
     assert said == ["regular: the server still answers 3 requests of others"]
-
-
-def test_a_request_without_extensions_has_texts_to_stop_at() -> None:
-    form = RequestForm(TOKENIZER, "tiny", DIALECTS["vllm"], False, False, False)
-    body = form.body(dataclasses.replace(ask(top_k=0), ends=("m",)).requests[0])
-    assert body["stop"] == ["m"]
 
 
 def test_a_server_that_refuses_a_top_p_of_1_does_not_get_it() -> None:

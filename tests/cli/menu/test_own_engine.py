@@ -109,23 +109,6 @@ def test_a_sweep_over_engines_and_its_report(harness: Harness, parrot: str) -> N
     assert "parrot" in outcome.stdout
 
 
-def test_a_map_starts_a_slow_engine_once_for_each_k(
-    harness: Harness, parrot: str, tmp_path: Path
-) -> None:
-    file = tmp_path / parrot.partition(":")[0]
-    start = "engine = Engine()\n"
-    slow = f"""{start}
-        opening.say(f"started for {{opening.batch_size}}, K={{opening.decoding.num_draft_tokens}}")
-        engine.goes_on = lambda decoding, *sizes: decoding == opening.decoding
-"""
-    file.write_text(PARROT.replace(start, slow))
-    grid = ["batch_sizes=[1,2]", "draft_tokens=[1,2]"]
-    outcome = harness("map", *QUICK, *grid, f"engine={parrot}")
-    assert len(results("map")) == 8
-    starts = [line for line in outcome.stderr.splitlines() if line.startswith("started")]
-    assert starts == ["started for 2, K=2", "started for 2, K=1"]
-
-
 def test_its_mistakes_are_those_of_a_setting(harness: Harness, parrot: str) -> None:
     def refused(*typed: str) -> str:
         return harness.refused("latency", *QUICK, f"engine={parrot}", *typed)

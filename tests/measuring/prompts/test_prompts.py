@@ -11,7 +11,6 @@ import pytest
 
 from harness.config.errors import SettingError
 from harness.config.settings import PromptSettings
-from harness.engines.chat import Chat
 from harness.measuring.prompts import sets as prompts
 from harness.measuring.prompts.sets import Prompt, PromptSet, load_prompts
 from wording import mentions
@@ -87,20 +86,6 @@ def test_rows_of_published_sets(load: Load) -> None:
     assert load(rows).prompts[-1].category == "closed_qa"
 
 
-def test_messages_keep_their_roles_up_to_the_last_word_of_the_user(load: Load) -> None:
-    chat = [
-        {"role": "system", "content": "Be brief."},
-        {"role": "user", "content": "Hello"},
-        {"role": "assistant", "content": "Hello!"},
-        {"role": "user", "content": "Bye", "name": "Ann"},
-    ]
-    answer = {"role": "assistant", "content": "So long."}
-    prompt = load([{"messages": [*chat, answer], "category": "chat"}]).prompts[0]
-    assert (prompt.text, prompt.category) == ("Bye", "chat")
-    assert prompt.chat() == Chat(tuple(chat))
-    assert prompt.following == (answer,)
-
-
 FIND = {"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}
 
 
@@ -156,13 +141,8 @@ def test_digest_tells_contents_and_not_formats(load: Load) -> None:
     assert int(as_text, 16) >= 0
     assert load([{"prompt": "One", "category": "x"}, {"turns": ["Two", "more"]}]).digest == as_text
     assert load("One\r\n\r\nTwo", "mine.txt").digest == as_text
-
-
-@pytest.mark.parametrize(
-    "other", ["Two\nOne\n", "One\n", "One\nTwo \n", "OneTwo\n", "One\nTwo\nThree\n"]
-)
-def test_digest_changes_with_the_prompts(load: Load, other: str) -> None:
-    assert load(other, "other.txt").digest != load("One\nTwo\n", "mine.txt").digest
+    for other in ("Two\nOne\n", "One\n", "One\nTwo \n", "OneTwo\n"):
+        assert load(other, "mine.txt").digest != as_text
 
 
 def test_take_gives_the_first_and_refuses_more_than_there_are(load: Load) -> None:
@@ -303,19 +283,9 @@ def test_an_absent_file_names_its_neighbour(tmp_path: Path) -> None:
 # Placeholders
 
 
-def test_the_masked_rows_of_speed_bench_are_refused_even_when_few(load: Load) -> None:
-    rows: list[object] = [{"turns": [f"Question {n}?"]} for n in range(9)]
-    rows.insert(4, {"turns": [SPEED_BENCH], "category": "roleplay"})
-    with pytest.raises(
-        SettingError,
-        match=r"1 of 10 prompts are placeholders \(\"FULL BENCHMARK .*…\"\); fetch the real",
-    ):
-        load(rows)
-
-
 @pytest.mark.parametrize(
     "text",
-    ["<placeholder>", "TODO", "[insert prompt here]", "Lorem ipsum dolor sit\namet, consectetur"],
+    [SPEED_BENCH, "<placeholder>", "TODO", "[insert prompt here]", "Lorem ipsum dolor sit\namet"],
 )
 def test_a_text_that_calls_itself_a_placeholder_is_refused(load: Load, text: str) -> None:
     with pytest.raises(SettingError, match="1 of 2 prompts are placeholders"):

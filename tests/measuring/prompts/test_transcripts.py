@@ -116,14 +116,6 @@ def test_where_a_template_drops_thoughts_each_turn_is_read_with_its_own() -> Non
     assert "Look." not in tokenizer.decode(readings[1].transcript.token_ids)
 
 
-def test_an_empty_thought_in_the_prompt_stays_there() -> None:
-    tokenizer = make_tokenizer(chat_template=QWEN)
-    readings = read(conversation(ASKED, SAID, MORE, SAID), tokenizer, no_thoughts=True)
-    # The template has the empty thought for the answer that is asked for alone.
-    assert [[turn.number for turn in one.turns] for one in readings] == [[1], [2]]
-    assert texts(readings[1], tokenizer) == [f"{SAID['content']}<|end|>"]
-
-
 def test_answers_do_not_begin_with_a_space_that_the_tokenizer_adds() -> None:
     """As SentencePiece of Llama 2 and Mistral does at the beginning of a text."""
     names = ["<s>", "</s>", "▁", *sorted(set(PLAIN + "Where is a?And c"))]
@@ -155,18 +147,6 @@ def test_a_conversation_without_a_template_is_text() -> None:
     assert texts(reading, tokenizer) == [f" {SAID['content']}"] * 2
     [before] = encode_prompts(tokenizer, [Chat((ASKED, SAID, MORE))], "never")
     assert list(reading.transcript.token_ids[: reading.transcript.answers[1].start]) == before
-
-
-def test_an_answer_without_text_is_none() -> None:
-    tokenizer = make_tokenizer()
-    empty = {"role": "assistant", "content": ""}
-    [reading] = readings_of(
-        Prompt("", messages=(ASKED, empty, MORE, SAID)),
-        tokenizer,
-        lambda chat, asks: as_text(chat, asks=asks),
-        adds_special_tokens=True,
-    )
-    assert [turn.number for turn in reading.turns] == [2]
 
 
 def test_a_transcript_ends_where_the_context_does() -> None:

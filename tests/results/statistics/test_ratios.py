@@ -13,6 +13,7 @@ from scipy import stats
 from harness.results.statistics.ratios import (
     Rare,
     _bounds_over_subsets,
+    _expanded,
     at_equal_lengths,
     drift,
     log_ratio,
@@ -161,6 +162,13 @@ def test_bootstrap_interval_covers_the_truth(num_prompts: int, least: float) -> 
         interval = ratio_of_totals(regular, speculative, num_resamples=400, seed=run)
         covered += interval.low <= 2.0 <= interval.high
     assert least <= covered / 1000 <= 0.97
+
+
+@pytest.mark.parametrize("size", [8, 15, 200])
+def test_the_percentile_interval_of_a_mean_is_expanded_to_students(size: int) -> None:
+    """A bootstrap's standard deviation of a mean is smaller by √((n - 1) / n), and its quantiles are normal ones."""
+    normal = stats.norm.ppf((1 + _expanded(0.95, size)) / 2)
+    assert normal * math.sqrt((size - 1) / size) == pytest.approx(stats.t.ppf(0.975, size - 1))
 
 
 def test_bounds_over_all_subsets() -> None:
