@@ -32,20 +32,6 @@ def test_help_is_a_page_whatever_the_terminal_is(
             assert len(lines) <= 52, command
 
 
-def test_help_has_sections(harness: Harness) -> None:
-    everything = harness("help", "latency", "all").stdout
-    assert "draft.layers" in everything
-    presets = harness("latency", "--help", "presets").stdout
-    assert "llama3.1_8B" in presets
-    assert "draft.layers" not in presets
-    assert presets == harness("help", "presets").stdout
-    of_k = harness("help", "K").stdout
-    assert "decoding.num_draft_tokens" in of_k
-    assert "decoding.temperature" not in of_k
-    complaint = harness.refused("latency", "-h", "oaks")
-    assert complaint.startswith("oaks: is not in the help of latency, which has: all, presets,")
-
-
 def test_short_names_and_dashes_are_recorded_as_settings(harness: Harness) -> None:
     harness("plan", "K=8", "-T", "0", "--prompt-length=64", "tokens=32", "results.file=null")
     assert only("overrides.yaml").read_text().split() == (

@@ -134,10 +134,6 @@ def test_a_command_that_still_imports_ends_at_once(
     assert len(stderr.splitlines()) == (2 if command == "latency" else 1)
 
 
-def test_what_was_postponed_is_obeyed_at_the_end_at_the_latest() -> None:
-    assert interruption(lambda: send(signal.SIGINT)) == ""
-
-
 def test_a_second_signal_does_not_wait() -> None:
     interrupt = functools.partial(send, signal.SIGINT)
     reached: list[int] = []
@@ -155,16 +151,6 @@ class Swallows:
 
 def test_a_signal_during_a_destructor_is_not_lost() -> None:
     assert interruption(signals.raise_postponed, Swallows, wait) == "stopped by SIGTERM"
-
-
-def test_what_is_ignored_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with signals.interrupting():
-            signals.raise_postponed()
-            send(signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_waits_while_rows_are_written(

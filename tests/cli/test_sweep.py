@@ -12,7 +12,6 @@ from harness.cli.tables import exit_code, job_line, print_sweep
 from harness.commands.latency.tables.ranked import ranked_runs
 from harness.commands.latency.tables.ranking import latency_answers
 from harness.commands.recovery.rows import RecoveryRow
-from harness.commands.recovery.tables import Checks
 from harness.config.machine import note_command_line
 from harness.measuring.rows import LatencyRow
 from harness.results.runs import Run
@@ -29,13 +28,6 @@ def check(job: str, kind: str, verdict: str, status: str = "ok") -> RecoveryRow:
 
 def of_job(number: int, run: list[LatencyRow]) -> list[LatencyRow]:
     return [dataclasses.replace(row, job=str(number)) for row in run]
-
-
-@pytest.mark.parametrize(("verdict", "code"), [("lossless", 0), ("undecided", 3), ("lossy", 1)])
-def test_a_job_has_the_verdict_that_its_run_had(verdict: str, code: int) -> None:
-    rows = [check("0", "sampled", verdict)]
-    assert job_line("recovery", rows) == Checks(rows).verdict == verdict
-    assert exit_code("recovery", rows) == code
 
 
 def test_the_worst_job_decides() -> None:
@@ -157,16 +149,3 @@ def test_of_number_formats_the_fastest_arm_is_named() -> None:
     fastest, *_ = answers(run(2.8, 80.0, "8bit"), run(0.9, 20.0, "4bit"))
     assert mentions(fastest, "4bit", "without a draft", "20 ms/token")
     assert len(answers(run(2.8, 80.0, "8bit"), run(2.6, 79.0, "4bit"))) == 2
-
-
-def test_answers_tell_conditions_apart() -> None:
-    runs = []
-    for temperature, size in ((0.0, 1), (0.5, 1), (0.5, 8)):
-        for draft, speedup in (("7B", 1.5), ("lookup", 1.2)):
-            conditions = {"temperature": temperature, "batch_size": size}
-            runs.append(latency_run(draft=draft, speedup=speedup, **conditions))
-    assert {answer.partition(": 1.50×")[0] for answer in answers(*runs)} == {
-        "greedy: fastest: 13B with 7B, K=4",
-        "temperature 0.5: fastest: 13B with 7B, K=4",
-        "batches of 8, temperature 0.5: fastest: 13B with 7B, K=4",
-    }

@@ -167,15 +167,6 @@ def test_gpus_without_nvidias_library_are_named(tmp_path: Path, lists: Path) -> 
     assert machine.other_gpus(cards, lists) == named
 
 
-def test_rocm_names_the_only_gpu_that_no_list_has(
-    tmp_path: Path, lists: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    card(tmp_path / "drm", 0, "0x1002", device="0x7551", revision="0xc0")
-    table = "device,Card Series,Card Model\ncard0,AMD Radeon AI PRO R9700,0x7551"
-    monkeypatch.setattr(machine, "output_of", lambda command, *options: table)
-    assert machine.other_gpus(tmp_path / "drm", lists) == ["AMD Radeon AI PRO R9700"]
-
-
 @pytest.mark.parametrize(
     ("device", "name"),
     [

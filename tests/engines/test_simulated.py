@@ -70,16 +70,6 @@ def test_a_sweep_over_k_finds_the_planted_costs(harness: Harness) -> None:
     assert step == pytest.approx(20, abs=0.1)
 
 
-def test_requests_in_flight_share_the_engine(harness: Harness) -> None:
-    """Eight rows take 20 + 7 × 0.5 ms a step, and one more request waits until a row has ended."""
-    asked = ["batch_size=8", "num_prompts=64", "prompts=tiny", "draft=none"]
-    harness("latency", *QUIET, *BARE, *asked)
-    row = results().iloc[-1]
-    assert row["ms_per_token"] == pytest.approx((20 + 7 * 0.5) * 63 / 64, rel=0.02)
-    assert row["mean_in_flight"] == pytest.approx(8, rel=0.02)
-    assert row["tokens_per_second"] == pytest.approx(8 * 1000 / row["ms_per_token"], rel=0.03)
-
-
 def test_requests_at_a_rate_wait_as_queueing_theory_says(harness: Harness) -> None:
     """Answers of one token are read in 8 ms each: a queue M/D/1, half as long as one of random services."""
     asked = ["engine.first_ms=8", "engine.prompt_ms=0", "decoding.max_new_tokens=1", "draft=none"]
@@ -89,14 +79,6 @@ def test_requests_at_a_rate_wait_as_queueing_theory_says(harness: Harness) -> No
     row = results().iloc[0]
     assert row["time_to_first_token_ms"] == pytest.approx(expected, rel=0.06)
     assert row["offered_rate"] == pytest.approx(60, rel=0.06)
-
-
-def test_a_race_shows_the_planted_time_of_a_first_token(harness: Harness) -> None:
-    asked = ["engine.first_ms=40", "engine.prompt_ms=0", "prompt=hello"]
-    harness("compare", *QUIET, *asked)
-    row = results("compare").iloc[-1]
-    assert row["regular_time_to_first_token_ms"] == pytest.approx(40)
-    assert row["speculative_time_to_first_token_ms"] == pytest.approx(40)
 
 
 def expected_speedup(rng: np.random.Generator, k: int, num_prompts: int, tokens: int) -> float:

@@ -167,14 +167,3 @@ def lap_of(name: str, pieces: Sequence[list[int]], seconds: float) -> Lap:
         record.add(tokens, at)
         arrivals.append(Arrival(0, at, tokens, [Origin.TARGET] * len(tokens)))
     return Lap(name, arrivals, Answered(requests=[record], seconds=seconds * len(pieces)))
-
-
-def test_texts_of_different_lengths_are_compared_up_to_the_end_of_the_shorter() -> None:
-    """10 tokens in 10 s; of 6 iterations with 4 tokens each the first two and a half have as many, in 5 s."""
-    question = Question([[1, 2]], DecodingSettings(temperature=1.0), 0, [0])
-    laps = lap_of("regular", [[1]] * 10, 1.0), lap_of("speculative", [[1] * 4] * 6, 2.0)
-    figures = outcome(None, question, *laps)
-    assert figures["num_compared"] == 10
-    assert figures["speedup"] == pytest.approx(10 / 5)
-    equal = lap_of("regular", [[1]] * 24, 1.0), laps[1]
-    assert "num_compared" not in outcome(None, question, *equal)

@@ -247,11 +247,6 @@ def test_text_comes_back_as_it_went(tmp_path: Path, text: str) -> None:
     assert frame["completion"].tolist() == ["x", text]
 
 
-def test_bytes_that_are_no_text_do_not_lose_the_row(tmp_path: Path) -> None:
-    append_rows(tmp_path / "a.csv", [{"model": os.fsdecode(b"models/caf\xe9")}])
-    assert read(tmp_path / "a.csv") == [{"model": "models/caf\\udce9"}]
-
-
 def test_values_keep_their_kind(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     rows: list[dict[str, object]] = [

@@ -318,25 +318,6 @@ def test_an_interval_among_many_is_wider() -> None:
         assert verdict_of(replace(row, speedup=speedup)).reason == "no speed-up was measured"
 
 
-@pytest.mark.parametrize(
-    ("columns", "words"),
-    [
-        ({}, "no interval from fewer than 8 prompts"),
-        ({"batch_size": 4}, "no interval from fewer than 8 batches"),
-        ({"repeat": "all"}, "latency_prompts.csv of every run, are gone"),
-        (
-            {"repeat": "all", "covers": Coverage(3, "prompt")},
-            "no interval from fewer than 8 prompts",
-        ),
-        ({"covers": Coverage(1, "block")}, "no interval from one block"),
-    ],
-)
-def test_a_speedup_without_an_interval_says_why(columns: dict[str, Any], words: str) -> None:
-    speedup = Interval(2.0, covers=columns.get("covers"))
-    others = {name: value for name, value in columns.items() if name != "covers"}
-    assert words in verdict_of(rows(speedup=speedup, **others)[1]).reason
-
-
 def test_drafts_are_ranked_where_regular_arms_took_as_long() -> None:
     assert why_no_ranking([100, 0.0, 150, math.inf]) is None
     assert why_no_ranking([]) is None

@@ -40,22 +40,6 @@ def test_a_count_that_cannot_be_fails_the_request(open_engine: Open) -> None:
     assert all(request.num_tokens == 7 for request in requests)
 
 
-def test_an_answer_of_special_tokens_alone_is_an_answer(open_engine: Open) -> None:
-    server = EchoServer(dialect="sglang")
-    engine = open_engine(server)
-
-    def without_text(event: Any) -> Any:
-        for choice in (event or {}).get("choices", ()):
-            choice["text"] = ""
-        return event
-
-    server.twist = without_text
-    (request,) = answered(engine, 1).requests
-    assert (request.answered, request.num_tokens, request.token_ids) == (True, 7, [])
-    assert request.time_to_first_token_ms is None
-    assert request.time_per_output_token_ms is None
-
-
 def test_an_answer_without_a_token_has_failed(open_engine: Open) -> None:
     server = EchoServer()
     engine = open_engine(server)

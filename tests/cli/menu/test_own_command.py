@@ -60,28 +60,3 @@ def test_a_setting_without_a_default_must_be_typed(harness: Harness) -> None:
 def test_a_file_without_the_command_is_one_line(harness: Harness) -> None:
     complaint = harness.refused("./own_command.py:Nothing")
     assert complaint.startswith("command=./own_command.py:Nothing: cannot be loaded")
-
-
-def test_a_failure_is_not_hidden_by_rows_that_cannot_be_made_of_half_a_measurement(
-    harness: Harness,
-) -> None:
-    with Path("own_command.py").open("a") as file:
-        file.write(
-            """
-from harness.config.errors import RunError
-
-
-class Half(AnswerLengths):
-    def measure(self, session: Any) -> None:
-        super().measure(session)
-        self.lengths = [None]
-        raise RunError("the power went out")
-
-
-Lengths.experiment = Half
-"""
-        )
-    assert harness(COMMAND, *QUICK, code=1).complaint == "the power went out"
-    (row,) = results("lengths").to_dict("records")
-    assert row["status"] == "failed"
-    assert row["error"] == "the power went out"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import re
-import sys
 import time
 from collections import Counter
 from pathlib import Path
@@ -17,7 +16,7 @@ from omegaconf import OmegaConf
 
 from harness.cli.menu import config_source, names
 from harness.cli.menu.conversion import from_config
-from harness.config.errors import HarnessError, RunError, SettingError
+from harness.config.errors import RunError, SettingError
 from harness.config.settings import PromptSettings
 from harness.measuring.prompts.sets import PromptSet, load_prompts
 from in_process import QUICKEST_PAIR, Harness, results
@@ -98,15 +97,6 @@ def test_a_system_prompt_is_read_before_every_prompt(tmp_path: Path) -> None:
         {"role": "system", "content": "Be brief."},
         {"role": "user", "content": "Bye"},
     )
-
-
-def test_csv_holds_texts_as_they_stand(tmp_path: Path) -> None:
-    file = tmp_path / "mine.csv"
-    file.write_text('kind,ask\nnumber,007\nword,"NA, or null"\n')
-    columns = {"prompt": "ask", "category": "kind"}
-    loaded = load_prompts(PromptSettings(name="mine", file=str(file), columns=columns))
-    found = [(prompt.text, prompt.category) for prompt in loaded.prompts]
-    assert found == [("007", "number"), ("NA, or null", "word")]
 
 
 # Sampling
@@ -190,17 +180,6 @@ def test_what_is_neither_cached_nor_in_reach_is_one_line(
         RunError, match=r"^prompts: openai/gsm8k has not been downloaded.*fetching$"
     ):
         load_prompts(preset("gsm8k"))
-
-
-def test_without_pyarrow_a_parquet_file_names_the_extra(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "mine.parquet"
-    file.write_bytes(b"PAR1")
-    monkeypatch.setitem(sys.modules, "pyarrow", None)
-    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    with pytest.raises(HarnessError, match=r"needs pyarrow: pip install 'specharness\[parquet\]'"):
-        load_prompts(PromptSettings(name="mine", file=str(file)))
 
 
 def test_without_a_network_a_set_is_refused_without_tries_again(

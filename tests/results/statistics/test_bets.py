@@ -100,16 +100,6 @@ def test_honest_streams_are_not_accused_at_any_time() -> None:
     assert 0 < accused <= 50
 
 
-@pytest.mark.parametrize("moved", [0.0, 0.15])
-def test_two_samples_differ_or_not(moved: float) -> None:
-    generator = np.random.default_rng(1)
-    chances = np.array([0.5, 0.3, 0.2])
-    first = generator.choice(3, 3000, p=chances).tolist()
-    second = generator.choice(3, 3000, p=[0.5 - moved, 0.3 + moved, 0.2]).tolist()
-    bettors = bets_on_swaps(first, second, LEARNERS)
-    assert (evidence(bettors)[-1] >= math.log(1e9)) == (moved > 0)
-
-
 def test_the_power_is_that_of_simulated_draws() -> None:
     wanted = math.log(1e6)
     stated = power_of_halves(1300, 0.1, wanted, 12)
