@@ -172,17 +172,6 @@ def test_a_sweep_into_the_directory_of_all_runs_is_refused_and_removes_nothing(
     assert len(read_rows(collected, LatencyRow)) == 2
 
 
-def test_a_sweep_into_a_directory_with_somebody_elses_file_is_refused(
-    harness: Harness, tmp_path: Path
-) -> None:
-    (tmp_path / "s").mkdir()
-    file = tmp_path / "s" / "plan.csv"
-    file.write_text("task,due\npaint the fence,May\n")
-    refused = harness("plan", "-m", "batch_size=1,2", "hydra.sweep.dir=s", code=2)
-    assert refused.complaint.startswith("hydra.sweep.dir=s: must be another directory than that of")
-    assert file.read_text() == "task,due\npaint the fence,May\n"
-
-
 def test_another_sweep_in_the_same_directory_has_its_own_jobs_alone(
     harness: Harness, tmp_path: Path
 ) -> None:

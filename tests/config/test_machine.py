@@ -7,7 +7,6 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pynvml
 import pytest
 
 from harness.config import machine
@@ -100,31 +99,6 @@ def test_gpus_are_counted_without_nvidia_smi(
     for indices in ("1,-1,0", "1,2,0"):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", indices)
         assert machine.gpu_names() == ["NVIDIA H1"]
-
-
-@pytest.mark.usefixtures("fresh")
-@pytest.mark.parametrize("driver", [True, False])
-def test_without_its_library_torch_counts_if_there_is_a_driver(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, driver: bool
-) -> None:
-    def missing() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
-
-    # A torch that another process finds first.
-    (tmp_path / "torch.py").write_text(
-        "import os\nclass cuda:\n    device_count = lambda: 2\n"
-        '    get_device_name = lambda n: f\'GPU {n} of {os.environ.get("CUDA_VISIBLE_DEVICES", "all")}\'\n'
-    )
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    monkeypatch.setattr("pynvml.nvmlInit", missing)
-    monkeypatch.setattr(machine, "_DRIVER", tmp_path if driver else tmp_path / "none")
-    assert machine._all_gpus() == (["GPU 0 of all", "GPU 1 of all"] if driver else [])
-    assert machine.gpu_names() == (["GPU 0 of all"] if driver else [])
-    # A driver, and no torch either: how many there are is all that is known.
-    machine._all_gpus.cache_clear()
-    (tmp_path / "torch.py").write_text("raise ImportError")
-    assert machine.gpu_names() == (["0"] if driver else [])
 
 
 def card(cards: Path, number: int, vendor: str, **files: str) -> None:

@@ -19,11 +19,9 @@ import pytest
 from harness.config.machine import cpu_name
 from harness.results.environment import (
     environment,
-    environment_columns,
     git_state,
     new_run_id,
 )
-from harness.results.schema import RunRow
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -113,20 +111,6 @@ def test_environment_says_what_is_installed_and_where(monkeypatch: pytest.Monkey
     stamp = datetime.fromisoformat(found["timestamp"])
     assert stamp.utcoffset() == timedelta(0)
     assert abs(stamp - datetime.now(stamp.tzinfo)) < timedelta(minutes=5)
-
-
-def test_columns_are_those_of_a_row_and_say_what_the_environment_says() -> None:
-    columns = environment_columns(["GPU A", "GPU A"])
-    found = environment()
-    assert columns["devices"] == "GPU A; GPU A"
-    assert columns["torch_version"] == found["versions"]["torch"]
-    assert columns["transformers_version"] == found["versions"]["transformers"]
-    assert columns["bitsandbytes_version"] == found["versions"]["bitsandbytes"]
-    assert columns["harness_version"] == found["versions"]["harness"]
-    suffix = "-dirty" if found["dirty"] else ""
-    assert columns["commit"] == (found["commit"] + suffix if found["commit"] else None)
-    assert environment_columns()["devices"] is None
-    assert set(columns) <= set(RunRow.columns())
 
 
 def test_ids_of_runs_are_unique_and_sort_by_time() -> None:

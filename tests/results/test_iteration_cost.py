@@ -21,10 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 PUBLISHED = ROOT / "benchmarks" / "published"
 
 
-def free_draft(rate: float, most: int = 16) -> dict[int, float]:
-    return {k: sum(rate**place for place in range(k + 1)) for k in range(1, most + 1)}
-
-
 def line_of(cost: IterationCost, rows: int = 1) -> tuple[float, float, float]:
     """Its beginning, its slope, and how far that may be off."""
     shape = cost.shape(rows)
@@ -232,22 +228,6 @@ def test_repeated_measurements_cover_what_differs_between_them() -> None:
         math.exp(-math.hypot(math.log(30 / 29), math.log(30 / 28)) / 2)
     )
     assert not mean_time([Interval(30, 29, 33), Interval(31.0)]).has_bounds
-
-
-def test_a_published_curve_that_falls_at_eight_tokens_has_its_best_k_behind_it(
-    tmp_path: Path,
-) -> None:
-    """Qwen3-8B on a GB10, lablup/mlxcel, 2026-10-02: a line through it chooses K=6."""
-    widths = (1, 2, 3, 4, 5, 6, 7, 8, 10)
-    steps = (1.07, 1.15, 1.59, 2.10, 2.86, 3.37, 3.85, 3.30, 3.28)
-    lines = [f"{width},{ms}" for width, ms in zip(widths, steps, strict=True)]
-    (tmp_path / "gb10.csv").write_text("\n".join(["# mlxcel", "width,ms", *lines]))
-    (cost,) = read_table("costs", str(tmp_path / "gb10.csv")).costs.values()
-    assert cost.best_k(free_draft(0.9)).k == 9
-    shape = cost.shape()
-    assert shape is not None
-    assert not shape.is_line
-    assert "from 7 to 8 tokens −26 %" in map(str, shape.steps)
 
 
 @pytest.mark.parametrize("regular", ["0,20", ",20"])

@@ -13,8 +13,7 @@ import pytest
 
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows, read_file
-from harness.results.result_file import SCHEMA, read_result, write_result
-from harness.results.statistics.interval import Coverage, Interval
+from harness.results.result_file import SCHEMA, read_result
 from in_process import Harness, only
 
 QUICK = ["num_prompts=8", "decoding.max_new_tokens=4", "num_warmup=0"]
@@ -52,25 +51,6 @@ def test_a_run_leaves_its_rows_verdict_and_command(harness: Harness, tmp_path: P
     assert "15 prompts" not in harness("report", "alone", "output=page").stdout
     harness("report", str(file.parent))
     assert not harness("report", str(file.parent), "output=page").stderr.count("result.json")
-
-
-def test_both_files_of_a_run_say_as_much(tmp_path: Path) -> None:
-    """Both say what every interval covers."""
-    figures = {
-        "speedup": Interval(2, 1, 3, Coverage(9, "prompt")),
-        "drift": Interval(1, 0.9, 1.1, Coverage(9, "lap")),
-    }
-    row = LatencyRow(run="1", arm="speculative", **figures)
-    write_result(tmp_path, [row], [], ["2.00× faster"], ["The machine was busy."])
-    whole = valid(tmp_path / "result.json")
-    assert (whole["finding"], whole["doubts"]) == (["2.00× faster"], ["The machine was busy."])
-    (written,) = whole["rows"]
-    assert (written["speedup"]["covers"], written["drift"]["covers"]) == ("9 prompts", "9 laps")
-    append_rows(tmp_path / "latency.csv", [row])
-    (of_csv,) = read_file(tmp_path / "latency.csv", [LatencyRow]).rows
-    content = read_result(tmp_path / "result.json", [LatencyRow])
-    assert content is not None
-    assert content.rows == [of_csv]
 
 
 def test_a_failed_run_says_why(harness: Harness) -> None:

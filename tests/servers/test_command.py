@@ -50,6 +50,7 @@ def flags_of(command: ServerCommand) -> str:
             "sglang serve --model-path A --max-running-requests 8 --speculative-algorithm NEXTN",
             "sglang serve --model-path A --max-running-requests 8",
         ),
+        ("mlx_lm.server --model a --draft-model b --num-draft-tokens 4", "mlx_lm.server --model a"),
         ("harness serve model=tiny draft=lookup K=3 batch_size=2", "harness serve model=tiny batch_size=2 draft=none"),
     ],
 )  # fmt: skip
@@ -88,6 +89,7 @@ def test_ports_are_ours_unless_the_user_places_them() -> None:
             " --speculative-num-steps 3", "A", "o/h", "EAGLE3", 3),
         ("sglang serve --model A --speculative-algorithm DFLASH --speculative-num-draft-tokens 8",
             "A", "DFLASH", "DFLASH", 7),
+        ("llama-server -m a.gguf --spec-type mtp:n_max=3,p_min=0.0", "a.gguf", "mtp", "mtp", 3),
         ("harness serve model=7B draft=68m K=6", "7B", "68m", None, 6),
     ],
 )  # fmt: skip

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.config.errors import RunError
-from harness.servers.identity import page_of, why_not_ready
+from harness.servers.identity import page_of
 from harness.servers.launch import Launch, StartedServer
 
 
@@ -45,39 +45,6 @@ def test_a_server_that_is_never_ready(
     assert "the speculative server was not ready within engine.start_timeout_s=0.1: " in line
     assert reason in line
     assert line.endswith(f"(all of it: {log})")
-
-
-# A server whose list of models has this status and encoding.
-_LISTS = """
-import gzip, http.server, sys
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        body = gzip.compress(b'{"data": [{"id": "tiny"}]}')
-        self.send_response(int(sys.argv[2]) if "models" in self.path else 404)
-        self.send_header("Content-Encoding", "gzip")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-"""
-
-
-@pytest.mark.parametrize("status", [200, 500])
-def test_a_list_of_models_may_be_compressed_and_an_error_is_named(
-    tmp_path: Path, status: int
-) -> None:
-    command = [sys.executable, "-c", _LISTS, "{port}", str(status)]
-    server = StartedServer("regular", Launch(command, tmp_path / "server.log", 0.1))
-    try:
-        while why_not_ready(server.url, None) == "":
-            time.sleep(0.05)
-        if status == 200:
-            server.wait_until_ready(lambda line: None, None)
-        else:
-            with pytest.raises(RunError, match="/v1/models answers 500 Internal Server Error"):
-                server.wait_until_ready(lambda line: None, None)
-    finally:
-        server.stop()
 
 
 @pytest.mark.parametrize(

@@ -5,10 +5,6 @@ from __future__ import annotations
 import re
 import subprocess
 
-import pytest
-
-from harness.servers.command import read_command
-from harness.servers.dialects import DIALECTS
 from harness.servers.startup import LLAMA_CPP, VLLM, Startup
 from real_servers import llama_server, vllm_python
 
@@ -51,36 +47,3 @@ def test_every_flag_of_vllm_that_is_about_speculation_is_in_the_table() -> None:
     flags -= {"--specialize-active-lora"}  # of LoRA
     assert "--speculative-config" in flags
     assert not missing(VLLM, flags)
-
-
-@pytest.mark.parametrize(
-    ("typed", "regular", "method", "k"),
-    [
-        # ik_llama.cpp, whose program has llama.cpp's name.
-        ("llama-server -m a.gguf -mtp --spec-autotune", "llama-server -m a.gguf", None, None),
-        (
-            "llama-server -m a.gguf --spec-type mtp:n_max=3,p_min=0.0",
-            "llama-server -m a.gguf",
-            "mtp",
-            3,
-        ),
-        ("llama-server -m a.gguf --spec-stage mtp:n_max=5", "llama-server -m a.gguf", "mtp", 5),
-        (
-            "mlx_lm.server --model a --draft-model b --num-draft-tokens 4",
-            "mlx_lm.server --model a",
-            None,
-            4,
-        ),
-    ],
-)
-def test_servers_that_are_known_by_their_flags_alone(
-    typed: str, regular: str, method: str | None, k: int | None
-) -> None:
-    command = read_command(typed.split(), {}, [*DIALECTS.all().values()])
-    assert command.drafts
-    assert (command.method, command.num_draft_tokens) == (method, k)
-    words = command.regular().words
-    assert list(words)[: len(regular.split())] == regular.split()
-    assert not {"-mtp", "--spec-autotune", "--spec-type", "--draft-model", "--draft-kind"} & set(
-        words
-    )

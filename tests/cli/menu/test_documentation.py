@@ -90,14 +90,6 @@ def test_help_lists_the_settings_of_what_is_chosen(harness: Harness) -> None:
     assert "engine.rate" in shown("engine=server", "engine.url=http://a/v1")
 
 
-def test_the_shell_is_offered_the_settings_of_the_chosen_draft(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for draft, expected in (("lookup", ["draft.max_ngram="]), ("suffix", [])):
-        monkeypatch.setenv("COMP_LINE", f"harness latency draft={draft} draft.max_n")
-        assert harness("-sc", "query=bash").stdout.split() == expected
-
-
 @pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md")]))
 def test_links_of_pages_lead_to_files(page: Path) -> None:
     """Those of `docs/` are checked when the site is built."""

@@ -10,28 +10,20 @@ import pytest
 
 from harness.config.sizes import PACKAGE
 from in_process import Harness, results
-from wording import mentions
 
 PAGE = PACKAGE.parent / "docs" / "your-own-method.md"
 FURTHER = textwrap.dedent(
-    '''
+    """
 
 
     class Lax(Likely):
         num_likeliest = 50
 
 
-    class Exact(Likely):
-        """Greedily the target's own token alone."""
-
-        lossless_greedily = True
-        num_likeliest = 1
-
-
     class Lying(Likely):
         lossless = True
         num_likeliest = 50
-    '''
+    """
 )
 QUICK = ["model=tiny_draft", "draft=tiny_draft", "num_prompts=2", "decoding.max_new_tokens=12"]
 
@@ -56,15 +48,6 @@ def test_a_lossy_rule_accepts_more_and_is_called_lossy(harness: Harness, rules: 
     assert drafted["lossy"].tolist() == [True, False]
     own, exact = drafted["acceptance_rate"]
     assert own > exact
-
-
-def test_a_rule_that_is_lossless_greedily_keeps_greedy_texts(harness: Harness, rules: Path) -> None:
-    asked = [*QUICK, "decoding.temperature=0", "runner=static"]
-    shown = harness("recovery", *asked, "decoding.rule=./likely.py:Exact")
-    assert mentions(shown.stdout, "10 of 10 identical")
-    assert not results("recovery")["lossy"].any()
-    lossy = harness("recovery", *asked, "decoding.rule=./likely.py:Likely", code=1)
-    assert "lossy" in lossy.complaint
 
 
 def test_a_rule_that_calls_itself_lossless_is_held_to_its_word(

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from harness.config.errors import SettingError
 from harness.engines.chat import Chat
-from harness.measuring.prompts.chat_templates import as_text, encode_prompts, from_template
+from harness.measuring.prompts.chat_templates import encode_prompts, from_template
 from harness.measuring.prompts.sets import Prompt
 from harness.measuring.prompts.transcripts import Reading, readings_of
 from tiny_checkpoints import make_tokenizer
@@ -136,17 +136,6 @@ def test_a_template_that_asks_for_thoughts_and_drops_them_is_refused() -> None:
     drops = PLAIN.replace("<assistant>", "<assistant><think>\n")
     with pytest.raises(SettingError, match="leaves out those of message 2 of line 7"):
         read(conversation(ASKED, SAID), make_tokenizer(chat_template=drops))
-
-
-def test_a_conversation_without_a_template_is_text() -> None:
-    tokenizer = make_tokenizer()
-    prompt = Prompt("", messages=(ASKED, SAID, MORE, SAID))
-    [reading] = readings_of(
-        prompt, tokenizer, lambda chat, asks: as_text(chat, asks=asks), adds_special_tokens=True
-    )
-    assert texts(reading, tokenizer) == [f" {SAID['content']}"] * 2
-    [before] = encode_prompts(tokenizer, [Chat((ASKED, SAID, MORE))], "never")
-    assert list(reading.transcript.token_ids[: reading.transcript.answers[1].start]) == before
 
 
 def test_a_transcript_ends_where_the_context_does() -> None:
