@@ -1,14 +1,15 @@
-"""The table of imports in ARCHITECTURE.md: who may import whom, no circles among files, and no torch where a quick
-answer is due."""
+"""The table of imports in ARCHITECTURE.md: who may import whom, no circles, and no torch where an answer is quick."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import graphlib
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -293,3 +294,49 @@ def test_no_two_files_of_tests_have_the_same_name() -> None:
     """Of two, pytest would run only one when it collects both rooms."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, number in names.items() if number > 1] == []
+
+
+# An interpreter, and those it starts, is one without these packages.
+WITHOUT_LOCAL = os.pathsep.join(map(str, [ROOT / "tests" / "support" / "without_local", ROOT]))
+
+
+def test_a_server_is_asked_before_anything_slow_is_imported(tmp_path: Path) -> None:
+    """Statistics are, once there is something to count."""
+    script = """
+import sys
+from harness.cli.main import main
+try:
+    main()
+finally:
+    print({"scipy", "pandas", "jinja2", "matplotlib"} & set(sys.modules))
+"""
+    # Nothing listens at port 1.
+    asked = ["latency", "engine=server", "engine.url=http://127.0.0.1:1/v1"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *asked],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": WITHOUT_LOCAL},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "nothing answers at http://127.0.0.1:1/v1" in done.stderr
+    assert done.stdout == "set()\n"
+
+
+def test_torch_is_an_extra_that_setup_installs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+
+    def packages(requirements: list[str]) -> set[str]:
+        names = set()
+        for requirement in requirements:
+            if requirement.startswith("specharness["):
+                for extra in requirement.partition("[")[2].rstrip("]").split(","):
+                    names |= packages(extras[extra])
+            else:
+                names.add(requirement.partition(">")[0].partition("[")[0])
+        return names
+
+    assert not packages(project["dependencies"]) & ABSENT
+    assert packages(extras["local"]) == HEAVY
+    for extra in ("all", "dev", "serve", "gguf"):
+        assert packages(extras[extra]) >= packages(extras["local"])

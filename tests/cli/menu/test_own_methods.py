@@ -1,4 +1,4 @@
-"""Ways to draft in files of the user's own."""
+"""Ways to draft, and a rule of acceptance, in files of the user's own: those of docs/your-own-method.md."""
 
 from __future__ import annotations
 
@@ -20,6 +20,17 @@ QUICK = (
 )
 CORPUS = ["draft=./corpus_ngrams.py:CorpusNgrams", "draft.file=corpus.txt", "draft.ngram=2"]
 HEAD = ["draft=./linear_head.py:LinearHead", "draft.weights=matrix.pt"]
+RULES = """
+
+class Lax(Likely):
+    num_likeliest = 50
+
+
+class Lying(Lax):
+    lossless = True
+"""
+# Its draft is another model, which it rejects.
+REJECTING = ["model=tiny", "draft=tiny_draft", "num_prompts=2", "decoding.max_new_tokens=12"]
 
 
 @pytest.fixture(autouse=True)
@@ -109,3 +120,34 @@ def test_a_mistake_names_the_method(harness: Harness) -> None:
 def test_a_name_that_holds_no_method_is_told(draft: str, words: str, harness: Harness) -> None:
     Path("script.py").write_text("raise SystemExit(0)")
     assert words in harness("latency", *QUICK, f"draft={draft}", code=2).complaint
+
+
+def add_rules() -> None:
+    with Path("likely.py").open("a") as file:
+        file.write(RULES)
+
+
+def test_a_lossy_rule_accepts_more_and_is_called_lossy(harness: Harness) -> None:
+    add_rules()
+    shown = harness("latency", *REJECTING, "decoding.rule=./likely.py:Lax")
+    assert "lossy" in shown.stdout
+    harness("latency", *REJECTING)
+    rows = results("latency")
+    drafted = rows[rows["arm"] == "speculative"]
+    assert drafted["rule"].tolist() == ["./likely.py:Lax", "deepmind"]
+    assert drafted["lossy"].tolist() == [True, False]
+    own, exact = drafted["acceptance_rate"]
+    assert own > exact
+
+
+def test_a_rule_that_calls_itself_lossless_is_held_to_its_word(
+    harness: Harness,
+) -> None:
+    add_rules()
+    lying = ["decoding.rule=./likely.py:Lying", "temperature=0"]
+    refused = harness("latency", *REJECTING, *lying, code=3)
+    assert re.search(r"agree on \d of 2 prompts, and part at a logit margin", refused.complaint)
+    row = results("latency").iloc[-1]
+    assert not row["lossy"], "it follows `lossless`"
+    assert row["status"] == "no_verdict"
+    assert row["margin_over_rounding"] > 1
