@@ -149,3 +149,23 @@ def test_a_repository_of_speculators_names_its_target(tmp_path: Path) -> None:
     command = read(f"vllm serve {tmp_path} --dtype half").prepared()
     assert flags_of(command.regular()) == "vllm serve org/target --dtype half"
     assert list(removed_words(command, command.regular())) == [str(tmp_path)]
+
+
+@pytest.mark.parametrize("variable", ["-e {}", "--env {}", "--env={}"])
+def test_variables_of_a_container_go_with_their_flags(variable: str) -> None:
+    start = "docker run -e A=1 {} -p {{port}}:8080 ghcr.io/ggml-org/llama.cpp:server -m X"
+    speculates = variable.format("LLAMA_ARG_SPEC_TYPE=draft-mtp")
+    regular = read(start.format(speculates)).prepared().regular()
+    expected = read(start.format("")).prepared()
+    assert regular.words == expected.words
+
+
+def test_two_servers_on_a_cpu_bind_no_threads_to_its_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    beside = read("A=1 vllm serve B --spec-tokens 3").beside_another()
+    variable = "VLLM_CPU_OMP_THREADS_BIND=nobind"
+    assert shlex.join(beside.words) == f"env {variable} env A=1 vllm serve B --spec-tokens 3"
+    assert beside.drafts
+    assert beside.beside_another() == beside
+    monkeypatch.setenv("VLLM_CPU_OMP_THREADS_BIND", "0-3")
+    for words in ("vllm serve B", "llama-server -m B", "./serve.sh"):
+        assert read(words).beside_another() == read(words)
