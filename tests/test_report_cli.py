@@ -87,11 +87,3 @@ def test_a_mistake_is_one_line_and_exit_code_2(
     (tmp_path / "notes.csv").write_text("a,b\n1,2\n")
     write(tmp_path / "latency.csv", latency_run())
     assert harness.refused("report", *arguments).startswith(expected)
-
-
-def test_files_go_where_they_are_wanted_or_here(harness: Harness, tmp_path: Path) -> None:
-    write(tmp_path / "box" / "a100.csv", latency_run())
-    harness("report", "box/a100.csv")
-    assert (tmp_path / "report.html").exists()
-    harness("report", "box/a100.csv", "output=paper/figures")
-    assert (tmp_path / "paper" / "figures" / "report.md").exists()

@@ -9,12 +9,9 @@ from typing import Any
 import pytest
 
 from harness.cli.tables import exit_code, job_line, print_sweep
-from harness.commands.latency.tables.ranked import ranked_runs
-from harness.commands.latency.tables.ranking import latency_answers
 from harness.commands.recovery.rows import RecoveryRow
 from harness.config.machine import note_command_line
 from harness.measuring.rows import LatencyRow
-from harness.results.runs import Run
 from report_files import eval_run, latency_run
 from wording import mentions
 
@@ -117,35 +114,3 @@ def test_a_sweep_has_one_answer_and_one_step(
     # The tables that it leaves out.
     assert "How much faster?" not in out
     assert "How much faster?" in summary.read_text()
-
-
-def answers(*runs: list[LatencyRow]) -> list[str]:
-    """Sentences about the fastest pair of each target, without those about its rivals."""
-    lines = latency_answers(ranked_runs([Run(rows) for rows in runs]))
-    return [line.text for line in lines if line.style != "plain"]
-
-
-def test_methods_of_different_engines_are_not_ranked() -> None:
-    here, elsewhere = latency_run(draft="7B"), latency_run(draft="lookup", engine="huggingface")
-    assert len(answers(here, elsewhere)) == 2
-    (answer,) = answers(here, latency_run(draft="lookup", speedup=1.5))
-    assert answer.startswith("Fastest: 13B with 7B")
-
-
-def test_of_number_formats_the_fastest_arm_is_named() -> None:
-    """8 bits gain more over a slower arm; where regular arms are alike, speed-ups say which is faster."""
-
-    def run(speedup: float, ms: float, quantization: str) -> list[LatencyRow]:
-        rows = latency_run(4, speedup, quantization=quantization)
-        times = (ms, ms / speedup)
-        return [
-            dataclasses.replace(row, ms_per_token=time)
-            for row, time in zip(rows, times, strict=True)
-        ]
-
-    fastest, *others = answers(run(2.8, 80.0, "8bit"), run(2.6, 46.0, "4bit"))
-    assert mentions(fastest, "4bit", "is the fastest arm: 17.69 ms/token")
-    assert ["4bit" in answer for answer in others] == [True, False]
-    fastest, *_ = answers(run(2.8, 80.0, "8bit"), run(0.9, 20.0, "4bit"))
-    assert mentions(fastest, "4bit", "without a draft", "20 ms/token")
-    assert len(answers(run(2.8, 80.0, "8bit"), run(2.6, 79.0, "4bit"))) == 2

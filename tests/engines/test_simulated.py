@@ -10,9 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.engines.protocol import Arm, Blocks, Engine
-from harness.engines.record import Opening
-from harness.engines.simulated.engine import SimulatedEngine
 from harness.results.files import append_rows
 from in_process import Harness, results
 from report_files import latency_run
@@ -114,35 +111,6 @@ def test_intervals_over_prompts_cover_the_planted_speedup(harness: Harness) -> N
     assert (~held).sum() <= 4
     # Intervals that are too wide would cover, too.
     assert (rows["speedup_high"] / rows["speedup_low"]).median() < 1.2
-
-
-def test_prompts_that_are_asked_again_need_no_more_starts(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of four blocks there were forty, each with a start of both servers."""
-    begun: list[str] = []
-
-    def opened(opening: Opening) -> Engine:
-        engine = SimulatedEngine(opening)
-        assert engine.blocks is not None
-        start = engine.blocks.begin
-
-        def begin(arm: Arm) -> None:
-            begun.append(arm.name)
-            start(arm)
-
-        engine.blocks = Blocks(engine.blocks.number, begin)
-        return engine
-
-    monkeypatch.setattr("harness.engines.simulated.engine.SimulatedEngine", opened)
-    file = Path("prompts.txt")
-    file.write_text("the only one", encoding="utf-8")
-    row = speculative(
-        harness, "engine=simulated", f"prompts={file}", "num_prompts=40", "engine.blocks=4"
-    )
-    assert begun.count("regular") == begun.count("speculative") == 4
-    assert row["speedup_covers"] == "4 blocks of the same texts"
-    assert row["num_prompts"] == 40
 
 
 @pytest.mark.parametrize(

@@ -10,13 +10,12 @@ import numpy as np
 import pytest
 
 from harness.measuring.rows import LatencyRow
-from harness.results.files import append_rows, read_rows
+from harness.results.files import append_rows
 from harness.results.pooling import pooled_rows
 from harness.results.prompt_times import waits_by_unit, waits_of_both_arms
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.runs import ratio_over_runs
-from harness.results.verdict import verdict_of
 from report_files import latency_run
 
 NUM_PROMPTS = 10
@@ -66,26 +65,6 @@ def test_an_interval_over_prompts_and_runs(tmp_path: Path) -> None:
     assert speculative.acceptance_histogram == [3, 2, 1]
     assert speculative.interleaved is True
     assert regular.speedup is None
-
-
-def test_runs_in_blocks_have_an_interval_together(tmp_path: Path) -> None:
-    """Of four blocks, as one of them has: *Next* recommends to repeat it."""
-    runs = []
-    for number, slowness in enumerate((1.0, 1.1, 0.95, 1.02, 0.99), 1):
-        rows = measured(tmp_path, number, slowness, speedup_covers="4 blocks")
-        file = tmp_path / str(number) / "latency_prompts.csv"
-        prompts = [
-            replace(row, unit=int(row.prompt_index or 0) % 4)
-            for row in read_rows(file, LatencyPromptRow)
-        ]
-        file.unlink()
-        append_rows(file, prompts)
-        runs.append(rows)
-    speculative = pooled_rows(runs)[-1]
-    values = speculative.values()
-    assert values["speedup_covers"] == "4 blocks and 5 runs"
-    assert 1 < values["speedup_low"] <= values["speedup"] <= values["speedup_high"]
-    assert verdict_of(speculative).conclusion == "faster"
 
 
 @pytest.mark.parametrize(

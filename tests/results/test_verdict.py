@@ -22,7 +22,6 @@ from harness.results.verdict import (
     refusal,
     require_verdict,
     verdict_of,
-    why_no_ranking,
 )
 
 PAYS = Interval(2.0, 1.9, 2.1, Coverage(200, "prompt"))
@@ -316,11 +315,3 @@ def test_an_interval_among_many_is_wider() -> None:
     assert not verdict_of(damaged).has_interval
     for speedup in (None, Interval(1e7, 1e7, 1e7)):
         assert verdict_of(replace(row, speedup=speedup)).reason == "no speed-up was measured"
-
-
-def test_drafts_are_ranked_where_regular_arms_took_as_long() -> None:
-    assert why_no_ranking([100, 0.0, 150, math.inf]) is None
-    assert why_no_ranking([]) is None
-    reason = why_no_ranking([100, 151])
-    assert reason is not None
-    assert "took 100 to 151 ms/token" in reason

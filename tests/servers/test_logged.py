@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from pathlib import Path
@@ -11,7 +10,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from harness.servers.dialects import DIALECTS
 from in_process import Harness, results
 
 SUPPORT = Path(__file__).parents[1] / "support"
@@ -64,17 +62,3 @@ def test_a_server_that_tells_it_in_its_log_alone(harness: Harness, tmp_path: Pat
     # Iterations of three, three and two tokens, behind the first one.
     assert speculative["tokens_per_iteration"] == pytest.approx(8 / 3, abs=1e-9)
     assert pd.isna(regular["acceptance_rate"])
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "draft acceptance rate = 0.57576 (  171 accepted /   297 generated)",
-        "0.06.896.015 I slot print_timing: id  1 | task 0 | draft acceptance = 0.57576 (  171 accepted /   297"
-        " generated), mean acceptance length =  2.92, acceptance rate per position = (0.805, 0.632, 0.483)",
-    ],
-)
-def test_both_forms_of_llama_cpps_line(line: str) -> None:
-    found = re.search(DIALECTS["llamacpp"].logs, line)
-    assert found is not None
-    assert found.groupdict() == {"accepted": "171", "proposed": "297"}

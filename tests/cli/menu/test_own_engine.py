@@ -97,18 +97,6 @@ def test_latency(harness: Harness, parrot: str) -> None:
     assert "engine.breath" in rows["settings"][1]
 
 
-def test_a_sweep_over_engines_and_its_report(harness: Harness, parrot: str) -> None:
-    sweep = ["-m", f"engine=local,{parrot}", "engine.breath=2,3"]
-    outcome = harness("latency", *QUICK, *sweep)
-    rows = results()
-    # Our own loop has no such setting: its second job is its first.
-    assert rows["engine"].value_counts().to_dict() == {parrot: 4, "local": 2}
-    assert set(rows["status"]) == {"ok"}
-    report = harness("report", "results").stdout
-    assert "parrot" in report
-    assert "parrot" in outcome.stdout
-
-
 def test_its_mistakes_are_those_of_a_setting(harness: Harness, parrot: str) -> None:
     def refused(*typed: str) -> str:
         return harness.refused("latency", *QUICK, f"engine={parrot}", *typed)

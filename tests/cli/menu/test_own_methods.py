@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from harness.config.methods import METHODS
 from harness.config.sizes import PACKAGE
 from in_process import Harness, results
 
@@ -71,42 +69,6 @@ def test_a_sweep_compares_it_with_the_others_and_measures_other_code_again(
     file.write_text(file.read_text(encoding="utf-8") + "\n# changed\n", encoding="utf-8")
     assert harness(*sweep).stderr.count("measured before") == 1
     assert len(set(results()["run"]) - set(rows["run"])) == 1
-
-
-TEXT = """
-from harness.local.drafting.methods import Lookup
-from harness.local.drafting.text import LookupText
-
-class Text(LookupText):
-    num_made = 0
-    def __init__(self, *sizes):
-        super().__init__(*sizes)
-        Text.num_made += 1
-    {method}
-
-class Texts(Lookup):
-    def texts(self, settings, tokenizer):
-        return lambda: Text(settings.max_ngram, settings.min_ngram)
-"""
-
-
-def own_text(method: str) -> str:
-    """`draft=` for a copy of `lookup` in a file, with one method changed."""
-    Path("own_text.py").write_text(TEXT.replace("{method}", method), encoding="utf-8")
-    return "draft=./own_text.py:Texts"
-
-
-def test_a_mistake_names_the_method(harness: Harness) -> None:
-    """In the first question, and in a later one."""
-    wrong = own_text("def continuation(self, most): return None")
-    complaint = harness("latency", *QUICK, wrong, code=1).complaint
-    assert complaint.startswith("draft=./own_text.py:Texts: propose() raised TypeError")
-    METHODS._loaded.clear()
-    sys.modules.pop("own_text")
-    late = "return super().continuation(most) if Text.num_made < 3 else {}[0]"
-    wrong = own_text(f"def continuation(self, most): {late}")
-    complaint = harness("latency", *QUICK, "num_warmup=1", wrong, code=1).complaint
-    assert re.search(r"draft=\./own_text\.py:Texts: .*KeyError: ", complaint), complaint
 
 
 @pytest.mark.parametrize(

@@ -75,20 +75,6 @@ def test_every_preset_from_the_hub_is_pinned_and_tells_its_licence() -> None:
             assert file.stem in ROWS
 
 
-def test_latency_says_origin_and_licence_once(
-    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    fill_cache(monkeypatch, tmp_path / "hub", preset("math500"))
-    asked = ["latency", *QUICKEST_PAIR, "prompts=math500", "num_prompts=4", "test=true"]
-    outcome = harness(*asked, "prompts.seed=3")
-    (said,) = [line for line in outcome.stderr.splitlines() if "licence" in line]
-    for told in ("prompts=math500", "HuggingFaceH4/MATH-500", "MIT"):
-        assert told in said
-    rows = results()
-    assert set(rows.prompts) == {"math500"}
-    assert set(rows.status) == {"ok"}
-
-
 def test_a_system_prompt_is_read_before_every_prompt(tmp_path: Path) -> None:
     write_rows(tmp_path / "mine.json", [{"prompt": "Hello"}, {"prompt": "Bye"}])
     settings = PromptSettings(name="mine", file=str(tmp_path / "mine.json"), system="Be brief.")
@@ -200,3 +186,17 @@ def test_without_a_network_a_set_is_refused_without_tries_again(
         load_prompts(preset("gsm8k"))
     assert str(refused.value).startswith("prompts: openai/gsm8k cannot be fetched")
     assert "HF_HUB_OFFLINE=1" in str(refused.value)
+
+
+def test_latency_says_origin_and_licence_once(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill_cache(monkeypatch, tmp_path / "hub", preset("math500"))
+    asked = ["latency", *QUICKEST_PAIR, "prompts=math500", "num_prompts=4", "test=true"]
+    outcome = harness(*asked, "prompts.seed=3")
+    (said,) = [line for line in outcome.stderr.splitlines() if "licence" in line]
+    for told in ("prompts=math500", "HuggingFaceH4/MATH-500", "MIT"):
+        assert told in said
+    rows = results()
+    assert set(rows.prompts) == {"math500"}
+    assert set(rows.status) == {"ok"}
