@@ -38,11 +38,6 @@ def test_a_circumstance_without_a_column_is_an_error_of_the_program(
         session.row(PlanRow)
 
 
-def test_all_others_are_in_the_row(session: Session) -> None:
-    row = session.row(PlanRow, read_bytes=3)
-    assert (row.run, row.status, row.read_bytes) == (session.run, "ok", 3)
-
-
 def test_a_failure_is_noted_even_where_explaining_it_fails(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

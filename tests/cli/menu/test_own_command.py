@@ -55,8 +55,3 @@ def test_a_setting_without_a_default_must_be_typed(harness: Harness) -> None:
     assert "unit" in harness(COMMAND, "--help").stdout
     harness(COMMAND, *QUICK, "num_prompts=1", "unit=letters")
     assert list(results("lengths")["unit"]) == ["letters"]
-
-
-def test_a_file_without_the_command_is_one_line(harness: Harness) -> None:
-    complaint = harness.refused("./own_command.py:Nothing")
-    assert complaint.startswith("command=./own_command.py:Nothing: cannot be loaded")
