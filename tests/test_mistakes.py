@@ -22,7 +22,7 @@ MISTAKES = {
     " temprature: no such setting (did you mean decoding.temperature?); harness help latency all lists them",
     "latency quantization=4bit": "quantization: may be model.quantization or draft.quantization: type one of them",
     "latency --temperature -m": "--temperature: needs a value: decoding.temperature=...",
-    "latency K=2,4": "settings: Ambiguous value for argument 'decoding.num_draft_tokens=2,4' 1. To use it as a list",
+    "latency K=2,4": "decoding.num_draft_tokens=2,4: has several values: -m measures each",
     f"latency seed={5000 * '9'}": "seed: a number is too long, or brackets are nested too deeply",
     "bisect versions=1,2 -- a {x} -- b {x}": "--: is followed by one command",
     "latency -- llama-server -m a.gguf -md b.gguf":

@@ -57,9 +57,9 @@ def _remove_unused(directory: Path, typed: Path) -> None:
     Args:
         typed: the same as it is set; of a relative path empty parents go, too.
     """
-    found = {path for path in directory.rglob("*") if path.is_file()}
+    files = {path for path in directory.rglob("*") if path.is_file()}
     unasked = {directory / "log.txt", directory / "environment.json", *directory.glob(".hydra/*")}
-    if found - unasked or directory == Path.cwd():
+    if files - unasked or directory == Path.cwd():
         return
     # What is logged later in this process must not look for the file there.
     for logger in (logging.getLogger(), logging.getLogger("harness")):
@@ -175,8 +175,8 @@ def _settings(
         # `-m draft=lookup,suffix draft.max_ngram=2`: a job leaves out what only other jobs' methods or engines have.
         choices = manifest.choices
         # `pair=7B+lookup` sets both models.
-        of_pairs = [pair.partition("+")[2] for pair in choices.get("pair", ())]
-        methods = {method_name(draft) for draft in [*choices.get("draft", ()), *of_pairs]}
+        pair_drafts = [pair.partition("+")[2] for pair in choices.get("pair", ())]
+        methods = {method_name(draft) for draft in [*choices.get("draft", ()), *pair_drafts]}
         plain["draft"] = METHODS.without_others(plain["draft"], methods)
         plain["engine"] = ENGINES.without_others(plain["engine"], choices.get("engine", ()))
     settings = conversion.from_config(command.settings, plain)

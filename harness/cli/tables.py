@@ -75,10 +75,10 @@ def print_sweep(
     again = "the same command again"
     # Figures of a server that may be another one by now are reused only if the user says so. One row with its start
     # is enough: jobs that reached no server have none.
-    of_servers = [row for row in rows if row.is_elsewhere]
-    if of_servers and not any(row.server_started for row in of_servers):
+    server_rows = [row for row in rows if row.is_elsewhere]
+    if server_rows and not any(row.server_started for row in server_rows):
         why = "the server does not report when it was started"
-        if any(getattr(row, "server_command", None) for row in of_servers):
+        if any(getattr(row, "server_command", None) for row in server_rows):
             why = "files that the server's command does not name may have changed"
         again = f"the same command with resume=always ({why})"
     # A command that measures nothing, such as `plan`, would fail again.

@@ -57,27 +57,27 @@ def read_prices(setting: str, path: str, context: int = 128, key: str | None = N
         rounds = pass_times(path, context, key)
         cost = IterationCost.of_passes(rounds, path)
         return Table({"": cost}, notes=[_ALONE])
-    place = Path(path).expanduser()
-    if place.suffix == ".json":
-        costs = _read_json(setting, place)
+    file = Path(path).expanduser()
+    if file.suffix == ".json":
+        costs = _read_json(setting, file)
         if costs is not None:
             return Table({"": costs})
-    if not place.exists() and "@" in path:
-        file, _, draft = path.rpartition("@")
-        if Path(file).expanduser().is_dir() or _is_ours(Path(file).expanduser()):
-            return read_prices(setting, file).of_draft(setting, draft, path)
-    if not place.is_dir() and not _is_ours(place):
+    if not file.exists() and "@" in path:
+        name, _, draft = path.rpartition("@")
+        if Path(name).expanduser().is_dir() or _is_ours(Path(name).expanduser()):
+            return read_prices(setting, name).of_draft(setting, draft, path)
+    if not file.is_dir() and not _is_ours(file):
         return read_table(setting, path)
     try:
-        runs = every_run(place).runs
+        runs = every_run(file).runs
     except SettingError as error:
-        if (place / COSTS_FILE).is_file():
-            return read_prices(setting, str(place / COSTS_FILE))
+        if (file / COSTS_FILE).is_file():
+            return read_prices(setting, str(file / COSTS_FILE))
         raise SettingError(setting, error.rule, path) from error
     latency = [run for run in runs if run.command == LatencyRow.kind and run.status == "ok"]
-    if setting == "costs" and not latency and (place / COSTS_FILE).is_file():
+    if setting == "costs" and not latency and (file / COSTS_FILE).is_file():
         # A run of `map`.
-        return read_prices(setting, str(place / COSTS_FILE))
+        return read_prices(setting, str(file / COSTS_FILE))
     read = [run for run in runs if isinstance(run.last, AcceptanceRow)]
     if setting == "costs":
         return _costs(latency, path)
@@ -90,16 +90,16 @@ def _costs(runs: Sequence[Run[LatencyRow]], path: str) -> Table:
     reasons = []
     with_draft = [run for run in runs if run.last.arm == "speculative"]
     alone = [run for run in runs if run.last.arm == "regular"]
-    for draft, of_draft in grouped(with_draft, _draft).items():
-        known = []
-        for run in of_draft:
+    for draft, runs_of_draft in grouped(with_draft, _draft).items():
+        priced = []
+        for run in runs_of_draft:
             reason = why_no_price(run)
             if reason:
                 reasons.append(reason)
             else:
-                known.append(run)
-        if known:
-            costs[draft] = iteration_cost([*known, *alone], path)
+                priced.append(run)
+        if priced:
+            costs[draft] = iteration_cost([*priced, *alone], path)
     if not costs:
         rule = "has no run of latency with a draft"
         if reasons:
@@ -118,26 +118,26 @@ def _yields(
     lengths: dict[str, float] = {}
     measured = {}
     with_draft = [run for run in runs if run.last.arm == "speculative"]
-    for draft, of_draft in grouped(with_draft, _draft).items():
-        known = tokens_by_k(of_draft)
-        if known:
-            yields[draft] = known
-            known_lengths = [run.last.mean_answer_length or math.nan for run in of_draft]
+    for draft, runs_of_draft in grouped(with_draft, _draft).items():
+        measured_yields = tokens_by_k(runs_of_draft)
+        if measured_yields:
+            yields[draft] = measured_yields
+            known_lengths = [run.last.mean_answer_length or math.nan for run in runs_of_draft]
             lengths[draft] = fmean(known_lengths)
-        priced = iteration_cost([run for run in of_draft if not why_no_price(run)])
+        priced = iteration_cost([run for run in runs_of_draft if not why_no_price(run)])
         for point in priced.points:
             k = point.width - 1
-            if k in known and any(k_of(run.last) == k for run in of_draft):
-                measured[draft, k, point.rows] = known[k].estimate / point.steps.estimate
+            if k in measured_yields and any(k_of(run.last) == k for run in runs_of_draft):
+                measured[draft, k, point.rows] = measured_yields[k].estimate / point.steps.estimate
     # One pass over texts says more than the answers of a run.
     for run in read:
-        of_run = {
+        read_yields = {
             row.num_draft_tokens: row.tokens_per_iteration
             for row in run.rows
             if isinstance(row.num_draft_tokens, int) and row.tokens_per_iteration is not None
         }
-        if of_run:
-            yields[_draft(run)] = of_run
+        if read_yields:
+            yields[_draft(run)] = read_yields
             # Of each text all tokens but the first are decided by iterations.
             lengths[_draft(run)] = 1 + (run.last.num_tokens or 0) / (run.last.num_texts or 1)
     if not yields:

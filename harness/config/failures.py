@@ -88,9 +88,9 @@ def as_run_error(exception: BaseException) -> RunError | None:
     text = str(exception)
     # Where it was not imported, as in a run that asks servers, no error is its own.
     torch: Any = sys.modules.get("torch")
-    of_torch = None if torch is None else _of_torch(exception, torch)
-    if of_torch is not None:
-        return of_torch
+    torch_error = None if torch is None else _of_torch(exception, torch)
+    if torch_error is not None:
+        return torch_error
     is_full = re.search("can't allocate memory|not enough memory", text)
     if is_full or isinstance(exception, MemoryError):
         wanted = re.search(r"tried to allocate (\d+) bytes", text)
@@ -167,9 +167,9 @@ def explain(
     if may_be_directory and not Path(name).is_dir():
         nor_here = f"; nor is there a directory {name} in {Path.cwd()}"
     line = first_line(exception)
-    known = version("transformers") if is_installed("transformers") else None
+    transformers_version = version("transformers") if is_installed("transformers") else None
     explained = meaning.format(
-        name=name, page=page, line=line, nor_here=nor_here, transformers=known
+        name=name, page=page, line=line, nor_here=nor_here, transformers=transformers_version
     )
     error_class = UnreachableError if meaning in (_UNREACHABLE, _REFUSED) else RunError
     return error_class(f"{role}: {explained}")

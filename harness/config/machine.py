@@ -210,9 +210,9 @@ def _amd_name(lists: Path, model: str, revision: str) -> str:
 def _intel_name(lists: Path, model: str) -> str:
     """The name of an Intel GPU in the list of PCI devices, `Intel Arc B580`; empty if unknown."""
     for directory in ("misc", "hwdata"):
-        _, _, of_intel = _text(lists / directory / "pci.ids").partition("\n8086  ")
+        _, _, intel_devices = _text(lists / directory / "pci.ids").partition("\n8086  ")
         # Devices are indented below their maker.
-        found = re.search(rf"^\t{model}  .*?\[(?:Intel )?(.+)\]$", of_intel, re.MULTILINE)
+        found = re.search(rf"^\t{model}  .*?\[(?:Intel )?(.+)\]$", intel_devices, re.MULTILINE)
         if found is not None:
             return f"Intel {found[1]}"
     return ""

@@ -238,6 +238,6 @@ class SettingsRegistry(Registry[Chosen]):
         Args:
             names: the records of the sweep.
         """
-        own = names_of_fields(self.settings_class(config))
+        fields = names_of_fields(self.settings_class(config))
         others = {setting for name in names for setting in names_of_fields(self[name].settings)}
-        return {key: value for key, value in config.items() if key in own or key not in others}
+        return {key: value for key, value in config.items() if key in fields or key not in others}

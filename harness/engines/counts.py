@@ -44,7 +44,7 @@ class Counts:
 
 
 # A dialect names its counters by these; `accepted_at` stands for a counter with a position.
-COUNTED = tuple(one.name for one in fields(Counts) if one.name != "restarts")
+COUNTED = tuple(field.name for field in fields(Counts) if field.name != "restarts")
 GROWING = tuple(name for name in COUNTED if name not in ("accepted_at", "running", "cache_size"))
 
 

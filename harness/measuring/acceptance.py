@@ -24,13 +24,13 @@ def iterations_are_known(requests: Iterable[RequestRecord]) -> bool:
     A histogram has how many tokens iterations accepted, and not how many they drafted. Their mean is what each drafted
     only where it is the same in all answers: of drafts of 8, 2 and 2 tokens the mean is 4 by chance.
     """
-    of_histograms: set[int] = set()
+    mean_drafts: set[int] = set()
     for request in requests:
         if request.num_drafted and not request.outcomes:
             return False
         if request.histogram:
-            of_histograms.update(proposed for proposed, _ in request.outcomes if proposed)
-    return len(of_histograms) <= 1
+            mean_drafts.update(proposed for proposed, _ in request.outcomes if proposed)
+    return len(mean_drafts) <= 1
 
 
 def acceptance_columns(requests: Sequence[RequestRecord]) -> dict[str, Any]:
@@ -50,8 +50,8 @@ def acceptance_columns(requests: Sequence[RequestRecord]) -> dict[str, Any]:
             num_undrafted = 0 if request.outcomes else max(0, request.num_tokens - 1)
             acceptance += Acceptance.of([*request.outcomes, *[(0, 0)] * num_undrafted])
         num_iterations = acceptance.iterations.total()
-        of_all = _over_all_iterations(num_decoded, acceptance.num_proposed, num_iterations)
-        return acceptance.columns() | of_all
+        over_all = _over_all_iterations(num_decoded, acceptance.num_proposed, num_iterations)
+        return acceptance.columns() | over_all
     num_drafted = sum(request.num_drafted or 0 for request in reported)
     num_accepted = sum(request.num_accepted or 0 for request in reported)
     columns: dict[str, Any] = dict.fromkeys(Acceptance().columns())

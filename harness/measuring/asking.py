@@ -89,7 +89,7 @@ def _same_again(units: Sequence[range], num_asked: int, seed: int) -> list[Part]
             break
         places = units[unit][:num_left]
         num_left -= len(places)
-        parts.append(Part([(place, repeat) for place in places], unit))
+        parts.append(Part([(index, repeat) for index in places], unit))
     return parts
 
 
@@ -108,8 +108,8 @@ def _again_and_again(number: int, seed: int) -> Iterator[tuple[int, int]]:
         order = list(range(number))
         if repeat:
             random.Random(f"{seed} {repeat}").shuffle(order)
-        for place in order:
-            yield place, repeat
+        for index in order:
+            yield index, repeat
 
 
 def in_laps(num_prompts: int, num_laps: int) -> list[range]:
@@ -173,7 +173,7 @@ def first_turns(
         question = dataclasses.replace(
             like,
             prompts=prompts.token_ids,
-            indices=[prompt_set.index(Occurrence(place, 0, repeat)) for place, repeat in pairs],
+            indices=[prompt_set.index(Occurrence(index, 0, repeat)) for index, repeat in pairs],
             chats=prompts.chats,
             salts=[str(repeat) for repeat in repeats],
             in_flight=in_flight,

@@ -248,8 +248,8 @@ def _prompts(prompts: dict[str, Any]) -> dict[str, Any]:
         contents: list[str | None] = [_contents(Path(file).expanduser()) for file in settings.files]
         return asked | {"contents": contents}
     commit = hub_commit(settings.repository, settings.revision, "dataset")
-    of_hub = (settings.repository, commit or settings.revision, settings.file)
-    return asked | {"contents": of_hub}
+    on_hub = (settings.repository, commit or settings.revision, settings.file)
+    return asked | {"contents": on_hub}
 
 
 def _contents(file: Path) -> str | None:

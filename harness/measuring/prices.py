@@ -58,14 +58,14 @@ def iteration_cost(
     for run in runs:
         row = run.last
         load = _load(row)
-        of_run = points_of(run)
-        by_phases += _by_phases(run, of_run, in_one_pass)
+        run_points = points_of(run)
+        by_phases += _by_phases(run, run_points, in_one_pass)
         if load is None:
             continue
         waits = _waits(run)
         if load > 1 and waits >= QUEUED:
             refused[load] = why_queued(load, waits)
-        measured += [point for point in of_run if point.width == 1 or not _drafts_less(row)]
+        measured += [point for point in run_points if point.width == 1 or not _drafts_less(row)]
     by_place = grouped(measured, _PLACE)
     for point in by_phases:
         by_place.setdefault(_PLACE(point), [point])
@@ -76,8 +76,10 @@ def measured_over_k(runs: Sequence[Run[LatencyRow]]) -> IterationCost:
     """The iterations of runs of one pair that differ in K, as they were measured: nothing follows from phases."""
     points = [point for run in runs for point in points_of(run)]
     noise = {}
-    for rows, of_load in grouped(points, attrgetter("rows")).items():
-        noise[rows] = StartNoise.of([point.ms.estimate for point in of_load if point.width == 1])
+    for rows, load_points in grouped(points, attrgetter("rows")).items():
+        noise[rows] = StartNoise.of(
+            [point.ms.estimate for point in load_points if point.width == 1]
+        )
     return IterationCost(_means(grouped(points, _PLACE)), start_noise=noise)
 
 
@@ -111,23 +113,23 @@ def points_of(run: Run[LatencyRow]) -> list[Point]:
     points = []
     regular = run.row("regular")
     step_ms = None if regular is None else _step_ms(regular)
-    of_steps: dict[Unit, _Spent] = {}
+    step_times: dict[Unit, _Spent] = {}
     if step_ms and step_ms > 0 and regular is not None:
-        of_steps = spent_by_unit(regular, run.prompt_rows)
-        ms = _time(of_steps, unit, step_ms)
+        step_times = spent_by_unit(regular, run.prompt_rows)
+        ms = _time(step_times, unit, step_ms)
         points.append(Point(1, load, ms, Interval(1.0), answer_length=regular.mean_answer_length))
     iteration_ms = _iteration_ms(row)
     k = k_of(row)
     # A damaged file may say less than nothing.
     if row.arm != "speculative" or not iteration_ms or iteration_ms <= 0 or k is None:
         return points
-    of_iterations = spent_by_unit(row, run.prompt_rows)
+    iteration_times = spent_by_unit(row, run.prompt_rows)
     steps = Interval(iteration_ms / step_ms) if step_ms else Interval()
-    common = sorted(of_iterations.keys() & of_steps.keys())
+    common = sorted(iteration_times.keys() & step_times.keys())
     if common:
-        both = np.array([[*of_iterations[one], *of_steps[one]] for one in common]).T
+        both = np.array([[*iteration_times[key], *step_times[key]] for key in common]).T
         steps = log_ratio([both[0], both[3]], [both[1], both[2]], unit)
-    ms = _time(of_iterations, unit, iteration_ms)
+    ms = _time(iteration_times, unit, iteration_ms)
     points.append(Point(k + 1, load, ms, steps, row.mean_num_draft_tokens, row.mean_answer_length))
     return points
 
@@ -151,10 +153,10 @@ def _by_phases(
     is_block = bool(in_one_pass)
     phases = steps_by_k(row, costs, in_one_pass=is_block)
     phases = phases or steps_by_k(row, costs, in_one_pass=is_block, by_width=False)
-    known = [point for point in of_run if point.width > 1]
-    if not phases or not known or not known[0].steps.is_known:
+    with_draft = [point for point in of_run if point.width > 1]
+    if not phases or not with_draft or not with_draft[0].steps.is_known:
         return []
-    measured = known[0]
+    measured = with_draft[0]
     k = measured.width - 1
     points = []
     for smaller, steps in phases.items():
@@ -213,11 +215,11 @@ def steps_by_k(
     if {0, most} <= timed.keys():
         # No pass takes less time than one over fewer tokens, except by noise.
         slowest_so_far = np.maximum.accumulate([*timed.values()]) / timed[0]
-        of_k = np.interp(ks, [*timed], slowest_so_far)
-        shorter = of_k[-1] - of_k
-        if of_k[-1] > max(costs.verify, 1):
+        pass_steps = np.interp(ks, [*timed], slowest_so_far)
+        shorter = pass_steps[-1] - pass_steps
+        if pass_steps[-1] > max(costs.verify, 1):
             # Timed by themselves, passes seem to cost more than the whole verification.
-            shorter *= (costs.verify - 1) / (of_k[-1] - 1)
+            shorter *= (costs.verify - 1) / (pass_steps[-1] - 1)
         verifying = costs.verify - shorter
     drafting = costs.draft * (np.full(most, proposed) if in_one_pass else ks)
     # An iteration has a pass of the target, whatever noise makes of its parts.
@@ -241,23 +243,23 @@ def tokens_by_k(runs: Sequence[Run[LatencyRow]]) -> dict[int, Interval]:
     depend. Smaller K are those that follow from a run.
     """
     yields: dict[int, Interval] = {}
-    for k, of_k in grouped(runs, lambda run: k_of(run.last)).items():
+    for k, runs_of_k in grouped(runs, lambda run: k_of(run.last)).items():
         if k is None:
             continue
         answers: dict[Unit, list[LatencyPromptRow]] = {}
-        for run in of_k:
+        for run in runs_of_k:
             for unit, rows in rows_by_unit(run.prompt_rows, "speculative").items():
                 answers.setdefault(unit, []).extend(rows)
         are_reported = any(row.num_iterations for rows in answers.values() for row in rows)
         totals = [decoded_and_iterations(rows) for rows in answers.values()]
         known = [total for total in totals if total]
-        coverage = Coverage.of(of_k[0].last.speedup)
+        coverage = Coverage.of(runs_of_k[0].last.speedup)
         if are_reported and len(known) == len(totals):
             tokens, iterations = np.array(known).T
             unit_name = coverage.unit if coverage else "prompt"
             yields[k] = log_ratio([tokens], [iterations], unit_name, skewed=True)
         else:
-            means = [run.last.tokens_per_iteration for run in of_k]
+            means = [run.last.tokens_per_iteration for run in runs_of_k]
             if all(means):
                 yields[k] = Interval(float(np.mean([mean or 0.0 for mean in means])))
     for run in runs:

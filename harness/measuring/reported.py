@@ -118,8 +118,8 @@ class ReportedReference:
         pairs = list(zip(prompts, texts, strict=True))
         scored = self._scores(pairs, self._num_top, self._num_in_flight)
         logits = np.zeros((len(texts), max(map(len, texts)), self.vocabulary_size))
-        for row, of_text in enumerate(scored):
-            logits[row, : len(of_text)] = self._logits(of_text, is_even=True)
+        for row, text_scores in enumerate(scored):
+            logits[row, : len(text_scores)] = self._logits(text_scores, is_even=True)
         return logits
 
     def logits_again(self, prompt: Sequence[int], text: Sequence[int]) -> Floats:
@@ -216,8 +216,8 @@ class ReturnedLogprobs:
         if num_wrong > _MOST_OUTSIDE * num_compared:
             median = np.median(differences[reading][is_wrong])
             finding = f"{num_wrong:,} are wrong, by {median:.2g} in the median"
-            for name, of_reading in differences.items():
-                known = of_reading[is_wrong & ~np.isnan(of_reading)]
+            for name, reading_differences in differences.items():
+                known = reading_differences[is_wrong & ~np.isnan(reading_differences)]
                 if len(known) and (known <= tolerance).mean() >= _EXPLAINED:
                     finding = f"{num_wrong:,} are {_READINGS[name]}"
                     break

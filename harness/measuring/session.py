@@ -366,8 +366,10 @@ class Session:
             if not engine.computes_here:
                 # The pair of a server is unknown: the settings only label it.
                 columns |= dict.fromkeys(kind.columns().keys() & OF_A_PAIR_HERE)
-                known = engine.columns(self.settings)
-                columns |= {name: known[name] for name in known if name in kind.columns()}
+                server_columns = engine.columns(self.settings)
+                columns |= {
+                    name: server_columns[name] for name in server_columns if name in kind.columns()
+                }
             if self.settings.draft is None or figures.get("arm") == "regular":
                 columns["num_draft_tokens"] = None
             servers = self.engine.servers if self.engine else None

@@ -164,12 +164,12 @@ def _leading(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> list[s
     # Words say more than the number of a seed.
     name = next((index for index, column in enumerate(names) if column.text), 0)
     figures = {index for index, column in enumerate(columns) if column.reference is not None}
-    if not figures or any(not row[place] for row in rows for place in figures):
+    if not figures or any(not row[index] for row in rows for index in figures):
         # A regular arm has no speed-up.
         figures.add(num_names)
     parts = ["name" if index == name else "about" for index in range(num_names)]
     further = range(num_names, len(columns))
-    return [*parts, *("figure" if place in figures else "rest" for place in further)]
+    return [*parts, *("figure" if index in figures else "rest" for index in further)]
 
 
 def _number(value: object) -> float | None:
@@ -186,11 +186,11 @@ def _scale(figures: Sequence[Interval | None], reference: float) -> Callable[[fl
     Args:
         reference: the value at which a line is drawn, 1 for speed-ups.
     """
-    known = [figure for figure in figures if figure is not None]
-    ends = [end for figure in known for end in (figure.estimate, figure.low, figure.high)]
+    shown = [figure for figure in figures if figure is not None]
+    ends = [end for figure in shown for end in (figure.estimate, figure.low, figure.high)]
     known_ends = [reference, *(end for end in ends if not math.isnan(end))]
     # One wide interval must not squeeze all others.
-    estimates = [reference, *(figure.estimate for figure in known)]
+    estimates = [reference, *(figure.estimate for figure in shown)]
     room = 2 * (max(estimates) - min(estimates)) or 1.0
     low = max(min(estimates) - room / 2, min(known_ends))
     high = min(max(estimates) + room / 2, max(known_ends))

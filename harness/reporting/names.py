@@ -139,19 +139,19 @@ def distinct_names(rows: Sequence[RunRow]) -> list[Name]:
     pairs = [name.pair for name in names]
     for column in ("model", "draft"):
         # Typed otherwise, and called the same: `30B` and `./30B`.
-        for place, text in _differing(rows, column, pairs):
-            names[place].settings[column] = text
+        for index, text in _differing(rows, column, pairs):
+            names[index].settings[column] = text
     peers: dict[tuple[str, ...], list[Hashable]] = {}
     for column, path in settings.items():
         shared = _COMPARED_WITHIN.get(path.partition(".")[0], ())
         if shared not in peers:
             peers[shared] = [tuple(getattr(row, name, None) for name in shared) for row in rows]
-        for place, text in _differing(rows, column, peers[shared]):
-            names[place].settings[column] = text
+        for index, text in _differing(rows, column, peers[shared]):
+            names[index].settings[column] = text
     labels = [name.label() for name in names]
     for column in circumstances:
-        for place, text in _differing(rows, column, labels):
-            names[place].circumstances.append(text)
+        for index, text in _differing(rows, column, labels):
+            names[index].circumstances.append(text)
     return names
 
 

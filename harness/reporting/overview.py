@@ -45,8 +45,8 @@ def environment_table(runs: Sequence[Run]) -> Table:
         return different(run.last.commit and short_commit(run.last.commit) for run in alike)
 
     def days(alike: Sequence[Run]) -> str:
-        known = sorted(run.last.timestamp[:10] for run in alike if run.last.timestamp)
-        return " to ".join(dict.fromkeys([*known[:1], *known[-1:]]))
+        dates = sorted(run.last.timestamp[:10] for run in alike if run.last.timestamp)
+        return " to ".join(dict.fromkeys([*dates[:1], *dates[-1:]]))
 
     columns = [
         Column("devices", text=True, of=lambda alike: alike[0].last.devices),

@@ -236,14 +236,14 @@ def _print_parts(
         if is_bare:
             drawn.padding = (0, _FRAME, 0, 0)
             drawn.pad_edge = False
-        widths = _shared(room, [wants[place] for place in part])
-        for place, width in zip(part, widths, strict=True):
-            column = columns[place]
+        widths = _shared(room, [wants[index] for index in part])
+        for index, width in zip(part, widths, strict=True):
+            column = columns[index]
             justify: JustifyMethod = "left" if column.text else "right"
             drawn.add_column(Text(column.heading), justify=justify, overflow="fold", width=width)
         for row, cells in zip(table.rows, rows, strict=True):
             style = "bold" if row.strong else "dim" if row.faint else None
-            drawn.add_row(*(Text(visible(cells[place])) for place in part), style=style)
+            drawn.add_row(*(Text(visible(cells[index])) for index in part), style=style)
         console.print(Padding(drawn, (0, 0, 0, margin), expand=False))
 
 
@@ -273,9 +273,9 @@ def _shared(room: int, wants: Sequence[_Width]) -> list[int]:
     widths = [want.most for want in wants]
     spare = [want.most - want.least for want in wants]
     while sum(widths) + _FRAME * len(widths) > room and max(spare):
-        place = spare.index(max(spare))
-        widths[place] -= 1
-        spare[place] -= 1
+        index = spare.index(max(spare))
+        widths[index] -= 1
+        spare[index] -= 1
     return widths
 
 

@@ -68,7 +68,9 @@ class Table:
             SettingError: it has none of that name.
         """
         costs = {name: cost for name, cost in self.costs.items() if name == draft}
-        yields = {name: known for name, known in self.yields.items() if name == draft}
+        yields = {
+            name: yields_of_draft for name, yields_of_draft in self.yields.items() if name == draft
+        }
         if not costs and not yields:
             names = ", ".join([*self.costs, *self.yields])
             raise SettingError(setting, f"has no draft {draft}, but {names}", path)

@@ -117,7 +117,7 @@ def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
     torn = []
     unread = []
     for cells in reader:
-        place = f"{path}, line {reader.line_num}"
+        line = f"{path}, line {reader.line_num}"
         if len(cells) == len(header):
             named = dict(zip(header, cells, strict=True))
             row = kind.parse(named)
@@ -129,9 +129,9 @@ def read_file(path: Path, kinds: Iterable[type[Row]]) -> Contents:
                 if cell not in ("", "nan") and name in columns and columns[name].of(row) is None
             ]
             if lost:
-                unread.append(f"{place}: {', '.join(lost)} cannot be read")
+                unread.append(f"{line}: {', '.join(lost)} cannot be read")
         elif cells:
-            torn.append(f"{place}: {len(cells)} of {len(header)} cells; left out")
+            torn.append(f"{line}: {len(cells)} of {len(header)} cells; left out")
     return Contents(kind, rows, torn, unread)
 
 

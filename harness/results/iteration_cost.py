@@ -309,7 +309,9 @@ class IterationCost:
         nothing, is not part of it.
         """
         points = [
-            one for one in self.points if one.rows == rows and one.width > 1 and one.time.is_known
+            point
+            for point in self.points
+            if point.rows == rows and point.width > 1 and point.time.is_known
         ]
         drafted = np.array([point.drafted for point in points], float)
         if len(set(drafted)) < 2:
@@ -317,22 +319,24 @@ class IterationCost:
         ms = np.array([point.time.estimate for point in points], float)
         # Nothing is known better than rounding.
         errors = np.maximum([_standard_error(point.time) for point in points], 1e-6 * ms)
-        covers = [one.time.covers for one in points if one.time.covers and one.time.has_bounds]
-        known = len(covers) == len(points)
+        covers = [
+            point.time.covers for point in points if point.time.covers and point.time.has_bounds
+        ]
+        are_known = len(covers) == len(points)
         freedom: float = min([cover.num_units - 1 for cover in covers], default=1e6)
         if rows in self.start_noise:
             share, starts_freedom = self.start_noise[rows]
-            own, between = float(np.square(errors / ms).mean()), share**2
+            within, between = float(np.square(errors / ms).mean()), share**2
             # Several runs of a width show what differs between them by themselves.
-            were_once = [cover.num_runs is None for cover in covers] if known else True
+            were_once = [cover.num_runs is None for cover in covers] if are_known else True
             errors = np.hypot(errors, share * ms * np.array(were_once))
             # Of a sum of two variances, by Satterthwaite.
-            freedom = (own + between) ** 2 / (own**2 / freedom + between**2 / starts_freedom)
+            freedom = (within + between) ** 2 / (within**2 / freedom + between**2 / starts_freedom)
         line = np.stack([np.ones_like(drafted), drafted], axis=1)
-        tested = known and len(points) > 2
+        tested = are_known and len(points) > 2
         if _fits(line, ms, errors, freedom):
             fixed, per_token = _coefficients(line, ms, errors, freedom)
-            if known:
+            if are_known:
                 covers_both = covers[0]
                 return Shape(
                     replace(fixed, covers=covers_both),
@@ -423,24 +427,24 @@ def _steps(
     nothing can be said.
     """
     design = line
-    found: list[int] = []
+    indices: list[int] = []
     while len(ms) - design.shape[1] > 1 and not _fits(design, ms, errors, freedom):
         left = {}
         for index in range(1, len(ms)):
-            if index not in found:
+            if index not in indices:
                 jump = (np.arange(len(ms)) >= index).astype(float)
                 larger = np.column_stack([design, jump])
                 residuals = _residuals(larger, ms, errors) / errors
                 left[index] = (float(np.square(residuals).sum()), larger)
-        best = min(left, key=lambda place: left[place][0])
+        best = min(left, key=lambda index: left[index][0])
         design = left[best][1]
-        found.append(best)
+        indices.append(best)
     jumps = np.linalg.lstsq(design / errors[:, None], ms / errors, rcond=None)[0][line.shape[1] :]
     steps = []
-    for place, jump in zip(found, jumps, strict=True):
-        change = float(jump / ms[place - 1])
+    for index, jump in zip(indices, jumps, strict=True):
+        change = float(jump / ms[index - 1])
         if abs(change) >= _LEAST_STEP:
-            steps.append(Step(points[place - 1].width, points[place].width, change))
+            steps.append(Step(points[index - 1].width, points[index].width, change))
     return sorted(steps)
 
 

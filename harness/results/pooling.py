@@ -114,13 +114,13 @@ def _speedup(runs: Sequence[Sequence[AnyRow]]) -> dict[str, Any]:
         return {}
     last = runs[0][-1]
     # As the run's own interval has it.
-    of_one_run = Coverage.of(last.speedup)
-    unit_name = "prompt" if of_one_run is None else of_one_run.unit
+    coverage = Coverage.of(last.speedup)
+    unit_name = "prompt" if coverage is None else coverage.unit
     estimate = ratio_over_runs(regular, speculative, unit_name)
     assert estimate.covers is not None
     covers = dataclasses.replace(
         estimate.covers,
-        same_texts=of_one_run is not None and of_one_run.same_texts,
+        same_texts=coverage is not None and coverage.same_texts,
         # With each run the seed changes, so that what is drawn varies between runs too.
         own_seeds=bool(last.temperature),
     )

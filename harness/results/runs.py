@@ -104,19 +104,19 @@ def group(rows: Sequence[Row], file: Path | None = None) -> list[Run]:
     Jobs of a sweep that measure the same have copies of the rows of one run, distinguished by `job`
     alone. `merge` counts them once.
     """
-    of_runs = [row for row in rows if isinstance(row, RunRow)]
+    run_rows = [row for row in rows if isinstance(row, RunRow)]
     # Where the directories that rows name may be: where we are, at the file, or above it.
     places = ["", *map(str, file.resolve().parents[:_NUM_PARENTS])] if file else [""]
     beside = file.parent if file and (file.parent / "environment.json").exists() else None
     runs = []
-    for same in grouped(of_runs, attrgetter("run", "job")).values():
+    for same in grouped(run_rows, attrgetter("run", "job")).values():
         # A run has one kind of row.
         kept = list(type(same[0]).as_judged(same))
         named = same[0].directory
         possible = [os.path.join(place, named) for place in places] if named else []
         # Not `Path.is_dir`: that raises an error for a name longer than a file's may be.
-        found = next(filter(os.path.isdir, possible), None)
-        runs.append(Run(kept, file, Path(found) if found else beside))
+        directory = next(filter(os.path.isdir, possible), None)
+        runs.append(Run(kept, file, Path(directory) if directory else beside))
     return runs
 
 
@@ -132,11 +132,11 @@ def merge(runs: Sequence[Run]) -> tuple[list[Run], list[Run]]:
     by_id = {run.id: run for run in single}
     pooled: set[str] = set()
     for run in single:
-        of_run = getattr(run.last, "pooled_runs", None) or ()
-        pooled.update(of_run)
-        if of_run and run.directory is None and of_run[0] in by_id:
+        pooled_ids = getattr(run.last, "pooled_runs", None) or ()
+        pooled.update(pooled_ids)
+        if pooled_ids and run.directory is None and pooled_ids[0] in by_id:
             # Its command and its machine are those of the runs that it pools.
-            run.directory = by_id[of_run[0]].directory
+            run.directory = by_id[pooled_ids[0]].directory
     by_measurement: dict[str, list[Run]] = {}
     for run in single:
         if run.id in pooled:

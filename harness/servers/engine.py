@@ -193,20 +193,20 @@ class ServerEngine(Engine):
     def _start(self, arm: ServerArm) -> None:
         """Start and connect the servers that run while this arm is asked, and describe all that are known by now."""
         together = [arm] if self._one_at_a_time else self._servers
-        for one in together:
-            one.launch()
-        for one in together:
-            one.identify()
+        for server in together:
+            server.launch()
+        for server in together:
+            server.identify()
         # With blocks, the server of one arm alone is known at first.
-        known = [server for server in self._servers if server.model is not None]
-        models = [one.model for one in known if one.model is not None]
+        identified = [server for server in self._servers if server.model is not None]
+        models = [server.model for server in identified if server.model is not None]
         if all(server.served.model is None for server in self._servers):
             check_same_weights(models)
-        for one in together:
-            one.connect()
+        for server in together:
+            server.connect()
         self.servers = dataclasses.replace(
             self.servers,
-            names=list(dict.fromkeys(one.server for one in known if one.server)),
+            names=list(dict.fromkeys(server.server for server in identified if server.server)),
             models=list(dict.fromkeys(map(str, models))),
         )
 

@@ -263,8 +263,8 @@ def _is_model(served: ServedModel, model: ModelSettings) -> bool:
     places = [model.repository, model.name, model.gguf_file or model.name]
     if directory.is_dir():
         places.append(str(directory.resolve()))
-    wanted = {_bare(place) for place in places}
-    return any(_bare(place) in wanted for place in (served.name, served.root) if place)
+    wanted = {_bare(name) for name in places}
+    return any(_bare(name) in wanted for name in (served.name, served.root) if name)
 
 
 def _bare(place: str) -> str:

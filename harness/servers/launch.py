@@ -218,8 +218,8 @@ class StartedServer:
             before = text
             time.sleep(_LOG_S)
         sums: dict[str, float] = {}
-        for found in line.finditer(_COLOUR.sub("", text)):
-            for name, number in found.groupdict(default="0").items():
+        for match in line.finditer(_COLOUR.sub("", text)):
+            for name, number in match.groupdict(default="0").items():
                 sums[name] = sums.get(name, 0.0) + float(number)
         return sums
 

@@ -81,10 +81,10 @@ def setting_hints(kind: type) -> dict[str, Any]:
         group = _group_of(hint)
         if group in _CHOSEN:
             for record in _CHOSEN[group].all().values():
-                of_record = _hints(record.settings)
-                hints |= {f"{name}.{key}": of_key for key, of_key in of_record.items()}
+                record_hints = _hints(record.settings)
+                hints |= {f"{name}.{key}": key_hint for key, key_hint in record_hints.items()}
         elif group is not None:
-            hints |= {f"{name}.{key}": of_key for key, of_key in _hints(group).items()}
+            hints |= {f"{name}.{key}": key_hint for key, key_hint in _hints(group).items()}
     return hints
 
 
@@ -159,10 +159,12 @@ def _convert(hint: Any, value: Any, setting: str) -> Any:
         with suppress(ValidationError):
             return strict(hint).validate_python(candidate)
     words = _words(kinds)
-    of_items = [_words(typing.get_args(kind)) for kind in kinds if typing.get_origin(kind) is tuple]
-    for word in items if any(of_items) else ():
-        if word not in of_items[0]:
-            known = f"{', '.join(of_items[0])}{nearest(str(word), of_items[0])}"
+    item_words = [
+        _words(typing.get_args(kind)) for kind in kinds if typing.get_origin(kind) is tuple
+    ]
+    for word in items if any(item_words) else ():
+        if word not in item_words[0]:
+            known = f"{', '.join(item_words[0])}{nearest(str(word), item_words[0])}"
             raise SettingError(setting, f"each must be one of {known}", word)
     plain = [text for origin in origins for text in _IN_WORDS.get(origin, ())]
     if plain:

@@ -7,6 +7,7 @@ Hydra reports `latency model=7C` over several lines. `explained` turns them into
 from __future__ import annotations
 
 import os
+import re
 
 from hydra import errors
 
@@ -36,6 +37,9 @@ def explained(error: Exception, command: str) -> SettingError | None:
     # "The --resolve flag can only be used in conjunction with --cfg or --help"
     if "--resolve flag" in text:
         return SettingError("--resolve", "needs --cfg job, or --help")
+    # "Ambiguous value for argument 'draft=lookup,suffix'"
+    if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", text):
+        return SettingError(several[1], "has several values: -m measures each", several[2])
     is_hydras = type(error).__module__.startswith("hydra")
     if is_hydras and isinstance(error, errors.HydraException | ValueError):
         said = [text.split("\n\n")[0], *str(error.__cause__ or "").splitlines()[:1]]

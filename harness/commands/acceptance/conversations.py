@@ -30,7 +30,7 @@ def tokens_per_iteration(texts: Sequence[AcceptanceTextRow], num_draft_tokens: i
     for turns in grouped(texts, lambda text: text.prompt_index).values():
         tokens.append(sum(text.num_tokens or 0 for text in turns))
         by_turn = [text.iterations_by_num_draft_tokens or [] for text in turns]
-        iterations.append(sum(of_turn[num_draft_tokens - 1] for of_turn in by_turn))
+        iterations.append(sum(iterations_by_k[num_draft_tokens - 1] for iterations_by_k in by_turn))
     return log_ratio([tokens], [iterations], "conversation", skewed=True)
 
 
@@ -50,19 +50,19 @@ def lines_of_parts(
 
 def slower_at(parts: Sequence[AcceptancePartRow]) -> str | None:
     """Each K at which a part is faster without speculation, by its interval: `K=3 to 16`; None for none."""
-    found = [
+    slower = [
         int(part.num_draft_tokens or 0)
         for part in parts
         if part.expected_speedup is not None and part.expected_speedup.high < 1
     ]
-    if not found:
+    if not slower:
         return None
-    if len(found) == len(parts):
+    if len(slower) == len(parts):
         return "every K"
-    first, last = min(found), max(found)
-    if len(found) == last - first + 1 > 2:
+    first, last = min(slower), max(slower)
+    if len(slower) == last - first + 1 > 2:
         return f"K={first} to {last}"
-    return f"K={', '.join(map(str, found))}"
+    return f"K={', '.join(map(str, slower))}"
 
 
 def table_of_parts(parts: Sequence[AcceptancePartRow], best_k: int) -> Table:

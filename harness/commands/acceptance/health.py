@@ -29,13 +29,13 @@ def likelihood_columns(texts: Sequence[ReadText]) -> dict[str, Any]:
     num_tokens = sum(text.num_tokens for text in texts)
     num_impossible = sum(text.num_impossible for text in texts)
     num_possible = num_tokens - num_impossible
-    found = sum(text.log_probability for text in texts)
+    log_probability = sum(text.log_probability for text in texts)
     expected = sum(text.expected for text in texts)
     deviation = math.sqrt(sum(text.variance for text in texts))
     return {
-        "log_probability": found / num_possible if num_possible else None,
+        "log_probability": log_probability / num_possible if num_possible else None,
         "own_log_probability": expected / num_possible if num_possible else None,
-        "likelihood_z": (found - expected) / deviation if deviation else None,
+        "likelihood_z": (log_probability - expected) / deviation if deviation else None,
         "impossible_share": num_impossible / num_tokens,
     }
 
@@ -94,10 +94,10 @@ def health_columns(
 
 def _expected(texts: Sequence[ReadText], num_draft_tokens: int) -> Interval:
     """Tokens per iteration of these texts, in limits that an engine with these weights exceeds twice in a million."""
-    place = num_draft_tokens - 1
+    index = num_draft_tokens - 1
     num_tokens = sum(text.cut.num_tokens for text in texts)
-    iterations = sum(float(text.cut.iterations[place]) for text in texts)
-    variance = sum(float(text.cut.variance[place]) for text in texts)
+    iterations = sum(float(text.cut.iterations[index]) for text in texts)
+    variance = sum(float(text.cut.variance[index]) for text in texts)
     spread = MOST_DEVIATIONS * math.sqrt(variance)
     return Interval(
         num_tokens / iterations,
@@ -144,12 +144,12 @@ def health_in_words(row: AcceptanceRow) -> str:
 
 def off_policy(row: AcceptanceRow) -> str | None:
     """How unlikely the texts are under the target; None where they are as likely as its own."""
-    found = row.log_probability
+    served = row.log_probability
     own = row.own_log_probability
     impossible = row.impossible_share or 0.0
     parts = []
-    if abs(row.likelihood_z or 0.0) > MOST_DEVIATIONS and found is not None and own is not None:
-        parts.append(f"{-found:.2f} nats per token where its own have {-own:.2f}")
+    if abs(row.likelihood_z or 0.0) > MOST_DEVIATIONS and served is not None and own is not None:
+        parts.append(f"{-served:.2f} nats per token where its own have {-own:.2f}")
     if impossible > MOST_IMPOSSIBLE:
         parts.append(f"{percent(impossible, 1)} of their tokens it cannot draw")
     if not parts:

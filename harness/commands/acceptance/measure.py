@@ -74,14 +74,14 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
     def __init__(self, settings: AcceptanceSettings) -> None:
         self.settings = settings
         self.prompt_set = load_prompts(settings.prompts)
-        known = [prompt for prompt in self.prompt_set.prompts if prompt.has_answers]
-        self.source = "given" if known else "written"
-        if 0 < len(known) < len(self.prompt_set.prompts):
-            without = counted(len(self.prompt_set.prompts) - len(known), "prompt")
+        answered = [prompt for prompt in self.prompt_set.prompts if prompt.has_answers]
+        self.source = "given" if answered else "written"
+        if 0 < len(answered) < len(self.prompt_set.prompts):
+            without = counted(len(self.prompt_set.prompts) - len(answered), "prompt")
             say(f"{without} without an answer left out")
-            self.prompt_set = dataclasses.replace(self.prompt_set, prompts=tuple(known))
+            self.prompt_set = dataclasses.replace(self.prompt_set, prompts=tuple(answered))
         asked = settings.num_prompts
-        automatic = min(len(known), GIVEN) or min(len(self.prompt_set.prompts), WRITTEN)
+        automatic = min(len(answered), GIVEN) or min(len(self.prompt_set.prompts), WRITTEN)
         self.prompts = self.prompt_set.take(automatic if asked == "auto" else asked)
         self.measured = self._measured_costs()
         self.more: Sequence[Table] = ()
@@ -202,10 +202,10 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             for batch in batches:
                 part = encoded.part(batch)
                 indices = []
-                for place in part.indices:
-                    occurrence = Occurrence(place, repeat=num_asked[place])
+                for index in part.indices:
+                    occurrence = Occurrence(index, repeat=num_asked[index])
                     indices.append(self.prompt_set.index(occurrence))
-                    num_asked[place] += 1
+                    num_asked[index] += 1
                 question = session.question(part.token_ids, indices, chats=part.chats)
                 requests += timed_answer(engine, engine.arms[arm], question).requests
                 advance(None)
@@ -226,10 +226,10 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
         rows = []
         # Texts of equal prompts are counted together, by the index of the first.
         first_index: dict[str, int] = {}
-        for (reading, place), text in zip(answers, self.read, strict=True):
+        for (reading, index), text in zip(answers, self.read, strict=True):
             prompt = reading.prompt
-            answer = reading.transcript.answers[place]
-            turn = reading.turns[place]
+            answer = reading.transcript.answers[index]
+            turn = reading.turns[index]
             token_ids = list(reading.transcript.token_ids[answer.start : answer.stop])
             costs = self.costs
             if turn.number is not None:
@@ -283,8 +283,8 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
                 " tokenizer changes earlier turns, and every answer is read after its own prompt"
             )
         readings = self._fitted(session, readings)
-        longest_prompt = max((len(one.transcript.prompt) for one in readings), default=1)
-        longest = max((len(one.transcript.token_ids) for one in readings), default=1)
+        longest_prompt = max((len(reading.transcript.prompt) for reading in readings), default=1)
+        longest = max((len(reading.transcript.token_ids) for reading in readings), default=1)
         session.place(num_together(longest), longest_prompt, max(1, longest - longest_prompt))
         return readings
 
@@ -296,10 +296,12 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             num_answered = len(reading.transcript.token_ids) - len(prompt)
             return planned.excess([prompt], num_answered) is not None
 
-        long = {one.prompt.index: one.prompt.line for one in readings if is_long(one)}
+        long = {
+            reading.prompt.index: reading.prompt.line for reading in readings if is_long(reading)
+        }
         if long:
             where = lines_in_words(long.values(), self.settings.prompts)
-            num_prompts = len({one.prompt.index for one in readings})
+            num_prompts = len({reading.prompt.index for reading in readings})
             problem = (
                 f"{len(long)} of {num_prompts} prompts are too long with their answers ({where})"
             )
@@ -308,20 +310,20 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             if too_long == "skip" and len(long) < num_prompts:
                 say(f"{problem} and are left out")
                 session.count_too_long(skipped=len(long))
-                readings = [one for one in readings if one.prompt.index not in long]
+                readings = [reading for reading in readings if reading.prompt.index not in long]
             elif too_long == "truncate" and room is not None:
                 say(f"{problem}: the answers are read as far as they fit")
                 session.count_too_long(truncated=len(long))
-                held = [one.until(room) for one in readings]
-                readings = [one for one in held if one is not None]
+                held = [reading.until(room) for reading in readings]
+                readings = [reading for reading in held if reading is not None]
             if any(map(is_long, readings)):
-                longest = max(len(one.transcript.token_ids) for one in readings)
+                longest = max(len(reading.transcript.token_ids) for reading in readings)
                 skipping = "leaves none" if too_long == "skip" else "leaves them out"
                 rule = f"the longest has {longest} tokens, and the context {room}"
                 advice = f"prompts.too_long=skip {skipping}, truncate reads the answers as far as they fit"
                 raise SettingError("prompts", f"{problem}; {rule}; {advice}")
-        whole = [one.until(len(one.transcript.token_ids)) for one in readings]
-        return [one for one in whole if one is not None]
+        whole = [reading.until(len(reading.transcript.token_ids)) for reading in readings]
+        return [reading for reading in whole if reading is not None]
 
     def _part_rows(self, session: Session) -> list[AcceptancePartRow]:
         """A row for each range of turns and K."""

@@ -25,4 +25,6 @@ def acceptance_plots(runs: Sequence[Run]) -> dict[str, list[Plot]]:
 def _points(rows: Sequence[AcceptanceRow]) -> list[Point]:
     """Those that are known."""
     speedups = ((row.expected_speedup, int(row.num_draft_tokens or 0)) for row in rows)
-    return [Point(known.estimate, known.low, known.high, k) for known, k in speedups if known]
+    return [
+        Point(speedup.estimate, speedup.low, speedup.high, k) for speedup, k in speedups if speedup
+    ]

@@ -216,7 +216,7 @@ def _load(task: str) -> Any:
         rule = f"lm-evaluation-harness cannot load it ({first_line(error)})"
         raise SettingError("task", rule, task) from error
     if len(loaded) != 1:
-        names = ", ".join(one.task_name for one in loaded[:5])
+        names = ", ".join(task.task_name for task in loaded[:5])
         rule = f"is a group of {len(loaded)} tasks ({names}, ...); name one of them"
         raise SettingError("task", rule, task)
     return loaded[0]
@@ -253,7 +253,7 @@ def _source_of(value: Any) -> str:
 
 def _cut(text: str, ends: Sequence[str]) -> str:
     """Cut a text before the end that is complete first, after which a server writes nothing."""
-    found = [end for end in ends if end and end in text]
-    places = [(text.index(end) + len(end), text.index(end)) for end in found]
+    present = [end for end in ends if end and end in text]
+    places = [(text.index(end) + len(end), text.index(end)) for end in present]
     _, start = min(places, default=(0, len(text)))
     return text[:start]

@@ -143,11 +143,11 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
         def correct(name: str) -> list[bool]:
             return [answers[problem.key][name].correct for problem in evidence]
 
-        of_arm = [answers[problem.key][arm] for problem in answered]
+        arm_answers = [answers[problem.key][arm] for problem in answered]
         figures: dict[str, Any] = {}
         if evidence:
             figures = _accuracy(correct(arm))
-            figures["ms_per_answer"] = statistics.fmean(answer.time_ms for answer in of_arm)
+            figures["ms_per_answer"] = statistics.fmean(answer.time_ms for answer in arm_answers)
         # Where an arm failed, the other may have done more work.
         is_compared = (
             arm != "regular" and "regular" in _arms(answers) and session.status != "failed"
@@ -161,7 +161,9 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
             if is_greedy:
                 # Sampled texts may differ; greedy ones must not.
                 regular = [answers[problem.key]["regular"] for problem in answered]
-                same = map(lambda one, other: one.completion == other.completion, regular, of_arm)
+                same = map(
+                    lambda one, other: one.completion == other.completion, regular, arm_answers
+                )
                 figures["identical_prompts"] = sum(same)
         return session.row(
             EvalRow,
@@ -170,12 +172,14 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
             operands=self.task.operands_column,
             metric=self.task.metric_column,
             smallest_batch=self.smallest_batch,
-            num_prompts=len(of_arm),
+            num_prompts=len(arm_answers),
             num_different_prompts=len(different),
-            num_correct=sum(answer.correct for answer in of_arm),
-            num_parsed=sum(answer.answer is not None for answer in of_arm),
-            num_tokens=sum(answer.num_tokens for answer in of_arm),
-            acceptance=Acceptance.of(outcome for answer in of_arm for outcome in answer.outcomes),
+            num_correct=sum(answer.correct for answer in arm_answers),
+            num_parsed=sum(answer.answer is not None for answer in arm_answers),
+            num_tokens=sum(answer.num_tokens for answer in arm_answers),
+            acceptance=Acceptance.of(
+                outcome for answer in arm_answers for outcome in answer.outcomes
+            ),
             **columns,
             **figures,
         )
@@ -227,8 +231,8 @@ class Evaluation(Experiment[EvalSettings, EvalRow]):
         ]
         questions = []
         for seed in self.settings.seeds:
-            of_seed = [(problem, ids) for problem, ids in pending if problem.seed == seed]
-            for batch in in_batches(of_seed, self.settings.batch_size):
+            pending_of_seed = [(problem, ids) for problem, ids in pending if problem.seed == seed]
+            for batch in in_batches(pending_of_seed, self.settings.batch_size):
                 question = session.question(
                     [ids for _, ids in batch],
                     [problem.index for problem, _ in batch],

@@ -42,19 +42,19 @@ _NO_WIDTH = (
 
 def eval_page(runs: Sequence[Run[EvalRow]]) -> Page | None:
     """Whether the arms differ, in one run or anywhere; None where nothing was answered."""
-    known = [run for run in runs if run.has_figures]
-    if not known:
+    measured = [run for run in runs if run.has_figures]
+    if not measured:
         return None
-    table = accuracy_table(known)
-    if len(known) > 1:
+    table = accuracy_table(measured)
+    if len(measured) > 1:
         # A difference is looked into first.
-        ordered = sorted(known, key=lambda run: not any(map(_differs, merged_rows(run.rows))))
-        findings = [*swept(known), *verdict_lines(known)] or [Line("nothing was compared")]
+        ordered = sorted(measured, key=lambda run: not any(map(_differs, merged_rows(run.rows))))
+        findings = [*swept(measured), *verdict_lines(measured)] or [Line("nothing was compared")]
         steps = [step for run in ordered for step in _next_steps(run.rows)]
         return Page(
-            title_of_many([run.last for run in known]), findings, (), [table], next=steps[:1]
+            title_of_many([run.last for run in measured]), findings, (), [table], next=steps[:1]
         )
-    (run,) = known
+    (run,) = measured
     title = heading(run.last, settings_line(run.rows))
     merged = merged_rows(run.rows)
     if not merged:
@@ -128,7 +128,8 @@ def _next_steps(rows: Sequence[EvalRow]) -> list[Step]:
     if operands is None:
         return []
     num_questions = (int(operands[2]) - int(operands[1]) + 1) ** 2
-    num_prompts = 4 * (row.num_prompts or 0) // max(1, len({one.seed for one in rows} - {"all"}))
+    seeds = {each.seed for each in rows} - {"all"}
+    num_prompts = 4 * (row.num_prompts or 0) // max(1, len(seeds))
     has_more = row.num_different_prompts != num_questions
     if has_more and (row.replacement or num_prompts <= num_questions):
         return [Step("an interval half as wide", f"num_prompts={num_prompts}")]
@@ -208,14 +209,14 @@ def verdict_lines(runs: Sequence[Run]) -> list[Line]:
 def swept(runs: Sequence[Run]) -> list[Line]:
     """Sentences on how the accuracy of the regular arms differs along what several runs vary."""
     lines = []
-    for found in contrasts(runs)[:_MOST_CONTRASTS]:
-        name, other = found.names
-        change = found.comparison.change
+    for contrast in contrasts(runs)[:_MOST_CONTRASTS]:
+        name, other = contrast.names
+        change = contrast.comparison.change
         points = f"{100 * change.estimate:+.1f} points"
         if not change.excludes(0):
             points = f"no significant difference, {points}"
         bounds = change.bounds(".1%")
-        more = f"95 % interval {bounds}, on the same {counted(found.num_questions, 'question')}"
+        more = f"95 % interval {bounds}, on the same {counted(contrast.num_questions, 'question')}"
         lines.append(Line(f"{name} against {other}, regular: {points}", "strong", more))
     return lines
 

@@ -66,14 +66,14 @@ def changes_by_prompt(sides: Sides[LatencyRow]) -> list[Compared]:
         reason = why_other_work(_evidence(sides.before[-1]), _evidence(sides.after[-1]))
     noise = _noise_by_figure(sides.noise)
     compared = [_compared_figure(figure, sides, noise.get(figure.name)) for figure in _OF_PROMPTS]
-    known = [one for one in compared if one is not None]
-    if reason is None and known:
-        known[0] = replace(known[0], split=_split(sides, noise.get(_ITERATION.name)))
-    if reason is not None and known:
+    present = [change for change in compared if change is not None]
+    if reason is None and present:
+        present[0] = replace(present[0], split=_split(sides, noise.get(_ITERATION.name)))
+    if reason is not None and present:
         # Without the figures: they are of different work.
-        return [replace(sides.compared(one.figure), reason=reason) for one in known]
-    if known:
-        return known
+        return [replace(sides.compared(change.figure), reason=reason) for change in present]
+    if present:
+        return present
     if reason is None:
         unread = [run for run in sides.runs if not run.prompt_rows]
         reason = "the times in the prompts' files cannot be read"
@@ -86,10 +86,10 @@ def changes_by_prompt(sides: Sides[LatencyRow]) -> list[Compared]:
 
 def _evidence(run: Run) -> ArmEvidence:
     row = run.last
-    of_arm = [prompt for prompt in run.prompt_rows if prompt.arm == row.arm and prompt.is_timed]
+    answers = [prompt for prompt in run.prompt_rows if prompt.arm == row.arm and prompt.is_timed]
     return ArmEvidence.of(
         vars(row),
-        lengths={prompt.prompt_index: prompt.num_tokens for prompt in of_arm},
+        lengths={prompt.prompt_index: prompt.num_tokens for prompt in answers},
         drawn=row.ignore_eos is False and bool(row.temperature),
     )
 
@@ -215,8 +215,8 @@ def _over_runs(figure: FigureOfPrompts, runs: Sequence[Run]) -> float:
 def _own_figure(figure: FigureOfPrompts, runs: Sequence[Run]) -> float | None:
     """The mean over runs of the figure that their own pages show; None where none shows it."""
     values = [run.last.values()[figure.column] for run in runs]
-    known = [value for value in values if value is not None]
-    return fmean(known) if known else None
+    present = [value for value in values if value is not None]
+    return fmean(present) if present else None
 
 
 def _other_k(sides: Sides[LatencyRow]) -> str:
@@ -262,7 +262,7 @@ def _processor_share(run: Run) -> float | None:
 def _by_run(runs: Iterable[Run], figure: FigureOfPrompts) -> list[Values]:
     """The figure in each run that has it."""
     values = [figure.by_unit(run.prompt_rows) for run in runs]
-    return [of_run for of_run in values if of_run]
+    return [by_unit for by_unit in values if by_unit]
 
 
 def _by_common_seed(

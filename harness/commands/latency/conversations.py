@@ -110,7 +110,7 @@ class Conversations:
             self._prompt_set.index(occurrence._replace(turn=turn))
             for turn in range(occurrence.turn)
         ]
-        answers = [self._answers[arm, each] for each in before]
+        answers = [self._answers[arm, index] for index in before]
         for left_out in range(occurrence.turn + 1):
             prompt = conversation.after(answers, left_out)
             [ids] = encode(self._planned, self._settings, [prompt])

@@ -71,6 +71,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         run: everything that was measured by now, from which the figures of the rows follow. Each step of `measure`
             ends with a new value, so that a run that ends early has the figures of the steps before.
         unwritten: answers that count already, and whose rows wait for those of the regular arm.
+        prompt_rows: the rows of the prompts file so far.
         more: tables of the slowest kernels, with `profile=true`.
         warmup, questions, conversations: what the arms are asked, once `measure` has opened an
             engine; the conversations have each arm's answers to earlier turns.
@@ -86,6 +87,7 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
         arms = {name: MeasuredArm(name) for name in settings.arms}
         self.run = MeasuredRun(self.settings, self.prompt_set, arms)
         self.unwritten: Answers = {}
+        self.prompt_rows: list[LatencyPromptRow] = []
         self.more: Sequence[Table] = ()
 
     def measure(self, session: Session) -> None:
@@ -208,13 +210,15 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
                 "prompts_digest": self.prompt_set.digest,
             }
             rows.append(session.row(LatencyRow, **figures))
-        found = judged(rows, {name: arm.lengths for name, arm in self.run.arms.items()})
-        self.keep_price(session, found)
-        return found
+        judged_rows = judged(rows, {name: arm.lengths for name, arm in self.run.arms.items()})
+        self.keep_price(session, judged_rows)
+        return judged_rows
 
     def keep_price(self, session: Session, rows: Sequence[LatencyRow]) -> None:
         """Write what an iteration costs, for `costs=` of `plan`."""
-        cost = iteration_cost([Run([*rows], directory=session.directory)])
+        run = Run([*rows])
+        run.prompt_rows = self.prompt_rows
+        cost = iteration_cost([run])
         if cost.points and rows[-1].status == "ok":
             write_costs(session.directory, dataclasses.replace(cost, source=str(session.run)))
 
@@ -359,10 +363,12 @@ class Latency(Experiment[LatencySettings, LatencyRow]):
             for generation in generations
             for request in generation.requests
         ]
+        self.prompt_rows += rows
         if rows:
             self.keep_prompts(session, rows)
 
     def keep_prompts(self, session: Session, rows: Sequence[LatencyPromptRow]) -> None:
+        """Write rows of the prompts file."""
         session.append(PROMPTS_FILE, rows)
 
     def _check_failures(self) -> None:

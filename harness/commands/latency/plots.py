@@ -30,14 +30,14 @@ _BESIDE = 0.07
 def latency_plots(runs: Sequence[Run[LatencyRow]]) -> dict[str, list[Plot]]:
     """Speed-ups of pairs by K, and by load with the line where speculation stops to pay; iterations by K."""
     complete = [pair for pair in ranked_runs(runs) if pair.speedup is not None]
-    of_targets = [*grouped(complete, attrgetter("target")).values()]
-    by_k = [panel for panel in map(_against_k, of_targets) if panel is not None]
+    targets = [*grouped(complete, attrgetter("target")).values()]
+    by_k = [panel for panel in map(_against_k, targets) if panel is not None]
     by_load: list[Plot] = []
     # A damaged file may hold any number.
     loaded = [pair for pair in complete if pair.load > 0]
-    for unit, of_unit in grouped(loaded, attrgetter("unit_of_load")).items():
+    for unit, pairs_of_unit in grouped(loaded, attrgetter("unit_of_load")).items():
         curves: dict[str, Sequence[Point]] = {}
-        for curve in grouped(of_unit, attrgetter("curve")).values():
+        for curve in grouped(pairs_of_unit, attrgetter("curve")).values():
             by_number = grouped(curve, attrgetter("load"))
             if len(by_number) < 2 or len(curves) >= MOST_CURVES:
                 continue
@@ -48,12 +48,12 @@ def latency_plots(runs: Sequence[Run[LatencyRow]]) -> dict[str, list[Plot]]:
             curves[" · ".join([name.pair, *details])] = _points(at_load, attrgetter("load"))
         if curves:
             by_load += curve_plots([("", curves)], unit, doubling=True)
-    of_iteration = [panel for panel in map(_costs, of_targets) if panel[1]]
+    costs = [panel for panel in map(_costs, targets) if panel[1]]
     drafted, steps = "draft tokens of an iteration", "what it costs, regular steps"
     return {
         "num_draft_tokens": curve_plots(by_k[:MOST_PLOTS], "K, draft tokens per iteration"),
         "load": by_load,
-        "iteration": curve_plots(of_iteration[:MOST_PLOTS], drafted, steps),
+        "iteration": curve_plots(costs[:MOST_PLOTS], drafted, steps),
     }
 
 
@@ -76,7 +76,8 @@ def speedup_bars(runs: Sequence[Run[LatencyRow]]) -> Plot | None:
 def _points(pairs: Sequence[RankedRun], x: Callable[[RankedRun], float]) -> list[Point]:
     speedups = [(pair.verdict.speedup, x(pair)) for pair in pairs]
     return [
-        Point(speedup.estimate, speedup.low, speedup.high, place) for speedup, place in speedups
+        Point(speedup.estimate, speedup.low, speedup.high, position)
+        for speedup, position in speedups
     ]
 
 
@@ -131,17 +132,19 @@ def _costs(group: Sequence[RankedRun]) -> tuple[str, Curves]:
         cost = measured_over_k([pair.run for pair in series])
         load = cost.loads[0] if cost.loads else 1
         shape = cost.shape(load)
-        known = [point for point in cost.points if point.width > 1 and point.steps.is_known]
-        if shape is None or not known or len(curves) >= MOST_CURVES:
+        priced = [point for point in cost.points if point.width > 1 and point.steps.is_known]
+        if shape is None or not priced or len(curves) >= MOST_CURVES:
             continue
         name = _label(series[0], shared)
         curves[name] = [
-            Point(one.steps.estimate, one.steps.low, one.steps.high, one.drafted)
-            for one in sorted(known, key=lambda one: one.width)
+            Point(point.steps.estimate, point.steps.low, point.steps.high, point.drafted)
+            for point in sorted(priced, key=lambda point: point.width)
         ]
         step_ms = cost.step_ms(load).estimate
         if shape.fixed is not None and shape.per_token is not None and shape.tested:
-            fixed, slope = (one.estimate / step_ms for one in (shape.fixed, shape.per_token))
+            fixed, slope = (
+                coefficient.estimate / step_ms for coefficient in (shape.fixed, shape.per_token)
+            )
             line = [(fixed + slope * x, x) for x in (curves[name][0].x, curves[name][-1].x)]
             label = f"{fixed:.2f} steps and {slope:.2f} per draft token"
             curves[label] = [Point(y, math.nan, math.nan, x) for y, x in line]

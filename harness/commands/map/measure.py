@@ -73,8 +73,6 @@ class Cell(Latency):
                 raise SettingError("contexts", error.rule, context) from None
             raise
 
-        self.prompt_rows: list[LatencyPromptRow] = []
-
     def _unmeasured(self, session: Session, engine: Engine, quietness: Quietness) -> MeasuredRun:
         if engine.blocks is not None:
             raise RunError(_ONE_AT_A_TIME)
@@ -84,7 +82,7 @@ class Cell(Latency):
         """A map measures its K, and leaves the engine open for the next cell."""
 
     def keep_prompts(self, session: Session, rows: Sequence[LatencyPromptRow]) -> None:
-        self.prompt_rows += rows
+        """A map has no prompts file."""
 
     def keep_price(self, session: Session, rows: Sequence[LatencyRow]) -> None:
         """The map writes the prices of all its cells."""

@@ -158,8 +158,8 @@ def _table(maps: Mapping[str, Sequence[Point]]) -> Table:
     points = [point for points in maps.values() for point in points]
     all_k = sorted({point.k for point in points})
     rows = []
-    for name, of_map in maps.items():
-        for sides, with_sides in grouped(of_map, attrgetter("context", "size")).items():
+    for name, map_points in maps.items():
+        for sides, with_sides in grouped(map_points, attrgetter("context", "size")).items():
             by_k = {point.k: point for point in with_sides}
             rows.append(TableRow((name, *sides, *map(by_k.get, all_k))))
     columns = (

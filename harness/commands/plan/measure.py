@@ -133,7 +133,8 @@ class Plan(Experiment[PlanSettings, PlanRow]):
     def rows(self, session: Session) -> list[PlanRow]:
         if self.predictions is not None:
             return [
-                session.row(PlanRow, **self.figures | one.columns()) for one in self.predictions
+                session.row(PlanRow, **self.figures | prediction.columns())
+                for prediction in self.predictions
             ]
         return [session.row(PlanRow, **self.figures)]
 

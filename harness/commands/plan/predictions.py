@@ -76,17 +76,17 @@ def predictions(
     Raises:
         SettingError: they have nothing in common.
     """
-    found: list[Prediction] = []
+    predicted: list[Prediction] = []
     # Each with what it is about.
     problems: list[tuple[str, SettingError]] = []
     for draft, cost in costs.costs.items():
         names = {draft, "", *(accepted.yields if not draft else ())}
-        known = [name for name in accepted.yields if name in names]
-        if not known:
+        shared = [name for name in accepted.yields if name in names]
+        if not shared:
             others = ", ".join(accepted.yields)
             error = SettingError("acceptance", f"has nothing of {draft}, only of {others}")
             problems.append((error.setting, error))
-        for name in known:
+        for name in shared:
             yields = accepted.yields[name]
             own = draft or name
             for rows in cost.loads if load is None else (load,):
@@ -94,8 +94,7 @@ def predictions(
                     k: (length or cost.answer_length(k, rows)) for k in cost.ks(rows) if k in yields
                 }
                 tokens_by_k = {
-                    k: _at_length(accepted, name, k, of_answers)
-                    for k, of_answers in at_lengths.items()
+                    k: _at_length(accepted, name, k, yielded) for k, yielded in at_lengths.items()
                 }
                 try:
                     best = cost.best_k(tokens_by_k or yields, rows)
@@ -112,11 +111,11 @@ def predictions(
                         accepted.measured.get((name, k, rows)),
                         at_lengths[k],
                     )
-                    found.append(prediction)
-    if not found:
+                    predicted.append(prediction)
+    if not predicted:
         raise problems[0][1]
     notes = [f"{subject} {error.rule}" for subject, error in problems]
-    return found, [*dict.fromkeys([*notes, *costs.notes, *accepted.notes])]
+    return predicted, [*dict.fromkeys([*notes, *costs.notes, *accepted.notes])]
 
 
 def _at_length(accepted: cost_tables.Table, name: str, k: int, length: float | None) -> Interval:

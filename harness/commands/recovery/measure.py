@@ -99,7 +99,11 @@ class Recovery(Experiment[RecoverySettings, RecoveryRow]):
         references = References(settings, session.planned, engine)
         reference = self._reference(session, references, prompts)
         if isinstance(reference, ReportedReference):
-            unknown = [one for one in samplings if not one.is_known_by(settings.top_logprobs)]
+            unknown = [
+                sampling
+                for sampling in samplings
+                if not sampling.is_known_by(settings.top_logprobs)
+            ]
             if unknown:
                 names = ", ".join(sampling.name for sampling in unknown)
                 shown = f"top_logprobs={settings.top_logprobs}"

@@ -79,8 +79,8 @@ class Sampling:
         """
         # [n, V]: how often each token came in the text before, and [V] in the prompt.
         counts = np.zeros(logits.shape)
-        for place, token in enumerate(text):
-            counts[place + 1 :, token] += 1
+        for index, token in enumerate(text):
+            counts[index + 1 :, token] += 1
         in_prompt = np.bincount(prompt, minlength=logits.shape[-1])
         repetition = self.parameters.get("repetition_penalty", 1.0)
         if repetition != 1:

@@ -44,12 +44,12 @@ def scored_checks(asking: Asking, arm: Arm, reference: Reference) -> Iterator[Co
     tolerance = _TOLERANCE
     if isinstance(reference, ReportedReference):
         regular = reference.arm
-        own = _scores(asking, reference)
-        _ask(asking, regular, reference, own)
-        yield _reference_check(regular, own.so_far)
-        if is_lossy(own.so_far):
+        regular_scores = _scores(asking, reference)
+        _ask(asking, regular, reference, regular_scores)
+        yield _reference_check(regular, regular_scores.so_far)
+        if is_lossy(regular_scores.so_far):
             return
-        returned_by_reference = _returned_check(regular, own.returned, tolerance)
+        returned_by_reference = _returned_check(regular, regular_scores.returned, tolerance)
         tolerance = max(_LEAST_TOLERANCE, reference.rounding)
     scores = _scores(asking, reference)
     try:

@@ -82,10 +82,10 @@ class GreedyTexts:
         decides. Else `undecided` if the margin of one is unknown (there is no reference, or a text
         ended earlier), or if a text is cut short. Else `lossless`.
         """
-        found = [divergence for divergence in self.divergences if divergence is not None]
-        known = [divergence for divergence in found if divergence.logit_margin is not None]
-        unknown = [divergence for divergence in found if divergence.logit_margin is None]
-        worst = max(known, key=operator.attrgetter("excess"), default=None)
+        differing = [divergence for divergence in self.divergences if divergence is not None]
+        measured = [divergence for divergence in differing if divergence.logit_margin is not None]
+        unknown = [divergence for divergence in differing if divergence.logit_margin is None]
+        worst = max(measured, key=operator.attrgetter("excess"), default=None)
         if worst is not None and worst.excess > 1:
             return "lossy", worst
         if unknown:
@@ -307,14 +307,14 @@ def rejected_places(record: RequestRecord) -> list[int] | None:
     """The places of tokens that took the place of a rejected one; None where they are not known."""
     rejected = []
     # The first token is decided without a proposal.
-    place = 1
+    index = 1
     for num_proposed, num_accepted in record.outcomes:
-        place += num_accepted
-        if num_accepted < num_proposed and place < record.num_tokens:
-            rejected.append(place)
-        place += 1
+        index += num_accepted
+        if num_accepted < num_proposed and index < record.num_tokens:
+            rejected.append(index)
+        index += 1
     # Only a last token may be decided without one as well: iterations that propose nothing are left out.
-    is_whole = place >= record.num_tokens - 1
+    is_whole = index >= record.num_tokens - 1
     return rejected if record.outcomes and record.outcomes_in_order and is_whole else None
 
 

@@ -144,14 +144,16 @@ def _add_error_handlers(app: FastAPI) -> None:
         # Where a member may have several types there is an error for each: the one that got
         # furthest is about the type that was meant. Their places name these types in brackets.
         member = errors[0]["loc"][:2]
-        of_member = [each for each in errors if each["loc"][:2] == member]
-        first = max(of_member, key=lambda each: len(each["loc"]))
+        chosen = [error for error in errors if error["loc"][:2] == member]
+        first = max(chosen, key=lambda error: len(error["loc"]))
         parts = [str(part) for part in first["loc"][1:]]
-        place = ".".join(part for part in parts if "[" not in part) or "body"
+        parameter = ".".join(part for part in parts if "[" not in part) or "body"
         reason = first["msg"].removeprefix("Value error, ")
-        if place == "body" and "json" not in request.headers.get("content-type", ""):
+        if parameter == "body" and "json" not in request.headers.get("content-type", ""):
             reason = "must be JSON: send content-type: application/json"
-        return error_response(400, f"{place}: {reason}", None if place == "body" else place)
+        return error_response(
+            400, f"{parameter}: {reason}", None if parameter == "body" else parameter
+        )
 
 
 def _generation(served: ServedModel, arm: str, note: Callable[[str, Answer], None]) -> APIRouter:
@@ -238,11 +240,11 @@ class _Shape:
         """The response to a request without a stream."""
         choices = []
         for number in range(len(self._answers)):
-            own = [piece for piece in pieces if piece.choice == number]
-            text = "".join(piece.text for piece in own)
-            tokens = [token for piece in own for token in piece.token_ids]
-            scored = [token for piece in own for token in piece.scored]
-            whole = Piece(number, text, tokens, own[-1].finish_reason, scored)
+            choice_pieces = [piece for piece in pieces if piece.choice == number]
+            text = "".join(piece.text for piece in choice_pieces)
+            tokens = [token for piece in choice_pieces for token in piece.token_ids]
+            scored = [token for piece in choice_pieces for token in piece.scored]
+            whole = Piece(number, text, tokens, choice_pieces[-1].finish_reason, scored)
             choices.append(self._choice(whole, "message", is_first=True))
         return {**self._head, "choices": choices, **self._sums()}
 
@@ -294,9 +296,9 @@ class _Shape:
         name = "token_id:{}".format if self._names_tokens_by_id else self._served.token_text
         likeliest = []
         for token in scored:
-            found = token.logprob
+            chosen = token.logprob
             # The chosen token too, if it is not among them.
-            shown = [*found.top, (found.token, found.logprob)]
+            shown = [*chosen.top, (chosen.token, chosen.logprob)]
             likeliest.append({name(token_id): logprob for token_id, logprob in shown})
         return {
             "tokens": [name(token.logprob.token) for token in scored],

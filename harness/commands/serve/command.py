@@ -55,8 +55,8 @@ def run(
         gc.freeze()
     except BaseException as error:
         listening.close()
-        known = as_run_error(error) if isinstance(error, Exception) else None
-        raise known or error from error
+        explained = as_run_error(error) if isinstance(error, Exception) else None
+        raise explained or error from error
     app = make_app(served, key)
     config = uvicorn.Config(
         app,

@@ -136,13 +136,13 @@ class _Row:
         length = decoding.max_new_tokens
         if settings.lengths and not decoding.ignore_eos:
             length = min(length, settings.lengths[request.index % len(settings.lengths)])
-        of_prompt = random.Random(f"{request.seed} prompt {request.index}")
+        generator = random.Random(f"{request.seed} prompt {request.index}")
         return cls(
             request,
             request.record(),
             length,
-            log_odds=of_prompt.gauss(0, settings.prompts_differ),
-            coins=of_prompt,
+            log_odds=generator.gauss(0, settings.prompts_differ),
+            coins=generator,
             sent_s=sent_s,
             place=place,
         )

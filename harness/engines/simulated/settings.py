@@ -100,8 +100,8 @@ class SimulatedSettings(EngineSettings):
     def pass_ms(self, width: int, num_rows: int = 1) -> float:
         """A pass of the target that verifies so many tokens of each row."""
         jumps = sum(ms for first, ms in (self.jumps or {}).items() if width >= int(first))
-        of_widths = num_rows * (width - 1) * self.width_ms
-        return self.step_ms + (num_rows - 1) * self.row_ms + of_widths + jumps
+        width_ms = num_rows * (width - 1) * self.width_ms
+        return self.step_ms + (num_rows - 1) * self.row_ms + width_ms + jumps
 
     def iteration_ms(self, num_draft_tokens: int, num_rows: int = 1) -> float:
         """An iteration that drafts so many tokens of each row and verifies them: the planted truth."""

@@ -84,10 +84,10 @@ def _inverse_cdf_by_blocks(weights: Tensor, uniforms: Tensor) -> Tensor:
     block_weights = weights.gather(-1, index.clamp(max=size - 1)).double()
     within = block_weights.where(index < size, 0).cumsum(-1)
     before = cumulative.gather(-1, (block - 1).clamp(min=0)).where(block > 0, 0)
-    place = torch.searchsorted(within, wanted - before, right=True)
+    index = torch.searchsorted(within, wanted - before, right=True)
     # By rounding a block's scan may end below its sum; then it is the last weight that is not zero.
     last = torch.searchsorted(within, within[..., -1:].contiguous())
-    drawn = block * _BLOCK + torch.minimum(place, last)
+    drawn = block * _BLOCK + torch.minimum(index, last)
     return drawn.where(has_block, size).squeeze(-1)
 
 

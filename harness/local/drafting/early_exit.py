@@ -104,16 +104,16 @@ def _path_to_layers(model: PreTrainedModel) -> list[str]:
     It is the only list as long as there are layers, lists within such a list aside.
     """
     num_layers = model.config.get_text_config(decoder=True).num_hidden_layers
-    found: list[str] = []
+    paths: list[str] = []
     for name, module in model.named_modules():
-        inside = any(name.startswith(f"{outer}.") for outer in found)
+        inside = any(name.startswith(f"{outer}.") for outer in paths)
         if isinstance(module, nn.ModuleList) and len(module) == num_layers and not inside:
-            found.append(name)
-    if len(found) != 1:
+            paths.append(name)
+    if len(paths) != 1:
         name = type(model).__name__
-        rule = f"early_exit needs a model with one list of layers; {name} has {len(found)}"
+        rule = f"early_exit needs a model with one list of layers; {name} has {len(paths)}"
         raise SettingError("draft", rule)
-    return found[0].split(".")
+    return paths[0].split(".")
 
 
 def _copied(module: Any, config: PreTrainedConfig) -> Any:

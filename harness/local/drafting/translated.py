@@ -156,8 +156,8 @@ def how_to_translate(
         return found
     num_tokens = max(target_tokenizer.get_vocab().values()) + 1
     if num_outputs != num_draft_outputs and min(num_outputs, num_draft_outputs) < num_tokens:
-        of_target = f"{num_outputs} of model={target.settings.name}"
-        rule = f"has {num_draft_outputs} outputs against {of_target}, for {num_tokens} tokens"
+        target_size = f"{num_outputs} of model={target.settings.name}"
+        rule = f"has {num_draft_outputs} outputs against {target_size}, for {num_tokens} tokens"
         raise SettingError("draft", rule, draft.settings.name)
     return None
 
@@ -194,8 +194,8 @@ def translation(
             common[token] = draft_tokens[text]
     # A token that begins or ends texts, where there is one.
     marks = [draft.bos_token_id, draft.eos_token_id]
-    known = [int(mark) for mark in marks if mark is not None]
-    mark = known[0] if known else 0
+    marked = [int(mark) for mark in marks if mark is not None]
+    mark = marked[0] if marked else 0
     text_of = {token: text for text, token in target_tokens.items()}
 
     @functools.cache

@@ -91,7 +91,9 @@ class LocalArm(Arm):
                     num_tokens[row] += len(tokens)
                     if num_tokens[row] >= (requests[row].leave_after or math.inf):
                         loop.drop([row])
-        is_batch = len(requests) <= in_flight and not any(one.leave_after for one in requests)
+        is_batch = len(requests) <= in_flight and not any(
+            request.leave_after for request in requests
+        )
         phases = self.timer.phases if self.timer is not None else Phases()
         return clock.answered(phases, as_batch=is_batch)
 

@@ -30,8 +30,8 @@ def token_logprobs(logits: Tensor, tokens: Sequence[int], num_top: int) -> list[
         strict=True,
     )
     return [
-        TokenLogprob(place, token, logprob, rank, list(zip(top_tokens, top_logprobs, strict=True)))
-        for place, (token, logprob, rank, top_tokens, top_logprobs) in enumerate(rows)
+        TokenLogprob(index, token, logprob, rank, list(zip(top_tokens, top_logprobs, strict=True)))
+        for index, (token, logprob, rank, top_tokens, top_logprobs) in enumerate(rows)
     ]
 
 

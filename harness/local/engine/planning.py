@@ -212,13 +212,13 @@ def roofs(placed: PlacedPair, batch_size: int, num_tokens: int) -> list[Roof]:
         caches = model.sketch.caches_on(
             placement.device_map, batch_size * num_tokens, batch_size, only_read=True
         )
-        for place, size in caches.items():
-            read[place] += size
+        for device, size in caches.items():
+            read[device] += size
         rates = {
-            place: None if place == "disk" else copy_bandwidth(torch.device(place))
-            for place in read
+            device: None if device == "disk" else copy_bandwidth(torch.device(device))
+            for device in read
         }
-        floor_ms = sum(1000 * size / (rates[place] or math.nan) for place, size in read.items())
+        floor_ms = sum(1000 * size / (rates[device] or math.nan) for device, size in read.items())
         roofs.append(Roof(read.total(), None if math.isnan(floor_ms) else floor_ms))
     if placed.head is not None:
         head = placed.sketches[-1]

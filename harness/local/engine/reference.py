@@ -204,7 +204,7 @@ def recompute(logits: Logits, model: nn.Module, token_ids: Sequence[int]) -> Ten
     # A cached route needs a token for the cache before its continuation.
     shortest = max(_CACHED) + 1 if has_cached_routes else 1
     num_positions = min(NUM_POSITIONS, length - shortest + 1)
-    texts = [token_ids[: length - place] for place in range(num_positions)]
+    texts = [token_ids[: length - index] for index in range(num_positions)]
     alone = torch.cat([logits([text]) for text in texts])
     routes = [alone, _batched(logits, texts)]
     if has_cached_routes:

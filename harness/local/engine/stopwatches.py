@@ -127,7 +127,7 @@ def pass_ms(
     for number in range(_NUM_ROUNDS + 1):
         for width in widths:
             # The prompts again: which tokens are read does not change the time.
-            rows = [[prompt[place % len(prompt)] for place in range(width)] for prompt in prompts]
+            rows = [[prompt[index % len(prompt)] for index in range(width)] for prompt in prompts]
             tokens = torch.tensor(rows, device=device)
             synchronize(devices)
             began = time.perf_counter()

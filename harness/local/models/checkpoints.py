@@ -243,8 +243,8 @@ def stored_quantization(config: PreTrainedConfig) -> str | None:
 
 def _quantization_config(config: PreTrainedConfig) -> Any:
     """`quantization_config` of a model, or of its language part; None without one."""
-    of_text = getattr(config.get_text_config(decoder=True), "quantization_config", None)
-    return getattr(config, "quantization_config", None) or of_text
+    text_config = getattr(config.get_text_config(decoder=True), "quantization_config", None)
+    return getattr(config, "quantization_config", None) or text_config
 
 
 def resolve_dtype(dtype: Dtype, checkpoint: Checkpoint, device: torch.device) -> torch.dtype:

@@ -99,9 +99,9 @@ def _fewer_bits(case: Case) -> list[Remedy]:
     """Each model in fewer bits; where that is never enough, the mildest change of both."""
     smaller = [_quantized(sketch) for sketch in case.models]
     alone = [[sketch] for sketches in smaller for sketch in sketches]
-    found = [_in_fewer_bits(sketches) for sketches in alone if _fits(_changed(case, sketches))]
-    if found or len(smaller) == 1:
-        return found
+    fitting = [_in_fewer_bits(sketches) for sketches in alone if _fits(_changed(case, sketches))]
+    if fitting or len(smaller) == 1:
+        return fitting
     for pair in itertools.product(*smaller):
         if _fits(_changed(case, pair)):
             return [_in_fewer_bits(pair)]
@@ -145,4 +145,4 @@ def _more_gpus(case: Case) -> list[Remedy]:
 def _changed(case: Case, sketches: Iterable[Sketch]) -> Case:
     """The case with these in place of the models with the same roles."""
     by_role = {sketch.role: sketch for sketch in sketches}
-    return replace(case, models=tuple(by_role.get(each.role, each) for each in case.models))
+    return replace(case, models=tuple(by_role.get(sketch.role, sketch) for sketch in case.models))

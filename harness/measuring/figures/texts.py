@@ -99,7 +99,7 @@ def _num_alike(request: RequestRecord, other: RequestRecord) -> int:
     """The tokens that two answers have in common, without a tokenizer: by the ids that the servers sent; without them
     about as many as a text of that length has in the first answer.
     """
-    if all(len(each.shown_ids) == each.num_tokens for each in (request, other)):
+    if all(len(answer.shown_ids) == answer.num_tokens for answer in (request, other)):
         return _common_length(request.shown_ids, other.shown_ids)
     text = request.text.encode()
     num_bytes = _common_length(text, other.text.encode())

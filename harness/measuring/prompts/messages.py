@@ -71,9 +71,9 @@ def _message(message: dict[str, Any], where: str) -> Message:
     if not (may_be_blank and isinstance(content, str) and not content.strip()):
         content = text_of(content, "every content")
     read: dict[str, Any] = {"role": role, "content": content}
-    for name, known in _TEXTS.items():
+    for name, canonical in _TEXTS.items():
         if isinstance(message.get(name), str) and message[name]:
-            read[known] = _encodable(message[name], name)
+            read[canonical] = _encodable(message[name], name)
     if calls := message.get("tool_calls"):
         if not isinstance(calls, list):
             raise BadFile(f"must have a list as tool_calls in {where}")

@@ -166,8 +166,8 @@ class PromptSet:
             members.setdefault(prompt.category, []).append(prompt)
         if self.seed is not None:
             shuffler = random.Random(self.seed)
-            for of_category in members.values():
-                shuffler.shuffle(of_category)
+            for category_prompts in members.values():
+                shuffler.shuffle(category_prompts)
         taken: list[Prompt] = []
         for turn in itertools.zip_longest(*members.values()):
             # Categories with few prompts have none left in later turns.

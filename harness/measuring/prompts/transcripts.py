@@ -90,10 +90,10 @@ def readings_of(
         turns: list[Turn] = []
         for place, characters in spans:
             token_ids += _behind_others(tokenizer, text[begin : characters.start])
-            own = _behind_others(tokenizer, text[characters.start : characters.stop])
-            places.append(range(len(token_ids), len(token_ids) + len(own)))
+            answer_ids = _behind_others(tokenizer, text[characters.start : characters.stop])
+            places.append(range(len(token_ids), len(token_ids) + len(answer_ids)))
             turns.append(Turn(answers.index(place) + 1))
-            token_ids += own
+            token_ids += answer_ids
             begin = characters.stop
         if len(spans) == 1 or token_ids == tokens_of(text[:begin]):
             readings.append(Reading(prompt, Transcript(token_ids, places), turns))

@@ -246,7 +246,7 @@ class TokenTest:
         def tolerated(of_texts: Sequence[Floats | float]) -> Floats:
             return _ROUNDING_ALLOWANCE * np.repeat(np.array(of_texts), lengths, axis=0)
 
-        moved = tolerated([each.cells for each in allowed])
+        moved = tolerated([rounding.cells for rounding in allowed])
         quantiles = np.concatenate([text.quantiles for text in texts])
         widths = np.concatenate([text.widths for text in texts])
         tilts = np.concatenate([text.tilts for text in texts])
@@ -265,16 +265,16 @@ class TokenTest:
                 is_second = index % 2 == 1
                 before = int(_NUM_FIFTHS * text.quantiles[index - 1]) if is_second else None
                 fifths_before.append(before)
-        of_halves = moved.reshape(len(ranks), 2, -1).sum(-1)
-        of_fifths = moved.reshape(len(ranks), _NUM_FIFTHS, -1).sum(-1)
-        is_second_of_pair = np.array([one is not None for one in fifths_before])
+        half_moves = moved.reshape(len(ranks), 2, -1).sum(-1)
+        fifth_moves = moved.reshape(len(ranks), _NUM_FIFTHS, -1).sum(-1)
+        is_second_of_pair = np.array([fifth is not None for fifth in fifths_before])
         in_pairs = bets_on_cells(
-            _NUM_FIFTHS * quantiles, _NUM_FIFTHS, fifths_before, LEARNERS, of_fifths
+            _NUM_FIFTHS * quantiles, _NUM_FIFTHS, fifths_before, LEARNERS, fifth_moves
         )
-        total = tolerated([each.total for each in allowed])
+        total = tolerated([rounding.total for rounding in allowed])
         # The first token of a text is the target's own.
         is_decided = ~np.array(is_first)
-        on_halves = bets_on_cells(2 * quantiles, 2, is_first, OF_HALVES, of_halves)
+        on_halves = bets_on_cells(2 * quantiles, 2, is_first, OF_HALVES, half_moves)
         is_outside = widths == 0
         # At the one place a single tie at the edge of a truncation would count in every text.
         at_place = np.repeat([text.is_at_place for text in texts], lengths)
@@ -284,11 +284,11 @@ class TokenTest:
             bets_on_cells(_NUM_CELLS * quantiles, _NUM_CELLS, settings, LEARNERS, moved),
             np.where(is_second_of_pair, in_pairs, 0.0),
             bets_on_outcomes(ranks, widths, contexts, LEARNERS, total),
-            (tilts - np.log1p(tolerated([each.tilts for each in allowed]))).T,
+            (tilts - np.log1p(tolerated([rounding.tilts for rounding in allowed]))).T,
             np.where(at_place, 0.0, on_support),
         ]
         num_decided = int(is_decided.sum())
-        off = float(of_halves[is_decided].sum(-1).mean()) if num_decided else 0.0
+        off = float(half_moves[is_decided].sum(-1).mean()) if num_decided else 0.0
         visible = visible_shift(num_decided, self._log_wanted, NUM_BETTORS, REQUIRED_POWER, off)
         power = self.power(num_decided, off)
         num_impossible = int(is_outside.sum())

@@ -47,13 +47,13 @@ def chances_of_first_worse(values: Sequence[Sequence[float]]) -> list[float]:
     prior = -_ITS_WEIGHT * (np.log(_SCALES) + (_EXPECTED_DEVIATION / _SCALES) ** 2 / 2)
     logs: dict[int, float] = {}
     places = [*accumulate(map(len, values[:-1]))]
-    for place in places:
+    for index in places:
         # The same for all versions between two that were measured.
-        if place not in logs:
-            of_scales = prior + _log_evidence(measured[:place]) + _log_evidence(measured[place:])
-            logs[place] = float(np.logaddexp.reduce(of_scales))
+        if index not in logs:
+            evidence = prior + _log_evidence(measured[:index]) + _log_evidence(measured[index:])
+            logs[index] = float(np.logaddexp.reduce(evidence))
     likeliest = max(logs.values())
-    weights = np.exp([logs[place] - likeliest for place in places])
+    weights = np.exp([logs[index] - likeliest for index in places])
     return [0.0, *(weights / weights.sum()).tolist()]
 
 

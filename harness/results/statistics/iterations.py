@@ -115,9 +115,9 @@ def cut(chances: ArrayLike) -> Cut:
     accepting = np.asarray(chances, dtype=np.float64)
     if accepting.ndim != 2 or not accepting.size:
         raise ValueError(f"{accepting.shape} is not [n - 1, M]")
-    known = accepting[~np.isnan(accepting)]
-    if (known < 0).any() or (known > 1).any():
-        raise ValueError(f"chances from {known.min()} to {known.max()}")
+    known_chances = accepting[~np.isnan(accepting)]
+    if (known_chances < 0).any() or (known_chances > 1).any():
+        raise ValueError(f"chances from {known_chances.min()} to {known_chances.max()}")
     num_places, most = accepting.shape
     numbers = np.arange(1, most + 1)
     # Row s: the draft tokens offered after token s; one fewer than there are tokens left.

@@ -119,9 +119,9 @@ def ratio_of_totals(
     )
     low, high = bounds
     if tops.size >= FEWEST_FOR_INTERVAL:
-        of_subsets = _bounds_over_subsets(tops, bottoms, num_resamples, seed, confidence)
-        low = min(low, of_subsets[0])
-        high = max(high, of_subsets[1])
+        subset_bounds = _bounds_over_subsets(tops, bottoms, num_resamples, seed, confidence)
+        low = min(low, subset_bounds[0])
+        high = max(high, subset_bounds[1])
     return Interval(float(ratio(tops, bottoms, axis=0)), low, high, covers)
 
 

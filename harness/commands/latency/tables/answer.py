@@ -86,24 +86,24 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
     """Acceptance and its price; of a loss also what causes it."""
     regular, row = rows[0], rows[-1]
     tokens = row.tokens_per_iteration
-    known = []
+    reasons = []
     if row.acceptance_rate is not None:
-        known.append(f"{100 * row.acceptance_rate:.0f} % accepted")
+        reasons.append(f"{100 * row.acceptance_rate:.0f} % accepted")
     # Beside other programs the price of an iteration is theirs too.
-    is_quiet = not any(each.was_starved for each in rows)
+    is_quiet = not any(arm.was_starved for arm in rows)
     costs = costs_in_steps(regular, row) if is_quiet else None
     steps = 0.0
     if costs is not None:
         steps = (row.mean_num_draft_tokens or 0.0) * costs.draft + costs.verify
     if tokens is not None and steps > 0:
         gain = f"decode-only {tokens / steps:.2f}×"
-        known.append(f"{tokens:.1f} tokens in the time of {steps:.2f} steps, {gain}")
+        reasons.append(f"{tokens:.1f} tokens in the time of {steps:.2f} steps, {gain}")
     elif tokens is not None:
-        known.append(f"{tokens:.1f} tokens per iteration{_where_drafted(row)}")
+        reasons.append(f"{tokens:.1f} tokens per iteration{_where_drafted(row)}")
     share = share_of_iteration(rows) if is_quiet else None
     if share is not None and row.was_served:
-        known[-1] += f"; a regular step is {100 * share:.0f} % of an iteration's time"
-    if not known:
+        reasons[-1] += f"; a regular step is {100 * share:.0f} % of an iteration's time"
+    if not reasons:
         # Of two commands neither need draft.
         may_draft = row.draft != SECOND_COMMAND
         if row.is_elsewhere and row.arm == "speculative" and may_draft:
@@ -111,7 +111,7 @@ def _reasons(rows: Sequence[LatencyRow]) -> Iterator[str]:
             was_not_drafted = row.drafted is False or row.is_simulated
             yield why if was_not_drafted else f"acceptance is {why}"
         return
-    yield ": ".join(known)
+    yield ": ".join(reasons)
     limit = held_back(regular, row)
     if limit is not None and row.speedup is not None and row.speedup.estimate < 1:
         yield limit
@@ -129,19 +129,19 @@ def _checked(rows: Sequence[LatencyRow]) -> Iterator[str]:
         held.append("equal work")
     if row.identical_prompts is not None and row.identical_prompts == row.num_prompts:
         held.append("equal texts")
-    cached = [each.cached_tokens for each in (regular, row)]
+    cached = [arm.cached_tokens for arm in (regular, row)]
     if cached == [0, 0]:
         held.append("caches cold")
-    if [each.foreign_tokens for each in (regular, row)] == [0, 0]:
+    if [arm.foreign_tokens for arm in (regular, row)] == [0, 0]:
         held.append("no other client")
     if regular.drafted is False and row.drafted:
         held.append("regular arm drafted nothing")
-    if not any(each.was_starved for each in rows):
+    if not any(arm.was_starved for arm in rows):
         if row.drift is not None and row.drift.has_bounds and not row.drifted:
             held.append("steady")
         if row.processor_share is not None:
             held.append("machine quiet")
-    if row.num_units and not any(each.num_throttled_units for each in (regular, row)):
+    if row.num_units and not any(arm.num_throttled_units for arm in (regular, row)):
         held.append("clocks not lowered")
     null = row.regular_against_itself
     if null is not None:

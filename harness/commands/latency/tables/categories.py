@@ -78,7 +78,7 @@ def _units(prompts: Sequence[LatencyPromptRow]) -> tuple[list[int], str]:
     for prompt in prompts:
         if prompt.unit is not None:
             places.setdefault(prompt.unit, set()).add(prompt.place)
-    if any(len(of_unit) > 1 for of_unit in places.values()):
+    if any(len(prompts_of_unit) > 1 for prompts_of_unit in places.values()):
         return [prompt.unit or 0 for prompt in prompts], "lap"
     return [prompt.place for prompt in prompts], "prompt"
 
@@ -94,8 +94,8 @@ def _category(
         arms = (regular, speculative)
         ms = [totals_by_unit([prompt.time_ms or 0.0 for prompt in arm], units) for arm in arms]
         tokens = [totals_by_unit([prompt.num_tokens or 1 for prompt in arm], units) for arm in arms]
-        of_regular, of_speculative = at_equal_lengths(ms, tokens)
-        speedup = ratio_of_totals(of_regular, of_speculative, unit=unit_name)
+        regular_times, speculative_times = at_equal_lengths(ms, tokens)
+        speedup = ratio_of_totals(regular_times, speculative_times, unit=unit_name)
     num_proposed = 0.0
     num_accepted = 0
     for prompt in speculative:

@@ -148,8 +148,10 @@ def _points(cost: IterationCost, shape: Shape, load: int) -> str:
         beside = {width for step in shape.steps for width in step[:2]}
         ends = {points[0].width, points[-1].width}
         points = [point for point in points if point.width in beside | ends]
-    each = ", ".join(f"{_ms(Interval(one.ms.estimate))} at K={one.width - 1}" for one in points)
-    return f"An iteration takes {each}: {shape}"
+    times = ", ".join(
+        f"{_ms(Interval(point.ms.estimate))} at K={point.width - 1}" for point in points
+    )
+    return f"An iteration takes {times}: {shape}"
 
 
 def _what_follows(share: Interval, row: LatencyRow) -> str:
@@ -166,11 +168,11 @@ def _what_follows(share: Interval, row: LatencyRow) -> str:
     cost = f"{percent(share.estimate)} of a regular step"
     if low < _EXPENSIVE:
         return f"a draft token costs {cost}, and pays only if it is accepted more often than that"
-    place = "this server" if row.is_elsewhere else "this target"
+    where = "this server" if row.is_elsewhere else "this target"
     if _is_free(row):
-        return f"each verified token costs {cost}: {place} does not batch verification"
+        return f"each verified token costs {cost}: {where} does not batch verification"
     return (
-        f"each draft token costs {cost}: the draft is slow, or {place} does not batch verification"
+        f"each draft token costs {cost}: the draft is slow, or {where} does not batch verification"
     )
 
 

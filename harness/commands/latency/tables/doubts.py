@@ -118,15 +118,15 @@ def not_quiet(runs: Sequence[Sequence[LatencyRow]]) -> str | None:
     disturbed = [rows for rows in runs if not rows[-1].was_quiet]
     if not disturbed:
         return None
-    known = [share for share in map(_processor_share, disturbed) if share is not None]
+    shares = [share for share in map(_processor_share, disturbed) if share is not None]
     cause = "times drifted"
-    if known:
-        cause = f"one got {percent(min(known))} of the CPU time it wanted"
-    num_several = sum((rows[-1].num_threads or 1) > 1 for rows in disturbed) if known else 0
+    if shares:
+        cause = f"one got {percent(min(shares))} of the CPU time it wanted"
+    num_several = sum((rows[-1].num_threads or 1) > 1 for rows in disturbed) if shares else 0
     help_ = "repeats=5 measures what that changes"
     if num_several:
-        of_which = "" if num_several == len(disturbed) else f" {num_several} of them"
-        help_ = f"OMP_NUM_THREADS=1 may help{of_which}"
+        several = "" if num_several == len(disturbed) else f" {num_several} of them"
+        help_ = f"OMP_NUM_THREADS=1 may help{several}"
     number = f"{len(disturbed)} of {counted(len(runs), 'run')}"
     return f"The machine was not quiet in {number} ({cause}): {help_}."
 
@@ -237,7 +237,7 @@ def _busy_gpus(run: _Run) -> str:
     parts = []
     if row.other_gpu_processes:
         parts.append(f"{counted(row.other_gpu_processes, 'other process')} computed on them")
-    if row.gpu_throttled or any(each.num_throttled_units for each in run.rows):
+    if row.gpu_throttled or any(arm.num_throttled_units for arm in run.rows):
         # A pooled row has no reason where its runs have different ones, or some have none.
         reason = f" ({row.gpu_throttled})" if row.gpu_throttled else ""
         clock = f" to {row.lowest_gpu_clock_mhz} MHz" if row.lowest_gpu_clock_mhz else ""

@@ -67,9 +67,9 @@ def _next_steps(pairs: Sequence[RankedRun]) -> Iterator[Step]:
     if not telling:
         return
     best = sorted(telling, key=attrgetter("shown", "speedup"))[-1]
-    of_series = [pair for pair in pairs if pair.series == best.series]
-    has_several = len({pair.k for pair in of_series if pair.k is not None}) > 1
-    is_largest = best.name.k_order == max(pair.name.k_order for pair in of_series)
+    series = [pair for pair in pairs if pair.series == best.series]
+    has_several = len({pair.k for pair in series if pair.k is not None}) > 1
+    is_largest = best.name.k_order == max(pair.name.k_order for pair in series)
     # What a server drafts with is in its command.
     has_other_drafts = not best.row.is_elsewhere and all(pair.draft != "lookup" for pair in pairs)
     if not best.verdict.pays and has_other_drafts:

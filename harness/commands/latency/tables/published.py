@@ -82,11 +82,11 @@ def _counterparts(measured: Sequence[Measured]) -> list[_Counterparts]:
     by_figure: dict[object, _Counterparts] = {}
     for ours in measured:
         for figure in published_for(ours.row):
-            place = figures().index(figure)
+            index = figures().index(figure)
             if figure.drafts:
-                by_figure.setdefault(place, _Counterparts(ours.name, figure, ours.row))
+                by_figure.setdefault(index, _Counterparts(ours.name, figure, ours.row))
             elif ours.regular is not None:
                 target = called(ours.row.model or "unknown model")
                 counterparts = _Counterparts(target, figure, ours.regular)
-                by_figure.setdefault((place, ours.row.devices), counterparts)
+                by_figure.setdefault((index, ours.row.devices), counterparts)
     return list(by_figure.values())

@@ -168,11 +168,11 @@ def _ranked(runs: tuple[Run[LatencyRow], ...]) -> Sequence[RankedRun]:
     names = distinct_names([run.last for run in shown])
     ranked = [RankedRun.of(run, name) for run, name in zip(shown, names, strict=True)]
     none_quiet = not any(item.is_quiet for item in ranked)
-    for of_target in grouped(ranked, attrgetter("target")).values():
-        num_compared = max(1, sum(item.has_interval for item in of_target))
-        times = [item.regular_ms for item in of_target if not item.is_partial]
+    for runs_of_target in grouped(ranked, attrgetter("target")).values():
+        num_compared = max(1, sum(item.has_interval for item in runs_of_target))
+        times = [item.regular_ms for item in runs_of_target if not item.is_partial]
         why_not = why_no_ranking([ms for ms in times if ms is not None])
-        for item in of_target:
+        for item in runs_of_target:
             item.none_quiet = none_quiet
             item.num_compared = num_compared
             item.why_not = why_not or ""
@@ -213,16 +213,16 @@ def _place(ranked: Sequence[RankedRun]) -> Callable[[RankedRun], tuple[object, .
             for group, items in groups.items()
         }
 
-    of_model = fastest("model")
-    of_curve = fastest("curve")
+    fastest_of_model = fastest("model")
+    fastest_of_curve = fastest("curve")
     first_seen = {curve: index for index, curve in enumerate(grouped(ranked, attrgetter("curve")))}
 
     def place(item: RankedRun) -> tuple[object, ...]:
         return (
             not item.is_real,
-            of_model[item.is_real, item.model],
+            fastest_of_model[item.is_real, item.model],
             item.model,
-            of_curve[item.is_real, item.curve],
+            fastest_of_curve[item.is_real, item.curve],
             first_seen[item.curve],
             item.load,
             item.name.k_order,

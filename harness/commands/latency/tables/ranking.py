@@ -46,10 +46,10 @@ def latency_answers(pairs: Sequence[RankedRun]) -> list[Line]:
     lines = []
     differing: set[Hashable] = set()
     workloads = grouped(considered, attrgetter(*[f"row.{column}" for column in _WORKLOAD]))
-    for of_workload in workloads.values():
-        if _regular_arms_differ(of_workload):
-            differing |= {pair.target for pair in of_workload}
-            lines.append(_fastest_arm(of_workload))
+    for compared in workloads.values():
+        if _regular_arms_differ(compared):
+            differing |= {pair.target for pair in compared}
+            lines.append(_fastest_arm(compared))
     for group in shown[:_MOST_TARGETS]:
         lines += _answer(group, names_regular=group[0].target in differing)
     num_more = len(shown) - _MOST_TARGETS
@@ -63,8 +63,8 @@ def _regular_arms_differ(pairs: Sequence[RankedRun]) -> bool:
     their arms.
     """
     times = {pair.target: pair.regular_ms for pair in pairs if not pair.is_partial}
-    known = [ms for ms in times.values() if ms]
-    return len(known) > 1 and max(known) > _REGULAR_APART * min(known)
+    known_times = [ms for ms in times.values() if ms]
+    return len(known_times) > 1 and max(known_times) > _REGULAR_APART * min(known_times)
 
 
 def _fastest_arm(pairs: Sequence[RankedRun]) -> Line:
@@ -103,14 +103,14 @@ def _answer(group: Sequence[RankedRun], *, names_regular: bool) -> list[Line]:
         ]
     bests.sort(key=attrgetter("is_sound", "shown", "speedup"), reverse=True)
     first, *others = bests
-    found = headline(first.row, first.num_compared)
+    answer = headline(first.row, first.num_compared)
     beginning = ""
     if others and first.has_interval:
         beginning = "None is shown to pay; the best: "
         if first.shown:
             is_fastest = all((pair.speedup or 0.0) <= (first.speedup or 0.0) for pair in others)
             beginning = "Fastest: " if is_fastest else "Fastest shown to pay: "
-    more = found.more
+    more = answer.more
     if not first.is_quiet and not first.none_quiet:
         more += "; the machine was not quiet"
     if names_regular and first.regular_ms is not None:
@@ -118,8 +118,8 @@ def _answer(group: Sequence[RankedRun], *, names_regular: bool) -> list[Line]:
     conditions = _conditions(first.name)
     if conditions:
         beginning = f"{', '.join(conditions)}: {beginning.lower()}"
-    text = f"{beginning}{_short_name(first.name)}: {found.text}"
-    lines = [Line(text, found.style, more)]
+    text = f"{beginning}{_short_name(first.name)}: {answer.text}"
+    lines = [Line(text, answer.style, more)]
     for word, rivals in grouped(compared_with_first(bests), attrgetter("word")).items():
         names = []
         for rival in rivals:
@@ -177,10 +177,14 @@ def compared_with_first(pairs: Sequence[RankedRun]) -> list[Rival]:
             compared.append(Rival(pair, LESS if high < low else ALIKE))
         return [*compared, *rivals]
     compared = []
-    for each in sorted(ranking(*times), key=attrgetter("index")):
-        if each.index:
-            share = each.relative_to_best if each.relative_to_best.has_bounds else None
-            compared.append(Rival(ranked[each.index], LESS if each.worse else ALIKE, share))
+    for ranked_pair in sorted(ranking(*times), key=attrgetter("index")):
+        if ranked_pair.index:
+            share = (
+                ranked_pair.relative_to_best if ranked_pair.relative_to_best.has_bounds else None
+            )
+            compared.append(
+                Rival(ranked[ranked_pair.index], LESS if ranked_pair.worse else ALIKE, share)
+            )
     return [*compared, *rivals]
 
 
@@ -219,14 +223,14 @@ def _listed(names: Sequence[str]) -> str:
 def luck_notes(pairs: Sequence[RankedRun]) -> list[str]:
     """How much of the speed-up of the best of several K is luck."""
     notes = []
-    known = [pair for pair in pairs if pair.speedup is not None]
-    for series in grouped(known, attrgetter("series")).values():
-        of_both_arms = _common_times(series)
-        if of_both_arms is None or not any(pair.best_k for pair in series):
+    measured = [pair for pair in pairs if pair.speedup is not None]
+    for series in grouped(measured, attrgetter("series")).values():
+        times = _common_times(series)
+        if times is None or not any(pair.best_k for pair in series):
             continue
         # The best of several is partly the luckiest. Where K is chosen on other prompts than those
         # that it is timed on, luck has no part in it.
-        worth = best_of_several(*of_both_arms, seed=0)
+        worth = best_of_several(*times, seed=0)
         honest = worth.honest
         bounds = f"{honest.bounds()} over {honest.covers}"
         beginning = f"{series[0].name.pair}: the best of {len(series)} K is {worth.naive:.2f}×"
@@ -239,7 +243,7 @@ def iteration_lines(pairs: Sequence[RankedRun]) -> list[str]:
     """What an iteration costs, of each pair that was measured with several K: with the settings that made it the
     fastest.
     """
-    known = [
+    measured = [
         pair
         for pair in pairs
         if isinstance(pair.k, int)
@@ -247,10 +251,10 @@ def iteration_lines(pairs: Sequence[RankedRun]) -> list[str]:
         and not pair.why_not
         and not pair.row.was_starved
     ]
-    has_several = len({pair.series for pair in known}) > 1
+    has_several = len({pair.series for pair in measured}) > 1
     lines = []
-    for of_pair in grouped(known, attrgetter("name.pair")).values():
-        fastest_first = sorted(of_pair, key=attrgetter("speedup"), reverse=True)
+    for runs_of_pair in grouped(measured, attrgetter("name.pair")).values():
+        fastest_first = sorted(runs_of_pair, key=attrgetter("speedup"), reverse=True)
         for series in grouped(fastest_first, attrgetter("series")).values():
             line = iteration_line([pair.run for pair in series])
             if line is not None:
