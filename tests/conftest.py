@@ -8,7 +8,6 @@ import random
 import signal
 import sys
 import tempfile
-import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -17,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import garbage
-import time_limit
 from harness.config.machine import num_usable_cores
 from harness.config.settings import ModelSettings
 
@@ -42,13 +40,13 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 _modules = tempfile.TemporaryDirectory(prefix="harness-tests-")
 os.environ["HF_MODULES_CACHE"] = _modules.name
 
-# The stacks of what a test has started when it takes too long, see `time_limit`. New interpreters find it there.
+# What the tests share is found by new interpreters, too.
 _ROOT = Path(__file__).parents[1]
 _PATHS = [_ROOT / "tests/support", _ROOT, *filter(None, [os.environ.get("PYTHONPATH")])]
 os.environ["PYTHONPATH"] = os.pathsep.join(map(str, _PATHS))
 # One directory for all processes of pytest-xdist, which inherit it.
 _shared = tempfile.TemporaryDirectory(prefix="harness-tests-")
-_CRASHED = Path(os.environ.setdefault(time_limit.STACKS, _shared.name)) / "crashed"
+_CRASHED = Path(os.environ.setdefault("HARNESS_TESTS_SHARED", _shared.name)) / "crashed"
 
 # Only a power failure could lose what is not written through, and each command would wait for the disk nine times.
 os.fsync = lambda descriptor: None
@@ -107,16 +105,6 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(optionalhook=True)
-def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> bool:
-    """Let `time_limit` end a test that takes too long."""
-    timer = threading.Timer(settings.timeout, time_limit.end, [item, settings])
-    timer.daemon = True
-    timer.start()
-    item.cancel_timeout = timer.cancel  # type: ignore[attr-defined]
-    return True
-
-
-@pytest.hookimpl(optionalhook=True)
 def pytest_handlecrashitem(crashitem: str) -> None:
     """Note a test that has ended its process. With the rest of its file it is given to another one."""
     with _CRASHED.open("a", encoding="utf-8") as file:
@@ -124,24 +112,9 @@ def pytest_handlecrashitem(crashitem: str) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """In CI, the slowest files, and what was skipped, by reason: a test that never runs should be noticed."""
-    if os.environ.get("CI"):
-        _list_slowest_files(terminalreporter)
-        _list_skipped(terminalreporter)
-
-
-def _list_slowest_files(terminalreporter: pytest.TerminalReporter) -> None:
-    seconds: collections.Counter[str] = collections.Counter()
-    for reports in terminalreporter.stats.values():
-        for report in reports:
-            if isinstance(report, pytest.TestReport):
-                seconds[report.location[0]] += report.duration
-    terminalreporter.section(f"slowest files, of {sum(seconds.values()):.0f} s")
-    for file, duration in seconds.most_common(25):
-        terminalreporter.write_line(f"{duration:6.1f} s {file}")
-
-
-def _list_skipped(terminalreporter: pytest.TerminalReporter) -> None:
+    """In CI, what was skipped, by reason: a test that never runs should be noticed."""
+    if not os.environ.get("CI"):
+        return
     skipped = terminalreporter.stats.get("skipped", [])
     # The place and the reason of each, of which the place does not matter.
     reasons = collections.Counter(report.longrepr[2] for report in skipped)

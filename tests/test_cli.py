@@ -1,18 +1,20 @@
-"""The command line as a user meets it: processes, exit codes, and what is on stderr; see also test_mistakes.py."""
+"""The command line as a user meets it: processes, exit codes, completion, and stderr; see also test_mistakes.py."""
 
 from __future__ import annotations
 
-import logging
+import os
 import re
 import shlex
+import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from documented import ROOT
-from harness import __version__
 from harness.commands.registry import with_settings
+from harness.config.sizes import PACKAGE
 from in_process import Harness, only
 from processes import run
 
@@ -32,52 +34,12 @@ def test_help_is_a_page_whatever_the_terminal_is(
             assert len(lines) <= 52, command
 
 
-def test_help_and_version_are_answered_in_any_place(harness: Harness) -> None:
-    wanted = harness("latency", "--help").stdout
-    for words in (
-        ["help", "latency"],
-        ["latency", "help"],
-        ["--help", "latency"],
-        ["latency", "-h"],
-    ):
-        assert harness(*words).stdout == wanted
-    versions = {
-        harness(*words).stdout
-        for words in (["-v"], ["version"], ["--version"], ["plan", "--version"])
-    }
-    assert versions == {f"{__version__}\n"}
-
-
-def test_help_has_sections(harness: Harness) -> None:
-    everything = harness("help", "latency", "all").stdout
-    assert "draft.layers" in everything
-    presets = harness("latency", "--help", "presets").stdout
-    assert "llama3.1_8B" in presets
-    assert "draft.layers" not in presets
-    assert presets == harness("help", "presets").stdout
-    of_k = harness("help", "K").stdout
-    assert "decoding.num_draft_tokens" in of_k
-    assert "decoding.temperature" not in of_k
-    complaint = harness.refused("latency", "-h", "oaks")
-    assert complaint.startswith("oaks: is not in the help of latency, which has: all, presets,")
-
-
 def test_short_names_and_dashes_are_recorded_as_settings(harness: Harness) -> None:
     harness("plan", "K=8", "-T", "0", "--prompt-length=64", "tokens=32", "results.file=null")
     assert only("overrides.yaml").read_text().split() == (
         "- decoding.num_draft_tokens=8 - decoding.temperature=0 - prompt_length=64 "
         "- decoding.max_new_tokens=32 - results.file=null".split()
     )
-
-
-def test_paths_and_dashes(harness: Harness) -> None:
-    assert harness.refused("report", "nowhere", "--output", "paper").startswith("nowhere: ")
-
-
-def test_the_composed_configuration_can_be_printed(harness: Harness) -> None:
-    shown = harness("latency", "model=7B_8bit_4GPUs", "draft=./other", "--cfg", "job").stdout
-    assert "name: 7B_8bit_4GPUs" in shown
-    assert "repository: ./other" in shown
 
 
 def test_users_bring_their_own_presets(harness: Harness) -> None:
@@ -152,12 +114,6 @@ def test_a_traceback_can_be_asked_for(tmp_path: Path) -> None:
     assert "stdout cannot be written" not in result.stderr
 
 
-def test_what_is_logged_after_a_wrong_setting_looks_for_no_file(harness: Harness) -> None:
-    """The handler of the run's log.txt outlived its directory, so that any later warning of a library was an error."""
-    harness.refused("latency", "model=./absent")
-    logging.getLogger("some.library").warning("later")
-
-
 def test_the_first_line_waits_for_no_library(tmp_path: Path) -> None:
     """With libraries that end the process when they are imported, torch before pandas."""
     (tmp_path / "torch.py").write_text("raise SystemExit(7)\n")
@@ -198,3 +154,89 @@ print("torch" in sys.modules)
         "serve: needs the fastapi package: pip install 'specharness[serve]'",
         "False",
     ]
+
+
+ODD = "odd é=#(~) x"
+
+
+def test_a_run_reads_and_writes_there(
+    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    model = tmp_path / ODD / "mödel=1"
+    shutil.copytree(PACKAGE / "local" / "models" / "shipped" / "tiny_draft", model)
+    (tmp_path / ODD / "p.txt").write_text("Once\nTwice\n")
+    pair = [f"model={ODD}/mödel=1", f"draft=./{ODD}/mödel=1", f"prompts={ODD}/p.txt"]
+    quick = ["num_prompts=2", "decoding.max_new_tokens=4"]
+    outcome = harness(
+        "latency", *pair, *quick, "results.file=~/x=1.csv", f"hydra.run.dir={ODD}/run,1"
+    )
+    assert f"{ODD}/mödel=1 + mödel=1" in outcome.stdout
+    assert (tmp_path / "home" / "x=1.csv").exists()
+    assert not (tmp_path / "~").exists()
+    assert (tmp_path / ODD / "run,1" / "latency.csv").exists()
+    # What Hydra notes can be given to it again.
+    noted = (tmp_path / ODD / "run,1" / ".hydra" / "overrides.yaml").read_text()
+    assert f"model='{ODD}/mödel=1'" in noted
+
+
+TINY = ["tiny", "tiny_dflash", "tiny_draft", "tiny_eagle3", "tiny_medusa", "tinyllama"]
+
+
+def test_a_pattern_sweeps_over_presets(harness: Harness) -> None:
+    outcome = harness("plan", "-m", "model=tiny", "draft=glob(tiny*)")
+    jobs = [line.partition(":")[0] for line in outcome.stderr.splitlines() if line.startswith("[")]
+    assert jobs == [f"[{number}/{len(TINY)}] draft={name}" for number, name in enumerate(TINY, 1)]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("harness la", ["latency"]),
+        (
+            "harness ",
+            [
+                "latency",
+                "acceptance",
+                "compare",
+                "map",
+                "eval",
+                "recovery",
+                "plan",
+                "serve",
+                "report",
+                "regress",
+                "bisect",
+                "audit",
+            ],
+        ),
+        ("harness latency model=tin", [f"model={name}" for name in TINY]),
+        ("harness eval -m draft=ear", ["draft=early_exit"]),
+        ("harness latency engi", ["engine.", "engine="]),
+        ("harness recovery decoding.te", ["decoding.temperature="]),
+        ("harness report ", []),
+    ],
+)
+def test_the_shell_is_offered_commands_settings_and_presets(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, line: str, expected: list[str]
+) -> None:
+    monkeypatch.setenv("COMP_LINE", line)
+    assert harness("-sc", "query=bash").stdout.split() == expected
+
+
+def test_bash_completes(tmp_path: Path) -> None:
+    if (bash := shutil.which("bash")) is None:
+        pytest.skip("no bash")
+    program = tmp_path / "harness"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m harness "$@"\n')
+    program.chmod(0o755)
+    script = (
+        'eval "$(harness -sc install=bash)"; complete -p harness >/dev/null || exit 1; '
+        'COMP_LINE="harness latency draft=tin"; '
+        "COMP_WORDS=(harness latency draft=tin) COMP_CWORD=2; hydra_bash_completion; echo ${COMPREPLY[@]}"
+    )
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    done = subprocess.run(
+        [bash, "-c", script], env=os.environ | {"PATH": path}, capture_output=True, text=True
+    )
+    assert done.stdout == " ".join(f"draft={name}" for name in TINY) + "\n", done.stderr

@@ -1,11 +1,14 @@
-"""What `CONTRIBUTING.md` names is there."""
+"""What `CONTRIBUTING.md` names is there, and no docstring only points to another place."""
 
 from __future__ import annotations
 
+import ast
 import re
 from pathlib import Path
 
 import pytest
+
+import harness
 
 ROOT = Path(__file__).parents[1]
 TEXT = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -26,3 +29,18 @@ def test_a_class_is_in_its_file(name: str, file: str) -> None:
 def test_they_are_found() -> None:
     assert len(PATHS) > 20
     assert len(CLASSES) >= 7
+
+
+PACKAGE = Path(harness.__file__).parent
+DOCUMENTED = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+
+
+def pointers(source: str) -> list[str]:
+    """The names of classes and functions whose docstrings begin by pointing to another place."""
+    nodes = [node for node in ast.walk(ast.parse(source)) if isinstance(node, DOCUMENTED)]
+    return [node.name for node in nodes if (ast.get_docstring(node) or "").startswith("See `")]
+
+
+def test_no_docstring_only_points_elsewhere() -> None:
+    files = {file: file.read_text(encoding="utf-8") for file in PACKAGE.rglob("*.py")}
+    assert {str(file): found for file, text in files.items() if (found := pointers(text))} == {}

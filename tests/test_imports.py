@@ -1,14 +1,15 @@
-"""The table of imports in ARCHITECTURE.md: who may import whom, no circles among files, and no torch where a quick
-answer is due."""
+"""The table of imports in ARCHITECTURE.md: who may import whom, no circles, and no torch where an answer is quick."""
 
 from __future__ import annotations
 
 import ast
 import functools
 import graphlib
+import os
 import re
 import subprocess
 import sys
+import tomllib
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -189,71 +190,24 @@ def test_no_command_is_imported_by_another_one_or_by_any_room() -> None:
     assert named_commands(ROOT) == []
 
 
-@pytest.mark.parametrize(
-    ("file", "source", "is_found"),
-    [
-        ("commands/eval/tables.py", "from harness.commands.latency.rows import Row", True),
-        ("commands/eval/tables.py", "def f():\n    from ..latency import rows", True),
-        ("commands/map/measure.py", "from harness.commands.latency.measure import Latency", False),
-        ("commands/eval/tables.py", "from harness.commands.eval.rows import Row", False),
-        ("commands/eval/tables.py", "from harness.commands.registry import COMMANDS", False),
-        ("commands/registry.py", "import harness.commands.latency.record", True),
-        ("cli/main.py", "if TYPE_CHECKING:\n    from harness.commands import latency", True),
-        ("cli/main.py", "from harness.commands import registry", False),
-    ],
-)
-def test_imports_of_commands_are_found(
-    tmp_path: Path, file: str, source: str, is_found: bool
-) -> None:
-    planted = tmp_path / PACKAGE / file
-    for folder in ("latency", "eval", "map", "../cli"):
-        (tmp_path / PACKAGE / "commands" / folder).mkdir(parents=True)
-    planted.write_text(source, encoding="utf-8")
-    assert bool(named_commands(tmp_path)) == is_found
-
-
 def test_no_files_import_each_other() -> None:
     assert circle(ROOT) == []
 
 
-@pytest.mark.parametrize(
-    "sources",
-    [
-        pytest.param({"a.py": "from harness.b import f", "b.py": "from harness.a import g"}, id="two"),
-        pytest.param(
-            {
-                "room/a.py": "from harness.room import b",
-                "room/b.py": "def f():\n    from .c import g",
-                "room/c.py": "if TYPE_CHECKING:\n    from harness.room.a import A",
-                "room/d.py": "from harness.room import a, b, c",
-            },
-            id="three, in a function and for types",
-        ),
-        pytest.param({"__init__.py": "from harness.a import f", "a.py": "from harness import version"}, id="package"),
-    ],
-)  # fmt: skip
-def test_planted_circle_is_found(tmp_path: Path, sources: dict[str, str]) -> None:
+def test_planted_circle_is_found(tmp_path: Path) -> None:
+    """Of three files, in a function and for types; the fourth is in none."""
+    sources = {
+        "__init__.py": "",
+        "a.py": "from harness.room import b",
+        "b.py": "def f():\n    from .c import g",
+        "c.py": "if TYPE_CHECKING:\n    from harness.room.a import A",
+        "d.py": "from harness.room import a, b, c",
+    }
+    room = tmp_path / PACKAGE / "room"
+    room.mkdir(parents=True)
     for name, source in sources.items():
-        file = tmp_path / PACKAGE / name
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(source, encoding="utf-8")
-        if len(sources) > 1 and file.name != "__init__.py":
-            (file.parent / "__init__.py").touch()
-    found = circle(tmp_path)
-    assert found
-    assert "harness.room.d" not in found
-
-
-def test_imports_without_a_circle_are_not_reported(tmp_path: Path) -> None:
-    package = tmp_path / PACKAGE
-    package.mkdir()
-    for name, source in {
-        "a": "from harness import b, c",
-        "b": "from harness.c import f",
-        "c": "import torch",
-    }.items():
-        (package / f"{name}.py").write_text(source, encoding="utf-8")
-    assert circle(tmp_path) == []
+        (room / name).write_text(source, encoding="utf-8")
+    assert {name.rpartition(".")[2] for name in circle(tmp_path)} == {"a", "b", "c"}
 
 
 def test_every_room_is_in_the_table() -> None:
@@ -261,50 +215,27 @@ def test_every_room_is_in_the_table() -> None:
     assert rooms == set(MAY_IMPORT)
 
 
-LOCAL_LOOPS = "local/decoding/loops.py"
-EAGER = "local/runners/eager.py"
-FORBIDDEN = [
-    pytest.param(LOCAL_LOOPS, "from harness.local.models.load import load", id="absolute"),
-    pytest.param(LOCAL_LOOPS, "import harness.local.models.load as load", id="as"),
-    pytest.param(LOCAL_LOOPS, "from harness.local import models", id="room by name"),
-    pytest.param(LOCAL_LOOPS, "from harness.engines.requests import Load", id="another file of the room"),
-    pytest.param(EAGER, "from ..models import load", id="relative"),
-    pytest.param("local/runners/deep/eager.py", "from ...models import load", id="relative, deeper"),
-    pytest.param(EAGER, "from .. import models", id="relative, room by name"),
-    pytest.param("local/models/load.py", "def f():\n    from harness.commands import latency", id="in a function"),
-    pytest.param("results/rows.py", "if TYPE_CHECKING:\n    from harness.local.models import load", id="for types"),
-    pytest.param("measuring/session.py", "import harness.cli", id="cli"),
-    pytest.param("results/rows.py", "def f():\n    import torch", id="torch in results"),
-    pytest.param("cli/main.py", "if TYPE_CHECKING:\n    import torch", id="torch for types"),
-    pytest.param("results/rows.py", "from harness.reporting import table", id="reporting in results"),
-    pytest.param("engines/registry.py", "from harness.servers import record", id="servers"),
-    pytest.param(
-        "commands/latency/measure.py",
-        "from harness.local.runners.snapshot import SnapshotRunner",
-        id="the other wing",
-    ),
-    pytest.param("config/settings.py", "from transformers import AutoConfig", id="transformers in config"),
-    pytest.param("cli/main.py", "try:\n    import torch.cuda\nexcept ImportError:\n    pass", id="torch in cli"),
-]  # fmt: skip
-ALLOWED = [
-    pytest.param(LOCAL_LOOPS, "import torch\nfrom harness.local.decoding import warp", id="own"),
-    pytest.param(LOCAL_LOOPS, "from . import verify", id="own, relative"),
-    pytest.param(
-        LOCAL_LOOPS, "from harness.engines.arrivals import Origin", id="one file of a room"
-    ),
-    pytest.param("results/rows.py", "from harness import __version__", id="version"),
-    pytest.param(EAGER, "from ..decoding.protocols import Runner", id="allowed room"),
-    pytest.param("cli/main.py", "def main():\n    from harness.commands import run", id="lazy"),
-]
-
-
-@pytest.mark.parametrize(("file", "source"), FORBIDDEN + ALLOWED)
-def test_violations_alone_are_found(tmp_path: Path, file: str, source: str) -> None:
+@pytest.mark.parametrize(
+    ("file", "source", "is_forbidden"),
+    [
+        ("local/decoding/loops.py", "import harness.local.models.load as load", True),
+        ("local/decoding/loops.py", "from harness.engines.requests import Load", True),
+        ("local/runners/deep/eager.py", "from ...models import load", True),
+        ("local/runners/eager.py", "from .. import models", True),
+        ("results/rows.py", "if TYPE_CHECKING:\n    from harness.local.models import load", True),
+        ("results/rows.py", "def f():\n    import torch", True),
+        ("local/decoding/loops.py", "import torch\nfrom . import verify", False),
+        ("local/decoding/loops.py", "from harness.engines.arrivals import Origin", False),
+        ("results/rows.py", "from harness import __version__", False),
+    ],
+)
+def test_violations_alone_are_found(
+    tmp_path: Path, file: str, source: str, is_forbidden: bool
+) -> None:
     planted = tmp_path / PACKAGE / file
     planted.parent.mkdir(parents=True)
     planted.write_text(source, encoding="utf-8")
-    forbidden = any(param.values == (file, source) for param in FORBIDDEN)
-    assert len(violations(room_of(planted, tmp_path), tmp_path)) == forbidden
+    assert len(violations(room_of(planted, tmp_path), tmp_path)) == is_forbidden
 
 
 def test_the_instrument_imports_nothing_heavy_by_any_way() -> None:
@@ -363,3 +294,49 @@ def test_no_two_files_of_tests_have_the_same_name() -> None:
     """Of two, pytest would run only one when it collects both rooms."""
     names = Counter(path.name for path in (ROOT / "tests").rglob("test_*.py"))
     assert [name for name, number in names.items() if number > 1] == []
+
+
+# An interpreter, and those it starts, is one without these packages.
+WITHOUT_LOCAL = os.pathsep.join(map(str, [ROOT / "tests" / "support" / "without_local", ROOT]))
+
+
+def test_a_server_is_asked_before_anything_slow_is_imported(tmp_path: Path) -> None:
+    """Statistics are, once there is something to count."""
+    script = """
+import sys
+from harness.cli.main import main
+try:
+    main()
+finally:
+    print({"scipy", "pandas", "jinja2", "matplotlib"} & set(sys.modules))
+"""
+    # Nothing listens at port 1.
+    asked = ["latency", "engine=server", "engine.url=http://127.0.0.1:1/v1"]
+    done = subprocess.run(
+        [sys.executable, "-c", script, *asked],
+        cwd=tmp_path, env=os.environ | {"PYTHONPATH": WITHOUT_LOCAL},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    assert "nothing answers at http://127.0.0.1:1/v1" in done.stderr
+    assert done.stdout == "set()\n"
+
+
+def test_torch_is_an_extra_that_setup_installs() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+
+    def packages(requirements: list[str]) -> set[str]:
+        names = set()
+        for requirement in requirements:
+            if requirement.startswith("specharness["):
+                for extra in requirement.partition("[")[2].rstrip("]").split(","):
+                    names |= packages(extras[extra])
+            else:
+                names.add(requirement.partition(">")[0].partition("[")[0])
+        return names
+
+    assert not packages(project["dependencies"]) & ABSENT
+    assert packages(extras["local"]) == HEAVY
+    for extra in ("all", "dev", "serve", "gguf"):
+        assert packages(extras[extra]) >= packages(extras["local"])

@@ -20,12 +20,9 @@ MISTAKES = {
     "latency model = 7B": "model: cannot be read as setting=value",
     "latency numprompts=3 temprature=0 K=4": "numprompts: no such setting (did you mean num_prompts?);"
     " temprature: no such setting (did you mean decoding.temperature?); harness help latency all lists them",
-    "latency model.temperature=2": "model.temperature: no such setting (did you mean decoding.temperature?)",
     "latency quantization=4bit": "quantization: may be model.quantization or draft.quantization: type one of them",
     "latency --temperature -m": "--temperature: needs a value: decoding.temperature=...",
-    "latency --cfg nope": "--cfg=nope: is followed by one of job, hydra, all",
     "latency K=2,4": "decoding.num_draft_tokens=2,4: has several values: -m measures each",
-    "latency ~draft": "draft: must be set",
     f"latency seed={5000 * '9'}": "seed: a number is too long, or brackets are nested too deeply",
     "bisect versions=1,2 -- a {x} -- b {x}": "--: is followed by one command",
     "latency -- llama-server -m a.gguf -md b.gguf":
@@ -33,23 +30,17 @@ MISTAKES = {
         "add --spec-type draft-simple",
     "latency -m K=2,4 -- sh -c 'exec vllm serve A --port {port} --n {K} --api-key X'":
         "the command behind --: --api-key: what is typed is written into files",
-    "bisect versions=1,2 -- sh -c 'HF_TOKEN=x exec a {port} {x}'":
-        "the command behind --: HF_TOKEN: what is typed is written into files",
     # Names of presets, and paths
     "latency model=7C": "model=7C: no such preset (did you mean 7B?)",
-    "latency model=llama": "model=llama: no such preset (did you mean ./llama?)",
     "latency model=tiny_eagle3": "model=tiny_eagle3: is a head that drafts for another model: draft=tiny_eagle3",
     "latency draft=./mine.py:Mine": "draft=./mine.py:Mine: must inherit from harness.local.drafting.method.Method or",
     "latency model=./weights.bin": "model=./weights.bin: is a file; the model is named by its directory, .",
-    "latency model=.": "model=.: the directory holds no config.json",
     f"latency model=./{LONG}": f"model=./{LONG}: must not have a name of more than 255 bytes",
     "latency prompts=./deep.jsonl": "prompts=./deep.jsonl: line 2 has a number that is too long, or brackets nested",
     "latency results.file=./loop.csv": "results.file=loop.csv: cannot be written: Too many levels of symbolic links",
     "latency hydra.run.dir=results": "hydra.run.dir=results: must be another directory than that of results.file=",
     # Values
     "latency batch_size=two": "batch_size=two: must be a whole number",
-    "latency test=yes": "test=yes: must be true or false",
-    "latency placement.device_map=[1]": "placement.device_map=[1]: must be a mapping",
     "latency weights=randm": "weights=randm: must be one of stored, random (did you mean random?)",
     "latency decoding.max_new_tokens=600": "decoding.max_new_tokens=600: leaves no room for a prompt: the context",
     "latency precision=2% budget=soon": "budget=soon: must be a time, such as 10min, 90s or 2h",
@@ -71,7 +62,6 @@ MISTAKES = {
     "serve host=127.evil.example": "api_key_variable=null: must name a variable with a key, because others can reach",
     # bisect
     "bisect versions=1,2 -- llama-server": "the command: must have {version} or {commit} where that goes",
-    "bisect versions=1,2 good=2 bad=1 -- a {x}": "bad=1: must come after good=2 in versions=",
 }  # fmt: skip
 
 

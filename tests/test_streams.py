@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,10 +42,9 @@ def require_success(done: subprocess.CompletedProcess[str], directory: Path, sho
     assert list((directory / "results").glob("*.csv"))
 
 
-@pytest.mark.slow
 def test_a_sweep_succeeds_where_everything_is_ascii(tmp_path: Path) -> None:
     """In processes whose files are ASCII too unless our code says otherwise."""
-    done = forked.run(*QUICK, "-m", "seed=1,2", cwd=tmp_path, code=None, **ASCII)
+    done = run(*QUICK, "-m", "seed=1,2", cwd=tmp_path, code=None, **ASCII)
     require_success(done, tmp_path, "speed-up")
     logs = list(tmp_path.glob("multirun/*/*/*/*/log.txt"))
     assert len(logs) == 2
@@ -55,21 +53,9 @@ def test_a_sweep_succeeds_where_everything_is_ascii(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("command", "closed", "shown"),
-    [
-        (QUICK, 1, ""),
-        (QUICK, 2, "ms/token"),
-        (["compare", *QUICKEST_PAIR, "prompt=7 * 8 =", "json=true"], None, '"status": "ok"'),
-    ],
-)
-def test_whatever_stdout_is_the_run_succeeds(
-    tmp_path: Path, command: list[str], closed: int | None, shown: str
-) -> None:
-    """A stream is closed, or both are ASCII."""
-    streams = {} if closed is None else {closed: None}
-    variables = ASCII if closed is None else {}
-    done = forked.run(*command, cwd=tmp_path, code=None, streams=streams, **variables)
+@pytest.mark.parametrize(("closed", "shown"), [(1, ""), (2, "ms/token")])
+def test_where_a_stream_is_closed_the_run_succeeds(tmp_path: Path, closed: int, shown: str) -> None:
+    done = forked.run(*QUICK, cwd=tmp_path, code=None, streams={closed: None})
     require_success(done, tmp_path, shown)
 
 
@@ -82,10 +68,9 @@ def test_help_needs_no_streams(tmp_path: Path, closed: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("json", ["false", "true"])
-def test_a_session_ends_when_nobody_reads_its_output(tmp_path: Path, json: str) -> None:
+def test_a_session_ends_when_nobody_reads_its_output(tmp_path: Path) -> None:
     """A pipe of prompts without an end; the race under way is finished."""
-    quick = ["compare", *QUICKEST_PAIR, "decoding.max_new_tokens=4", f"json={json}"]
+    quick = ["compare", *QUICKEST_PAIR, "decoding.max_new_tokens=4", "json=true"]
     typing = subprocess.Popen(["yes", "7 * 8 ="], stdout=subprocess.PIPE)
     reading = subprocess.Popen(
         ["head", "-n", "1"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -122,22 +107,20 @@ def test_a_full_disk_behind_stdout_is_one_line_and_loses_no_row(tmp_path: Path) 
     assert rows_in(tmp_path) == 2
 
 
-@pytest.mark.parametrize("arguments", ["", "latency --cfg job"])
-def test_usage_on_a_full_disk_is_one_line(tmp_path: Path, arguments: str) -> None:
-    done = shell(f"harness {arguments} > /dev/full", tmp_path)
+def test_usage_on_a_full_disk_is_one_line(tmp_path: Path) -> None:
+    done = shell("harness > /dev/full", tmp_path)
     assert (done.returncode, done.stderr) == (
         1,
         "harness: stdout cannot be written: No space left on device\n",
     )
 
 
-@pytest.mark.parametrize("arguments", ["", "-m seed=1,2"])
 def test_a_directory_that_takes_no_files_is_one_line_that_names_the_settings(
-    tmp_path: Path, arguments: str
+    tmp_path: Path,
 ) -> None:
     """/proc takes no directory from anybody, not even from root."""
     done = shell(
-        f"cd /proc && PYTHONPATH={Path(__file__).parents[1]} harness {' '.join(QUICK)} {arguments}",
+        f"cd /proc && PYTHONPATH={Path(__file__).parents[1]} harness {' '.join(QUICK)}",
         tmp_path,
     )
     assert done.returncode == 2
@@ -146,22 +129,7 @@ def test_a_directory_that_takes_no_files_is_one_line_that_names_the_settings(
     assert "results.file" in done.stderr
 
 
-def test_a_full_disk_before_the_run_is_a_failed_run(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    make = Path.mkdir
-
-    def mkdir(path: Path, *arguments: Any, **options: Any) -> None:
-        if "outputs" in path.parts:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-        make(path, *arguments, **options)
-
-    monkeypatch.setattr(Path, "mkdir", mkdir)
-    complaint = harness("latency", code=1).complaint
-    assert complaint == "the run's directory cannot be made: No space left on device"
-
-
-@pytest.mark.parametrize("name", ["latency.csv", "result.json", "summary.txt"])
+@pytest.mark.parametrize("name", ["latency.csv", "summary.txt"])
 def test_a_disk_that_is_full_at_the_end_does_not_hide_the_answer(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
@@ -176,10 +144,3 @@ def test_a_disk_that_is_full_at_the_end_does_not_hide_the_answer(
     outcome = harness(*QUICK, code=1)
     assert "ms/token" in outcome.stdout
     assert outcome.complaint.endswith(f"/{name} cannot be written: No space left on device")
-
-
-def test_nothing_is_collected_where_no_file_is_named(harness: Harness, tmp_path: Path) -> None:
-    harness(*QUICK, "results.file=null")
-    harness("eval", *QUICKEST_PAIR, "num_prompts=2", "results.file=null")
-    harness(*QUICK, "results.file=null", "-m", "seed=1")
-    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["multirun", "outputs"]

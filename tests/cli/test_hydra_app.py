@@ -70,34 +70,6 @@ def test_help_texts_are_not_read_as_options_are_added(monkeypatch: pytest.Monkey
     assert "completion" in repr(hydra_app.options()["-sc"].help)
 
 
-def test_options_say_what_follows_them() -> None:
-    options = hydra_app.options()
-    assert options["-m"].nargs == options["--multirun"].nargs == options["-sc"].nargs == 0
-    assert options["-c"].choices == ["job", "hydra", "all"]
-    assert options["--info"].nargs == "?"
-    assert options["-cd"].nargs is None
-    assert options["-cd"].choices is None
-
-
-def test_flags() -> None:
-    flags = hydra_app.flags(["-m", "-cd", "mine"])
-    assert flags.multirun
-    assert flags.config_dir == "mine"
-    assert not flags.help
-    assert (flags.cfg, flags.info, flags.hydra_help) == (None, None, False)
-    assert hydra_app.flags(["--help"]).help
-
-
-def test_a_configuration_without_a_run(conf: Path) -> None:
-    for _ in range(2):
-        with hydra_app.composed(conf, "main", ["size=5"], None) as (config, loader):
-            assert (config.size, config.model.layers) == (5, 2)
-            assert loader.get_group_options("model") == ["small"]
-    with hydra_app.composed(conf, "main", ["model=own"], "mine") as (config, loader):
-        assert (config.size, config.model.layers) == (1, 3)
-        assert loader.get_group_options("model") == ["own", "small"]
-
-
 def test_a_run_and_a_sweep_of_the_line(conf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("HYDRA_FULL_ERROR", raising=False)
     before = list(sys.argv)
@@ -108,29 +80,3 @@ def test_a_run_and_a_sweep_of_the_line(conf: Path, monkeypatch: pytest.MonkeyPat
         assert called == [(size, line, "1") for size in sizes]
         assert sys.argv == before
         assert "HYDRA_FULL_ERROR" not in os.environ
-
-
-def test_an_error_of_the_task_comes_out(conf: Path) -> None:
-    before = list(sys.argv)
-    with (
-        pytest.raises(ArithmeticError, match="bad"),
-        hydra_app.calling(task, ["program", "size=bad"], conf, "main") as call,
-    ):
-        call()
-    assert sys.argv == before
-
-
-def test_an_error_of_hydra_comes_out(conf: Path) -> None:
-    with (
-        pytest.raises(hydra.errors.HydraException, match="nowhere"),
-        hydra_app.calling(task, ["program", "model=nowhere"], conf, "main") as call,
-    ):
-        call()
-
-
-def test_completion_is_of_the_first_word(conf: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    line = ["program", "-sc", "install=bash"]
-    with hydra_app.calling(task, line, conf, "main") as call:
-        call()
-    assert "COMP_CWORD" in (printed := capsys.readouterr().out)
-    assert " program\n" in printed

@@ -11,7 +11,7 @@ import pytest
 from harness.cli.manifest import Manifest, round_overrides
 from harness.cli.rounds import pool
 from harness.measuring.rows import LatencyRow
-from harness.results.files import as_csv, read_rows
+from harness.results.files import read_rows
 from harness.results.locked_files import replace_file
 from in_process import Harness, results
 from report_files import latency_run
@@ -31,11 +31,6 @@ def test_rounds_vary_slowest() -> None:
     assert round_overrides("latency", ["repeats=1"]) == []
     assert round_overrides("latency", ["model=7B"]) == []
     assert round_overrides("eval", ["repeats=3"]) == []
-
-
-def test_what_cannot_be_repeated(harness: Harness) -> None:
-    assert "must be at least 1" in harness.refused("latency", "repeats=0")
-    assert "at most 1000" in harness.refused("latency", "repeats=1001")
 
 
 def test_only_rounds_of_the_same_job_are_pooled(tmp_path: Path) -> None:
@@ -97,18 +92,3 @@ def test_runs_that_were_measured_before_are_pooled_with_new_ones(harness: Harnes
     ended = harness(*quick, "repeats=2")
     assert ended.stderr.count("measured before") == 1
     assert mentions(ended.stdout, "8 prompts and 2 runs")
-
-
-@pytest.mark.slow
-def test_figures_that_were_edited_are_not_taken_over(harness: Harness) -> None:
-    """The collected rows say something else than those in the run's own directory, which nobody edits."""
-    harness(*QUICK)
-    collected = Path("results/latency.csv")
-    rows = read_rows(collected, LatencyRow)
-    edited = [dataclasses.replace(row, ms_per_token=0.01) for row in rows]
-    replace_file(collected, as_csv(edited))
-    ended = harness(*QUICK, "-m", "seed=0")
-    assert "measured before" not in ended.stderr
-    assert mentions(ended.stderr, "latency.csv", "other figures", "ms_per_token")
-    ended = harness(*QUICK, "-m", "seed=0")
-    assert ended.stderr.count("measured before") == 1, "the newest run is taken over"

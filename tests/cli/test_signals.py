@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import os
 import signal
 import subprocess
 import sys
 import time
-import weakref
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 import forked
-from harness import run
 from harness.cli import signals
 from harness.config.errors import RunError
 from harness.measuring.session import Session
 from harness.results.schema import RunRow
 from in_process import QUICKEST_PAIR, Harness, results
-from processes import HARNESS, end, start, wait_for
+from processes import end, start
 
 ROOT = Path(__file__).parents[2]
 QUICK = ["latency", "engine=simulated", "num_prompts=2", "decoding.max_new_tokens=4"]
@@ -100,21 +97,6 @@ def test_a_time_limit_of_submitit_interrupts_its_job_and_fails_it_alone(
     assert isinstance(interrupted_by[0], signals.TimeLimit)
 
 
-def test_a_program_that_calls_keeps_its_own_use_of_sigusr2(submitit: list[int]) -> None:
-    """Such as a job of submitit's that calls `harness.run`."""
-
-    def call() -> None:
-        with signals.interrupting():
-            signals.raise_postponed()
-            with signals.within_time_limit():
-                send(signal.SIGUSR2)
-                wait()
-
-    with pytest.raises(ValueError, match="not requeued"):
-        call()
-    assert submitit == [signal.SIGUSR2]
-
-
 def test_a_signal_during_an_import_is_obeyed_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -131,68 +113,6 @@ def test_a_signal_during_an_import_is_obeyed_after_it(
     )
     assert (reason, lost) == ("stopped by SIGTERM", [])
     assert sys.modules.pop("swallows_everything").imported, "an import is never cut short"
-
-
-def test_what_an_import_leaves_is_exempt_from_collections(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "makes_lists.py").write_text("lists = [[] for _ in range(1000)]\n")
-    monkeypatch.syspath_prepend(tmp_path)
-    before = gc.get_freeze_count()
-    try:
-        lists = signals.load("makes_lists").lists
-        assert gc.get_freeze_count() > before + len(lists)
-    finally:
-        sys.modules.pop("makes_lists", None)
-
-
-def test_a_collector_that_was_off_stays_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "is_empty.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    gc.disable()
-    try:
-        signals.load("is_empty")
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
-        sys.modules.pop("is_empty", None)
-
-
-class HoldsItself:
-    """Freed by the collector alone."""
-
-    def __init__(self) -> None:
-        self.itself = self
-
-
-def test_what_a_program_made_that_calls_a_command_is_still_collected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A model that a notebook deletes later must not keep its memory."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.delitem(sys.modules, "harness.commands.plan.measure", raising=False)
-    model = HoldsItself()
-    is_alive = weakref.ref(model)
-    run("plan", *QUICKEST_PAIR)
-    assert "harness.commands.plan.measure" in sys.modules
-    del model
-    gc.collect()
-    assert is_alive() is None
-
-
-def test_a_handler_that_is_not_pythons_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a program in another language that holds the interpreter."""
-    before = signal.getsignal(signal.SIGHUP)
-    known = signal.getsignal
-    monkeypatch.setattr(
-        signal, "getsignal", lambda number: None if number == signal.SIGHUP else known(number)
-    )
-    with signals.interrupting():
-        assert known(signal.SIGHUP) is before
-        assert known(signal.SIGTERM) is not before
-    assert known(signal.SIGHUP) is before
 
 
 @pytest.mark.parametrize(
@@ -214,10 +134,6 @@ def test_a_command_that_still_imports_ends_at_once(
     assert len(stderr.splitlines()) == (2 if command == "latency" else 1)
 
 
-def test_what_was_postponed_is_obeyed_at_the_end_at_the_latest() -> None:
-    assert interruption(lambda: send(signal.SIGINT)) == ""
-
-
 def test_a_second_signal_does_not_wait() -> None:
     interrupt = functools.partial(send, signal.SIGINT)
     reached: list[int] = []
@@ -235,16 +151,6 @@ class Swallows:
 
 def test_a_signal_during_a_destructor_is_not_lost() -> None:
     assert interruption(signals.raise_postponed, Swallows, wait) == "stopped by SIGTERM"
-
-
-def test_what_is_ignored_stays_ignored() -> None:
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        with signals.interrupting():
-            signals.raise_postponed()
-            send(signal.SIGHUP)
-    finally:
-        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_waits_while_rows_are_written(
@@ -288,28 +194,6 @@ def test_a_signal_is_not_lost_if_rows_cannot_be_written() -> None:
     assert jobs == [1]
 
 
-def test_a_signal_after_rows_that_were_not_written_interrupts_at_once() -> None:
-    def fail_to_write() -> None:
-        with contextlib.suppress(OSError), signals.finishing():
-            raise OSError("No space left on device")
-
-    send_one = functools.partial(send, signal.SIGTERM)
-    assert interruption(fail_to_write, send_one, wait) == "stopped by SIGTERM"
-
-
-def test_a_failed_run_that_was_interrupted_says_both(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail_to_write(session: Session, rows: Sequence[RunRow]) -> None:
-        send(signal.SIGINT)
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(Session, "write_rows", fail_to_write)
-    outcome = harness(*QUICK, code=130)
-    assert "No space left on device" in outcome.stderr
-    assert outcome.stderr.endswith("interrupted; what was measured so far is kept\n")
-
-
 ENDLESS = ["latency", *QUICKEST_PAIR, "num_prompts=15", "num_warmup=100000"]
 
 
@@ -319,17 +203,6 @@ def test_a_run_that_is_ended_leaves_a_row(tmp_path: Path) -> None:
     end(run, signal.SIGUSR2, 130)
     (file,) = tmp_path.glob("outputs/latency/*/*/latency.csv")
     assert "interrupted,time limit: stopped by SIGUSR2" in file.read_text()
-
-
-@pytest.mark.slow
-def test_a_run_is_ended_while_models_are_loaded(tmp_path: Path) -> None:
-    """`-m fuzz` takes any moment."""
-    with (tmp_path / "said.txt").open("w") as said:
-        run = subprocess.Popen([*HARNESS, *ENDLESS], cwd=tmp_path, stderr=said)
-    wait_for(run, tmp_path, "said.txt", holding="float32 on cpu")
-    run.send_signal(signal.SIGTERM)
-    run.wait()
-    assert run.returncode == 130, (tmp_path / "said.txt").read_text()
 
 
 def test_ctrl_c_while_it_begins_to_import_is_one_line(tmp_path: Path) -> None:

@@ -24,39 +24,23 @@ from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows, read_rows
 from in_process import Harness
 from processes import end
-from sweep_pairs import FATAL_WIDTH, save_wicked
+from wicked_engine import FATAL, FILE
 from wording import mentions
 
 NUM_SEEDS = int(os.environ.get("SWEEP_SEEDS", "1"))
 NUM_KILLS = int(os.environ.get("SWEEP_KILLS", "2"))
-FATAL = FATAL_WIDTH - 1
 NUMBERS = [1, 2, 3, 4, FATAL] if NUM_SEEDS > 1 else [2, FATAL]
 REASONS = {
-    "exception": "ZeroDivisionError|a bug in the model",
-    "memory": "out of main memory: .* GB wanted, .* GB free",
-    "kill": "its process was killed by SIGKILL",
+    "Wicked": "ZeroDivisionError|a bug in the engine",
+    "Greedy": "out of main memory, .* GB free",
+    "Killed": "its process was killed by SIGKILL",
 }
 
 
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("pairs")
-    for misbehaviour in ("none", "hang", *REASONS):
-        save_wicked(directory / misbehaviour, misbehaviour)
-    (directory / "prompts.txt").write_text("one\ntwo words\n")
-    return directory
-
-
-def command(pairs: Path, *more: str) -> list[str]:
-    models = ",".join(f"{pairs}/{name}" for name in REASONS)
+def command(*more: str) -> list[str]:
     return [
-        *("latency", "-m", f"model={models}", f"draft={pairs}/none"),
-        *(
-            "model.trust_remote_code=true",
-            "draft.trust_remote_code=true",
-            f"prompts={pairs}/prompts.txt",
-        ),
-        *("num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=12"),
+        *("latency", "-m", "num_prompts=2", "num_warmup=0", "decoding.max_new_tokens=12"),
+        f"engine={','.join(f'{FILE}:{name}' for name in REASONS)}",
         f"decoding.num_draft_tokens={','.join(map(str, NUMBERS))}",
         f"seed={','.join(map(str, range(NUM_SEEDS)))}",
         *more,
@@ -64,21 +48,21 @@ def command(pairs: Path, *more: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_every_job_has_one_final_row_whatever_happens(pairs: Path, tmp_path: Path) -> None:
+def test_every_job_has_one_final_row_whatever_happens(tmp_path: Path) -> None:
     chance = random.Random(0)
     for _ in range(NUM_KILLS):
-        sweep = start(*command(pairs), cwd=tmp_path, until="multirun/*")
-        time.sleep(chance.uniform(0, 8 if NUM_SEEDS > 1 else 3))
+        sweep = start(*command(), cwd=tmp_path, until="multirun/*")
+        time.sleep(chance.uniform(0, 8 if NUM_SEEDS > 1 else 2))
         # On a fast machine it may have ended.
         sweep.kill()
         sweep.wait()
-    finished = run(*command(pairs), cwd=tmp_path, code=1)
+    finished = run(*command(), cwd=tmp_path, code=1)
 
     newest = max((tmp_path / "multirun" / "latency").glob("*/*"))
     rows = pd.read_csv(newest / "latency.csv")
     num_jobs = len(REASONS) * len(NUMBERS) * NUM_SEEDS
     assert f"{num_jobs} of {num_jobs} jobs" in finished.stderr
-    per_arm = rows.groupby(["model", "num_draft_tokens", "seed"]).size()
+    per_arm = rows.groupby(["engine", "num_draft_tokens", "seed"]).size()
     speculative = rows[rows["arm"] == "speculative"]
     assert len(speculative) == num_jobs == rows["job"].nunique()
     assert len(rows) == 2 * num_jobs
@@ -87,7 +71,7 @@ def test_every_job_has_one_final_row_whatever_happens(pairs: Path, tmp_path: Pat
     failed = speculative["status"] == "failed"
     assert (failed == (speculative["num_draft_tokens"] == FATAL)).all()
     for name, reason in REASONS.items():
-        errors = speculative[failed & speculative["model"].str.endswith(f"/{name}")]["error"]
+        errors = speculative[failed & speculative["engine"].str.endswith(f":{name}")]["error"]
         assert len(errors) == NUM_SEEDS
         assert errors.str.contains(reason).all(), list(errors)
 
@@ -102,49 +86,14 @@ def test_every_job_has_one_final_row_whatever_happens(pairs: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-def test_a_job_that_dies_in_a_used_directory_has_no_figures_of_an_earlier_run(
-    pairs: Path, tmp_path: Path
-) -> None:
-    sweep = command(pairs, f"model={pairs}/kill", "seed=0", "hydra.sweep.dir=s")
-    run(*sweep, "decoding.num_draft_tokens=2", cwd=tmp_path)
-    run(*sweep, f"decoding.num_draft_tokens={FATAL}", cwd=tmp_path, code=1)
-    for file in ("s/latency.csv", "s/0/latency.csv"):
-        rows = pd.read_csv(tmp_path / file)
-        died = rows[rows["num_draft_tokens"] == FATAL]
-        assert died["error"].str.contains(REASONS["kill"]).all(), file
-        assert died["ms_per_token"].isna().all()
-        assert len(died) == 1
-
-
-@pytest.mark.slow
-def test_a_job_that_hangs_is_ended_and_the_next_one_begins(pairs: Path, tmp_path: Path) -> None:
-    # On a machine that is slow enough the limit ends the second job too.
-    arguments = command(
-        pairs, f"model={pairs}/hang,{pairs}/none", f"decoding.num_draft_tokens={FATAL}", "seed=1"
-    )
+def test_a_job_that_hangs_is_ended_and_the_next_one_begins(tmp_path: Path) -> None:
+    arguments = command(f"engine={FILE}:Hanging,simulated", f"decoding.num_draft_tokens={FATAL}")
     run(*arguments, "job_timeout_s=2", cwd=tmp_path, code=1)
     (file,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
     rows = pd.read_csv(file)
     assert list(rows["job"]) == [0, 0, 1, 1]
     hung = rows[rows["job"] == 0]
     assert hung["error"].str.contains("took longer than job_timeout_s=2").all()
-
-
-@pytest.mark.slow
-def test_a_pair_that_does_not_load_is_tried_once(pairs: Path, tmp_path: Path) -> None:
-    broken = tmp_path / "broken"
-    save_wicked(broken, "none")
-    (broken / "model.safetensors").write_bytes(b"no weights")
-    arguments = command(
-        pairs, f"model={broken},{pairs}/none", "decoding.num_draft_tokens=1,2", "seed=0"
-    )
-    run(*arguments, cwd=tmp_path, code=1)
-    (file,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
-    rows = pd.read_csv(file)
-    errors = rows[rows["arm"] == "speculative"].set_index("job")["error"]
-    assert not errors[0].startswith("not tried")
-    assert errors[1] == f"not tried, because the pair failed to load before: {errors[0]}"
-    assert errors[2:].isna().all()
 
 
 @pytest.mark.slow
@@ -179,18 +128,10 @@ def test_a_job_with_a_wrong_setting_is_in_the_table_of_its_sweep_alone(harness: 
     assert {row.draft for row in read_rows("results/latency.csv", LatencyRow)} == {"lookup"}
 
 
-def test_a_sweep_over_a_name_that_does_not_exist_is_not_advised_to_run_again(
-    harness: Harness,
-) -> None:
-    ended = harness("latency", "-m", "model=tiny_draft,notamodel", "draft=none", code=2)
-    assert "model=notamodel: no such preset" in ended.stderr
-    assert "the same command again" not in ended.stderr
-
-
 @pytest.mark.slow
-def test_ctrl_c_ends_the_sweep_with_its_rows(pairs: Path, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_sweep_with_its_rows(tmp_path: Path) -> None:
     # The first job hangs, and no time limit ends it.
-    arguments = command(pairs, f"model={pairs}/hang", f"decoding.num_draft_tokens={FATAL}")
+    arguments = command(f"engine={FILE}:Hanging", f"decoding.num_draft_tokens={FATAL}")
     sweep = start(*arguments, cwd=tmp_path, until="**/environment.json")
     _, said = end(sweep, signal.SIGINT, 130)
     (file,) = (tmp_path / "multirun" / "latency").glob("*/*/latency.csv")
@@ -220,11 +161,6 @@ def test_a_job_whose_rows_cannot_be_collected_fails_and_keeps_them(tmp_path: Pat
     assert len(read_rows(collected, LatencyRow)) == 1
 
 
-def test_a_sweep_into_a_device_is_refused(tmp_path: Path) -> None:
-    done = run("plan", "-m", "seed=1,2", "results.file=/dev/full", cwd=tmp_path, code=2)
-    assert "results.file=/dev/full: cannot be written: it is not a regular file" in done.stderr
-
-
 def test_a_sweep_into_the_directory_of_all_runs_is_refused_and_removes_nothing(
     harness: Harness, tmp_path: Path
 ) -> None:
@@ -234,17 +170,6 @@ def test_a_sweep_into_the_directory_of_all_runs_is_refused_and_removes_nothing(
     rule = "hydra.sweep.dir=results: must be another directory than that of results.file="
     assert refused.complaint.startswith(rule)
     assert len(read_rows(collected, LatencyRow)) == 2
-
-
-def test_a_sweep_into_a_directory_with_somebody_elses_file_is_refused(
-    harness: Harness, tmp_path: Path
-) -> None:
-    (tmp_path / "s").mkdir()
-    file = tmp_path / "s" / "plan.csv"
-    file.write_text("task,due\npaint the fence,May\n")
-    refused = harness("plan", "-m", "batch_size=1,2", "hydra.sweep.dir=s", code=2)
-    assert refused.complaint.startswith("hydra.sweep.dir=s: must be another directory than that of")
-    assert file.read_text() == "task,due\npaint the fence,May\n"
 
 
 def test_another_sweep_in_the_same_directory_has_its_own_jobs_alone(

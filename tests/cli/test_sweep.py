@@ -9,14 +9,9 @@ from typing import Any
 import pytest
 
 from harness.cli.tables import exit_code, job_line, print_sweep
-from harness.commands.latency.tables.ranked import ranked_runs
-from harness.commands.latency.tables.ranking import latency_answers
-from harness.commands.plan.rows import PlanRow
 from harness.commands.recovery.rows import RecoveryRow
-from harness.commands.recovery.tables import Checks
 from harness.config.machine import note_command_line
 from harness.measuring.rows import LatencyRow
-from harness.results.runs import Run
 from report_files import eval_run, latency_run
 from wording import mentions
 
@@ -30,13 +25,6 @@ def check(job: str, kind: str, verdict: str, status: str = "ok") -> RecoveryRow:
 
 def of_job(number: int, run: list[LatencyRow]) -> list[LatencyRow]:
     return [dataclasses.replace(row, job=str(number)) for row in run]
-
-
-@pytest.mark.parametrize(("verdict", "code"), [("lossless", 0), ("undecided", 3), ("lossy", 1)])
-def test_a_job_has_the_verdict_that_its_run_had(verdict: str, code: int) -> None:
-    rows = [check("0", "sampled", verdict)]
-    assert job_line("recovery", rows) == Checks(rows).verdict == verdict
-    assert exit_code("recovery", rows) == code
 
 
 def test_the_worst_job_decides() -> None:
@@ -65,20 +53,6 @@ def test_a_job_in_a_few_words(command: str, rows: list[Any], expected: str) -> N
     assert job_line(command, rows) == expected
 
 
-def test_a_plan_that_does_not_fit_is_a_finding(capsys: pytest.CaptureFixture[str]) -> None:
-    error, sizes = (
-        "model: 30B does not fit: it needs 65 GB",
-        {"needed_bytes": 65 * 10**9, "free_bytes": 24 * 10**9, "num_gpus": 2},
-    )
-    rows = [
-        PlanRow(run=job, model="30B", job=job, status="does_not_fit", error=error, **sizes)
-        for job in ("0", "1")
-    ]
-    assert job_line("plan", rows[:1]) == "does not fit: 65.0 GB in 2 × 24.0 GB"
-    print_sweep("plan", rows, Path("plan.csv"), num_jobs=2)
-    assert capsys.readouterr().err == "  Saved  2 of 2 jobs in plan.csv\n"
-
-
 def test_pairs_and_failures_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     runs = [latency_run(2, 1.5), latency_run(4, 2.0), latency_run(2, 2.5, model="30B")]
     runs.append(latency_run(4, status="failed", error="30B [bold]does not fit[/bold]", model="30B"))
@@ -97,82 +71,14 @@ def test_pairs_and_failures_are_printed(capsys: pytest.CaptureFixture[str]) -> N
     assert mentions(error, "5 of 6 jobs", "multirun/latency.csv", "the same command again")
 
 
-def test_evaluations_are_told_apart(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [
-        dataclasses.replace(row, job=str(n))
-        for n in (0, 1)
-        for row in eval_run(temperature=float(n))
-    ]
-    note_command_line(["eval", "-m", "temperature=0,1"])
-    print_sweep("eval", rows, Path("eval.csv"), num_jobs=2)
-    out, error = capsys.readouterr()
-    assert "greedy" in out
-    assert mentions(out, "Next", "harness eval -m temperature=0,1 num_prompts=2000")
-    assert error == "  Saved  2 of 2 jobs in eval.csv\n"
-
-
-def test_nothing_to_print_is_said(capsys: pytest.CaptureFixture[str]) -> None:
-    (row,) = latency_run(draft=None, ms_per_token=None)
-    print_sweep("latency", [row], Path("latency.csv"), num_jobs=1)
-    assert capsys.readouterr().out == "Nothing was measured.\n"
-
-
-@pytest.mark.parametrize("started", [None, "1700000000"])
-def test_what_is_left_of_a_server_that_tells_no_start_needs_resume_always(
-    started: str | None, capsys: pytest.CaptureFixture[str]
-) -> None:
-    of_server = {"engine": "server", "server_started": started}
-    rows = of_job(0, latency_run(**of_server))
-    print_sweep("latency", rows, Path("latency.csv"), num_jobs=2)
-    error = capsys.readouterr().err
-    assert "1 of 2 jobs" in error
-    assert "measures what is missing or failed" in error
-    assert ("resume=always" in error) == (started is None)
-
-
-def test_methods_are_ranked_for_each_target(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    lookup = {
-        "draft": "lookup",
-        "draft_method": "lookup",
-        "draft_ms": 0.01,
-        "tokens_per_iteration": 1.4,
-    }
-    runs = [latency_run(run="1", draft="7B"), latency_run(run="2", **lookup, speedup=1.3)]
-    rows = [row for number, run in enumerate(runs) for row in of_job(number, run)]
-    print_sweep("latency", rows, tmp_path / "latency.csv", 2, details=True)
-    printed = capsys.readouterr().out
-    table = (
-        printed[printed.index("What drafts best for 13B") :]
-        if "What drafts best for 13B" in printed
-        else printed
-    )
-    assert "held back most" in table
-    assert "1.40" in table
-    places = [table.index(method) for method in ("lookup", "7B")]
-    fast = {row.draft: row.speedup.estimate for row in rows if row.speedup}
-    assert (places[0] < places[1]) == (fast["lookup"] > fast["7B"])
-
-
 @pytest.mark.parametrize(
     ("changes", "said", "command"),
     [
         ({}, "13B with 7B, K=4: 2.00× faster", "harness latency -m model=13B K=8"),
         (
-            {"speedup": 1.2, "speedup_low": 1.1, "speedup_high": 1.3},
-            "K=2: 1.50× faster",
-            "repeats=5",
-        ),
-        (
             {"processor_share": 0.4, "num_threads": 4},
             "not quiet in 1 of 2 runs (one got 40 % of the CPU time it wanted): OMP_NUM_THREADS=1",
             "",
-        ),
-        (
-            {"drifted": True, "num_threads": 1},
-            "not quiet in 1 of 2 runs (times drifted)",
-            "repeats=5",
         ),
         (
             {"regular_ms": 900.0},
@@ -208,82 +114,3 @@ def test_a_sweep_has_one_answer_and_one_step(
     # The tables that it leaves out.
     assert "How much faster?" not in out
     assert "How much faster?" in summary.read_text()
-
-
-def test_auto_that_gave_up_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    gave_up = {
-        "num_draft_tokens": "auto",
-        "mean_num_draft_tokens": 0.02,
-        "draft": "early_exit",
-        "speedup": 0.95,
-    }
-    runs = [latency_run(run="1", draft="7B"), latency_run(run="2", **gave_up)]
-    rows = [row for number, run in enumerate(runs) for row in of_job(number, run)]
-    print_sweep("latency", rows, tmp_path / "latency.csv", 2, details=True)
-    said = " ".join(capsys.readouterr().out.split())
-    assert "gave it up" in said
-    assert "is too slow: " not in said.partition("early_exit")[2]
-
-
-def answers(*runs: list[LatencyRow]) -> list[str]:
-    """Sentences about the fastest pair of each target, without those about its rivals."""
-    lines = latency_answers(ranked_runs([Run(rows) for rows in runs]))
-    return [line.text for line in lines if line.style != "plain"]
-
-
-def test_methods_of_different_engines_are_not_ranked() -> None:
-    here, elsewhere = latency_run(draft="7B"), latency_run(draft="lookup", engine="huggingface")
-    assert len(answers(here, elsewhere)) == 2
-    (answer,) = answers(here, latency_run(draft="lookup", speedup=1.5))
-    assert answer.startswith("Fastest: 13B with 7B")
-
-
-def test_of_number_formats_the_fastest_arm_is_named() -> None:
-    """8 bits gain more over a slower arm; where regular arms are alike, speed-ups say which is faster."""
-
-    def run(speedup: float, ms: float, quantization: str) -> list[LatencyRow]:
-        rows = latency_run(4, speedup, quantization=quantization)
-        times = (ms, ms / speedup)
-        return [
-            dataclasses.replace(row, ms_per_token=time)
-            for row, time in zip(rows, times, strict=True)
-        ]
-
-    fastest, *others = answers(run(2.8, 80.0, "8bit"), run(2.6, 46.0, "4bit"))
-    assert mentions(fastest, "4bit", "is the fastest arm: 17.69 ms/token")
-    assert ["4bit" in answer for answer in others] == [True, False]
-    fastest, *_ = answers(run(2.8, 80.0, "8bit"), run(0.9, 20.0, "4bit"))
-    assert mentions(fastest, "4bit", "without a draft", "20 ms/token")
-    assert len(answers(run(2.8, 80.0, "8bit"), run(2.6, 79.0, "4bit"))) == 2
-
-
-def test_answers_tell_conditions_apart() -> None:
-    runs = []
-    for temperature, size in ((0.0, 1), (0.5, 1), (0.5, 8)):
-        for draft, speedup in (("7B", 1.5), ("lookup", 1.2)):
-            conditions = {"temperature": temperature, "batch_size": size}
-            runs.append(latency_run(draft=draft, speedup=speedup, **conditions))
-    assert {answer.partition(": 1.50×")[0] for answer in answers(*runs)} == {
-        "greedy: fastest: 13B with 7B, K=4",
-        "temperature 0.5: fastest: 13B with 7B, K=4",
-        "batches of 8, temperature 0.5: fastest: 13B with 7B, K=4",
-    }
-
-
-def test_a_method_with_synthetic_acceptance_is_labelled() -> None:
-    runs = [latency_run(draft="7B", synthetic_acceptance=0.8), latency_run(draft="lookup")]
-    pairs = ranked_runs([Run(rows) for rows in runs])
-    assert {pair.method for pair in pairs} == {"7B · synthetic 0.8", "lookup"}
-
-
-def test_one_method_is_not_ranked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    print_sweep("latency", of_job(0, latency_run()), tmp_path / "latency.csv", 1)
-    assert "held back most" not in capsys.readouterr().out
-
-
-def test_one_method_is_not_ranked_against_itself(capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [row for seed in (0, 1) for row in of_job(seed, latency_run(seed=seed))]
-    print_sweep("latency", rows, Path("latency.csv"), num_jobs=2)
-    out = capsys.readouterr().out
-    assert " seed " in out
-    assert "What drafts best" not in out

@@ -21,7 +21,6 @@ from harness.cli.manifest import Manifest, SweepCallback
 from harness.cli.menu import config_source, conversion, documentation, names, server_words, typed
 from harness.cli.menu.names import CONF
 from harness.commands.registry import configured, with_settings
-from harness.config.errors import SettingError
 from harness.config.methods import METHODS
 from recipes.reference_pages import departures
 from remembered_configs import remember
@@ -136,7 +135,6 @@ def test_every_job_of_every_experiment_composes(name: str) -> None:
 @pytest.mark.parametrize(
     ("typed", "varying", "num_jobs"),
     [
-        ([], ["decoding.temperature", "decoding.num_draft_tokens"], 8),
         (["decoding.num_draft_tokens=4"], ["decoding.temperature"], 2),
         (
             ["decoding.num_draft_tokens=1,auto", "seed=1,2"],
@@ -165,25 +163,6 @@ def test_what_is_typed_replaces_the_list_of_an_experiment(
         OverridesParser.create().parse_overrides(arguments), None
     )
     assert len(jobs) == num_jobs
-
-
-def test_rounds_come_before_the_list_of_an_experiment(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(SweepCallback, "directory", None)
-    overrides = ["+experiment=tiny", f"hydra.sweep.dir={tmp_path}", "seed=1,2", "repeat=1,2"]
-    loader = GlobalHydra.instance().config_loader()
-    config = loader.load_configuration("latency", overrides, run_mode=RunMode.MULTIRUN)
-    SweepCallback().on_multirun_start(config)
-    arguments = [f"{key}={value}" for key, value in config.hydra.sweeper.params.items()]
-    ((first, *_, last),) = BasicSweeper.split_arguments(
-        OverridesParser.create().parse_overrides([*arguments, "seed=1,2", "repeat=1,2"]), None
-    )
-    assert (first[0], last[0]) == ("repeat=1", "repeat=2")
-    manifest = Manifest.read(tmp_path)
-    assert (len(manifest.names), manifest.num_jobs) == (16, 32)
-    # In the order of the jobs of a round.
-    assert [manifest.names[0], manifest.names[-1]] == [" ".join(job[1:4]) for job in (first, last)]
 
 
 @pytest.mark.parametrize("command", with_settings())
@@ -233,11 +212,8 @@ def test_what_is_left_out_follows_the_model(model: str, draft: str | None, promp
     [
         ("7B", "huggyllama/llama-7b", "none", None),
         ("7B_8bit", "huggyllama/llama-7b", "8bit", None),
-        ("7B_4bit", "huggyllama/llama-7b", "4bit", None),
         ("7B_1GPU_8bit", "huggyllama/llama-7b", "8bit", 1),
         ("./my-model", "./my-model", "none", None),
-        ("../up/my_8bit", "../up/my_8bit", "none", None),
-        ("/abs/model", "/abs/model", "none", None),
         ("meta-llama/Llama-3.2-1B", "meta-llama/Llama-3.2-1B", "none", None),
     ],
 )
@@ -249,10 +225,6 @@ def test_names_mean_the_same_on_both_sides(
     assert (chosen.quantization, chosen.gpus) == (quantization, gpus)
 
 
-def test_a_target_may_have_several_gpus() -> None:
-    assert composed("latency", "model=7B_4GPUs").model.gpus == 4
-
-
 @pytest.mark.parametrize(
     ("path", "directory"), [("./files/llama.Q4.gguf", "files"), ("llama.Q4.gguf", ".")]
 )
@@ -261,22 +233,6 @@ def test_a_gguf_file_is_a_model(path: str, directory: str) -> None:
     assert (chosen.repository, chosen.gguf_file) == (directory, "llama.Q4.gguf")
 
 
-def test_the_sides_may_differ() -> None:
-    chosen = composed("latency", "model=7B_8bit", "draft=7B", "draft.dtype=bfloat16")
-    assert chosen.model.quantization == "8bit"
-    assert (chosen.draft.quantization, chosen.draft.dtype) == ("none", "bfloat16")
-
-
 def test_a_prompt_file_is_a_prompt_set() -> None:
     chosen = composed("latency", "prompts=questions.jsonl").prompts
     assert (chosen.name, chosen.file) == ("questions", "questions.jsonl")
-
-
-def test_head_is_no_target() -> None:
-    with pytest.raises(
-        SettingError, match="model=qwen3-8b-eagle3: is a head that drafts for another model"
-    ):
-        composed("plan", "model=qwen3-8b-eagle3", "draft=none")
-    assert (
-        composed("plan", "model=qwen3-8b", "draft=qwen3-8b-eagle3").draft.name == "qwen3-8b-eagle3"
-    )

@@ -155,11 +155,6 @@ def architecture_of(name: str) -> Mapping[str, Any]:
     return architecture
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name != "none"])
-def test_preset_composes_and_is_called_like_its_file(name: str) -> None:
-    assert preset(name).name == name
-
-
 def test_every_preset_has_a_published_size() -> None:
     # transformers 5.23 cannot build these.
     assistants = {name for name in NAMES if name.endswith("-assistant")}
@@ -196,12 +191,6 @@ def test_head_is_of_its_kind_and_size(name: str) -> None:
         assert abs(sketch.num_parameters / 1e9 - published) < rounding
 
 
-def test_a_key_of_another_architecture_is_found() -> None:
-    assert unknown_keys({"model_type": "gpt2", "n_layer": 2, "num_key_value_heads": 2}) == {
-        "num_key_value_heads"
-    }
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_model_has_the_published_size_and_context(name: str) -> None:
     config = configuration(architecture_of(name))
@@ -214,15 +203,6 @@ def test_model_has_the_published_size_and_context(name: str) -> None:
     assert getattr(config, "max_position_embeddings", None) == context
 
 
-@pytest.mark.parametrize(
-    ("name", "factor"), [("llama3.1_8B", 8.0), ("llama3.1_70B", 8.0), ("llama3.2_1B", 32.0)]
-)
-def test_third_llamas_stretch_their_rotary_positions(name: str, factor: float) -> None:
-    rope = configuration(architecture_of(name)).rope_parameters
-    assert (rope["rope_type"], rope["rope_theta"], rope["factor"]) == ("llama3", 500_000, factor)
-    assert rope["original_max_position_embeddings"] == 8192
-
-
 @pytest.mark.parametrize("name", ["llama3.1_8B", "llama3.1_70B"])
 def test_quantized_twin_differs_in_repository_and_quantization_alone(name: str) -> None:
     model, twin = preset(name), preset(f"{name}-bnb-4bit")
@@ -232,10 +212,3 @@ def test_quantized_twin_differs_in_repository_and_quantization_alone(name: str) 
         twin, name=name, repository=model.repository, quantization=model.quantization
     )
     assert same == model
-
-
-def test_only_baichuan_runs_code_from_its_repository() -> None:
-    assert {name for name in PUBLISHED if preset(name).trust_remote_code} == {
-        "baichuan-7b",
-        "baichuan-13b",
-    }

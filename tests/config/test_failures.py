@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import os
-import pickle
 
 import pytest
 import torch
@@ -88,11 +87,6 @@ def test_unknown_failures_stay_what_they_are(exception: Exception) -> None:
     assert as_run_error(exception) is None
 
 
-def test_translated_errors_survive_processes() -> None:
-    error = as_run_error(RuntimeError(ERROR_802))
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)
-
-
 @pytest.mark.gpu
 def test_gpu_out_of_memory_for_real() -> None:
     with pytest.raises(torch.OutOfMemoryError) as raised:
@@ -121,16 +115,3 @@ def test_a_repository_without_a_file_was_reached() -> None:
     error = explained(missing, "model", settings)
     assert not isinstance(error, UnreachableError)
     assert "model: a/b cannot be loaded: a/b does not appear to have a file" in str(error)
-
-
-def test_what_an_error_was_separated_from_explains_nothing() -> None:
-    settings = ModelSettings(name="a/b", repository="a/b")
-    try:
-        try:
-            raise ConnectionError
-        except ConnectionError:
-            raise OSError("the file config.json is not valid JSON") from None
-    except OSError as damaged:
-        error = explained(damaged, "model", settings)
-    assert not isinstance(error, UnreachableError)
-    assert "the file config.json is not valid JSON" in str(error)

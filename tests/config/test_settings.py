@@ -1,20 +1,23 @@
+"""Settings, rules of acceptance, and synthetic acceptance in each of its shapes."""
+
 from __future__ import annotations
 
+import itertools
+import math
 import pickle
-import typing
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
 from harness.cli.menu.conversion import from_config
-from harness.commands.eval.record import Task
-from harness.commands.eval.tasks import OPERATIONS
 from harness.commands.latency.record import LatencySettings
+from harness.config.acceptance_rules import AcceptanceRule
 from harness.config.errors import SettingError
 from harness.config.settings import (
     DecodingSettings,
     ModelSettings,
 )
+from harness.config.synthetic import length_deviation, marginal_rates, mean_length
 
 MODEL = {"name": "m", "repository": "a/b"}
 COMPLETE: dict[str, Any] = {
@@ -63,5 +66,67 @@ def test_errors_survive_pickling_between_processes() -> None:
     assert error.exit_code == 2
 
 
-def test_the_tasks_of_the_setting_are_those_that_there_are() -> None:
-    assert set(typing.get_args(Task)) == {*OPERATIONS, "gsm8k"}
+class Honest(AcceptanceRule):
+    lossless = True
+
+
+class HonestWhenDrawn(Honest):
+    lossless_greedily: ClassVar[bool | None] = False
+
+
+@pytest.mark.parametrize(
+    ("rule", "greedily", "drawn"),
+    [(AcceptanceRule(), False, False), (Honest(), True, True), (HonestWhenDrawn(), False, True)],
+)
+def test_a_rule_is_greedily_what_it_is_otherwise_unless_it_says_so(
+    rule: AcceptanceRule, greedily: bool, drawn: bool
+) -> None:
+    assert rule.is_lossless(0.0, 0, 1.0) is greedily
+    assert rule.is_lossless(0.7, 0, 1.0) is drawn
+
+
+def rates(asked: Any, k: Any = 4) -> tuple[float, ...] | None:
+    return DecodingSettings(synthetic_acceptance=asked, num_draft_tokens=k).synthetic_rates
+
+
+@pytest.mark.parametrize("length", [1.001, 2.6, 4.999, 5.0])
+def test_a_length_becomes_the_rate_with_that_mean(length: float) -> None:
+    found = rates(length)
+    assert found is not None
+    assert 1 + sum(marginal_rates(found, 4)) == pytest.approx(length)
+
+
+@pytest.mark.parametrize("k", [4, "auto"])
+def test_nan_is_no_rate(k: Any) -> None:
+    with pytest.raises(SettingError, match=r"must be in \[0, 1\]"):
+        rates(math.nan, k)
+
+
+def test_rates_of_prefixes_repeat_the_last_and_end_with_k() -> None:
+    assert marginal_rates((0.5,), 3) == [0.5, 0.25, 0.125]
+    assert marginal_rates((0.8, 0.5), 3) == pytest.approx([0.8, 0.4, 0.2])
+    assert marginal_rates((0.8, 0.5, 0.1), 1) == [0.8]
+
+
+@pytest.mark.parametrize("asked", [(0.9, 0.5), 0.8, 0.0, 1.0])
+def test_the_deviation_is_that_of_all_iterations(asked: Any) -> None:
+    """Three tokens, each accepted or not, weighted by their chances."""
+    first, second = asked if isinstance(asked, tuple) else (asked, asked)
+    # The last rate holds for all later positions.
+    chances = (first, second, second)
+    mean = square = 0.0
+    for accepted in itertools.product((False, True), repeat=3):
+        weight = math.prod(
+            chance if taken else 1 - chance for chance, taken in zip(chances, accepted, strict=True)
+        )
+        length = 1 + len([*itertools.takewhile(bool, accepted)])
+        mean += weight * length
+        square += weight * length**2
+    assert mean_length(asked, 3) == pytest.approx(mean)
+    assert length_deviation(asked, 3) == pytest.approx(math.sqrt(max(0.0, square - mean**2)))
+
+
+def test_a_length_is_at_most_one_more_than_k() -> None:
+    assert rates(5.0) == rates(2.0, 1) == (1.0,)
+    with pytest.raises(SettingError, match=r"at most K \+ 1 = 5"):
+        rates(5.01)

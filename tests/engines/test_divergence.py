@@ -25,20 +25,12 @@ class FakeEngine:
 ENGINE: Any = FakeEngine()
 
 
-def test_equal_texts_do_not_part() -> None:
-    assert first_divergence(ENGINE, [0], [1, 2, 0], [1, 2, 0]) is None
-
-
 def test_the_first_difference_comes_with_its_margin() -> None:
     found = first_divergence(ENGINE, [0], [1, 2, 0, 1], [1, 2, 1, 2])
     assert found is not None
     assert (found.position, found.expected, found.actual) == (2, 0, 1)
     assert found.logit_margin == pytest.approx(torch.tensor(0.5 / 0.25).log().item())
     assert found.logit_tolerance == 0.25
-
-
-def test_a_text_that_ends_earlier_parts_there() -> None:
-    assert first_divergence(ENGINE, [0], [1, 2], [1]) == Divergence(1, 2, -1)
 
 
 def test_without_a_reference_there_is_a_place_and_no_margin() -> None:

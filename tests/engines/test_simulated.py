@@ -8,15 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pandas as pd
 import pytest
 
-from harness.engines.protocol import Arm, Blocks, Engine
-from harness.engines.record import Opening
-from harness.engines.simulated.engine import SimulatedEngine
-from harness.engines.simulated.settings import SimulatedSettings
 from harness.results.files import append_rows
-from in_process import Harness, only, results
+from in_process import Harness, results
 from report_files import latency_run
 from wording import mentions
 
@@ -57,18 +52,6 @@ def test_no_page_calls_it_a_measurement(harness: Harness) -> None:
     assert "simulated" not in finding
 
 
-def test_the_cost_of_an_iteration_is_the_planted_one(harness: Harness) -> None:
-    costs = SimulatedSettings(step_ms=20, draft_ms=3, width_ms=1)
-    # Enough tokens that shorter drafts at the ends of answers hardly count.
-    asked = ["engine.draft_ms=3", "engine.width_ms=1", "K=3", "tokens=2000", "num_prompts=8"]
-    row = speculative(harness, *QUIET, *BARE, *asked)
-    iteration_ms = row["ms_per_token"] * row["tokens_per_iteration"]
-    assert iteration_ms == pytest.approx(costs.iteration_ms(3), rel=0.01)
-    expected = (1 - 0.8**4) / 0.2
-    # Of 16,000 tokens.
-    assert row["tokens_per_iteration"] == pytest.approx(expected, rel=0.05)
-
-
 def test_a_sweep_over_k_finds_the_planted_costs(harness: Harness) -> None:
     asked = ["engine.draft_ms=2", "engine.width_ms=0.5", "num_prompts=20", "engine.noise=0.02"]
     outcome = harness("latency", "-m", *QUIET, *asked, "K=1,4,8")
@@ -84,42 +67,6 @@ def test_a_sweep_over_k_finds_the_planted_costs(harness: Harness) -> None:
     assert step == pytest.approx(20, abs=0.1)
 
 
-def test_requests_in_flight_share_the_engine(harness: Harness) -> None:
-    """Eight rows take 20 + 7 × 0.5 ms a step, and one more request waits until a row has ended."""
-    asked = ["batch_size=8", "num_prompts=64", "prompts=tiny", "draft=none"]
-    harness("latency", *QUIET, *BARE, *asked)
-    row = results().iloc[-1]
-    assert row["ms_per_token"] == pytest.approx((20 + 7 * 0.5) * 63 / 64, rel=0.02)
-    assert row["mean_in_flight"] == pytest.approx(8, rel=0.02)
-    assert row["tokens_per_second"] == pytest.approx(8 * 1000 / row["ms_per_token"], rel=0.03)
-
-
-def test_requests_that_fill_free_places_wait_for_each_other(harness: Harness) -> None:
-    """Regular answers of one length end together, so that the next eight are sent at once and read in turn."""
-    asked = ["batch_size=8", "num_prompts=256", "engine.first_ms=10", "engine.prompt_ms=0"]
-    harness("latency", *QUIET, *asked)
-    rows = results()
-    assert rows["mean_in_flight"].tolist() == pytest.approx([8, 8], rel=0.02)
-    # 10, 20, ... 80 ms.
-    assert rows["time_to_first_token_ms"][0] == pytest.approx(45, rel=0.02)
-
-
-def test_at_a_rate_laps_neither_begin_nor_end_empty(harness: Harness) -> None:
-    """Of one lap of 2048 requests the beginning and the end hardly count."""
-    asked = ["engine.rate=20", "num_prompts=2048", "tokens=16"]
-    harness("latency", *QUIET, *asked)
-    harness("latency", *QUIET, *asked, "laps=1")
-    rows = results()
-    in_laps, at_once = rows[:2], rows[2:].reset_index(drop=True)
-    for column in ("mean_in_flight", "ms_per_token", "requests_per_second"):
-        assert in_laps[column].tolist() == pytest.approx(at_once[column].tolist(), rel=0.06), column
-    # Little's law: requests per second times the seconds of each.
-    seconds = rows["ms_per_token"] * 16 / 1000
-    assert (rows["requests_per_second"] * seconds).tolist() == pytest.approx(
-        rows["mean_in_flight"].tolist(), rel=0.08
-    )
-
-
 def test_requests_at_a_rate_wait_as_queueing_theory_says(harness: Harness) -> None:
     """Answers of one token are read in 8 ms each: a queue M/D/1, half as long as one of random services."""
     asked = ["engine.first_ms=8", "engine.prompt_ms=0", "decoding.max_new_tokens=1", "draft=none"]
@@ -129,38 +76,6 @@ def test_requests_at_a_rate_wait_as_queueing_theory_says(harness: Harness) -> No
     row = results().iloc[0]
     assert row["time_to_first_token_ms"] == pytest.approx(expected, rel=0.06)
     assert row["offered_rate"] == pytest.approx(60, rel=0.06)
-
-
-def test_answers_end_where_their_lengths_are_planted(harness: Harness) -> None:
-    lengths = ["engine.lengths=[4,40]", "decoding.ignore_eos=false", "num_prompts=8"]
-    harness("latency", *QUIET, *lengths)
-    prompts = pd.read_csv(only("latency_prompts.csv"))
-    assert prompts["num_tokens"].tolist().count(4) == prompts["num_tokens"].tolist().count(40) == 8
-
-
-def test_repeated_runs_are_other_runs(harness: Harness) -> None:
-    """At temperature 0 too, where all have the same seed and the same texts."""
-    asked = ["engine=simulated", "engine.start_noise=0.05", "temperature=0", "num_prompts=8"]
-    harness("latency", *asked, "repeats=2", "resume=false")
-    rows = results().query("arm == 'speculative' and repeat != 'all'")
-    assert rows["seed"].nunique() == rows["acceptance_rate"].nunique() == 1
-    assert rows["speedup"].nunique() == 2
-
-
-def test_a_race_shows_the_planted_time_of_a_first_token(harness: Harness) -> None:
-    asked = ["engine.first_ms=40", "engine.prompt_ms=0", "prompt=hello"]
-    harness("compare", *QUIET, *asked)
-    row = results("compare").iloc[-1]
-    assert row["regular_time_to_first_token_ms"] == pytest.approx(40)
-    assert row["speculative_time_to_first_token_ms"] == pytest.approx(40)
-
-
-def test_what_a_prompt_yields_follows_from_it_alone(harness: Harness) -> None:
-    """In any company and any order: acceptance of a prompt is the same with eight in flight."""
-    for number in (1, 8):
-        harness("latency", *QUIET, f"batch_size={number}", "num_prompts=40")
-    first, second = (results().iloc[place]["acceptance_rate"] for place in (1, 3))
-    assert first == second
 
 
 def expected_speedup(rng: np.random.Generator, k: int, num_prompts: int, tokens: int) -> float:
@@ -196,52 +111,6 @@ def test_intervals_over_prompts_cover_the_planted_speedup(harness: Harness) -> N
     assert (~held).sum() <= 4
     # Intervals that are too wide would cover, too.
     assert (rows["speedup_high"] / rows["speedup_low"]).median() < 1.2
-
-
-def test_prompts_that_are_asked_again_need_no_more_starts(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of four blocks there were forty, each with a start of both servers."""
-    begun: list[str] = []
-
-    def opened(opening: Opening) -> Engine:
-        engine = SimulatedEngine(opening)
-        assert engine.blocks is not None
-        start = engine.blocks.begin
-
-        def begin(arm: Arm) -> None:
-            begun.append(arm.name)
-            start(arm)
-
-        engine.blocks = Blocks(engine.blocks.number, begin)
-        return engine
-
-    monkeypatch.setattr("harness.engines.simulated.engine.SimulatedEngine", opened)
-    file = Path("prompts.txt")
-    file.write_text("the only one", encoding="utf-8")
-    row = speculative(
-        harness, "engine=simulated", f"prompts={file}", "num_prompts=40", "engine.blocks=4"
-    )
-    assert begun.count("regular") == begun.count("speculative") == 4
-    assert row["speedup_covers"] == "4 blocks of the same texts"
-    assert row["num_prompts"] == 40
-
-
-def test_starts_that_differ_are_covered_by_blocks_alone(harness: Harness) -> None:
-    """Equal arms, each of whose starts is some per cent slower or faster: two tokens in the time of two steps. The
-    interval over the prompts of one start is too narrow.
-    """
-    equal = ["engine.draft_ms=20", "engine.width_ms=0", "engine.acceptance=1", "K=1"]
-    asked = ["engine=simulated", "engine.start_noise=0.05", *equal, "num_prompts=16"]
-    wrong = {}
-    for blocks in (0, 8):
-        seeds = ",".join(str(100 * (1 + blocks) + seed) for seed in range(8))
-        harness("latency", "-m", *asked, f"engine.blocks={blocks}", f"seed={seeds}")
-        rows = pd.read_csv("results/latency.csv").query("arm == 'speculative'").iloc[-8:]
-        wrong[blocks] = ((rows["speedup_low"] > 1) | (rows["speedup_high"] < 1)).sum()
-    assert wrong[0] > 4
-    # 5 % of 8 are one at most; more than two are 1 in 170.
-    assert wrong[8] <= 2
 
 
 @pytest.mark.parametrize(

@@ -1,9 +1,11 @@
-"""What is around an arm's answer: garbage, memory, and failures."""
+"""Around an arm's answer: garbage, memory, and failures; and the seam is as small as ARCHITECTURE.md draws it."""
 
 from __future__ import annotations
 
 import gc
+import re
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +14,7 @@ from harness.config.errors import RunError
 from harness.config.settings import DecodingSettings
 from harness.engines.protocol import Answered, Arm, Engine, Question, Request
 from harness.engines.requests import RequestError
-from harness.engines.timing import timed_answer, without_garbage_collection
+from harness.engines.timing import timed_answer
 
 QUESTION = Question([[1], [2]], DecodingSettings(max_new_tokens=3), seed=0, indices=(0, 1))
 
@@ -59,12 +61,6 @@ def test_memory_is_that_of_one_question() -> None:
     assert (answered.arm, answered.question, answered.tokens) == ("any", QUESTION, [[7], [7]])
 
 
-def test_all_are_in_flight_unless_the_question_says_otherwise() -> None:
-    assert timed_answer(Engine(), FakeArm(), QUESTION).seconds == 2
-    one = Question([[1], [2]], DecodingSettings(), 0, (0, 1), in_flight=1)
-    assert timed_answer(Engine(), FakeArm(), one).seconds == 1
-
-
 def test_a_failed_request_is_an_error_where_none_may_fail() -> None:
     arm = FakeArm()
     arm.error = RequestError(500, "RunError", "out of memory")
@@ -81,11 +77,18 @@ def test_garbage_is_collected_outside_the_clock() -> None:
     assert gc.isenabled()
 
 
-def test_collection_stays_off_where_it_was_off() -> None:
-    gc.disable()
-    try:
-        with without_garbage_collection():
-            pass
-        assert not gc.isenabled()
-    finally:
-        gc.enable()
+ARCHITECTURE = Path(__file__).parents[2] / "ARCHITECTURE.md"
+
+
+def names_of(kind: type) -> set[str]:
+    """The public attributes and methods of a class."""
+    names = vars(kind).keys() | kind.__annotations__
+    return {name for name in names if not name.startswith("_")}
+
+
+def test_every_name_of_the_seam_is_drawn() -> None:
+    text = ARCHITECTURE.read_text(encoding="utf-8")
+    _, section = text.split("**An engine answers a question", 1)
+    drawing = section.split("```")[1]
+    for name, kind in (("engine", Engine), ("arm", Arm)):
+        assert set(re.findall(rf"\b{name}\.(\w+)", drawing)) == names_of(kind)

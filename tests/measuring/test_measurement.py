@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
-import threading
-from http.server import BaseHTTPRequestHandler, SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -29,7 +26,6 @@ from harness.measuring.measurement import (
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows
 from harness.results.weights import weights_identity
-from harness.servers.identity import server_report
 from harness.servers.settings import ServerSettings
 from some_settings import settings_of
 
@@ -64,18 +60,6 @@ def test_what_changes_a_number_changes_the_digest(
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-of-another-kind")
     changed()
     assert len(set(digests)) == len(digests)
-
-
-def test_prompts_in_the_home_directory_count_by_their_contents(
-    settings: LatencySettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A preset may name them so; on a command line `~` is gone before."""
-    monkeypatch.setenv("HOME", str(tmp_path))
-    prompts = PromptSettings(name="prompts", file="~/prompts.txt")
-    settings = dataclasses.replace(settings, prompts=prompts)
-    before = identify(settings).digest
-    (tmp_path / "prompts.txt").write_text("one\nthree\n")
-    assert identify(settings).digest != before
 
 
 def test_what_changes_no_number_does_not(settings: LatencySettings) -> None:
@@ -187,34 +171,6 @@ def test_figures_of_a_server_are_of_the_process_that_gave_them(
     assert not found(url, resume="always"), "a server that is down was not measured"
 
 
-def test_a_start_is_read_from_metrics(tmp_path: Path) -> None:
-    (tmp_path / "metrics").write_text("# TYPE a gauge\nprocess_start_time_seconds 1.79e+09\n")
-    (tmp_path / "version").write_text("[" * 100_000)
-    handler = functools.partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        told = server_report(f"http://127.0.0.1:{server.server_port}/v1")
-        server.shutdown()
-    assert told is not None
-    assert told.started == "1.79e+09"
-    assert told.about == {"models": []}
-
-
-@pytest.mark.parametrize("status", [401, 503])
-def test_a_server_that_does_not_tell_its_models_now_is_not_described(status: int) -> None:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_error(status)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        assert server_report(f"http://127.0.0.1:{server.server_port}/v1") is None
-        server.shutdown()
-
-
 def test_weights_are_known_by_commit_or_by_their_contents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -241,11 +197,3 @@ def test_weights_are_known_by_commit_or_by_their_contents(
     trained[1_500_000:] = b"1" * 1_500_000
     weights.write_bytes(trained)
     assert weights_identity(local) != before
-
-    before = weights_identity(local)
-    (tmp_path / "local" / "merges.txt").write_text("a b")
-    assert weights_identity(local) != before
-    monkeypatch.setenv("HOME", str(tmp_path))
-    assert weights_identity(ModelSettings(name="m", repository="~/local")) == weights_identity(
-        local
-    )

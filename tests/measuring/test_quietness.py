@@ -9,34 +9,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 
-from harness.commands.latency.tables.doubts import doubts, notes
 from harness.engines import energy
-from harness.engines.protocol import Answered, BatchTimes
-from harness.engines.requests import RequestRecord
 from harness.measuring import quietness
-from harness.measuring.figures.paired import Speedup
 from harness.measuring.quietness import Quietness, processor_time
 from in_process import QUICKEST_PAIR, Harness, results
-from measured_runs import figures
-from report_files import latency_run
 from wording import mentions
-
-
-def said(**changes: Any) -> str:
-    rows = latency_run(speedup=2.0, **changes)
-    return " ".join([*doubts(rows), *notes(rows)])
-
-
-def test_time_that_threads_ran_and_waited(tmp_path: Path) -> None:
-    for thread, times in (("1", "300 100 7\n"), ("2", "500 200 9\n")):
-        (tmp_path / thread).mkdir()
-        (tmp_path / thread / "schedstat").write_text(times)
-    (tmp_path / "3").mkdir()
-    assert processor_time(tmp_path) == (800, 300)
-    assert processor_time(tmp_path / "absent") is None
 
 
 def test_what_a_run_has_started_computes_for_it() -> None:
@@ -137,36 +116,6 @@ def test_processes_of_the_run_itself_are_no_others(monkeypatch: pytest.MonkeyPat
         assert num_others(server.pid) == 0
         server.communicate()
     assert num_others(os.getppid()) == 1
-
-
-def test_what_is_said_and_when() -> None:
-    assert "quiet" not in said(processor_share=0.97, other_gpu_processes=0)
-    assert mentions(said(processor_share=0.4, load=8.9, num_cores=2), "40 %", "8.9", "2 cores")
-    throttled: dict[str, Any] = {"gpu_throttled": "power cap", "lowest_gpu_clock_mhz": 1200}
-    assert mentions(
-        said(**throttled, other_gpu_processes=1), "1 other process", "1200", "power cap"
-    )
-    drifted: dict[str, Any] = {"drift": 0.8, "drift_low": 0.7, "drift_high": 0.9}
-    assert mentions(said(**drifted, drifted=True), "0.80", "0.70 to 0.90")
-    assert "second half" not in said(**drifted, drifted=False)
-
-
-def test_a_speedup_that_falls_within_the_run_is_seen() -> None:
-    noise = 1 + 0.01 * np.sin(np.arange(32))
-
-    def drift(seconds: Any) -> Any:
-        regular = [answered(number, each) for number, each in enumerate(seconds)]
-        return figures(Speedup, regular, [answered(number, 1.0) for number in range(32)])
-
-    assert drift(2 * noise).drifted is False
-    falling = drift(2 * noise * np.repeat([1.0, 0.8], 16))
-    assert falling.drifted is True
-    assert falling.drift.estimate == pytest.approx(0.8, abs=0.01)
-
-
-def answered(index: int, seconds: float) -> Answered:
-    requests = [RequestRecord(index, 1, num_tokens=10)]
-    return Answered(requests=requests, seconds=seconds, batch=BatchTimes(0.0, 0, 0))
 
 
 def test_a_run_has_the_columns(harness: Harness) -> None:

@@ -20,7 +20,7 @@ from harness.local.decoding.loop import Iteration
 from harness.local.decoding.verify import Verdict
 from harness.local.engine import clock as clock_module
 from harness.local.engine.clock import LoopClock
-from harness.measuring.race import Lap, as_json, figures, find_rejections, outcome, run_lap
+from harness.measuring.race import Lap, find_rejections, outcome, run_lap
 from harness.results.acceptance import Rejection
 
 QUESTION = Question([[1, 2]], DecodingSettings(temperature=0, max_new_tokens=8), 0, [0])
@@ -109,20 +109,6 @@ def test_the_clock_stands_while_a_frame_is_drawn(monkeypatch: pytest.MonkeyPatch
     assert engine.now == 16.25
 
 
-def test_frames_are_a_tenth_of_a_second_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine: Any = Engine(monkeypatch, [1.0, 0.06, 0.06, 0.06, 0.06])
-    seen: list[int] = []
-    run_lap(engine, engine, QUESTION, lambda lap: seen.append(len(lap.arrivals)))
-    assert seen == [1, 3, 5]
-
-
-def test_without_frames_the_times_are_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    engine: Any = Engine(monkeypatch, [2.0, 8.0, 2.0, 1.0])
-    lap = run_lap(engine, engine, QUESTION)
-    assert [arrival.seconds for arrival in lap.arrivals] == [2, 10, 12, 13]
-    assert (lap.seconds, lap.answered.tokens) == (13.25, [[0, 1, 2, 3]])
-
-
 class Digits:
     def decode(self, tokens: list[int], **_: Any) -> str:
         return "".join(map(str, tokens[:1]))
@@ -139,13 +125,6 @@ def test_every_rejection_of_the_text_is_found() -> None:
     ]
     found = find_rejections(Lap("speculative", arrivals), Digits())  # type: ignore[arg-type]
     assert found == [Rejection(2, "8", pytest.approx(0.2), pytest.approx(0.7), "7")]
-
-
-def test_an_engine_may_tell_no_probabilities() -> None:
-    silent = speculative([7], [8, 9], 0, is_known=False)
-    assert find_rejections(Lap("speculative", [silent]), Digits()) == [
-        Rejection(0, "8", None, None, "7")
-    ]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -188,31 +167,3 @@ def lap_of(name: str, pieces: Sequence[list[int]], seconds: float) -> Lap:
         record.add(tokens, at)
         arrivals.append(Arrival(0, at, tokens, [Origin.TARGET] * len(tokens)))
     return Lap(name, arrivals, Answered(requests=[record], seconds=seconds * len(pieces)))
-
-
-def test_texts_of_different_lengths_are_compared_up_to_the_end_of_the_shorter() -> None:
-    """10 tokens in 10 s; of 6 iterations with 4 tokens each the first two and a half have as many, in 5 s."""
-    question = Question([[1, 2]], DecodingSettings(temperature=1.0), 0, [0])
-    laps = lap_of("regular", [[1]] * 10, 1.0), lap_of("speculative", [[1] * 4] * 6, 2.0)
-    figures = outcome(None, question, *laps)
-    assert figures["num_compared"] == 10
-    assert figures["speedup"] == pytest.approx(10 / 5)
-    equal = lap_of("regular", [[1]] * 24, 1.0), laps[1]
-    assert "num_compared" not in outcome(None, question, *equal)
-
-
-def test_an_answer_without_a_token_has_no_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As a server gives one whose first token ends the text."""
-    empty = Lap("speculative", [], Answered(requests=[RequestRecord(0, 0)], seconds=2.0))
-    full = lap_of("regular", [[1], [1]], 4.0)
-    of_empty = figures(empty, Digits())  # type: ignore[arg-type]
-    assert of_empty == {
-        "speculative_completion": "",
-        "speculative_num_tokens": 0,
-    }
-    question = Question([[1, 2]], DecodingSettings(), 0, [0])
-    engine: Any = Engine(monkeypatch)
-    compared = outcome(engine.weights, question, full, empty)
-    assert "speedup" not in compared
-    assert (compared["identical"], compared["parted_at"]) == (False, 0)
-    assert as_json(empty, Digits(), [1, 2])["num_tokens"] == 0  # type: ignore[arg-type]

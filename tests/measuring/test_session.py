@@ -1,15 +1,22 @@
-"""Rows as a session makes them."""
+"""A session: its rows, how long work still takes, and which answers a reference is for."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from harness.commands.plan.record import PlanSettings
 from harness.commands.plan.rows import PlanRow
+from harness.config.engines import EngineSettings
+from harness.engines.protocol import Traits
+from harness.measuring import progress as progress_module
+from harness.measuring.progress import in_words, progress
+from harness.measuring.references import References
 from harness.measuring.session import Session
+from harness.servers.settings import ServerSettings
 from some_settings import settings_of
 
 UNKNOWN = "no_such_column"
@@ -31,22 +38,6 @@ def test_a_circumstance_without_a_column_is_an_error_of_the_program(
         session.row(PlanRow)
 
 
-def test_so_is_a_figure_without_one(session: Session) -> None:
-    with pytest.raises(TypeError, match=UNKNOWN):
-        session.row(PlanRow, **{UNKNOWN: 1})
-
-
-def test_all_others_are_in_the_row(session: Session) -> None:
-    row = session.row(PlanRow, read_bytes=3)
-    assert (row.run, row.status, row.read_bytes) == (session.run, "ok", 3)
-
-
-def test_an_error_without_a_message_has_its_name(session: Session) -> None:
-    with pytest.raises(ZeroDivisionError), session.watch():
-        raise ZeroDivisionError
-    assert (session.status, session.error) == ("failed", "ZeroDivisionError")
-
-
 def test_a_failure_is_noted_even_where_explaining_it_fails(
     session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -59,3 +50,43 @@ def test_a_failure_is_noted_even_where_explaining_it_fails(
     with pytest.raises(ModuleNotFoundError), session.watch():
         raise ValueError("what  is\nwrong")
     assert (session.status, session.error) == ("failed", "what is wrong")
+
+
+def test_without_a_bar_a_line_says_what_is_left_after_the_step_behind_the_warm_up(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    times = [0.0]
+    monkeypatch.setattr(progress_module, "time", SimpleNamespace(monotonic=lambda: times[-1]))
+    with progress("drawing", 22) as advance:
+        for seconds in (500.0, 530.0, 560.0):
+            times.append(seconds)
+            advance(None)
+    assert capsys.readouterr().err == "drawing: about 10 minutes more\n"
+    assert [in_words(seconds) for seconds in (40, 600, 9000)] == ["40 s", "10 minutes", "2.5 hours"]
+
+
+URL = "http://localhost:8000/v1"
+GRAMMAR = {"response_format": {"type": "json_object"}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "reports_token_ids", "has_tokens", "has_texts"),
+    [
+        (EngineSettings(), True, True, True),
+        (ServerSettings(url=URL), False, False, True),
+        # The model's distribution after a text is none of the chat that a server makes of it.
+        (ServerSettings(url=URL, chat=True), True, False, False),
+        (ServerSettings(url=URL, extra=GRAMMAR), True, False, False),
+    ],
+)
+def test_a_reference_is_for_what_the_model_read(
+    settings: EngineSettings, reports_token_ids: bool, has_tokens: bool, has_texts: bool
+) -> None:
+    own = object()
+    arm = SimpleNamespace(traits=Traits(reports_token_ids=reports_token_ids))
+    engine: Any = SimpleNamespace(weights=SimpleNamespace(reference=own), arms=[arm])
+    run: Any = SimpleNamespace(engine=settings)
+    planned: Any = None
+    references = References(run, planned, engine)
+    assert references.for_tokens() is (own if has_tokens else None)
+    assert references.for_texts() is (own if has_texts else None)

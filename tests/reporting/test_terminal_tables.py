@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from harness.reporting.table import Column, Line, Table
-from harness.reporting.terminal import PLAIN_WIDTH, as_text, plain_console, print_document
+from harness.reporting.terminal import as_text, print_document
 
 HEADINGS = [
     "regular\nms/token",
@@ -59,12 +59,6 @@ def test_a_table_that_is_too_wide_is_printed_in_parts(width: int) -> None:
     assert "".join(text.split()).count("tiny_draft") == 2 * parts
 
 
-def test_a_table_that_fits_is_printed_once() -> None:
-    text = printed(132, "tiny with tiny_draft")
-    assert text.count("╭") == 1
-    assert all(cell in text for cell in ("│ tiny with tiny_draft │ 2 │", "│ 105.21 ± 10.30 │"))
-
-
 @pytest.mark.parametrize("width", range(40, 90, 5))
 def test_headings_fold_before_numbers_do(width: int) -> None:
     columns = (
@@ -87,14 +81,3 @@ def test_text_for_files_has_no_colours_and_keeps_names_whole(
     text = as_text([Line(f"{'a' * 60} · temperature=0.0 · model={name} · seed=0", "warning")], 100)
     assert "\x1b" not in text
     assert name in text
-
-
-@pytest.mark.parametrize(
-    ("columns", "width"), [(None, PLAIN_WIDTH), ("0", PLAIN_WIDTH), ("97", 97)]
-)
-def test_a_terminal_without_columns_is_as_wide_as_a_file(
-    monkeypatch: pytest.MonkeyPatch, columns: str | None, width: int
-) -> None:
-    if columns is not None:
-        monkeypatch.setenv("COLUMNS", columns)
-    assert plain_console().width == width

@@ -1,4 +1,4 @@
-"""Settings tell jobs apart: two jobs that differ in any setting have different names in tables."""
+"""Names of rows: what tells jobs apart, and the K that a server reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from harness.commands.recovery.record import RecoverySettings
 from harness.commands.recovery.rows import RecoveryRow
 from harness.measuring.measurement import further_settings
 from harness.measuring.rows import LatencyRow
-from harness.reporting.names import distinct_names
+from harness.reporting.names import distinct_names, name_of, named_runs
+from harness.results.runs import Run
 from harness.results.schema import RunRow
 from report_files import latency_run
 from some_settings import settings_of
@@ -155,17 +156,6 @@ def test_settings_that_change_together_are_all_named() -> None:
     assert named({}, other_draft) == [[], ["ends where the model does"]]
 
 
-def test_circumstances_that_change_together_are_all_named_where_settings_do_not_suffice() -> None:
-    other = {"torch_version": "2.14.0", "transformers_version": "5.24.0"}
-    assert named({}, other)[1] == ["torch_version 2.14.0", "transformers_version 5.24.0"]
-    assert named({}, other | {"seed": 1}) == [[], ["seed 1"]]
-
-
-def test_lists_are_named_as_they_are_typed() -> None:
-    typed = named({}, {"settings": {"engine.metrics_url": ["cuda:0", "cuda:1"]}})
-    assert typed[1] == ["engine.metrics_url=[cuda:0,cuda:1]"]
-
-
 def test_a_setting_with_a_column_of_its_name_is_said_once() -> None:
     settings = dataclasses.replace(settings_of(LatencySettings), precision="10%")
     assert further_settings(settings, LatencyRow) is None
@@ -191,3 +181,57 @@ def test_commands_that_differ_in_k_alone_have_one_name(flags: str, names: list[s
     found = distinct_names(rows)
     assert [name.settings.get("server_command", "") for name in found] == names
     assert [name.num_draft_tokens for name in found] == [2, 4, 8]
+
+
+SERVED = {"url": "http://a/v1", "mean_proposed": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("columns", "k"),
+    [
+        ({"num_draft_tokens": 4}, 4),
+        ({"num_draft_tokens": 4, "draft": None}, None),
+        (SERVED, None),
+        (SERVED | {"mean_proposed": 2.0}, 2),
+        (SERVED | {"mean_proposed": None, "marginal_acceptance_by_position": [0.9]}, None),
+        (SERVED | {"marginal_acceptance_by_position": [0.9, 0.8, 0.5]}, 3),
+        (SERVED | {"marginal_acceptance_by_position": [0.9]}, 2),
+        (SERVED | {"mean_proposed": 2.0, "url": None}, None),
+    ],
+)
+def test_the_k_of_a_server_is_what_it_reported(columns: dict[str, Any], k: int | None) -> None:
+    name = name_of(LatencyRow(**{"model": "13B", "draft": "7B"} | columns))
+    assert name.num_draft_tokens == k
+    assert ("K=" in name.label()) == (k is not None)
+
+
+@pytest.mark.parametrize(
+    ("rows", "labels"),
+    [
+        ([{}], ["13B with 7B"]),
+        ([{"seed": 0}, {"batch_size": 4, "seed": 0}, {"batch_size": 4, "seed": 1}],
+         ["13B with 7B", "13B with 7B · batches of 4", "13B with 7B · batches of 4 · seed 1"]),
+        ([{"model": "./13B"}, {"model": "13B"}], ["13B with 7B · model ./13B", "13B with 7B · model 13B"]),
+        ([{"draft": "a", "draft_dtype": "float16"}, {"draft": "b", "draft_dtype": "float32"}],
+         ["13B with a", "13B with b"]),
+        ([{"server_command": "s -k 2"}, {"server_command": "s -k 3 5 -z"}, {}],
+         ["13B with 7B · -k 2", "13B with 7B · -k 3 5 -z", "13B with 7B"]),
+        ([{"server_command": "s 2 9", "num_draft_tokens": 2, "settings": {"engine.start_command": "s {K}"}},
+          {"server_command": "s 3 8", "num_draft_tokens": 3, "settings": {"engine.start_command": "s {K}"}}],
+         ["13B with 7B · K=2", "13B with 7B · K=3"]),
+    ],
+)  # fmt: skip
+def test_rows_are_named_by_what_they_differ_in(
+    rows: list[dict[str, Any]], labels: list[str]
+) -> None:
+    named = distinct_names([LatencyRow(**{"model": "13B", "draft": "7B"} | row) for row in rows])
+    assert [name.label() for name in named] == labels
+
+
+def test_runs_come_by_pair_and_k_with_auto_last() -> None:
+    ks: list[Any] = ["auto", 8, 2, None]
+    runs = [Run([LatencyRow(model="13B", draft="7B", num_draft_tokens=k)]) for k in ks]
+    assert [run.name.num_draft_tokens for run in named_runs(runs)] == [None, 2, 8, "auto"]
+    other = LatencyRow(model="1B", draft="7B", batch_size=4, num_draft_tokens=1)
+    first = named_runs([*runs, Run([other])])[0]
+    assert (first.row.model, first.name.cell) == ("13B", "13B with 7B")

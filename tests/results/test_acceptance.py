@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import math
-import random
-
 import pytest
 
 from harness.results.acceptance import (
@@ -58,50 +55,3 @@ def test_prediction_is_leviathans_formula() -> None:
     length = (1 - alpha ** (k + 1)) / (1 - alpha)
     predicted = predicted_speedup(length, draft_ms=k * c, verify_ms=1, target_step_ms=1)
     assert predicted == pytest.approx(length / (k * c + 1))
-
-
-class VllmStatistics:
-    """The counts and figures of vLLM's `v1/spec_decode/metrics.py`, by its own definitions."""
-
-    def __init__(self, num_spec_tokens: int) -> None:
-        self.num_drafts = self.num_draft_tokens = self.num_accepted_tokens = 0
-        self.accepted_per_position = [0] * num_spec_tokens
-
-    def observe_draft(self, num_draft_tokens: int, num_accepted_tokens: int) -> None:
-        self.num_drafts += 1
-        self.num_draft_tokens += num_draft_tokens
-        self.num_accepted_tokens += num_accepted_tokens
-        for position in range(num_accepted_tokens):
-            self.accepted_per_position[position] += 1
-
-
-@pytest.mark.parametrize("fewest", [0, 1, 5])
-def test_vllm_has_the_same_figures(fewest: int) -> None:
-    """Also where proposals have different lengths, and where some iterations propose nothing."""
-    chance = random.Random(fewest)
-    k = 5
-    theirs, outcomes = VllmStatistics(k), []
-    for _ in range(500):
-        proposed = chance.randint(fewest, k)
-        accepted = chance.randint(0, proposed)
-        outcomes.append((proposed, accepted))
-        # vLLM counts no draft where nothing was scheduled to be verified.
-        if proposed:
-            theirs.observe_draft(proposed, accepted)
-    ours = Acceptance.of(outcomes)
-    rate = theirs.num_accepted_tokens / theirs.num_draft_tokens
-    assert ours.acceptance_rate == pytest.approx(rate, rel=1e-12)
-    length = 1 + theirs.num_accepted_tokens / theirs.num_drafts
-    assert ours.mean_acceptance_length == pytest.approx(length, rel=1e-12)
-    marginal = [accepted / theirs.num_drafts for accepted in theirs.accepted_per_position]
-    assert ours.marginal_rates == pytest.approx(marginal, rel=1e-12)
-
-
-def test_marginal_rates_are_products_of_conditional_ones_and_add_up_to_the_length() -> None:
-    """Where every iteration proposes as many tokens."""
-    chance = random.Random(1)
-    ours = Acceptance.of((4, chance.randint(0, 4)) for _ in range(300))
-    conditional = [rate or 0.0 for rate in ours.conditional_rates]
-    products = [math.prod(conditional[: place + 1]) for place in range(4)]
-    assert ours.marginal_rates == pytest.approx(products, rel=1e-12)
-    assert 1 + sum(products) == pytest.approx(ours.mean_acceptance_length or 0, rel=1e-12)

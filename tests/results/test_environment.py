@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -17,17 +16,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness import __version__
-from harness.config.errors import RunError
-from harness.config.machine import cpu_name, num_usable_cores
+from harness.config.machine import cpu_name
 from harness.results.environment import (
     environment,
-    environment_columns,
     git_state,
     new_run_id,
-    write_environment,
 )
-from harness.results.schema import RunRow
 
 ROOT = Path(__file__).resolve().parents[2]
 needs_git = pytest.mark.skipif(shutil.which("git") is None, reason="git is not installed")
@@ -74,15 +68,6 @@ def test_a_commit_and_whether_tracked_files_differ_from_it(
 
 
 @needs_git
-def test_git_runs_once_per_process(git: Callable[..., str], tmp_path: Path) -> None:
-    package = tmp_path / "checkout" / "package"
-    git("commit", "-m", "first")
-    before = git_state(package)
-    git("commit", "--allow-empty", "-m", "second")
-    assert git_state(package) == before
-
-
-@needs_git
 def test_a_repository_without_commits_has_none(git: Callable[..., str], tmp_path: Path) -> None:
     assert git_state(tmp_path / "checkout" / "package") == (None, None)
 
@@ -94,16 +79,6 @@ def test_a_package_installed_inside_somebody_elses_repository_has_no_commit(
     git("rm", "-r", "--cached", ".")
     git("commit", "--allow-empty", "-m", "theirs")
     assert git_state(tmp_path / "checkout" / "package") == (None, None)
-
-
-@needs_git
-def test_a_git_hook_does_not_point_elsewhere(
-    git: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    git("commit", "-m", "first")
-    monkeypatch.setenv("GIT_DIR", str(tmp_path / "elsewhere"))
-    monkeypatch.setenv("GIT_INDEX_FILE", str(tmp_path / "elsewhere" / "index"))
-    assert git_state(tmp_path / "checkout" / "package") == (git("rev-parse", "HEAD"), False)
 
 
 def test_outside_a_checkout_and_without_git_there_is_no_commit(
@@ -138,47 +113,6 @@ def test_environment_says_what_is_installed_and_where(monkeypatch: pytest.Monkey
     assert abs(stamp - datetime.now(stamp.tzinfo)) < timedelta(minutes=5)
 
 
-@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="this system pins no processes")
-def test_only_usable_cores_count() -> None:
-    usable = os.sched_getaffinity(0)
-    try:
-        os.sched_setaffinity(0, {min(usable)})
-        assert environment()["num_cores"] == num_usable_cores() == 1
-    finally:
-        os.sched_setaffinity(0, usable)
-    assert environment()["num_cores"] == num_usable_cores()
-
-
-def test_a_package_that_is_absent_has_no_version() -> None:
-    """In an interpreter that sees none of the installed packages' metadata; harness knows itself."""
-    script = """
-import importlib.metadata as metadata, json
-metadata.distribution = lambda name: (_ for _ in ()).throw(metadata.PackageNotFoundError(name))
-from harness.results.environment import environment
-print(json.dumps(environment()["versions"]))
-"""
-    done = subprocess.run(
-        [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    versions = json.loads(done.stdout)
-    assert versions.pop("harness") == __version__
-    assert set(versions.values()) == {None}
-
-
-def test_columns_are_those_of_a_row_and_say_what_the_environment_says() -> None:
-    columns = environment_columns(["GPU A", "GPU A"])
-    found = environment()
-    assert columns["devices"] == "GPU A; GPU A"
-    assert columns["torch_version"] == found["versions"]["torch"]
-    assert columns["transformers_version"] == found["versions"]["transformers"]
-    assert columns["bitsandbytes_version"] == found["versions"]["bitsandbytes"]
-    assert columns["harness_version"] == found["versions"]["harness"]
-    suffix = "-dirty" if found["dirty"] else ""
-    assert columns["commit"] == (found["commit"] + suffix if found["commit"] else None)
-    assert environment_columns()["devices"] is None
-    assert set(columns) <= set(RunRow.columns())
-
-
 def test_ids_of_runs_are_unique_and_sort_by_time() -> None:
     ids = [new_run_id() for _ in range(1000)]
     assert len(set(ids)) == 1000
@@ -201,9 +135,3 @@ print(before, environment_columns()["num_threads"], environment()["num_threads"]
         [sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, check=True
     )
     assert done.stdout.split() == ["(None,", "False)", "1", "1"]
-
-
-def test_environment_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
-    (tmp_path / "run").write_text("a file")
-    with pytest.raises(RunError, match=r"environment\.json cannot be written"):
-        write_environment(tmp_path / "run", [])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import errno
 import math
 import multiprocessing
@@ -18,7 +17,7 @@ import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext
@@ -28,7 +27,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from harness.commands.eval.rows import AnswerRow, read_answers
 from harness.commands.registry import row_kinds
 from harness.config.errors import RunError, SettingError
 from harness.measuring.rows import LatencyRow
@@ -38,7 +36,7 @@ from harness.results.files import (
     read_file,
     read_rows,
 )
-from harness.results.locked_files import locked, remove_locks, replace_file
+from harness.results.locked_files import locked, remove_locks
 from harness.results.rows.prompts import LatencyPromptRow
 
 # Text long enough that a torn row would show, with everything that needs quoting.
@@ -222,29 +220,20 @@ def test_a_reader_sees_whole_appends_only(tmp_path: Path, processes: ForkServerC
     assert len(read_file(path, row_kinds()).rows) == 402
 
 
-def test_a_leftover_of_a_killed_process_is_overwritten(tmp_path: Path) -> None:
-    path = tmp_path / "latency.csv"
-    (tmp_path / "latency.csv.tmp").write_text("half a ro" * 1000)
-    append_rows(path, [{"model": "tiny"}])
-    assert path.read_text() == "model\ntiny\n"
-    assert not (tmp_path / "latency.csv.tmp").exists()
-
-
-PLAIN = [
-    "one, two",
-    "line\nend",
-    "carriage\rreturn",
-    "both\r\n",
-    "\r",
-    "語 é 🦙",
-    " spaced ",
-    "tab\t;",
-    "nul\0nul",
-    "a\u2028b",
-]
-
-
-@pytest.mark.parametrize("text", [*PLAIN, 'say "no"', "'", '"'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "one, two",
+        "line\nend",
+        "\r",
+        "both\r\n",
+        "語 é 🦙",
+        " spaced ",
+        "nul\0nul",
+        'say "no"',
+        "=1+1",
+    ],
+)
 def test_text_comes_back_as_it_went(tmp_path: Path, text: str) -> None:
     path = tmp_path / "prompts.csv"
     write_rows(path, [{"prompt": text, "completion": "x", "note": None}])
@@ -256,11 +245,6 @@ def test_text_comes_back_as_it_went(tmp_path: Path, text: str) -> None:
     frame = pd.read_csv(path, dtype=str, keep_default_na=False, encoding="utf-8")
     assert frame["prompt"].tolist() == [text, "x"]
     assert frame["completion"].tolist() == ["x", text]
-
-
-def test_bytes_that_are_no_text_do_not_lose_the_row(tmp_path: Path) -> None:
-    append_rows(tmp_path / "a.csv", [{"model": os.fsdecode(b"models/caf\xe9")}])
-    assert read(tmp_path / "a.csv") == [{"model": "models/caf\\udce9"}]
 
 
 def test_values_keep_their_kind(tmp_path: Path) -> None:
@@ -287,12 +271,6 @@ def test_values_keep_their_kind(tmp_path: Path) -> None:
     assert path.read_text() == (
         "whole,precise,yes,absent,nan,numpy\n4,0.30000000000000004,True,,,0.1\n,1e-300,False,,,9007199254740993\n"
     )
-
-
-def test_no_rows_write_nothing(tmp_path: Path) -> None:
-    write_rows(tmp_path / "a.csv", [])
-    assert append_rows(tmp_path / "b.csv", []) == tmp_path / "b.csv"
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_write_rows_replaces_and_makes_the_directory(tmp_path: Path) -> None:
@@ -362,53 +340,34 @@ def test_a_link_is_written_through_and_the_mode_is_kept(tmp_path: Path) -> None:
     assert stat.S_IMODE(real.stat().st_mode) == 0o664
 
 
-def test_a_directory_in_the_way_is_named(tmp_path: Path) -> None:
-    path = tmp_path / "latency.csv"
-    path.mkdir()
-    for attempt in (lambda: append_rows(path, [{"a": 1}]), lambda: check_appendable(path)):
-        with pytest.raises(SettingError) as caught:
-            attempt()
-        assert str(caught.value) == f"results.file={path}: cannot be written: Is a directory"
-    with pytest.raises(RunError, match="cannot be written: Is a directory"):
-        write_rows(path, [{"a": 1}])
-    assert list(path.iterdir()) == []
-
-
-@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/null")])
-def test_what_is_no_regular_file_is_refused_and_stays(
-    tmp_path: Path, make: Callable[[Path], None]
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [
+        ("directory.csv", "Is a directory"),
+        ("pipe.csv", "it is not a regular file"),
+        ("device.csv", "it is not a regular file"),
+        ("file/latency.csv", "Not a directory"),
+        ("/proc/x.csv", "no file can be made in /proc"),
+    ],
+)
+def test_a_place_that_takes_no_file_is_a_wrong_setting_and_stays(
+    tmp_path: Path, place: str, reason: str
 ) -> None:
-    path = tmp_path / "latency.csv"
-    make(path)
-    before = path.stat()
+    (tmp_path / "directory.csv").mkdir()
+    os.mkfifo(tmp_path / "pipe.csv")
+    (tmp_path / "device.csv").symlink_to("/dev/null")
+    (tmp_path / "file").write_text("mine")
+    before = sorted(tmp_path.rglob("*"))
+    path = tmp_path / place
     for attempt in (lambda: append_rows(path, [{"a": 1}]), lambda: check_appendable(path)):
-        with pytest.raises(SettingError) as caught:
+        with pytest.raises(
+            SettingError, match=f"results.file={path}: cannot be written: .*{reason}"
+        ):
             attempt()
-        assert (
-            str(caught.value) == f"results.file={path}: cannot be written: it is not a regular file"
-        )
-    with pytest.raises(RunError, match="it is not a regular file"):
+    with pytest.raises(RunError, match=f"cannot be written: .*{reason}"):
         write_rows(path, [{"a": 1}])
-    assert (path.stat().st_mode, path.stat().st_ino) == (before.st_mode, before.st_ino)
-    assert list(tmp_path.iterdir()) == [path], "no lock and no temporary file"
-
-
-def test_a_file_system_that_takes_no_files_is_named_at_once() -> None:
-    with pytest.raises(
-        SettingError, match=r"^results\.file=/proc/x\.csv: .*: no file can be made in /proc$"
-    ):
-        check_appendable("/proc/x.csv")
-
-
-def test_a_file_in_place_of_the_directory_is_a_wrong_setting(tmp_path: Path) -> None:
-    (tmp_path / "results").write_text("mine")
-    for path in (
-        tmp_path / "results" / "latency.csv",
-        tmp_path / "results" / "more" / "latency.csv",
-    ):
-        with pytest.raises(SettingError, match=r"results\.file=.*: cannot be written: "):
-            check_appendable(path)
-    assert (tmp_path / "results").read_text() == "mine"
+    assert sorted(tmp_path.rglob("*")) == before, "no lock and no temporary file"
+    assert (tmp_path / "pipe.csv").is_fifo()
 
 
 @contextmanager
@@ -436,12 +395,8 @@ def test_an_unwritable_directory_is_a_wrong_setting(locked_before: bool) -> None
         directory.chmod(0o555)
         with without_privileges():
             for attempt in (lambda: append_rows(path, [{"a": 2}]), lambda: check_appendable(path)):
-                with pytest.raises(SettingError) as caught:
+                with pytest.raises(SettingError, match=r"results\.file=.*: Permission denied"):
                     attempt()
-                assert (
-                    str(caught.value)
-                    == f"results.file={path}: cannot be written: Permission denied"
-                )
             with pytest.raises(RunError, match="Permission denied"):
                 write_rows(path, [{"a": 2}])
         assert path.read_text() == "a\n1\n"
@@ -532,14 +487,6 @@ def test_a_lock_that_never_comes_is_an_error_not_a_hang(
     assert append_rows(path, [{"a": 1}]) == path
 
 
-def test_replace_file_leaves_no_part_behind(tmp_path: Path) -> None:
-    path = tmp_path / "run" / "environment.json"
-    replace_file(path, b"old")
-    replace_file(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert not (tmp_path / "run" / "environment.json.tmp").exists()
-
-
 PROMPT = LatencyPromptRow(
     run="1",
     prompt_index=0,
@@ -548,30 +495,6 @@ PROMPT = LatencyPromptRow(
     acceptance_by_position=[0.1 + 0.2, None],
     num_tokens=3,
 )
-
-
-def test_typed_rows_come_back_as_they_went(tmp_path: Path) -> None:
-    path = tmp_path / "latency_prompts.csv"
-    assert files.append_rows(path, [PROMPT]) == path
-    # An empty cell is None, where a column need not have text.
-    (found,) = read_rows(path, LatencyPromptRow)
-    assert found == dataclasses.replace(PROMPT, completion=None)
-    assert read_rows(tmp_path / "absent.csv", LatencyPromptRow) == []
-
-
-def test_siblings_are_read_and_rows_of_other_kinds_are_not(tmp_path: Path) -> None:
-    path = tmp_path / "latency.csv"
-    files.append_rows(path, [LatencyRow(run="1", model="7B", ms_per_token=1.5, test=False)])
-    files.append_rows(path, [PROMPT])
-    files.append_rows(path, [LatencyRow(run="2", model="13B")])
-    assert (tmp_path / "latency-2.csv").exists()
-    assert [
-        (row.run, row.model, row.ms_per_token, row.test) for row in read_rows(path, LatencyRow)
-    ] == [
-        ("1", "7B", 1.5, False),
-        ("2", "13B", None, None),
-    ]
-    assert [row.run for row in read_rows(path, LatencyPromptRow)] == ["1"]
 
 
 def test_what_is_not_whole_is_left_out_and_noted(tmp_path: Path) -> None:
@@ -583,46 +506,3 @@ def test_what_is_not_whole_is_left_out_and_noted(tmp_path: Path) -> None:
     assert found.torn[0].startswith(f"{path}, line 3: ")
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     assert read_file(tmp_path / "other.csv", row_kinds()).kind is None
-
-
-ANSWER = AnswerRow(
-    run="1", prompt_index=7, seed=3, arm="speculative", a=8, b=12, expected="96", completion=' "96", or\r so ',
-    answer="96", correct=True, num_tokens=5, time_ms=1.0 / 3, outcomes=[[4, 2], [1, 1]], acceptance_rate=0.6,
-    answered_at="2026-01-01T00:00:00+00:00",
-)  # fmt: skip
-
-
-def test_answers_come_back_as_they_were(tmp_path: Path) -> None:
-    answers = [
-        ANSWER,
-        dataclasses.replace(
-            ANSWER, arm="regular", completion="", answer=None, correct=False, outcomes=[]
-        ),
-        dataclasses.replace(ANSWER, answer="-12", correct=False, completion="NA"),
-    ]
-    files.append_rows(tmp_path / "store.csv", answers)
-    assert read_answers(tmp_path / "store.csv") == answers
-    assert read_answers(tmp_path / "nothing.csv") == []
-    assert ANSWER.key == ("speculative", 3, 7)
-
-
-@pytest.mark.parametrize(
-    "content", ["a,b\n1,2\n", "\xff\xfe\n1\n", "prompt_index,seed\nx,1\n", "torn", "wrong"]
-)
-def test_a_file_of_another_kind_is_refused(tmp_path: Path, content: str) -> None:
-    store = tmp_path / "store.csv"
-    files.append_rows(store, [ANSWER])
-    whole = store.read_bytes().decode()
-    content = {"torn": whole[:-40], "wrong": whole.replace(",True,5,", ",True,five,")}.get(
-        content, content
-    )
-    store.write_bytes(content.encode("latin-1"))
-    with pytest.raises(RunError, match="remove it, or set resume=false"):
-        read_answers(store)
-
-
-@pytest.mark.parametrize("text", ["=1+1", "+49 30", "-x", "@SUM(A1)", "'=quoted"])
-def test_text_that_looks_like_a_formula_comes_back_exactly(tmp_path: Path, text: str) -> None:
-    """So it is not quoted for spreadsheets."""
-    files.append_rows(tmp_path / "x.csv", [dataclasses.replace(PROMPT, prompt=text)])
-    assert pd.read_csv(tmp_path / "x.csv")["prompt"].tolist() == [text]

@@ -9,18 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.commands.latency.tables.doubts import doubts
-from harness.measuring.asking import batches_to_ask
 from harness.measuring.rows import LatencyRow
-from harness.results.files import append_rows, read_rows
+from harness.results.files import append_rows
 from harness.results.pooling import pooled_rows
-from harness.results.prompt_times import waits_of_both_arms
+from harness.results.prompt_times import waits_by_unit, waits_of_both_arms
 from harness.results.rows.prompts import LatencyPromptRow
 from harness.results.statistics.interval import Interval
 from harness.results.statistics.runs import ratio_over_runs
-from harness.results.verdict import verdict_of
 from report_files import latency_run
-from wording import mentions
 
 NUM_PROMPTS = 10
 
@@ -71,43 +67,21 @@ def test_an_interval_over_prompts_and_runs(tmp_path: Path) -> None:
     assert regular.speedup is None
 
 
-def test_runs_of_one_arm_have_no_speedup(tmp_path: Path) -> None:
-    runs = [measured(tmp_path, number, 1.0)[:1] for number in (1, 2, 3)]
-    (only,) = pooled_rows(runs)
-    assert (only.arm, only.repeats, only.speedup) == ("regular", 3, None)
-
-
-def test_runs_in_blocks_have_an_interval_together(tmp_path: Path) -> None:
-    """Of four blocks, as one of them has: *Next* recommends to repeat it."""
-    runs = []
-    for number, slowness in enumerate((1.0, 1.1, 0.95, 1.02, 0.99), 1):
-        rows = measured(tmp_path, number, slowness, speedup_covers="4 blocks")
-        file = tmp_path / str(number) / "latency_prompts.csv"
-        prompts = [
-            replace(row, unit=int(row.prompt_index or 0) % 4)
-            for row in read_rows(file, LatencyPromptRow)
-        ]
-        file.unlink()
-        append_rows(file, prompts)
-        runs.append(rows)
-    speculative = pooled_rows(runs)[-1]
-    values = speculative.values()
-    assert values["speedup_covers"] == "4 blocks and 5 runs"
-    assert 1 < values["speedup_low"] <= values["speedup"] <= values["speedup_high"]
-    assert verdict_of(speculative).conclusion == "faster"
-
-
-def test_sampled_runs_have_a_seed_each(tmp_path: Path) -> None:
-    runs = [measured(tmp_path, number, 1.0, temperature=0.5) for number in (1, 2)]
-    covers = pooled_rows(runs)[-1].values()["speedup_covers"]
-    assert covers == "10 prompts and 2 runs with a seed each"
-
-
-def test_runs_of_the_same_texts_together_cover_no_others(tmp_path: Path) -> None:
-    laps = {"speedup_covers": f"{NUM_PROMPTS} laps of the same texts"}
-    runs = [measured(tmp_path, number, 1.0, **laps) for number in (1, 2)]
-    covers = pooled_rows(runs)[-1].values()["speedup_covers"]
-    assert covers == "10 laps of the same texts and 2 runs"
+@pytest.mark.parametrize(
+    ("columns", "covers"),
+    [
+        ({"temperature": 0.5}, "10 prompts and 2 runs with a seed each"),
+        (
+            {"speedup_covers": f"{NUM_PROMPTS} laps of the same texts"},
+            "10 laps of the same texts and 2 runs",
+        ),
+    ],
+)
+def test_an_interval_over_runs_says_what_differs(
+    tmp_path: Path, columns: dict[str, Any], covers: str
+) -> None:
+    runs = [measured(tmp_path, number, 1.0, **columns) for number in (1, 2)]
+    assert pooled_rows(runs)[-1].values()["speedup_covers"] == covers
 
 
 def test_runs_that_failed_are_left_out(tmp_path: Path) -> None:
@@ -149,13 +123,6 @@ def test_ends_of_intervals_within_a_run_are_not_averaged(tmp_path: Path) -> None
     assert pooled["tokens_per_iteration_by_num_draft_tokens_low"] is None
 
 
-def test_histograms_of_equal_runs_are_added_too(tmp_path: Path) -> None:
-    runs = [
-        measured(tmp_path, number, 1.0, acceptance_histogram=[1, 1, 1, 3, 26]) for number in (1, 2)
-    ]
-    assert pooled_rows(runs)[-1].acceptance_histogram == [2, 2, 2, 6, 52]
-
-
 def test_tokens_count_alike_in_short_and_in_long_answers(tmp_path: Path) -> None:
     """A unit of two turns with 10 and 40 tokens counts by its times, as in a single run."""
     runs = []
@@ -182,22 +149,6 @@ def test_tokens_count_alike_in_short_and_in_long_answers(tmp_path: Path) -> None
     assert pooled_rows(runs)[-1].values()["speedup"] == pytest.approx(400 / 360)
 
 
-def test_units_that_share_prompts_are_kept_apart(tmp_path: Path) -> None:
-    """In batches of 16 from 15 prompts every batch has all of them."""
-    parts = batches_to_ask(num_prompts=15, num_asked=128, size=16, seed=0)
-    rows = []
-    for part in parts:
-        for place, repeat in part.prompts:
-            for arm, factor in (("regular", 1), ("speculative", 2)):
-                row = LatencyPromptRow(
-                    prompt_index=place + 15 * repeat, prompt_place=place, arm=arm, unit=part.unit, num_tokens=10,
-                    time_ms=80.0 * (1 + part.unit) / factor,
-                )  # fmt: skip
-                rows.append(row)
-    expected = {(unit,): ((80.0 * (1 + unit), 10), (40.0 * (1 + unit), 10)) for unit in range(8)}
-    assert waits_of_both_arms(rows) == expected
-
-
 def test_every_figure_says_how_it_is_pooled() -> None:
     for name, column in LatencyRow.columns().items():
         if column.kind == "figure":
@@ -206,14 +157,24 @@ def test_every_figure_says_how_it_is_pooled() -> None:
             assert name.endswith(("_low", "_high", "_covers")) == (column.pools is None), name
 
 
-def test_lowered_clocks_of_a_single_run_are_a_doubt_about_all() -> None:
-    runs = []
-    for reason, num_throttled in (("heat", 4), (None, 0), (None, 0)):
-        figures: dict[str, Any] = {
-            "gpu_throttled": reason,
-            "lowest_gpu_clock_mhz": 900,
-            "num_units": 10,
-        }
-        runs.append(latency_run(**figures, num_throttled_units=num_throttled))
-    sentence = "The GPUs were not quiet: clocks were lowered to 900 MHz"
-    assert mentions(" ".join(doubts(pooled_rows(runs))), sentence)
+def answer(index: int, first_ms: float, num_tokens: int, unit: int = 0) -> LatencyPromptRow:
+    return LatencyPromptRow(
+        arm="regular", prompt_index=index, prompt_place=index, unit=unit, num_tokens=num_tokens,
+        time_ms=100.0, time_to_first_token_ms=first_ms,
+    )  # fmt: skip
+
+
+def test_rows_of_a_batch_are_one_answer_of_mean_length() -> None:
+    """Two answers that took equally long are no batch."""
+    batch = [answer(0, 20.0, 8), answer(1, 20.0, 12)]
+    assert waits_by_unit(batch, "regular") == {(0, 1): (100.0, 10.0)}
+    two = [answer(0, 20.0, 8), answer(1, 25.0, 12)]
+    assert waits_by_unit(two, "regular") == {(0, 1): (200.0, 20.0)}
+
+
+def test_a_unit_that_one_arm_lacks_is_left_out() -> None:
+    regular = [answer(index, 20.0, 8, unit=index) for index in range(2)]
+    speculative = [
+        replace(answer(index, 20.0, 8, unit=index), arm="speculative") for index in (1, 2)
+    ]
+    assert waits_of_both_arms([*regular, *speculative]) == {(1,): ((100.0, 8.0), (100.0, 8.0))}

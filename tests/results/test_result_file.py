@@ -13,8 +13,7 @@ import pytest
 
 from harness.measuring.rows import LatencyRow
 from harness.results.files import append_rows, read_file
-from harness.results.result_file import SCHEMA, read_result, write_result
-from harness.results.statistics.interval import Coverage, Interval
+from harness.results.result_file import SCHEMA, read_result
 from in_process import Harness, only
 
 QUICK = ["num_prompts=8", "decoding.max_new_tokens=4", "num_warmup=0"]
@@ -54,25 +53,6 @@ def test_a_run_leaves_its_rows_verdict_and_command(harness: Harness, tmp_path: P
     assert not harness("report", str(file.parent), "output=page").stderr.count("result.json")
 
 
-def test_both_files_of_a_run_say_as_much(tmp_path: Path) -> None:
-    """Both say what every interval covers."""
-    figures = {
-        "speedup": Interval(2, 1, 3, Coverage(9, "prompt")),
-        "drift": Interval(1, 0.9, 1.1, Coverage(9, "lap")),
-    }
-    row = LatencyRow(run="1", arm="speculative", **figures)
-    write_result(tmp_path, [row], [], ["2.00× faster"], ["The machine was busy."])
-    whole = valid(tmp_path / "result.json")
-    assert (whole["finding"], whole["doubts"]) == (["2.00× faster"], ["The machine was busy."])
-    (written,) = whole["rows"]
-    assert (written["speedup"]["covers"], written["drift"]["covers"]) == ("9 prompts", "9 laps")
-    append_rows(tmp_path / "latency.csv", [row])
-    (of_csv,) = read_file(tmp_path / "latency.csv", [LatencyRow]).rows
-    content = read_result(tmp_path / "result.json", [LatencyRow])
-    assert content is not None
-    assert content.rows == [of_csv]
-
-
 def test_a_failed_run_says_why(harness: Harness) -> None:
     harness("latency", *QUICK, "engine=server", "engine.url=http://127.0.0.1:9/v1", code=1)
     content = valid(only("result.json"))
@@ -101,9 +81,3 @@ def test_another_version_and_damage_are_said(
     damaged.write_text(json.dumps(json.loads(file.read_text()) | change))
     refused = harness("report", str(damaged), code=2).complaint
     assert problem in refused
-
-
-def test_a_row_of_a_report_needs_a_run(harness: Harness) -> None:
-    Path("empty.csv").write_text("run,arm\n")
-    harness("report", "empty.csv", "format=row", code=2)
-    assert "must be page or row" in harness("report", "format=md", code=2).complaint

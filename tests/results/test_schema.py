@@ -11,16 +11,12 @@ import pytest
 from harness.commands.eval.record import EvalSettings
 from harness.commands.eval.rows import EvalRow
 from harness.commands.latency.record import LatencySettings
-from harness.commands.plan.record import PlanSettings
-from harness.commands.plan.rows import PlanRow
-from harness.commands.recovery.record import RecoverySettings
-from harness.commands.recovery.rows import RecoveryRow
 from harness.commands.registry import row_kinds
 from harness.config.settings import DecodingSettings, ModelSettings, PlacementSettings
 from harness.measuring.rows import LatencyRow
 from harness.results.row import Row, kind_of
 from harness.results.rows.prompts import LatencyPromptRow
-from harness.results.schema import RunnerNames, RunRow
+from harness.results.schema import RunnerNames
 from harness.results.statistics.interval import Coverage, Interval
 from some_settings import settings_of
 
@@ -58,12 +54,24 @@ def test_every_column_comes_back(kind: type[Row]) -> None:
     assert kind_of(cells, row_kinds()) is kind, "a file is recognised by its columns"
 
 
-@pytest.mark.parametrize("kind", row_kinds())
-def test_every_column_says_what_it_is(kind: type[Row]) -> None:
-    for column in kind.columns().values():
-        assert column.text
-        assert column.kind in ("setting", "figure", "circumstance")
-        assert "|" not in column.text
+@pytest.mark.parametrize(
+    ("text", "coverage"),
+    [
+        ("", None),
+        ("15 prompts and more", None),
+        ("12 batches", Coverage(12, "batch")),
+        ("15 prompts and 5 runs with a seed each", Coverage(15, "prompt", num_runs=5, own_seeds=True)),
+        ("8 laps of the same texts", Coverage(8, "lap", same_texts=True)),
+        ("15 prompts and 5 + 4 runs", Coverage(15, "prompt", num_runs=5, num_runs_after=4)),
+        (
+            "15 prompts and the noise of 1 difference between identical runs",
+            Coverage(15, "prompt", num_differences=1),
+        ),
+    ],
+)  # fmt: skip
+def test_what_an_interval_covers_is_read_back(text: str, coverage: Coverage | None) -> None:
+    assert Coverage.read(text) == coverage
+    assert coverage is None or str(coverage) == text
 
 
 def test_what_cannot_be_read_is_none() -> None:
@@ -92,8 +100,6 @@ def test_what_cannot_be_read_is_none() -> None:
             {"speedup": "2", "speedup_covers": "9 prompts"},
             Interval(2, covers=Coverage(9, "prompt")),
         ),
-        ({"speedup": "2", "speedup_low": "1.9", "speedup_high": ""}, Interval(2)),
-        ({"speedup": "", "speedup_low": "1.9", "speedup_high": "2.1"}, None),
         ({"speedup": "2", "speedup_low": "9" * 400, "speedup_high": "2.1"}, Interval(2)),
         ({"speedup": "9" * 400, "speedup_low": "1.9", "speedup_high": "2.1"}, None),
     ],
@@ -116,29 +122,19 @@ def test_intervals_of_a_list_come_together() -> None:
     assert torn.tokens_per_iteration_by_num_draft_tokens == [Interval(1.5), Interval(2.0)]
 
 
-@pytest.mark.parametrize(
-    ("kind", "settings"),
-    [(LatencyRow, LatencySettings), (RecoveryRow, RecoverySettings), (PlanRow, PlanSettings)],
-)
-def test_columns_repeat_the_settings(kind: type[RunRow], settings: type) -> None:
-    model = ModelSettings(name="m", repository="a/m", quantization="8bit")
-    decoding, placement = (
-        DecodingSettings(temperature=0.25, num_draft_tokens=3),
-        PlacementSettings(strategy="cpu"),
+def test_columns_repeat_the_settings() -> None:
+    settings = settings_of(
+        LatencySettings,
+        model=ModelSettings(name="m", repository="a/m", quantization="8bit"),
+        decoding=DecodingSettings(temperature=0.25, num_draft_tokens=3),
+        placement=PlacementSettings(strategy="cpu"),
     )
-    asked = kind.setting_columns(
-        settings_of(settings, model=model, decoding=decoding, placement=placement)
-    )
-    assert set(asked) <= set(kind.columns())
+    asked = LatencyRow.setting_columns(settings)
+    assert set(asked) <= set(LatencyRow.columns())
     expected = {
-        "model": "m",
-        "draft": "7B",
-        "quantization": "8bit",
-        "draft_quantization": "none",
-        "placement": "cpu",
-    }
-    expected |= {"num_draft_tokens": 3, "repository": "a/m"}
-    expected |= {"temperature": 0.25, "prompts": "english"} if kind is not PlanRow else {}
+        "model": "m", "repository": "a/m", "draft": "7B", "quantization": "8bit", "draft_quantization": "none",
+        "placement": "cpu", "num_draft_tokens": 3, "temperature": 0.25, "prompts": "english",
+    }  # fmt: skip
     assert {name: asked[name] for name in expected} == expected
 
 
@@ -161,11 +157,6 @@ def test_a_row_knows_whether_it_is_of_the_named_models(
     changes: dict[str, object], real: bool
 ) -> None:
     assert LatencyRow(**changes).real is real
-
-
-@pytest.mark.parametrize("text", ["static", "graphs+eager"])
-def test_names_of_runners_are_read_back(text: str) -> None:
-    assert str(RunnerNames.parse(text)) == text
 
 
 def test_a_draft_without_a_runner_has_the_name_of_the_targets() -> None:

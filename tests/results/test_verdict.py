@@ -9,16 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.commands.latency.tables.ranked import ranked_runs
-from harness.commands.latency.tables.ranking import latency_answers
-from harness.commands.latency.tables.run import headline
-from harness.commands.map.grid import points_of
-from harness.commands.map.page import finding, map_page
 from harness.commands.map.rows import MapRow
 from harness.config.errors import VerdictError
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
-from harness.results.runs import Run
 from harness.results.statistics.interval import Coverage, Interval
 from harness.results.verdict import (
     ArmEvidence,
@@ -28,9 +22,7 @@ from harness.results.verdict import (
     refusal,
     require_verdict,
     verdict_of,
-    why_no_ranking,
 )
-from pages import short
 
 PAYS = Interval(2.0, 1.9, 2.1, Coverage(200, "prompt"))
 
@@ -323,50 +315,3 @@ def test_an_interval_among_many_is_wider() -> None:
     assert not verdict_of(damaged).has_interval
     for speedup in (None, Interval(1e7, 1e7, 1e7)):
         assert verdict_of(replace(row, speedup=speedup)).reason == "no speed-up was measured"
-
-
-@pytest.mark.parametrize(
-    ("columns", "words"),
-    [
-        ({}, "no interval from fewer than 8 prompts"),
-        ({"batch_size": 4}, "no interval from fewer than 8 batches"),
-        ({"repeat": "all"}, "latency_prompts.csv of every run, are gone"),
-        (
-            {"repeat": "all", "covers": Coverage(3, "prompt")},
-            "no interval from fewer than 8 prompts",
-        ),
-        ({"covers": Coverage(1, "block")}, "no interval from one block"),
-    ],
-)
-def test_a_speedup_without_an_interval_says_why(columns: dict[str, Any], words: str) -> None:
-    speedup = Interval(2.0, covers=columns.get("covers"))
-    others = {name: value for name, value in columns.items() if name != "covers"}
-    assert words in verdict_of(rows(speedup=speedup, **others)[1]).reason
-
-
-def test_drafts_are_ranked_where_regular_arms_took_as_long() -> None:
-    assert why_no_ranking([100, 0.0, 150, math.inf]) is None
-    assert why_no_ranking([]) is None
-    reason = why_no_ranking([100, 151])
-    assert reason is not None
-    assert "took 100 to 151 ms/token" in reason
-
-
-def test_one_case_has_one_wording_in_latency_map_and_report() -> None:
-    """An interval that includes 1 was `unsure` in one place and `makes no difference` in another."""
-    undecided = Interval(0.96, 0.8, 1.17)
-    arms = rows(speedup=undecided)
-    cell = MapRow(
-        arm="speculative", status="ok", batch_size=4, num_draft_tokens=2, speedup=undecided
-    )
-    of_report = latency_answers(ranked_runs([Run(arms)]))
-    pages = {
-        "latency": headline(arms[1]).text,
-        "map": finding(points_of([cell])).text,
-        "map's table": short(map_page([Run([cell])])),
-        "report": of_report[0].text.lower(),
-        "report of map": short(map_page([Run([cell]), Run([cell])])),
-    }
-    for page, text in pages.items():
-        assert "cannot tell" in text, page
-        assert not {"difference", "unsure"} & set(text.split()), page

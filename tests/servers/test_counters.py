@@ -47,23 +47,6 @@ def test_names_of_vllm_are_summed_over_its_engines() -> None:
     )
 
 
-def test_llama_cpp_counts_the_prompts_that_it_took_from_its_cache() -> None:
-    page = "llamacpp:prompt_tokens_total 9\nllamacpp:prompt_tokens_cached_total 7\n"
-    assert read_counters(page) == Counts(cached=7)
-
-
-def test_the_size_of_a_cache_is_no_growth() -> None:
-    labels = (
-        'block_size="128",hash_block_size="16",num_gpu_blocks="682",num_gpu_blocks_override="None"'
-    )
-    page = f'{VLLM}vllm:cache_config_info{{engine="0",{labels}}} 1.0\n'
-    before, after = read_counters(page), read_counters(page)
-    grown = growth(after, before)
-    assert counter_columns(added(grown, grown))["cache_size"] == 87296
-    sglang = read_counters("sglang:max_total_num_tokens 4096\n")
-    assert counter_columns(sglang)["cache_size"] == 4096
-
-
 @pytest.mark.parametrize("page", sorted(OTHERS))
 def test_names_of_others(page: str) -> None:
     counted = read_counters(page)
@@ -128,14 +111,6 @@ def test_a_restart_is_a_new_start_or_else_a_counter_that_fell(tmp_path: Path) ->
     assert growth(counted, Counts(generated=1)) == Counts(restarts=1)
 
 
-def test_vllm_has_no_counters_of_drafts_without_speculation() -> None:
-    counted = read_counters("vllm:generation_tokens_total 7\n")
-    assert counted == Counts(generated=7, drafts=0, proposed=0)
-    assert counter_columns(counted) == {"drafted": False}
-    assert counter_columns(read_counters(VLLM)) == {"drafted": True}
-    assert read_counters("sglang:generation_tokens_total 7\n").drafts is None
-
-
 def test_traffic_of_others_is_what_is_not_ours() -> None:
     ours = requests(100, 100)
     for generated, foreign, unseen in ((204, 0, 0), (205, 5, 0), (196, 0, 0), (100, 0, 100)):
@@ -146,24 +121,6 @@ def test_traffic_of_others_is_what_is_not_ours() -> None:
     assert counter_columns(Counts(preempted=3)) == {"num_preemptions": 3}
     first_tokens = counter_columns(Counts(first_tokens=4, first_token_s=2))
     assert first_tokens == {"server_time_to_first_token_ms": 500}
-
-
-def test_a_server_that_drafts_nothing_has_no_acceptance() -> None:
-    nothing = Counts(generated=100, drafts=0, proposed=0, accepted=0)
-    assert counted_acceptance(nothing, [RequestRecord(0, 1)]) == {}
-    assert counted_acceptance(Counts(generated=100), [RequestRecord(0, 1)]) == {}
-
-
-def test_a_page_that_was_read_before_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: list[str | None] = []
-    monkeypatch.setattr(counters, "page_of", lambda url, key: answers.pop(0))
-    monkeypatch.setattr(counters, "_RETRY_S", 0.0)
-    page = CounterPage("http://localhost/v1", None, ["http://localhost/metrics"])
-    # What is read each time, and whether that is enough; all of it is asked for, and no more.
-    for texts in ([None], ["llamacpp:tokens_predicted_total 0\n"], [None, None, VLLM], [None] * 3):
-        answers += texts
-        assert (page.read() is not None) == (texts[-1] is not None)
-        assert answers == []
 
 
 @pytest.mark.parametrize(("num_missed", "is_asked"), [(2, True), (3, False)])
@@ -200,3 +157,27 @@ def test_counters_of_several_pages_are_added_up(tmp_path: Path) -> None:
 def test_a_dialect_names_what_is_counted() -> None:
     with pytest.raises(SettingError, match="must be one of generated, drafts"):
         Dialect(name="mine", title="Mine", counters={"mine_tokens": "tokens"})
+
+
+def test_the_size_of_a_cache_is_no_growth() -> None:
+    labels = (
+        'block_size="128",hash_block_size="16",num_gpu_blocks="682",num_gpu_blocks_override="None"'
+    )
+    page = f'{VLLM}vllm:cache_config_info{{engine="0",{labels}}} 1.0\n'
+    before, after = read_counters(page), read_counters(page)
+    grown = growth(after, before)
+    assert counter_columns(added(grown, grown))["cache_size"] == 87296
+    sglang = read_counters("sglang:max_total_num_tokens 4096\n")
+    assert counter_columns(sglang)["cache_size"] == 4096
+
+
+def test_a_page_that_was_read_before_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: list[str | None] = []
+    monkeypatch.setattr(counters, "page_of", lambda url, key: answers.pop(0))
+    monkeypatch.setattr(counters, "_RETRY_S", 0.0)
+    page = CounterPage("http://localhost/v1", None, ["http://localhost/metrics"])
+    # What is read each time, and whether that is enough; all of it is asked for, and no more.
+    for texts in ([None], ["llamacpp:tokens_predicted_total 0\n"], [None, None, VLLM], [None] * 3):
+        answers += texts
+        assert (page.read() is not None) == (texts[-1] is not None)
+        assert answers == []

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import dataclasses
-import itertools
-import time
-from types import SimpleNamespace
 from typing import Any
 
 import httpx2
@@ -18,7 +14,6 @@ from harness.config.errors import RunError
 from harness.engines.protocol import Answered
 from harness.engines.timing import timed_answer
 from harness.servers import engine as server_module
-from harness.servers.connection import answer_to
 from wording import mentions
 
 
@@ -45,52 +40,6 @@ def test_a_count_that_cannot_be_fails_the_request(open_engine: Open) -> None:
     assert all(request.num_tokens == 7 for request in requests)
 
 
-def test_more_tokens_than_were_asked_for_fail_the_request(open_engine: Open) -> None:
-    server = EchoServer()
-    engine = open_engine(server)
-
-    def twice(event: Any) -> Any:
-        for choice in (event or {}).get("choices", ()):
-            choice["token_ids"] = 2 * choice["token_ids"]
-        return event
-
-    server.twist = twice
-    with pytest.raises(RunError, match="the server sent 8 tokens for max_tokens=7"):
-        timed_answer(engine, engine.arms[0], ask())
-
-
-def test_an_answer_of_special_tokens_alone_is_an_answer(open_engine: Open) -> None:
-    server = EchoServer(dialect="sglang")
-    engine = open_engine(server)
-
-    def without_text(event: Any) -> Any:
-        for choice in (event or {}).get("choices", ()):
-            choice["text"] = ""
-        return event
-
-    server.twist = without_text
-    (request,) = answered(engine, 1).requests
-    assert (request.answered, request.num_tokens, request.token_ids) == (True, 7, [])
-    assert request.time_to_first_token_ms is None
-    assert request.time_per_output_token_ms is None
-
-
-def test_halves_of_a_surrogate_pair_are_joined(open_engine: Open) -> None:
-    server = EchoServer(dialect="sglang")
-    engine = open_engine(server)
-    halves = itertools.cycle(["\ud83e", "\udd8a", "\udd8a"])
-
-    def halved(event: Any) -> Any:
-        for choice in (event or {}).get("choices", ()):
-            choice["text"] = next(halves)
-        return event
-
-    server.twist = halved
-    (request,) = answered(engine, 1).requests
-    assert request.answered
-    assert request.text.startswith("\N{FOX FACE}\N{REPLACEMENT CHARACTER}\N{FOX FACE}")
-
-
 def test_an_answer_without_a_token_has_failed(open_engine: Open) -> None:
     server = EchoServer()
     engine = open_engine(server)
@@ -113,46 +62,6 @@ def test_a_connection_that_the_server_had_closed_is_tried_again_once(open_engine
         timed_answer(engine, engine.arms[0], dataclasses.replace(ask(2), in_flight=1))
     # The one that failed was sent twice, and not a third time.
     assert len(server.bodies) <= 3
-
-
-def test_a_connection_that_idles_long_is_kept(
-    open_engine: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The other arm's turn may take any time, and a new connection would be in this one's."""
-    engine = open_engine(EchoServer(drop_reused=True))
-    later = SimpleNamespace(monotonic=lambda: time.monotonic() + 3600)
-    monkeypatch.setattr("httpcore2._async.http11.time", later)
-    (request,) = timed_answer(engine, engine.arms[0], ask(1)).requests
-    # The server drops what comes on a connection that it knows.
-    assert request.sent_again
-
-
-def test_a_request_is_sent_until_it_has_a_connection_of_its_own(open_engine: Open) -> None:
-    """Several that were kept alive may have been closed."""
-    # Slow, so that both are in flight together, on two connections.
-    server = EchoServer(drop_reused=True, delay_s=0.02)
-    engine = open_engine(server, batch_size=2)
-    timed_answer(engine, engine.arms[0], ask(2))
-    num_dropped = server.num_dropped
-    question = ask(1)
-    assert timed_answer(engine, engine.arms[0], question).tokens == texts(question)
-    assert server.num_dropped == num_dropped + 2
-
-
-def test_every_kind_of_request_is_sent_again_where_its_connection_was_closed(
-    open_engine: Open,
-) -> None:
-    """Those for log-probabilities, too, which have no record."""
-    server = EchoServer(drop_reused=True)
-    engine = open_engine(server)
-    body = {"model": "tiny", "prompt": [4], "max_tokens": 1, "temperature": 0}
-
-    async def status() -> int:
-        async with answer_to(engine.arms[0].client, "completions", body) as response:
-            return response.status_code
-
-    assert asyncio.run_coroutine_threadsafe(status(), engine.loop).result() == 200
-    assert server.num_dropped == 1
 
 
 def test_a_connection_that_is_new_is_not_tried_again(open_engine: Open) -> None:
@@ -231,19 +140,6 @@ def test_silence_is_said(open_engine: Open, monkeypatch: pytest.MonkeyPatch) -> 
     assert mentions(said[0], "0 of 1 requests", "engine.timeout_s=300")
 
 
-def test_a_server_that_answers_in_no_form_is_asked_for_its_form_again(open_engine: Open) -> None:
-    server = EchoServer()
-    engine = open_engine(server)
-    arm = arm_of(engine)
-    arm.stop()
-    server.fail_every = 1
-    for _ in range(2):
-        with pytest.raises(RunError, match=r"engine\.url=.*told to fail"):
-            engine.make_ready(arm)
-    server.fail_every = 0
-    assert timed_answer(engine, arm, ask()).tokens == texts(ask())
-
-
 @pytest.mark.parametrize(
     ("content", "encoding"), [(b"[" * 200_000, "identity"), (b"no gzip", "gzip")]
 )
@@ -261,14 +157,3 @@ def test_log_probabilities_that_cannot_be_read_are_one_line(
     )
     with pytest.raises(RunError, match="log-probabilities of a text"):
         arm.scores([([5], [6])], 5, 1)
-
-
-class MalformedServer(EchoServer):
-    async def _complete(self, body: Any, reader: Any, writer: asyncio.StreamWriter) -> bool:
-        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: many\r\n\r\n")
-        return True
-
-
-def test_an_answer_that_is_no_http_is_no_closed_connection(open_engine: Open) -> None:
-    with pytest.raises(RunError, match=r"no answer of HTTP: .*Content-Length"):
-        open_engine(MalformedServer())

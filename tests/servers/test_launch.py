@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 
-from harness.config.errors import RunError, SettingError
-from harness.servers import launch as launch_module
-from harness.servers.identity import page_of, why_not_ready
+from harness.config.errors import RunError
+from harness.servers.identity import page_of
 from harness.servers.launch import Launch, StartedServer
 
 
@@ -47,71 +45,6 @@ def test_a_server_that_is_never_ready(
     assert "the speculative server was not ready within engine.start_timeout_s=0.1: " in line
     assert reason in line
     assert line.endswith(f"(all of it: {log})")
-
-
-# A server whose list of models has this status and encoding.
-_LISTS = """
-import gzip, http.server, sys
-class Handler(http.server.BaseHTTPRequestHandler):
-    def do_GET(self):
-        body = gzip.compress(b'{"data": [{"id": "tiny"}]}')
-        self.send_response(int(sys.argv[2]) if "models" in self.path else 404)
-        self.send_header("Content-Encoding", "gzip")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-http.server.HTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
-"""
-
-
-@pytest.mark.parametrize("status", [200, 500])
-def test_a_list_of_models_may_be_compressed_and_an_error_is_named(
-    tmp_path: Path, status: int
-) -> None:
-    command = [sys.executable, "-c", _LISTS, "{port}", str(status)]
-    server = StartedServer("regular", Launch(command, tmp_path / "server.log", 0.1))
-    try:
-        while why_not_ready(server.url, None) == "":
-            time.sleep(0.05)
-        if status == 200:
-            server.wait_until_ready(lambda line: None, None)
-        else:
-            with pytest.raises(RunError, match="/v1/models answers 500 Internal Server Error"):
-                server.wait_until_ready(lambda line: None, None)
-    finally:
-        server.stop()
-
-
-def test_a_server_that_wants_a_key_is_not_waited_for(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", _LISTS, "{port}", "401"]
-    server = StartedServer("regular", Launch(command, tmp_path / "server.log", 600))
-    try:
-        with pytest.raises(SettingError, match=r"^engine.api_key_variable: .*/models answers 401"):
-            server.wait_until_ready(lambda line: None, None)
-    finally:
-        server.stop()
-
-
-def test_lines_about_a_slow_start_are_far_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also where the other server was waited for meanwhile: 252 s have passed at the first look."""
-    seconds = iter([0.0, 252.0, 253.0, 254.0, 273.0, 601.0])
-    clock = SimpleNamespace(monotonic=lambda: next(seconds), sleep=lambda seconds: None)
-    monkeypatch.setattr(launch_module, "time", clock)
-    monkeypatch.setattr(launch_module, "why_not_ready", lambda url, key: "")
-    command = [sys.executable, "-c", "import time; time.sleep(600)"]
-    server = StartedServer("speculative", Launch(command, tmp_path / "server.log", 600))
-    lines: list[str] = []
-    try:
-        with pytest.raises(RunError):
-            server.wait_until_ready(lines.append, None)
-    finally:
-        server.stop()
-    assert [line.partition(" s:")[0] for line in lines] == [
-        "speculative: starting for 252",
-        "speculative: starting for 273",
-    ]
 
 
 @pytest.mark.parametrize(

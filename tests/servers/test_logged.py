@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 import shlex
 import sys
 from pathlib import Path
 
-import httpx2
 import pandas as pd
 import pytest
 
-from harness.servers.dialects import DIALECTS
-from harness.servers.launch import Launch, StartedServer
 from in_process import Harness, results
-from real_servers import gguf_pair, llama_server
 
 SUPPORT = Path(__file__).parents[1] / "support"
 
@@ -67,38 +62,3 @@ def test_a_server_that_tells_it_in_its_log_alone(harness: Harness, tmp_path: Pat
     # Iterations of three, three and two tokens, behind the first one.
     assert speculative["tokens_per_iteration"] == pytest.approx(8 / 3, abs=1e-9)
     assert pd.isna(regular["acceptance_rate"])
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "draft acceptance rate = 0.57576 (  171 accepted /   297 generated)",
-        "0.06.896.015 I slot print_timing: id  1 | task 0 | draft acceptance = 0.57576 (  171 accepted /   297"
-        " generated), mean acceptance length =  2.92, acceptance rate per position = (0.805, 0.632, 0.483)",
-    ],
-)
-def test_both_forms_of_llama_cpps_line(line: str) -> None:
-    found = re.search(DIALECTS["llamacpp"].logs, line)
-    assert found is not None
-    assert found.groupdict() == {"accepted": "171", "proposed": "297"}
-
-
-def test_the_log_of_llama_server_says_what_its_answers_do(tmp_path: Path) -> None:
-    pair = gguf_pair()
-    command = [llama_server(), "-m", pair.model, "-md", pair.draft, "--spec-type", "draft-simple"]
-    command += ["--spec-draft-n-max", "3", "--port", "{port}"]
-    server = StartedServer("speculative", Launch(command, tmp_path / "log", 60))
-    line = re.compile(DIALECTS["llamacpp"].logs)
-    drafted = accepted = 0
-    try:
-        server.wait_until_ready(print, None)
-        assert server.logged(line) == {}
-        for prompt in ("Once upon a time", "The little dog", "She was happy"):
-            body = {"prompt": prompt, "max_tokens": 30, "temperature": 0}
-            answer = httpx2.post(f"{server.url}/completions", json=body, timeout=60).json()
-            drafted += answer["timings"]["draft_n"]
-            accepted += answer["timings"]["draft_n_accepted"]
-        assert server.logged(line) == {"accepted": accepted, "proposed": drafted}
-    finally:
-        server.stop()
-    assert accepted > 0

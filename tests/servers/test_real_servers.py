@@ -1,15 +1,16 @@
-"""Commands behind `--` that start real servers."""
+"""Real programs: the tables of their flags, and commands behind `--` that start them."""
 
 from __future__ import annotations
 
 import json
-import shutil
-from pathlib import Path
+import re
+import subprocess
 
 import pytest
 
+from harness.servers.startup import LLAMA_CPP, VLLM, Startup
 from in_process import Harness, results
-from real_servers import gguf_pair, llama_server, mlx_server, vllm_python
+from real_servers import gguf_pair, llama_server, vllm_python
 from recipes.tiny_gguf import CHAT_TEMPLATE, SHIPPED
 from wording import mentions
 
@@ -37,48 +38,6 @@ def test_a_verdict_from_the_command_that_starts_the_server(harness: Harness) -> 
     assert mentions(outcome.stderr, "without", "--spec-type draft-simple --spec-draft-n-max 4")
 
 
-def test_llama_cpp_reads_tools_or_the_run_ends(harness: Harness, tmp_path: Path) -> None:
-    tool = {"type": "function", "function": {"name": "rain", "parameters": {"type": "object"}}}
-    texts = [f"Is it raining in {city}?" for city in ("Oslo", "Ulm")]
-    rows = [{"messages": [{"role": "user", "content": text}], "tools": [tool]} for text in texts]
-    (tmp_path / "tools.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    template = "{% for tool in tools %}{{ tool | tojson }}{% endfor %}" + CHAT_TEMPLATE
-    (tmp_path / "tools.jinja").write_text(template)
-    asked = ["prompts=./tools.jsonl", "num_prompts=2", "tokens=8", "engine.blocks=0"]
-
-    taking = [*drafting(), "--jinja", "--chat-template-file", "tools.jinja"]
-    harness("latency", *asked, "--", *taking)
-    with_tools = results().iloc[-1].read_prompt_tokens
-    # The shipped template shows messages alone, and llama.cpp then leaves tools out without a word.
-    outcome = harness("latency", *asked, "--", *drafting(), "--jinja", code=2)
-    shows_none = "have tools, and the chat template of the regular server shows none"
-    assert mentions(outcome.complaint, "prompts:", shows_none)
-    assert with_tools > 2 * len(json.dumps(tool)) / 4
-
-
-@pytest.mark.parametrize("is_filled", [True, False], ids=["filled", "empty"])
-def test_mlx_is_asked_for_the_model_of_its_command(
-    harness: Harness, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_filled: bool
-) -> None:
-    """It lists all models of the hub's cache, loads any that is named, and lists none where there is no cache."""
-    monkeypatch.setenv("HF_HOME", str(tmp_path))
-    if is_filled:
-        other = tmp_path / "hub" / "models--mlx-community--aaa"
-        shutil.copytree(SHIPPED / "tiny_draft", other / "snapshots" / "1")
-        (other / "snapshots" / "1" / "model.safetensors.index.json").write_text("{}")
-        (other / "refs").mkdir()
-        (other / "refs" / "main").write_text("1")
-    Path("pair").symlink_to(SHIPPED)
-    drafting = ["--draft-model", "./pair/tiny_draft", "--num-draft-tokens", "4"]
-    command = [mlx_server(), "--model", "./pair/tiny", *drafting]
-    asked = [*SHORT, "chat=false", "engine.blocks=0"]
-    outcome = harness("latency", *asked, "--", *command, code=None)
-    rows = results()
-    assert all(Path(name).resolve() == SHIPPED / "tiny" for name in rows["served_model"])
-    assert set(rows["server"]) == {"mlx_lm.server"}
-    assert mentions(outcome.summary, "tiny", "tiny_draft", "K=4")
-
-
 def test_vllm_from_its_command(harness: Harness, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     method = {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 2}
@@ -91,3 +50,44 @@ def test_vllm_from_its_command(harness: Harness, monkeypatch: pytest.MonkeyPatch
     assert speculative["num_draft_tokens"] == 3
     assert 0 <= speculative["acceptance_rate"] < 0.5
     assert mentions(outcome.stdout, "tiny", "vLLM", "ngram", "K=3")
+
+
+_FLAG = re.compile(r"(?<![\w-])--?[A-Za-z][\w.-]*")
+
+
+def missing(startup: Startup, flags: set[str]) -> set[str]:
+    return flags - {*startup.speculation, *startup.switches, *startup.refused}
+
+
+def test_every_flag_of_llama_server_that_is_about_speculation_is_in_the_table() -> None:
+    shown = subprocess.run([llama_server(), "--help"], capture_output=True, text=True).stdout
+    section = shown.partition("----- speculative params")[2].partition("\n-----")[0]
+    flags = flags_of(section)
+    flags |= {name for name in flags_of(shown) if re.search("spec-|-spec$|draft|lookup", name)}
+    assert len(flags) > 80
+    assert not missing(LLAMA_CPP, flags)
+    variables = set(re.findall(r"LLAMA_ARG_\w*(?:SPEC|DRAFT)\w*", shown))
+    assert len(variables) > 10
+    assert all(name.startswith(LLAMA_CPP.variables) for name in variables)
+
+
+def flags_of(help_text: str) -> set[str]:
+    """All spellings: lines of the help begin with them, and two spaces end them."""
+    lines = re.findall(r"^(-.*?)(?:(?<!,)  |$)", help_text, re.MULTILINE)
+    return {flag for line in lines for flag in _FLAG.findall(line)}
+
+
+def test_every_flag_of_vllm_that_is_about_speculation_is_in_the_table() -> None:
+    ask = [
+        "from vllm.utils.argparse_utils import FlexibleArgumentParser",
+        "from vllm.entrypoints.launchers.cli_args import make_arg_parser",
+        "actions = make_arg_parser(FlexibleArgumentParser())._actions",
+        "print(*(name for action in actions for name in action.option_strings), sep='\\n')",
+    ]
+    shown = subprocess.run(
+        [vllm_python(), "-c", "\n".join(ask)], capture_output=True, text=True
+    ).stdout
+    flags = {name for name in shown.split() if re.search("^-+spec|spec-|draft|^-sc$", name)}
+    flags -= {"--specialize-active-lora"}  # of LoRA
+    assert "--speculative-config" in flags
+    assert not missing(VLLM, flags)

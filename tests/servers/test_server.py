@@ -25,7 +25,8 @@ from harness.measuring.figures.requests import Requests
 from harness.results.acceptance import Acceptance
 from harness.servers import engine as server_module
 from harness.servers.counters import CounterPage
-from harness.servers.engine import ServerEngine
+from harness.servers.dialects import UNKNOWN
+from harness.servers.request_form import RequestForm
 from measured_runs import figures
 
 
@@ -92,16 +93,6 @@ def test_a_server_that_leaves_tools_out_is_refused(open_engine: Open) -> None:
     assert timed_answer(other, other.arms[0], without).tokens
 
 
-def test_a_server_that_refuses_tools_is_named_with_its_reason(open_engine: Open) -> None:
-    server = EchoServer(error_text="tools param requires --jinja flag")
-    engine = open_engine(server, chat=True)
-    server.fail_every = 1
-    question = dataclasses.replace(ask(2), chats=CHATS)
-    refused = "have tools, which the regular server refuses: 500 .*requires --jinja flag"
-    with pytest.raises(SettingError, match=refused):
-        timed_answer(engine, engine.arms[0], question)
-
-
 @pytest.mark.parametrize("dialect", ["sglang", "openai"])
 def test_without_token_ids_there_is_text(open_engine: Open, dialect: str) -> None:
     engine = open_engine(EchoServer(dialect=dialect, delay_s=0.01))  # type: ignore[arg-type]
@@ -129,11 +120,6 @@ def test_a_server_that_refuses_its_salt_gets_none(open_engine: Open) -> None:
     assert timed_answer(engine, engine.arms[0], question).requests[0].error is None
 
 
-def test_a_setting_that_a_server_does_not_have_is_refused(open_engine: Open) -> None:
-    with pytest.raises(SettingError, match=r"decoding.top_k=9: must be 0"):
-        open_engine(EchoServer(dialect="openai")).arms[0].answer(ask().requests, 1)
-
-
 @pytest.mark.parametrize("dialect", ["vllm", "vllm_histogram", "sglang"])
 def test_acceptance_is_what_the_server_says(open_engine: Open, dialect: str) -> None:
     engine = open_engine(EchoServer(dialect=dialect, num_draft_tokens=4))  # type: ignore[arg-type]
@@ -147,18 +133,6 @@ def test_acceptance_is_what_the_server_says(open_engine: Open, dialect: str) -> 
     assert [request.outcomes for request in generation.requests] == [
         [(4, 2), (4, 2), (4, 0)]
     ] or dialect != "vllm"
-
-
-def test_llama_cpp_says_less(open_engine: Open) -> None:
-    engine = open_engine(EchoServer(dialect="llama.cpp", num_draft_tokens=4))
-    timed_answer(engine, engine.arms[0], ask(max_new_tokens=8))
-    # Seven tokens after the first: three came with a verification, four were accepted.
-    found = acceptance_columns(arm_of(engine).requests)
-    assert {name: value for name, value in found.items() if value is not None} == {
-        "acceptance_rate": 4 / 12,
-        "tokens_per_iteration": 7 / 3,
-        "mean_num_draft_tokens": 12 / 3,
-    }
 
 
 def llama_cpp(**behaviour: Any) -> EchoServer:
@@ -229,14 +203,6 @@ def test_servers_that_know_no_tokens_to_stop_at_get_texts(open_engine: Open, dia
     assert body.get("stop") == expected
 
 
-def test_an_answer_that_stops_at_once_is_empty_and_no_failure(open_engine: Open) -> None:
-    engine = open_engine(EchoServer(dialect="openai", version="1"))
-    plain = timed_answer(engine, engine.arms[0], ask(top_k=0)).requests[0].text
-    question = dataclasses.replace(ask(top_k=0), ends=(plain[0],))
-    generation = timed_answer(engine, engine.arms[0], question)
-    assert generation.tokens == [[]]
-
-
 @pytest.mark.parametrize("dialect", ["vllm", "openai"])
 def test_a_watcher_gets_what_arrives(open_engine: Open, dialect: str) -> None:
     """Tokens as their ids come, or all of a text at its end."""
@@ -292,33 +258,6 @@ def test_the_load_is_kept_up_until_the_last_answer(open_engine: Open) -> None:
     assert len(load.extra) >= len(server.bodies) - 8 >= 2
     assert {request.error.type for request in load.extra if request.error} == {"Cancelled"}
     assert 0 < generation.seconds < load.seconds
-
-
-def test_extra_requests_that_fail_are_no_flood(open_engine: Open) -> None:
-    server = EchoServer(delay_s=0.01)
-    engine = open_engine(server)
-    server.fail_every = 5
-    question = dataclasses.replace(ask(4), in_flight=3, extra=ask(3))
-    generation = timed_answer(engine, engine.arms[0], question)
-    assert generation.load is not None
-    assert [len(generation.load.extra), len(server.bodies)] in ([1, 5], [2, 6])
-
-
-def test_a_stream_begins_before_what_counts_and_goes_on_behind_it(open_engine: Open) -> None:
-    server = EchoServer(delay_s=0.02)
-    engine = open_engine(server, rate=100.0)
-    question = dataclasses.replace(ask(8), extra=dataclasses.replace(ask(1), prompts=[[9]]))
-    generation = timed_answer(engine, engine.arms[0], question)
-    load = generation.load
-    assert load is not None
-    # An answer takes 140 ms or more.
-    sent = [len(body["prompt"]) for body in server.bodies]
-    assert sent[0] == 1
-    assert sent[-1] == 1
-    first, last = sent.index(3), len(sent) - sent[::-1].index(3)
-    assert sent[first:last].count(3) == 8
-    assert load.offered_s == arrival_times(question.requests, 100.0)[-1]
-    assert load.request_seconds > load.seconds
 
 
 def test_a_few_per_cent_of_failures_lose_no_request(open_engine: Open) -> None:
@@ -421,18 +360,6 @@ def test_requests_under_load_differ_and_are_left_midway(open_engine: Open) -> No
     assert by_length[60]["temperature"] == 1.0
 
 
-def test_a_server_that_was_under_load_is_no_fresh_one(open_engine: Open) -> None:
-    """An engine with blocks starts it afresh for the next turn."""
-    engine = open_engine(EchoServer())
-    arm = arm_of(engine)
-    assert isinstance(engine, ServerEngine)
-    engine._leave_alone(arm)
-    assert arm.is_connected
-    arm.answer(ask().requests, 1)
-    engine._leave_alone(arm)
-    assert not arm.is_connected
-
-
 def test_a_server_that_answers_others_is_waited_for(
     open_engine: Open, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -451,3 +378,10 @@ def test_a_server_that_answers_others_is_waited_for(
     for _ in range(2):
         timed_answer(engine, arm, ask(1))
     assert said == ["regular: the server still answers 3 requests of others"]
+
+
+def test_a_server_that_refuses_a_top_p_of_1_does_not_get_it() -> None:
+    # Text Generation Inference: "`top_p` must be > 0.0 and < 1.0", with status 422.
+    form = RequestForm(TOKENIZER, "tiny", UNKNOWN, False, False, False)
+    assert "top_p" not in form.body(ask(top_k=0).requests[0])
+    assert form.body(ask(top_k=0, top_p=0.9).requests[0])["top_p"] == 0.9

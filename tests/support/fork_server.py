@@ -9,7 +9,6 @@ from __future__ import annotations
 import fcntl
 import gc
 import importlib
-import locale
 import logging
 import os
 import pickle
@@ -27,7 +26,6 @@ import psutil
 
 import forked
 import garbage
-from time_limit import print_stacks_when_asked
 
 _IMPORTED = (
     "harness.cli.main",
@@ -147,10 +145,6 @@ def _become_new(environment: Mapping[str, str]) -> None:
     gc.freeze()
     os.environ.clear()
     os.environ.update(environment)
-    print_stacks_when_asked()
-    if _speaks_ascii():
-        # Files that name no encoding follow it.
-        locale.setlocale(locale.LC_CTYPE, "POSIX")
     errors = environment.get("PYTHONIOENCODING", "").partition(":")[2] or "strict"
     sys.stdin = _stream(0)
     sys.stdout = _stream(1, mode="w", errors=errors)
@@ -160,18 +154,13 @@ def _become_new(environment: Mapping[str, str]) -> None:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _speaks_ascii() -> bool:
-    return os.environ.get("LC_ALL") == "POSIX"
-
-
 def _stream(number: int, mode: str = "r", **options: Any) -> Any:
-    """A standard stream as Python makes it: None where the file is closed, ASCII where LC_ALL=POSIX says so."""
+    """A standard stream as Python makes it: None where the file is closed."""
     try:
         os.fstat(number)
     except OSError:
         return None
-    encoding = "ascii" if _speaks_ascii() else "utf-8"
-    return os.fdopen(number, mode, encoding=encoding, closefd=False, **options)
+    return os.fdopen(number, mode, encoding="utf-8", closefd=False, **options)
 
 
 def _log_to_stderr() -> None:

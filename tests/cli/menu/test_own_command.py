@@ -48,11 +48,6 @@ def test_it_sweeps_and_is_not_measured_twice(harness: Harness) -> None:
     assert changed.stderr.count("measured before") == 0
 
 
-def test_its_settings_have_rules_and_help(harness: Harness) -> None:
-    assert harness.refused(COMMAND, "num_prompts=0") == "num_prompts=0: must be at least 1"
-    assert "num_prompts" in harness(COMMAND, "--help").stdout
-
-
 def test_a_setting_without_a_default_must_be_typed(harness: Harness) -> None:
     file = Path("own_command.py")
     file.write_text(file.read_text().replace('unit: str = "tokens"', "unit: str"))
@@ -60,60 +55,3 @@ def test_a_setting_without_a_default_must_be_typed(harness: Harness) -> None:
     assert "unit" in harness(COMMAND, "--help").stdout
     harness(COMMAND, *QUICK, "num_prompts=1", "unit=letters")
     assert list(results("lengths")["unit"]) == ["letters"]
-
-
-def test_a_default_that_a_factory_makes_need_not_be_typed(harness: Harness) -> None:
-    file = Path("own_command.py")
-    made = "field(default_factory=lambda: 'characters')"
-    source = file.read_text().replace('unit: str = "tokens"', f"unit: str = {made}")
-    file.write_text(source.replace("import dataclass\n", "import dataclass, field\n"))
-    harness(COMMAND, *QUICK, "num_prompts=1")
-    assert list(results("lengths")["unit"]) == ["characters"]
-
-
-def test_a_file_without_the_command_is_one_line(harness: Harness) -> None:
-    complaint = harness.refused("./own_command.py:Nothing")
-    assert complaint.startswith("command=./own_command.py:Nothing: cannot be loaded")
-
-
-def test_its_answer_may_have_an_exit_code_that_ours_lack(harness: Harness) -> None:
-    with Path("own_command.py").open("a") as file:
-        file.write(
-            """
-from harness.config.errors import VerdictError
-
-
-class Judging(AnswerLengths):
-    def judge(self, rows: Sequence[Any]) -> None:
-        raise VerdictError("too long", 4)
-
-
-Lengths.experiment = Judging
-"""
-        )
-    assert harness(COMMAND, *QUICK, "num_prompts=1", code=4).complaint == "too long"
-
-
-def test_a_failure_is_not_hidden_by_rows_that_cannot_be_made_of_half_a_measurement(
-    harness: Harness,
-) -> None:
-    with Path("own_command.py").open("a") as file:
-        file.write(
-            """
-from harness.config.errors import RunError
-
-
-class Half(AnswerLengths):
-    def measure(self, session: Any) -> None:
-        super().measure(session)
-        self.lengths = [None]
-        raise RunError("the power went out")
-
-
-Lengths.experiment = Half
-"""
-        )
-    assert harness(COMMAND, *QUICK, code=1).complaint == "the power went out"
-    (row,) = results("lengths").to_dict("records")
-    assert row["status"] == "failed"
-    assert row["error"] == "the power went out"

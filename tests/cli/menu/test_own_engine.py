@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import re
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from in_process import Harness, results
-from wording import mentions
 
 # It repeats each prompt's last token. Its speculative arm gives three tokens at a time.
 PARROT = textwrap.dedent(
@@ -97,49 +95,6 @@ def test_latency(harness: Harness, parrot: str) -> None:
     assert set(rows["num_tokens"]) == {18}
     assert "2 of 2" in outcome.summary
     assert "engine.breath" in rows["settings"][1]
-
-
-def test_a_sweep_over_engines_and_its_report(harness: Harness, parrot: str) -> None:
-    sweep = ["-m", f"engine=local,{parrot}", "engine.breath=2,3"]
-    outcome = harness("latency", *QUICK, *sweep)
-    rows = results()
-    # Our own loop has no such setting: its second job is its first.
-    assert rows["engine"].value_counts().to_dict() == {parrot: 4, "local": 2}
-    assert set(rows["status"]) == {"ok"}
-    report = harness("report", "results").stdout
-    assert "parrot" in report
-    assert "parrot" in outcome.stdout
-
-
-def test_a_map_starts_a_slow_engine_once_for_each_k(
-    harness: Harness, parrot: str, tmp_path: Path
-) -> None:
-    file = tmp_path / parrot.partition(":")[0]
-    start = "engine = Engine()\n"
-    slow = f"""{start}
-        opening.say(f"started for {{opening.batch_size}}, K={{opening.decoding.num_draft_tokens}}")
-        engine.goes_on = lambda decoding, *sizes: decoding == opening.decoding
-"""
-    file.write_text(PARROT.replace(start, slow))
-    grid = ["batch_sizes=[1,2]", "draft_tokens=[1,2]"]
-    outcome = harness("map", *QUICK, *grid, f"engine={parrot}")
-    assert len(results("map")) == 8
-    starts = [line for line in outcome.stderr.splitlines() if line.startswith("started")]
-    assert starts == ["started for 2, K=2", "started for 2, K=1"]
-
-
-def test_a_map_needs_both_arms_in_memory(harness: Harness, parrot: str, tmp_path: Path) -> None:
-    file = tmp_path / parrot.partition(":")[0]
-    start = "engine = Engine()\n"
-    file.write_text(PARROT.replace(start, f"{start}        engine.blocks = object()\n"))
-    complaint = harness("map", *QUICK, "batch_sizes=[1]", f"engine={parrot}", code=1).complaint
-    assert mentions(complaint, "map needs both arms in memory", "latency -m")
-
-
-def test_plan_and_help(harness: Harness, parrot: str) -> None:
-    assert "fits" in harness("plan", f"engine={parrot}").stdout
-    shown = harness("latency", f"engine={parrot}", "--help").stdout
-    assert re.search(r"^  engine\.breath .*\[3\]$", shown, re.MULTILINE)
 
 
 def test_its_mistakes_are_those_of_a_setting(harness: Harness, parrot: str) -> None:

@@ -1,16 +1,14 @@
-"""Ways to draft in files of the user's own."""
+"""Ways to draft, and a rule of acceptance, in files of the user's own: those of docs/your-own-method.md."""
 
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from transformers import AutoConfig, PreTrainedConfig
 
-from harness.config.methods import METHODS
 from harness.config.sizes import PACKAGE
 from in_process import Harness, results
 
@@ -20,6 +18,17 @@ QUICK = (
 )
 CORPUS = ["draft=./corpus_ngrams.py:CorpusNgrams", "draft.file=corpus.txt", "draft.ngram=2"]
 HEAD = ["draft=./linear_head.py:LinearHead", "draft.weights=matrix.pt"]
+RULES = """
+
+class Lax(Likely):
+    num_likeliest = 50
+
+
+class Lying(Lax):
+    lossless = True
+"""
+# Its draft is another model, which it rejects.
+REJECTING = ["model=tiny", "draft=tiny_draft", "num_prompts=2", "decoding.max_new_tokens=12"]
 
 
 @pytest.fixture(autouse=True)
@@ -62,62 +71,10 @@ def test_a_sweep_compares_it_with_the_others_and_measures_other_code_again(
     assert len(set(results()["run"]) - set(rows["run"])) == 1
 
 
-def test_it_is_planned_and_its_losslessness_tested(harness: Harness) -> None:
-    """The path may have a plus, as a pair has."""
-    Path("a+b").mkdir()
-    Path("corpus_ngrams.py").rename("a+b/corpus_ngrams.py")
-    METHODS._loaded.clear()
-    assert (
-        "fits  " in harness("plan", "draft=./a+b/corpus_ngrams.py:CorpusNgrams", CORPUS[1]).stdout
-    )
-    harness("recovery", "num_prompts=1", "decoding=greedy", "decoding.max_new_tokens=8", *HEAD)
-
-
-TEXT = """
-from harness.local.drafting.methods import Lookup
-from harness.local.drafting.text import LookupText
-
-class Text(LookupText):
-    num_made = 0
-    def __init__(self, *sizes):
-        super().__init__(*sizes)
-        Text.num_made += 1
-    {method}
-
-class Texts(Lookup):
-    def texts(self, settings, tokenizer):
-        return lambda: Text(settings.max_ngram, settings.min_ngram)
-"""
-
-
-def own_text(method: str) -> str:
-    """`draft=` for a copy of `lookup` in a file, with one method changed."""
-    Path("own_text.py").write_text(TEXT.replace("{method}", method), encoding="utf-8")
-    return "draft=./own_text.py:Texts"
-
-
-def test_a_mistake_names_the_method(harness: Harness) -> None:
-    """In the first question, and in a later one."""
-    wrong = own_text("def continuation(self, most): return None")
-    complaint = harness("latency", *QUICK, wrong, code=1).complaint
-    assert complaint.startswith("draft=./own_text.py:Texts: propose() raised TypeError")
-    METHODS._loaded.clear()
-    sys.modules.pop("own_text")
-    late = "return super().continuation(most) if Text.num_made < 3 else {}[0]"
-    wrong = own_text(f"def continuation(self, most): {late}")
-    complaint = harness("latency", *QUICK, "num_warmup=1", wrong, code=1).complaint
-    assert re.search(r"draft=\./own_text\.py:Texts: .*KeyError: ", complaint), complaint
-
-
 @pytest.mark.parametrize(
     ("draft", "words"),
     [
         ("./corpus_ngrams.py:Other", "has no attribute 'Other'"),
-        ("./missing.py:Method", "there is no file missing.py"),
-        (
-            "./corpus_ngrams.py:CorpusText",
-            "must inherit from harness.local.drafting.method.Method or TextMethod",
-        ),
         ("./corpus_ngrams.py:CorpusNgrams", "draft.file: must be set"),
         ("./script.py:Method", "cannot be loaded: SystemExit"),
     ],
@@ -125,3 +82,34 @@ def test_a_mistake_names_the_method(harness: Harness) -> None:
 def test_a_name_that_holds_no_method_is_told(draft: str, words: str, harness: Harness) -> None:
     Path("script.py").write_text("raise SystemExit(0)")
     assert words in harness("latency", *QUICK, f"draft={draft}", code=2).complaint
+
+
+def add_rules() -> None:
+    with Path("likely.py").open("a") as file:
+        file.write(RULES)
+
+
+def test_a_lossy_rule_accepts_more_and_is_called_lossy(harness: Harness) -> None:
+    add_rules()
+    shown = harness("latency", *REJECTING, "decoding.rule=./likely.py:Lax")
+    assert "lossy" in shown.stdout
+    harness("latency", *REJECTING)
+    rows = results("latency")
+    drafted = rows[rows["arm"] == "speculative"]
+    assert drafted["rule"].tolist() == ["./likely.py:Lax", "deepmind"]
+    assert drafted["lossy"].tolist() == [True, False]
+    own, exact = drafted["acceptance_rate"]
+    assert own > exact
+
+
+def test_a_rule_that_calls_itself_lossless_is_held_to_its_word(
+    harness: Harness,
+) -> None:
+    add_rules()
+    lying = ["decoding.rule=./likely.py:Lying", "temperature=0"]
+    refused = harness("latency", *REJECTING, *lying, code=3)
+    assert re.search(r"agree on \d of 2 prompts, and part at a logit margin", refused.complaint)
+    row = results("latency").iloc[-1]
+    assert not row["lossy"], "it follows `lossless`"
+    assert row["status"] == "no_verdict"
+    assert row["margin_over_rounding"] > 1

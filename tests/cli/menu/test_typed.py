@@ -37,25 +37,16 @@ def value_of(argument: str) -> Any:
     ("typed", "expected"),
     [
         ("K=2,4,8", "decoding.num_draft_tokens=2,4,8"),
-        ("num_draft_tokens=auto", "decoding.num_draft_tokens=auto"),
-        ("temperature=0,1", "decoding.temperature=0,1"),
         ("T=0", "decoding.temperature=0"),
-        ("decoding.K=2", "decoding.num_draft_tokens=2"),
         ("tokens=128", "decoding.max_new_tokens=128"),
-        ("limit=3", "num_prompts=3"),
         ("max_ngram=8", "draft.max_ngram=8"),
-        ("device=cpu", "placement=cpu"),
         ("dataset=./mine.jsonl", "prompts=./mine.jsonl"),
         ("--num-prompts 30", "num_prompts=30"),
-        ("--num-prompts=30", "num_prompts=30"),
-        ("-model=7B", "model=7B"),
         ("-K 8", "decoding.num_draft_tokens=8"),
         ("--decoding.top-p 0.9", "decoding.top_p=0.9"),
         ("--temperature -1", "decoding.temperature=-1"),
         ("--test", "test=true"),
-        ("--test false", "test=false"),
         ("--ignore-eos -m", "decoding.ignore_eos=true"),
-        ("--engine.metrics_url http://h/v1?key=x", "engine.metrics_url='http://h/v1?key=x'"),
         *[
             (plain, plain)
             for plain in (
@@ -104,7 +95,7 @@ def test_commands_that_take_paths_have_dashes_too() -> None:
             "12",
             "null",
         ),
-        *("back\\slash", "end\\", "\\\\", "\\${x} \\\\${y}", "x\\'y"),
+        *("back\\slash", "end\\", "\\${x} \\\\${y}", "x\\'y"),
     ],
 )
 def test_a_prompt_arrives_as_it_was_typed(text: str) -> None:
@@ -112,17 +103,10 @@ def test_a_prompt_arrives_as_it_was_typed(text: str) -> None:
     assert OmegaConf.to_container(config, resolve=True) == {"prompt": text}
 
 
-@pytest.mark.parametrize(
-    "path", ["./mödel", "a b/c", "x=1", "./x#y(z)~", "it's/x", "~/x=1", "漢字.txt", "./a\\"]
-)
-@pytest.mark.parametrize("key", ["model", "+pair", "results.file", "hydra.run.dir"])
+@pytest.mark.parametrize("path", ["a b/c", "./x#y(z)~=1", "it's/x", "~/漢字.txt", "./a\\"])
+@pytest.mark.parametrize("key", ["model", "results.file"])
 def test_a_path_may_hold_any_letter(key: str, path: str) -> None:
     assert value_of(f"{key}={path}") == os.path.expanduser(path)
-
-
-def test_names_in_a_sweep_may_be_longer_together_than_one_file_name() -> None:
-    presets = ",".join(["llama3.1_70B-bnb-4bit", "./my-model"] * 20)
-    assert overrides(f"model={presets}") == [f"model={presets}"]
 
 
 def test_several_paths_are_a_sweep_and_a_comma_in_one_that_exists_is_none(
@@ -148,17 +132,13 @@ def test_a_star_stands_for_the_paths_that_match_by_their_numbers(
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
-        (4, 4),
         (np.int64(4), 4),
         (np.float32(0.5), 0.5),
-        (True, True),
         (np.bool_(False), False),
         (None, None),
         ([1, 2], [1, 2]),
-        (range(3), [0, 1, 2]),
         (("a, b", "it's"), ["a, b", "it's"]),
         ({"model.layers.0": 1, "lm_head": "cpu"}, {"model.layers.0": 1, "lm_head": "cpu"}),
-        (Path("a b") / "c,d", "a b/c,d"),
         (Path("model"), "./model"),
     ],
     ids=repr,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,8 +13,12 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from architectures import random_model
+from harness.config.settings import ModelSettings, PlacementSettings
 from harness.local.models.loading import cross_once
 from harness.local.runners.slots import SlotForward, Slots
+from harness.local.runners.snapshot import SnapshotRunner
+from harness.local.runners.static import StaticRunner
+from tiny_checkpoints import load_pair
 
 FIRST, NUM_LAYERS = torch.device("cpu", 0), 4
 MAP: dict[str, Any] = {
@@ -118,3 +123,28 @@ def test_accelerates_hooks_make_way() -> None:
     assert not any(hasattr(module, "_hf_hook") for module in dispatched.modules())
     assert sum(len(module._forward_pre_hooks) for module in dispatched.modules()) == 1 + len(MAP)
     assert torch.equal(dispatched(tokens).logits, expected)
+
+
+@pytest.mark.gpu
+def test_two_gpus_give_the_logits_of_one(save_model: Callable[..., ModelSettings]) -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    settings, prompts = save_model(num_hidden_layers=NUM_LAYERS), [[3, 4, 5, 6, 7], [9, 10, 11]]
+    found = []
+    for number in (1, 2):
+        placement = PlacementSettings(strategy="balanced", gpus=number)
+        loaded = load_pair(settings, None, placement, "float32").target
+        assert len(loaded.devices) == number
+        for kind in (SnapshotRunner, StaticRunner):
+            runner = kind(loaded.model, device=loaded.input_device)
+            steps = [
+                runner.start(prompts),
+                runner.extend(torch.full((2, 3), 8, device=loaded.input_device)),
+            ]
+            runner.keep([1, 3])
+            runner.select([1])
+            steps.append(runner.extend(torch.full((1, 1), 9, device=loaded.input_device)))
+            found.append([step.logits.cpu() for step in steps])
+    for others in found[1:]:
+        for expected, logits in zip(found[0], others, strict=True):
+            torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)

@@ -308,6 +308,30 @@ def test_gpu_memory_is_as_predicted(save_model: SaveModel, quantization: Quantiz
     assert (logits(loaded.model, GPU) - expected).norm() / expected.norm() < error
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("quantization", ["none", "8bit"])
+def test_gpu_and_cpu_share_a_model(save_model: SaveModel, quantization: Quantization) -> None:
+    settings = save_model(settings={"quantization": quantization}, **WIDE)
+    # Leave room for about two thirds of it.
+    room = load(settings, "float32", strategy="cpu").placement.bytes_per_device["cpu"] * 0.65
+    reserve = (free_memory([0])[0] - room) / 1e9
+    loaded = load(settings, "float32", gpus=1, reserve_gb=reserve, offload="cpu")
+    assert set(loaded.placement.bytes_per_device) == {"cuda:0", "cpu"}
+    assert loaded.devices == [GPU, CPU]
+    assert loaded.input_device == GPU
+    expected = logits(saved(settings))
+    assert (logits(loaded.model, GPU) - expected).norm() / expected.norm() < 0.05
+
+
+@pytest.mark.gpu
+def test_draft_on_the_cpu_and_target_on_the_gpu(save_model: SaveModel) -> None:
+    target, draft = save_model("llama"), save_model("gpt2", settings={"placement": "cpu"})
+    pair = load_pair(target, draft, PlacementSettings())
+    assert pair.draft is not None
+    assert pair.devices == [GPU, CPU]
+    assert (pair.target.dtype, pair.draft.dtype) == (torch.bfloat16, torch.float32)
+
+
 def test_cuda_that_does_not_start_is_an_error_and_not_the_cpu(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -329,6 +353,18 @@ def test_the_cpu() -> None:
     free = free_memory([])
     assert set(free) == {"cpu"}
     assert 0 < free["cpu"] <= psutil.virtual_memory().total
+
+
+def test_memory_in_pools_of_graphs_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    def segment(device: int, pool: tuple[int, int]) -> dict[str, Any]:
+        sizes = {"total_size": 100, "allocated_size": 30}
+        return {"device": device, "segment_pool_id": pool, **sizes}
+
+    segments = [segment(0, (0, 0)), segment(0, (0, 1)), segment(0, (1, 0)), segment(1, (0, 1))]
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 1000)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: segments)
+    assert peak_memory_bytes([torch.device("cuda", 0), CPU]) == 1000 + 2 * 70
+    assert peak_memory_bytes([torch.device("cuda", 1)]) == 1000 + 70
 
 
 def test_more_gpus_than_there_are() -> None:

@@ -16,7 +16,6 @@ from harness.servers.events import note_drafts, read_event
 from in_process import Harness, results
 from measured_runs import figures
 from tiny_checkpoints import make_tokenizer
-from wording import mentions
 
 END = 9
 
@@ -39,24 +38,26 @@ def test_iterations_are_divided_at_the_end_of_the_text() -> None:
     assert columns["acceptance_rate_after_end"] == 1.0
 
 
-def test_a_text_that_does_not_end_has_nothing_after_it() -> None:
-    columns = ends(answer([1, 2, 3], [(2, 1)]))
-    assert columns["share_after_end"] == 0
-    assert columns["acceptance_rate_before_end"] == 0.5
-    assert columns["acceptance_rate_after_end"] is None
-
-
-def test_an_end_within_an_iteration_and_an_answer_that_is_cut() -> None:
-    columns = ends(answer([END, 5, 5, 5], [(4, 4)]))
-    assert columns["share_after_end"] == 3 / 4
-    assert columns["acceptance_rate_before_end"] is None
-    assert columns["acceptance_rate_after_end"] == 1.0
-
-
-def test_iterations_that_do_not_fit_the_tokens_are_left_out() -> None:
-    columns = ends(answer([1, 2, 3, 4, 5, 6], [(2, 1)]))
-    assert columns["acceptance_rate_before_end"] is None
-    assert ends()["share_after_end"] is None
+@pytest.mark.parametrize(
+    ("token_ids", "outcome", "share", "before", "after"),
+    [
+        # No end; an end within an iteration; iterations that do not fit the tokens.
+        ([1, 2, 3], (2, 1), 0, 0.5, None),
+        ([END, 5, 5, 5], (4, 4), 3 / 4, None, 1.0),
+        ([1, 2, 3, 4, 5, 6], (2, 1), 0, None, None),
+    ],
+)
+def test_what_is_before_the_end_and_after_it(
+    token_ids: list[int],
+    outcome: tuple[int, int],
+    share: float,
+    before: float | None,
+    after: float | None,
+) -> None:
+    columns = ends(answer(token_ids, [outcome]))
+    assert columns["share_after_end"] == share
+    assert columns["acceptance_rate_before_end"] == before
+    assert columns["acceptance_rate_after_end"] == after
 
 
 def test_answers_that_cannot_be_divided_are_left_out_of_rates() -> None:
@@ -90,20 +91,6 @@ def test_iterations_that_a_server_leaves_out_have_no_known_place() -> None:
     assert ends(request)["acceptance_rate_before_end"] is None
 
 
-QUICK = ["latency", "model=tiny_draft", "draft=tiny_draft", "num_prompts=3", "num_warmup=0"]
-QUICK += ["decoding.max_new_tokens=160"]
-
-
-def test_a_line_says_how_much_came_after_the_end(harness: Harness) -> None:
-    shown = harness(*QUICK, "decoding=greedy").summary
-    row = results().iloc[-1]
-    assert row["share_after_end"] > 0.05
-    assert row["ignore_eos"]
-    share = f"{100 * row['share_after_end']:.2g} %"
-    assert mentions(shown, "end of their texts", share)
-    assert mentions(shown, f"{100 * row['acceptance_rate_before_end']:.1f} %", "before the end")
-
-
 def test_answers_of_a_chat_model_end_by_themselves(
     harness: Harness, save_model: Callable[..., ModelSettings], tmp_path: Path
 ) -> None:
@@ -117,9 +104,3 @@ def test_answers_of_a_chat_model_end_by_themselves(
     harness(*asked, "chat_template=never")
     harness(*asked, "decoding.ignore_eos=true")
     assert list(results()["ignore_eos"]) == [False, True, True]
-
-
-@pytest.mark.parametrize("command", ["eval", "recovery"])
-def test_only_latency_decides_by_the_model(harness: Harness, command: str) -> None:
-    complaint = harness.refused(command, "decoding.ignore_eos=auto")
-    assert mentions(complaint, "decoding.ignore_eos=auto", "true or false")

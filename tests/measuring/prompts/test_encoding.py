@@ -1,4 +1,4 @@
-"""Prompts that are too long for one of the models."""
+"""Prompts as token ids: with and without a chat template, and those that are too long."""
 
 from __future__ import annotations
 
@@ -10,11 +10,14 @@ import pytest
 from harness.commands.latency.record import LatencySettings
 from harness.config.errors import SettingError
 from harness.config.settings import PromptSettings
+from harness.engines.chat import Chat
 from harness.engines.door.pairs import Excess
 from harness.measuring.prompts import encoding
+from harness.measuring.prompts.chat_templates import encode_prompts, require_tools
 from harness.measuring.prompts.sets import Prompt, PromptSet
 from harness.servers import record as server
 from some_settings import settings_of
+from tiny_checkpoints import make_tokenizer
 
 ROOM = 10
 
@@ -71,3 +74,88 @@ def test_chats_with_tools_are_sent_whole_or_not_at_all(monkeypatch: pytest.Monke
     assert encoded("skip", chat=True).chats == [prompts[0].chat()]
     # As token ids through the template, they lose their beginning, and a line says so.
     assert [*map(len, encoded("truncate", chat=False).token_ids)] == [3, ROOM]
+
+
+TEMPLATE = "{% for m in messages %}<s>{{ m['content'] }}{% endfor %}{% if add_generation_prompt %}:{% endif %}"
+
+
+def said(*texts: str) -> Chat:
+    """A chat in which user and assistant take turns."""
+    return Chat(
+        tuple(
+            {"role": ("user", "assistant")[i % 2], "content": text} for i, text in enumerate(texts)
+        )
+    )
+
+
+def test_plain_prompts() -> None:
+    tokenizer = make_tokenizer()
+    a, b = tokenizer.get_vocab()["a"], tokenizer.get_vocab()["b"]
+    for mode in ("auto", "never"):
+        assert encode_prompts(tokenizer, [said("ab"), said("b")], mode) == [[a, b], [b]]
+
+
+def test_chat_template() -> None:
+    tokenizer = make_tokenizer(chat_template=TEMPLATE)
+    a, colon = tokenizer.get_vocab()["a"], tokenizer.get_vocab()[":"]
+    for mode in ("auto", "always"):
+        assert encode_prompts(tokenizer, [said("a")], mode) == [[0, a, colon]]
+    assert encode_prompts(tokenizer, [said("a")], "never") == [[a]]
+
+
+def test_a_template_has_the_variables_of_the_user() -> None:
+    template = "{% if loud %}b{% endif %}{{ messages[0]['content'] }}"
+    tokenizer = make_tokenizer(chat_template=template)
+    a, b = tokenizer.get_vocab()["a"], tokenizer.get_vocab()["b"]
+    assert encode_prompts(tokenizer, [said("a")], "auto") == [[a]]
+    assert encode_prompts(tokenizer, [said("a")], "auto", {"loud": True}) == [[b, a]]
+
+
+def test_a_chat_keeps_its_turns_in_a_template_and_as_text() -> None:
+    tokenizer = make_tokenizer(chat_template=TEMPLATE)
+    a, b, colon = (tokenizer.get_vocab()[token] for token in "ab:")
+    (templated,) = encode_prompts(tokenizer, [said("a", "b", "a")], "auto")
+    assert [token for token in templated if token in (a, b)] == [a, b, a]
+    assert templated[-1] == colon
+    (text,) = encode_prompts(tokenizer, [said("a", "b", "a")], "never")
+    assert tokenizer.decode(text) == "user: a\nassistant: b\nuser: a\nassistant:"
+
+
+SYSTEM = Chat(({"role": "system", "content": "Be brief."}, {"role": "user", "content": "a"}))
+
+
+@pytest.mark.parametrize(
+    ("template", "chat", "mode", "setting", "word"),
+    [
+        ("{{ raise_exception('no system') }}", said("a"), "auto", "chat_template", "no system"),
+        ({"rag": TEMPLATE, "tool_use": TEMPLATE}, said("a"), "auto", "chat_template", "no default"),
+        (None, said("a"), "always", "chat_template", "has none"),
+        (None, said("a", "b", "c"), "auto", "chat_template", "of several messages"),
+        (None, SYSTEM, "auto", "chat_template", "a system message"),
+        (None, said(""), "auto", "prompts", "has no tokens"),
+    ],
+)
+def test_a_chat_that_a_template_cannot_show_is_refused(
+    template: Any, chat: Chat, mode: Any, setting: str, word: str
+) -> None:
+    tokenizer = make_tokenizer()
+    tokenizer.chat_template = template
+    with pytest.raises(SettingError, match=word) as refused:
+        encode_prompts(tokenizer, [chat], mode)
+    assert refused.value.setting == setting
+
+
+def test_tools_need_a_template_that_shows_them() -> None:
+    find = {"type": "function", "function": {"name": "b"}}
+    chat = Chat(said("a").messages, (find,))
+    shows = "{% for t in tools or [] %}{{ t.function.name }}{% endfor %}" + TEMPLATE
+    tokenizer = make_tokenizer(chat_template=shows)
+    require_tools(tokenizer, [said("a"), chat], "auto")
+    [ids] = encode_prompts(tokenizer, [chat], "auto")
+    assert ids[0] == tokenizer.get_vocab()["b"]
+
+    with pytest.raises(SettingError, match=r"^prompts: 1 of 2 prompts have tools"):
+        require_tools(make_tokenizer(chat_template=TEMPLATE), [said("a"), chat], "auto")
+    with pytest.raises(SettingError, match=r"^chat_template=never: 1 of 2 prompts have tools"):
+        require_tools(tokenizer, [said("a"), chat], "never")
+    require_tools(make_tokenizer(), [said("a")], "auto")

@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerFast
 
 from harness.config.errors import SettingError
 from harness.engines.chat import Chat
-from harness.measuring.prompts.chat_templates import as_text, encode_prompts, from_template
+from harness.measuring.prompts.chat_templates import encode_prompts, from_template
 from harness.measuring.prompts.sets import Prompt
 from harness.measuring.prompts.transcripts import Reading, readings_of
 from tiny_checkpoints import make_tokenizer
@@ -116,39 +116,6 @@ def test_where_a_template_drops_thoughts_each_turn_is_read_with_its_own() -> Non
     assert "Look." not in tokenizer.decode(readings[1].transcript.token_ids)
 
 
-def test_an_empty_thought_in_the_prompt_stays_there() -> None:
-    tokenizer = make_tokenizer(chat_template=QWEN)
-    readings = read(conversation(ASKED, SAID, MORE, SAID), tokenizer, no_thoughts=True)
-    # The template has the empty thought for the answer that is asked for alone.
-    assert [[turn.number for turn in one.turns] for one in readings] == [[1], [2]]
-    assert texts(readings[1], tokenizer) == [f"{SAID['content']}<|end|>"]
-
-
-def test_tokens_across_the_beginning_of_an_answer_are_not_made() -> None:
-    """A tokenizer that writes `>H` as one token, which no prompt ends with: each turn is read after its own prompt."""
-    names = ["<s>", "</s>", *sorted(pre_tokenizers.ByteLevel.alphabet()), ">H"]
-    tokenizer = Tokenizer(
-        models.BPE({name: place for place, name in enumerate(names)}, [(">", "H")])
-    )
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    merging = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
-    merging.chat_template = PLAIN
-    hello = {"role": "assistant", "content": "Hello"}
-    readings = read(conversation(ASKED, hello, MORE, hello), merging)
-    assert len(readings) == 2
-    assert [texts(one, merging) for one in readings] == [["Hello</s>"], ["Hello</s>"]]
-    other = {"role": "assistant", "content": "hello"}
-    assert len(read(conversation(ASKED, other, MORE, other), merging)) == 1
-
-
-def test_an_answer_like_the_beginning_of_an_empty_thought_is_whole() -> None:
-    tokenizer = make_tokenizer(chat_template=QWEN)
-    table = {"role": "assistant", "content": "<table>"}
-    [reading] = read(conversation(ASKED, table), tokenizer, no_thoughts=True)
-    assert texts(reading, tokenizer) == ["<table><|end|>"]
-
-
 def test_answers_do_not_begin_with_a_space_that_the_tokenizer_adds() -> None:
     """As SentencePiece of Llama 2 and Mistral does at the beginning of a text."""
     names = ["<s>", "</s>", "▁", *sorted(set(PLAIN + "Where is a?And c"))]
@@ -169,38 +136,6 @@ def test_a_template_that_asks_for_thoughts_and_drops_them_is_refused() -> None:
     drops = PLAIN.replace("<assistant>", "<assistant><think>\n")
     with pytest.raises(SettingError, match="leaves out those of message 2 of line 7"):
         read(conversation(ASKED, SAID), make_tokenizer(chat_template=drops))
-
-
-def test_a_template_that_hides_an_answer_is_refused() -> None:
-    hides = PLAIN.replace(
-        "{{ m.content }}", "{{ m.content if m.role == 'user' else 'x' if loop.last }}"
-    )
-    hides = hides.replace("<{{ m.role }}>", "{{ loop.length }}<{{ m.role }}>")
-    with pytest.raises(SettingError, match="template hides the answer in message 2 of line 7"):
-        read(conversation(ASKED, SAID), make_tokenizer(chat_template=hides))
-
-
-def test_a_conversation_without_a_template_is_text() -> None:
-    tokenizer = make_tokenizer()
-    prompt = Prompt("", messages=(ASKED, SAID, MORE, SAID))
-    [reading] = readings_of(
-        prompt, tokenizer, lambda chat, asks: as_text(chat, asks=asks), adds_special_tokens=True
-    )
-    assert texts(reading, tokenizer) == [f" {SAID['content']}"] * 2
-    [before] = encode_prompts(tokenizer, [Chat((ASKED, SAID, MORE))], "never")
-    assert list(reading.transcript.token_ids[: reading.transcript.answers[1].start]) == before
-
-
-def test_an_answer_without_text_is_none() -> None:
-    tokenizer = make_tokenizer()
-    empty = {"role": "assistant", "content": ""}
-    [reading] = readings_of(
-        Prompt("", messages=(ASKED, empty, MORE, SAID)),
-        tokenizer,
-        lambda chat, asks: as_text(chat, asks=asks),
-        adds_special_tokens=True,
-    )
-    assert [turn.number for turn in reading.turns] == [2]
 
 
 def test_a_transcript_ends_where_the_context_does() -> None:

@@ -177,13 +177,6 @@ def test_what_the_target_cannot_draw_is_never_accepted() -> None:
     assert np.isnan(chances[2][1])
 
 
-def test_shapes_and_chances_are_checked() -> None:
-    with pytest.raises(ValueError, match="are not"):
-        acceptance_chances([1, 1], [[1], [1]])
-    with pytest.raises(ValueError, match="chances from"):
-        cut([[1.5]])
-
-
 def test_intervals_are_over_prompts() -> None:
     """Copies of a text are no further evidence."""
     rates = np.random.default_rng(0).uniform(0.3, 0.9, size=12)

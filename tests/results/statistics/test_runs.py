@@ -4,14 +4,60 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from scipy import stats
-from simulated_runs import Floats, Simulated
 
 from harness.results.statistics.ratios import log_ratio
 from harness.results.statistics.runs import MeanSquares, RatioEstimate, ratio_over_runs
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """Standard deviations of the log of the speed-up, which is 2 in the long run.
+
+    Prompts are also hard or easy, in both arms alike. A heavy tail of runs is Student's t on 3
+    degrees of freedom; a skewed spread of prompts is a gamma distribution's of shape 2.
+    """
+
+    run: float
+    unit: float
+    residual: float
+    num_runs: int = 5
+    num_units: int = 15
+    heavy_runs: bool = False
+    skewed_units: bool = False
+    hardness: float = 0.5
+
+    def draw(self, number: int, seed: int) -> tuple[Floats, Floats]:
+        """ms of the regular and of the speculative arm, [number, num_runs, num_units]."""
+        rng = np.random.default_rng(seed)
+        of_runs, of_units = (number, self.num_runs, 1), (number, 1, self.num_units)
+        run = (
+            rng.standard_t(3, of_runs) / np.sqrt(3) if self.heavy_runs else rng.normal(size=of_runs)
+        )
+        unit = rng.normal(size=of_units)
+        if self.skewed_units:
+            unit = (rng.gamma(2, size=of_units) - 2) / np.sqrt(2)
+        noise = self.residual * rng.normal(size=(number, self.num_runs, self.num_units))
+        hardness = rng.lognormal(0, self.hardness, of_units)
+        # The means of both arms are those of the hardness, times 2 for the regular arm.
+        speculative = hardness * np.exp(self.unit * unit + noise) / self._mean_of_exp()
+        regular = 2 * hardness * np.exp(self.run * run)
+        return np.broadcast_to(regular, speculative.shape), speculative
+
+    def _mean_of_exp(self) -> float:
+        of_unit = np.exp(self.unit**2 / 2)
+        if self.skewed_units:
+            scale = self.unit / np.sqrt(2)
+            of_unit = np.exp(-2 * scale) / (1 - scale) ** 2
+        return float(of_unit * np.exp(self.residual**2 / 2))
+
 
 NUMBER = 1000
 # A quiet machine whose prompts differ, runs that vary as seen, and runs that vary most.
@@ -44,14 +90,11 @@ def test_the_interval_covers_the_long_run_ratio(kind: Simulated) -> None:
     assert 0.92 <= coverage(kind) <= 0.985
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("num_runs", [2, 3, 5, 8])
-@pytest.mark.parametrize("run", [0.0, 0.013, 0.05])
-@pytest.mark.parametrize("unit", [0.01, 0.05, 0.1])
-def test_the_interval_covers_whatever_varies_most(num_runs: int, run: float, unit: float) -> None:
-    """With skewed prompts and heavy-tailed runs too; two runs are the hardest."""
-    kind = Simulated(run, unit, 0.02, num_runs=num_runs, heavy_runs=True, skewed_units=True)
-    assert coverage(kind) >= (0.87 if num_runs == 2 else 0.88)
+@pytest.mark.parametrize("num_runs", [2, 8])
+def test_the_interval_covers_skewed_prompts_and_heavy_tailed_runs_too(num_runs: int) -> None:
+    """Two runs are the hardest."""
+    kind = Simulated(0.05, 0.05, 0.02, num_runs=num_runs, heavy_runs=True, skewed_units=True)
+    assert coverage(kind) >= 0.87
 
 
 @pytest.mark.parametrize("num_runs", [2, 5])
@@ -102,27 +145,6 @@ def test_runs_that_vary_alone_have_the_degrees_of_freedom_of_runs() -> None:
     )
 
 
-def test_a_load_on_one_run_does_not_matter_where_both_arms_feel_it() -> None:
-    rng = np.random.default_rng(0)
-    speculative = rng.lognormal(0, 0.5, 15) * np.array([[1], [1], [3], [1], [1]])
-    interval = ratio_over_runs(2 * speculative, speculative).interval()
-    assert (interval.low, interval.high) == pytest.approx((2, 2))
-
-
-def test_seeds_within_runs_are_covered() -> None:
-    """Texts differ by seed, so that a run with new seeds is another draw; 3 runs."""
-    rng = np.random.default_rng(0)
-    covered = 0
-    for _ in range(NUMBER):
-        unit = rng.normal(0, 0.05, (1, 12))
-        texts = rng.normal(0, 0.1, (3, 12))
-        run = rng.normal(0, 0.02, (3, 1))
-        bottoms = np.exp(unit + texts + run - (0.05**2 + 0.1**2 + 0.02**2) / 2)
-        interval = ratio_over_runs(np.full((3, 12), 2.0), bottoms).interval()
-        covered += interval.low <= 2 <= interval.high
-    assert 0.92 <= covered / NUMBER <= 0.99
-
-
 def test_few_units_have_no_interval() -> None:
     interval = ratio_over_runs(np.full((5, 7), 3.0), np.full((5, 7), 2.0)).interval()
     assert interval.estimate == pytest.approx(1.5)
@@ -140,17 +162,6 @@ def test_a_visible_difference_is_the_textbooks() -> None:
     assert math.log1p(visible) == pytest.approx(0.53, abs=0.01)
     assert estimate.chance_to_see(math.exp(0.53)) == pytest.approx(0.8, abs=0.01)
     assert estimate.chance_to_see(1.0) == pytest.approx(0.05)
-
-
-def test_the_promised_power_is_what_simulation_finds() -> None:
-    """One run of 20 prompts; over 2000 simulated measurements, a standard error of 1 %."""
-    rng = np.random.default_rng(1)
-    found = 0
-    for _ in range(2000):
-        times = 1.05 * np.exp(rng.normal(-(0.08**2) / 2, 0.08, (1, 20)))
-        found += ratio_over_runs(times, np.ones((1, 20))).interval().excludes(1)
-    known = RatioEstimate(0.0, 20, 0.08**2 / 20)
-    assert found / 2000 == pytest.approx(known.chance_to_see(1.05), abs=0.04)
 
 
 def test_without_an_interval_nothing_is_promised() -> None:
