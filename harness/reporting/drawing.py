@@ -11,7 +11,8 @@ import logging
 import re
 import textwrap
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -68,21 +69,11 @@ def as_svgs(
     Args:
         with_title: for files of their own: the title is part of the picture, on white.
     """
-    # The first figure ever drawn on a machine makes matplotlib list its fonts, and log that.
-    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     drawn = {}
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        # The browser has the letters that are missing in matplotlib's font.
-        warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
-        # Intervals of few prompts may be so wide that their labels leave no room.
-        warnings.filterwarnings("ignore", message="constrained_layout not applied")
-        # A user's own matplotlibrc is for other pictures.
-        matplotlib.rcdefaults()
-        matplotlib.style.use(Path(__file__).with_suffix(".mplstyle"))
+    with _own_style():
         for name, plots in make().items():
-            for title, figure in plots if with_title else ():
-                figure.axes[0].set_title(wrapped(title))
-                figure.set_facecolor("white")
+            for plot in plots if with_title else ():
+                _set_title(plot)
             svgs = [_svg(f"{name}-{index}", plot.figure) for index, plot in enumerate(plots, 1)]
             drawn[name] = [(plot.title, svg) for plot, svg in zip(plots, svgs, strict=True)]
     return {name: plots for name, plots in drawn.items() if plots}
@@ -169,18 +160,35 @@ def picture(make: Callable[[], Plot], form: str) -> bytes:
     Args:
         form: `svg` or `png`.
     """
-    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     buffer = io.BytesIO()
+    with _own_style():
+        plot = make()
+        _set_title(plot)
+        no_metadata = dict.fromkeys(("Date", "Creator")) if form == "svg" else None
+        plot.figure.savefig(buffer, format=form, dpi=_DOTS_PER_INCH, metadata=no_metadata)
+    return buffer.getvalue()
+
+
+@contextmanager
+def _own_style() -> Iterator[None]:
+    """The style of `drawing.mplstyle` within the block, whatever style the user has."""
+    # The first figure ever drawn on a machine makes matplotlib list its fonts, and log that.
+    logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
     with matplotlib.rc_context(), warnings.catch_warnings():
+        # The browser has the letters that are missing in matplotlib's font.
         warnings.filterwarnings("ignore", message="Glyph", category=UserWarning)
+        # Intervals of few prompts may be so wide that their labels leave no room.
+        warnings.filterwarnings("ignore", message="constrained_layout not applied")
+        # A user's own matplotlibrc is for other pictures.
         matplotlib.rcdefaults()
         matplotlib.style.use(Path(__file__).with_suffix(".mplstyle"))
-        title, figure = make()
-        figure.axes[0].set_title(wrapped(title))
-        figure.set_facecolor("white")
-        no_metadata = dict.fromkeys(("Date", "Creator")) if form == "svg" else None
-        figure.savefig(buffer, format=form, dpi=_DOTS_PER_INCH, metadata=no_metadata)
-    return buffer.getvalue()
+        yield
+
+
+def _set_title(plot: Plot) -> None:
+    """Make the title part of a picture that stands alone, on white."""
+    plot.figure.axes[0].set_title(wrapped(plot.title))
+    plot.figure.set_facecolor("white")
 
 
 def wrapped(label: str) -> str:

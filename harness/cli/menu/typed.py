@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import glob
 import operator
 import os
 import re
@@ -200,7 +199,6 @@ def _readable(argument: str) -> str:
     """An argument with quotes around what Hydra would misread.
 
     prompt=Once, there           prompt='Once, there'
-    draft=./step_*               draft=./step_2,./step_10: the paths that match, by their numbers
     results.file=~/a,b.csv       results.file='/home/me/a,b.csv'
     model=./mödel,7B             model='./mödel',7B
     decoding.top_p=0.9           the same: what Hydra can read stays
@@ -214,10 +212,6 @@ def _readable(argument: str) -> str:
         return argument
     if name == "prompt":
         return f"prompt={in_quotes(literal(value))}"
-    if name in ("model", "draft") and "*" in value:
-        matching = sorted(glob.glob(os.path.expanduser(value)), key=_by_numbers)
-        value = ",".join(matching) or value
-        argument = f"{key}={value}"
     # A comma divides values, unless all of it is one path.
     path = os.path.expanduser(value)
     if "," in value and (name in _PATHS or os.path.exists(path)):
@@ -234,12 +228,6 @@ def _readable(argument: str) -> str:
         part if isinstance(_parsed(f"{key}={part}"), str) else in_quotes(part) for part in parts
     ]
     return f"{key}={','.join(quoted)}"
-
-
-def _by_numbers(path: str) -> list[tuple[int, str]]:
-    """`step_2` before `step_10`."""
-    parts = re.split(r"(\d+)", path)
-    return [(int(part), "") if part.isdecimal() else (0, part) for part in parts]
 
 
 def _parsed(argument: str) -> Any:

@@ -119,16 +119,6 @@ def test_several_paths_are_a_sweep_and_a_comma_in_one_that_exists_is_none(
     assert value_of("hydra.run.dir=ä,${now:%Y}") == "ä,${now:%Y}"
 
 
-def test_a_star_stands_for_the_paths_that_match_by_their_numbers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for step in (1, 2, 10):
-        Path(f"step_{step}").mkdir()
-    assert overrides("draft=./step_*") == ["draft=./step_1,./step_2,./step_10"]
-    assert overrides("model=./stop_*") == ["model=./stop_*"]
-
-
 @pytest.mark.parametrize(
     ("given", "expected"),
     [
