@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 import operator
@@ -26,6 +25,7 @@ from harness.commands.command import Command
 from harness.commands.registry import configured, row_kinds
 from harness.config.amounts import counted
 from harness.config.errors import RunError
+from harness.config.run import MOST_REPEATS
 from harness.results.files import append_rows, as_csv, read_kind, rows_in
 from harness.results.locked_files import locked, replace_file
 from harness.results.schema import RunRow
@@ -57,11 +57,8 @@ class Manifest:
     details: bool = False
 
     @property
-    def names(self) -> list[str]:
-        """The settings in which each job of a round differs from others, in the order of the jobs' numbers."""
-        own = {setting: values for setting, values in self.choices.items() if setting != _ROUND}
-        typed = [[f"{setting}={value}" for value in values] for setting, values in own.items()]
-        return [" ".join(settings) for settings in itertools.product(*typed)]
+    def jobs_per_round(self) -> int:
+        return self.num_jobs // len(self.choices.get(_ROUND, [""]))
 
     @classmethod
     def read(cls, directory: Path) -> Manifest:
@@ -140,8 +137,8 @@ class SweepFile:
 
 
 def append_summaries(sweep: Path, rows: Sequence[RunRow]) -> None:
-    """Append rows that pool several jobs to the sweep's file, and to the one that collects all runs; a sweep that goes
-    on finds those of the same jobs there.
+    """Append rows that pool several jobs to the sweep's file, and to the one that collects all runs. In a sweep that is
+    resumed, those that a file has already are not appended again.
     """
     if not rows:
         return
@@ -224,9 +221,11 @@ def collects_in(directory: Path, kind: type[RunRow], collecting_file: object) ->
 def round_overrides(command: str, settings: Sequence[str]) -> list[str]:
     """Overrides that make a sweep of several rounds: `["repeat=1,2,3"]` for repeats=3, [] for a single round."""
     matches = [re.fullmatch(r"\+*repeats=(\d+)", setting) for setting in settings]
-    *_, repeats = [1, *(int(match[1]) for match in matches if match)]
+    typed = [int(match[1]) for match in matches if match]
+    # The last one counts.
+    repeats = typed[-1] if typed else 1
     # A larger number is not made into a sweep: the settings refuse it.
-    is_repeated = 1 < repeats <= 1000
+    is_repeated = 1 < repeats <= MOST_REPEATS
     if not configured(command).repeats or not is_repeated:
         return []
     return [f"{_ROUND}={','.join(map(str, range(1, repeats + 1)))}"]

@@ -30,7 +30,7 @@ def pool(sweep: Path, rows: Sequence[RunRow]) -> list[list[ComparedRow]]:
     Returns:
         The pooled rows, one list for each job of a round that succeeded at least twice.
     """
-    jobs_per_round = len(Manifest.read(sweep).names)
+    jobs_per_round = Manifest.read(sweep).jobs_per_round
     compared = [row for row in rows if isinstance(row, ComparedRow)]
     runs = grouped(compared, lambda row: int(row.job or 0))
     pooled = []

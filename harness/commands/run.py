@@ -87,6 +87,7 @@ def run_command(
         if page is not None:
             _print(page, saved, details=settings.results.details)
         if unwritten:
+            # A disk that is full is worse news than what ended the run, which is its context.
             raise unwritten[0]
     experiment.judge(rows)
     # Some commands have written rows while they measured.
@@ -96,13 +97,12 @@ def run_command(
 def _rows(command: str, experiment: Experiment[Any, Any], session: Session) -> Sequence[RunRow]:
     """The rows of a run, however it ended."""
     try:
-        rows: Sequence[RunRow] = experiment.rows(session)
+        return experiment.rows(session)
     except Exception:
         if session.error is None:
             raise
-        # Half a measurement may make no rows. Those of none say what ended it.
-        rows = measurement(command).begin(session.original_settings).rows(session)
-    return rows
+        # Half a measurement may make no rows. Those of one that has not begun still say what ended it.
+        return measurement(command).begin(session.original_settings).rows(session)
 
 
 def _write(
@@ -138,12 +138,17 @@ def _print(page: Page, saved: str | None, *, details: bool) -> None:
     try:
         print_document(in_full(page) if details else in_short(page))
     finally:
-        # Two paths, a line each where one has no room for both.
-        where = textwrap.TextWrapper(
-            80, subsequent_indent=" " * 9, break_long_words=False, break_on_hyphens=False
-        )
         if saved is not None:
-            say(where.fill(saved))
+            # Two paths, on two lines where one line is too short.
+            say(
+                textwrap.fill(
+                    saved,
+                    80,
+                    subsequent_indent=" " * 9,
+                    break_long_words=False,
+                    break_on_hyphens=False,
+                )
+            )
 
 
 def record_failure(

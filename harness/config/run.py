@@ -25,6 +25,8 @@ RunnerName = Literal["auto", "eager", "static", "compiled"]
 ChatTemplate = Literal["auto", "always", "never"]
 
 _LOCAL = EngineSettings()
+# Of `repeats`.
+MOST_REPEATS = 1000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +158,8 @@ class RepeatedSettings(RunSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.repeats <= 1000, "repeats", "must be at most 1000", self.repeats)
+        rule = f"must be at most {MOST_REPEATS}"
+        require(self.repeats <= MOST_REPEATS, "repeats", rule, self.repeats)
         require_at_least(self, repeats=1, repeat=1)
 
     @property

@@ -22,7 +22,6 @@ from harness.commands.command import ConfiguredCommand
 from harness.config.errors import SettingError, as_typed
 from harness.config.machine import terminal_width
 from harness.config.methods import METHODS
-from harness.config.run import RunSettings
 from harness.engines.registry import ENGINES
 
 _NAME_WIDTH = 28
@@ -91,7 +90,7 @@ def _sections(
     drafts = {name: record.summary for name, record in METHODS.all().items() if record.named}
     drafts = {"none": "the model alone", **drafts}
     engines = {name: record.summary for name, record in ENGINES.all().items()}
-    common, own = documentation.of_command(command.settings or RunSettings)
+    common, own = documentation.of_command(command.settings)
     sections = {
         "presets": presets,
         "drafts": [Setting(f"draft={name}", summary) for name, summary in drafts.items()],
@@ -192,8 +191,8 @@ def _examples(command: ConfiguredCommand[Any]) -> str:
         if len(beside) <= width:
             lines.append(beside)
             continue
-        typed = textwrap.wrap(line, width - 2, break_on_hyphens=False, subsequent_indent="      ")
-        lines.append(" \\\n".join(typed))
+        wrapped = textwrap.wrap(line, width - 2, break_on_hyphens=False, subsequent_indent="      ")
+        lines.append(" \\\n".join(wrapped))
         lines.append(f"      {meaning}")
     return "\n".join(lines)
 

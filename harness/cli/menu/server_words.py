@@ -33,12 +33,13 @@ def server_settings(
     typed = {setting.partition("=")[0].lstrip("+"): setting for setting in settings}
     engine = typed.get("engine", "engine=server")
     has_address = "engine.url" in typed and engine == "engine=server"
+    # An experiment names its own engine and model.
     if not servers and (not has_address or "experiment" in typed):
         return []
     added = ["engine=server", *([] if typed.keys() & {"model", "pair"} else ["model=served"])]
     if not servers:
         return added
-    if not all(map(any, servers)):
+    if not all(any(server) for server in servers):
         rule = "is followed by the command of a server, and a second -- by another one to compare"
         raise SettingError("--", f"{rule}: harness {command} -- llama-server -m MODEL.gguf ...")
     words = [word for server in servers for word in server]
@@ -50,8 +51,9 @@ def server_settings(
             names[name] = name.removeprefix("engine.vary.")
     judges_draft = configured(command).settings.JUDGES_DRAFT
     for setting, name in names.items():
-        # A command that judges drafts drafts here too, with the weights that draft= names.
-        is_used = judges_draft or any(f"{{{name}}}" in word for word in words)
+        # Such a command drafts on this machine too, so that K has an effect without {K}.
+        has_effect_here = judges_draft and name == "K"
+        is_used = has_effect_here or any(f"{{{name}}}" in word for word in words)
         if setting in typed and not is_used:
             value = typed[setting].partition("=")[2]
             rule = f"the command behind -- has no {{{name}}}, in the place of which it would be filled in"

@@ -30,8 +30,8 @@ class MapSettings(PromptedSettings):
         contexts: lengths of the prompts in tokens, to which texts of the set are cut; none takes the prompts as they
             are.
         draft_tokens: the K of the grid; None is 1, 3 and 5, or a server's own K, as far as it reports it.
-        num_prompts: how many prompts a cell measures at least, in whole batches; always so many that there are 8
-            batches, which an interval needs. Those of a smaller set are asked again, in another order.
+        num_prompts: how many prompts a cell measures at least, in whole batches; never fewer than 8 batches, the
+            least for an interval. Those of a smaller set are asked again, in another order.
         num_warmup: batches that every arm decodes first and that are not counted.
     """
 
@@ -69,7 +69,7 @@ class MapSettings(PromptedSettings):
         rule = f"must be [1] with engine={name}, which takes one prompt at a time"
         one_by_one = engine.takes_batches or self.batch_sizes == (1,)
         require(one_by_one, "batch_sizes", rule, self.batch_sizes)
-        rule = f"must be null with engine={name}, unless a command behind -- has {{K}}: a server drafts with its own"
+        rule = f"must be null with engine={name}, unless a command behind -- has {{K}}: a server drafts with its own K"
         numbers = self.draft_tokens
         takes_k = engine.computes_here or self.engine.fills_in_k
         require(takes_k or numbers is None, "draft_tokens", rule, numbers)
