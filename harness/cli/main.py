@@ -151,7 +151,7 @@ def run(command: str, *overrides: str, verbose: bool = False, **settings: Any) -
 def _dispatch(arguments: Sequence[str], invocation: _Invocation) -> None:
     """Run the command that is named first, or print help, the version, or completions (`-sc`)."""
     command, *others = arguments or ["help"]
-    # `help latency trees` and `latency help trees` mean `latency --help trees`; `help trees` asks the first one.
+    # `help latency presets` and `latency help presets` mean `latency --help presets`; `help presets` asks of the first.
     names = _names()
     if command in ("-h", "--help", "help") and others:
         command = others.pop(0) if others[0] in names else names[0]

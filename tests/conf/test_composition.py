@@ -27,7 +27,7 @@ from remembered_configs import remember
 
 remember()
 
-# model/ has its own test, launchers are tried in tests/sweep; hydra/ is no menu for users.
+# model/ has its own test, launchers are tried in tests/cli/test_launchers.py; hydra/ is no menu for users.
 CHOICES = [
     f"{group.name}={preset.stem}"
     for group in sorted(CONF.iterdir())
@@ -59,7 +59,7 @@ def overrides_of(command: str, words: list[str]) -> list[str]:
     words, servers = server_words.split_commands(words)
     _, settings, _ = typed.for_hydra(words, command, known)
     settings += server_words.server_settings(servers, settings, command)
-    # Launchers may not be installed; tests/sweep tries them.
+    # Launchers may not be installed; tests/cli/test_launchers.py tries them.
     own = [word for word in settings if not re.match(r"\+launcher|hydra\.", word)]
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())
     parsed = parser.parse_overrides(own)

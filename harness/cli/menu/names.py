@@ -14,7 +14,7 @@ There are configurations for
 - suffixes: `7B_8bit_4GPUs` is the preset `7B` with `quantization` and `gpus` set;
 - paths and hub repositories, which are names with a slash, and prompt files by their extension;
 - the group `draft`, which has every name of the group `model`, and further `none`, the methods
-  without weights, `early_exit_8` for the first 8 layers, and `tiny_eagle3_tree` for dynamic trees;
+  without weights, and `early_exit_8` for the first 8 layers;
 - the group `engine`: engines of this project, and `./my_engine.py:MyEngine`;
 - `command:./my_command.py:MyCommand`, a command that has no file in `conf/`;
 - `+pair=13B+7B`, a target and its draft in one word, for sweeps over chosen pairs.
