@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from harness.config.errors import RunError
-from harness.servers.identity import page_of
+from harness.servers.identity import why_not_ready
 from harness.servers.launch import Launch, StartedServer
 
 
@@ -33,7 +33,7 @@ def test_a_server_that_is_never_ready(
     log = tmp_path / "server.log"
     server = StartedServer("speculative", Launch([sys.executable, *arguments], log, 0.1))
     try:
-        while answers and page_of(server.url.removesuffix("/v1"), None) is None:
+        while answers and not why_not_ready(server.url, None):
             time.sleep(0.05)
         while written not in log.read_text():
             time.sleep(0.05)
