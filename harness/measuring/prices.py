@@ -17,14 +17,8 @@ import numpy as np
 
 from harness.config.model_names import SECOND_COMMAND
 from harness.measuring.rows import LatencyRow
-from harness.results.iteration_cost import (
-    QUEUED,
-    IterationCost,
-    Point,
-    StartNoise,
-    mean_time,
-    why_queued,
-)
+from harness.results.price.shape import Point, StartNoise
+from harness.results.price.value import QUEUED, IterationCost, mean_time, why_queued
 from harness.results.prompt_times import Unit, rows_by_unit
 from harness.results.rows.prompts import LatencyPromptRow, decoded_and_iterations
 from harness.results.runs import Run, grouped

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from harness.config.errors import SettingError
-from harness.results.iteration_cost import IterationCost
+from harness.results.price.value import IterationCost
 from harness.servers import passes
 from harness.servers.passes import WIDTHS, pass_times
 from in_process import Harness, only

@@ -38,8 +38,8 @@ from harness.measuring.rows import LatencyRow
 from harness.measuring.session import Session
 from harness.reporting.optional_plots import drawn_files
 from harness.reporting.table import Table
-from harness.results.iteration_cost import IterationCost
 from harness.results.locked_files import replace_file
+from harness.results.price.value import IterationCost
 from harness.results.rows.acceptance import (
     PARTS_FILE,
     TEXTS_FILE,
@@ -402,7 +402,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
             figures |= iterations.expected_acceptance(cuts, number)
             if number in self.costs.ks():
                 figures["expected_speedup"] = self.costs.speedup(tokens, number)
-                figures["iteration_cost"] = self.costs.steps_at(number).estimate
+                figures["iteration_cost"] = self.costs.point(number).steps.estimate
                 figures["cost_source"] = self._cost_source()
             if number == self.served_k:
                 figures |= self.health
@@ -429,7 +429,7 @@ class AcceptanceOfTexts(Experiment[AcceptanceSettings, AcceptanceRow]):
 
 def _steps(costs: IterationCost, most: int) -> list[float]:
     """Of each K from 1; nan where it is not known."""
-    return [costs.steps_at(number).estimate for number in range(1, most + 1)]
+    return [costs.point(number).steps.estimate for number in range(1, most + 1)]
 
 
 def _of_one_answer(prompt: Prompt, asked: Sequence[int], answer: Sequence[int]) -> Reading:
