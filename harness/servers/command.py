@@ -30,6 +30,8 @@ _REFUSED_OF_CONTAINERS = {
 }
 # Their flags before a variable.
 _OF_CONTAINERS = ("-e", "--env")
+# How programs are started that are not known: nothing in their commands means anything here.
+_UNKNOWN = Startup(programs=(), address=(), model=(), served_name=())
 _BOTH = "harness latency -- COMMAND -- COMMAND compares any two commands"
 
 
@@ -65,10 +67,8 @@ class ServerCommand:
 
     @property
     def startup(self) -> Startup:
-        """How its kind of server is started."""
-        assert self.dialect is not None
-        assert self.dialect.startup is not None
-        return self.dialect.startup
+        """How its kind of server is started; without any flag where that is not known."""
+        return (self.dialect and self.dialect.startup) or _UNKNOWN
 
     @property
     def program(self) -> str:
@@ -259,11 +259,11 @@ class ServerCommand:
             SettingError: it cannot be told where the port goes, or a flag rules the measurement out.
         """
         has_port = any("{port}" in word for word in self.words)
-        refused = {} if self.dialect is None else self.startup.refused
+        startup = self.startup
         for word in self.words[self.start :]:
             name = word.partition("=")[0].replace("_", "-")
-            if name in refused:
-                raise SettingError(SETTING, f"{name}: {refused[name]}")
+            if name in startup.refused:
+                raise SettingError(SETTING, f"{name}: {startup.refused[name]}")
         if self.dialect is None:
             if has_port:
                 return self
@@ -272,7 +272,6 @@ class ServerCommand:
             rule = f"{self.program} is no server that is known here{known}"
             advice = "of any other program write {port} where its port goes"
             raise SettingError(SETTING, f"{rule}; {advice}")
-        startup = self.startup
         # What is added below must not pass for a value that is missing.
         self.flags([*startup.speculation, *startup.model, *startup.address])
         command = self
@@ -295,15 +294,14 @@ class ServerCommand:
 
     def beside_another(self) -> ServerCommand:
         """The command as it is started on a CPU where another server runs."""
-        if self.dialect is None:
-            return self
         typed = " ".join(self.words[: self.start])
         missing = [
             variable
             for variable in self.startup.beside_another
             if (name := variable.partition("=")[0]) not in os.environ and f"{name}=" not in typed
         ]
-        return _divided(["env", *missing, *self.words], [self.dialect]) if missing else self
+        before = ("env", *missing) if missing else ()
+        return replace(self, words=(*before, *self.words), start=len(before) + self.start)
 
     def _with_defaults(self, flag: Sequence[str]) -> ServerCommand:
         """The command with this flag, unless it has it."""

@@ -292,7 +292,7 @@ class ServerArm(Arm):
     def launch(self) -> None:
         """Start the server, if it is one that is started here."""
         if self.served.launch is not None:
-            self._started = StartedServer(self.served.label or self.name, self.served.launch)
+            self._started = StartedServer(self.served.launch)
             self._url = self._started.url
 
     @property
@@ -319,12 +319,14 @@ class ServerArm(Arm):
             self._started.wait_until_ready(engine.say, engine.key)
         report = server_report(url, engine.key)
         served = self.served
+        command = served.command
         place = served.setting if self._started else f"{served.setting}={url}"
+        typed_model = None if command is None else command.model
         model = choose_model(
             report,
             opening.settings.model,
             served.model,
-            served.typed_model,
+            typed_model,
             served.model_setting,
             place,
         )
@@ -334,7 +336,8 @@ class ServerArm(Arm):
             context = f"{place} has a context of {model.context} tokens"
             rule = f"leaves too little room: {context}, and a prompt has {opening.longest_prompt}"
             raise SettingError("decoding.max_new_tokens", rule, max_new_tokens)
-        self.dialect = dialect_of(model.owner or served.dialect, self._settings.dialect)
+        typed_dialect = (command and command.dialect) or UNKNOWN
+        self.dialect = dialect_of(model.owner or typed_dialect.name, self._settings.dialect)
         self.server = (report and self.dialect.named(report.about)) or None
         self.model = model
 
