@@ -8,7 +8,7 @@ and help are known without it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar, cast
 
@@ -105,6 +105,23 @@ class ServerIdentity:
     started: str | None
 
 
+@dataclass(frozen=True)
+class Elsewhere:
+    """The servers of a run, which are part of what is measured.
+
+    Attributes:
+        servers: those that run already, as they describe themselves now.
+        answers: whether each of these did.
+        commands: of those that are started, each as its words: the files that they name count, too.
+        variables: of the environment, which say how such servers run and on which devices, without keys.
+    """
+
+    servers: Sequence[ServerIdentity] = ()
+    answers: bool = True
+    commands: Sequence[Sequence[str]] = ()
+    variables: Mapping[str, str] = field(default_factory=dict)
+
+
 class EngineRecord(RecordWithSettings, Abilities, Generic[OwnSettings]):
     """One engine, with the class of its settings.
 
@@ -167,22 +184,9 @@ class EngineRecord(RecordWithSettings, Abilities, Generic[OwnSettings]):
             instead = "; servers need none of them: harness latency -- llama-server ..."
             require_local("engine", self.name, instead)
 
-    def identities(self, run: RunSettings) -> Sequence[ServerIdentity] | None:
-        """The servers that run already as they describe themselves now; None where one does not answer.
-
-        Who they are is part of what is measured.
-        """
-        return []
-
-    def variables(self, environment: Mapping[str, str]) -> dict[str, str]:
-        """The variables of an environment that say how servers run and on which devices, without keys."""
-        return {}
-
-    def commands(self, run: RunSettings) -> Sequence[Sequence[str]]:
-        """The commands of the servers that it starts, each as its words: the files that they name are part of what is
-        measured.
-        """
-        return []
+    def elsewhere(self, run: RunSettings) -> Elsewhere:
+        """Who answers a run outside of this process, as far as that decides what is measured."""
+        return Elsewhere()
 
     def columns(self, run: RunSettings) -> Mapping[str, Any]:
         """Columns about the pair that are known of an engine that does not load it, such as K in a server's command."""
