@@ -237,9 +237,6 @@ class Session:
         batch_size: int,
         prompt_tokens: int,
         new_tokens: int | None = None,
-        *,
-        rows_setting: str = "batch_size",
-        tokens_setting: str = "decoding.max_new_tokens",
     ) -> PlacedPair | None:
         """Place the pair with its caches, and say where; write `environment.json`.
 
@@ -249,8 +246,6 @@ class Session:
             batch_size: rows that are decoded together.
             prompt_tokens: the most tokens of a prompt.
             new_tokens: the most that follow; `decoding.max_new_tokens` by default.
-            rows_setting, tokens_setting: the settings of `batch_size` and `new_tokens`, which
-                advice names.
 
         Raises:
             RunError: the pair does not fit.
@@ -267,8 +262,6 @@ class Session:
                 new_tokens or settings.decoding.max_new_tokens,
                 num_draft_tokens=settings.most_draft_tokens,
                 runner=settings.runner,
-                rows_setting=rows_setting,
-                tokens_setting=tokens_setting,
             )
             # The first demand of a run is its largest.
             if self.placed is None:

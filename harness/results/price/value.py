@@ -110,9 +110,9 @@ class IterationCost:
         return cls(tuple(points), source)
 
     @classmethod
-    def of_steps(cls, steps: Mapping[int, float], source: str, rows: int = 1) -> IterationCost:
+    def of_steps(cls, steps: Mapping[int, float], source: str) -> IterationCost:
         """From bytes: what an iteration of each K reads, in regular steps. It is a bound, without milliseconds."""
-        points = [Point(k + 1, rows, Interval(), Interval(cost)) for k, cost in steps.items()]
+        points = [Point(k + 1, 1, Interval(), Interval(cost)) for k, cost in steps.items()]
         return cls(tuple(points), source)
 
     @property
