@@ -84,12 +84,6 @@ class Opening(Preparation):
     load: Callable[[], Pair]
     directory: Path = Path()
 
-    @property
-    def context(self) -> int:
-        """The most tokens of a prompt with its answer and what is drafted beyond it."""
-        new_tokens = self.decoding.max_new_tokens + self.settings.most_draft_tokens + 1
-        return self.longest_prompt + new_tokens
-
 
 @dataclass(frozen=True)
 class ServerIdentity:

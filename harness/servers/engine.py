@@ -186,7 +186,7 @@ class ServerEngine(Engine):
 
     def make_ready(self, arm: ServerArm) -> None:
         """Start the server of an arm if it does not run; where only one may, the others end."""
-        if not arm.is_connected:
+        if arm.client is None:
             self._stop()
             self._start(arm)
 
@@ -251,8 +251,7 @@ class ServerArm(Arm):
 
     Attributes:
         was_asked: whether it got a question since it was connected.
-        is_connected: whether it is known to answer, and how it is asked.
-        client: of its API; None while there is no connection.
+        client: of its API; None while it is not known to answer, nor how it is asked.
         requests: records of the last ones.
         drafts: whether it speculates, as far as it shows before it is measured.
 
@@ -271,7 +270,6 @@ class ServerArm(Arm):
         self.name = served.name
         self.served = served
         self.model: ServedModel | None = None
-        self.is_connected = False
         self.was_asked = False
         self.client: httpx2.AsyncClient | None = None
         self.requests: Sequence[RequestRecord] = ()
@@ -286,7 +284,7 @@ class ServerArm(Arm):
 
     def renew_salts(self) -> None:
         """Take no answer to an earlier question from the server's prefix cache."""
-        if self.is_connected:
+        if self.client is not None:
             self.form = dataclasses.replace(self.form, salt=new_salt())
 
     def launch(self) -> None:
@@ -358,11 +356,9 @@ class ServerArm(Arm):
         except RunError as error:
             ended = self._started.why_ended() if self._started else None
             raise RunError(ended or str(error)) from error
-        self.is_connected = True
 
     def stop(self) -> None:
         """Close connections, and end the server if it was started here."""
-        self.is_connected = False
         self.was_asked = False
         if self.client is not None:
             asyncio.run_coroutine_threadsafe(self.client.aclose(), self._engine.loop).result()

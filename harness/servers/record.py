@@ -12,7 +12,7 @@ from harness.config.model_names import SERVED
 from harness.config.settings import api_key, require
 from harness.config.synthetic import marginal_rates
 from harness.engines.record import Elsewhere, EngineRecord, Opening
-from harness.servers.dialects import DIALECTS
+from harness.servers.dialects import startups
 from harness.servers.identity import server_report
 from harness.servers.settings import ServerSettings
 from harness.servers.started import commands_of, labelled, start
@@ -125,10 +125,7 @@ class Server(EngineRecord[ServerSettings]):
 
 def _variables() -> dict[str, str]:
     """The variables of the environment by which servers run as they do, without keys."""
-    startups = [
-        dialect.startup for dialect in DIALECTS.all().values() if dialect.startup is not None
-    ]
-    beginnings = (*_OF_DEVICES, *(name for startup in startups for name in startup.environment))
+    beginnings = (*_OF_DEVICES, *(name for startup in startups() for name in startup.environment))
     return {
         name: value
         for name, value in os.environ.items()
