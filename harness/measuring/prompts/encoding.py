@@ -19,9 +19,9 @@ from harness.engines.text_tokenizer import TextTokenizer
 from harness.engines.tokenizer import Tokenizer
 from harness.measuring.progress import note, say
 from harness.measuring.prompts.chat_templates import Template
-from harness.measuring.prompts.prompt_files import fetched_commit
 from harness.measuring.prompts.sets import Prompt, PromptSet, lines_in_words
 from harness.measuring.prompts.transcripts import Reading, readings_of
+from harness.results.weights import hub_commit
 
 # Tokens by which an answer may grow when its text is encoded again as part of the next prompt.
 _MARGIN = 8
@@ -264,7 +264,7 @@ def origin(settings: PromptSettings) -> str | None:
     parts = []
     if settings.repository is not None:
         revision = settings.revision or "its main branch"
-        commit = fetched_commit(settings)
+        commit = hub_commit(settings.repository, settings.revision, "dataset")
         if commit not in (None, settings.revision):
             revision += f" as last fetched (commit {commit[:12]})"
         parts.append(f"from {settings.repository} on the hub, at {revision}")

@@ -51,11 +51,16 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
     repository = settings.repository
     revision = settings.revision
     assert repository is not None
-    cached = _cached(settings, file)
-    if cached is not None:
-        return cached
+    if not is_installed("huggingface_hub"):
+        rule = f"is on the hub, and huggingface_hub is not installed: {INSTALL_LOCAL}"
+        raise SettingError("prompts", rule, settings.name)
     import huggingface_hub
 
+    cached = huggingface_hub.try_to_load_from_cache(
+        repository, file, revision=revision, repo_type="dataset"
+    )
+    if isinstance(cached, str):
+        return Path(cached)
     try:
         # Raises within seconds if the hub refuses or is out of reach: the download would try for
         # half a minute.
@@ -72,31 +77,6 @@ def _fetched(settings: PromptSettings, file: str) -> Path:
         error = explain(exception, "prompts", place, "dataset")
         raise error or RunError(f"prompts: {first_line(exception)}") from exception
     return Path(path)
-
-
-def _cached(settings: PromptSettings, file: str) -> Path | None:
-    """A file of a set on the hub as it was last fetched; None if it never was."""
-    assert settings.repository is not None
-    if not is_installed("huggingface_hub"):
-        rule = f"is on the hub, and huggingface_hub is not installed: {INSTALL_LOCAL}"
-        raise SettingError("prompts", rule, settings.name)
-    from huggingface_hub import try_to_load_from_cache
-
-    path = try_to_load_from_cache(
-        settings.repository, file, revision=settings.revision, repo_type="dataset"
-    )
-    return Path(path) if isinstance(path, str) else None
-
-
-def fetched_commit(settings: PromptSettings) -> str | None:
-    """The commit at which a set on the hub was fetched; None for one that never was."""
-    file = settings.files[0]
-    cached = _cached(settings, file)
-    if cached is None:
-        return None
-    # The cache has it as snapshots/COMMIT/FILE.
-    num_parts = len(Path(file).parts)
-    return cached.parents[num_parts - 1].name
 
 
 def read_rows(path: Path, source: str | None = None) -> Iterator[NumberedRow]:
