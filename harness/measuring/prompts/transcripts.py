@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import takewhile
+from os.path import commonprefix
 
 from harness.config.errors import SettingError
 from harness.engines.chat import Chat
@@ -124,8 +124,7 @@ def _texts(
             # The prompt ends with an empty thought that the message lacks. The answer begins where prompt, text and a
             # text with another answer part. Without the third one, the "<" of "<html>" would be that of "<think>".
             other = template.text(Chat((*asked.messages, _OTHER_ANSWER), chat.tools), asks=False)
-            characters = zip(before, after, other, strict=False)
-            begin = len(list(takewhile(lambda three: len(set(three)) == 1, characters)))
+            begin = len(commonprefix([before, after, other]))  # noqa: RUF071
             where = f"message {place + 1} of line {prompt.line}"
             if begin < len(template.text(asked, asks=False).rstrip()):
                 rule = f"this model's template hides the answer in {where}"
