@@ -41,12 +41,12 @@ class Flag:
 
     Attributes:
         name: as the tables have it; the entry of a JSON flag is `--speculative-config.method`.
-        value: None for a switch.
+        value: empty for a switch.
         first, last: places of its words in the command, the last one excluded.
     """
 
     name: str
-    value: str | None
+    value: str
     first: int
     last: int
 
@@ -97,17 +97,13 @@ class ServerCommand:
             following = index + 1
             if name is not None:
                 is_switch = name.partition(".")[0] in startup.switches
-                if equals and startup.argparse:
-                    found.append(Flag(name, value, index, following))
-                elif is_switch:
-                    found.append(Flag(name, None, index, following))
-                else:
+                if not (is_switch or (equals and startup.argparse)):
                     value = self.words[following] if following < len(self.words) else ""
                     # `-draft` takes a line of flags.
                     if not value or (value.startswith("--") and " " not in value):
                         raise SettingError(SETTING, f"{typed} needs a value behind it")
                     following += 1
-                    found.append(Flag(name, value, index, following))
+                found.append(Flag(name, value, index, following))
             index = following
         return found
 
@@ -121,15 +117,15 @@ class ServerCommand:
         for flag in self.flags(list(roots)):
             root, dot, key = flag.name.partition(".")
             if root not in json_flags:
-                values[flag.name] = flag.value or ""
+                values[flag.name] = flag.value
             elif dot:
-                values[f"{json_flags[0]}.{key}"] = flag.value or ""
+                values[f"{json_flags[0]}.{key}"] = flag.value
             else:
-                values[root] = flag.value or ""
+                values[root] = flag.value
                 try:
                     entries = json.loads(flag.value or "{}")
                 except ValueError as error:
-                    raise SettingError(SETTING, f"{flag.name} must be JSON ({error})") from error
+                    raise SettingError(SETTING, f"{root} must be JSON ({error})") from error
                 if isinstance(entries, dict):
                     for key, value in entries.items():
                         values[f"{json_flags[0]}.{key}"] = str(value)
