@@ -126,8 +126,7 @@ class ServerEngine(Engine):
         self.loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self.loop.run_forever, name="requests", daemon=True)
         self._thread.start()
-        self._servers = [ServerArm(self, one) for one in served]
-        self.arms: list[ServerArm] = list(self._servers)
+        self.arms: list[ServerArm] = [ServerArm(self, one) for one in served]
         # Whether only one of them runs at a time.
         self._one_at_a_time = num_blocks > 0
         if num_blocks:
@@ -147,17 +146,16 @@ class ServerEngine(Engine):
         """
         started = time.perf_counter()
         try:
-            self._start(self._servers[0])
+            self._start(self.arms[0])
         except RunError as error:
-            failed = [server for server in self._servers if server.ended is not None]
-            if not blocks_if_needed or len(self._servers) < 2 or len(failed) != 1:
-                raise
-            if not failed[0].may_fit_alone:
+            failed = [arm for arm in self.arms if arm.ended is not None]
+            is_one_of_two = len(self.arms) == 2 and len(failed) == 1
+            if not (blocks_if_needed and is_one_of_two and failed[0].may_fit_alone):
                 raise
             self.say(f"{error}: it is started once more, alone")
             self._stop()
-            for server in self._servers:
-                server.model = None
+            for arm in self.arms:
+                arm.model = None
             self._one_at_a_time = True
             self.blocks = Blocks(blocks_if_needed, self._leave_alone)
             started = time.perf_counter()
@@ -174,7 +172,7 @@ class ServerEngine(Engine):
                     f" {(num_starts - 1) * self.setup_seconds:.0f} s more (engine.blocks=0 starts them once)"
                 )
         else:
-            number = self.blocks.number * len(self._servers)
+            number = self.blocks.number * len(self.arms)
             minutes = number * self.setup_seconds / 60
             duration = f"about {minutes:.0f} min" if minutes >= 1 else "less than a minute"
             # Such a run ends as soon as its interval is narrow enough.
@@ -192,15 +190,15 @@ class ServerEngine(Engine):
 
     def _start(self, arm: ServerArm) -> None:
         """Start and connect the servers that run while this arm is asked, and describe all that are known by now."""
-        together = [arm] if self._one_at_a_time else self._servers
+        together = [arm] if self._one_at_a_time else self.arms
         for server in together:
             server.launch()
         for server in together:
             server.identify()
         # With blocks, the server of one arm alone is known at first.
-        identified = [server for server in self._servers if server.model is not None]
+        identified = [server for server in self.arms if server.model is not None]
         models = [server.model for server in identified if server.model is not None]
-        if all(server.served.model is None for server in self._servers):
+        if all(server.served.model is None for server in self.arms):
             check_same_weights(models)
         for server in together:
             server.connect()
@@ -212,17 +210,17 @@ class ServerEngine(Engine):
 
     def _leave_alone(self, arm: Arm) -> None:
         """End the other servers, and this one if it has answered, which its next question starts again."""
-        for other in self._servers:
+        for other in self.arms:
             if other is not arm or other.was_asked:
                 other.stop()
 
     def _start_afresh(self, arm: Arm) -> None:
         """End both servers if this one has answered; the next question starts both again."""
-        if any(server is arm and server.was_asked for server in self._servers):
+        if any(server is arm and server.was_asked for server in self.arms):
             self._stop()
 
     def _stop(self) -> None:
-        for arm in self._servers:
+        for arm in self.arms:
             arm.stop()
 
     def goes_on(self, decoding: DecodingSettings, batch_size: int, longest_prompt: int) -> bool:
@@ -231,7 +229,7 @@ class ServerEngine(Engine):
         fits = decoding == opening.decoding and batch_size <= opening.batch_size
         fits = fits and longest_prompt <= opening.longest_prompt
         if fits:
-            for arm in self._servers:
+            for arm in self.arms:
                 arm.renew_salts()
         return fits
 
